@@ -12,7 +12,7 @@ import click
 
 from pitools import __version__
 from pitools.commands import lazy_group
-from pitools.core.errors import INTERNAL, ClusterError, PitError, UsageError, nearest
+from pitools.core.errors import INTERNAL, ClusterError, PitError, UsageError, suggest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -53,14 +53,14 @@ class Umbrella(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """As click does, but without importing any noun."""
-        return lazy_group.complete(self, ctx, incomplete, NOUNS)
+        return lazy_group.complete_group(self, ctx, incomplete, NOUNS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but naming the nearest noun."""
         if self.get_command(ctx, args[0]) is None and not (args[0].startswith("-") or ctx.resilient_parsing):
-            raise UsageError(f'no noun "{args[0]}"', hint=nearest(args[0], NOUNS))
+            raise UsageError(f'no noun "{args[0]}"', hint=suggest(args[0], NOUNS))
         return super().resolve_command(ctx, args)
 
 
@@ -157,7 +157,7 @@ def _whose(path: str) -> str:
 
 def report(name: str, error: PitError) -> None:
     """What was wrong, where, and what next, on stderr."""
-    click.echo(f"{name}: error: {error.what}", err=True)
+    click.echo(f"{name}: error: {error.message}", err=True)
     if error.where:
         click.echo(f"  where: {error.where}", err=True)
     if error.hint:

@@ -34,7 +34,7 @@ def _up(name: str) -> bool:
     conf = CLUSTERS / name / "slurm.conf"
     if not os.access(conf, os.R_OK) or conf.stat().st_uid != os.geteuid():  # another's has no account for us
         return False
-    trust.check(conf, "slurm.conf")  # sinfo loads the plugins that it names
+    trust.require_trusted(conf, "slurm.conf")  # sinfo loads the plugins that it names
     try:
         env = {**os.environ, "SLURM_CONF": str(conf)}
         return subprocess.run(["sinfo", "-h"], env=env, capture_output=True, timeout=20, check=False).returncode == 0
@@ -52,7 +52,7 @@ def dev_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir(parents=True)
     layout = Layout(root=CLUSTERS, settings=Settings())
     for cluster in layout.clusters:
-        (folder / f"{cluster.name}.toml").write_text(sites.text(layout, cluster))
+        (folder / f"{cluster.name}.toml").write_text(sites.site_file_text(layout, cluster))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder.parents[1]))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

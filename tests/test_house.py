@@ -45,8 +45,8 @@ def test_every_test_says_what_it_shows(repo: Path) -> None:
 
 
 def test_files_stay_small(repo: Path) -> None:
-    """No module of the package outgrows 400 lines: some 300 are usual, and cohesion counts for more."""
-    long = [str(path) for path in (repo / "pitools").rglob("*.py") if len(path.read_text().splitlines()) > 400]
+    """No module of the package outgrows 500 lines: some 300 are usual, and cohesion counts for more."""
+    long = [str(path) for path in (repo / "pitools").rglob("*.py") if len(path.read_text().splitlines()) > 500]
     assert not long
 
 

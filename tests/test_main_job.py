@@ -29,7 +29,7 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def losses(run_dir: str, rank: int = 0) -> list[float]:
-    return [step.loss for step in steps.read(Path(run_dir) / "attempts" / "0" / "steps" / f"{rank}.jsonl")]
+    return [step.loss for step in steps.read_step_log(Path(run_dir) / "attempts" / "0" / "steps" / f"{rank}.jsonl")]
 
 
 def example(repo: Path, framework: str, **changed: Any) -> str:
@@ -70,7 +70,7 @@ def alone(repo: Path, dataset: str, tmp_path_factory: pytest.TempPathFactory) ->
         loops[framework] = attempt, subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     assert {framework: loop.wait(200) for framework, (_, loop) in loops.items()} == {"jax": 0, "torch": 0}
     return {
-        framework: [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]
+        framework: [step.loss for step in steps.read_step_log(attempt / "steps" / "0.jsonl")]
         for framework, (attempt, _) in loops.items()
     }
 

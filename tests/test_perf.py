@@ -33,7 +33,7 @@ ENTER = """
 import pathlib, sys
 from perf.loader import loader_peers
 loader_peers.PEERS = pathlib.Path(sys.argv[1])
-loader_peers.enter()
+loader_peers.enter_peer_venv()
 """
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pitools.launch.job.hang_watch import Limits, Watch
+from pitools.launch.job.hang_watch import HangDetector, HangLimits
 from pitools.site.connect import client
-from pitools.site.load import load
+from pitools.site.load import load_site
 
 
 def recipe(repo: Path, name: str, number: int) -> tuple[str, str]:
@@ -42,7 +42,7 @@ def test_launch_here(repo: Path, tmp_path: Path) -> None:
     assert "rank 1 of 2\n" in said
     records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert [one["state"] for one in records if one["schema"] == "pit.run/1"][-2:] == ["COMPLETED"] * 2
-    assert [one["action"] for one in records if one["schema"] == "pit.resumed/1"] == ["over"]
+    assert [one["action"] for one in records if one["schema"] == "pit.resume-result/1"] == ["already_ended"]
 
 
 def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
     )
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", f"{said}\n{first}\n{each}"], env=env, check=True, timeout=60)
-    assert Watch(tmp_path / "steps", Limits(least_s=1e-9, start_s=0.0)).look() is not None
+    assert HangDetector(tmp_path / "steps", HangLimits(min_s=1e-9, start_s=0.0)).poll() is not None
 
 
 def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch
     follow(repo, tmp_path, "pitools/launch/README.md", 1)
     names = sorted(path.name for path in (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl"))
     job_id = names[0].split("_")[0]
-    client(load("alpha")).cancel([job_id])
+    client(load_site("alpha")).cancel([job_id])
     assert names == [f"{job_id}_0_submitted.pkl", f"{job_id}_1_submitted.pkl"]
 
 

@@ -2,7 +2,7 @@
 
 perf/run checkpoint_cost [--quick] [--rounds 5] [--memory /dev/shm] [--disk /var/tmp]
 
-A state of 256 MiB (64 quick) in 16 arrays, on the disk and on a tmpfs. Ours: `Guard.save`, then `wait`. Peers:
+A state of 256 MiB (64 quick) in 16 arrays, on the disk and on a tmpfs. Ours: `Checkpointer.save`, then `wait`. Peers:
 orbax's AsyncCheckpointer with `wait_until_finished`, and torch's `async_save` with its future, a stager kept from save
 to save as ours is. Each save is into a new folder, and what was saved before is removed outside the time. Both peers
 sync their files, as ours does; neither syncs folders' names, and neither can tell a flipped bit from a weight.
@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, report
-from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.checkpointer import Guard
-from pitools.core.daemon_pool import Threads
+from perf.harness.harness import Case, compare, interleave, report
+from perf.harness.workspace import arguments, print_progress, workspace
+from pitools.checkpoint.checkpointer import Checkpointer
+from pitools.core.daemon_pool import DaemonPool
 
 ARRAYS, MEBIBYTES = 16, 256
 REACH = 0.9  # at most a tenth more
@@ -78,10 +78,10 @@ def own_part(adapter: Any, clock: Clock, save: Callable[[], None]) -> Callable[[
     return instead
 
 
-def waits(clock: Clock) -> type[Threads]:
+def waits(clock: Clock) -> type[DaemonPool]:
     """A pool that notes how long its digests are waited for."""
 
-    class Noted(Threads):
+    class Noted(DaemonPool):
         def submit(self, *args: Any, **more: Any) -> Any:
             future = super().submit(*args, **more)
             result = future.result
@@ -111,11 +111,11 @@ def of_jax(home: Path, mebibytes: int, clock: Clock) -> Saves:
     import jax
     import orbax.checkpoint as ocp
 
-    from pitools.checkpoint.adapters.orbax_adapter import Orbax
+    from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 
     state = jax.device_put(values(mebibytes))
-    adapter = Orbax()
-    guard, steps = Guard(home / "ours", adapter, keep_last=99), itertools.count(1)
+    adapter = OrbaxAdapter()
+    guard, steps = Checkpointer(home / "ours", adapter, keep_last=99), itertools.count(1)
     checkpointer, numbers = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler()), itertools.count(1)
 
     def ours() -> None:
@@ -138,12 +138,12 @@ def of_torch(home: Path, mebibytes: int, clock: Clock) -> Saves:
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     from pitools.checkpoint.adapters import dcp_files
-    from pitools.checkpoint.adapters.dcp_adapter import Dcp
+    from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
-    dcp_files.Threads = waits(clock)  # type: ignore[misc,attr-defined]
+    dcp_files.DaemonPool = waits(clock)  # type: ignore[misc,attr-defined]
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
-    adapter = Dcp()
-    guard, steps, numbers = Guard(home / "ours", adapter, keep_last=99), itertools.count(1), itertools.count(1)
+    adapter = DcpAdapter()
+    guard, steps, numbers = Checkpointer(home / "ours", adapter, keep_last=99), itertools.count(1), itertools.count(1)
     options = StagingOptions(
         use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
     )
@@ -177,11 +177,11 @@ def measure(framework: str, where: str, home: Path, mebibytes: int, rounds: int)
 
     clock = Clock()
     saves = (of_jax if framework == "orbax-checkpoint" else of_torch)(home, mebibytes, clock)
-    total = in_turn(rounds, saves, setting=cleared, rotate=True)
+    total = interleave(rounds, saves, around_each=cleared, rotate=True)
     blocked = {who: times[1:] for who, times in clock.blocked.items()}
     without = [all_s - own_s for all_s, own_s in zip(total["ours"], clock.own[-rounds:], strict=True)]
     text = {who: f"{min(blocked[who]):.3f} of {min(total[who]):.3f} s" for who in saves}
-    say(f"{framework} {where}: blocked and in all, ours {text['ours']}, peer {text['peer']}")
+    print_progress(f"{framework} {where}: blocked and in all, ours {text['ours']}, peer {text['peer']}")
     return [
         compare(
             f"{what}, {mebibytes} MiB to {where}",
@@ -189,7 +189,7 @@ def measure(framework: str, where: str, home: Path, mebibytes: int, rounds: int)
             version(framework),
             times["ours"],
             times["peer"],
-            reach=REACH,
+            target=REACH,
         )
         for what, times in (
             ("until safe", total),

@@ -4,10 +4,10 @@ perf/run checkpoint_faults [--quick] [--memory /dev/shm]
 
 Three checkpoints of each framework are saved by us, and of each fault a copy is made of links, in which one file of the
 newest is replaced: one bit flipped anywhere, cut anywhere, gone, or the folder is left as a kill between two of its
-files would leave it, in the order in which they were written. Ours: `Guard.restore`. The peer's: the same files, newest
-folder first as a loop finds them, with orbax's own checkpointer or torch's `load`. A fault is silent where what is
-restored differs from every state that was saved, or an older one is taken for the newest; the case's ratio is the share
-of faults after which training goes on from a state that was saved, ours; the peer's share is told in the case.
+files would leave it, in the order in which they were written. Ours: `Checkpointer.restore`. The peer's: the same files,
+newest folder first as a loop finds them, with orbax's own checkpointer or torch's `load`. A fault is silent where what
+is restored differs from every state that was saved, or an older one is taken for the newest; the case's ratio is the
+share of faults after which training goes on from a state that was saved, ours; the peer's share is told in the case.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from perf.harness.harness import Case, judge, report
-from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.checkpointer import Adapter, Guard
+from perf.harness.harness import Case, from_ratios, report
+from perf.harness.workspace import arguments, print_progress, workspace
+from pitools.checkpoint.checkpointer import Checkpointer, FrameworkAdapter
 
 STEPS = (1, 2, 3)
 FAULTS = 500  # of each framework
@@ -52,9 +52,9 @@ class Jax:
         import jax
         import orbax.checkpoint as ocp
 
-        from pitools.checkpoint.adapters.orbax_adapter import Orbax
+        from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 
-        self.adapter: Adapter = Orbax()
+        self.adapter: FrameworkAdapter = OrbaxAdapter()
         self._put, self._checkpointer = jax.device_put, ocp.PyTreeCheckpointer()
 
     def state(self, step: int) -> Any:
@@ -74,9 +74,9 @@ class Torch:
     def __init__(self) -> None:
         import torch
 
-        from pitools.checkpoint.adapters.dcp_adapter import Dcp
+        from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
-        self.adapter: Adapter = Dcp()
+        self.adapter: FrameworkAdapter = DcpAdapter()
         self._torch = torch
         self.errors: type[BaseException] = torch.distributed.checkpoint.api.CheckpointException
 
@@ -93,7 +93,7 @@ class Torch:
 
 def saved(framework: Jax | Torch, folder: Path) -> None:
     """Three checkpoints."""
-    with Guard(folder, framework.adapter) as guard:
+    with Checkpointer(folder, framework.adapter) as guard:
         for step in STEPS:
             guard.save(step, framework.state(step), {"position": step}, {"lr": 0.5})
 
@@ -130,7 +130,7 @@ def damage(newest: Path, kind: str, rng: random.Random) -> str:
 
 def ours(framework: Jax | Torch, folder: Path) -> int:
     """The step we go on from; -1 where nothing is found."""
-    with Guard(folder, framework.adapter) as guard:
+    with Checkpointer(folder, framework.adapter) as guard:
         found = guard.restore(framework.state(0))
         if found is None:
             return -1
@@ -173,9 +173,11 @@ def measure(framework: Jax | Torch, home: Path, faults: int) -> list[Case]:
             theirs["silently a state that never was"] += told[1] == 0
             theirs["no effect"] += told[1] == 3
         silent = theirs["silently a state that never was"]
-        say(f"{framework.name} {kind}: {detected} of {count} detected, {restored} restored; peer: {dict(theirs)}")
+        print_progress(
+            f"{framework.name} {kind}: {detected} of {count} detected, {restored} restored; peer: {dict(theirs)}"
+        )
         words = f"{kind}, {count} times: share gone on from the newest good one ({silent} silent at the peer)"
-        cases.append(judge(words, framework.name, version(framework.name), [restored / count], reach=1.0))
+        cases.append(from_ratios(words, framework.name, version(framework.name), [restored / count], target=1.0))
     return cases
 
 

@@ -22,11 +22,11 @@ import h5py
 import numpy as np
 
 import pitools
-from perf.harness.harness import Case, judge, report
-from perf.harness.workspace import arguments, execute, say, workspace
+from perf.harness.harness import Case, from_ratios, report
+from perf.harness.workspace import arguments, execute, print_progress, workspace
 from pitools.loader.loader import Loader, NumpyBatch
 from pitools.run import steps
-from pitools.train.dataset import Demonstrations
+from pitools.train.dataset import DemonstrationDataset
 
 WORLDS, BATCH, CLOSE, LIMIT_S = (8, 4, 2), 24, 1e-5, 500
 FOREIGN = ("PIT_", "SLURM_", "JAX_", "XLA_", "CUDA_", "MASTER_", "OMP_", "NPROC", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -75,7 +75,7 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
     ]
     if any(tuple(rank.wait(LIMIT_S) for rank in ranks)):
         sys.exit(f"{module}: a rank of {world_size} failed")
-    return [step.loss for step in steps.read(attempt / "steps" / "0.jsonl")]
+    return [step.loss for step in steps.read_step_log(attempt / "steps" / "0.jsonl")]
 
 
 def same_batches(data: Path, count: int) -> bool:
@@ -89,7 +89,7 @@ def same_batches(data: Path, count: int) -> bool:
 
 
 def _copies(data: Path, rank: int, world_size: int) -> Iterator[NumpyBatch]:
-    for batch in Loader(Demonstrations(data), batch_size=BATCH, rank=rank, world_size=world_size):
+    for batch in Loader(DemonstrationDataset(data), batch_size=BATCH, rank=rank, world_size=world_size):
         yield batch._replace(samples=batch.samples.copy())
 
 
@@ -108,15 +108,17 @@ def main() -> int:
                 found += train(module, data, home / module / "shrinks" / str(number), world_size, (number + 1) * each)
             apart = np.abs(np.array(found, float) - np.array(alone, float))
             worlds = " → ".join(map(str, WORLDS))
-            say(f"{module} on {worlds} ranks: losses of {len(found)} steps differ by {apart.max():.1e} at most")
+            print_progress(
+                f"{module} on {worlds} ranks: losses of {len(found)} steps differ by {apart.max():.1e} at most"
+            )
             cases.append(_case(module, worlds, apart))
     return report(cases)
 
 
 def _case(module: str, worlds: str, apart: np.ndarray) -> Case:
     words = f"{module} resumed on {worlds} ranks, same batches: 1e-5 ÷ largest difference of the loss"
-    return judge(
-        words, "one process, uninterrupted", pitools.__version__, [CLOSE / max(float(apart.max()), 1e-12)], reach=1.0
+    return from_ratios(
+        words, "one process, uninterrupted", pitools.__version__, [CLOSE / max(float(apart.max()), 1e-12)], target=1.0
     )
 
 

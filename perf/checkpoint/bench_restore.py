@@ -2,9 +2,10 @@
 
 perf/run checkpoint_restore [--quick] [--rounds 5] [--memory /dev/shm] [--disk /var/tmp]
 
-A state of 256 MiB (64 quick) in 16 arrays, saved once by a guard; all restore from these files. Ours: `Guard.restore`,
-which digests every byte before anything is loaded. Peers: orbax's PyTreeCheckpointer, and torch's `load`. Cold: the
-files are dropped from the page cache before each restore. Hot: they are in it, as after a save on the same node.
+A state of 256 MiB (64 quick) in 16 arrays, saved once by a Checkpointer; all restore from these files. Ours:
+`Checkpointer.restore`, which digests every byte before anything is loaded. Peers: orbax's PyTreeCheckpointer, and
+torch's `load`. Cold: the files are dropped from the page cache before each restore. Hot: they are in it, as after a
+save on the same node.
 
 Ours asks for each byte twice, to digest it and to load it. The bytes that came from the device say whether they were
 also fetched twice: where memory holds a checkpoint, the second time is a copy from the page cache.
@@ -25,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from perf.checkpoint.bench_cost import values
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, say, workspace
-from pitools.checkpoint.checkpointer import Guard
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import arguments, print_progress, workspace
+from pitools.checkpoint.checkpointer import Checkpointer
 
 MEBIBYTES = 256
 REACH = 0.8  # at most a quarter more: what is loaded waits until all is verified, which no second buffer would change
@@ -41,10 +42,10 @@ def of_jax(home: Path, mebibytes: int) -> Restores:
     import jax
     import orbax.checkpoint as ocp
 
-    from pitools.checkpoint.adapters.orbax_adapter import Orbax
+    from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 
     state = jax.device_put(values(mebibytes))
-    guard = Guard(home / "checkpoints", Orbax())
+    guard = Checkpointer(home / "checkpoints", OrbaxAdapter())
     guard.save(1, state)
     guard.wait()
     checkpointer = ocp.PyTreeCheckpointer()
@@ -65,10 +66,10 @@ def of_torch(home: Path, mebibytes: int) -> Restores:
     import torch
     from torch.distributed.checkpoint import load
 
-    from pitools.checkpoint.adapters.dcp_adapter import Dcp
+    from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
     state = {name: torch.from_numpy(array) for name, array in values(mebibytes).items()}
-    guard = Guard(home / "checkpoints", Dcp())
+    guard = Checkpointer(home / "checkpoints", DcpAdapter())
     guard.save(1, state)
     guard.wait()
 
@@ -119,9 +120,9 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
         came[who].append(fetched() - before)
 
     settings = {"cold": {"setting": cold}, "hot": {}}
-    times = {kind: in_turn(rounds, restores, rotate=True, **more) for kind, more in settings.items()}  # type: ignore[arg-type]
+    times = {kind: interleave(rounds, restores, rotate=True, **more) for kind, more in settings.items()}  # type: ignore[arg-type]
     text = {who: [round(count / 2**20) for count in counts] for who, counts in came.items()}
-    say(f"{framework}: MiB from the device, ours {text['ours']}, peer {text['peer']}")
+    print_progress(f"{framework}: MiB from the device, ours {text['ours']}, peer {text['peer']}")
     cases = [
         compare(
             f"restore, {mebibytes} MiB, {kind}",
@@ -129,13 +130,13 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
             version(framework),
             found["ours"],
             found["peer"],
-            reach=REACH,
+            target=REACH,
         )
         for kind, found in times.items()
     ]
     ratios = [theirs / max(1, ours) for ours, theirs in zip(came["ours"][1:], came["peer"][1:], strict=True)]
     what = f"restore, {mebibytes} MiB, cold: bytes from the device"
-    return [*cases, judge(what, framework, version(framework), ratios, reach=FETCHED_ONCE)]
+    return [*cases, from_ratios(what, framework, version(framework), ratios, target=FETCHED_ONCE)]
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from perf.harness.harness import Case, compare, in_turn, report
+from perf.harness.harness import Case, compare, interleave, report
 from perf.harness.workspace import PEERS
 
 BIN = Path(sys.executable).parent
@@ -51,7 +51,7 @@ def main(rounds: int) -> int:
         "torchx --help": command(PEERS / "bin" / "torchx", "--help"),
         **{name: command(BIN / "pit", *words) for name, words in OURS.items()},
     }
-    times = in_turn(rounds, runs)
+    times = interleave(rounds, runs)
     versions = {
         "python -c pass": sys.version.split()[0],
         "import submitit": version("submitit"),
@@ -59,8 +59,8 @@ def main(rounds: int) -> int:
     }
     cases: list[Case] = []
     for ours in OURS:
-        for peer, reach in (("python -c pass", 1 / LIMIT), ("import submitit", 1.0), ("torchx --help", 1.0)):
-            cases.append(compare(ours, peer, versions[peer], times[ours], times[peer], reach=round(reach, 4)))
+        for peer, target in (("python -c pass", 1 / LIMIT), ("import submitit", 1.0), ("torchx --help", 1.0)):
+            cases.append(compare(ours, peer, versions[peer], times[ours], times[peer], target=round(target, 4)))
     code = report(cases)
     for name, words in OURS.items():
         if found := heavy_imports(words):

@@ -27,10 +27,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import REPO
-from pitools.dataset.check import gate
-from pitools.dataset.ingest.statistics import FRAMES_APART
+from pitools.dataset.check import check_drift
+from pitools.dataset.ingest.statistics import FRAME_SAMPLE_STEP
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, Manifest, Statistics
 
@@ -93,7 +93,7 @@ def manifest(arrays: dict[str, Sums], parent: Manifest | None = None) -> Manifes
             for name, told in known.items()
         },
         source=({"file": "a"}, {"file": "b"})[: 1 + bool(parent)],
-        parent=manifests.version(manifests.encode(parent)) if parent else "",
+        parent=manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     )
 
 
@@ -102,7 +102,7 @@ def looked_at(name: str, episodes: list[Episode], first: int) -> list[Floats]:
     values = [episode[name] for episode in episodes]
     if name != CAMERA:
         return values
-    frames = np.concatenate(values)[-first % FRAMES_APART :: FRAMES_APART]
+    frames = np.concatenate(values)[-first % FRAME_SAMPLE_STEP :: FRAME_SAMPLE_STEP]
     return [frames] if len(frames) else []
 
 
@@ -113,7 +113,7 @@ def refused(parent: list[Episode], added: list[Episode]) -> list[str]:
     new = {name: looked_at(name, added, steps) for name in parent[0]}
     after = {name: sums.and_(Sums.of(new[name])) if new[name] else sums for name, sums in before.items()}
     known = manifest(before)
-    return [f"{one.check} {one.array}" for one in gate(manifest(after, known), known) if one.level == "fault"]
+    return [f"{one.check} {one.array}" for one in check_drift(manifest(after, known), known) if one.level == "fault"]
 
 
 def scaled(factor: float, *, one: bool = False) -> Callable[[list[Episode], np.random.Generator], list[Episode]]:
@@ -277,7 +277,7 @@ def _case(case: str, shares: list[float], reach: float) -> Case:
     """A case whose ratio is the share of the size of append for which it is least."""
     least = min(shares)
     return msgspec.structs.replace(
-        judge(case, "all", "", shares, reach=reach), ratio=round(least, 4), ok=least >= reach
+        from_ratios(case, "all", "", shares, target=reach), ratio=round(least, 4), ok=least >= reach
     )
 
 

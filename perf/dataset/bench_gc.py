@@ -17,14 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-from perf.harness.harness import compare, in_turn, judge, report
-from perf.harness.workspace import PEERS, arguments, execute, say, workspace
-from perf.stage.stage_data import make
-from pitools.dataset.gc.collect import gc as collect
+from perf.harness.harness import compare, from_ratios, interleave, report
+from perf.harness.workspace import PEERS, arguments, execute, print_progress, workspace
+from perf.stage.stage_data import make_file_set
+from pitools.dataset.gc.collect import collect_garbage as collect
 from pitools.store import tags, version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.retirement import Retired
-from pitools.store.version_list import published
+from pitools.store.retirement import Retirement
+from pitools.store.version_list import published_at
 
 PYTHON = PEERS / "bin" / "python"
 PIT = Path(sys.executable).parent / "pit"
@@ -71,23 +71,23 @@ def main() -> int:
     size = chunks * (16 + INDEX_BYTES + 4) + 4
     what = f"{shards * chunks:,} chunks in {shards:,} shards"
     with workspace(args.memory, needed=shards * size * 6) as home:
-        say(what)
-        idle = make(home / "idle", [size] * shards)
-        kept = make(home / "kept", [size] * shards, seed=2)
+        print_progress(what)
+        idle = make_file_set(home / "idle", [size] * shards)
+        kept = make_file_set(home / "kept", [size] * shards, seed=2)
         root, name, version = kept.folder.parent.parent, kept.folder.parent.name, kept.version
-        tags.move(root, name, "prod", version)
-        record = Retired(
+        tags.move_tag(root, name, "prod", version)
+        record = Retirement(
             name=name,
             version=version,
-            when="2020-01-01T00:00:00Z",
-            by="",
-            published=published((kept.folder / FILE_NAME).stat().st_mtime_ns),
+            retired_at="2020-01-01T00:00:00Z",
+            retired_by="",
+            published=published_at((kept.folder / FILE_NAME).stat().st_mtime_ns),
         )
-        version_state.write(version_state.retired_file(root, name, version), record)
+        version_state.write_annotation(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"
         began = time.perf_counter()
         execute(PYTHON, "-m", "perf.dataset.gc_peers", "icechunk", "make", ice, str(shards), str(chunks))
-        say(f"icechunk wrote it in {time.perf_counter() - began:.0f} s")
+        print_progress(f"icechunk wrote it in {time.perf_counter() - began:.0f} s")
         work = home / "dvc"
         shutil.copytree(idle.folder, work / "data")
         dvc(work, "init", "--no-scm")
@@ -98,7 +98,7 @@ def main() -> int:
             out = execute(PYTHON, "-m", "perf.dataset.gc_peers", "icechunk", "gc", ice)
             spent.append(float(out.splitlines()[-1]))
 
-        times = in_turn(
+        times = interleave(
             args.rounds,
             {
                 "idle": lambda: gc(idle.folder.parent.parent, ""),
@@ -111,16 +111,16 @@ def main() -> int:
         )
         spent = spent[1:]
         for key, took in (times | {"icechunk": spent}).items():
-            say(f"  {key}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
+            print_progress(f"  {key}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
         cases = []
         for key, case in (("idle", "nothing retired"), ("kept", "one retired, a tag names it")):
             case = f"gc with nothing to do, {what}, {case}"
             cases += [
-                judge(case, "limit 1 s", "", [LIMIT_S / took for took in times[key]], reach=1.0),
+                from_ratios(case, "limit 1 s", "", [LIMIT_S / took for took in times[key]], target=1.0),
                 compare(
-                    case, "icechunk garbage_collect", versions["icechunk"], times[f"{key}, alone"], spent, reach=1.0
+                    case, "icechunk garbage_collect", versions["icechunk"], times[f"{key}, alone"], spent, target=1.0
                 ),
-                compare(case, "dvc gc --workspace", versions["dvc"], times[key], times["dvc"], reach=1.0),
+                compare(case, "dvc gc --workspace", versions["dvc"], times[key], times["dvc"], target=1.0),
             ]
         return report(cases)
 

@@ -22,8 +22,8 @@ from shutil import rmtree
 import msgspec
 
 from perf.dataset.ingest_data import CAMERAS, FRAME_BYTES, record
-from perf.harness.harness import Case, compare, judge, report
-from perf.harness.workspace import arguments, execute, say, settle, workspace
+from perf.harness.harness import Case, compare, from_ratios, report
+from perf.harness.workspace import arguments, execute, print_progress, wait_until_idle, workspace
 from perf.stage.stage_peers import install
 
 CODECS = ("raw", "lz4")
@@ -32,11 +32,11 @@ _DIRECT = ("--direct=1", "--ioengine=libaio", "--iodepth=4", "--bs=16M")
 _BUFFERED = ("--direct=0", "--ioengine=psync", "--bs=4M", "--end_fsync=1")
 
 
-def way(name: str, codec: str, files: list[Path], disk: Path) -> float:
+def time_ingest(name: str, codec: str, files: list[Path], disk: Path) -> float:
     """Seconds of one ingest by its own clock, to a disk that has nothing else to write."""
     dest = disk / "made"
     dest.mkdir()
-    settle(disk)
+    wait_until_idle(disk)
     out = execute(sys.executable, "-m", "perf.dataset.ingest_variants", name, codec, dest, *files)
     rmtree(dest)
     return float(msgspec.json.decode(out)["wall_s"])
@@ -44,7 +44,7 @@ def way(name: str, codec: str, files: list[Path], disk: Path) -> float:
 
 def fio(disk: Path, size: int, *settings: str) -> float:
     """Seconds that fio needs for so many bytes."""
-    settle(disk)
+    wait_until_idle(disk)
     argv = ["fio", "--name=x", f"--directory={disk}", f"--size={size}", "--unlink=1", "--output-format=json"]
     out = execute(*argv, *settings)
     jobs = msgspec.json.decode(out[out.index("{") :])["jobs"]
@@ -66,7 +66,7 @@ def read(files: list[Path]) -> float:
     return time.perf_counter() - began
 
 
-def forget(files: list[Path]) -> None:
+def drop_page_cache(files: list[Path]) -> None:
     """Drop files from the page cache."""
     os.sync()
     for path in files:
@@ -81,12 +81,12 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
     times: dict[str, list[float]] = {name: [] for name in (*CODECS, *(f"zarr {codec}" for codec in CODECS), "limit")}
     settings = min((_DIRECT, _BUFFERED), key=lambda chosen: fio(disk, size, "--rw=write", *chosen))
     for number in range(rounds + 1):
-        now = {codec: way("ours", codec, files, disk) for codec in CODECS}
+        now = {codec: time_ingest("ours", codec, files, disk) for codec in CODECS}
         now["limit"] = max(fio(disk, size, "--rw=write", *settings), read(files))
-        now |= {f"zarr {codec}": way("zarr", codec, files, disk) for codec in CODECS}
+        now |= {f"zarr {codec}": time_ingest("zarr", codec, files, disk) for codec in CODECS}
         for name, seconds in now.items() if number else ():
             times[name].append(seconds)
-        say(f"  {number}: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in now.items()))
+        print_progress(f"  {number}: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in now.items()))
     cases = []
     for codec in CODECS:
         cases.append(
@@ -96,7 +96,7 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
                 fio_version(),
                 times[codec],
                 times["limit"],
-                reach=OF_BANDWIDTH,
+                target=OF_BANDWIDTH,
                 command=" ".join(settings),
             )
         )
@@ -107,7 +107,7 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
                 zarr_version(),
                 times[codec],
                 times[f"zarr {codec}"],
-                reach=OF_ZARR,
+                target=OF_ZARR,
             )
         )
     return cases
@@ -119,14 +119,14 @@ def on_one_disk(files: list[Path], disk: Path, rounds: int) -> list[Case]:
     ours, limit = [], []
     fio(disk, size, "--rw=read", *_DIRECT)
     for number in range(rounds + 1):
-        forget(files)
-        pair = way("ours", "raw", files, disk), fio(disk, 2 * size, "--rw=rw", "--rwmixread=50", *_DIRECT)
+        drop_page_cache(files)
+        pair = time_ingest("ours", "raw", files, disk), fio(disk, 2 * size, "--rw=rw", "--rwmixread=50", *_DIRECT)
         if number:
             ours.append(pair[0])
             limit.append(pair[1])
-        say(f"  {number}: ours {pair[0]:.2f} s, fio {pair[1]:.2f} s")
+        print_progress(f"  {number}: ours {pair[0]:.2f} s, fio {pair[1]:.2f} s")
     what = f"ALOHA, {size / 1e9:.1f} GB cold from the same disk, raw, of fio reading and writing at once"
-    return [compare(what, "fio", fio_version(), ours, limit, reach=OF_BANDWIDTH, command="--rw=rw --direct=1")]
+    return [compare(what, "fio", fio_version(), ours, limit, target=OF_BANDWIDTH, command="--rw=rw --direct=1")]
 
 
 def lerobot(files: list[Path], disk: Path, memory: Path, python: str, *, steps: int, ours_s: float) -> list[Case]:
@@ -142,7 +142,7 @@ def lerobot(files: list[Path], disk: Path, memory: Path, python: str, *, steps: 
     scale = sum(path.stat().st_size for path in files) / (steps * len(CAMERAS) * FRAME_BYTES)
     how = f"create, add_frame, save_episode, videos; {steps} steps, seconds times {scale:.0f}"
     ratio = float(said["wall_s"]) * scale / ours_s
-    return [judge("ALOHA, lz4", "lerobot", said["version"], [ratio], reach=OF_LEROBOT, command=how)]
+    return [from_ratios("ALOHA, lz4", "lerobot", said["version"], [ratio], target=OF_LEROBOT, command=how)]
 
 
 def fio_version() -> str:
@@ -161,11 +161,11 @@ def main() -> int:
     count, steps = (2, 40) if args.quick else (4, 280)
     size = count * steps * len(CAMERAS) * FRAME_BYTES
     with workspace(args.memory, needed=int(1.1 * size)) as memory, workspace(args.disk, needed=5 * size) as disk:
-        say(f"recording {size / 1e9:.1f} GB")
+        print_progress(f"recording {size / 1e9:.1f} GB")
         files = record(memory / "episodes", files=count, steps=steps)
         code = report(from_memory(files, disk, args.rounds))
         if python := os.environ.get("PIT_BENCH_LEROBOT"):
-            ours_s = statistics.median(way("ours", "lz4", files, disk) for _ in range(3))
+            ours_s = statistics.median(time_ingest("ours", "lz4", files, disk) for _ in range(3))
             code |= report(lerobot(files, disk, memory, python, steps=8 if args.quick else 60, ours_s=ours_s))
         moved = [Path(execute("cp", "-v", path, disk).split("'")[-2]) for path in files]
         return code | report(on_one_disk(moved, disk, args.rounds))

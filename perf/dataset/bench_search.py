@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from perf.harness.harness import compare, in_turn, judge, report
-from perf.harness.workspace import arguments, say, workspace
+from perf.harness.harness import compare, from_ratios, interleave, report
+from perf.harness.workspace import arguments, print_progress, workspace
 from pitools.dataset.catalog import index, search
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest
@@ -48,8 +48,8 @@ def publish(root: Path, name: str, number: int) -> None:
         source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
         tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
     )
-    data = manifests.encode(made)
-    folder = root / name / manifests.version(data)
+    data = manifests.encode_manifest(made)
+    folder = root / name / manifests.version_of(data)
     folder.mkdir(parents=True)
     (folder / manifests.FILE_NAME).write_bytes(data)
 
@@ -61,15 +61,15 @@ def command(root: Path, env: dict[str, str]) -> None:
         sys.exit("nothing was found")
 
 
-def alone(root: Path) -> list[search.Listed]:
-    return list(search.find(root, index.load(root)[0], WHERE))
+def alone(root: Path) -> list[search.VersionListing]:
+    return list(search.search(root, index.load_index(root)[0], WHERE))
 
 
 def by_reading(root: Path) -> int:
     """What a search costs without an index: every manifest decoded."""
     found = 0
     for path in root.glob("*/*/manifest.json"):
-        known = manifests.decode(path.read_bytes(), str(path))
+        known = manifests.decode_manifest(path.read_bytes(), str(path))
         has_task = any("drawer 7" in task for task in known.tasks or ())
         found += known.episodes >= 150 and has_task and any(name.endswith("_image") for name in known.arrays)
     return found
@@ -88,11 +88,13 @@ def main() -> int:
         env = dict(os.environ)
         began = time.perf_counter()
         command(root, env)
-        say(f"the first search, which makes the index: {time.perf_counter() - began:.2f} s")
-        say(f"the index has {index.file_for(root).stat().st_size / 1e6:.1f} MB; {len(alone(root))} versions are found")
+        print_progress(f"the first search, which makes the index: {time.perf_counter() - began:.2f} s")
+        print_progress(
+            f"the index has {index.index_path(root).stat().st_size / 1e6:.1f} MB; {len(alone(root))} versions are found"
+        )
         if len(alone(root)) != by_reading(root):
             sys.exit("the index finds something else than the manifests say")
-        times = in_turn(
+        times = interleave(
             args.rounds,
             {
                 "command": lambda: command(root, env),
@@ -102,8 +104,8 @@ def main() -> int:
             },
         )
         for name, took in times.items():
-            say(f"  {name}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
-        reading = in_turn(1 if args.quick else 3, {"reading": lambda: by_reading(root)})["reading"]
+            print_progress(f"  {name}: {min(took) * 1e3:.1f} to {max(took) * 1e3:.1f} ms")
+        reading = interleave(1 if args.quick else 3, {"reading": lambda: by_reading(root)})["reading"]
         spent = []
         for number in range(3):
             publish(root, f"set-{number}", count + number)
@@ -115,18 +117,26 @@ def main() -> int:
         pairs = len(reading)
         return report(
             [
-                judge(
-                    f"{what}: the command, warm", "limit 100 ms", "", [LIMIT_S / t for t in times["command"]], reach=1.0
+                from_ratios(
+                    f"{what}: the command, warm",
+                    "limit 100 ms",
+                    "",
+                    [LIMIT_S / t for t in times["command"]],
+                    target=1.0,
                 ),
-                judge(
+                from_ratios(
                     f"{what}: without the start of `pit`",
                     "limit 100 ms",
                     "",
                     [LIMIT_S / t for t in times["alone"]],
-                    reach=1.0,
+                    target=1.0,
                 ),
-                judge(
-                    f"{what}: the command, one version new", "limit 100 ms", "", [LIMIT_S / t for t in spent], reach=1.0
+                from_ratios(
+                    f"{what}: the command, one version new",
+                    "limit 100 ms",
+                    "",
+                    [LIMIT_S / t for t in spent],
+                    target=1.0,
                 ),
                 compare(
                     f"{what}: without the start of `pit`",
@@ -134,7 +144,7 @@ def main() -> int:
                     "msgspec",
                     times["alone"][:pairs],
                     reading,
-                    reach=20.0,
+                    target=20.0,
                 ),
             ]
         )

@@ -32,7 +32,7 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec
 
-    from pitools.core.fs import sync_file_system
+    from pitools.core.fs import sync_fs
     from pitools.dataset.ingest import chunking
 
     names = {"action": "action", "observations/qpos": "obs/qpos", "observations/qvel": "obs/qvel"}
@@ -44,7 +44,7 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
         root = zarr.create_group(dest / "store")
         for key, name in names.items():
             first = opened[0][key]
-            known = chunking.choose((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
+            known = chunking.choose_grid((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
             blosc = BloscCodec(
                 cname="lz4",
                 clevel=chunking.LZ4_LEVEL,
@@ -71,7 +71,7 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
                         )
                 array[start:stop] = block
         root.create_array("episode_offsets", data=np.array([0, *ends]))
-        sync_file_system(dest)
+        sync_fs(dest)
 
     return write, zarr.__version__
 

@@ -13,7 +13,7 @@ from pitools.site.schema import Site
 def alpha() -> Site:
     """Return its site; end the program with what to type where the cluster is not up."""
     try:
-        site = load.load("alpha")
+        site = load.load_site("alpha")
         Path(site.slurm.conf).read_text()
     except (PitError, OSError) as error:
         sys.exit(

@@ -16,7 +16,7 @@ from pitools.core.record import Record
 class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
     """One comparison. ratio: peer's median time ÷ ours, so above 1 means we are better; min and max over all pairs.
 
-    reach: the least ratio that is good enough. n: rounds, ours and the peer's in turn. command: the peer's, where its
+    target: the least ratio that is good enough. n: rounds, ours and the peer's in turn. command: the peer's, where its
     options are worth telling.
     """
 
@@ -27,17 +27,17 @@ class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
     ratio_min: float
     ratio_max: float
     n: int
-    reach: float
+    target: float
     ok: bool
     command: str = ""
 
 
-def in_turn(
+def interleave(
     rounds: int,
     runs: Mapping[str, Callable[[], object]],
     *,
     rotate: bool = False,
-    setting: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
+    around_each: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> dict[str, list[float]]:
     """Seconds of each run in each round: A B A B, after one round that is not counted.
 
@@ -47,7 +47,7 @@ def in_turn(
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name in _order(list(runs), number if rotate else 0):
-            with setting(name):
+            with around_each(name):
                 began = time.perf_counter()
                 runs[name]()
                 took = time.perf_counter() - began
@@ -69,21 +69,23 @@ def compare(
     ours_s: Sequence[float],
     peers_s: Sequence[float],
     *,
-    reach: float,
+    target: float,
     command: str = "",
 ) -> Case:
     """The case's record, from seconds of both sides measured in one run."""
     pairs = [theirs / ours for ours, theirs in zip(ours_s, peers_s, strict=True)]
-    return _case(case, peer, version, statistics.median(peers_s) / statistics.median(ours_s), pairs, reach, command)
+    return _case(case, peer, version, statistics.median(peers_s) / statistics.median(ours_s), pairs, target, command)
 
 
-def judge(case: str, peer: str, version: str, ratios: Sequence[float], *, reach: float, command: str = "") -> Case:
+def from_ratios(
+    case: str, peer: str, version: str, ratios: Sequence[float], *, target: float, command: str = ""
+) -> Case:
     """The case's record where each round gave a ratio itself, such as a limit over what was used."""
-    return _case(case, peer, version, statistics.median(ratios), ratios, reach, command)
+    return _case(case, peer, version, statistics.median(ratios), ratios, target, command)
 
 
 def _case(
-    case: str, peer: str, version: str, ratio: float, ratios: Sequence[float], reach: float, command: str
+    case: str, peer: str, version: str, ratio: float, ratios: Sequence[float], target: float, command: str
 ) -> Case:
     return Case(
         case=case,
@@ -93,8 +95,8 @@ def _case(
         ratio_min=round(min(ratios), 3),
         ratio_max=round(max(ratios), 3),
         n=len(ratios),
-        reach=round(reach, 4),
-        ok=ratio >= reach,
+        target=round(target, 4),
+        ok=ratio >= target,
         command=command,
     )
 

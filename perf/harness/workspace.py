@@ -69,10 +69,10 @@ def workspace(parent: Path, *, needed: int) -> Iterator[Path]:
 
 def execute(*argv: str | Path) -> str:
     """Run a program to its end; its stdout. Exits with its words when it fails; leaves none of its children behind."""
-    return together([[str(word) for word in argv]])[0]
+    return execute_all([[str(word) for word in argv]])[0]
 
 
-def together(commands: Sequence[Sequence[str]]) -> list[str]:
+def execute_all(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run programs side by side, to the end of all; else as `execute`."""
     processes = [start(argv) for argv in commands]
     try:
@@ -119,7 +119,7 @@ def sync_file_system(folder: Path) -> float:
     return time.perf_counter() - began
 
 
-def settle(folder: Path) -> None:
+def wait_until_idle(folder: Path) -> None:
     """Write everything back, then wait until the disk below `folder` has been idle for a fifth of a second."""
     os.sync()
     device = folder.stat().st_dev
@@ -130,11 +130,11 @@ def settle(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def spread(seconds: Sequence[float]) -> str:
+def format_spread(seconds: Sequence[float]) -> str:
     """Median and range, to be talked about; a ratio is the figure."""
     return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Talk, for whoever watches; stdout is records."""
     print(text, file=sys.stderr, flush=True)

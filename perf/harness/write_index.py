@@ -23,8 +23,8 @@ class Row(NamedTuple):
     ratio: str
     range: str
     rounds: str
-    reach: str
-    reached: str
+    target: str
+    is_reached: str
 
 
 def rows(results: Path) -> Iterator[Row]:
@@ -50,13 +50,13 @@ def text() -> str:
             table.append(f"| {theme} | {about} | not run | |")
             continue
         found = list(rows(results))
-        reached = sum(row.reached == "yes" for row in found)
+        reached = sum(row.is_reached == "yes" for row in found)
         date = results.stem.rpartition("_")[2]
         table.append(f"| [{theme}]({results.name}) | {about} | {reached} of {len(found)} | {date} |")
         short += [
-            f"| {theme} | {row.case} | {row.peer} | {row.ratio} ({row.range}) | {row.reach} |"
+            f"| {theme} | {row.case} | {row.peer} | {row.ratio} ({row.range}) | {row.target} |"
             for row in found
-            if row.reached == "NO"
+            if row.is_reached == "NO"
         ]
     return "\n".join(
         [
@@ -69,9 +69,9 @@ def text() -> str:
             "|---|---|---|---|",
             *table,
             "",
-            "## Short of the reach",
+            "## Short of the target",
             "",
-            "| benchmark | case | peer | ratio (range) | reach |",
+            "| benchmark | case | peer | ratio (range) | target |",
             "|---|---|---|---|---|",
             *short,
             "",

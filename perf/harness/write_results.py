@@ -17,7 +17,7 @@ from perf.harness import write_index
 from perf.harness.harness import Case
 
 
-def main(theme: str, command: str) -> int:
+def write_results(theme: str, command: str) -> int:
     """Write the note."""
     cases = []
     for line in sys.stdin:
@@ -30,7 +30,7 @@ def main(theme: str, command: str) -> int:
     memory = psutil.virtual_memory().total / 2**30
     rows = [
         f"| {c.case} | {c.peer} {c.peer_version} | {c.ratio:g} | {c.ratio_min:g} to {c.ratio_max:g} "
-        f"| {c.n} | {c.reach:g} | {'yes' if c.ok else 'NO'} |"
+        f"| {c.n} | {c.target:g} | {'yes' if c.ok else 'NO'} |"
         for c in cases
     ]
     commands = [f"- {peer}: `{how}`" for peer, how in sorted({(c.peer, c.command) for c in cases if c.command})]
@@ -42,7 +42,7 @@ def main(theme: str, command: str) -> int:
         "Ours and the peer's run in turn in one process tree. The ratio is the peer's median time over ours, or what",
         "the case says; above 1, ours is better. The range is over single rounds.",
         "",
-        "| case | peer | ratio | range | rounds | reach | reached |",
+        "| case | peer | ratio | range | rounds | target | reached |",
         "|---|---|---|---|---|---|---|",
         *rows,
         "",
@@ -54,4 +54,4 @@ def main(theme: str, command: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(write_results(sys.argv[1], sys.argv[2]))

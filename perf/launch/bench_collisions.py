@@ -52,12 +52,12 @@ def ours() -> str:
         nodelist=NODES,
         workdir=str(HERE),
     )
-    plan = planning.make(request, SITE, "bench")
-    run_dir = WORK / run_folder.new_id("membership")
+    plan = planning.make_plan(request, SITE, "bench")
+    run_dir = WORK / run_folder.new_run_id("membership")
     run_dir.mkdir(parents=True)
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
     send = lambda path: SLURM.submit(path=str(path), args=["--hold"]).job_id  # noqa: E731
-    return str(PitExecutor(plan, SITE, run_dir, send).submit(worker.run, str(run_dir / "plan.json")).job_id)
+    return str(PitExecutor(plan, SITE, run_dir, send).submit(worker.run_rank, str(run_dir / "plan.json")).job_id)
 
 
 def peers() -> str:
@@ -89,7 +89,7 @@ def advance(job_id: int) -> None:
         conf.write_text(before)
 
 
-def right(one: str, two: str) -> bool:
+def both_succeed(one: str, two: str) -> bool:
     """Start both at the same moment; whether both end well. A pair that hangs is ended after two minutes."""
     subprocess.run(["scontrol", "release", one, two], env=ENV, check=True)
     deadline = time.monotonic() + 120
@@ -112,7 +112,7 @@ def main() -> int:
     for kind, one, two in pairs(count):
         if int(two) - int(one) != APART:
             sys.exit(f"jobs {one} and {two} do not collide: another user submitted meanwhile; run it again")
-        good = right(one, two)
+        good = both_succeed(one, two)
         won[kind] += good
         print(f"{kind}: jobs {one} and {two} {'right' if good else 'wrong'}", file=sys.stderr, flush=True)
     if won["ours"] == count:
@@ -126,7 +126,7 @@ def main() -> int:
         ratio_min=ratio,
         ratio_max=ratio,
         n=count,
-        reach=1.0,
+        target=1.0,
         ok=won["ours"] == count,
     )
     return report([case])

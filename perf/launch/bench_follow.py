@@ -30,13 +30,13 @@ from typing import Any
 
 import msgspec
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import REPO
 from pitools.launch import plan as planning
 from pitools.launch.monitor import status
 from pitools.launch.request import Request
 from pitools.run import run_folder
-from pitools.site.load import load
+from pitools.site.load import load_site
 from pitools.site.schema import Site
 
 DEVCLUSTER = REPO / "scripts" / "devcluster"
@@ -98,14 +98,14 @@ def _counts(text: str) -> Counter[str]:
 def ours(work: Path, _conf: Path, ids: list[str]) -> Looks:
     """Runs looked at with `status.Watch`."""
     os.environ.update(PIT_SITE_PATH=str(work), XDG_CACHE_HOME=str(work / "cache"))
-    site = load("x")
-    watches = {job_id: status.Watch(_run(work, site, job_id), site) for job_id in ids}
+    site = load_site("x")
+    watches = {job_id: status.RunPoller(_run(work, site, job_id), site) for job_id in ids}
     seen = dict.fromkeys(ids, "UNKNOWN")
 
     def look() -> dict[str, str]:
         for job_id, watch in watches.items():
             if not status.is_finished(seen[job_id]):
-                state = watch.look().state
+                state = watch.poll().state
                 seen[job_id] = seen[job_id] if state == "UNKNOWN" else state
         time.sleep(0.5)
         return seen
@@ -117,9 +117,11 @@ def _run(work: Path, site: Site, job_id: str) -> Path:
     """A run's folder for a job that somebody else submitted."""
     run_dir = work / "runs" / f"sleep-{job_id}"
     run_dir.mkdir(parents=True)
-    plan = planning.make(Request(name="sleep", command="sleep", time="5m", workdir=str(work)), site, "bench")
+    plan = planning.make_plan(Request(name="sleep", command="sleep", time="5m", workdir=str(work)), site, "bench")
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
-    run_folder.write(run_dir / "job.json", run_folder.JobRef(job_id=job_id, site="x", submitted="2026-01-01T00:00:00Z"))
+    run_folder.write_record(
+        run_dir / "job.json", run_folder.JobRef(job_id=job_id, site="x", submitted="2026-01-01T00:00:00Z")
+    )
     return run_dir
 
 
@@ -220,13 +222,15 @@ def main() -> int:
     what = f"{jobs} jobs, {TERMINALS} terminals, {minutes:g} min"
     told_of = {name: f"{total[name]} calls, an end seen {statistics.median(late[name]):.0f} s late" for name in sides}
     cases: list[Case] = [
-        judge(f"{what}: {told_of['ours']}; ratio {most:g} calls ÷ ours", "limit", "", [most / total["ours"]], reach=1),
-        judge(
+        from_ratios(
+            f"{what}: {told_of['ours']}; ratio {most:g} calls ÷ ours", "limit", "", [most / total["ours"]], target=1
+        ),
+        from_ratios(
             f"{what}: peer {told_of['peer']}; ratio its calls ÷ ours",
             "submitit",
             version("submitit"),
             [total["peer"] / total["ours"]],
-            reach=1,
+            target=1,
         ),
     ]
     return report(cases)

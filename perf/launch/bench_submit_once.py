@@ -43,8 +43,8 @@ def main() -> int:
     ).stdout.split()[-1]
     cases, right, calls = [], {}, {}
     for name, submit, deaths in (("ours", ways.ours, range(0, count, 5)), ("loop", ways.peers, ())):
-        told, proxy = ways.many(ROOT / name, count, submit, faults(1), deaths=deaths)
-        right[name] = ways.verdict(ROOT / name, told)
+        told, proxy = ways.submit_many(ROOT / name, count, submit, faults(1), deaths=deaths)
+        right[name] = ways.count_outcomes(ROOT / name, told)
         calls[name] = sum(proxy.calls.values()) / count
         print(
             f"{name}: {dict(right[name])}, requests {proxy.calls[SUBMIT]}, calls {calls[name]:.1f} a submission, "
@@ -65,15 +65,15 @@ def main() -> int:
             ratio_min=round(ratio, 2),
             ratio_max=round(ratio, 2),
             n=count,
-            reach=1.0,
+            target=1.0,
             ok=ours["right"] == ours["jobs"] == count,
         )
     )
     clean = {}
     for name, submit in (("clean", ways.ours), ("plain", ways.peers)):
-        told, proxy = ways.many(ROOT / name, 8, submit, lambda _: "")
+        told, proxy = ways.submit_many(ROOT / name, 8, submit, lambda _: "")
         clean[name] = sum(proxy.calls.values()) / 8
-        assert ways.verdict(ROOT / name, told)["right"] == 8, "the cluster itself loses jobs"
+        assert ways.count_outcomes(ROOT / name, told)["right"] == 8, "the cluster itself loses jobs"
     ratio = clean["plain"] / clean["clean"]
     cases.append(
         Case(
@@ -84,12 +84,12 @@ def main() -> int:
             ratio_min=ratio,
             ratio_max=ratio,
             n=8,
-            reach=1.0,
+            target=1.0,
             ok=ratio >= 1.0,
         )
     )
     if all(case.ok for case in cases):
-        ways.forget(ROOT)
+        ways.remove_leftovers(ROOT)
     return report(cases)
 
 

@@ -14,10 +14,10 @@ LIMIT_S = 60
 
 def main() -> None:
     """Join as a user's script would, with nothing but what the environment says."""
-    gather({})
+    check_membership({})
 
 
-def gather(explicit: dict[str, object]) -> None:
+def check_membership(explicit: dict[str, object]) -> None:
     """Join, gather the job ids of all processes, and exit 1 unless they are all this job's."""
     import jax
     import numpy as np
@@ -35,7 +35,7 @@ def gather(explicit: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     port = int(os.environ["SLURM_JOB_ID"]) % 4096 + 61440  # jax/_src/clusters/slurm_cluster.py
-    gather(
+    check_membership(
         {
             "coordinator_address": f"127.0.0.1:{port}",
             "num_processes": int(os.environ["SLURM_NTASKS"]),

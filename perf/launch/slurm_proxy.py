@@ -28,7 +28,7 @@ FAULTS = {
 }
 
 
-class Proxy:
+class SlurmProxy:
     """A proxy that runs until it is closed. fault: asked for each submission, with its number from 0; a key of FAULTS.
 
     late_s: how long an answer or a request is held back. refuse_s: how long nobody is let in.
@@ -62,7 +62,7 @@ class Proxy:
         self._server.close()
         self._thread.join(10)
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> SlurmProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Proxy:
             except OSError:
                 time.sleep(0.01)
                 continue
-            threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client,), daemon=True).start()
 
     def _refuse(self) -> None:
         """Have nobody listen on the port for a while."""
@@ -92,7 +92,7 @@ class Proxy:
                 return
             time.sleep(0.01)
 
-    def _carry(self, client: socket.socket) -> None:
+    def _forward(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError, EOFError):
             request = _frame(client)
             kind = struct.unpack_from("!HHH", request, 4)[2]

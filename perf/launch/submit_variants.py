@@ -17,15 +17,15 @@ from pathlib import Path
 import msgspec
 
 from perf.harness.dev_cluster import alpha
-from perf.launch.slurm_proxy import Proxy
+from perf.launch.slurm_proxy import SlurmProxy
 from pitools.launch.submission import exactly_once, grant, submissions
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.slurm.states import is_finished
 
 REAL = Path(alpha().slurm.conf)
 PORT = int(next(line for line in REAL.read_text().splitlines() if line.startswith("SlurmctldPort=")).split("=")[1])
-SLURM = Client(Reach(env={"SLURM_CONF": str(REAL)}, timeout_s=60))
+SLURM = Client(Transport(env={"SLURM_CONF": str(REAL)}, timeout_s=60))
 AT_ONCE = 8
 TIMEOUT_S = 2  # MessageTimeout of the clients: after it sbatch gives up
 FLAGS = ("--account=lab", "--time=2", "--output=/dev/null", "--mem=1")
@@ -33,11 +33,11 @@ FLAGS = ("--account=lab", "--time=2", "--output=/dev/null", "--mem=1")
 SCRIPT = '#!/bin/bash\nexport SLURM_CONF={conf}\n{leave}echo "$SLURM_JOB_ID" >> {folder}/ran\n'
 _SEND = """\
 import sys, msgspec, pathlib
-from pitools.launch.submission import exactly_once as once
+from pitools.launch.submission import exactly_once
 from pitools.site.schema import Site
 site = msgspec.json.decode(pathlib.Path(sys.argv[2]).read_bytes(), type=Site)
 print("go", flush=True)
-once.send(pathlib.Path(sys.argv[1]), site, args=sys.argv[3:], number=0)
+exactly_once.submit_once(pathlib.Path(sys.argv[1]), site, args=sys.argv[3:], number=0)
 """
 # What is found in scripts and in other launchers: again, when sbatch did not say an id.
 _LOOP = 'for i in 1 2 3 4 5 6 7 8; do id=$(sbatch --parsable "$@" 2>/dev/null) && echo "$id" && break; sleep 1; done'
@@ -46,7 +46,7 @@ _LOOP = 'for i in 1 2 3 4 5 6 7 8; do id=$(sbatch --parsable "$@" 2>/dev/null) &
 def make(folder: Path) -> Path:
     """A run's folder, whose job leaves word of itself and may run once."""
     folder.mkdir(parents=True)
-    text = grant.script("#!/bin/bash\n", str(submissions.at(folder, 0))).removeprefix("#!/bin/bash\n")
+    text = grant.add_grant_check("#!/bin/bash\n", str(submissions.job_dir(folder, 0))).removeprefix("#!/bin/bash\n")
     (folder / "script.sbatch").write_text(SCRIPT.format(conf=REAL, leave=text, folder=folder))
     return folder
 
@@ -57,13 +57,13 @@ def site(conf: Path) -> Site:
     return msgspec.structs.replace(
         known,
         slurm=msgspec.structs.replace(known.slurm, conf=str(conf)),
-        reach=msgspec.structs.replace(known.reach, timeout_s=10.0),
+        connection=msgspec.structs.replace(known.connection, timeout_s=10.0),
     )
 
 
 def ours(folder: Path, conf: Path) -> str:
     """Submit by `once.send`; the job's id."""
-    return exactly_once.send(make(folder), site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.submit_once(make(folder), site(conf), args=FLAGS, number=0).job_id
 
 
 def killed(folder: Path, conf: Path, after_s: float) -> str:
@@ -76,7 +76,7 @@ def killed(folder: Path, conf: Path, after_s: float) -> str:
         assert sender.stdout.readline()
         time.sleep(after_s)
         sender.send_signal(signal.SIGKILL)
-    return exactly_once.send(folder, site(conf), args=FLAGS, number=0).job_id
+    return exactly_once.submit_once(folder, site(conf), args=FLAGS, number=0).job_id
 
 
 def peers(folder: Path, conf: Path) -> str:
@@ -88,7 +88,7 @@ def peers(folder: Path, conf: Path) -> str:
     return subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
-def many(
+def submit_many(
     root: Path,
     count: int,
     submit: Callable[[Path, Path], str],
@@ -96,14 +96,14 @@ def many(
     *,
     deaths: Sequence[int] = (),
     at_once: int = AT_ONCE,
-) -> tuple[dict[str, str], Proxy]:
+) -> tuple[dict[str, str], SlurmProxy]:
     """Submit `count` jobs through a proxy, several at a time; the id that each was told, and the proxy, closed.
 
     deaths: which of them are killed on the way once.
     """
     root.mkdir(parents=True)
     dice = random.Random(7)
-    with Proxy(PORT, fault) as proxy:
+    with SlurmProxy(PORT, fault) as proxy:
         conf = proxy.conf(REAL, root / "slurm.conf", MessageTimeout=TIMEOUT_S)
 
         def one(number: int) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list
     return {name: sorted(ids, key=int) for name, ids in found.items()}
 
 
-def verdict(root: Path, told: dict[str, str]) -> Counter[str]:
+def count_outcomes(root: Path, told: dict[str, str]) -> Counter[str]:
     """How many submissions became one job that ran once and is known (`right`), and what became of the others."""
     count: Counter[str] = Counter()
     for name, ids in jobs_of(list(told)).items():
@@ -158,6 +158,6 @@ def verdict(root: Path, told: dict[str, str]) -> Counter[str]:
     return count
 
 
-def forget(root: Path) -> None:
+def remove_leftovers(root: Path) -> None:
     """Remove what the submissions left."""
     shutil.rmtree(root, ignore_errors=True)

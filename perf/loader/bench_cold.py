@@ -21,11 +21,20 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, execute, say, spread, workspace
-from perf.loader.loader_data import IMAGE, LENGTH, SIDE, Recording, ingest, record
-from perf.loader.loader_peers import Way, copies, enter, fastest, named, tensorstore_ways, zarr_ways, zarrs_ways
-from perf.loader.our_loader import Ours
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import arguments, execute, format_spread, print_progress, workspace
+from perf.loader.loader_data import IMAGE, LENGTH, SIDE, Recording, ingest_recording, record
+from perf.loader.loader_peers import (
+    Variant,
+    copies,
+    enter_peer_venv,
+    fastest_variant,
+    peer_version,
+    tensorstore_ways,
+    zarr_ways,
+    zarrs_ways,
+)
+from perf.loader.our_loader import OurLoader
 from perf.stage.stage_peers import version as program_version
 
 BATCH, THREADS = 32, 8
@@ -77,7 +86,7 @@ class Cold:
         self.ours.read(self.batches)
         self.taken.append(device_bytes() - before)
 
-    def fill(self, way: Way) -> None:
+    def fill(self, way: Variant) -> None:
         """A peer's."""
         for starts in self.order.windows(self.batches):
             way.fill(starts, self.out)
@@ -113,8 +122,8 @@ class Cold:
         }
         runs: dict[str, Callable[[], object]] = {OURS: self.read, FIO: self.fio}
         for peer, tried in ways.items():
-            way = fastest(tried, self._cold, tune=tune)
-            self.about[peer] = way.about
+            way = fastest_variant(tried, self._cold, tune=tune)
+            self.about[peer] = way.description
             runs[peer] = lambda way=way: self.fill(way)
         for threads in (1, THREADS):
             self.about[memmap(threads)] = self.read_ahead()
@@ -131,12 +140,12 @@ class Cold:
         """A memory map's, a new one: the page cache does not let go of what is mapped."""
         self.fill(copies(self.made.map(self.made.frames), LENGTH, threads))
 
-    def _cold(self, way: Way) -> None:
+    def _cold(self, way: Variant) -> None:
         self._drop()
         way.fill(self.order.windows(1)[0], self.out)
 
-    def _open(self) -> Ours:
-        return Ours(self.path, batch=BATCH, threads=THREADS, ahead=2, stride=LENGTH, warm=False)
+    def _open(self) -> OurLoader:
+        return OurLoader(self.path, batch=BATCH, threads=THREADS, ahead=2, stride=LENGTH, warm=False)
 
     def _drop(self) -> None:
         os.sync()
@@ -155,43 +164,43 @@ def cases(cold: Cold, times: dict[str, list[float]]) -> list[Case]:
     rates = [taken / seconds for taken, seconds in zip(cold.taken[1:], times[OURS], strict=True)]
     ratios = [rate / device for rate, device in zip(rates, cold.device[1:], strict=True)]
     wanted = cold.batches * BATCH * WINDOW
-    say(f"cold: {wanted >> 20} MiB of windows, for which the device gave {cold.taken[-1] >> 20} MiB")
+    print_progress(f"cold: {wanted >> 20} MiB of windows, for which the device gave {cold.taken[-1] >> 20} MiB")
     for name, each in (("fio", cold.device[1:]), ("ours", rates)):
-        say(f"cold: {name} {[int(rate / 1e6) for rate in each]} MB/s")
+        print_progress(f"cold: {name} {[int(rate / 1e6) for rate in each]} MB/s")
     for name, seconds in times.items():
-        say(f"cold: {name} {spread(seconds)}")
+        print_progress(f"cold: {name} {format_spread(seconds)}")
     how = f"randread, direct, psync, {THREADS} threads, {WINDOW} bytes each"
     return [
-        judge(
+        from_ratios(
             "cold windows, raw: bytes from the device in a second",
             "fio",
             program_version("fio"),
             ratios,
-            reach=DEVICE,
+            target=DEVICE,
             command=how,
         ),
         *(
             compare(
                 "cold windows, raw",
                 peer,
-                named(peer),
+                peer_version(peer),
                 times[OURS],
                 times[peer],
-                reach=reach,
+                target=target,
                 command=cold.about.get(peer, ""),
             )
-            for peer, reach in REACH.items()
+            for peer, target in REACH.items()
         ),
     ]
 
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     with workspace(args.disk, needed=(1 if args.quick else 7) << 30) as home:
         made = record(home, "rendered", episodes=16 if args.quick else 160)
-        cold = Cold(made, ingest(made, home / "datasets", "raw"), batches=1 if args.quick else 6)
-        times = in_turn(args.rounds, cold.runs(tune=not args.quick), rotate=True, setting=cold.setting)
+        cold = Cold(made, ingest_recording(made, home / "datasets", "raw"), batches=1 if args.quick else 6)
+        times = interleave(args.rounds, cold.runs(tune=not args.quick), rotate=True, around_each=cold.setting)
         return report(cases(cold, times))
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, report
-from perf.harness.workspace import arguments, say, spread, workspace
-from perf.loader.loader_data import IMAGE, LENGTH, SIDE, ingest, record
-from perf.loader.loader_peers import enter, named
-from perf.loader.our_loader import Ours
+from perf.harness.harness import Case, compare, interleave, report
+from perf.harness.workspace import arguments, format_spread, print_progress, workspace
+from perf.loader.loader_data import IMAGE, LENGTH, SIDE, ingest_recording, record
+from perf.loader.loader_peers import enter_peer_venv, peer_version
+from perf.loader.our_loader import OurLoader
 
 BATCH = 16
 REACH = 1 / 0.3
@@ -27,36 +27,38 @@ OURS, WINDOWS, WHOLE = "ours", "DataLoader over zarr", "DataLoader over zarr, wh
 
 def first_batch(path: Path, *, rounds: int) -> list[Case]:
     """Ours, and the DataLoader both with a window and a batch a call."""
-    from perf.loader.torch_workers import WindowSet, Workers
+    from perf.loader.torch_workers import WindowSet, WorkerLoader
 
     random = np.random.default_rng(0)
-    steps = Ours(path, batch=BATCH).samples.at(np.arange(256)).places.anchor  # which also fills the page cache
+    steps = (
+        OurLoader(path, batch=BATCH).samples.draw(np.arange(256)).locations.anchor
+    )  # which also fills the page cache
 
     def ours() -> None:
-        loader = Ours(path, batch=BATCH, warm=False)
+        loader = OurLoader(path, batch=BATCH, warm=False)
         loader.read(1)
         loader.close()
 
     def theirs(*, whole: bool) -> Callable[[], None]:
         def run() -> None:
             windows = WindowSet("zarr", 1, path / IMAGE, LENGTH, (SIDE, SIDE, 3), "uint8")
-            workers = Workers(windows, whole=whole, start="fork")
+            workers = WorkerLoader(windows, whole=whole, start="fork")
             workers.first(random.choice(steps, (4, BATCH)).tolist())
             workers.close()
 
         return run
 
-    times = in_turn(rounds, {OURS: ours, WINDOWS: theirs(whole=False), WHOLE: theirs(whole=True)}, rotate=True)
+    times = interleave(rounds, {OURS: ours, WINDOWS: theirs(whole=False), WHOLE: theirs(whole=True)}, rotate=True)
     for name, seconds in times.items():
-        say(f"first batch: {name} {spread(seconds)}")
+        print_progress(f"first batch: {name} {format_spread(seconds)}")
     return [
         compare(
             "first batch",
             peer,
-            named(peer),
+            peer_version(peer),
             times[OURS],
             times[peer],
-            reach=REACH,
+            target=REACH,
             command="num_workers=2, fork, get_basic_selection(out=)",
         )
         for peer in (WINDOWS, WHOLE)
@@ -65,10 +67,10 @@ def first_batch(path: Path, *, rounds: int) -> list[Case]:
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     with workspace(args.disk, needed=2 << 30) as home:
         made = record(home, "rendered", episodes=8 if args.quick else 40)
-        return report(first_batch(ingest(made, home / "datasets", "lz4"), rounds=2 * args.rounds))
+        return report(first_batch(ingest_recording(made, home / "datasets", "lz4"), rounds=2 * args.rounds))
 
 
 if __name__ == "__main__":

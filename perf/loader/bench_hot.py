@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, report
-from perf.harness.workspace import arguments, say, spread, workspace
-from perf.loader.loader_data import IMAGE, LENGTH, SIDE, Recording, ingest, kinds, record
-from perf.loader.loader_peers import WAYS, Way, copies, enter, fastest, named
-from perf.loader.our_loader import Ours
-from pitools.loader.buffers import aligned
+from perf.harness.harness import Case, compare, interleave, report
+from perf.harness.workspace import arguments, format_spread, print_progress, workspace
+from perf.loader.loader_data import IMAGE, LENGTH, SIDE, Recording, ingest_recording, kinds, record
+from perf.loader.loader_peers import WAYS, Variant, copies, enter_peer_venv, fastest_variant, peer_version
+from perf.loader.our_loader import OurLoader
+from pitools.loader.buffers import allocate_aligned
 
 BATCH = 16
 SHAPE = (BATCH, LENGTH, SIDE, SIDE, 3)
@@ -41,8 +41,8 @@ class Hot:
 
     def __init__(self, made: Recording, path: Path, codec: str, *, batches: int, tune: bool) -> None:
         self.made, self.path, self.codec, self.batches, self.tune = made, path, codec, batches, tune
-        self.ours = {DEFAULT: Ours(path, check="first"), ALWAYS: Ours(path, check="always")}
-        self.outs = [aligned(SHAPE, np.dtype(np.uint8)) for _ in range(self.ours[DEFAULT].buffers)]
+        self.ours = {DEFAULT: OurLoader(path, check="first"), ALWAYS: OurLoader(path, check="always")}
+        self.outs = [allocate_aligned(SHAPE, np.dtype(np.uint8)) for _ in range(self.ours[DEFAULT].buffers)]
         self.workers: dict[str, Any] = {}
         self.about: dict[str, str] = {}
 
@@ -53,8 +53,8 @@ class Hot:
         }
         for peer, make in WAYS.items():
             ways = make(self.path / IMAGE, LENGTH)
-            way = fastest(ways, self._fill, tune=self.tune)
-            self.about[peer] = way.about
+            way = fastest_variant(ways, self._fill, tune=self.tune)
+            self.about[peer] = way.description
             readers[peer] = lambda way=way: self._fill(way)
             self.workers[peer] = self._workers(peer, ways.index(way))
         if self.codec == "raw":
@@ -71,7 +71,7 @@ class Hot:
         """Nobody's run begins with batches that were read before it, nor ends with some still being read."""
         yield
         for ours in self.ours.values():
-            ours.settle()
+            ours.drain_prefetch()
 
     def check(self) -> None:
         """Exit unless each peer reads what we read."""
@@ -81,7 +81,7 @@ class Hot:
             for way in ways(self.path / IMAGE, LENGTH):
                 way.fill(starts, self.outs[0])
                 if not np.array_equal(batch, self.outs[0]):
-                    sys.exit(f"{peer}, {way.about}: not what we read")
+                    sys.exit(f"{peer}, {way.description}: not what we read")
 
     def cases(self, kind: str, times: dict[str, list[float]]) -> list[Case]:
         """Our default against everybody, and our `always` against the readers."""
@@ -98,31 +98,33 @@ class Hot:
             ours.close()
 
     def _case(self, kind: str, ours: str, peer: str, times: dict[str, list[float]]) -> Case:
-        reach = REACH[self.codec].get(peer) or (MEMMAP if "memmap" in peer else WORKERS)
+        target = REACH[self.codec].get(peer) or (MEMMAP if "memmap" in peer else WORKERS)
         if ours == ALWAYS:
-            reach = ANY
+            target = ANY
         case = f"hot windows, {kind} frames, {self.codec}" + ", checked each time" * (ours == ALWAYS)
         per_s = [BATCH * self.batches / seconds for seconds in sorted(times[ours])]
-        say(f"{case}: {per_s[len(per_s) // 2]:.0f} windows/s, {peer} {spread(times[peer])} a round")
-        return compare(case, peer, named(peer), times[ours], times[peer], reach=reach, command=self.about.get(peer, ""))
+        print_progress(f"{case}: {per_s[len(per_s) // 2]:.0f} windows/s, {peer} {format_spread(times[peer])} a round")
+        return compare(
+            case, peer, peer_version(peer), times[ours], times[peer], target=target, command=self.about.get(peer, "")
+        )
 
     def _windows(self) -> list[list[int]]:
         return self.ours[DEFAULT].windows(self.batches)
 
-    def _fill(self, way: Way) -> None:
-        turn = self.outs if "memmap" in way.about else self.outs[:1]
+    def _fill(self, way: Variant) -> None:
+        turn = self.outs if "memmap" in way.description else self.outs[:1]
         for number, starts in enumerate(self._windows()):
             way.fill(starts, turn[number % len(turn)])
 
     def _workers(self, peer: str, way: int) -> Any:
         """DataLoaders of both kinds, over the first way of the peer and its fastest here; the fastest of them."""
-        from perf.loader.torch_workers import WindowSet, Workers
+        from perf.loader.torch_workers import WindowSet, WorkerLoader
 
         tried = []
         for number in sorted({0, way}):
             windows = WindowSet(peer, number, self.path / IMAGE, LENGTH, SHAPE[2:], "uint8")
             for whole in (True, False) if self.tune else (True,):
-                workers = Workers(windows, whole=whole)
+                workers = WorkerLoader(windows, whole=whole)
                 tried.append((workers.time(self._windows()), workers))
         best = min(tried, key=lambda pair: pair[0])[1]
         for _, workers in tried:
@@ -134,7 +136,7 @@ class Hot:
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     code = 0
     for kind in kinds():
         with workspace(args.disk, needed=3 << 30) as home:
@@ -142,13 +144,13 @@ def main() -> int:
             for codec in REACH:
                 hot = Hot(
                     made,
-                    ingest(made, home / "datasets", codec),
+                    ingest_recording(made, home / "datasets", codec),
                     codec,
                     batches=2 if args.quick else 12,
                     tune=not args.quick,
                 )
                 hot.check()
-                times = in_turn(args.rounds, hot.runs(), rotate=True, setting=hot.setting)
+                times = interleave(args.rounds, hot.runs(), rotate=True, around_each=hot.setting)
                 code |= report(hot.cases(kind, times))
                 hot.close()
     return code

@@ -14,11 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, report
-from perf.harness.workspace import arguments, say, spread, workspace
-from perf.loader.loader_data import ACTION, LENGTH, ingest, record_actions
-from perf.loader.loader_peers import Way, enter, fastest, named, tensorstore_ways, zarr_ways
-from perf.loader.our_loader import Ours
+from perf.harness.harness import Case, compare, interleave, report
+from perf.harness.workspace import arguments, format_spread, print_progress, workspace
+from perf.loader.loader_data import ACTION, LENGTH, ingest_recording, record_actions
+from perf.loader.loader_peers import (
+    Variant,
+    enter_peer_venv,
+    fastest_variant,
+    peer_version,
+    tensorstore_ways,
+    zarr_ways,
+)
+from perf.loader.our_loader import OurLoader
 
 BATCH = 64
 REACH = {"zarr": 120.0, "zarr, oindex": 120.0, "tensorstore": 3.0, "numpy": 0.0}
@@ -29,7 +36,7 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
     """Batches of windows: ours, zarr's (a tenth as many), tensorstore's, and by an index into memory."""
     import zarr
 
-    ours = Ours(path, array="action", batch=BATCH)
+    ours = OurLoader(path, array="action", batch=BATCH)
     out = np.empty((BATCH, LENGTH, ACTION), np.float32)
     window = np.arange(LENGTH)
 
@@ -43,13 +50,13 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
 
     ways = {
         "zarr": zarr_ways(path / "action", LENGTH),
-        "zarr, oindex": [Way("oindex[] of all steps of a batch", oindex)],
+        "zarr, oindex": [Variant("oindex[] of all steps of a batch", oindex)],
         "tensorstore": tensorstore_ways(path / "action", LENGTH),
-        "numpy": [Way("np.take of the whole array, held in memory", index)],
+        "numpy": [Variant("np.take of the whole array, held in memory", index)],
     }
     counts = dict.fromkeys(("zarr", "zarr, oindex"), max(1, batches // 10))
 
-    def fill(way: Way, count: int) -> None:
+    def fill(way: Variant, count: int) -> None:
         for starts in ours.windows(count):
             way.fill(starts, out)
 
@@ -59,31 +66,34 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
             (starts,) = ours.windows(1)
             way.fill(starts, out)
             if not np.array_equal(out, actions[np.asarray(starts)[:, None] + window]):
-                sys.exit(f"{peer}, {way.about}: not what was recorded")
-        best[peer] = fastest(tried, lambda way, peer=peer: fill(way, counts.get(peer, batches)), tune=tune)
-    times = in_turn(
+                sys.exit(f"{peer}, {way.description}: not what was recorded")
+        best[peer] = fastest_variant(tried, lambda way, peer=peer: fill(way, counts.get(peer, batches)), tune=tune)
+    times = interleave(
         rounds,
         {
             OURS: lambda: ours.read(batches),
             **{peer: lambda way=way, peer=peer: fill(way, counts.get(peer, batches)) for peer, way in best.items()},
         },
         rotate=True,
-        setting=ours.setting,
+        around_each=ours.setting,
     )
     ours.close()
     cases = []
     for peer, way in best.items():
         theirs = [seconds * batches / counts.get(peer, batches) for seconds in times[peer]]
-        say(f"low-dimensional, {codec}: {spread(times[OURS])} for {batches} batches, {peer} {spread(theirs)}")
+        print_progress(
+            f"low-dimensional, {codec}: {format_spread(times[OURS])} for {batches} batches, "
+            f"{peer} {format_spread(theirs)}"
+        )
         cases.append(
             compare(
                 f"low-dimensional windows, {codec}",
                 peer,
-                named(peer),
+                peer_version(peer),
                 times[OURS],
                 theirs,
-                reach=REACH[peer],
-                command=way.about,
+                target=REACH[peer],
+                command=way.description,
             )
         )
     return cases
@@ -91,12 +101,12 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     code = 0
     with workspace(args.disk, needed=1 << 28) as home:
         made = record_actions(home, episodes=40 if args.quick else 400)
         for codec in ("raw", "lz4"):
-            path = ingest(made, home / "datasets", codec)
+            path = ingest_recording(made, home / "datasets", codec)
             actions = np.fromfile(made.actions, np.float32).reshape(-1, ACTION)
             code |= report(
                 low_dim(

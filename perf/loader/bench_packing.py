@@ -19,9 +19,9 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.harness.harness import Case, compare, judge, report
-from perf.loader.loader_peers import enter
-from pitools.loader.sampling.packing import Packing
+from perf.harness.harness import Case, compare, from_ratios, report
+from perf.loader.loader_peers import enter_peer_venv
+from pitools.loader.sampling.packing import PackingPlan
 from pitools.loader.sampling.sequences import Sequences
 
 LENGTH, OPEN = 2048, 8
@@ -37,8 +37,8 @@ def lengths(count: int, seed: int) -> NDArray[np.int64]:
 def ours(sizes: NDArray[np.int64]) -> int:
     """Rows, of a plan whose sequences are dealt."""
     ends = np.cumsum(sizes)
-    plan = Packing(Sequences(np.arange(len(sizes)), ends - sizes, ends), LENGTH)
-    dealt = plan.dealt(0)
+    plan = PackingPlan(Sequences(np.arange(len(sizes)), ends - sizes, ends), LENGTH)
+    dealt = plan.sequences_of_epoch(0)
     rows = np.add.reduceat(sizes[dealt], plan.first[:-1])
     if rows.max() > LENGTH or not np.array_equal(np.sort(dealt), np.arange(len(sizes))):
         sys.exit("the plan is wrong")
@@ -93,24 +93,26 @@ def cases(count: int, rounds: int) -> list[Case]:
     eight = f"first-fit of {OPEN} open rows"
     better = lambda peer: [mine / theirs for mine, theirs in zip(fills["ours"], fills[peer], strict=True)]  # noqa: E731
     return [
-        judge(f"{what}: fill ÷ {FILL} ({told})", "limit", "", [fill / FILL for fill in fills["ours"]], reach=1.0),
-        judge(
+        from_ratios(
+            f"{what}: fill ÷ {FILL} ({told})", "limit", "", [fill / FILL for fill in fills["ours"]], target=1.0
+        ),
+        from_ratios(
             f"{what}: {TIME_S:g} s ÷ ours ({np.median(seconds['ours']):.3f} s)",
             "limit",
             "",
             [TIME_S / took for took in seconds["ours"]],
-            reach=1.0,
+            target=1.0,
         ),
-        judge(f"{what}: fill, ours ÷ theirs", eight, "", better("first-fit"), reach=1.0),
-        judge(
+        from_ratios(f"{what}: fill, ours ÷ theirs", eight, "", better("first-fit"), target=1.0),
+        from_ratios(
             f"{what}: fill, ours ÷ theirs",
             "grain FirstFitPackIterDataset",
             version("grain"),
             better("grain"),
-            reach=1.0,
+            target=1.0,
             command=f"num_packing_bins={OPEN}",
         ),
-        compare(f"{what}: time, told", f"{eight}, in Python", "", seconds["ours"], seconds["first-fit"], reach=0.0),
+        compare(f"{what}: time, told", f"{eight}, in Python", "", seconds["ours"], seconds["first-fit"], target=0.0),
     ]
 
 
@@ -119,7 +121,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two rounds of 20,000 lengths")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    enter()
+    enter_peer_venv()
     return report(cases(20_000, 2) if args.quick else cases(100_000, args.rounds))
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, execute, say, spread, workspace
-from perf.loader.loader_data import LENGTH, SIDE, Recording, ingest, record
-from perf.loader.loader_peers import Way, enter, fastest, named
-from perf.loader.our_loader import Ours
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import arguments, execute, format_spread, print_progress, workspace
+from perf.loader.loader_data import LENGTH, SIDE, Recording, ingest_recording, record
+from perf.loader.loader_peers import Variant, enter_peer_venv, fastest_variant, peer_version
+from perf.loader.our_loader import OurLoader
 
 BATCH = 16
 OURS = "ours"
@@ -32,7 +32,7 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
     """Ours and each format's own reader, in turn; and our seconds a window."""
     from perf.loader.record_formats import array_record, hdf5, mds
 
-    ours = Ours(ingest(made, home / "datasets", "raw"), batch=BATCH)
+    ours = OurLoader(ingest_recording(made, home / "datasets", "raw"), batch=BATCH)
     out = np.empty((BATCH, LENGTH, SIDE, SIDE, 3), np.uint8)
     made_ways = [
         mds(made, home / "mds"),
@@ -42,7 +42,7 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
     ]
     frames = made.map(made.frames)
 
-    def fill(way: Way) -> None:
+    def fill(way: Variant) -> None:
         for starts in ours.windows(batches):
             way.fill(starts, out)
 
@@ -52,25 +52,25 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
             (starts,) = ours.windows(1)
             way.fill(starts, out)
             if not all(np.array_equal(frames[at : at + LENGTH], found) for at, found in zip(starts, out, strict=True)):
-                sys.exit(f"{peer}, {way.about}: not what was recorded")
-        best[peer] = fastest(ways, fill, tune=tune)
+                sys.exit(f"{peer}, {way.description}: not what was recorded")
+        best[peer] = fastest_variant(ways, fill, tune=tune)
     runs = {OURS: lambda: ours.read(batches), **{peer: lambda way=way: fill(way) for peer, way in best.items()}}
-    times = in_turn(rounds, runs, rotate=True, setting=ours.setting)
+    times = interleave(rounds, runs, rotate=True, around_each=ours.setting)
     ours.close()
     for name, seconds in times.items():
-        say(f"records: {name} {spread(seconds)} for {batches * BATCH} windows")
+        print_progress(f"records: {name} {format_spread(seconds)} for {batches * BATCH} windows")
     ours_s = statistics.median(times[OURS]) / (batches * BATCH)
     return [
         compare(
             "windows of frames kept as records",
             peer,
-            named(peer),
+            peer_version(peer),
             times[OURS],
             times[peer],
-            reach=reach,
-            command=best[peer].about,
+            target=target,
+            command=best[peer].description,
         )
-        for peer, reach in REACH.items()
+        for peer, target in REACH.items()
     ], ours_s
 
 
@@ -79,12 +79,12 @@ def lerobot(made: Recording, home: Path, python: str, ours_s: float, *, windows:
     program = (python, "-m", "perf.loader.lerobot_loader")
     said = msgspec.json.decode(execute(*program, made.frames, home / "lerobot", f"{windows}").splitlines()[-1])
     ratios = [seconds / ours_s for seconds in said["seconds"]]
-    return [judge("windows of video frames", "lerobot", said["version"], ratios, reach=0.0, command=said["how"])]
+    return [from_ratios("windows of video frames", "lerobot", said["version"], ratios, target=0.0, command=said["how"])]
 
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     batches = 1 if args.quick else 6
     with workspace(args.disk, needed=4 << 30) as home:
         made = record(home, "rendered", episodes=8 if args.quick else 40)
@@ -93,7 +93,7 @@ def main() -> int:
         if python := os.environ.get("PIT_BENCH_LEROBOT"):
             code |= report(lerobot(made, home, python, ours_s, windows=2 if args.quick else 16))
         else:
-            say("no LeRobot: PIT_BENCH_LEROBOT names no Python that has it")
+            print_progress("no LeRobot: PIT_BENCH_LEROBOT names no Python that has it")
         return code
 
 

@@ -25,13 +25,13 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, execute, say, workspace
-from perf.loader.loader_peers import enter
-from pitools.loader.loader import Loader, State
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import arguments, execute, print_progress, workspace
+from perf.loader.loader_peers import enter_peer_venv
+from pitools.loader.loader import Loader, LoaderState
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 BATCH, EPISODE, SHARD = 64, 1000, 10_000
 LIMIT_S, TIMES = 0.010, 100.0
@@ -73,14 +73,14 @@ class Ours:
         self._path = path
         self._positions = positions(samples)
         self._loader = self._open()
-        if (found := len(self._loader.samples.order.at(np.arange(BATCH)))) != BATCH:
+        if (found := len(self._loader.samples.order.samples_at(np.arange(BATCH)))) != BATCH:
             sys.exit(f"{found} samples")
 
     def order(self) -> None:
         """From a position to the samples of its batch."""
         state = self._state()
         self._loader.load_state(state)
-        self._loader.samples.at(np.arange(state.position, state.position + BATCH))
+        self._loader.samples.draw(np.arange(state.position, state.position + BATCH))
 
     def batch(self) -> None:
         """From a position to its batch."""
@@ -95,12 +95,12 @@ class Ours:
         loader.close()
 
     def _open(self) -> Loader:
-        arrays = Arrays(self._path, resident_bytes=0)
-        windows = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), {"action": Span(0, 16)}, pad=True)
-        return Loader(Windowed(arrays, windows, seed=SEED), batch_size=BATCH)
+        arrays = VersionReader(self._path, resident_bytes=0)
+        windows = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), {"action": WindowSpan(0, 16)}, pad=True)
+        return Loader(WindowSamples(arrays, windows, seed=SEED), batch_size=BATCH)
 
-    def _state(self) -> State:
-        return State(identity=dict(self._loader.samples.identity), position=next(self._positions))
+    def _state(self) -> LoaderState:
+        return LoaderState(identity=dict(self._loader.samples.identity), position=next(self._positions))
 
 
 def positions(samples: int) -> Iterator[int]:
@@ -164,26 +164,26 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
     versions = {"torch RandomSampler": version("torch"), "mosaic streaming": version("mosaicml-streaming")}
     # Ours alone take so little that what a peer leaves of the caches would be all of it: many in a row, then the peers.
     runs = {"order": ours.order, "batch": ours.batch, "anew": ours.anew}
-    quick = in_turn(20 * rounds, runs, setting=lambda _: at_rest())
-    turn = in_turn(rounds, {"ours": ours.order, **peers})
-    say(", ".join(f"{name} {np.median(times) * 1e3:.2f} ms" for name, times in {**quick, **turn}.items()))
+    quick = interleave(20 * rounds, runs, around_each=lambda _: at_rest())
+    turn = interleave(rounds, {"ours": ours.order, **peers})
+    print_progress(", ".join(f"{name} {np.median(times) * 1e3:.2f} ms" for name, times in {**quick, **turn}.items()))
     return [
         *(
-            judge(
+            from_ratios(
                 f"{what}, {name}: {LIMIT_S * 1e3:g} ms ÷ ours ({np.median(quick[key]) * 1e3:.2f} ms)",
                 "limit",
                 "",
                 [LIMIT_S / took for took in quick[key]],
-                reach=reach,
+                target=target,
             )
-            for key, name, reach in (
+            for key, name, target in (
                 ("order", "samples of the next batch", 1.0),
                 ("batch", "the whole next batch", 1.0),
                 ("anew", "the same with all opened anew, told", 0.0),
             )
         ),
         *(
-            compare(f"{what}, samples of the next batch", name, versions[name], turn["ours"], turn[name], reach=TIMES)
+            compare(f"{what}, samples of the next batch", name, versions[name], turn["ours"], turn[name], target=TIMES)
             for name in peers
         ),
     ]
@@ -191,7 +191,7 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
 
 def main() -> int:
     args = arguments(__doc__)
-    enter()
+    enter_peer_venv()
     samples = 10**7 if args.quick else 10**8
     with workspace(args.memory, needed=4 * samples) as home:
         return report(cases(Ours(dataset(home, samples), samples), samples, args.rounds))

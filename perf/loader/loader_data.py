@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.harness.workspace import REPO, execute, say
+from perf.harness.workspace import REPO, execute, print_progress
 
 REAL = REPO.parent / "shared" / "data" / "robot" / "bridge_widowx_robomimic.hdf5"
 SIDE, LENGTH, ACTION = 96, 64, 14  # pixels, steps of a window, numbers of an action
@@ -73,7 +73,7 @@ def record_actions(home: Path, *, episodes: int, seed: int = 1) -> Recording:
     return made
 
 
-def ingest(made: Recording, root: Path, codec: str) -> Path:
+def ingest_recording(made: Recording, root: Path, codec: str) -> Path:
     """The recording's version under `root`, by our command."""
     name = f"{made.hdf5.stem}-{codec}"
     execute(
@@ -82,7 +82,7 @@ def ingest(made: Recording, root: Path, codec: str) -> Path:
     (path,) = (path for path in (root / name).iterdir() if not path.name.startswith("."))
     if codec != "raw" and (path / IMAGE).is_dir():
         stored = sum(file.stat().st_size for file in (path / IMAGE / "c").rglob("*") if file.is_file())
-        say(f"{name}: {made.frames.stat().st_size / stored:.2f} times smaller")
+        print_progress(f"{name}: {made.frames.stat().st_size / stored:.2f} times smaller")
     return path
 
 

@@ -37,14 +37,14 @@ CACHE_BYTES = 64 << 20  # tensorstore's: shard indexes stay in it, chunks of a r
 Fill = Callable[[Sequence[int], Any], None]
 
 
-class Way(NamedTuple):
-    """How one peer reads. about: the settings, in words."""
+class Variant(NamedTuple):
+    """How one peer reads. description: the settings, in words."""
 
-    about: str
+    description: str
     fill: Fill
 
 
-def enter() -> None:
+def enter_peer_venv() -> None:
     """Go on in the interpreter of .venv-peers, after the peers and we are installed there: the script that is run there
     imports them at its first lines.
     """
@@ -63,14 +63,14 @@ def enter() -> None:
     os.execv(python, [python, *sys.orig_argv[1:]])
 
 
-def zarr_ways(path: Path, length: int) -> list[Way]:
+def zarr_ways(path: Path, length: int) -> list[Variant]:
     """zarr-python as it comes: one window after another, or all of a batch at once on its event loop."""
     import zarr
 
     return _zarr_ways(zarr.open_array(path, mode="r", zarr_format=3), length)
 
 
-def zarrs_ways(path: Path, length: int) -> list[Way]:
+def zarrs_ways(path: Path, length: int) -> list[Variant]:
     """zarr-python with the codec pipeline of zarrs, which has threads of its own; also called from several."""
     import zarr
     import zarrs  # noqa: F401  registers the pipeline
@@ -80,14 +80,14 @@ def zarrs_ways(path: Path, length: int) -> list[Way]:
     return [*_zarr_ways(array, length), *(_by_threads(array, length, count) for count in (CORES, 8))]
 
 
-def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -> list[Way]:
+def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -> list[Variant]:
     """tensorstore: each window written to its place, or copied there, with a cache for shard indexes and without.
 
     threads: that read files.
     """
     import tensorstore
 
-    def ways(cache_bytes: int) -> list[Way]:
+    def ways(cache_bytes: int) -> list[Variant]:
         context = tensorstore.Context(
             {
                 "cache_pool": {"total_bytes_limit": cache_bytes},
@@ -108,19 +108,19 @@ def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -
                 place[:] = job.result()
 
         about = f"of a batch at once, cache_pool {cache_bytes >> 20} MiB, recheck_cached_data open"
-        return [Way(f"ts.array(out).write(store[a:b]) {about}", write), Way(f"store[a:b].read() {about}", copy)]
+        return [Variant(f"ts.array(out).write(store[a:b]) {about}", write), Variant(f"store[a:b].read() {about}", copy)]
 
     return [*ways(CACHE_BYTES), *ways(0)]
 
 
-WAYS: Mapping[str, Callable[[Path, int], list[Way]]] = {
+WAYS: Mapping[str, Callable[[Path, int], list[Variant]]] = {
     "zarr": zarr_ways,
     "zarrs": zarrs_ways,
     "tensorstore": tensorstore_ways,
 }
 
 
-def _zarr_ways(array: Any, length: int) -> list[Way]:
+def _zarr_ways(array: Any, length: int) -> list[Variant]:
     import asyncio
 
     from zarr.core.buffer.cpu import NDBuffer
@@ -138,10 +138,10 @@ def _zarr_ways(array: Any, length: int) -> list[Way]:
         for place, window in zip(out, sync(together(starts)), strict=True):
             place[:] = window
 
-    return [Way("asyncio.gather of a batch", gather), Way("get_basic_selection(out=), one by one", loop)]
+    return [Variant("asyncio.gather of a batch", gather), Variant("get_basic_selection(out=), one by one", loop)]
 
 
-def _by_threads(array: Any, length: int, count: int) -> Way:
+def _by_threads(array: Any, length: int, count: int) -> Variant:
     from zarr.core.buffer.cpu import NDBuffer
 
     pool = ThreadPoolExecutor(count)
@@ -152,10 +152,10 @@ def _by_threads(array: Any, length: int, count: int) -> Way:
     def threads(starts: Sequence[int], out: Any) -> None:
         list(pool.map(one, out, starts))
 
-    return Way(f"get_basic_selection(out=) by {count} threads", threads)
+    return Variant(f"get_basic_selection(out=) by {count} threads", threads)
 
 
-def copies(array: Any, length: int, threads: int) -> Way:
+def copies(array: Any, length: int, threads: int) -> Variant:
     """A memory map, copied by so many threads."""
     pool = ThreadPoolExecutor(threads)
 
@@ -169,17 +169,17 @@ def copies(array: Any, length: int, threads: int) -> Way:
         for job in jobs:
             job.result()
 
-    return Way(
+    return Variant(
         f"out[i] = memmap[a:b] by {threads} threads" if threads > 1 else "out[i] = memmap[a:b]",
         copy if threads > 1 else part,
     )
 
 
-def fastest(ways: Sequence[Way], try_out: Callable[[Way], object], *, tune: bool) -> Way:
+def fastest_variant(ways: Sequence[Variant], try_out: Callable[[Variant], object], *, tune: bool) -> Variant:
     """The way that was fastest in the best of three trials after one to warm up; the first one where `tune` is off."""
     if len(ways) == 1 or not tune:
         return ways[0]
-    times: dict[Way, float] = {}
+    times: dict[Variant, float] = {}
     for number, way in itertools.product(range(4), ways):
         began = time.perf_counter()
         try_out(way)
@@ -188,7 +188,7 @@ def fastest(ways: Sequence[Way], try_out: Callable[[Way], object], *, tune: bool
     return min(ways, key=lambda way: times[way])
 
 
-def named(peer: str) -> str:
+def peer_version(peer: str) -> str:
     """The version of a peer that is installed, and of what it runs in."""
     packages = {
         "zarrs": ["zarrs", "zarr"],

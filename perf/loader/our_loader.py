@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from perf.loader.loader_data import IMAGE, LENGTH
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.array_reader import Check
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.array_reader import CheckMode
+from pitools.store.reader.version_reader import VersionReader
 
 
-class Ours:
+class OurLoader:
     """A loader of one array's windows. buffers: batches that it has memory for."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Ours:
         *,
         array: str = IMAGE,
         batch: int = 16,
-        check: Check = "first",
+        check: CheckMode = "first",
         threads: int = 2,
         ahead: int = 2,
         stride: int = 1,
@@ -38,16 +38,18 @@ class Ours:
         stages it: of what comes in small pieces and out of order, the kernel keeps small pages, slower for everybody.
         """
         self.array, self.batch = array, batch
-        arrays = Arrays(path, check=check)
-        windows = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), {array: Span(0, LENGTH)}, stride=stride)
-        self.samples = Windowed(arrays, windows, seed=1)
-        self.loader = Loader(self.samples, batch_size=batch, threads=threads, ahead=ahead)
+        arrays = VersionReader(path, check_mode=check)
+        windows = Windows(
+            arrays.offsets, np.arange(len(arrays.offsets) - 1), {array: WindowSpan(0, LENGTH)}, stride=stride
+        )
+        self.samples = WindowSamples(arrays, windows, seed=1)
+        self.loader = Loader(self.samples, batch_size=batch, threads=threads, prefetch=ahead)
         self.buffers, self._drawn = ahead + 1, 0
         if warm:
             for file in path.rglob("c/**/*"):
                 if file.is_file():
                     file.read_bytes()
-            steps = arrays.array(array).shape[0]
+            steps = arrays.metadata_of(array).shape[0]
             for start in range(0, steps, 256):
                 arrays.read(array, start, min(start + 256, steps))
 
@@ -61,7 +63,7 @@ class Ours:
         """First steps of so many batches of windows in the loader's order; the next ones with each call."""
         drawn = []
         for _ in range(batches):
-            drawn.append(self.samples.at(np.arange(self._drawn, self._drawn + self.batch)).places.anchor.tolist())
+            drawn.append(self.samples.draw(np.arange(self._drawn, self._drawn + self.batch)).locations.anchor.tolist())
             self._drawn += self.batch
         return drawn
 
@@ -69,9 +71,9 @@ class Ours:
     def setting(self, _: str) -> Iterator[None]:
         """Nobody's run begins with batches that were read before it, or while others are still being read."""
         yield
-        self.settle()
+        self.drain_prefetch()
 
-    def settle(self) -> None:
+    def drain_prefetch(self) -> None:
         """Wait for, and forget, what was read ahead."""
         self.loader.load_state(self.loader.state())
         time.sleep(0.02)  # what a thread had begun, a few megabytes

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perf.loader.loader_data import EPISODE, LENGTH, SIDE, Recording
-from perf.loader.loader_peers import Way
+from perf.loader.loader_peers import Variant
 
 FRAME = (SIDE, SIDE, 3)
 
 
-def mds(made: Recording, folder: Path) -> list[Way]:
+def mds(made: Recording, folder: Path) -> list[Variant]:
     """Mosaic's shards on local disk: one item a frame, raw; its dataset decodes one at a time."""
     # Of its examples for pictures, the only part that wants torchvision, whose builds rarely fit a CPU build of torch.
     sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
@@ -38,10 +38,10 @@ def mds(made: Recording, folder: Path) -> list[Way]:
             for step in range(LENGTH):
                 window[step] = dataset[at + step]["image"]
 
-    return [Way("StreamingDataset(local=...)[i], ndarray, no compression", fill)]
+    return [Variant("StreamingDataset(local=...)[i], ndarray, no compression", fill)]
 
 
-def array_record(made: Recording, folder: Path) -> list[Way]:
+def array_record(made: Recording, folder: Path) -> list[Variant]:
     """ArrayRecord, as grain reads it: groups of one record, not compressed; one at a time, or a batch's at once."""
     from array_record.python.array_record_module import ArrayRecordWriter
     from grain.sources import ArrayRecordDataSource
@@ -64,12 +64,12 @@ def array_record(made: Recording, folder: Path) -> list[Way]:
                 window[step] = np.frombuffer(data, np.uint8).reshape(FRAME)
 
     return [
-        Way("ArrayRecordDataSource[i], group_size:1, uncompressed", single),
-        Way("ArrayRecordDataSource.__getitems__ of a window, group_size:1, uncompressed", batched),
+        Variant("ArrayRecordDataSource[i], group_size:1, uncompressed", single),
+        Variant("ArrayRecordDataSource.__getitems__ of a window, group_size:1, uncompressed", batched),
     ]
 
 
-def hdf5(made: Recording, folder: Path, *, kept_open: bool) -> list[Way]:
+def hdf5(made: Recording, folder: Path, *, kept_open: bool) -> list[Variant]:
     """One file an episode, chunks of one frame, as ALOHA records; opened for each sample as ACT does, or kept open."""
     import h5py
 
@@ -93,4 +93,6 @@ def hdf5(made: Recording, folder: Path, *, kept_open: bool) -> list[Way]:
                 with h5py.File(paths[episode], "r") as file:
                     window[:] = file["observations/images/front"][first : first + LENGTH]
 
-    return [Way("read_direct from files kept open" if kept_open else "h5py.File(path)[...][a:b] for each sample", fill)]
+    return [
+        Variant("read_direct from files kept open" if kept_open else "h5py.File(path)[...][a:b] for each sample", fill)
+    ]

@@ -34,7 +34,7 @@ class WindowSet(Dataset[Any]):
         return torch.from_numpy(out[0] if isinstance(index, int) else out)
 
 
-class Starts:
+class StartSampler:
     """A sampler of first steps that the benchmark sets before each round."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Starts:
         return len(self.batches)
 
 
-class Workers:
+class WorkerLoader:
     """A DataLoader over one peer. whole: a worker makes a batch in one call, else windows that torch stacks."""
 
     def __init__(self, windows: WindowSet, *, whole: bool, start: str = "spawn", prefetch: int = 2) -> None:
         """start: how processes begin. Those that have used zarrs or tensorstore must not fork."""
-        self.starts = Starts()
+        self.starts = StartSampler()
         sampling = {"batch_size": None, "sampler": self.starts} if whole else {"batch_sampler": self.starts}
         self.loader = DataLoader(
             windows,

@@ -29,10 +29,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from perf.harness.harness import judge, report
+from perf.harness.harness import from_ratios, report
 from perf.harness.workspace import REPO
 from pitools.launch import plan as planning
-from pitools.launch.request import load as load_request
+from pitools.launch.request import load_request as load_request
 
 PIT = str(Path(sys.executable).with_name("pit"))
 ROOT = Path("/var/tmp/pit-dc-place-live")
@@ -50,7 +50,7 @@ account = "lab"
 [paths]
 runs = "{work}/runs"
 [place]
-tickets = {tickets}
+max_queued_jobs = {tickets}
 [templates]
 train = "short.sbatch.j2"
 [partitions.train]
@@ -82,7 +82,7 @@ sleep "$LENGTH_S"
 echo "E $(date +%s.%N) $NUMBER" >> "$RAN"
 at={{ run_dir }}/attempts/${SLURM_RESTART_COUNT:-0}
 mkdir -p "$at"
-printf '{"schema":"pit.attempt/1","job_id":"%s","exit_code":0,"ended":""}' "$SLURM_JOB_ID" > "$at/exit.json"
+printf '{"schema":"pit.attempt-exit/1","job_id":"%s","exit_code":0,"ended":""}' "$SLURM_JOB_ID" > "$at/exit.json"
 touch "$at/succeeded"
 """
 DOWN_S = 5.0
@@ -210,16 +210,16 @@ def ours(run: Run, clusters: Clusters) -> dict[str, float]:
 
 def peers(run: Run, clusters: Clusters) -> dict[str, float]:
     os.environ["PIT_SITE_PATH"] = str(run.work / "sites")
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load("north")
+    site = load_site("north")
     scripts = []
     for path in run.requests:
-        plan = planning.make(load_request(path), site, str(path))
+        plan = planning.make_plan(load_request(path), site, str(path))
         at = run.work / "runs" / path.stem
         (at / "attempts").mkdir(parents=True)
         scripts.append(at / "script.sbatch")
-        scripts[-1].write_text(planning.script(plan, site, run_dir=str(at), payload="true"))
+        scripts[-1].write_text(planning.render_script(plan, site, run_dir=str(at), payload="true"))
     before, began = clusters.calls(), time.time()
     crash = _crash_in_the_middle(run, clusters)
 
@@ -300,12 +300,12 @@ def main() -> int:
             clusters.down()
     if not args.keep:
         shutil.rmtree(work)
-    case = judge(
+    case = from_ratios(
         f"makespan of {jobs} short jobs{', nothing killed' if args.calm else ''}",
         "sbatch -M",
         version,
         ratios,
-        reach=1.0,
+        target=1.0,
     )
     right = not any(worst.values()) and max(per_job) <= MOST_CALLS
     said = f"{worst['lost']} lost, {worst['twice']} run twice, {max(per_job):.1f} calls a job"

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import REPO
 
 TRACE = REPO.parent / "shared/data/traces/helios_venus_2020-09.csv"
@@ -41,19 +41,19 @@ def cases(policy: str, rounds: int) -> list[Case]:
     took, held = (sorted(column) for column in zip(*runs, strict=True))
     told = f"{policy}: 25,596 jobs on 3 sites at load x{LOAD:g}"
     return [
-        judge(
+        from_ratios(
             f"{told}: {TIME_S:g} s ÷ time ({took[rounds // 2]:.1f} s)",
             "limit",
             "",
             [TIME_S / one for one in took],
-            reach=1.0,
+            target=1.0,
         ),
-        judge(
+        from_ratios(
             f"{told}: {MEMORY_MB:g} MB ÷ peak memory ({held[rounds // 2]:.0f} MB)",
             "limit",
             "",
             [MEMORY_MB / one for one in held],
-            reach=1.0,
+            target=1.0,
         ),
     ]
 

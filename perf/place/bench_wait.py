@@ -28,11 +28,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.harness.harness import judge, report
-from pitools.place.estimate.estimate import AT_ONCE_S
-from pitools.place.estimate.wait_model import LEVELS, Features, Quantiles, Waits, joined
+from perf.harness.harness import from_ratios, report
+from pitools.place.estimate.estimate import STARTS_NOW_S
+from pitools.place.estimate.wait_model import LEVELS, Quantiles, WaitFeatures, WaitModel, combine
 from pitools.place.simulate import engine, scenario, trace
-from pitools.place.simulate.baselines import Arrival, Planned
+from pitools.place.simulate.baselines import Arrival, PlannedStart
 
 TRACE = Path(os.environ.get("PIT_BENCH_TRACE", "../shared/data/traces/helios_venus_2020-09.csv"))
 LESS, TOLERANCE, SHARE = 0.25, 0.05, 0.8
@@ -43,17 +43,17 @@ class Replay:
     """Jobs of one replay that had to wait: what was foretold, and what came of it."""
 
     def __init__(self, load: float, seed: int) -> None:
-        jobs = trace.read(TRACE)
-        run = engine.Engine(
+        jobs = trace.read_trace(TRACE)
+        run = engine.Simulator(
             jobs, scenario.three_unequal(load=load, seed=seed), "slurm-m", "", 60.0, None, lambda _: None
         )
-        bind, foretell = run.bind, Planned()
+        bind, foretell = run.bind, PlannedStart()
         self.raw_s, self.ahead = np.zeros(len(jobs)), np.zeros(len(jobs))
         assert bind
 
         def watched(arrival: Arrival) -> Sequence[int]:
             (pool,) = bind(arrival)
-            site = arrival.sites[pool]
+            site = arrival.pools_state[pool]
             self.raw_s[arrival.job] = foretell(arrival, pool) - arrival.now_s
             self.ahead[arrival.job] = sum(entry[3] for entry in site.queue) / site.units
             return (pool,)
@@ -68,15 +68,15 @@ class Replay:
         """q10, q50, q90 of every job, each said at its submission."""
         said = np.tile(self.raw_s[:, None], 3)
         for pool in range(3):
-            waits, starts = Waits(), list[tuple[float, int]]()
+            waits, starts = WaitModel(), list[tuple[float, int]]()
             for job in np.flatnonzero((self.pool == pool) & (self.raw_s > 0)).tolist():
                 now_s = float(self.submit_s[job])
                 while starts and starts[0][0] <= now_s:
                     start_s, started = heappop(starts)
-                    waits.started(str(started), start_s)
-                features = Features(int(self.units[job]), float(self.limit_s[job]), float(self.ahead[job]))
-                told = waits.quantiles(now_s, float(self.raw_s[job]), features)
-                waits.asked(str(job), now_s, float(self.raw_s[job]), features, told)
+                    waits.add_start(str(started), start_s)
+                features = WaitFeatures(int(self.units[job]), float(self.limit_s[job]), float(self.ahead[job]))
+                told = waits.predict(now_s, float(self.raw_s[job]), features)
+                waits.add_submission(str(job), now_s, float(self.raw_s[job]), features, told)
                 said[job] = told or said[job]
                 heappush(starts, (now_s + float(self.wait_s[job]), job))
         return said
@@ -104,8 +104,8 @@ class Replay:
     def joined(self, learnt: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ours, made one with the site's own, as `pit place plan` does of what does not start at once."""
         said = learnt.copy()
-        for job in np.flatnonzero((self.raw_s > AT_ONCE_S) & ~np.isnan(own[:, 0])):
-            said[job] = joined(Quantiles(*learnt[job]), own[job])
+        for job in np.flatnonzero((self.raw_s > STARTS_NOW_S) & ~np.isnan(own[:, 0])):
+            said[job] = combine(Quantiles(*learnt[job]), own[job])
         return said
 
 
@@ -136,12 +136,12 @@ def main() -> int:
             medians.append(float(np.abs(actual - replay.raw_s[late]).mean() / np.abs(actual - ours[:, 1]).mean()))
             inside.append(float(np.mean((ours[:, 0] <= actual) & (actual <= ours[:, 2]))))
         name, reach = f"load x{load}", 1 / (1 - LESS)
-        cases.append(judge(f"pinball loss, {name}", "the site's own quantiles", "of 14 days", ratios, reach=1.0))
+        cases.append(from_ratios(f"pinball loss, {name}", "the site's own quantiles", "of 14 days", ratios, target=1.0))
         text = f"distance of the median to the wait, {name}"
-        cases.append(judge(text, "sbatch --test-only", "as simulated", medians, reach=reach))
+        cases.append(from_ratios(text, "sbatch --test-only", "as simulated", medians, target=reach))
         text = f"q10 to q90 hold {min(inside):.1%} to {max(inside):.1%} of the waits (0.05 / |share - 0.8|), {name}"
         far = [min(100.0, TOLERANCE / max(1e-9, abs(share - SHARE))) for share in inside]
-        cases.append(judge(text, "80 %", "", far, reach=1.0))
+        cases.append(from_ratios(text, "80 %", "", far, target=1.0))
     return report(cases)
 
 

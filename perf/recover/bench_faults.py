@@ -19,31 +19,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perf.harness.harness import Case, judge, report
-from perf.recover.fault_catalog import Fault, faults, inject
-from perf.recover.fault_cluster import Cluster, attempts
-from perf.recover.trial import Hit, Shape, Trial, calm
+from perf.harness.harness import Case, from_ratios, report
+from perf.recover.fault_catalog import FaultKind, faults, inject
+from perf.recover.fault_cluster import FaultCluster, attempts
+from perf.recover.trial import InjectedFault, Shape, Trial, reset_cluster
 
 RESULTS = Path("/var/tmp/pit-recover-faults.jsonl")
 SWAPS = {("user", "node"), ("user", "gpu")}
 
 
-def reference(cluster: Cluster, loop: str, data: Path, shape: Shape) -> tuple[float, list[str]]:
+def reference(cluster: FaultCluster, loop: str, data: Path, shape: Shape) -> tuple[float, list[str]]:
     """The loss of a run that nothing happens to, and the nodes that it got."""
-    calm(cluster)
+    reset_cluster(cluster)
     trial = Trial(cluster, "reference", loop, data, shape, random.Random(0))
     trial.end(300)
-    loss, verdict = trial.loss() if trial.found() else None, trial.verdict()
+    loss, verdict = trial.loss() if trial.has_started() else None, trial.verdict()
     if loss is None or verdict.get("state") != "finished":
         log = (cluster.work / f"{trial.name}.out").read_text()[-2000:]
         sys.exit(f"the run without faults did not finish: {verdict} {trial.run_dir}\n{log}")
     return loss, trial.nodes()
 
 
-def once(
-    cluster: Cluster,
+def run_campaign(
+    cluster: FaultCluster,
     case: str,
-    fault: Fault,
+    fault: FaultKind,
     loop: str,
     data: Path,
     shape: Shape,
@@ -52,7 +52,7 @@ def once(
     nodes: list[str],
 ) -> list[dict[str, Any]]:
     """One run under one kind of fault; a record for each that was done."""
-    calm(cluster)
+    reset_cluster(cluster)
     dice = random.Random(f"{seed} {case} {loop}")
     steps = aims(shape, fault.times, dice)
     time_, notice_s, delay_s = fault.limit or ("10m", 60, shape.delay_s)
@@ -66,7 +66,7 @@ def once(
             inject(trial, fault, steps)
         trial.end(fault.seconds)
     if not trial.hits:  # or it ended before it could be hit, which counts as well
-        trial.hits = by_themselves(trial, case, began)
+        trial.hits = self_inflicted(trial, case, began)
     told = [one(trial, case, fault, hit, loss) for hit in trial.hits]
     for line in told:
         line |= {"loop": loop, "seed": seed, "took_s": round(time.time() - began, 1), "run": trial.run_dir.name}
@@ -82,18 +82,18 @@ def aims(shape: Shape, times: int, dice: random.Random) -> list[int]:
     return [first + i * span + dice.randrange(max(1, span - 1)) for i in range(times)]
 
 
-def by_themselves(trial: Trial, case: str, began: float) -> list[Hit]:
+def self_inflicted(trial: Trial, case: str, began: float) -> list[InjectedFault]:
     """Faults that nobody did at a moment: they are the ends of the attempts that they ended."""
-    made = attempts(trial.run_dir) if trial.found() else []
+    made = attempts(trial.run_dir) if trial.has_started() else []
     ended = made[:-1] if case == "time-limit" else made[:1]
-    return [Hit(trial.ended(path), path.name) for path in ended] or [Hit(began, "0")]
+    return [InjectedFault(trial.ended(path), path.name) for path in ended] or [InjectedFault(began, "0")]
 
 
-def one(trial: Trial, case: str, fault: Fault, hit: Hit, loss: float) -> dict[str, Any]:
+def one(trial: Trial, case: str, fault: FaultKind, hit: InjectedFault, loss: float) -> dict[str, Any]:
     """What came of one fault."""
     cause, verdict = trial.cause(hit.attempt), trial.verdict()
     found = cause.get("kind", "")
-    to_next_s, lost = trial.after(hit)
+    to_next_s, lost = trial.recovery_of(hit)
     most = trial.shape.save_every if fault.lost is None else fault.lost
     end = trial.loss()
     is_over = verdict.get("state") == ("finished" if fault.verdict == "finished" else "stopped")
@@ -124,7 +124,7 @@ def keep(trial: Trial, case: str, seed: int) -> None:
     to = Path(f"/var/tmp/pit-recover-wrong/{case}-{trial.loop}-{seed}")
     shutil.rmtree(to, ignore_errors=True)
     to.parent.mkdir(exist_ok=True)
-    if trial.found():
+    if trial.has_started():
         shutil.copytree(trial.run_dir, to, symlinks=True, ignore_dangling_symlinks=True)
     else:
         to.mkdir()
@@ -141,18 +141,18 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
     def share(what: str, key: str, reach: float, among: list[dict[str, Any]] = done) -> Case:
         good = sum(bool(line[key]) for line in among)
         ratio = good / max(1, len(among))
-        return judge(f"{what}: {good} of {len(among)}", "all", "", [ratio], reach=reach)
+        return from_ratios(f"{what}: {good} of {len(among)}", "all", "", [ratio], target=reach)
 
     lossy = [line for line in done if line["verdict"].startswith("finished")]
     going = [line for line in done if line["to_next_s"] is not None]
     made = [
         share(f"{count} faults, the right cause", "cause_ok", 0.95),
-        judge(
+        from_ratios(
             f"user error and hardware taken for each other: {sum(line['swapped'] for line in done)}",
             "none",
             "",
             [float(not any(line["swapped"] for line in done))],
-            reach=1,
+            target=1,
         ),
         share("the run finished, or stopped with the true reason", "verdict_ok", 1),
         share("final loss equal to the uninterrupted run's", "loss_ok", 1, lossy),
@@ -192,11 +192,11 @@ def main() -> int:
     there = {(line["case"], line["loop"], line["seed"]) for line in done}
     shape = Shape()
     if todo := [one for one in wanted if one not in there]:
-        with Cluster(name=args.name, base_port=args.base_port) as cluster:
+        with FaultCluster(name=args.name, base_port=args.base_port) as cluster:
             data = cluster.dataset()
             references = {loop: reference(cluster, loop, data, shape) for loop in loops}
             for name, loop, seed in todo:
-                for line in once(cluster, name, known[name], loop, data, shape, seed, *references[loop]):
+                for line in run_campaign(cluster, name, known[name], loop, data, shape, seed, *references[loop]):
                     done.append(line)
                     with args.results.open("a") as file:
                         file.write(json.dumps(line) + "\n")

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.recover.fault_catalog import kill_rank, preempt
-from perf.recover.fault_cluster import Cluster, attempts, lines
-from perf.recover.recover_peers import Peer
-from perf.recover.trial import Shape, Trial, calm
+from perf.recover.fault_cluster import FaultCluster, attempts, read_json_lines
+from perf.recover.recover_peers import PeerRun
+from perf.recover.trial import Shape, Trial, reset_cluster
 
 LONG = Shape(steps=100_000, save_every=50, delay_s=0.1)
 EVERY_S = 60.0
@@ -36,17 +36,17 @@ GOODPUT = {
     "kill": ("kill", KIND_S, 1.5),
     "preempt": ("preempt", SLURMS_S, 1.5),
 }
-Run = Trial | Peer
+Run = Trial | PeerRun
 
 
-def hit(run: Run, fault: Callable[..., None], aim: int) -> None:
+def inject_fault(run: Run, fault: Callable[..., None], aim: int) -> None:
     """Do a fault once the newest start has made so many steps of its own."""
 
     def is_there() -> bool:
         is_new = not run.hits or run.attempt().name != run.hits[-1].attempt
         return is_new and _own_steps(run.attempt()) >= aim
 
-    if run.until(is_there, 180):
+    if run.wait_until(is_there, 180):
         for _ in range(50):
             with contextlib.suppress(ProcessLookupError):
                 fault(run)
@@ -55,7 +55,7 @@ def hit(run: Run, fault: Callable[..., None], aim: int) -> None:
 
 
 def _own_steps(attempt: Path) -> int:
-    return len(lines(attempt / "steps" / "0.jsonl"))
+    return len(read_json_lines(attempt / "steps" / "0.jsonl"))
 
 
 def killed(run: Run, dice: random.Random) -> None:
@@ -64,20 +64,20 @@ def killed(run: Run, dice: random.Random) -> None:
     kill_rank(run)  # type: ignore[arg-type]
 
 
-def next_steps(cluster: Cluster, side: str, data: Path, seed: int, times: int) -> list[float]:
+def next_steps(cluster: FaultCluster, side: str, data: Path, seed: int, times: int) -> list[float]:
     """Seconds from each fault of a run to its next step."""
-    calm(cluster)
+    reset_cluster(cluster)
     dice = random.Random(seed)
     run: Run = (
         Trial(cluster, "next", "torch", data, LONG, dice, time="30m")
         if side == "ours"
-        else Peer(cluster, "sbatch", "next-peer", data, LONG)
+        else PeerRun(cluster, "sbatch", "next-peer", data, LONG)
     )
     found: list[float] = []
     for _ in range(times):
-        hit(run, lambda one: killed(one, dice), dice.randint(20, 80))
+        inject_fault(run, lambda one: killed(one, dice), dice.randint(20, 80))
         at = run.hits[-1] if run.hits else None
-        if at is None or not run.until(lambda at=at: _next(run, at) is not None, 240):
+        if at is None or not run.wait_until(lambda at=at: _next(run, at) is not None, 240):
             break
         found.append(_next(run, at) or 0.0)
     run.end(1) if isinstance(run, Trial) else run.end()
@@ -87,19 +87,19 @@ def next_steps(cluster: Cluster, side: str, data: Path, seed: int, times: int) -
 
 
 def _next(run: Run, at: object) -> float | None:
-    return run.after(at)[0] if isinstance(run, Trial) else run.to_next_s(at)  # type: ignore[arg-type]
+    return run.recovery_of(at)[0] if isinstance(run, Trial) else run.seconds_to_next_step(at)  # type: ignore[arg-type]
 
 
-def goodput(cluster: Cluster, side: str, data: Path, fault: str, window_s: float, seed: int) -> int:
+def goodput(cluster: FaultCluster, side: str, data: Path, fault: str, window_s: float, seed: int) -> int:
     """Steps that a run has made at the end of a window that begins with its first step."""
-    calm(cluster)
+    reset_cluster(cluster)
     dice = random.Random(seed)
     run: Run = (
         Trial(cluster, f"good-{fault}", "torch", data, LONG, dice, time="30m")
         if side == "ours"
-        else Peer(cluster, "submitit", f"good-{fault}-peer", data, LONG)
+        else PeerRun(cluster, "submitit", f"good-{fault}-peer", data, LONG)
     )
-    if not run.until(lambda: run.step() >= 0, 120):
+    if not run.wait_until(lambda: run.step() >= 0, 120):
         sys.exit(f"{side}: no first step: {run.run_dir}")
     began = time.monotonic()
     due = EVERY_S / 2
@@ -120,7 +120,7 @@ def goodput(cluster: Cluster, side: str, data: Path, fault: str, window_s: float
     return safe
 
 
-def raced(args: argparse.Namespace, cluster: Cluster, data: Path, slurm: str) -> Case:
+def compare_next_step(args: argparse.Namespace, cluster: FaultCluster, data: Path, slurm: str) -> Case:
     """The next step after a fault, ours and the peer in turn."""
     took: dict[str, list[float]] = {"ours": [], "peer": []}
     for number in range(args.rounds):
@@ -128,17 +128,17 @@ def raced(args: argparse.Namespace, cluster: Cluster, data: Path, slurm: str) ->
             times_s += next_steps(cluster, side, data, number, args.times)
             print(f"next step {side}: {[round(one, 1) for one in times_s]}", file=sys.stderr, flush=True)
     pairs = [theirs / ours for ours, theirs in zip(took["ours"], took["peer"], strict=True)]
-    return judge("from kill -9 of a rank to the next step", "sbatch --requeue", slurm, pairs, reach=2)
+    return from_ratios("from kill -9 of a rank to the next step", "sbatch --requeue", slurm, pairs, target=2)
 
 
-def window(args: argparse.Namespace, cluster: Cluster, data: Path, fault: str, delay_s: int, reach: float) -> Case:
+def window(args: argparse.Namespace, cluster: FaultCluster, data: Path, fault: str, delay_s: int, reach: float) -> Case:
     """Safe steps of a window, ours and the peer in turn."""
     ratios = []
     for number in range(args.rounds):
         ours, theirs = (goodput(cluster, side, data, fault, 60 * args.minutes, number) for side in ("ours", "peer"))
         ratios.append(ours / max(1, theirs))
     what = f"safe steps in {args.minutes:g} min, a fault ({fault}) every minute, cred_expire={delay_s}"
-    return judge(what, "submitit", version("submitit"), ratios, reach=reach)
+    return from_ratios(what, "submitit", version("submitit"), ratios, target=reach)
 
 
 def main() -> int:
@@ -159,10 +159,10 @@ def main() -> int:
         windows = [GOODPUT[name] for name in GOODPUT if name in wanted and GOODPUT[name][1] == delay_s]
         if not raced_here and not windows:
             continue
-        with Cluster(name="requeue", base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
+        with FaultCluster(name="requeue", base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
             data = cluster.dataset()
             if raced_here:
-                made.append(raced(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
+                made.append(compare_next_step(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
             made += [window(args, cluster, data, fault, delay_s, reach) for fault, _, reach in windows]
     return report(made)
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from perf.recover.fault_cluster import Cluster
+from perf.recover.fault_cluster import FaultCluster
 from perf.recover.trial import Trial, kill
 
-BACK_S = 25.0  # slurmctld misses a node after 15 s
+RESTART_AFTER_S = 25.0  # slurmctld misses a node after 15 s
 PREEMPTION_S = 8
 SLOW = ("10m", 60, 0.8)  # what Slurm does takes seconds: the run must not finish meanwhile
 
 
-class Fault(NamedTuple):
+class FaultKind(NamedTuple):
     """One kind.
 
     causes: of which the attempt's must be one; () where the attempt is to go on unharmed. verdict: "finished", or the
@@ -31,7 +31,7 @@ class Fault(NamedTuple):
     times: int = 1
     lost: int | None = None
     args: Callable[[int], dict[str, Any]] = lambda _step: {}
-    around: Callable[[Cluster, str], contextlib.AbstractContextManager[None]] | None = None
+    around: Callable[[FaultCluster, str], contextlib.AbstractContextManager[None]] | None = None
     limit: tuple[str, int, float] | None = None
     seconds: float = 300.0
 
@@ -39,23 +39,23 @@ class Fault(NamedTuple):
 def kill_rank(trial: Trial) -> None:
     """kill -9 of one rank."""
     kill(trial.rank_pid(trial.dice.randrange(trial.shape.nodes)))
-    trial.hit()
+    trial.record_fault()
 
 
 def kill_node(trial: Trial) -> None:
     """kill -9 of one node's slurmd and of all its steps; it comes back later."""
     node = trial.dice.choice(trial.nodes())
-    trial.hit()
+    trial.record_fault()
     trial.cluster.kill_daemon(f"slurmd-{node}")
     trial.cluster.kill_steps(node)
-    trial.later(BACK_S, trial.cluster.up)
+    trial.later(RESTART_AFTER_S, trial.cluster.up)
 
 
 def kill_controller(seconds: float) -> Callable[[Trial], None]:
     """kill -9 of slurmctld, which comes back after so many seconds."""
 
     def do(trial: Trial) -> None:
-        trial.hit()
+        trial.record_fault()
         trial.cluster.kill_daemon(f"{trial.cluster.name}-slurmctld")
         trial.later(seconds, trial.cluster.up)
 
@@ -75,7 +75,7 @@ def kill_rank_meanwhile(seconds: float) -> Callable[[Trial], None]:
 
 def kill_login(trial: Trial) -> None:
     """kill -9 of `pit launch run --wait`."""
-    trial.hit()
+    trial.record_fault()
     trial.login.kill()
 
 
@@ -85,7 +85,7 @@ def preempt(grace_s: int) -> Callable[[Trial], None]:
     def do(trial: Trial) -> None:
         trial.cluster.run("sacctmgr", "-i", "modify", "qos", "normal", "set", f"GraceTime={grace_s}", check=False)
         time.sleep(1)  # until slurmctld has been told
-        trial.hit()
+        trial.record_fault()
         argv = ["--qos=high", f"-N{len(trial.cluster.nodes)}", "--exclusive", "-t1", "-o/dev/null", "-A", "lab"]
         trial.cluster.run("sbatch", *argv, "--wrap", f"sleep {PREEMPTION_S}")
 
@@ -95,7 +95,7 @@ def preempt(grace_s: int) -> Callable[[Trial], None]:
 def hang(trial: Trial) -> None:
     """SIGSTOP of one rank."""
     kill(trial.rank_pid(trial.dice.randrange(trial.shape.nodes)), signal.SIGSTOP)
-    trial.hit()
+    trial.record_fault()
 
 
 def read_only(seconds: float) -> Callable[[Trial], None]:
@@ -104,36 +104,36 @@ def read_only(seconds: float) -> Callable[[Trial], None]:
     def do(trial: Trial) -> None:
         held = contextlib.ExitStack()
         held.enter_context(trial.cluster.read_only_runs())
-        trial.hit()
+        trial.record_fault()
         trial.later(seconds, held.close)
 
     return do
 
 
-def faults(*, quick: bool) -> dict[str, Fault]:
+def faults(*, quick: bool) -> dict[str, FaultKind]:
     """All of them, by name."""
     return {
         # From outside the program, and nobody says by whom.
-        "kill-rank": Fault(("node", "unknown"), kill_rank, times=3),
-        "kill-node": Fault(("node",), kill_node, seconds=400),
-        "kill-slurmctld": Fault((), kill_controller(20 if quick else 60), lost=0, limit=SLOW),
-        "kill-slurmctld-rank": Fault(("node", "unknown"), kill_rank_meanwhile(20 if quick else 60), seconds=400),
-        "kill-login": Fault((), kill_login, lost=0, limit=SLOW),
-        "preempt": Fault(("preempted",), preempt(0), lost=0, limit=SLOW),
-        "preempt-grace": Fault(("preempted",), preempt(20), lost=0, limit=SLOW),
-        "time-limit": Fault(("time-limit",), lost=0, limit=("2m", 30, 2.5), seconds=600),
-        "hang": Fault(("hang",), hang, times=2),
-        "memory": Fault(("memory",), verdict="memory", args=lambda step: {"hog_at": step}),
-        "memory-kill": Fault(("memory",), verdict="memory", args=lambda step: {"die_at": step}),
-        "user-error": Fault(("user",), verdict="user", args=lambda step: {"raise_at": step}),
-        "nvme-full": Fault(("storage",), around=Cluster.full_nvme),
+        "kill-rank": FaultKind(("node", "unknown"), kill_rank, times=3),
+        "kill-node": FaultKind(("node",), kill_node, seconds=400),
+        "kill-slurmctld": FaultKind((), kill_controller(20 if quick else 60), lost=0, limit=SLOW),
+        "kill-slurmctld-rank": FaultKind(("node", "unknown"), kill_rank_meanwhile(20 if quick else 60), seconds=400),
+        "kill-login": FaultKind((), kill_login, lost=0, limit=SLOW),
+        "preempt": FaultKind(("preempted",), preempt(0), lost=0, limit=SLOW),
+        "preempt-grace": FaultKind(("preempted",), preempt(20), lost=0, limit=SLOW),
+        "time-limit": FaultKind(("time-limit",), lost=0, limit=("2m", 30, 2.5), seconds=600),
+        "hang": FaultKind(("hang",), hang, times=2),
+        "memory": FaultKind(("memory",), verdict="memory", args=lambda step: {"hog_at": step}),
+        "memory-kill": FaultKind(("memory",), verdict="memory", args=lambda step: {"die_at": step}),
+        "user-error": FaultKind(("user",), verdict="user", args=lambda step: {"raise_at": step}),
+        "nvme-full": FaultKind(("storage",), around=FaultCluster.full_nvme),
         # Who has nothing to save meanwhile does not notice.
-        "read-only": Fault(("storage", "finished"), read_only(10 if quick else 30), seconds=400),
-        "bad-node": Fault(("node",), around=Cluster.bad_node),
+        "read-only": FaultKind(("storage", "finished"), read_only(10 if quick else 30), seconds=400),
+        "bad-node": FaultKind(("node",), around=FaultCluster.bad_node),
     }
 
 
-def inject(trial: Trial, fault: Fault, dice_steps: list[int]) -> None:
+def inject(trial: Trial, fault: FaultKind, dice_steps: list[int]) -> None:
     """Do the fault as often as it is to be done: each time once a step is reached that the attempt did not begin at."""
     for step in dice_steps:
         assert fault.do
@@ -145,7 +145,7 @@ def inject(trial: Trial, fault: Fault, dice_steps: list[int]) -> None:
             is_new = not fault.causes or trial.attempt().name != begun
             return is_new and trial.step() >= step
 
-        if not trial.until(is_there, fault.seconds):
+        if not trial.wait_until(is_there, fault.seconds):
             return
         for _ in range(50):
             with contextlib.suppress(ProcessLookupError, IndexError):

@@ -47,14 +47,14 @@ normal = "normal"
 runs = "{work}/runs"
 nvme = "{work}/nvme/{{node}}"
 python = "{work}/python"
-[recover]
+[recovery]
 exclude_share = 0.5
 [partitions.train]
 nodes = {nodes}
 """
 
 
-class Cluster:
+class FaultCluster:
     """One devcluster, and a folder of work beside it, both of its name. A context: at its end nothing is left."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Cluster:
             "JAX_PLATFORMS": "cpu",
         }
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> FaultCluster:
         # Whoever ends this process lets it clean up; two of them would take each other's cluster down.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self._alone = Path(f"/var/tmp/pit-{self.name}.lock").open("w")
@@ -123,7 +123,7 @@ class Cluster:
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in reversed([mount for mount in mounts if mount.startswith(f"{self.work}/")]):
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
-        slow_loop.sweep()
+        slow_loop.remove_cgroups()
         shutil.rmtree(self.work, ignore_errors=True)
 
     def run(self, *argv: str, check: bool = True, timeout_s: float = 120) -> str:
@@ -158,7 +158,7 @@ class Cluster:
     def kill_steps(self, node: str) -> None:
         """kill -9 of every process that jobs have on a node, and of the slurmstepds above them."""
         for _ in range(3):
-            for pid in of_node(self.conf, node):
+            for pid in processes_of_node(self.conf, node):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
@@ -201,7 +201,7 @@ class Cluster:
             path.unlink()
 
 
-def of_node(conf: Path, node: str) -> list[int]:
+def processes_of_node(conf: Path, node: str) -> list[int]:
     """Processes of jobs on a node of this cluster, and the slurmstepds that started them."""
     marks = (f"SLURM_CONF={conf}".encode(), f"SLURMD_NODENAME={node}".encode())
     found: set[int] = set()
@@ -217,14 +217,14 @@ def of_node(conf: Path, node: str) -> list[int]:
     return sorted(found - {os.getpid()})
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a growing file of JSON."""
     with contextlib.suppress(OSError):
         return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     return []
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A file of JSON; {} where there is none."""
     with contextlib.suppress(OSError):
         found: dict[str, Any] = json.loads(path.read_bytes())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from perf.harness.workspace import REPO
-from perf.recover.fault_cluster import Cluster, attempts, lines
-from perf.recover.trial import Hit, Shape, unix
+from perf.recover.fault_cluster import FaultCluster, attempts, read_json_lines
+from perf.recover.trial import InjectedFault, Shape, unix_time
 
 # As a cluster's handbook has it: on failure the job puts itself back; the loop finds its newest checkpoint.
 SCRIPT = """\
@@ -60,7 +60,7 @@ def rank(run: str, data: str, steps: int, save_every: int, delay_s: float) -> No
     slow_loop.torch(steps=steps, batch_size=16, checkpoint_every=save_every, delay_s=delay_s)
 
 
-class Callable:
+class SubmititCallable:
     """For submitit: begun again it goes on from its newest checkpoint. Its handlers stay submitit's own."""
 
     def __init__(self, run: str, data: str, shape: Shape) -> None:
@@ -68,10 +68,10 @@ class Callable:
 
     def __call__(self) -> None:
         """Train."""
-        from pitools.train.preemption import StopRequest
+        from pitools.train.preemption import StopSignal
 
-        StopRequest.__enter__ = lambda self: self  # type: ignore[method-assign]
-        StopRequest.__exit__ = lambda *_: None  # type: ignore[method-assign]
+        StopSignal.__enter__ = lambda self: self  # type: ignore[method-assign]
+        StopSignal.__exit__ = lambda *_: None  # type: ignore[method-assign]
         rank(*self.args)
 
     def checkpoint(self) -> Any:
@@ -81,11 +81,11 @@ class Callable:
         return DelayedSubmission(self)
 
 
-class Peer:
+class PeerRun:
     """A run of one of the two. kind: "sbatch" or "submitit"."""
 
-    def __init__(self, cluster: Cluster, kind: str, name: str, data: Path, shape: Shape) -> None:
-        self.cluster, self.shape, self.hits = cluster, shape, list[Hit]()
+    def __init__(self, cluster: FaultCluster, kind: str, name: str, data: Path, shape: Shape) -> None:
+        self.cluster, self.shape, self.hits = cluster, shape, list[InjectedFault]()
         self.run_dir = cluster.runs / f"{name}-{time.time_ns()}"
         self.run_dir.mkdir()
         make = self._sbatch if kind == "sbatch" else self._submitit
@@ -133,10 +133,10 @@ class Peer:
 
     def step(self) -> int:
         """The last step of the newest start; -1 for none."""
-        done = lines(self.attempt() / "steps" / "0.jsonl")
+        done = read_json_lines(self.attempt() / "steps" / "0.jsonl")
         return int(done[-1]["step"]) if done else -1
 
-    def until(self, ready: Any, limit_s: float) -> bool:
+    def wait_until(self, ready: Any, limit_s: float) -> bool:
         """Wait for something; whether it came in time."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -145,9 +145,9 @@ class Peer:
             time.sleep(0.1)
         return False
 
-    def hit(self) -> None:
+    def record_fault(self) -> None:
         """Write down that a fault happens now."""
-        self.hits.append(Hit(time.time(), self.attempt().name))
+        self.hits.append(InjectedFault(time.time(), self.attempt().name))
 
     def rank_pid(self, number: int) -> int:
         """The process of a rank. Raises ProcessLookupError."""
@@ -162,11 +162,11 @@ class Peer:
             pass
         raise ProcessLookupError(number)
 
-    def to_next_s(self, hit: Hit) -> float | None:
+    def seconds_to_next_step(self, hit: InjectedFault) -> float | None:
         """Seconds from a fault to the first step of a later start; None where there was none."""
         for path in attempts(self.run_dir):
-            if int(path.name) > int(hit.attempt) and (done := lines(path / "steps" / "0.jsonl")):
-                return unix(done[0]["t"]) - hit.t
+            if int(path.name) > int(hit.attempt) and (done := read_json_lines(path / "steps" / "0.jsonl")):
+                return unix_time(done[0]["t"]) - hit.t
         return None
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
-ROOM = 256 << 20
+MEMORY_LIMIT = 256 << 20
 
 
 def jax(**args: Any) -> None:
@@ -43,28 +43,28 @@ def _run(
         if step["step"] == raise_at:
             raise ValueError(f"the batch of step {raise_at} cannot be used")
         if step["step"] in (hog_at, die_at) and os.environ.get("PIT_RANK") == "1":
-            hog(dies=step["step"] == die_at)
+            exhaust_memory(dies=step["step"] == die_at)
 
     StepLog.write = slowly  # type: ignore[method-assign]
     importlib.import_module(f"pitools.train.{module}").main(**args)
 
 
-def hog(*, dies: bool) -> None:
+def exhaust_memory(*, dies: bool) -> None:
     """Take memory until there is none."""
     if dies:
         group = CGROUPS / f"pit-recover-{os.getpid()}"
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(ROOM))
+        (group / "memory.limit_in_bytes").write_text(str(MEMORY_LIMIT))
         (group / "cgroup.procs").write_text(str(os.getpid()))
     else:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, used + MEMORY_LIMIT))
     taken = []
     while True:
         taken.append(b"\1" * (16 << 20))
 
 
-def sweep() -> None:
+def remove_cgroups() -> None:
     """Remove the cgroups of those that have ended."""
     for group in CGROUPS.glob("pit-recover-*"):
         with contextlib.suppress(OSError):

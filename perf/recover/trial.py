@@ -15,10 +15,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perf.recover.fault_cluster import PIT, Cluster, attempts, lines, read
+from perf.recover.fault_cluster import PIT, FaultCluster, attempts, read_json, read_json_lines
 
 TICK_S = 20.0  # cron's, only more often
-LOOK_S = 0.1
+POLL_S = 0.1
 REQUEST = """\
 name = "{name}"
 entry = "slow_loop:{loop}"
@@ -31,14 +31,14 @@ workdir = "{code}"
 demo = "{data}"
 [watch]
 hang_factor = 10.0
-hang_min = "15s"
+min_stall = "15s"
 start = "3m"
 [args]
 {args}
 """
 
 
-class Hit(NamedTuple):
+class InjectedFault(NamedTuple):
     """A fault that was done: when (Unix time), and to which attempt."""
 
     t: float
@@ -59,7 +59,7 @@ class Trial:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: FaultCluster,
         name: str,
         loop: str,
         data: Path,
@@ -71,7 +71,7 @@ class Trial:
         notice_s: int = 60,
     ) -> None:
         self.cluster, self.loop, self.shape, self.dice, self.name = cluster, loop, shape, dice, f"{name}-{loop}"
-        self.hits: list[Hit] = []
+        self.hits: list[InjectedFault] = []
         self.run_dir = Path()
         self._later: list[threading.Thread] = []
         self._ticked = 0.0
@@ -94,7 +94,7 @@ class Trial:
         argv = [PIT, "launch", "run", str(self.request), "--site", self.cluster.name, "--wait", "--format", "jsonl"]
         return self.cluster.start(*argv, log=self.cluster.work / f"{self.name}.out")
 
-    def found(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the run's folder is there."""
         new = [path for path in self.cluster.runs.glob(f"{self.name}-*") if path not in self._before]
         self.run_dir = max(new, key=lambda path: path.name, default=Path())
@@ -102,19 +102,19 @@ class Trial:
 
     def attempt(self) -> Path:
         """The newest attempt."""
-        made = attempts(self.run_dir) if self.found() else []
+        made = attempts(self.run_dir) if self.has_started() else []
         return made[-1] if made else self.run_dir / "attempts" / "none"
 
     def step(self) -> int:
         """The last step that rank 0 of the newest attempt wrote down; -1 for none."""
-        done = lines(self.attempt() / "steps" / "0.jsonl")
+        done = read_json_lines(self.attempt() / "steps" / "0.jsonl")
         return int(done[-1]["step"]) if done else -1
 
     def verdict(self) -> dict[str, Any]:
         """How the run ended; {} until it has."""
-        return read(self.run_dir / "verdict.json") if self.found() else {}
+        return read_json(self.run_dir / "verdict.json") if self.has_started() else {}
 
-    def until(self, ready: Callable[[], bool], limit_s: float) -> bool:
+    def wait_until(self, ready: Callable[[], bool], limit_s: float) -> bool:
         """Wait, with cron's tick meanwhile; whether it came before the run's end, and in time."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
@@ -123,7 +123,7 @@ class Trial:
             if self.verdict():
                 return False
             self.tick()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return False
 
     def tick(self) -> None:
@@ -139,13 +139,13 @@ class Trial:
         thread.start()
         self._later.append(thread)
 
-    def hit(self) -> None:
+    def record_fault(self) -> None:
         """Write down that a fault happens now."""
-        self.hits.append(Hit(time.time(), self.attempt().name))
+        self.hits.append(InjectedFault(time.time(), self.attempt().name))
 
     def rank_pid(self, rank: int) -> int:
         """The process of a rank of the newest attempt, if it is still one of this run's. Raises ProcessLookupError."""
-        pid = int(read(self.attempt() / "ranks" / f"{rank}.json").get("pid", 0))
+        pid = int(read_json(self.attempt() / "ranks" / f"{rank}.json").get("pid", 0))
         try:
             if pid and str(self.run_dir).encode() in Path(f"/proc/{pid}/environ").read_bytes():
                 return pid
@@ -155,15 +155,15 @@ class Trial:
 
     def nodes(self) -> list[str]:
         """Nodes of the newest attempt, by rank."""
-        ranks = (read(self.attempt() / "ranks" / f"{rank}.json") for rank in range(self.shape.nodes))
+        ranks = (read_json(self.attempt() / "ranks" / f"{rank}.json") for rank in range(self.shape.nodes))
         return [str(rank["node"]) for rank in ranks if rank]
 
     def end(self, limit_s: float) -> None:
         """Wait for the verdict; whatever is left of the run then is cancelled."""
-        self.until(lambda: bool(self.verdict()), limit_s)
+        self.wait_until(lambda: bool(self.verdict()), limit_s)
         for thread in self._later:
             thread.join()
-        if self.found() and not self.verdict():
+        if self.has_started() and not self.verdict():
             self.cluster.run(PIT, "launch", "cancel", str(self.run_dir), "--site", self.cluster.name, check=False)
         self.cluster.run("scancel", "--me", check=False)
         for process in (self.login, self._tick):
@@ -181,45 +181,45 @@ class Trial:
         last = [
             one
             for path in attempts(self.run_dir)
-            for one in lines(path / "steps" / "0.jsonl")
+            for one in read_json_lines(path / "steps" / "0.jsonl")
             if one["step"] == self.shape.steps - 1
         ]
         return last[-1]["loss"] if last else None
 
     def cause(self, attempt: str) -> dict[str, Any]:
         """Why an attempt ended, as it was judged; of a job that never began one, why that did."""
-        told = read(self.run_dir / "attempts" / attempt / "cause.json")
-        return told or read(self.run_dir / "jobs" / "0" / "cause.json")
+        told = read_json(self.run_dir / "attempts" / attempt / "cause.json")
+        return told or read_json(self.run_dir / "jobs" / "0" / "cause.json")
 
-    def after(self, hit: Hit) -> tuple[float | None, int | None]:
+    def recovery_of(self, hit: InjectedFault) -> tuple[float | None, int | None]:
         """(seconds from a fault to the next new step, steps that were made twice); None where there was no next."""
-        faulted = lines(self.run_dir / "attempts" / hit.attempt / "steps" / "0.jsonl")
+        faulted = read_json_lines(self.run_dir / "attempts" / hit.attempt / "steps" / "0.jsonl")
         for path in attempts(self.run_dir):
-            if int(path.name) > int(hit.attempt) and (done := lines(path / "steps" / "0.jsonl")):
+            if int(path.name) > int(hit.attempt) and (done := read_json_lines(path / "steps" / "0.jsonl")):
                 reached = int(faulted[-1]["step"]) + 1 if faulted else 0
-                return unix(done[0]["t"]) - hit.t, max(0, reached - int(done[0]["step"]))
-        went_on = [unix(one["t"]) for one in faulted if unix(one["t"]) > hit.t]
+                return unix_time(done[0]["t"]) - hit.t, max(0, reached - int(done[0]["step"]))
+        went_on = [unix_time(one["t"]) for one in faulted if unix_time(one["t"]) > hit.t]
         return (went_on[0] - hit.t, 0) if went_on else (None, None)
 
     def ended(self, attempt: Path) -> float:
         """When an attempt ended: its last word, or its last step."""
-        exit_ = read(attempt / "exit.json")
-        done = lines(attempt / "steps" / "0.jsonl")
-        return unix(exit_["ended"]) if exit_ else unix(done[-1]["t"]) if done else time.time()
+        exit_ = read_json(attempt / "exit.json")
+        done = read_json_lines(attempt / "steps" / "0.jsonl")
+        return unix_time(exit_["ended"]) if exit_ else unix_time(done[-1]["t"]) if done else time.time()
 
 
-def unix(text: str) -> float:
+def unix_time(text: str) -> float:
     """A moment as Unix time."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def calm(cluster: Cluster) -> None:
+def reset_cluster(cluster: FaultCluster) -> None:
     """Bring the cluster back to where a trial begins: all daemons up, all nodes idle, nothing excluded.
 
     And with calls left for asking Slurm: nobody else begins a run a minute.
     """
     cluster.up()
-    shutil.rmtree(cluster.work / "cache" / "pitools" / "polling", ignore_errors=True)
+    shutil.rmtree(cluster.work / "cache" / "pitools" / "slurm-cache", ignore_errors=True)
     (cluster.runs / ".exclusions.jsonl").unlink(missing_ok=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

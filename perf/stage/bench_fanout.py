@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from perf.harness.dev_cluster import alpha
-from perf.harness.harness import Case, compare, in_turn, report
+from perf.harness.harness import Case, compare, interleave, report
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -82,7 +82,7 @@ def measure(work: Path, data: Path, size: int, env: Mapping[str, str], args: arg
 
     ours = [str(BIN / "pit-stage"), "run", f"s3://data/pick/{version}", "--to", "TO/{node}", "--fanout"]
     rsync = ["sh", "-c", f"mkdir -p TO && exec rsync -a rsync://{THERE}:{RSYNC_PORT}/data/ TO/$SLURMD_NODENAME"]
-    times = in_turn(
+    times = interleave(
         args.rounds,
         {
             "ours": counted("ours", ours, lambda node: node / "objects" / version),
@@ -90,7 +90,7 @@ def measure(work: Path, data: Path, size: int, env: Mapping[str, str], args: arg
         },
     )
     case = f"{NODES} nodes, {size >> 20} MiB behind {args.mbit} Mbit/s"
-    wall = compare(case, "8 rsync -a", tool_version("rsync"), times["ours"], times["rsync"], reach=1 / 0.35)
+    wall = compare(case, "8 rsync -a", tool_version("rsync"), times["ours"], times["rsync"], target=1 / 0.35)
     return report([wall, source_bytes(case, size, received["ours"][1:])])
 
 
@@ -106,7 +106,7 @@ def source_bytes(case: str, size: int, received: list[int]) -> Case:
         ratio_min=round(min(ratios), 3),
         ratio_max=round(max(ratios), 3),
         n=len(ratios),
-        reach=round(1 / 1.05, 3),
+        target=round(1 / 1.05, 3),
         ok=ratio >= 1 / 1.05,
     )
 
@@ -119,11 +119,11 @@ def make_set(data: Path, shards: int, size: int) -> Path:
     for number in range(shards):
         file = folder / "images" / "c" / f"{number:04}"
         file.write_bytes(secrets.token_bytes(size))
-        n_bytes, text = digest.of_file(file)
+        n_bytes, text = digest.digest_file(file)
         entries.append(FileEntry(path=f"images/c/{number:04}", bytes=n_bytes, digest=text))
-    text = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
+    text = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
     (folder / manifest.FILE_NAME).write_bytes(text)
-    return folder.rename(folder.with_name(manifest.version(text)))
+    return folder.rename(folder.with_name(manifest.version_of(text)))
 
 
 @contextlib.contextmanager

@@ -20,10 +20,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, execute, say, settle, spread, sync_file_system, workspace
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import (
+    arguments,
+    execute,
+    format_spread,
+    print_progress,
+    sync_file_system,
+    wait_until_idle,
+    workspace,
+)
 from perf.stage.process_usage import bytes_read
-from perf.stage.stage_data import MIB, Set, make, make_changed, require_same, stage
+from perf.stage.stage_data import MIB, FileSet, make_file_set, make_next_version, require_same, stage
 from perf.stage.stage_peers import install, version
 
 SHARDS = 100
@@ -44,7 +52,7 @@ class Restage:
     from the source, in each run, by its own record and by the kernel.
     """
 
-    def __init__(self, pair: tuple[Set, Set], tiny: tuple[Set, Set], home: Path) -> None:
+    def __init__(self, pair: tuple[FileSet, FileSet], tiny: tuple[FileSet, FileSet], home: Path) -> None:
         self.new, self.tiny, self.home = pair[1], tiny[1], home
         self.root, self.old, self.dest = home / "pit", home / "old", home / "new"
         self.recorded: list[int] = []
@@ -72,7 +80,7 @@ class Restage:
     @contextmanager
     def setting(self, name: str) -> Iterator[None]:
         """Neither new version is there before, nor after."""
-        settle(self.home)
+        wait_until_idle(self.home)
         yield
         if name != OURS:
             require_same(self.new, self.dest, content=True)
@@ -84,7 +92,7 @@ class Restage:
             forget(made, self.root)
 
 
-def forget(made: Set, root: Path) -> None:
+def forget(made: FileSet, root: Path) -> None:
     """Remove a version from a root that no process uses now, with what is kept about it."""
     for path in root.glob(f"*/{made.version}*"):
         if path.is_dir():
@@ -95,12 +103,12 @@ def forget(made: Set, root: Path) -> None:
 
 def cases(restage: Restage, rounds: int, size: int) -> list[Case]:
     what = f"{SHARDS} shards of {size // MIB} MiB, 1 % changed, memory to disk, with sync"
-    say(what)
+    print_progress(what)
     runs: dict[str, Callable[[], object]] = {OURS: restage.ours}
     runs |= {peer: restage.theirs(words) for peer, (words, _) in PEERS.items()}
-    times = in_turn(rounds, runs, setting=restage.setting, rotate=True)
+    times = interleave(rounds, runs, around_each=restage.setting, rotate=True)
     for name, seconds in times.items():
-        say(f"  {name}: {spread(seconds)}")
+        print_progress(f"  {name}: {format_spread(seconds)}")
     rsync, total = version("rsync"), restage.new.bytes
     found = [
         compare(
@@ -109,15 +117,17 @@ def cases(restage: Restage, rounds: int, size: int) -> list[Case]:
             rsync,
             times[OURS],
             times[peer],
-            reach=reach,
+            target=target,
             command=" ".join(["rsync", "-a", *words, "SRC/", "DEST"]),
         )
-        for peer, (words, reach) in PEERS.items()
+        for peer, (words, target) in PEERS.items()
     ]
     for how, counts in (("our record", restage.recorded[1:]), ("the kernel's count", restage.counted[1:])):
-        say(f"  read by {how}: {', '.join(f'{count / total:.4%}' for count in counts)}")
+        print_progress(f"  read by {how}: {', '.join(f'{count / total:.4%}' for count in counts)}")
         name = f"{what}: set ÷ bytes read, by {how}"
-        found.append(judge(name, "the changed shards", "", [total / count for count in counts], reach=1 / MAY_READ))
+        found.append(
+            from_ratios(name, "the changed shards", "", [total / count for count in counts], target=1 / MAY_READ)
+        )
     return found
 
 
@@ -127,8 +137,8 @@ def main() -> int:
     size = (4 if args.quick else 32) * MIB
     total = SHARDS * size
     with workspace(args.memory, needed=int(1.05 * total)) as memory, workspace(args.disk, needed=4 * total) as disk:
-        old, tiny = make(memory / "full", [size] * SHARDS), make(memory / "tiny", [16] * SHARDS)
-        pairs = [(made, make_changed(made, SHARDS)) for made in (old, tiny)]
+        old, tiny = make_file_set(memory / "full", [size] * SHARDS), make_file_set(memory / "tiny", [16] * SHARDS)
+        pairs = [(made, make_next_version(made, SHARDS)) for made in (old, tiny)]
         return report(cases(Restage(pairs[0], pairs[1], disk), args.rounds, size))
 
 

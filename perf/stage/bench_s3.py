@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
-from perf.harness.workspace import PEERS, REPO, say
+from perf.harness.workspace import PEERS, REPO, print_progress
 
 BUCKET, RANGE, OBJECT, OBJECTS = "lab", 442 * 1000, 64 << 20, 4
 # Peer and its threads → least ratio.
@@ -86,9 +86,9 @@ def ours(ranges: Sequence[tuple[str, int]], threads: int) -> tuple[Fetch, CpuSec
 
 
 def _work(ranges: Sequence[tuple[str, int]], threads: int, take: int, tell: int, kept: memoryview) -> NoReturn:
-    from pitools.stage.sources.object_store.remote import RemoteSource
+    from pitools.stage.sources.object_store.remote import ObjectStoreSource
 
-    source = RemoteSource(f"s3://{BUCKET}")
+    source = ObjectStoreSource(f"s3://{BUCKET}")
 
     def worker() -> None:
         reader, buffer = source.connect(), memoryview(mmap.mmap(-1, RANGE))
@@ -242,7 +242,7 @@ def race(server: str, env: dict[str, str], count: int, rounds: int) -> tuple[Sec
     """Wall and CPU seconds of every client, in turn over rounds, after their bytes were found to be the same; and
     what each was set to.
     """
-    from perf.harness.harness import in_turn
+    from perf.harness.harness import interleave
 
     clients: dict[str, Client] = {}
     settings: dict[str, str] = {}
@@ -256,16 +256,16 @@ def race(server: str, env: dict[str, str], count: int, rounds: int) -> tuple[Sec
         hashes = {name: client.fetch("hash")["hash"] for name, client in clients.items()}
         if len(set(hashes.values())) != 1:
             sys.exit(f"{server}: not everybody got the same bytes: {hashes}")
-        wall = in_turn(rounds, {name: client.fetch for name, client in clients.items()}, rotate=True)
+        wall = interleave(rounds, {name: client.fetch for name, client in clients.items()}, rotate=True)
     cpu = {name: client.cpu_s[-rounds:] for name, client in clients.items()}
     for name in clients:
         gigabytes, took = count * RANGE / 1e9, statistics.median(wall[name])
         how = f"{count / took:.0f} ranges/s, {statistics.median(cpu[name]) / gigabytes:.2f} CPU s/GB"
-        say(f"  {server}: {name} ({settings[name]}): {how}")
+        print_progress(f"  {server}: {name} ({settings[name]}): {how}")
     return wall, cpu, settings
 
 
-def cases(what: str, seconds: Seconds, settings: dict[str, str], reaches: Mapping[str, float]) -> list[Any]:
+def cases(what: str, seconds: Seconds, settings: dict[str, str], targets: Mapping[str, float]) -> list[Any]:
     """Every peer's ratio to ours."""
     from perf.harness.harness import compare
 
@@ -277,10 +277,10 @@ def cases(what: str, seconds: Seconds, settings: dict[str, str], reaches: Mappin
             versions[name.partition(" ")[0]],
             seconds["ours"],
             seconds[name],
-            reach=reach,
+            target=target,
             command=settings[name],
         )
-        for name, reach in reaches.items()
+        for name, target in targets.items()
     ]
 
 

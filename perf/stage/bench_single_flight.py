@@ -14,10 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from perf.harness.harness import Case, compare, in_turn, judge, report
-from perf.harness.workspace import arguments, say, settle, spread, sync_file_system, together, workspace
+from perf.harness.harness import Case, compare, from_ratios, interleave, report
+from perf.harness.workspace import (
+    arguments,
+    execute_all,
+    format_spread,
+    print_progress,
+    sync_file_system,
+    wait_until_idle,
+    workspace,
+)
 from perf.stage.process_usage import bytes_read
-from perf.stage.stage_data import MIB, Set, make, record_in, require_same, stage, stage_argv
+from perf.stage.stage_data import MIB, FileSet, make_file_set, record_in, require_same, stage, stage_argv
 from perf.stage.stage_peers import install, version
 
 JOBS = 8
@@ -30,7 +38,7 @@ AGAINST_RSYNC = 5.0  # as for one copy in bench_copy.py
 class Flight:
     """One set, asked for by several processes at once, at one place. recorded, counted: source bytes in each run."""
 
-    def __init__(self, made: Set, tiny: Set, home: Path) -> None:
+    def __init__(self, made: FileSet, tiny: FileSet, home: Path) -> None:
         self.made, self.tiny, self.home = made, tiny, home
         self.dest = home / "dest"
         self.recorded: list[int] = []
@@ -51,17 +59,17 @@ class Flight:
 
     def theirs(self) -> None:
         """As many rsyncs at once, each to its own folder, durable at the end."""
-        together([["rsync", "-a", f"{self.made.folder}/", f"{self.dest}/{job}"] for job in range(JOBS)])
+        execute_all([["rsync", "-a", f"{self.made.folder}/", f"{self.dest}/{job}"] for job in range(JOBS)])
         sync_file_system(self.home)
 
-    def _ask(self, made: Set) -> list[dict[str, object]]:
-        return [record_in(out) for out in together([stage_argv(made, self.dest)] * JOBS)]
+    def _ask(self, made: FileSet) -> list[dict[str, object]]:
+        return [record_in(out) for out in execute_all([stage_argv(made, self.dest)] * JOBS)]
 
     @contextmanager
     def setting(self, name: str) -> Iterator[None]:
         """Nothing is there before, nor after."""
         self.dest.mkdir()
-        settle(self.home)
+        wait_until_idle(self.home)
         yield
         if name == EIGHT:
             self.counted[-1] -= bytes_read(lambda: self._ask(self.tiny))[0]
@@ -76,23 +84,23 @@ class Flight:
 
 
 def cases(flight: Flight, what: str, rounds: int) -> list[Case]:
-    say(what)
+    print_progress(what)
     runs = {ONE: flight.one, EIGHT: flight.ours, PEER: flight.theirs}
-    times = in_turn(rounds, runs, setting=flight.setting, rotate=True)
+    times = interleave(rounds, runs, around_each=flight.setting, rotate=True)
     for name, seconds in times.items():
-        say(f"  {name}: {spread(seconds)}")
+        print_progress(f"  {name}: {format_spread(seconds)}")
     command = "rsync -a SRC/ DEST/<job>"
     return [
-        compare(what, PEER, version("rsync"), times[EIGHT], times[PEER], reach=AGAINST_RSYNC, command=command),
-        compare(f"{what}: one stage ÷ {JOBS} at once", ONE, "", times[EIGHT], times[ONE], reach=1 / WALL),
-        once(f"{what}: set ÷ source bytes, by our records", flight.made, flight.recorded[1:], reach=1.0),
-        once(f"{what}: set ÷ source bytes, by the kernel's count", flight.made, flight.counted[1:], reach=SOURCE),
+        compare(what, PEER, version("rsync"), times[EIGHT], times[PEER], target=AGAINST_RSYNC, command=command),
+        compare(f"{what}: one stage ÷ {JOBS} at once", ONE, "", times[EIGHT], times[ONE], target=1 / WALL),
+        once(f"{what}: set ÷ source bytes, by our records", flight.made, flight.recorded[1:], target=1.0),
+        once(f"{what}: set ÷ source bytes, by the kernel's count", flight.made, flight.counted[1:], target=SOURCE),
     ]
 
 
-def once(case: str, made: Set, counts: Sequence[int], *, reach: float) -> Case:
-    say(f"  {case}: {', '.join(f'{made.bytes / count:.4f}' for count in counts)}")
-    return judge(case, f"{JOBS} copies", "", [made.bytes / count for count in counts], reach=reach)
+def once(case: str, made: FileSet, counts: Sequence[int], *, target: float) -> Case:
+    print_progress(f"  {case}: {', '.join(f'{made.bytes / count:.4f}' for count in counts)}")
+    return from_ratios(case, f"{JOBS} copies", "", [made.bytes / count for count in counts], target=target)
 
 
 def main() -> int:
@@ -102,7 +110,7 @@ def main() -> int:
     count, size = (10, 8 * MIB) if args.quick else (100, 32 * MIB)
     what, total = f"{JOBS} jobs at once, {count} shards of {size // MIB} MiB, memory to disk, with sync", count * size
     with workspace(args.memory, needed=total) as memory, workspace(args.disk, needed=JOBS * total) as disk:
-        made, tiny = make(memory / "full", [size] * count), make(memory / "tiny", [16] * count)
+        made, tiny = make_file_set(memory / "full", [size] * count), make_file_set(memory / "tiny", [16] * count)
         return report(cases(Flight(made, tiny, disk), what, args.rounds))
 
 

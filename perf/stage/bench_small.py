@@ -16,42 +16,44 @@ from pathlib import Path
 
 from msgspec import structs
 
-from perf.harness.harness import Case, judge, report
-from perf.harness.workspace import arguments, say, settle, workspace
-from perf.stage.copy_runner import Race, clear, let_inodes_rest
+from perf.harness.harness import Case, from_ratios, report
+from perf.harness.workspace import arguments, print_progress, wait_until_idle, workspace
+from perf.stage.copy_runner import CopyRunner, delete_copies, wait_for_inode_reuse
 from perf.stage.process_usage import peak_memory
-from perf.stage.stage_data import Set, make, record_in, stage_argv
-from perf.stage.stage_peers import copiers, install
+from perf.stage.stage_data import FileSet, make_file_set, record_in, stage_argv
+from perf.stage.stage_peers import copy_commands, install
 
 TO_DISK, TO_MEMORY, IN_FOLDERS = 1.5, 1.2, 1.0  # against every peer, so against the fastest
 LIMIT = 150_000_000
 
 
-def race(made: Set, home: Path, case: str, *, sync: bool, least: float, rounds: int, tune: bool) -> list[Case]:
-    say(case)
-    race = Race(made, home, sync=sync)
-    peers = race.tuned(copiers(made), tune=tune)
+def race(made: FileSet, home: Path, case: str, *, sync: bool, least: float, rounds: int, tune: bool) -> list[Case]:
+    print_progress(case)
+    race = CopyRunner(made, home, sync=sync)
+    peers = race.tuned(copy_commands(made), tune=tune)
     cases = race.cases(case, race.run(rounds, peers), peers, {}, least=least)
     return [*cases, race.durable(case)] if sync else cases
 
 
-def memory(made: Set, home: Path, *, rounds: int) -> Case:
+def memory(made: FileSet, home: Path, *, rounds: int) -> Case:
     """Limit over peak: the sum over the whole process tree, each page that several map counted once."""
     peaks = []
     for number in range(rounds):
-        settle(home)
+        wait_until_idle(home)
         root = home / f"memory-{number}"
         peak, out = peak_memory(stage_argv(made, root))
         if record_in(out)["state"] != "staged":
             sys.exit(f"not staged: {out}")
-        say(f"  peak {peak.pss / 1e6:.0f} MB over {peak.processes} processes, the largest {peak.largest / 1e6:.0f} MB")
+        print_progress(
+            f"  peak {peak.pss / 1e6:.0f} MB over {peak.processes} processes, the largest {peak.largest / 1e6:.0f} MB"
+        )
         peaks.append(peak)
-        clear(root)
+        delete_copies(root)
     worst, largest = max(peak.pss for peak in peaks) / 1e6, max(peak.largest for peak in peaks) / 1e6
     case = f"peak memory, {len(made.files):,} files: {LIMIT / 1e6:.0f} MB ÷ ours"
     case += f" (worst {worst:.0f} MB, its largest process {largest:.0f} MB resident)"
-    judged = judge(case, "limit", "", [LIMIT / peak.pss for peak in peaks], reach=1.0)
-    return structs.replace(judged, ok=judged.ratio_min >= judged.reach)  # a limit is for every run
+    judged = from_ratios(case, "limit", "", [LIMIT / peak.pss for peak in peaks], target=1.0)
+    return structs.replace(judged, ok=judged.ratio_min >= judged.target)  # a limit is for every run
 
 
 def main() -> int:
@@ -62,18 +64,18 @@ def main() -> int:
     run = {"rounds": args.rounds, "tune": not args.quick}
     with workspace(args.memory, needed=2 * total) as here, workspace(args.disk, needed=2 * total) as disk:
         if not args.quick:
-            let_inodes_rest(disk)
-        made = make(here / "sets", [50_000] * count)
+            wait_for_inode_reuse(disk)
+        made = make_file_set(here / "sets", [50_000] * count)
         code = report(race(made, disk, f"{what}, memory to disk, with sync", sync=True, least=TO_DISK, **run))
         (here / "copies").mkdir()
         code |= report(race(made, here / "copies", f"{what}, memory to memory", sync=False, least=TO_MEMORY, **run))
         shutil.rmtree(made.folder)
         for size in (4_000, 30_000):
             case = f"{count:,} files of {size // 1000} kB, a folder each, memory to memory"
-            made = make(here / f"sets-{size}", [size] * count, in_folder=1)
+            made = make_file_set(here / f"sets-{size}", [size] * count, in_folder=1)
             code |= report(race(made, here / "copies", case, sync=False, least=IN_FOLDERS, **run))
             shutil.rmtree(made.folder)
-        made = make(here / "many", [1000 + number % 3000 for number in range(many)])
+        made = make_file_set(here / "many", [1000 + number % 3000 for number in range(many)])
         return code | report([memory(made, disk, rounds=3 if not args.quick else 1)])
 
 

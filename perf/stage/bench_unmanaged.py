@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from perf.harness.harness import report
-from perf.harness.workspace import arguments, say, workspace
-from perf.stage.copy_runner import Race
-from perf.stage.stage_data import Set
-from perf.stage.stage_peers import copiers, install
+from perf.harness.workspace import arguments, print_progress, workspace
+from perf.stage.copy_runner import CopyRunner
+from perf.stage.stage_data import FileSet
+from perf.stage.stage_peers import copy_commands, install
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 
@@ -25,7 +25,7 @@ REACH, LEAST = {"rclone copy": 1.5, "rsync -a": 1.5, "cp -r": 0.7}, 1.0
 SIDE = 320
 
 
-def make_store(folder: Path, chunks: int) -> Set:
+def make_store(folder: Path, chunks: int) -> FileSet:
     """A store of images, a chunk a frame, of actions, and of where episodes end."""
     import numpy as np
     import zarr
@@ -42,9 +42,9 @@ def make_store(folder: Path, chunks: int) -> Set:
     ends[...] = np.arange(50, chunks + 1, 50)
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        size, text = digest.of_file(path)
+        size, text = digest.digest_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
-    return Set(folder=folder, version="", files=tuple(files))
+    return FileSet(folder=folder, version="", files=tuple(files))
 
 
 def main() -> int:
@@ -54,10 +54,10 @@ def main() -> int:
     with workspace(args.memory, needed=2 * chunks * SIDE * SIDE * 3) as here:
         made = make_store(here / "pick.zarr", chunks)
         case = f"a plain Zarr store, {len(made.files):,} files of {made.bytes / 1e6:.0f} MB, memory to memory"
-        say(case)
+        print_progress(case)
         (here / "copies").mkdir()
-        race = Race(made, here / "copies", sync=False)
-        peers = race.tuned(copiers(made), tune=not args.quick)
+        race = CopyRunner(made, here / "copies", sync=False)
+        peers = race.tuned(copy_commands(made), tune=not args.quick)
         return report(race.cases(case, race.run(args.rounds, peers), peers, REACH, least=LEAST))
 
 

@@ -9,10 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from perf.harness.harness import Case, compare, in_turn, judge
-from perf.harness.workspace import execute, file_system, say, settle, spread, sync_file_system
-from perf.stage.stage_data import Set, require_same, stage
-from perf.stage.stage_peers import Way, seconds_of_fio
+from perf.harness.harness import Case, compare, from_ratios, interleave
+from perf.harness.workspace import (
+    execute,
+    file_system,
+    format_spread,
+    print_progress,
+    sync_file_system,
+    wait_until_idle,
+)
+from perf.stage.stage_data import FileSet, require_same, stage
+from perf.stage.stage_peers import PeerCommand, seconds_of_fio
 
 OURS = "pit-stage run"
 FIO = "fio"
@@ -21,7 +28,7 @@ FIO = "fio"
 _RECENTLY_DELETED_S = 65
 
 
-class Race:
+class CopyRunner:
     """Runs of `ours` and of chosen peers on one set.
 
     sync: whether a peer's run ends with a syncfs, as it must where durability is asked for; ours never gets one, and
@@ -29,7 +36,7 @@ class Race:
     an item for each run, the uncounted one first.
     """
 
-    def __init__(self, made: Set, home: Path, *, sync: bool) -> None:
+    def __init__(self, made: FileSet, home: Path, *, sync: bool) -> None:
         self.made, self.home, self.sync = made, home, sync
         self.after_s: list[float] = []
         self.ours_s: list[float] = []
@@ -42,32 +49,32 @@ class Race:
         """Where the present run copies to; not there before it."""
         return self.home / f"{self._number}"
 
-    def tuned(self, peers: Mapping[str, Sequence[Way]], *, tune: bool) -> dict[str, Way]:
+    def tuned(self, peers: Mapping[str, Sequence[PeerCommand]], *, tune: bool) -> dict[str, PeerCommand]:
         """The fastest way of each peer here, by the better of two runs each; else its first way."""
         return {peer: self._fastest(peer, ways) if tune and len(ways) > 1 else ways[0] for peer, ways in peers.items()}
 
-    def run(self, rounds: int, peers: Mapping[str, Way]) -> dict[str, list[float]]:
+    def run(self, rounds: int, peers: Mapping[str, PeerCommand]) -> dict[str, list[float]]:
         """Seconds of every run of ours and of each peer."""
         runs: dict[str, Callable[[], object]] = {OURS: self._ours}
         runs |= {peer: self._peer(peer, way) for peer, way in peers.items()}
-        times = in_turn(rounds, runs, setting=self._setting, rotate=True)
+        times = interleave(rounds, runs, around_each=self._setting, rotate=True)
         for name, seconds in times.items():
-            say(f"  {name}: {spread(seconds)} {peers[name].command if name in peers else ''}")
+            print_progress(f"  {name}: {format_spread(seconds)} {peers[name].command if name in peers else ''}")
         return times
 
     def cases(
         self,
         case: str,
         times: Mapping[str, Sequence[float]],
-        peers: Mapping[str, Way],
-        reach: Mapping[str, float],
+        peers: Mapping[str, PeerCommand],
+        targets: Mapping[str, float],
         *,
         least: float,
     ) -> list[Case]:
-        """One case for each peer; `least` is the reach where `reach` names none."""
+        """One case for each peer; `least` is the target where `targets` names none."""
         return [
             compare(
-                case, peer, way.version, times[OURS], times[peer], reach=reach.get(peer, least), command=way.command
+                case, peer, way.version, times[OURS], times[peer], target=targets.get(peer, least), command=way.command
             )
             for peer, way in peers.items()
             if peer != FIO
@@ -77,12 +84,14 @@ class Race:
         """Whether ours was durable when it returned: a sync after it must find next to nothing to do."""
         pairs = zip(self.ours_s[1:], self.after_s[1:], strict=True)
         ratios = [ours / (ours + after) for ours, after in pairs]
-        return judge(f"{case}: ours ÷ (ours + a sync after it)", "syncfs", os.uname().release, ratios, reach=0.95)
+        return from_ratios(
+            f"{case}: ours ÷ (ours + a sync after it)", "syncfs", os.uname().release, ratios, target=0.95
+        )
 
-    def fio(self, case: str, way: Way, times: Mapping[str, Sequence[float]], *, reach: float) -> list[Case]:
+    def fio(self, case: str, way: PeerCommand, times: Mapping[str, Sequence[float]], *, target: float) -> list[Case]:
         """fio's time over ours, each of the whole command, and each by its own clock, without its start-up."""
         whole = compare(
-            f"{case}, whole commands", FIO, way.version, times[OURS], times[FIO], reach=reach, command=way.command
+            f"{case}, whole commands", FIO, way.version, times[OURS], times[FIO], target=target, command=way.command
         )
         own = compare(
             f"{case}, by their own clocks",
@@ -90,7 +99,7 @@ class Race:
             way.version,
             self.ours_s[1:],
             self.fio_s[-len(times[FIO]) :],
-            reach=reach,
+            target=target,
             command=way.command,
         )
         return [whole, own]
@@ -101,9 +110,9 @@ class Race:
             raise SystemExit(f"not a whole, verified stage: {record}")
         self.ours_s.append(float(str(record["wall_s"])))
 
-    def _peer(self, peer: str, way: Way) -> Callable[[], None]:
+    def _peer(self, peer: str, way: PeerCommand) -> Callable[[], None]:
         def run() -> None:
-            out = execute(*way.at(src=self.made.folder, dest=self.dest, work=self.home))
+            out = execute(*way.argv_for(src=self.made.folder, dest=self.dest, work=self.home))
             if self.sync:
                 sync_file_system(self.home)
             if peer == FIO:
@@ -111,14 +120,16 @@ class Race:
 
         return run
 
-    def _fastest(self, peer: str, ways: Sequence[Way]) -> Way:
+    def _fastest(self, peer: str, ways: Sequence[PeerCommand]) -> PeerCommand:
         took = [min(self._took(peer, way) for _ in range(3 if peer == FIO else 2)) for way in ways]
         best = took.index(min(took))
         for number, (seconds, way) in enumerate(zip(took, ways, strict=True)):
-            say(f"  {peer}: {seconds:.3f} s {way.version} {way.command}{' ← this' if number == best else ''}")
+            print_progress(
+                f"  {peer}: {seconds:.3f} s {way.version} {way.command}{' ← this' if number == best else ''}"
+            )
         return ways[best]
 
-    def _took(self, peer: str, way: Way) -> float:
+    def _took(self, peer: str, way: PeerCommand) -> float:
         with self._setting(peer):
             began = time.perf_counter()
             self._peer(peer, way)()
@@ -129,7 +140,7 @@ class Race:
     @contextmanager
     def _setting(self, name: str) -> Iterator[None]:
         self._number += 1
-        settle(self.home)
+        wait_until_idle(self.home)
         if name == FIO:
             self.dest.mkdir()
         yield
@@ -139,10 +150,10 @@ class Race:
             landed = next((self.dest / "objects").iterdir()) if name == OURS else self.dest
             require_same(self.made, landed, content=name not in self._read)
             self._read.add(name)
-        clear(self.dest)
+        delete_copies(self.dest)
 
 
-def clear(dest: Path) -> None:
+def delete_copies(dest: Path) -> None:
     """Give back the bytes of what was copied. On a disk the emptied files stay until the end (see the top)."""
     if file_system(dest) == "tmpfs":
         shutil.rmtree(dest)
@@ -154,11 +165,13 @@ def clear(dest: Path) -> None:
             os.truncate(path, 0)
 
 
-def let_inodes_rest(home: Path) -> None:
+def wait_for_inode_reuse(home: Path) -> None:
     """On an ext4 without a journal, wait until files deleted before do not slow the making of new ones."""
     device = home.stat().st_dev
     name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
     if (Path("/proc/fs/ext4") / name).exists() and not list(Path("/proc/fs/jbd2").glob(f"{name}-*")):
-        say(f"{name} is an ext4 without a journal: waiting {_RECENTLY_DELETED_S} s for deleted inodes to be usable")
+        print_progress(
+            f"{name} is an ext4 without a journal: waiting {_RECENTLY_DELETED_S} s for deleted inodes to be usable"
+        )
         os.sync()
         time.sleep(_RECENTLY_DELETED_S)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _EVERY_S = 0.01
 
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
+class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes at the peak. pss: the greatest sum over all processes alive together, pages that several map divided among
     them; largest: the greatest resident size of any one process; processes: the most seen at once.
     """
@@ -42,21 +42,21 @@ def _characters_read() -> int:
     return int(lines[0].removeprefix("rchar:"))
 
 
-def peak_memory(argv: list[str]) -> tuple[Peak, str]:
+def peak_memory(argv: list[str]) -> tuple[PeakMemory, str]:
     """Run a command, looking at its whole process tree every 10 ms; its peak and its stdout."""
     process = start(argv)
     pss = largest = most = 0
     while process.poll() is None:
-        tree = list(_tree(process.pid))
+        tree = list(_process_tree(process.pid))
         pss = max(pss, sum(_kib(f"/proc/{pid}/smaps_rollup", "Pss:") for pid in tree))
         # ru_maxrss would be this plus an error: it also remembers the image of ours that the child had before exec.
         largest = max([largest, *(_kib(f"/proc/{pid}/status", "VmHWM:") for pid in tree)])
         most = max(most, len(tree))
         time.sleep(_EVERY_S)
-    return Peak(pss=pss << 10, largest=largest << 10, processes=most), finish(process)
+    return PeakMemory(pss=pss << 10, largest=largest << 10, processes=most), finish(process)
 
 
-def _tree(pid: int) -> Iterator[int]:
+def _process_tree(pid: int) -> Iterator[int]:
     yield pid
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -64,7 +64,7 @@ def _tree(pid: int) -> Iterator[int]:
     except OSError:  # it has ended meanwhile
         return
     for child in (int(word) for words in children for word in words):
-        yield from _tree(child)
+        yield from _process_tree(child)
 
 
 def _kib(path: str, key: str) -> int:

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perf.harness.workspace import workspace
-from perf.stage.stage_data import Set, make
-from pitools.core.shared_progress import Board, Seat
-from pitools.stage.copy.tasks import tasks
-from pitools.stage.copy.worker import MODE, NEW, Copier, Work
-from pitools.stage.sources.local import Folders, LocalSource
+from perf.stage.stage_data import FileSet, make_file_set
+from pitools.core.shared_progress import SharedProgress, WorkerSlot
+from pitools.stage.copy.tasks import split_tasks
+from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, CopyJob, CopyWorker
+from pitools.stage.sources.local import DirDescriptors, LocalSource
 from pitools.store import digest
 
 STEPS = ("open, close", "fstat", "pread", "hash", "create, close", "pwrite", "fstat of the copy")
@@ -36,20 +36,24 @@ def cpu_s(who: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def by_hand(made: Set, to: Path, steps: int) -> None:
+def by_hand(made: FileSet, to: Path, steps: int) -> None:
     """The first so many steps of every file."""
-    source, target, buffer = Folders(made.folder), Folders(to, make=True), memoryview(mmap.mmap(-1, SIZE))
+    source, target, buffer = (
+        DirDescriptors(made.folder),
+        DirDescriptors(to, create=True),
+        memoryview(mmap.mmap(-1, SIZE)),
+    )
     for entry in made.files:
         within, _, name = entry.path.rpartition("/")
-        file = os.open(name, FILE, dir_fd=source.enter(within))
+        file = os.open(name, FILE, dir_fd=source.open_dir(within))
         if steps > 1:
             os.fstat(file)
         if steps > 2:
             os.preadv(file, [buffer], 0)
         if steps > 3:
-            digest.of_bytes(buffer)
+            digest.digest_bytes(buffer)
         if steps > 4:
-            copy = os.open(name, NEW, MODE, dir_fd=target.enter(within))
+            copy = os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=target.open_dir(within))
             if steps > 5:
                 os.pwrite(copy, buffer, 0)
             if steps > 6:
@@ -60,10 +64,10 @@ def by_hand(made: Set, to: Path, steps: int) -> None:
     target.close()
 
 
-def by_worker(made: Set, to: Path) -> None:
-    work = Work(LocalSource(folder=made.folder), made.files, str(to), False, False, False, False, 0)
-    copier = Copier(work, Seat(Board(1), 0))
-    for task in tasks(made.files, range(len(made.files)), {}, ranged=True, in_order=False):
+def by_worker(made: FileSet, to: Path) -> None:
+    work = CopyJob(LocalSource(folder=made.folder), made.files, str(to), False, False, False, False, 0)
+    copier = CopyWorker(work, WorkerSlot(SharedProgress(1), 0))
+    for task in split_tasks(made.files, range(len(made.files)), {}, ranged=True, in_order=False):
         copier(task)
     copier.close()
 
@@ -82,7 +86,7 @@ def main() -> None:
         least[name] = min(least.get(name, 1e9), (cpu_s(who) - before) / args.files * 1e6)
 
     with workspace(args.memory, needed=2 * args.files * SIZE) as here:
-        made, to = make(here / "sets", [SIZE] * args.files), here / "copy"
+        made, to = make_file_set(here / "sets", [SIZE] * args.files), here / "copy"
         gc.disable()  # as in a worker
         for _ in range(args.rounds):
             for steps, name in enumerate((*STEPS, "worker"), start=1):

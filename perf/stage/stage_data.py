@@ -17,7 +17,7 @@ PIT_STAGE = Path(sys.executable).parent / "pit-stage"
 MIB = 1 << 20
 
 
-class Set(msgspec.Struct, frozen=True, kw_only=True):
+class FileSet(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset version that was made. folder: `<root>/pick/<version>`. bytes: of its files, without the manifest."""
 
     folder: Path
@@ -30,7 +30,7 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
         return sum(entry.bytes for entry in self.files)
 
 
-def make(root: Path, sizes: Sequence[int], *, seed: int = 1, in_folder: int = 500) -> Set:
+def make_file_set(root: Path, sizes: Sequence[int], *, seed: int = 1, in_folder: int = 500) -> FileSet:
     """A version of files of these sizes, `in_folder` to a folder, of bytes that no method can compress."""
     import numpy as np
 
@@ -44,7 +44,7 @@ def make(root: Path, sizes: Sequence[int], *, seed: int = 1, in_folder: int = 50
     return _finish(folder, entries)
 
 
-def make_changed(old: Set, every: int, *, seed: int = 2) -> Set:
+def make_next_version(old: FileSet, every: int, *, seed: int = 2) -> FileSet:
     """The next version of a set: one file of `every` is new, the others are the same files, times and all."""
     import numpy as np
 
@@ -65,23 +65,23 @@ def make_changed(old: Set, every: int, *, seed: int = 2) -> Set:
 
 def _write(folder: Path, name: str, content: bytes) -> FileEntry:
     (folder / name).write_bytes(content)
-    return FileEntry(path=name, bytes=len(content), digest=digest.of_bytes(content))
+    return FileEntry(path=name, bytes=len(content), digest=digest.digest_bytes(content))
 
 
-def _finish(folder: Path, entries: list[FileEntry], parent: str = "") -> Set:
+def _finish(folder: Path, entries: list[FileEntry], parent: str = "") -> FileSet:
     files = tuple(sorted(entries, key=lambda entry: entry.path))
-    data = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files, parent=parent))
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files, parent=parent))
     (folder / manifest.FILE_NAME).write_bytes(data)
-    version = manifest.version(data)
-    return Set(folder=folder.rename(folder.parent / version), version=version, files=files)
+    version = manifest.version_of(data)
+    return FileSet(folder=folder.rename(folder.parent / version), version=version, files=files)
 
 
-def stage_argv(made: Set, root: Path) -> list[str]:
+def stage_argv(made: FileSet, root: Path) -> list[str]:
     """What a user types to stage a set."""
     return [str(PIT_STAGE), "run", str(made.folder), "--to", str(root)]
 
 
-def stage(made: Set, root: Path) -> dict[str, object]:
+def stage(made: FileSet, root: Path) -> dict[str, object]:
     """Stage a set with our command; its record."""
     return record_in(execute(*stage_argv(made, root)))
 
@@ -92,9 +92,9 @@ def record_in(out: str) -> dict[str, object]:
     return next(record for record in records if record["schema"] == "pit.stage/1")
 
 
-def require_same(made: Set, folder: Path, *, content: bool) -> None:
+def require_same(made: FileSet, folder: Path, *, content: bool) -> None:
     """Exit unless every file of the set is in `folder`, whole: by size, or byte for byte."""
     for entry in made.files:
         path = folder / entry.path
-        if path.stat().st_size != entry.bytes or (content and digest.of_file(path)[1] != entry.digest):
+        if path.stat().st_size != entry.bytes or (content and digest.digest_file(path)[1] != entry.digest):
             sys.exit(f"{path} is not what the set holds: that was no copy")

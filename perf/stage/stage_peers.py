@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from perf.harness.workspace import PEERS, execute, say
-from perf.stage.stage_data import MIB, Set
+from perf.harness.workspace import PEERS, execute, print_progress
+from perf.stage.stage_data import MIB, FileSet
 
 RCLONE = PEERS / "bin" / "rclone"
 PACKAGES = {"rsync": "rsync", "rclone": "rclone", "fpsync": "fpart", "fio": "fio"}
 CORES = len(os.sched_getaffinity(0))
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class PeerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """One command line of a peer. argv: with SRC, DEST and WORK (a scratch folder) where paths go."""
 
     version: str
@@ -31,7 +31,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         """As it is told in a case."""
         return " ".join([Path(self.argv[0]).name, *self.argv[1:]])
 
-    def at(self, *, src: Path, dest: Path, work: Path) -> list[str]:
+    def argv_for(self, *, src: Path, dest: Path, work: Path) -> list[str]:
         """The argv for these paths."""
         paths = {"SRC": str(src), "DEST": str(dest), "WORK": str(work)}
         return [re.sub("SRC|DEST|WORK", lambda found: paths[found[0]], word) for word in self.argv]
@@ -43,7 +43,7 @@ def install() -> None:
         command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
         if os.geteuid() or not shutil.which("apt-get"):
             sys.exit(f"these peers are missing: {' '.join(missing)}; {' '.join(command)}, as root")
-        say(" ".join(command))
+        print_progress(" ".join(command))
         subprocess.run(command, check=True, stdout=sys.stderr)
     if not RCLONE.exists():
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
@@ -58,7 +58,7 @@ def version(program: str | Path) -> str:
     sys.exit(f"{program} does not say its version")
 
 
-def copiers(made: Set) -> dict[str, list[Way]]:
+def copy_commands(made: FileSet) -> dict[str, list[PeerCommand]]:
     """The ways of each peer to copy this set, by what its cases are called; the first is the one without tuning."""
     return {
         "cp -r": [_way("cp", "-r", "SRC", "DEST")],
@@ -71,11 +71,11 @@ def copiers(made: Set) -> dict[str, list[Way]]:
     }
 
 
-def _way(program: str | Path, *words: str) -> Way:
-    return Way(version=version(program), argv=(str(program), *words))
+def _way(program: str | Path, *words: str) -> PeerCommand:
+    return PeerCommand(version=version(program), argv=(str(program), *words))
 
 
-def _rclone(made: Set, *options: str, both: bool) -> list[Way]:
+def _rclone(made: FileSet, *options: str, both: bool) -> list[PeerCommand]:
     """Its own defaults (4 transfers, 8 checkers), one a core, many, and large files by several streams."""
     tunings: list[list[str]] = [[], *(["--transfers", f"{n}", "--checkers", f"{n}"] for n in (CORES, 16))]
     if max(entry.bytes for entry in made.files) >= 8 * MIB:
@@ -84,7 +84,7 @@ def _rclone(made: Set, *options: str, both: bool) -> list[Way]:
     return [_way(program, "copy", *options, *tuning, "SRC", "DEST") for program in programs for tuning in tunings]
 
 
-def _fpsync(made: Set) -> list[Way]:
+def _fpsync(made: FileSet) -> list[PeerCommand]:
     """Jobs of such a size that every worker has two; by rsync, by cpio and by tar."""
     ways = []
     for workers, tool in ((max(2, CORES), "rsync"), (max(2, CORES), "cpio"), (max(2, CORES), "tar"), (4, "rsync")):
@@ -94,7 +94,7 @@ def _fpsync(made: Set) -> list[Way]:
     return ways
 
 
-def writers(made: Set) -> list[Way]:
+def fio_commands(made: FileSet) -> list[PeerCommand]:
     """fio writing as many files of the same size, one after another: direct, and buffered with a sync at the end."""
     size, count = made.files[0].bytes, len(made.files)
     same = [

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.harness.workspace import REPO
 from pitools.core import hostlist
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.topology import discover
-from pitools.topology.choose import choose
-from pitools.topology.fabric_model import Fabric, natural
+from pitools.topology.choose import select_nodes
+from pitools.topology.fabric_model import Fabric, natural_sort_key
 
 CSV = REPO.parent / "shared" / "data" / "topology" / "lingjun_2023.csv"
 SIZES = (16, 32, 64, 128)
@@ -45,7 +45,7 @@ def topology_conf(path: Path, *, backwards: bool) -> str:
     """
     rows = sorted(csv.DictReader(path.open()), key=lambda row: row["host"])
     pods: dict[str, dict[str, list[str]]] = {}
-    by_name = sorted(enumerate(rows), key=lambda item: natural(f"{item[1]['agg_PSW']}-{item[1]['tor_ASW']}"))
+    by_name = sorted(enumerate(rows), key=lambda item: natural_sort_key(f"{item[1]['agg_PSW']}-{item[1]['tor_ASW']}"))
     for number, row in by_name:
         leaf = f"{row['agg_PSW']}-{row['tor_ASW']}"
         pods.setdefault(row["agg_PSW"], {}).setdefault(leaf, []).append(f"h{number:04d}")
@@ -67,7 +67,7 @@ def referee(conf: str, base_port: int) -> Iterator[Client]:
         )
         try:
             call("up", *up)
-            yield Client(Reach(env={"SLURM_CONF": str(root / "cloud" / "slurm.conf")}, timeout_s=60))
+            yield Client(Transport(env={"SLURM_CONF": str(root / "cloud" / "slurm.conf")}, timeout_s=60))
         finally:
             call("down")
 
@@ -86,7 +86,9 @@ def occupy(slurm: Client, busy: set[str], was: set[str]) -> None:
     for names, state in ((busy - was, "drain"), (was - busy, "undrain")):
         if names:
             what = [f"nodename={hostlist.fold(names)}", f"state={state}", "reason=bench"]
-            subprocess.run(["scontrol", "update", *what], env={**slurm.reach.env, "PATH": "/usr/bin:/bin"}, check=True)
+            subprocess.run(
+                ["scontrol", "update", *what], env={**slurm.transport.env, "PATH": "/usr/bin:/bin"}, check=True
+            )
 
 
 def leaves_of(fabric: Fabric, nodes: Collection[str], depth: int) -> set[str]:
@@ -97,7 +99,7 @@ def leaves_of(fabric: Fabric, nodes: Collection[str], depth: int) -> set[str]:
 
 def race(slurm: Client, rounds: int) -> dict[int, list[tuple[int, int, int]]]:
     """For each size and occupancy, the leaves of Slurm's choice, of ours, and of ours within Slurm's pods."""
-    fabric = discover.fabric(slurm)
+    fabric = discover.query_fabric(slurm)
     every = sorted(node for leaf in fabric.leaves for node in leaf.nodes)
     pod_of = {node: leaf.path[-2] for leaf in fabric.leaves for node in leaf.nodes}
     found: dict[int, list[tuple[int, int, int]]] = {size: [] for size in SIZES}
@@ -110,9 +112,9 @@ def race(slurm: Client, rounds: int) -> dict[int, list[tuple[int, int, int]]]:
         for size in SIZES:
             theirs = taken(slurm, size)
             assert theirs <= free
-            ours = choose(fabric, free, size, objective="leaf")
+            ours = select_nodes(fabric, free, size, objective="leaf")
             pods = leaves_of(fabric, theirs, 1)
-            within = choose(fabric, {node for node in free if pod_of[node] in pods}, size, objective="leaf")
+            within = select_nodes(fabric, {node for node in free if pod_of[node] in pods}, size, objective="leaf")
             found[size].append((len(leaves_of(fabric, theirs, 0)), ours.leaves, within.leaves))
             assert ours.leaves == len(leaves_of(fabric, ours.nodes, 0))
         print(f"occupancy {number + 1} of {rounds}", [rows[-1] for rows in found.values()], file=sys.stderr, flush=True)
@@ -124,7 +126,7 @@ def cases(found: dict[int, list[tuple[int, int, int]]], listing: str, version: s
     rows = [row for size in SIZES for row in found[size]]
     command = f"sbatch --test-only -N K, TopologyPlugin=topology/tree, {listing}"
     what = f"{listing}: leaves, K = {', '.join(map(str, SIZES))}, Slurm's ÷ ours each time"
-    never = judge(what, "Slurm", version, [a / b for a, b, _ in rows], reach=1.0, command=command)
+    never = from_ratios(what, "Slurm", version, [a / b for a, b, _ in rows], target=1.0, command=command)
     yield structs.replace(never, ok=never.ratio_min >= 1)
     for column, fewer, what in ((1, FEWER, "any pods"), (2, FEWER_IN_PODS, "the pods that Slurm took")):
         means = {size: [sum(row[i] for row in found[size]) / len(found[size]) for i in (0, column)] for size in SIZES}
@@ -132,7 +134,7 @@ def cases(found: dict[int, list[tuple[int, int, int]]], listing: str, version: s
         many = [size for size in SIZES if size >= 64]
         ratios = [row[0] / row[column] for size in many for row in found[size]]
         reach = 1 / (1 - fewer) if judged else 1.0
-        case = judge(f"{listing}: mean leaves, K ≥ 64, {what} ({told})", "Slurm", version, ratios, reach=reach)
+        case = from_ratios(f"{listing}: mean leaves, K ≥ 64, {what} ({told})", "Slurm", version, ratios, target=reach)
         ratio = sum(means[size][0] for size in many) / sum(means[size][1] for size in many)
         yield structs.replace(case, ratio=round(ratio, 3), ok=ratio >= reach, command=command)
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from perf.harness.harness import Case, judge, report
+from perf.harness.harness import Case, from_ratios, report
 from perf.topology.bench_leaves import CSV
 from pitools.topology import discover
-from pitools.topology.choose import Objective, choose
-from pitools.topology.fabric_model import Fabric, Leaf, nodes
+from pitools.topology.choose import Objective, select_nodes
+from pitools.topology.fabric_model import Fabric, Leaf, nodes_of
 
 OBJECTIVES: tuple[Objective, ...] = ("pair", "ring", "level", "leaf")
 
@@ -38,20 +38,20 @@ def pods(number: int, leaves: int, size: int) -> Fabric:
 
 def case(what: str, fabric: Fabric, k: int, objective: Objective, limit_s: float, rounds: int) -> Case:
     """The limit over the time of each round; of the fabric's index, made once, only the first round knows."""
-    names = nodes(fabric)
+    names = nodes_of(fabric)
     times = []
     for number in range(rounds + 1):
         rng = random.Random(number)
         free = rng.sample(names, max(k, round(len(names) * (1 - 0.7 * number / rounds))))
         given = dict(zip(free, (rng.random() for _ in free), strict=True)) if number % 2 else free
         began = time.perf_counter()
-        choose(fabric, given, k, objective=objective)
+        select_nodes(fabric, given, k, objective=objective)
         times.append(time.perf_counter() - began)
     first, *times = times
     median = statistics.median(times)
     told = f"{what}, k = {k}, {objective}: {limit_s * 1e3:.0f} ms ÷ ours (median {median * 1e3:.1f} ms, "
     told += f"worst {max(times) * 1e3:.1f} ms, with the index {first * 1e3:.0f} ms)"
-    judged = judge(told, "limit", "", [limit_s / took for took in times], reach=1.0)
+    judged = from_ratios(told, "limit", "", [limit_s / took for took in times], target=1.0)
     return structs.replace(judged, ratio=round(limit_s / median, 3), ok=median <= limit_s)
 
 
@@ -62,7 +62,7 @@ def main() -> int:
     args = parser.parse_args()
     if not args.csv.is_file():
         sys.exit(f"{args.csv}: not there; give the fabric with --csv")
-    real = discover.read(args.csv)
+    real = discover.read_fabric(args.csv)
     large = {"79 pods of 16 leaves of 8": pods(79, 16, 8), "1,250 leaves of 8": pods(0, 1250, 8)}
     rounds, code = (10 if args.quick else 40), 0
     for objective in OBJECTIVES:

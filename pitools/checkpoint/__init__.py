@@ -1,1 +1,1 @@
-"""Tier 2: checkpoints that are whole, verified and found again, whoever wrote their tensors."""
+"""Save and restore verified checkpoints, with Orbax, DCP or any other writer of files."""

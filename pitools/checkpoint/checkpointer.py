@@ -1,47 +1,45 @@
-"""The one class that a training loop uses: saves in the background, restores what is verified.
+"""Save in the background and restore verified checkpoints: the class that a training loop uses.
 
-    with Guard(folder, Orbax(), rank=…, world_size=…, put=…, get=…) as guard:
-        if found := guard.restore(state):
-            step, state, loader = found.step, found.state, found.loader
+    with Checkpointer(folder, OrbaxAdapter(), rank=…, world_size=…, put=…, get=…) as checkpointer:
+        if restored := checkpointer.restore(state):
+            step, state, loader = restored.step, restored.state, restored.loader
         …
-        guard.save(step, state, loader)         blocks for a copy to this host's memory
+        checkpointer.save(step, state, loader)         blocks for a copy to this host's memory
 
-The rest of a save happens in a thread, and there the ranks meet over a key-value store and never in a collective, which
-the training's own would come between:
+The rest of a save runs in a thread, where barriers use a key-value store and never a collective, which would interleave
+with the training's own:
 
-    all ranks write ─▶ meet ─▶ rank 0 finishes ─▶ all digest, durable ─▶ meet ─▶ rank 0 seals and shows ─▶ meet
+    all ranks write ─▶ barrier ─▶ rank 0 finishes ─▶ all digest, fsync ─▶ barrier ─▶ rank 0 seals, renames ─▶ barrier
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pitools.checkpoint import restore, tier_copy
-from pitools.checkpoint.adapters.base import Adapter as Adapter
-from pitools.checkpoint.adapters.base import Digests, as_ours
+from pitools.checkpoint import restore
+from pitools.checkpoint.adapters.base import Digests, as_pit_error
+from pitools.checkpoint.adapters.base import FrameworkAdapter as FrameworkAdapter
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
-from pitools.checkpoint.coordination.exchange import Meeting, introduce, together
-from pitools.checkpoint.local_tier import Near, SaveTarget, folder_near
+from pitools.checkpoint.coordination.exchange import SaveExchange, all_or_none, handshake
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
-from pitools.core.errors import ClusterError, ConfigError, NoSpace, Unreachable
-from pitools.core.fs import os_error
-from pitools.core.record import decode_json
+from pitools.core.errors import ConfigError, Unreachable
+from pitools.core.fs import from_os_error
 
-# How long a loop that failed waits for a save that is still being made: its peers may have died with it.
-_LAST_S = 5.0
-# How often the ranks meet in one save, at the most.
-_MEETINGS = 5
+# How long a failed loop waits for an unfinished save: its peers may have died with it.
+_LEAVE_TIMEOUT_S = 5.0
+# Barriers of one save, at most.
+_EXCHANGES_PER_SAVE = 5
 
 
 class Restored(NamedTuple):
-    """A checkpoint to go on from. step: steps made. loader, extra: as they were saved."""
+    """A restored checkpoint. step: training steps done. loader, extra: as they were saved."""
 
     step: int
     state: Any
@@ -49,27 +47,27 @@ class Restored(NamedTuple):
     extra: dict[str, Any]
 
 
-class _Staged(NamedTuple):
-    """All that a save needs of the loop, which goes on. payload: in `place`, once it is there."""
+class _PendingSave(NamedTuple):
+    """What the background part of a save needs. payload: the folder in `building`, once created."""
 
-    place: Path
+    building: Path
     payload: Future[Path]
-    write: Callable[[Meeting], Digests | None]
+    write_payload: Callable[[SaveExchange], Digests | None]
     table: dict[str, str]
-    randomness: rng_state.States
-    kept: dict[str, Any]
+    randomness: rng_state.RngState
+    manifest_fields: dict[str, Any]
 
 
-class Guard:
-    """The checkpoints of one run, for one rank. All ranks make the same calls in the same order.
+class Checkpointer:
+    """Save and restore the checkpoints of one run, at one rank. All ranks make the same calls in the same order.
 
-    A context manager: its end waits for the last save, and an error in the block does not, for long.
+    A context manager: leaving it waits for the last save; after an error in the block only for seconds.
     """
 
     def __init__(
         self,
         folder: Path,
-        adapter: Adapter,
+        adapter: FrameworkAdapter,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -78,143 +76,126 @@ class Guard:
         run: str = "",
         keep_last: int = retention.KEEP_LAST,
         keep_every: int = 0,
-        stage: Path | None = None,
         timeout_s: float = 600.0,
         name: str = "checkpoint",
         delete: Delete | None = None,
     ) -> None:
-        """put, get: of a store that all ranks share, not needed for one rank. delete: of a key there; without it rank
-        0's memory grows by some keys a rank with every save. run: whose checkpoints these are.
-        keep_last, keep_every: what stays, see `retain.prune`. timeout_s: how long the first rank waits for the last.
-        stage: a folder on this node's own disk, to save in first; what is there is copied to `folder` in the
-        background. On several nodes, and while that disk is full, saves go to `folder` at once. name: of this guard,
-        where one store serves more than one. Raises Unreachable.
+        """Let the ranks meet in the store.
+
+        put, get: of a key-value store that all ranks share, not needed for one rank. delete: of a key there; without
+        it rank 0's memory grows by some keys a rank with every save. run: the run's name.
+        keep_last, keep_every: see `retention.prune_checkpoints`. timeout_s: how long the first rank waits for the last.
+        name: of this Checkpointer, where one store serves several. Raises Unreachable.
         """
         # Absolute: orbax refuses any other, and a loop may change its working directory.
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
-        lead, store = rank == 0, (put, get, delete)
-        self._barrier, self._token, nodes = introduce(*store, rank, world_size, name=name, timeout_s=timeout_s)
-        self._local = folder_near(stage, self.folder, run, nodes, lead=lead)
-        self._near = Near(self._local, self.folder, keep_last, keep_every) if self._local and lead else None
+        self._barrier, self._token = handshake(put, get, delete, rank, world_size, name=name, timeout_s=timeout_s)
         self._model, self._saved = "", -1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
-        self._place, self._ended = None, False  # type: Path | None, bool
-        self._held = contextlib.ExitStack()
+        self._building, self._is_closed = None, False  # type: Path | None, bool
+        self._locks = contextlib.ExitStack()
 
     def restore(self, like: Any) -> Restored | None:
-        """The newest checkpoint whose every byte is as it was saved, in the structure of `like`; None where there is
-        none. Bad ones that are newer are moved to `quarantine`. The generators are set to where they were.
+        """Return the newest checkpoint whose bytes all match its manifest, in the structure of `like`; None for none.
 
-        Waits for an unfinished save. Raises what was wrong with that, ConfigError naming the first difference where the
-        checkpoints are of another model.
+        Newer damaged ones are moved to `quarantine`. The random generators are restored. Waits for an unfinished save.
+        Raises that save's error, ConfigError naming the first difference when the checkpoints are of another model.
         """
-        self._open(like)
+        self._open_once(like)
         self._restores += 1
         name = f"{self._token}-r{self._restores}"
         if self._saves:
-            with together(self._barrier, f"{name}/saved"):
+            with all_or_none(self._barrier, f"{name}/saved"):
                 self.wait()
-        look = restore.Look(self._barrier, self.folder, self._local, name, self._writer)
-        with look.newest() as found:
-            if found is None:
+        search = restore.RestoreSearch(self._barrier, self.folder, name, self._rank_of_file)
+        with search.newest_good() as newest:
+            if newest is None:
                 return None
-            manifest, path = found
-            with together(self._barrier, f"loading step {manifest.step}, {name}"):
+            manifest, path = newest
+            with all_or_none(self._barrier, f"loading step {manifest.step}, {name}"):
                 if manifest.format != self._adapter.format:
                     hint = "resume with the framework that wrote it, or give another checkpoint folder"
                     raise ConfigError(
-                        f'written by "{manifest.format}", not "{self._adapter.format}"', where=str(path), hint=hint
+                        f"written by {manifest.format} (expected {self._adapter.format})", where=str(path), hint=hint
                     )
-                state = self._adapter.load(layout.payload(path), like)
-                rng_state.restore(path, self._barrier.rank, self._adapter)
-        if self._near:
-            self._near.start()
+                state = self._adapter.load(layout.payload_path(path), like)
+                rng_state.restore_rng_state(path, self._barrier.rank, self._adapter)
         self._saved = manifest.step
         return Restored(manifest.step, state, manifest.loader, manifest.extra)
 
     def save(self, step: int, state: Any, loader: Any = None, extra: Mapping[str, Any] | None = None) -> None:
-        """Begin to save what training is after `step` steps; on return `state` may change.
+        """Begin to save the state after `step` steps; `state` may change on return.
 
-        loader, extra: JSON, or records; rank 0's are kept. Waits for the save before this one. Raises what was wrong
-        with that one, ConfigError.
+        loader, extra: JSON values or records; rank 0's are stored. Waits for the previous save. Raises its error,
+        ConfigError.
         """
-        failed = self._settle()
+        last_error = self._join_last_save()
         if step == self._saved:
             return
-        self._open(state)
-        if self._saves and self._saved < 0 and self._place and self._barrier.rank == 0:
-            layout.discard(self._place)  # of what failed: a full disk does not become free by itself
+        self._open_once(state)
+        if self._saves and self._saved < 0 and self._building and self._barrier.rank == 0:
+            layout.remove_building(self._building)  # of the failed save: a full disk does not become free by itself
         self._saves += 1
-        # A number: the same step may be saved again after it failed.
+        if last_error:
+            raise last_error
+        # Numbered: the same step may be saved again after a failure.
         token = f"{self._token}-{self._saves}"
-        place = self._place = layout.building(self._choose(failed, token), step, token)
-        kept = {"loader": msgspec.to_builtins(loader) or {}, "extra": msgspec.to_builtins(dict(extra or {}))}
-        meet = Meeting(self._barrier, f"{token}/save of step {step}", place / layout.SHARES)
+        building = self._building = layout.building_path(self.folder, step, token)
+        manifest_fields = {"loader": msgspec.to_builtins(loader) or {}, "extra": msgspec.to_builtins(dict(extra or {}))}
+        exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", building / layout.DIGESTS_DIR)
         payload: Future[Path] = Future()
         try:
-            table, randomness = self._adapter.describe(state), rng_state.taken(self._adapter)
-            write = self._adapter.stage(state, payload)
+            table, randomness = self._adapter.describe(state), rng_state.capture_rng_state(self._adapter)
+            write = self._adapter.copy_to_host(state, payload)
         except BaseException as error:
             self._saved = -1
             payload.set_exception(error)
-            _in_background(meet.fail, error).join(_LAST_S)
+            _in_background(exchange.fail, error).join(_LEAVE_TIMEOUT_S)
             raise
         self._saved = step
-        staged = _Staged(place, payload, write, table, randomness, kept)
-        self._thread = _in_background(self._finish, step, meet, staged)
+        pending = _PendingSave(building, payload, write, table, randomness, manifest_fields)
+        self._thread = _in_background(self._finish_save, step, exchange, pending)
 
     def wait(self) -> None:
-        """Return when all that was saved is safe at every rank. Raises what was wrong with it."""
-        if error := self._settle():
+        """Wait until the last save is durable at every rank. Raises its error."""
+        if error := self._join_last_save():
             raise error
 
     def poll(self) -> None:
-        """Raise what was wrong with the last save, as soon as that is known: the next save is an interval later."""
-        if self._error and not self._local:  # of a local one the next save knows a way out
+        """Raise the error of the last save as soon as it is known: the next save is an interval later."""
+        if self._error:
             self.wait()
 
-    def _settle(self) -> BaseException | None:
-        """What was wrong with the last save, once it has ended."""
+    def _join_last_save(self) -> BaseException | None:
+        """Wait for the last save; return its error."""
         if self._thread:
             # The barriers have time-outs; this one is for a file system that holds this rank's own write.
-            limit_s = (self._timeout_s + 30.0) * _MEETINGS
+            limit_s = (self._timeout_s + 30.0) * _EXCHANGES_PER_SAVE
             self._thread.join(limit_s)
             if self._thread.is_alive():
-                what = f"a save of step {self._saved} did not end in {limit_s:g} s: its write does not come back"
-                raise Unreachable(what, where=str(self.folder), hint="is the file system there?")
+                message = f"save of step {self._saved}: timed out ({limit_s:g} s): its write hangs"
+                raise Unreachable(message, where=str(self.folder), hint="check that the file system answers: ls")
             self._thread = None
         error, self._error = self._error, None
         if error:
             self._saved = -1
         return error
 
-    def _choose(self, failed: BaseException | None, token: str) -> Path:
-        """The folder of the next save, the same at all ranks. Raises what was wrong with the last one."""
-        target = self._near.takes_next(failed) if self._near else SaveTarget()
-        if self._local:
-            told = self._barrier.tell(f"{token}/where", msgspec.json.encode(target).decode())
-            target = decode_json(told, SaveTarget)
-        if failed and not target.replaces_failed:
-            raise failed
-        return self._local if self._local and target.tier == "local" else self.folder
-
     def close(self) -> None:
-        """Wait for the last save, and until it stands in the shared folder; then leave the folder to others."""
-        if self._ended:
+        """Wait for the last save, then release the folder."""
+        if self._is_closed:
             return
-        self._ended = True
+        self._is_closed = True
         try:
-            with together(self._barrier, f"{self._token}/end"):
+            with all_or_none(self._barrier, f"{self._token}/end"):
                 self.wait()
-                if self._near:
-                    self._near.wait(self._timeout_s)
         finally:
-            self._leave()
+            self._release()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -222,101 +203,95 @@ class Guard:
             self.close()
             return
         if self._thread:
-            self._thread.join(self._timeout_s if self._barrier.world_size == 1 else _LAST_S)
+            self._thread.join(self._timeout_s if self._barrier.world_size == 1 else _LEAVE_TIMEOUT_S)
         if self._error and self._error is not error:
             error.add_note(f"before that, in the background: {type(self._error).__name__}: {self._error}")
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
-        if self._near:
-            self._near.close()
-        self._held.close()
+    def _release(self) -> None:
+        self._locks.close()
 
-    def _open(self, state: Any) -> None:
-        """Once: rank 0 makes the folder this run's, and removes what a killed save left."""
+    def _open_once(self, state: Any) -> None:
+        """Claim the folder for this run and remove what killed saves left, once, at rank 0."""
         if self._model:
             return
         table = self._adapter.describe(state)
-        fingerprint = state_schema.fingerprint(table)
+        fingerprint = state_schema.schema_fingerprint(table)
         self._opens += 1
-        with together(self._barrier, f"{self._token}-{self._opens}/open"):
+        with all_or_none(self._barrier, f"{self._token}-{self._opens}/open"):
             if self._barrier.rank == 0:
-                self._claim(table, fingerprint)
+                self._claim_folder(table, fingerprint)
         self._model = fingerprint
 
-    def _claim(self, table: dict[str, str], fingerprint: str) -> None:
-        self._held.close()  # of a try that failed
-        self._claim_one(self.folder, table, fingerprint, tier_copy.tokens(self._local) if self._local else ())
-        if self._local and self._near:
-            try:
-                self._claim_one(self._local, table, fingerprint)
-            except (NoSpace, ClusterError) as error:
-                self._near.fails(error)
+    def _claim_folder(self, table: dict[str, str], fingerprint: str) -> None:
+        self._locks.close()  # of a failed attempt
+        state_schema.require_same_schema(self.folder, table)
+        owner.claim_folder(self.folder, self._run, fingerprint)
+        is_only_writer = self._locks.enter_context(locks.writer_lock(self.folder))
+        retention.remove_leftovers(self.folder, is_only_writer=is_only_writer)
 
-    def _claim_one(self, folder: Path, table: dict[str, str], fingerprint: str, keep: Collection[str] = ()) -> None:
-        state_schema.require_same(folder, table)
-        owner.claim(folder, self._run, fingerprint)
-        sure = self._held.enter_context(locks.writing(folder))
-        retention.sweep(folder, keep=keep, sure=sure)
-
-    def _finish(self, step: int, meet: Meeting, staged: _Staged) -> None:
-        """A save after its copy; in the background."""
-        place = staged.place
+    def _finish_save(self, step: int, exchange: SaveExchange, pending: _PendingSave) -> None:
+        """Finish a save after its copy to host memory, in the background."""
+        building = pending.building
         try:
-            staged.payload.set_result(_made(place))
-            known = {f"{layout.PAYLOAD}/{path}": found for path, found in (staged.write(meet) or {}).items()}
-            meet(rng_state.encoded(staged.randomness), lambda all_of: self._describe(place, staged.table, all_of))
+            pending.payload.set_result(_make_payload_dir(building))
+            known_digests = {
+                f"{layout.PAYLOAD}/{path}": found for path, found in (pending.write_payload(exchange) or {}).items()
+            }
+            exchange(
+                rng_state.encode_rng_state(pending.randomness),
+                lambda all_of: self._write_metadata(building, pending.table, all_of),
+            )
             rank, world_size = self._barrier.rank, self._barrier.world_size
-            publish.digest_share(place, rank, world_size, writer=self._writer, known=known)
-            meet(answer=lambda _: self._publish(step, place, staged.kept))
+            publish.digest_share(
+                building, rank, world_size, rank_of_file=self._rank_of_file, known_digests=known_digests
+            )
+            exchange(answer=lambda _: self._publish(step, building, pending.manifest_fields))
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
-            if not staged.payload.done():
-                staged.payload.set_exception(error)
-            self._error = told = as_ours(error, place)
-            told.add_note(f"in the background, while step {step} was saved")
-            meet.fail(told)
+            if not pending.payload.done():
+                pending.payload.set_exception(error)
+            self._error = raised = as_pit_error(error, building)
+            raised.add_note(f"in the background, while step {step} was saved")
+            exchange.fail(raised)
 
-    def _describe(self, place: Path, table: dict[str, str], randomness: list[bytes]) -> list[bytes]:
-        state_schema.write(place, table)
-        rng_state.write(place, randomness)
+    def _write_metadata(self, building: Path, table: dict[str, str], randomness: list[bytes]) -> list[bytes]:
+        state_schema.write_schema(building, table)
+        rng_state.write_rng_state(building, randomness)
         return []
 
-    def _publish(self, step: int, place: Path, kept: dict[str, Any]) -> list[bytes]:
-        folder = place.parent
-        publish.publish(
+    def _publish(self, step: int, building: Path, manifest_fields: dict[str, Any]) -> list[bytes]:
+        folder = building.parent
+        publish.publish_checkpoint(
             folder,
-            place,
+            building,
             step,
             format=self._adapter.format,
             run=self._run,
             model=self._model,
             world_size=self._barrier.world_size,
-            loader=kept["loader"],
-            extra=kept["extra"],
+            loader=manifest_fields["loader"],
+            extra=manifest_fields["extra"],
         )
-        if self._near and folder == self._local:
-            self._near.submit(step)
-            return []
-        retention.tidy(folder, *self._keep)
+        retention.prune_after_save(folder, *self._keep)
         return []
 
-    def _writer(self, path: str, world_size: int) -> int:
+    def _rank_of_file(self, path: str, world_size: int) -> int:
         folder, _, name = path.partition("/")
-        return self._adapter.writer(name, world_size) if folder == layout.PAYLOAD else 0
+        return self._adapter.rank_of_file(name, world_size) if folder == layout.PAYLOAD else 0
 
 
-def _made(place: Path) -> Path:
-    """The payload of a building folder; by every rank: to meet for it would cost more than to make it twice."""
+def _make_payload_dir(building: Path) -> Path:
+    """Create the payload of a building folder, at every rank: a barrier would cost more than creating it twice."""
     try:
-        (place / layout.SHARES).mkdir(parents=True, exist_ok=True)
-        layout.payload(place).mkdir(exist_ok=True)
+        (building / layout.DIGESTS_DIR).mkdir(parents=True, exist_ok=True)
+        layout.payload_path(building).mkdir(exist_ok=True)
     except OSError as error:
-        raise os_error(error, place) from error
-    return layout.payload(place)
+        raise from_os_error(error, building) from error
+    return layout.payload_path(building)
 
 
 def _in_background(target: Callable[..., None], *args: Any) -> threading.Thread:
-    # A daemon: a write that never comes back must not keep the process from ending.
+    # A daemon: a write that hangs must not keep the process from ending.
     thread = threading.Thread(target=target, args=args, name="checkpoint", daemon=True)
     thread.start()
     return thread

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.commands.run_lookup import run_folder
+from pitools.commands.run_lookup import find_run_dir
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
@@ -25,16 +25,16 @@ def group() -> None:
 @run_argument()
 @site_option
 @format_option
-def list_(run: str, site_name: str, form: str) -> None:
+def list_command(run: str, site_name: str, form: str) -> None:
     """List checkpoints, newest first: whole and damaged ones, what is in quarantine, what killed saves left.
 
     Names, sizes and manifests are looked at; `check` reads the bytes.
     """
-    from pitools.checkpoint.store.listing import listing
+    from pitools.checkpoint.store.listing import list_checkpoints
 
-    folder, _ = _place(run, site_name)
+    folder, _ = _checkpoint_dir(run, site_name)
     with Output(form, _LIST_COLUMNS) as out:
-        found = list(listing(folder))
+        found = list(list_checkpoints(folder))
         for record in found:
             out(record)
     if not found:
@@ -54,18 +54,18 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
     RUN may also be one checkpoint, `…/step_<n>`.
     """
     from pitools.checkpoint.store import layout
-    from pitools.checkpoint.store.check_folder import Check
-    from pitools.checkpoint.store.check_folder import check as judge
+    from pitools.checkpoint.store.check_folder import FolderCheck
+    from pitools.checkpoint.store.check_folder import check_folder as judge
 
-    folder, only = _place(run, site_name)
-    steps = layout.steps(folder)
+    folder, only = _checkpoint_dir(run, site_name)
+    steps = layout.listed_steps(folder)
     wanted = step if only is None else only
     if wanted is not None and wanted not in steps:
         raise UsageError(f"no checkpoint of step {wanted}", where=str(folder), hint=f"pit checkpoint list {run}")
-    summary: Check | None = None
+    summary: FolderCheck | None = None
     with Output(form, _CHECK_COLUMNS) as out:
-        for record in judge(folder, steps if wanted is None else [wanted], threads=threads or 0, aside=quarantine):
-            if isinstance(record, Check):
+        for record in judge(folder, steps if wanted is None else [wanted], threads=threads or 0, move_aside=quarantine):
+            if isinstance(record, FolderCheck):
                 summary = record
             else:
                 out(record)
@@ -85,31 +85,26 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> int:
     """Remove old checkpoints, and what killed saves left. The newest that is good stays: its bytes are read first.
 
-    What another process reads stays too, and what is damaged: see `check --quarantine`. So does an interrupted copy of
-    a newer checkpoint from a node's own disk: the run's next attempt on that node finishes it. Exit 1 when one that
-    was to go could not be removed.
+    What another process reads stays too, and what is damaged: see `check --quarantine`. Exit 1 when one that was to go
+    could not be removed.
     """
-    from pitools.checkpoint import tier_copy
     from pitools.checkpoint.store import check_folder, retention
 
-    folder, only = _place(run, site_name)
+    folder, only = _checkpoint_dir(run, site_name)
     if only is not None:
         raise UsageError("give the run, or the folder of its checkpoints", where=run)
-    good = check_folder.newest_good(folder)
+    good = check_folder.newest_good_step(folder)
     keep = () if good is None else (good,)
-    pruned = retention.prune(folder, keep_last, keep_every, keep=keep, dry_run=dry_run)
+    pruned = retention.prune_checkpoints(folder, keep_last, keep_every, kept_steps=keep, dry_run=dry_run)
     with Output(form, _PRUNE_COLUMNS) as out:
         for record in pruned:
             out(record)
-    copies = tier_copy.unfinished(folder)
-    if not dry_run and (gone := retention.sweep(folder, keep=copies)):
+    if not dry_run and (gone := retention.remove_leftovers(folder)):
         click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
-    for copy in copies.values():
-        click.echo(f"pit: {copy} stays: an interrupted copy from a node's disk, which the run can finish", err=True)
     return 1 if any(record.state == "failed" for record in pruned) else 0
 
 
-def _place(run: str, site_name: str) -> tuple[Path, int | None]:
+def _checkpoint_dir(run: str, site_name: str) -> tuple[Path, int | None]:
     """The folder of checkpoints, and the step where one of them was named."""
     from pitools.checkpoint.store import layout, owner
 
@@ -117,8 +112,8 @@ def _place(run: str, site_name: str) -> tuple[Path, int | None]:
     if path.is_dir() and not (path / "plan.json").is_file():
         if (step := layout.step_of(path)) is not None:
             return path.parent, step
-        if layout.steps(path) or (path / owner.FILE_NAME).is_file() or (path / layout.QUARANTINE).is_dir():
+        if layout.listed_steps(path) or (path / owner.FILE_NAME).is_file() or (path / layout.QUARANTINE).is_dir():
             return path, None
         hint = "give a run's id or folder, its checkpoints/, or one step_<n> of them"
         raise UsageError("neither a run nor a folder of checkpoints", where=str(path), hint=hint)
-    return run_folder(run, site_name) / "checkpoints", None
+    return find_run_dir(run, site_name) / "checkpoints", None

@@ -12,20 +12,20 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_MOST = 50  # more are no help, and each costs a look
+_MAX_ITEMS = 50  # more are no help, and each costs a look
 _STAMP = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]{6}$")
 
 
-def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Runs of all sites, newest first, with their names and how they ended; folders where a path is begun."""
     from click.shell_completion import CompletionItem
 
     if "/" in incomplete or incomplete.startswith((".", "~")):
         return [CompletionItem(incomplete, type="dir")]
-    found = sorted({one for root in _roots() for one in _ids(root, incomplete)}, reverse=True)
+    found = sorted({one for root in _run_roots() for one in _run_ids(root, incomplete)}, reverse=True)
     made: list[CompletionItem[str]] = []
     for _, path in found:
-        if len(made) == _MOST:
+        if len(made) == _MAX_ITEMS:
             break
         if (path / "plan.json").is_file():
             name = _STAMP.sub("", path.name)
@@ -33,44 +33,44 @@ def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
     return made
 
 
-def sites(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_sites(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of sites."""
     from click.shell_completion import CompletionItem
 
-    from pitools.site.load import names
+    from pitools.site.load import site_names
 
-    return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in site_names() if name.startswith(incomplete)]
 
 
-def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Files, by the shell itself."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
-def _roots() -> set[Path]:
+def _run_roots() -> set[Path]:
     import contextlib
 
-    from pitools.commands.run_lookup import runs_of
+    from pitools.commands.run_lookup import runs_dir
     from pitools.core.errors import PitError
-    from pitools.site.load import load, names
+    from pitools.site.load import load_site, site_names
 
     found = set()
-    for name in names():
+    for name in site_names():
         with contextlib.suppress(PitError):  # another site's file may be wrong
-            found.add(runs_of(load(name)))
+            found.add(runs_dir(load_site(name)))
     return found
 
 
-def _ids(root: Path, begun: str) -> Iterator[tuple[str, Path]]:
+def _run_ids(root: Path, prefix: str) -> Iterator[tuple[str, Path]]:
     """(when it was made, its folder) of what may be runs."""
     import os
 
     try:
         with os.scandir(root) as entries:
             for entry in entries:
-                if entry.name.startswith(begun) and not entry.name.startswith("."):
+                if entry.name.startswith(prefix) and not entry.name.startswith("."):
                     stamp = _STAMP.search(entry.name)
                     yield (stamp[1] if stamp else ""), root / entry.name
     except OSError:

@@ -1,4 +1,4 @@
-"""`pit dataset bench`: which of disk, decoding or transform bounds a loader."""
+"""`pit dataset bench`: find whether disk, decoding or transform limits a loader."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
 
 @click.command()
 @click.argument("dataset", metavar="DATASET")
-@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples of a batch.")
-@click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Steps of a sample.")
-@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Threads that read.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Samples per batch.")
+@click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Steps per sample.")
+@click.option("--threads", type=click.IntRange(min=1), default=2, show_default=True, help="Reader threads.")
 @click.option("--arrays", metavar="NAME,...", default="", help="Arrays to load, such as 'action,obs/eye'; else all.")
-@click.option("--transform", metavar="MODULE:FUNCTION", default="", help="What training does to a batch, on the CPU.")
+@click.option("--transform", metavar="MODULE:FUNCTION", default="", help="Function applied to each batch on the CPU.")
 @click.option(
     "--limit",
     "limit_s",
@@ -25,29 +25,29 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
     default=3.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each stage is measured, at most.",
+    help="Longest time to measure each stage.",
 )
 @format_option
 def bench(
     dataset: str, batch_size: int, length: int, threads: int, arrays: str, transform: str, limit_s: float, form: str
 ) -> None:
-    """Say what bounds a loader of DATASET: the disk, decoding, or a transform.
+    """Measure what limits a loader of DATASET: disk, decoding or transform.
 
-    DATASET's files are dropped from the page cache first, so that the disk is measured, and not the memory; whoever
-    else reads them is slower for a while.
+    DATASET's files are dropped from the page cache first, so that the disk is measured and not memory; other readers
+    are slower for a while.
     """
     try:
-        from pitools.loader.benchmark.benchmark import bench as run
+        from pitools.loader.benchmark.benchmark import benchmark_loader as run
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
-    from pitools.dataset.formats.derive_functions import find
-    from pitools.store.resolve import resolve
+    from pitools.dataset.formats.derive_functions import find_function
+    from pitools.store.resolve import resolve_version
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]
-    function = find(transform) if transform else None
+    function = find_function(transform) if transform else None
     with warnings_as_notes():
         stages = run(
-            resolve(dataset),
+            resolve_version(dataset),
             batch_size=batch_size,
             length=length,
             threads=threads,

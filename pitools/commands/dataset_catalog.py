@@ -1,4 +1,4 @@
-"""`pit dataset list|show|diff`: which versions there are, what they hold, and how they differ."""
+"""`pit dataset list|show|diff`: list versions, their content and their differences."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.dataset.catalog.episodes import Episode
+    from pitools.dataset.catalog.episodes import EpisodeInfo
 
-LIST = ("name", "version", "tags", "state", "quarantined_episodes", "episodes", "steps", "bytes", "published")
-SHOW = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "bad")
-EPISODES = ("episode", "name", "steps", "language", "source", "quarantined")
-DIFF = ("kind", "what", "change", "before", "after", "count", "bytes", "shift")
+LIST_COLUMNS = ("name", "version", "tags", "state", "quarantined_episodes", "episodes", "steps", "bytes", "published")
+SHOW_COLUMNS = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "non_finite")
+EPISODE_COLUMNS = ("episode", "name", "steps", "language", "source", "quarantined")
+DIFF_COLUMNS = ("kind", "subject", "change", "before", "after", "count", "bytes", "shift")
 _DATA_HINT = "pip install 'pitools-hpc[data]'"
-ROOT = LocalPath(exists=True, file_okay=False)
+ROOT_TYPE = LocalPath(exists=True, file_okay=False)
 
 
 @click.command(name="list")
-@click.argument("root", type=ROOT)
+@click.argument("root", type=ROOT_TYPE)
 @click.option(
     "--where",
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Such as 'episodes>=100', 'task~pick', 'field=obs/*_image'; repeatable, all must hold.",
+    help="Such as 'episodes>=100', 'task~pick', 'field=obs/*_image'; repeatable, all must match.",
 )
-@click.option("--rebuild-index", is_flag=True, help="Read all manifests again, not only what changed.")
+@click.option("--rebuild-index", is_flag=True, help="Read all manifests again, not only changed ones.")
 @format_option
-def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, form: str) -> None:
-    """The versions in a root, by name, oldest first; damaged manifests are named last.
+def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, form: str) -> None:
+    """List the versions in a root, by name, oldest first; damaged manifests come last.
 
     \b
     A condition is KEY, an operator and a value:
@@ -47,14 +47,14 @@ def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, 
       pit dataset list datasets --where 'tag=prod'
     """
     from pitools.dataset.catalog import index, search
-    from pitools.store.resolve import check_root
+    from pitools.store.resolve import require_root
 
-    known, damaged = index.load(root, rebuild=rebuild_index)
-    if not damaged and not any(home.rows for home in known.homes.values()):
-        check_root(root)
-    with Output(form, LIST) as out:
-        for found in search.find(root, known, conditions):
-            out(found)
+    root_index, damaged = index.load_index(root, rebuild=rebuild_index)
+    if not damaged and not any(home.rows for home in root_index.datasets.values()):
+        require_root(root)
+    with Output(form, LIST_COLUMNS) as out:
+        for listing in search.search(root, root_index, conditions):
+            out(listing)
     for error in damaged[:-1]:
         click.echo(f"pit: error: {error}", err=True)
     if damaged:
@@ -63,12 +63,12 @@ def list_versions(root: Path, conditions: tuple[str, ...], rebuild_index: bool, 
 
 @click.command()
 @click.argument("dataset")
-@click.option("--episodes", is_flag=True, help="Its episodes, not its arrays.")
-@click.option("--episode", type=click.IntRange(0), metavar="N", help="One episode; with --png, draw it.")
-@click.option("--png", type=LocalPath(dir_okay=False), metavar="FILE", help="Frames and curves of it.")
+@click.option("--episodes", is_flag=True, help="List episodes instead of arrays.")
+@click.option("--episode", type=click.IntRange(0), metavar="N", help="Show one episode; with --png, plot it.")
+@click.option("--png", type=LocalPath(dir_okay=False), metavar="FILE", help="Plot frames and curves of the episode.")
 @format_option
 def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, form: str) -> None:
-    """The arrays of one version, or its episodes; or a picture of one episode.
+    """Show the arrays of one version, or its episodes; or plot one episode.
 
     DATASET is ROOT/NAME/VERSION (6 digits of it are enough), ROOT/NAME for the newest, or ROOT/NAME@TAG.
 
@@ -76,26 +76,26 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
       pit dataset show datasets/reach
       pit dataset show datasets/reach@prod --episode 3 --png episode3.png
     """
-    from pitools.dataset.versions import arrays, describe
-    from pitools.store.resolve import resolve
+    from pitools.dataset.versions import describe_version, list_arrays
+    from pitools.store.resolve import resolve_version
 
     if png and episode is None:
-        raise UsageError("--png draws one episode", where="--png", hint="--episode N --png FILE")
-    path = resolve(dataset)
+        raise UsageError("--png: needs one episode", where="--png", hint="--episode N --png FILE")
+    path = resolve_version(dataset)
     if episodes or episode is not None:
-        with Output(form, EPISODES) as out:
-            for known in _episodes(path, episode):
-                out(known)
+        with Output(form, EPISODE_COLUMNS) as out:
+            for record in _episodes(path, episode):
+                out(record)
         if png and episode is not None:
             from pitools.dataset import plot
 
-            plot.draw(path, episode, png)
+            plot.draw_episode(path, episode, png)
         return
-    version, manifest = describe(path)
-    with Output(form, SHOW) as out:
-        for array in arrays(manifest):
+    version, manifest = describe_version(path)
+    with Output(form, SHOW_COLUMNS) as out:
+        for array in list_arrays(manifest):
             out(array)
-    _say(path, version, manifest.parent)
+    _print_version_notes(path, version, manifest.parent)
 
 
 @click.command()
@@ -103,11 +103,11 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
 @click.argument("second", metavar="DATASET")
 @format_option
 def diff(first: str, second: str, form: str) -> int:
-    """What differs between two versions; exit 0 when nothing does, 1 when something does.
+    """Compare two versions; exit 0 when they are equal, 1 when they differ.
 
     Arrays, episodes (by the recording they came from), tasks, statistics, provenance, and how many files they share.
     """
-    from pitools.store.resolve import resolve
+    from pitools.store.resolve import resolve_version
 
     try:
         from pitools.dataset.catalog import compare
@@ -115,36 +115,38 @@ def diff(first: str, second: str, form: str) -> int:
         raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
 
     differs = False
-    with Output(form, DIFF) as out:
-        for found in compare.compare(resolve(first), resolve(second)):
-            out(found)
-            differs = differs or found.change != compare.SAME
+    with Output(form, DIFF_COLUMNS) as out:
+        for difference in compare.compare_versions(resolve_version(first), resolve_version(second)):
+            out(difference)
+            differs = differs or difference.change != compare.SHARED_KIND
     return int(differs)
 
 
-def _episodes(path: Path, number: int | None) -> Iterator[Episode]:
+def _episodes(path: Path, number: int | None) -> Iterator[EpisodeInfo]:
     try:
-        from pitools.dataset.catalog.episodes import episodes
+        from pitools.dataset.catalog.episodes import list_episodes
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
 
-    return episodes(path, number)
+    return list_episodes(path, number)
 
 
-def _say(path: Path, version: object, parent: str) -> None:
-    """On stderr, what is known of the version as a whole."""
-    from pitools.dataset.versions import Version
+def _print_version_notes(path: Path, version: object, parent: str) -> None:
+    """Print tags, parent, retirement and quarantine of a version on stderr."""
+    from pitools.dataset.versions import VersionInfo
     from pitools.store import retirement, tags, version_state
 
-    assert isinstance(version, Version)
+    assert isinstance(version, VersionInfo)
     whole = path.resolve()
     root, name = whole.parent.parent, whole.parent.name
-    named = sorted(tag for tag, value in tags.read(root, name).items() if value.version == whole.name)
-    held = version_state.quarantine(path)
+    named = sorted(tag for tag, value in tags.read_tags(root, name).items() if value.version == whole.name)
+    quarantine = version_state.read_quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
     parts += [f"parent {parent}"] if parent else []
-    parts += ["retired"] if retirement.of(root, name, whole.name, whole) else []
-    if held:
-        parts.append("in quarantine" if held.whole else f"{len(held.episodes)} episodes in quarantine")
+    parts += ["retired"] if retirement.retirement_of(root, name, whole.name, whole) else []
+    if quarantine:
+        parts.append(
+            "in quarantine" if quarantine.whole_version else f"{len(quarantine.episodes)} episodes in quarantine"
+        )
     click.echo(f"{version.name} {version.version}: {', '.join(parts)}", err=True)

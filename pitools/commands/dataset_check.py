@@ -1,4 +1,4 @@
-"""`pit dataset check`: whether a version can be trusted, and what is to be kept from training."""
+"""`pit dataset check`: check a version, and quarantine faulty episodes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.dataset.check.finding import Summary
+    from pitools.dataset.check.finding import CheckSummary
     from pitools.store.version_state import Quarantine
 
-_COLUMNS = ("level", "check", "array", "episode", "step", "what", "got", "expected", "file")
-_EXITS = "Exit codes: 0 nothing but warnings, 1 faults, 5 damage; 2 usage, 3 a file of bounds is wrong."
+_COLUMNS = ("level", "check", "array", "episode", "step", "problem", "got", "expected", "file")
+_EXITS = "Exit codes: 0 at most warnings, 1 faults, 5 damage; 2 usage, 3 the file of thresholds is invalid."
 
 
 @click.command(epilog=_EXITS)
 @click.argument("dataset")
-@click.option("--deep", is_flag=True, help="Look at every frame, not at some of them.")
-@click.option("--against", metavar="DATASET", help="Compare values with this version; else with the parent, if here.")
+@click.option("--deep", is_flag=True, help="Decode every frame, not a sample.")
+@click.option(
+    "--against", metavar="DATASET", help="Compare values with this version. [default: the parent, if present]"
+)
 @click.option(
     "--bounds",
     "bounds_file",
     metavar="FILE",
     type=LocalPath(exists=True, dir_okay=False),
-    help="What is still all right, in TOML.",
+    help="Thresholds, in TOML.",
 )
-@click.option("--quarantine", is_flag=True, help="Keep what is damaged, or has faults, from training.")
-@click.option("--release", is_flag=True, help="Lift the quarantine, and check nothing.")
-@click.option("--readers", type=click.IntRange(1, 64), help="Files read at once (default: at most 4).")
+@click.option("--quarantine", is_flag=True, help="Exclude damaged or faulty episodes from training.")
+@click.option("--release", is_flag=True, help="Remove the quarantine; check nothing.")
+@click.option("--readers", type=click.IntRange(1, 64), help="Files read at once. [default: at most 4]")
 @format_option
 def check(
     dataset: str,
@@ -44,10 +46,10 @@ def check(
     readers: int | None,
     form: str,
 ) -> int:
-    """Check a version's files, values, frames and episodes, and its drift from the version before.
+    """Check a version's files, values, frames and episodes, and its drift from its parent.
 
-    DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. One record for each finding; the version
-    itself is never touched.
+    DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. Prints one record per finding; the
+    version itself never changes.
 
     \b
       pit dataset check datasets/reach
@@ -57,75 +59,77 @@ def check(
     try:
         from pitools.dataset import check as checking
         from pitools.dataset.check import thresholds
-        from pitools.dataset.check.finding import Summary
-        from pitools.dataset.check.quarantine import quarantine as keep
-        from pitools.store.resolve import resolve
+        from pitools.dataset.check.finding import CheckSummary
+        from pitools.dataset.check.quarantine import quarantine_episodes as keep
+        from pitools.store.resolve import resolve_version
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 
-    path = resolve(dataset)
+    path = resolve_version(dataset)
     if release:
         if quarantine or deep or against or bounds_file:
-            raise UsageError("--release stands alone", where="--release", hint="check again afterwards")
+            raise UsageError(
+                "--release: allows no other option", where="--release", hint="pit dataset check DATASET --release"
+            )
         return _release(path)
-    limits = thresholds.load(bounds_file) if bounds_file else thresholds.Bounds()
-    other = resolve(against) if against else None
-    found = []
+    limits = thresholds.load_thresholds(bounds_file) if bounds_file else thresholds.Thresholds()
+    parent = resolve_version(against) if against else None
+    findings = []
     summary = None
     with Output(form, _COLUMNS) as out:
-        for record in checking.version(path, bounds=limits, against=other, deep=deep, readers=readers or 0):
-            if isinstance(record, Summary):
+        for record in checking.check_version(path, thresholds=limits, parent=parent, deep=deep, readers=readers or 0):
+            if isinstance(record, CheckSummary):
                 summary = record
             else:
                 out(record)
-                found.append(record)
+                findings.append(record)
     assert summary is not None
-    _say(summary)
+    _print_summary(summary)
     if quarantine:
-        _told(keep(path, found), path, summary)
+        _print_quarantine(keep(path, findings), path, summary)
     return 5 if summary.damage else 1 if summary.faults else 0
 
 
-def _say(summary: Summary) -> None:
-    from pitools.core.units import duration_text, size_text
+def _print_summary(summary: CheckSummary) -> None:
+    from pitools.core.units import format_duration, format_size
 
     counts = ", ".join(
-        f"{count} {word if count == 1 else word + 's'}" if word != "damage" else f"{count} damaged"
-        for count, word in ((summary.damage, "damage"), (summary.faults, "fault"), (summary.warnings, "warning"))
+        f"{count} {noun if count == 1 else noun + 's'}" if noun != "damage" else f"{count} damaged"
+        for count, noun in ((summary.damage, "damage"), (summary.faults, "fault"), (summary.warnings, "warning"))
         if count
     )
     frames = f", {summary.frames} frames looked at" if summary.frames else ""
     click.echo(
-        f"{summary.name} {summary.version}: {counts or 'nothing found'}; read {size_text(summary.read_bytes)} in "
-        f"{summary.files} files{frames}, {duration_text(summary.wall_s)}",
+        f"{summary.name} {summary.version}: {counts or 'nothing found'}; read {format_size(summary.read_bytes)} in "
+        f"{summary.files} files{frames}, {format_duration(summary.wall_s)}",
         err=True,
     )
 
 
-def _told(record: Quarantine | None, path: Path, summary: Summary) -> None:
+def _print_quarantine(record: Quarantine | None, path: Path, summary: CheckSummary) -> None:
     from pitools.store import version_state
 
     if record is None:
-        stands = "; what was put there before stays: --release lifts it" if version_state.quarantine(path) else ""
+        stands = "; what was put there before stays: --release lifts it" if version_state.read_quarantine(path) else ""
         of_all = ": no fault is of one episode alone" if summary.faults else ""
         click.echo(f"nothing to put in quarantine{of_all}{stands}", err=True)
-    elif record.whole:
+    elif record.whole_version:
         click.echo("in quarantine: the whole version", err=True)
     else:
-        click.echo(f"in quarantine: {_episodes(record)}", err=True)
+        click.echo(f"in quarantine: {_format_episodes(record)}", err=True)
 
 
-def _episodes(record: Quarantine) -> str:
+def _format_episodes(record: Quarantine) -> str:
     count = len(record.episodes)
     return f"{count} episode{'s' * (count != 1)}"
 
 
 def _release(path: Path) -> int:
-    from pitools.dataset.check.quarantine import release as lift
+    from pitools.dataset.check.quarantine import release_quarantine as lift
 
     lifted = lift(path)
     if lifted is None:
         click.echo("nothing is in quarantine", err=True)
     else:
-        click.echo(f"released: {'the whole version' if lifted.whole else _episodes(lifted)}", err=True)
+        click.echo(f"released: {'the whole version' if lifted.whole_version else _format_episodes(lifted)}", err=True)
     return 0

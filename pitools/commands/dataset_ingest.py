@@ -1,4 +1,4 @@
-"""`pit dataset ingest`: recordings to one published version."""
+"""`pit dataset ingest`: publish recordings as one version."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import ONCE, LocalPath, format_option
+from pitools.commands.options import SINGLE_VALUE, LocalPath, format_option
 from pitools.core.errors import ToolMissing, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.dataset.ingest.ingest import Spread
+    from pitools.dataset.ingest.ingest import SubmitArray
 
 COLUMNS = ("name", "version", "episodes", "steps", "bytes", "files", "new", "path")
 ARRAY_CPUS = 4  # of each task, where --workers says nothing
@@ -22,7 +22,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=LocalPath(exists=True))
 @click.option("--to", "root", required=True, type=LocalPath(), help="Root of the datasets.")
-@click.option("--name", required=True, help="The dataset's name: a folder in the root.")
+@click.option("--name", required=True, help="Name of the dataset: a folder in the root.")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", show_default=True)
 @click.option(
     "--codec",
@@ -39,23 +39,26 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     "--schema",
     type=LocalPath(exists=True, dir_okay=False),
     metavar="FILE",
-    help="TOML that says how arrays are renamed, dropped, cast, resized and derived.",
+    help="TOML file that renames, drops, casts, resizes and derives arrays.",
 )
-@click.option("--append", metavar="DATASET", help="Version to begin with, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
-@click.option(
-    "--accept-drift", is_flag=True, help="Append even what is not like the parent; else that is refused, and told."
-)
-@click.option("--skip-refused", is_flag=True, help="Leave out episodes that are not whole, or not like the others.")
+@click.option("--append", metavar="DATASET", help="Version to append to, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
+@click.option("--accept-drift", is_flag=True, help="Append despite drift from the parent, which is else refused.")
+@click.option("--skip-refused", is_flag=True, help="Leave out incomplete or incompatible episodes.")
 @click.option(
     "--report",
     type=LocalPath(dir_okay=False),
     metavar="FILE",
-    help="JSON Lines: each episode, accepted or refused, and why.",
+    help="Write one JSON line per episode: accepted, or refused with the reason.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")
-@click.option("--array", type=click.IntRange(1), metavar="N", help="Work as a Slurm array of N jobs, and wait.")
+@click.option("--array", type=click.IntRange(1), metavar="N", help="Run as a Slurm array of N jobs, and wait.")
 @click.option(
-    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="The site whose Slurm runs the array."
+    "--site",
+    "site_name",
+    envvar="PIT_SITE",
+    metavar="NAME",
+    **SINGLE_VALUE,
+    help="The site whose Slurm runs the array.",
 )
 @format_option
 def ingest(
@@ -75,15 +78,15 @@ def ingest(
     site_name: str | None,
     form: str,
 ) -> None:
-    """Make one dataset version of recordings: HDF5 files, or folders of LeRobot or Zarr.
+    """Publish recordings as one dataset version: HDF5 files, or folders of LeRobot or Zarr.
 
-    It appears whole as ROOT/NAME/VERSION, or not at all. The same recordings and options again change nothing; after an
-    interrupt they go on where it stopped.
+    ROOT/NAME/VERSION appears whole or not at all. The same command again changes nothing; after an interrupt it
+    resumes.
     """
     try:
-        from pitools.dataset.ingest.append_policy import to_append
+        from pitools.dataset.ingest.append_policy import parent_dir
         from pitools.dataset.ingest.ingest import ingest as run
-        from pitools.store.resolve import discarded
+        from pitools.store.resolve import unusable_reason
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 
@@ -97,34 +100,34 @@ def ingest(
         codec=codec or "",
         skip=skip,
         schema=schema,
-        append=to_append(append) if append else None,
+        append=parent_dir(append) if append else None,
         workers=workers or 0,
-        skip_refused=skip_refused,
-        refuse_drift=not accept_drift,
+        skip_rejected=skip_refused,
+        fail_on_drift=not accept_drift,
         report=report,
-        spread=_spread(array, site_name, name, workers or 0) if array else None,
+        submit_array=_submit_array(array, site_name, name, workers or 0) if array else None,
     )
     if not version.new:
-        click.echo(f"{name}: nothing to do, these recordings are already there as {version.version}", err=True)
-        if why := discarded(Path(version.path)):
-            click.echo(f"{name}: but that version is {why}", err=True)
+        click.echo(f"{name}: nothing to do, version {version.version} has these recordings", err=True)
+        if reason := unusable_reason(Path(version.path)):
+            click.echo(f"{name}: but that version is {reason}", err=True)
     with Output(form, COLUMNS) as out:
         out(version)
 
 
-def _spread(count: int, site_name: str | None, name: str, workers: int) -> Spread:
-    """What has a site's Slurm do the work."""
-    from pitools.dataset.ingest.execute import take_part
+def _submit_array(count: int, site_name: str | None, name: str, workers: int) -> SubmitArray:
+    """Return a function that runs the ingest's jobs as a site's Slurm array."""
+    from pitools.dataset.ingest.execute import run_part
     from pitools.launch import array
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     if not site_name:
-        raise UsageError("--array needs a site", where="--array", hint="--site NAME; see `pit site list`")
-    site = load(site_name)
+        raise UsageError("--array: needs a site", where="--array", hint="--site NAME; see `pit site list`")
+    site = load_site(site_name)
 
-    def spread(work: Path, plan: str, total: int, done: array.Count) -> None:
+    def spread(work: Path, plan: str, total: int, done: array.DoneCounter) -> None:
         calls = [(str(work.absolute()), plan, number, count, workers) for number in range(count)]
         cpus = workers or ARRAY_CPUS
-        array.run(site, f"ingest-{name}", take_part, calls, work=work, total=total, done=done, cpus=cpus)
+        array.run_array(site, f"ingest-{name}", run_part, calls, work_dir=work, total=total, count_done=done, cpus=cpus)
 
     return spread

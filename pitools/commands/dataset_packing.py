@@ -1,4 +1,4 @@
-"""`pit dataset plan-packing`: how full rows of a length would be, and what would not come."""
+"""`pit dataset plan-packing`: compute how episodes pack into rows of a fixed length."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
     multiple=True,
     required=True,
     metavar="STEPS",
-    help="Steps of a row; repeat it to compare several.",
+    help="Steps per row; repeatable, to compare.",
 )
 @click.option(
     "--long",
     type=click.Choice(("split", "drop", "refuse")),
     default="split",
     show_default=True,
-    help="What becomes of an episode that is longer than a row.",
+    help="Treatment of an episode longer than a row.",
 )
 @click.option(
     "--window",
@@ -36,7 +36,7 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
     default=1,
     show_default=True,
     metavar="STEPS",
-    help="Episodes are cut at multiples of this.",
+    help="Cut episodes at multiples of this.",
 )
 @click.option("--split", "splits", multiple=True, metavar="NAME", help="Only episodes of this split; repeatable.")
 @click.option(
@@ -56,21 +56,21 @@ def plan_packing(
     tasks: tuple[str, ...],
     form: str,
 ) -> None:
-    """How episodes would be packed into rows of --length steps: rows, fill, padding, and what is split or dropped.
+    """Show how episodes pack into rows of --length steps: rows, fill, padding, split and dropped episodes.
 
     DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. Episodes in quarantine are left out.
 
     \b
       pit dataset plan-packing /data/pick --length 512 --length 1024 --split train
     """
-    from pitools.loader.sampling.episode_filter import Filters, select
-    from pitools.loader.sampling.packing import report
-    from pitools.store.reader.version_reader import Arrays
-    from pitools.store.resolve import resolve
+    from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
+    from pitools.loader.sampling.packing import packing_report
+    from pitools.store.reader.version_reader import VersionReader
+    from pitools.store.resolve import resolve_version
 
-    arrays = Arrays(resolve(dataset))
+    arrays = VersionReader(resolve_version(dataset))
     with warnings_as_notes():
-        episodes = select(arrays, Filters(splits=splits, tasks=tasks))
+        episodes = filter_episodes(arrays, EpisodeFilters(splits=splits, tasks=tasks))
     with Output(form, COLUMNS) as out:
         for length in lengths:
-            out(report(arrays, episodes, length, window=window, long=long))
+            out(packing_report(arrays, episodes, length, window=window, long=long))

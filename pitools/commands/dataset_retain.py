@@ -1,4 +1,4 @@
-"""`pit dataset tag|retire|gc|rebuild`: which versions are kept, under what names, and how to get one back."""
+"""`pit dataset tag|retire|gc|rebuild`: name, keep, remove and rebuild versions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from pitools.commands.dataset_catalog import DIFF, ROOT
+from pitools.commands.dataset_catalog import DIFF_COLUMNS, ROOT_TYPE
 from pitools.commands.options import format_option, site_option
-from pitools.core.errors import ToolMissing, UsageError, nearest
+from pitools.core.errors import ToolMissing, UsageError, suggest
 from pitools.core.output import Output
 
-TAGS = ("name", "tag", "version", "number", "at", "by", "why")
-RETIRED = ("name", "version", "when", "by", "why", "grace_s")
-COLLECTED = ("name", "version", "state", "freed_bytes", "why")
-REBUILT = ("name", "version", "rebuilt", "state", "repaired_files", "path")
+TAG_COLUMNS = ("name", "tag", "version", "number", "moved_at", "moved_by", "reason")
+RETIRED_COLUMNS = ("name", "version", "retired_at", "retired_by", "reason", "grace_s")
+GC_COLUMNS = ("name", "version", "state", "freed_bytes", "reason")
+REBUILD_COLUMNS = ("name", "version", "rebuilt", "state", "repaired_files", "path")
 
 
 @click.command()
@@ -22,11 +22,11 @@ REBUILT = ("name", "version", "rebuilt", "state", "repaired_files", "path")
 @click.argument("tag", required=False)
 @click.argument("version", required=False)
 @click.option(
-    "--expect", metavar="VERSION", help="Move it only if it names this one now; `none`: only if there is none."
+    "--expect", metavar="VERSION", help="Move the tag only if it names this version now; `none`: only if unset."
 )
-@click.option("--remove", is_flag=True, help="Let it name nothing.")
-@click.option("--history", is_flag=True, help="Every move, oldest first.")
-@click.option("--why", default="", help="Kept in its history.")
+@click.option("--remove", is_flag=True, help="Remove the tag; its history stays.")
+@click.option("--history", is_flag=True, help="Print every move, oldest first.")
+@click.option("--reason", default="", help="Reason, kept in the tag's history.")
 @format_option
 def tag(
     dataset: str,
@@ -35,161 +35,180 @@ def tag(
     expect: str | None,
     remove: bool,
     history: bool,
-    why: str,
+    reason: str,
     form: str,
 ) -> None:
-    """The tags of a dataset; with TAG and VERSION, let the tag name that version.
+    """Show the tags of a dataset; with TAG and VERSION, move the tag to that version.
 
-    VERSION may be its first 6 digits, or @OTHER for what another tag names. Exit 75: somebody else moved it meanwhile.
+    VERSION may be its first 6 digits, or @OTHER for another tag's version. Exit 75: the tag was moved meanwhile.
 
     \b
-      pit dataset tag datasets/reach                        what all tags name
-      pit dataset tag datasets/reach prod @candidate --why "passed on the robot"
+      pit dataset tag datasets/reach                        all tags
+      pit dataset tag datasets/reach prod @candidate --reason "passed on the robot"
       pit dataset tag datasets/reach prod 1f3a9c --expect 77ab02
       pit dataset tag datasets/reach prod --history
     """
     from pitools.store import tags
-    from pitools.store.resolve import resolve, split
+    from pitools.store.resolve import resolve_version, split_dataset_path
 
-    root, name = split(dataset)
+    root, name = split_dataset_path(dataset)
     if sum((bool(version), remove, history)) > 1 or (remove and not tag):
-        raise UsageError("one thing at a time: VERSION, --remove or --history", hint="see `pit dataset tag --help`")
-    if tag and not version and tag not in (names := tags.names(root, name)):
-        raise UsageError(f'no tag "{tag}"', where=f"{root / name}@{tag}", hint=nearest(tag, names))
-    with Output(form, TAGS) as out:
+        raise UsageError("VERSION, --remove, --history: mutually exclusive", hint="see `pit dataset tag --help`")
+    if tag and not version and tag not in (names := tags.tag_names(root, name)):
+        raise UsageError(f'no tag "{tag}"', where=f"{root / name}@{tag}", hint=suggest(tag, names))
+    with Output(form, TAG_COLUMNS) as out:
         if tag and (version or remove):
-            before = tags.current(root, name, tag)
-            held = before.version if before else ""
-            to = resolve(f"{root / name}{'' if version.startswith('@') else '/'}{version}").name if version else ""
-            expected = held if expect is None else _version(f"{root / name}", expect)
-            out(tags.move(root, name, tag, to, expect=expected, why=why))
+            before = tags.current_tag(root, name, tag)
+            current = before.version if before else ""
+            to = (
+                resolve_version(f"{root / name}{'' if version.startswith('@') else '/'}{version}").name
+                if version
+                else ""
+            )
+            expected = current if expect is None else _expected_version(f"{root / name}", expect)
+            out(tags.move_tag(root, name, tag, to, expect=expected, reason=reason))
             return
-        known = sorted(tags.read(root, name)) if tag is None else [tag]
+        tag_names = sorted(tags.read_tags(root, name)) if tag is None else [tag]
         if history:
-            known = tags.names(root, name) if tag is None else known
-            for one in known:
-                for move in tags.history(root, name, one):
+            tag_names = tags.tag_names(root, name) if tag is None else tag_names
+            for each_tag in tag_names:
+                for move in tags.tag_history(root, name, each_tag):
                     out(move)
             return
-        for one in known:
-            if value := tags.current(root, name, one):
+        for each_tag in tag_names:
+            if value := tags.current_tag(root, name, each_tag):
                 out(value)
 
 
 @click.command()
 @click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
-@click.option("--why", default="", help="Kept with it.")
-@click.option("--grace", default="0s", metavar="TIME", help="Keep it so long at least, such as 30d (gc has its own).")
-@click.option("--undo", is_flag=True, help="Take it back.")
+@click.option("--reason", default="", help="Reason, kept in the record.")
+@click.option("--grace", default="0s", metavar="TIME", help="Shortest time to keep it, such as 30d (gc has its own).")
+@click.option("--undo", is_flag=True, help="Undo the retirement.")
 @format_option
-def retire(datasets: tuple[str, ...], why: str, grace: str, undo: bool, form: str) -> None:
-    """Mark versions as no longer wanted: `pit dataset gc` removes them after a grace, if nothing names them.
+def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form: str) -> None:
+    """Retire versions: `pit dataset gc` removes them after a grace, if nothing references them.
 
-    DATASET is ROOT/NAME/VERSION, or its first 6 digits. A version that a tag names is refused.
+    DATASET is ROOT/NAME/VERSION, or its first 6 digits. A version with a tag is refused.
     """
     from pitools.dataset.catalog import retirement
-    from pitools.store.resolve import resolve
+    from pitools.store.resolve import resolve_version
 
-    grace_s = _grace(grace)
-    with Output(form, RETIRED) as out:
-        for path in [_known(dataset) if undo else resolve(dataset, newest=False) for dataset in datasets]:
+    grace_s = _parse_grace(grace)
+    with Output(form, RETIRED_COLUMNS) as out:
+        for path in [_version_dir(dataset) if undo else resolve_version(dataset, newest=False) for dataset in datasets]:
             if undo:
                 whole = path.absolute()
-                retirement.undo(whole.parent.parent, whole.parent.name, whole.name)
+                retirement.restore_version(whole.parent.parent, whole.parent.name, whole.name)
                 click.echo(f"{whole.parent.name} {whole.name}: not retired", err=True)
             else:
-                out(retirement.retire(path, why=why, grace_s=grace_s))
+                out(retirement.retire_version(path, reason=reason, grace_s=grace_s))
 
 
 @click.command()
-@click.argument("root", type=ROOT)
-@click.option("--grace", default="7d", show_default=True, metavar="TIME", help="How long a version stays once retired.")
+@click.argument("root", type=ROOT_TYPE)
 @click.option(
-    "--runs", multiple=True, type=ROOT, help="Runs whose datasets stay; repeatable. Default: of all users of the site."
+    "--grace", default="7d", show_default=True, metavar="TIME", help="Time to keep a version after it was retired."
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing, and say what would be.")
+@click.option(
+    "--runs",
+    multiple=True,
+    type=ROOT_TYPE,
+    help="Folder of runs whose datasets stay; repeatable. [default: of all users of the site]",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be removed.")
 @site_option
 @format_option
 def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name: str, form: str) -> None:
-    """Remove versions that were retired, whose grace is over, and that no tag, lease, run or younger version names.
+    """Remove retired versions whose grace is over and that no tag, lease, run or derived version references.
 
-    Also ingests that nobody went on with for as long. One record for each, and why it stays. What reads a
-    version for itself (`pit-stage`, a loader that is in no run) takes no lease on it: --grace is the time it has.
+    Also removes ingests abandoned for as long. Prints one record for each, with the reason to keep it. `pit-stage` and
+    loaders outside a run take no lease: they have --grace to finish.
 
     \b
       pit dataset gc datasets --dry-run
       pit dataset gc datasets --runs runs --runs /shared/other/runs
     """
-    from pitools.dataset.gc.collect import gc as collect
-    from pitools.dataset.gc.run_folders import of_site
-    from pitools.store.resolve import check_root
+    from pitools.dataset.gc.collect import collect_garbage as collect
+    from pitools.dataset.gc.run_folders import run_roots
+    from pitools.store.resolve import require_root
 
-    grace_s = _grace(grace)
-    check_root(root)
-    asked = runs or of_site(site_name)
-    gone = 0
-    with Output(form, COLLECTED) as out:
-        for found in collect(root, runs=asked, grace_s=grace_s, dry_run=dry_run):
-            out(found)
-            gone += found.state != "kept" and bool(found.version)
-    if gone and not asked:
-        click.echo(f"pit: site {site_name} has no folder of runs here, so no run keeps a version: --runs", err=True)
+    grace_s = _parse_grace(grace)
+    require_root(root)
+    run_dirs = runs or run_roots(site_name)
+    removed = 0
+    with Output(form, GC_COLUMNS) as out:
+        for result in collect(root, runs=run_dirs, grace_s=grace_s, dry_run=dry_run):
+            out(result)
+            removed += result.state != "kept" and bool(result.version)
+    if removed and not run_dirs:
+        click.echo(
+            f"pit: site {site_name} has no folder of runs here, so no run keeps a version: give --runs FOLDER", err=True
+        )
 
 
 @click.command()
 @click.argument("dataset")
-@click.option("--from", "folders", multiple=True, type=ROOT, help="Where its recordings are, at any depth; repeatable.")
-@click.option("--publish", "to_publish", is_flag=True, help="Keep the result: repair the version, or add what differs.")
+@click.option(
+    "--from", "folders", multiple=True, type=ROOT_TYPE, help="Folder with its recordings, at any depth; repeatable."
+)
+@click.option(
+    "--publish", "to_publish", is_flag=True, help="Publish the result: repair the version, or add a differing one."
+)
 @format_option
 def rebuild(dataset: str, folders: tuple[Path, ...], to_publish: bool, form: str) -> int:
-    """Ingest a version's recordings once more, as they were, and show that the result is the same, or what differs.
+    """Ingest a version's recordings again with the same options, and print whether the result differs.
 
-    It is compared with what the version's manifest says; whether its files are still that says `pit dataset check`.
-    Exit 0: it is the same, or only our own release differs in what its manifest says. Exit 1: something else differs.
-    Without --publish nothing is kept.
+    The result is compared with the version's manifest; `pit dataset check` compares the files with it.
+    Exit 0: equal, or only the release of pitools differs. Exit 1: anything else differs. Without --publish nothing is
+    kept.
 
     \b
       pit dataset rebuild datasets/reach@prod --from /archive/recordings
     """
-    from pitools.store.resolve import resolve
+    from pitools.store.resolve import resolve_version
 
     try:
-        from pitools.dataset.rebuild import rebuild as make
+        from pitools.dataset.rebuild import rebuild_version as make
     except ImportError as error:
         raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 
-    record, differences = make(resolve(dataset), folders, to_publish=to_publish)
-    with Output(form, REBUILT) as out:
+    record, differences = make(resolve_version(dataset), folders, to_publish=to_publish)
+    with Output(form, REBUILD_COLUMNS) as out:
         out(record)
-    with Output(form, DIFF) as out:
-        for found in differences:
-            out(found)
+    with Output(form, DIFF_COLUMNS) as out:
+        for difference in differences:
+            out(difference)
     return int(record.state == "differs")
 
 
-def _version(home: str, text: str) -> str:
-    """The version that a tag is expected to name, which need not be there any more."""
-    from pitools.store.resolve import resolve
+def _expected_version(home: str, text: str) -> str:
+    """Return the version that a tag is expected to name; it may be gone."""
+    from pitools.store.resolve import resolve_version
 
     if text == "none":
         return ""
     if len(text) == 32:
         return text
-    return resolve(f"{home}{'' if text.startswith('@') else '/'}{text}").name
+    return resolve_version(f"{home}{'' if text.startswith('@') else '/'}{text}").name
 
 
-def _known(text: str) -> Path:
-    """The folder of a version that may be gone."""
-    from pitools.store.resolve import resolve
+def _version_dir(text: str) -> Path:
+    """Return the folder of a version, which may be gone."""
+    from pitools.store.resolve import resolve_version
 
     path = Path(text)
-    return path if len(path.name) == 32 else resolve(text, newest=False)
+    return path if len(path.name) == 32 else resolve_version(text, newest=False)
 
 
-def _grace(text: str) -> int:
-    """Seconds. A number alone, which elsewhere is minutes, may well be meant as days, and what is gone is gone."""
-    from pitools.core.units import seconds
+def _parse_grace(text: str) -> int:
+    """Parse a grace, seconds. A bare number is refused: elsewhere it means minutes, and a removal cannot be undone."""
+    from pitools.core.units import parse_duration
 
     if text.isdigit() and int(text):
-        raise UsageError(f'"{text}" of what?', where="--grace", hint=f"--grace {text}d, {text}h or {text}min")
-    return seconds(text)
+        raise UsageError(
+            f"{text}: no unit (expected a time such as {text}d)",
+            where="--grace",
+            hint=f"--grace {text}d, {text}h or {text}min",
+        )
+    return parse_duration(text)

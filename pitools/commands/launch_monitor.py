@@ -9,13 +9,13 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.commands.run_lookup import run_folder, runs_of
+from pitools.commands.run_lookup import find_run_dir, runs_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pitools.core.errors import PitError
-    from pitools.run.run_folder import Run
+    from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
 RUN_COLUMNS = (
@@ -32,17 +32,17 @@ RUN_COLUMNS = (
     "pending_reason",
     "expected_start",
 )
-_WAITS = ("pending_reason", "expected_start")
+_PENDING_COLUMNS = ("pending_reason", "expected_start")
 
 
-def run_columns(runs: Sequence[Run]) -> tuple[str, ...]:
+def run_columns(runs: Sequence[RunRecord]) -> tuple[str, ...]:
     """RUN_COLUMNS for a table that is read: why a job waits comes after its state, and only where one does."""
-    rest = [name for name in RUN_COLUMNS[2:] if name not in _WAITS]
-    waits = _WAITS if any(run.pending_reason or run.expected_start for run in runs) else ()
+    rest = [name for name in RUN_COLUMNS[2:] if name not in _PENDING_COLUMNS]
+    waits = _PENDING_COLUMNS if any(run.pending_reason or run.expected_start for run in runs) else ()
     return (*RUN_COLUMNS[:2], *waits, *rest)
 
 
-def show_runs(form: str, runs: Sequence[Run]) -> None:
+def show_runs(form: str, runs: Sequence[RunRecord]) -> None:
     """Print the records of runs."""
     import sys
 
@@ -63,15 +63,15 @@ def show_runs(form: str, runs: Sequence[Run]) -> None:
     show_default="local",
     metavar="NAME",
     multiple=True,
-    shell_complete=completion.sites,
+    shell_complete=completion.complete_sites,
     help="The site, as `pit site list` names it; may be given again.",
 )
 @format_option
-def list_(sites: tuple[str, ...], form: str) -> None:
+def list_command(sites: tuple[str, ...], form: str) -> None:
     """List the runs of sites, oldest first; each Slurm is asked once for all that have not ended."""
     from pitools.core.errors import PitError
     from pitools.run import run_folder as folder
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     wrong: list[PitError] = []
 
@@ -79,44 +79,44 @@ def list_(sites: tuple[str, ...], form: str) -> None:
         wrong.append(error)
         click.echo(f"pit: {path.name}: {error}", err=True)
 
-    found: list[Run] = []
+    found: list[RunRecord] = []
     for name in dict.fromkeys(sites):
         try:
-            site = load(name)
-            runs = _of_site(site, tell)
+            site = load_site(name)
+            runs = _runs_of_site(site, tell)
         except PitError as error:  # one site must not hide the others
             if len(sites) == 1:
                 raise
             tell(Path(name), error)
             continue
         if not runs:
-            click.echo(f"pit: no runs of {site.name} in {runs_of(site)}", err=True)
+            click.echo(f"pit: no runs of {site.name} in {runs_dir(site)}", err=True)
         found += runs
-    show_runs(form, sorted(found, key=lambda run: folder.age(run.run_id)))
+    show_runs(form, sorted(found, key=lambda run: folder.run_id_sort_key(run.run_id)))
     if wrong:
         raise wrong[-1]
 
 
-def _of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Run]:
+def _runs_of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[RunRecord]:
     """The runs of a site, oldest first; one broken folder does not hide the others."""
     from pitools.core.errors import PitError, TryLater
-    from pitools.core.fs import os_error
+    from pitools.core.fs import from_os_error
     from pitools.launch.monitor import status
     from pitools.launch.plan import load_plan
     from pitools.run import run_folder as folder
 
     found: list[Path] = []
-    for path in folder.runs(runs_of(site)):
+    for path in folder.run_dirs(runs_dir(site)):
         try:
             if load_plan(path).site == site.name:
                 found.append(path)
         except (PitError, OSError) as error:
-            tell(path, error if isinstance(error, PitError) else os_error(error, path))
+            tell(path, error if isinstance(error, PitError) else from_os_error(error, path))
     try:
-        return status.show_all(found, site, tell=tell)
+        return status.run_statuses(found, site, report_error=tell)
     except TryLater as error:
         click.echo(f"pit: by their folders alone: {error}", err=True)
-        return status.show_all(found, site, ask=False, tell=tell)
+        return status.run_statuses(found, site, query_slurm=False, report_error=tell)
 
 
 @click.command()
@@ -130,16 +130,16 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
     from pitools.core.output import Output
     from pitools.launch.monitor import status
 
-    run_dir, site = find(run, site_name)
+    run_dir, site = find_run_and_site(run, site_name)
     if steps:
-        summary = status.summary(run_dir)
+        summary = status.step_summary(run_dir)
         if summary is None:
             click.echo("pit: the run has no step log (pitools.run.steps.StepLog writes one)", err=True)
             ctx.exit(1)
         with Output(form) as out:
             out(summary)
         return
-    show_runs(form, [status.show(run_dir, site)])
+    show_runs(form, [status.run_status(run_dir, site)])
 
 
 @click.command()
@@ -153,13 +153,13 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
     from pitools.run import run_folder as folder
     from pitools.run.attempt_records import first_failure
 
-    run_dir, site = find(run, site_name)
+    run_dir, site = find_run_and_site(run, site_name)
     if rank is None:
         last = folder.last_attempt(run_dir)
         failed = first_failure(last) if last else None
         rank = failed.rank if failed else 0
     is_empty = True
-    for text in rank_log.read(run_dir, site, rank, follow=follow):
+    for text in rank_log.read_log(run_dir, site, rank, follow=follow):
         click.echo(text, nl=False)
         is_empty = is_empty and not text
     if is_empty:
@@ -174,18 +174,18 @@ def cancel(run: str, site_name: str, form: str) -> None:
     """End a run for good, and its jobs; safe to repeat. One that is over is left as it is."""
     from pitools.launch.monitor import status
 
-    run_dir, site = find(run, site_name)
-    given = status.cancel(run_dir, site)
+    run_dir, site = find_run_and_site(run, site_name)
+    given = status.cancel_run(run_dir, site)
     if given:
         ended = "has finished" if given.state == "finished" else "was stopped"
         click.echo(f"pit: it {ended} before, {given.t}: {given.reason}", err=True)
-    show_runs(form, [status.show(run_dir, site)])
+    show_runs(form, [status.run_status(run_dir, site)])
 
 
-def find(run: str, site_name: str) -> tuple[Path, Site]:
+def find_run_and_site(run: str, site_name: str) -> tuple[Path, Site]:
     """A run's folder and the site it is on, which its plan knows better than a flag."""
     from pitools.launch.plan import load_plan
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    run_dir = run_folder(run, site_name)
-    return run_dir, load(load_plan(run_dir).site)
+    run_dir = find_run_dir(run, site_name)
+    return run_dir, load_site(load_plan(run_dir).site)

@@ -1,4 +1,4 @@
-"""`pit launch resume|why|watch|tick|lift`: runs go on, and say why they had to."""
+"""`pit launch resume|why|watch|tick|allow`: runs go on, and say why they had to."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.launch_monitor import RUN_COLUMNS, find
+from pitools.commands.launch_monitor import RUN_COLUMNS, find_run_and_site
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.commands.run_lookup import runs_of
+from pitools.commands.run_lookup import runs_dir
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError
     from pitools.site.schema import Site
 
-RESUMED_COLUMNS = ("run_id", "action", "cause", "job_id", "attempt", "exclude", "reason")
-CAUSE_COLUMNS = ("attempt", "kind", "confidence", "steps", "progress", "nodes", "reason")
+RESUME_COLUMNS = ("run_id", "action", "cause", "job_id", "attempt", "exclude", "reason")
+CAUSE_COLUMNS = ("attempt", "kind", "confidence", "steps", "saved_steps", "nodes", "reason")
 EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t")
 
 
@@ -28,20 +28,20 @@ EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t"
 def resume(run: str, site_name: str, force: bool, form: str) -> None:
     """Continue RUN from its last checkpoint if its job is over; one that waits or runs is left alone."""
     from pitools.core.output import Output
-    from pitools.launch.recovery.resume import resume
+    from pitools.launch.recovery.resume import resume_run
     from pitools.run.move_record import moved
 
-    run_dir, site = find(run, site_name)
+    run_dir, site = find_run_and_site(run, site_name)
     other = moved(run_dir) if force else None
-    done = resume(run_dir, site, force=force)
-    with Output(form, RESUMED_COLUMNS) as out:
+    done = resume_run(run_dir, site, force=force)
+    with Output(form, RESUME_COLUMNS) as out:
         out(done)
     if other:
         there = f"pit launch cancel {other.to} --site {other.site}"
         click.echo(
             f"pit: note: it was moved to {other.site} as {other.to}, and goes on there too, unless: {there}", err=True
         )
-    if done.action == "over":
+    if done.action == "already_ended":
         click.echo(f"pit: to continue it all the same: pit launch resume {run_dir.name} --force", err=True)
 
 
@@ -54,34 +54,34 @@ def why(name: str, site_name: str, form: str) -> None:
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load(site_name)
+    site = load_site(site_name)
     try:
-        run_dir, site = find(name, site_name)
+        run_dir, site = find_run_and_site(name, site_name)
     except UsageError as error:
-        known = [one for one in exclusions.read(runs_of(site), site.name) if one.node == name]
+        known = [one for one in exclusions.read_exclusions(runs_dir(site), site.name) if one.node == name]
         if not known:
             what = f'no run "{name}", and no node that runs were kept away from'
             raise UsageError(what, where=error.where, hint=error.hint) from error
         with Output(form, EXCLUSION_COLUMNS) as out:
             for one in known:
                 out(one)
-        click.echo(f"pit: {_now(name, site, known[-1])}", err=True)
+        click.echo(f"pit: {_node_status(name, site, known[-1])}", err=True)
         return
-    _why_run(run_dir, site, form)
+    _explain_run(run_dir, site, form)
 
 
-def _now(node: str, site: Site, last: object) -> str:
+def _node_status(node: str, site: Site, last: object) -> str:
     from pitools.launch.submission import exclusions
 
     assert isinstance(last, exclusions.Exclusion)
-    if exclusions.in_force(last):
-        return f"jobs keep away from {node} until {last.until}; to end that: pit launch lift {node} --site {site.name}"
+    if exclusions.is_active(last):
+        return f"jobs keep away from {node} until {last.until}; to end that: pit launch allow {node} --site {site.name}"
     return f"jobs may have {node} again"
 
 
-def _why_run(run_dir: Path, site: Site, form: str) -> None:
+def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     """The causes as records; for eyes as sentences, the last one with all its evidence."""
     import shutil
     import sys
@@ -94,30 +94,30 @@ def _why_run(run_dir: Path, site: Site, form: str) -> None:
     is_seen = sys.stdout.isatty()
     if form == "table" or (form == "auto" and is_seen):
         width = shutil.get_terminal_size().columns if is_seen else 1 << 20
-        for line in explain.of_run(run_dir):
+        for line in explain.explain_run(run_dir):
             indent = " " * (len(line) - len(line.lstrip()) + 4)
             click.echo("\n".join(textwrap.wrap(line, max(40, width), subsequent_indent=indent, break_on_hyphens=False)))
     else:
         with Output(form, CAUSE_COLUMNS) as out:
-            for cause in apply_decision.history(run_dir):
+            for cause in apply_decision.cause_history(run_dir):
                 out(cause)
-    given = apply_decision.verdict(run_dir)
+    given = apply_decision.read_verdict(run_dir)
     if given is None:
-        text = _goes_on(run_dir, site)
+        text = _why_not_running(run_dir, site)
     else:
         kind = "" if given.kind == given.state else f"{given.kind}: "
         text = f"the run {'has finished' if given.state == 'finished' else 'was stopped'}: {kind}{given.reason}"
     click.echo(f"pit: {text}", err=True)
 
 
-def _goes_on(run_dir: Path, site: Site) -> str:
+def _why_not_running(run_dir: Path, site: Site) -> str:
     """Why a run without a verdict does not run, as far as that is known."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor import status
     from pitools.slurm.states import is_held
 
     try:
-        run = status.show(run_dir, site)
+        run = status.run_status(run_dir, site)
     except PitError as error:
         return f"the run is to go on; how its job is cannot be known now: {error}"
     if run.cancel_asked:
@@ -125,7 +125,7 @@ def _goes_on(run_dir: Path, site: Site) -> str:
     if run.state != "PENDING":
         return "the run is to go on"
     if is_held(run.pending_reason):
-        return f"the run is to go on: {status.held_error(run).what}; {status.held_error(run).hint}"
+        return f"the run is to go on: {status.held_error(run).message}; {status.held_error(run).hint}"
     why, start = (
         run.pending_reason or "Slurm had not said why when it was last asked",
         run.expected_start or "not known",
@@ -147,23 +147,23 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
 
     from pitools.core.errors import UsageError
     from pitools.launch.recovery import tick
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load(site_name)
-    chosen = [find(run, site_name) for run in runs]
+    site = load_site(site_name)
+    chosen = [find_run_and_site(run, site_name) for run in runs]
     if len({found.name for _, found in chosen}) > 1:
         raise UsageError("these runs are of several sites", where="pit launch watch", hint="one watch a site")
     if chosen:
         site = chosen[0][1]
-    paths = [path for path, _ in chosen] or tick.open_runs(runs_of(site), site, _tell)
+    paths = [path for path, _ in chosen] or tick.unfinished_runs(runs_dir(site), site, _print_error)
     if not paths:
         click.echo("pit: no run is to go on", err=True)
         return
     try:
         if form in ("auto", "table") and sys.stdout.isatty():
-            bad = _live(paths, site)
+            bad = _watch_live(paths, site)
         else:
-            bad = _told(paths, site, "jsonl" if form in ("auto", "table") else form)
+            bad = _watch_as_records(paths, site, "jsonl" if form in ("auto", "table") else form)
     except KeyboardInterrupt:
         click.echo(f"pit: the runs go on by themselves; where one cannot: pit launch tick --site {site.name}", err=True)
         raise
@@ -171,22 +171,22 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
         ctx.exit(1)
 
 
-def _told(paths: list[Path], site: Site, form: str) -> bool:
+def _watch_as_records(paths: list[Path], site: Site, form: str) -> bool:
     """Print each change until all are over; whether one of them did not finish."""
     from pitools.core.output import Output
     from pitools.launch.monitor import follow_runs
 
     last: dict[str, str] = {}
     with Output(form, RUN_COLUMNS) as out:
-        for run in follow_runs.changes(
-            follow_runs.rounds(paths, site, lambda text: click.echo(f"pit: {text}", err=True))
+        for run in follow_runs.changed_runs(
+            follow_runs.poll_runs(paths, site, lambda text: click.echo(f"pit: {text}", err=True))
         ):
             out(run)
             last[run.run_id] = run.state
     return len(last) < len(paths) or any(state != "COMPLETED" for state in last.values())
 
 
-def _live(paths: list[Path], site: Site) -> bool:
+def _watch_live(paths: list[Path], site: Site) -> bool:
     """Show the runs until all are over; whether one of them did not finish."""
     from rich.live import Live
 
@@ -195,9 +195,9 @@ def _live(paths: list[Path], site: Site) -> bool:
     said: list[str] = []
     found = []
     with Live(auto_refresh=False) as live:
-        for found in follow_runs.rounds(paths, site, said.append):
+        for found in follow_runs.poll_runs(paths, site, said.append):
             del said[:-8]
-            live.update(follow_runs.picture(found, said), refresh=True)
+            live.update(follow_runs.live_table(found, said), refresh=True)
     return len(found) < len(paths) or any(run.state != "COMPLETED" for run in found)
 
 
@@ -216,10 +216,10 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.launch.recovery import tick
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load(site_name)
-    runs = runs_of(site)
+    site = load_site(site_name)
+    runs = runs_dir(site)
     before = () if sys.stderr.isatty() else tick.troubles(runs, site)
     wrong: list[PitError] = []
     lines: list[str] = []
@@ -231,10 +231,10 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
             click.echo(f"pit: {lines[-1]}", err=True)
 
     try:
-        with Output(form, RESUMED_COLUMNS) as out:
-            for done in tick.tick(runs, site, tell):
+        with Output(form, RESUME_COLUMNS) as out:
+            for done in tick.tick_runs(runs, site, tell):
                 out(done)
-    except tick.Busy as error:
+    except tick.TickRunning as error:
         click.echo(f"pit: {error}", err=True)
         return
     except PitError as error:
@@ -251,7 +251,7 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     raise new[-1]  # what ended the tick comes last, and was not told yet
 
 
-def _tell(path: Path, error: PitError) -> None:
+def _print_error(path: Path, error: PitError) -> None:
     click.echo(f"pit: {path.name}: {error}", err=True)
 
 
@@ -259,12 +259,12 @@ def _tell(path: Path, error: PitError) -> None:
 @click.argument("node")
 @site_option
 @format_option
-def lift(node: str, site_name: str, form: str) -> None:
+def allow(node: str, site_name: str, form: str) -> None:
     """Let runs have NODE again that they keep away from."""
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load(site_name)
+    site = load_site(site_name)
     with Output(form, EXCLUSION_COLUMNS) as out:
-        out(exclusions.lift(runs_of(site), site, node))
+        out(exclusions.allow_node(runs_dir(site), site, node))

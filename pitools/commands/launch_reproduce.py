@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.completion import sites
-from pitools.commands.options import ONCE, format_option, run_argument, site_option
-from pitools.commands.run_lookup import run_folder
+from pitools.commands.completion import complete_sites
+from pitools.commands.options import SINGLE_VALUE, format_option, run_argument, site_option
+from pitools.commands.run_lookup import find_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pitools.launch.reproduce.facts import Difference
 
 DIFFERENCE_COLUMNS = ("part", "key", "a", "b")
-MOVED_COLUMNS = ("run_id", "to", "site", "job_id", "step", "run_dir")
+MOVE_COLUMNS = ("run_id", "new_run_id", "site", "job_id", "step", "run_dir")
 
 
 @click.command()
@@ -28,9 +28,9 @@ MOVED_COLUMNS = ("run_id", "to", "site", "job_id", "step", "run_dir")
     "site_name",
     metavar="NAME",
     default=[""],
-    shell_complete=sites,
+    shell_complete=complete_sites,
     help="Where to run it; default: where it was.",
-    **ONCE,
+    **SINGLE_VALUE,
 )
 @click.option("--same-nodes", is_flag=True, help="On just the nodes that it had.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask where something differs.")
@@ -49,23 +49,23 @@ def reproduce(
     from pitools.core.output import Output
     from pitools.launch.plan import load_plan
     from pitools.launch.reproduce import rerun
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    run_dir = _find(run, site_name)
-    site = load(site_name or load_plan(run_dir).site)
-    planned, found = rerun.plan(run_dir, site, same_nodes=same_nodes)
-    _show(found, form)
-    weighty = [one for one in found if one.part not in rerun.HARMLESS]
+    run_dir = _find_run_dir(run, site_name)
+    site = load_site(site_name or load_plan(run_dir).site)
+    planned, found = rerun.plan_rerun(run_dir, site, same_nodes=same_nodes)
+    _print_differences(found, form)
+    weighty = [one for one in found if one.part not in rerun.HARMLESS_PARTS]
     if dry_run:
         ctx.exit(1 if weighty else 0)
     if weighty and not yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{len(weighty)} things differ", where=str(run_dir), hint="look at them, then add --yes")
         click.confirm(f"{len(weighty)} things differ. Run it all the same?", abort=True, err=True)
-    made = rerun.start(planned, site)
+    made = rerun.start_rerun(planned, site)
     click.echo(f"pit: run {Path(made).name} in {made}", err=True)
     with Output(form) as out:
-        out(rerun.Repeated(run_id=run_dir.name, to=Path(made).name, site=site.name, run_dir=made))
+        out(rerun.RerunResult(run_id=run_dir.name, new_run_id=Path(made).name, site=site.name, run_dir=made))
 
 
 @click.command()
@@ -82,20 +82,26 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
     """
     from pitools.launch.reproduce import compare
 
-    runs = [_find(run, site_name) for run in (a, b)]
+    runs = [_find_run_dir(run, site_name) for run in (a, b)]
     if patch:
-        lines = list(compare.patch(*runs))
+        lines = list(compare.code_diff(*runs))
         click.echo("".join(lines), nl=False)
         ctx.exit(1 if lines else 0)
-    found = compare.compare(*runs)
-    _show(found, form)
+    found = compare.compare_runs(*runs)
+    _print_differences(found, form)
     ctx.exit(1 if found else 0)
 
 
 @click.command()
 @run_argument()
 @click.option(
-    "--site", "site_name", metavar="NAME", shell_complete=sites, required=True, help="Where it is to go on.", **ONCE
+    "--site",
+    "site_name",
+    metavar="NAME",
+    shell_complete=complete_sites,
+    required=True,
+    help="Where it is to go on.",
+    **SINGLE_VALUE,
 )
 @click.option("--stop-within", default="10m", show_default=True, metavar="TIME", help="What it may take to save.")
 @format_option
@@ -108,17 +114,17 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     from pitools.core.output import Output
     from pitools.launch.move import move_run
     from pitools.launch.plan import load_plan
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    run_dir = _find(run, "")
-    site, other = load(load_plan(run_dir).site), load(site_name)
-    moved = move_run.move(run_dir, site, other, stop_s=units.seconds(stop_within))
-    click.echo(f"pit: it goes on at {moved.site} as {moved.to}, from step {moved.step}", err=True)
-    with Output(form, MOVED_COLUMNS) as out:
+    run_dir = _find_run_dir(run, "")
+    site, other = load_site(load_plan(run_dir).site), load_site(site_name)
+    moved = move_run.move_run(run_dir, site, other, stop_s=units.parse_duration(stop_within))
+    click.echo(f"pit: it goes on at {moved.site} as {moved.new_run_id}, from step {moved.step}", err=True)
+    with Output(form, MOVE_COLUMNS) as out:
         out(moved)
 
 
-def _show(found: Sequence[Difference], form: str) -> None:
+def _print_differences(found: Sequence[Difference], form: str) -> None:
     from pitools.core.output import Output
 
     with Output(form, DIFFERENCE_COLUMNS) as out:
@@ -128,8 +134,8 @@ def _show(found: Sequence[Difference], form: str) -> None:
         click.echo("pit: nothing differs", err=True)
 
 
-def _find(run: str, site_name: str) -> Path:
+def _find_run_dir(run: str, site_name: str) -> Path:
     """A run's folder; no site is PIT_SITE's, or `local`."""
     import os
 
-    return run_folder(run, site_name or os.environ.get("PIT_SITE", "local"))
+    return find_run_dir(run, site_name or os.environ.get("PIT_SITE", "local"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.launch_monitor import show_runs
-from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument, site_option
+from pitools.commands.options import DATA_HELP, format_option, parse_pairs, request_argument, site_option
 from pitools.core.record import decode_json
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
-    from pitools.run.run_folder import Run
+    from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
@@ -32,10 +32,10 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
     """
     from pitools.core.output import Output
     from pitools.launch.plan import require_workdir
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
-    site = load(site_name)
-    made = _plan(request, site, data, nodes)
+    site = load_site(site_name)
+    made = _make_plan(request, site, data, nodes)
     require_workdir(made, site)
     with Output(form, PLAN_COLUMNS) as out:
         out(made)
@@ -57,18 +57,18 @@ def run(
     from pitools.launch.submission import submit
     from pitools.run import run_folder
     from pitools.run.attempt_records import first_failure
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     if request == "-":
-        _refuse_flags(ctx, "site_name", "data", "nodes")
+        _reject_flags(ctx, "site_name", "data", "nodes")
         planned = _plan_from_stdin()
     else:
-        planned = _plan(request, load(site_name), data, nodes)
-    site = load(planned.site)
-    run_dir = submit.run(planned, site)
+        planned = _make_plan(request, load_site(site_name), data, nodes)
+    site = load_site(planned.site)
+    run_dir = submit.submit_run(planned, site)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
-    show_runs(form, [ended or _now(run_dir, site)])
+    show_runs(form, [ended or _current_record(run_dir, site)])
     if ended and not ended.is_over:
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
@@ -80,27 +80,27 @@ def run(
         ctx.exit(1)
 
 
-def _plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) -> Plan:
+def _make_plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) -> Plan:
     from msgspec.structs import replace
 
     from pitools.launch import plan
     from pitools.launch import request as requests
 
     path = Path(request)
-    wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
+    wanted = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
     if nodes:
         wanted = replace(wanted, nodes=nodes)
-    made = plan.make(wanted, site, str(path), request_text=path.read_text())
-    warn_of_discarded(made)
+    made = plan.make_plan(wanted, site, str(path), request_text=path.read_text())
+    warn_of_unusable(made)
     return made
 
 
-def warn_of_discarded(plan: Plan) -> None:
+def warn_of_unusable(plan: Plan) -> None:
     """Say which datasets of a plan nobody is to begin with any more: their versions were named outright."""
-    from pitools.store.resolve import caution
+    from pitools.store.resolve import warning_for
 
     for data in plan.data:
-        if text := caution(Path(data.source)):
+        if text := warning_for(Path(data.source)):
             click.echo(f"pit: note: dataset {data.name}: {text}", err=True)
 
 
@@ -120,22 +120,22 @@ def _plan_from_stdin() -> Plan:
         planned = decode_json(text, Plan)
     except msgspec.DecodeError as error:
         raise UsageError(f"not a plan: {error}", where="stdin", hint="pipe it from `pit launch plan`") from error
-    request.check(planned.request, "stdin")
+    request.check_request(planned.request, "stdin")
     return planned
 
 
-def _now(run_dir: Path, site: Site) -> Run:
+def _current_record(run_dir: Path, site: Site) -> RunRecord:
     """The run just begun; a Slurm that took it and then falls silent is no failure."""
     from pitools.core.errors import TryLater
     from pitools.launch.monitor import status
 
     try:
-        return status.show(run_dir, site)
+        return status.run_status(run_dir, site)
     except TryLater:
-        return status.show(run_dir, site, ask=False)
+        return status.run_status(run_dir, site, query_slurm=False)
 
 
-def _refuse_flags(ctx: click.Context, *names: str) -> None:
+def _reject_flags(ctx: click.Context, *names: str) -> None:
     """A plan is resolved: flags that would change it are not ignored but refused."""
     from pitools.core.errors import UsageError
 
@@ -145,17 +145,17 @@ def _refuse_flags(ctx: click.Context, *names: str) -> None:
             raise UsageError(f"{flag} cannot change a plan", where="launch run -", hint=f"give {flag} to `launch plan`")
 
 
-def _follow(run_dir: Path, site: Site, steps: object) -> Run:
+def _follow(run_dir: Path, site: Site, steps: object) -> RunRecord:
     """Wait for the run, with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
-    from pitools.core.progress import bar
+    from pitools.core.progress import progress_bar
     from pitools.launch.monitor import status
 
     try:
-        with bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
-            return status.wait(run_dir, site, advance, lambda line: click.echo(f"pit: {line}", err=True))
+        with progress_bar(run_dir.name, steps if isinstance(steps, int) else 0, unit="steps") as advance:
+            return status.wait_for_run(run_dir, site, advance, lambda line: click.echo(f"pit: {line}", err=True))
     except KeyboardInterrupt:
         if site.scheduler == "none":
-            status.cancel(run_dir, site)
+            status.cancel_run(run_dir, site)
             click.echo("pit: the run is being cancelled", err=True)
         else:
             click.echo(f"pit: the job goes on; end it with: pit launch cancel {run_dir}", err=True)

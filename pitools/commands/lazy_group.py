@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pitools.core.errors import UsageError, nearest
+from pitools.core.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def complete(group: click.Group, ctx: click.Context, begun: str, lines: Mapping[str, str]) -> list[CompletionItem[str]]:
+def complete_group(
+    group: click.Group, ctx: click.Context, prefix: str, lines: Mapping[str, str]
+) -> list[CompletionItem[str]]:
     """A group's commands, with a line of help each, and then its options."""
     from click.shell_completion import CompletionItem
 
-    found = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(begun)]
-    return [*found, *click.Command.shell_complete(group, ctx, begun)]
+    found = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(prefix)]
+    return [*found, *click.Command.shell_complete(group, ctx, prefix)]
 
 
 class LazyGroup(click.Group):
@@ -51,12 +53,12 @@ class LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """As click does, but without importing any command."""
-        return complete(self, ctx, incomplete, {name: line for name, (_, _, line) in self.table.items()})
+        return complete_group(self, ctx, incomplete, {name: line for name, (_, _, line) in self.table.items()})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but naming the nearest command."""
         if args[0] not in self.table and not (args[0].startswith("-") or ctx.resilient_parsing):
-            raise UsageError(f'no command "{args[0]}"', where=ctx.command_path, hint=nearest(args[0], self.table))
+            raise UsageError(f'no command "{args[0]}"', where=ctx.command_path, hint=suggest(args[0], self.table))
         return super().resolve_command(ctx, args)

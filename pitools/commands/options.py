@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pitools.commands import completion
-from pitools.core.fs import require_local
+from pitools.core.fs import require_local_path
 from pitools.core.output import FORMATS, default_format
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ class LocalPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path. Raises UsageError for a URL."""
-        require_local(value, "" if param is None else param.get_error_hint(ctx).strip("'"))
+        require_local_path(value, "" if param is None else param.get_error_hint(ctx).strip("'"))
         return super().convert(value, param, ctx)
 
 
@@ -42,14 +42,14 @@ def format_option(function: F) -> F:
     )(function)
 
 
-def _only(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+def _require_single(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
     """The value of an option that is given once. Raises click's error where it is given again."""
     if len(values) > 1:
         raise click.BadParameter(f"given {len(values)} times (expected once): {', '.join(values)}", ctx, param)
     return values[0] if values else None
 
 
-ONCE: dict[str, Any] = {"multiple": True, "callback": _only}
+SINGLE_VALUE: dict[str, Any] = {"multiple": True, "callback": _require_single}
 """For `click.option`: refuse the option where it is given twice; click takes the last in silence."""
 
 
@@ -62,23 +62,23 @@ def site_option(function: F) -> F:
         default=["local"],
         show_default="local",
         metavar="NAME",
-        shell_complete=completion.sites,
+        shell_complete=completion.complete_sites,
         help="The site, as `pit site list` names it.",
-        **ONCE,
+        **SINGLE_VALUE,
     )(function)
 
 
 def run_argument(name: str = "run", **options: Any) -> Callable[[F], F]:
     """RUN, an id or a folder, that a shell can complete."""
-    return click.argument(name, shell_complete=completion.runs, **options)
+    return click.argument(name, shell_complete=completion.complete_runs, **options)
 
 
 def request_argument(function: F) -> F:
     """REQUEST, a file that a shell can complete."""
-    return click.argument("request", shell_complete=completion.files)(function)
+    return click.argument("request", shell_complete=completion.complete_files)(function)
 
 
-def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
+def parse_pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
     """`NAME=VALUE` flags as a dictionary. Raises UsageError naming the flag."""
     from pitools.core.errors import UsageError
 

@@ -11,7 +11,7 @@ COMMANDS = {
     "run": ("place_dispatch", "run", "Put requests in the queue that several sites serve."),
     "tick": ("place_dispatch", "tick", "Decide and submit once, for cron; two at once do no harm."),
     "watch": ("place_dispatch", "watch", "Tick again and again, and show the queue live."),
-    "list": ("place_dispatch", "list_jobs", "The queue: each job, its tickets, its site."),
+    "list": ("place_dispatch", "list_command", "The queue: each job, its tickets, its site."),
     "cancel": ("place_dispatch", "cancel", "Withdraw jobs from the queue and from every site."),
     "simulate": ("place_simulate", "simulate", "Replay a trace of jobs on several sites under a policy."),
 }

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.completion import files
+from pitools.commands.completion import complete_files
 from pitools.commands.options import format_option
 
 if TYPE_CHECKING:
     from pitools.launch.request import Request
-    from pitools.place.dispatch.status import Ticked
-    from pitools.place.dispatch.tick import Ticker
+    from pitools.place.dispatch.status import TickResult
+    from pitools.place.dispatch.tick import Dispatcher
     from pitools.site.schema import Site
 
-_EVERY_S = 5.0
+_TICK_EVERY_S = 5.0
 
 
 @click.command()
-@click.argument("requests", nargs=-1, required=True, shell_complete=files)
+@click.argument("requests", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
 )
@@ -39,24 +39,26 @@ def run(
     from pitools.place.estimate import plan as survey
     from pitools.site import template
 
-    place = store.root()
+    place = store.queue_dir()
     known = _sites(sites)
-    wanted = [_checked(path, known) for path in _paths(requests)]
+    wanted = [_check_request(path, known) for path in _paths(requests)]
     survey.refuse_what_never_fits([request for request, _, _ in wanted], known)
-    who = owner or template.fill("{user}")
-    jobs = store.add(place, [store.ask(request, may, owner=who, request_text=text) for request, may, text in wanted])
-    seen = status.sites(place)
-    rows = [status.row_of(job, seen) for job in jobs]
+    who = owner or template.expand_placeholders("{user}")
+    jobs = store.enqueue(
+        place, [store.make_request(request, may, user=who, request_text=text) for request, may, text in wanted]
+    )
+    seen = status.read_site_status(place)
+    rows = [status.job_row(job, seen) for job in jobs]
     if wait:
         ids = [job.job_id for job in jobs]
-        news = follow.News(mine=ids)
+        news = follow.Messages(own_jobs=ids)
 
-        def is_over(ticked: Ticked) -> bool:
-            _tell(news.of(ticked))
-            return follow.ended(place, ids) is not None
+        def is_over(ticked: TickResult) -> bool:
+            _print_lines(news.new_messages(ticked))
+            return follow.finished_rows(place, ids) is not None
 
-        follow.rounds(_ticker(place), _EVERY_S, is_over)
-        rows = follow.ended(place, ids) or rows
+        follow.tick_until(_make_dispatcher(place), _TICK_EVERY_S, is_over)
+        rows = follow.finished_rows(place, ids) or rows
     with Output(form, status.JOB_COLUMNS) as out:
         for row in rows:
             out(row)
@@ -77,25 +79,25 @@ def tick(ctx: click.Context, form: str) -> None:
     from pitools.place.dispatch import status, store
     from pitools.place.dispatch import watch as follow
 
-    place = store.root()
-    news = follow.News(status.sites(place))
-    ticked = _ticker(place).tick()
+    place = store.queue_dir()
+    news = follow.Messages(status.read_site_status(place))
+    ticked = _make_dispatcher(place).tick()
     if ticked is None:
         click.echo("pit: another tick is at work", err=True)
         return
-    changes = follow.Changes()
+    changes = follow.ChangedRows()
     with Output(form, status.SITE_COLUMNS) as out:
-        for row in changes.of(ticked, place):
-            if isinstance(row, status.SiteRow):
+        for row in changes.changed(ticked, place):
+            if isinstance(row, status.SiteStatusRow):
                 out(row)
-    _tell(news.of(ticked))
-    if ticked.is_deaf:
+    _print_lines(news.new_messages(ticked))
+    if ticked.all_unreachable:
         codes = {error.exit_code for error in ticked.faults.values()}
         ctx.exit(codes.pop() if len(codes) == 1 else TryLater.exit_code)
 
 
 @click.command()
-@click.option("--every", default=f"{_EVERY_S:g}s", show_default=True, metavar="TIME", help="How often to tick.")
+@click.option("--every", default=f"{_TICK_EVERY_S:g}s", show_default=True, metavar="TIME", help="How often to tick.")
 @click.option("--until-empty", is_flag=True, help="End when every job is over.")
 @format_option
 def watch(every: str, until_empty: bool, form: str) -> None:
@@ -114,53 +116,53 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 
     if form == "hosts":
         raise UsageError("--format hosts: the queue has no nodes to list", hint="--format jsonl")
-    place = store.root()
-    ticker, changes = _ticker(place), follow.Changes()
-    every_s = units.seconds(every)
+    place = store.queue_dir()
+    ticker, changes = _make_dispatcher(place), follow.ChangedRows()
+    every_s = units.parse_duration(every)
     told: set[str] = set()
 
-    def is_enough(ticked: Ticked) -> bool:
+    def is_enough(ticked: TickResult) -> bool:
         broken = [text for text in ticked.sites.broken if text not in told]
         told.update(broken)
         is_empty = until_empty and not ticked.jobs
-        if is_empty and (unread := store.jobs(place)[1]):
+        if is_empty and (unread := store.read_jobs(place)[1]):
             raise unread[0]
-        _tell(broken)
+        _print_lines(broken)
         return is_empty
 
     if form not in ("auto", "table") or not sys.stdout.isatty():
         with Output("jsonl" if form == "auto" else form) as out:
 
-            def lines(ticked: Ticked) -> bool:
-                found = changes.of(ticked, place)
+            def lines(ticked: TickResult) -> bool:
+                found = changes.changed(ticked, place)
                 if form == "table":
-                    for line in follow.sentences(found):
+                    for line in follow.change_lines(found):
                         click.echo(line)
                 else:
                     for row in found:
-                        out(follow.change(row) if form == "tsv" else row)
+                        out(follow.to_change_row(row) if form == "tsv" else row)
                 return is_enough(ticked)
 
-            follow.rounds(ticker, every_s, lines)
+            follow.tick_until(ticker, every_s, lines)
         return
     from rich.live import Live
 
     latest: list[str] = []
     with Live(auto_refresh=False) as live:
 
-        def drawn(ticked: Ticked) -> bool:
-            latest.extend(follow.sentences(changes.of(ticked, place)))
+        def drawn(ticked: TickResult) -> bool:
+            latest.extend(follow.change_lines(changes.changed(ticked, place)))
             del latest[:-10]
-            live.update(follow.picture(ticked, latest), refresh=True)
+            live.update(follow.live_table(ticked, latest), refresh=True)
             return is_enough(ticked)
 
-        follow.rounds(ticker, every_s, drawn)
+        follow.tick_until(ticker, every_s, drawn)
 
 
 @click.command("list")
 @click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
 @format_option
-def list_jobs(every: bool, form: str) -> None:
+def list_command(every: bool, form: str) -> None:
     """List the queue, oldest first: each job, where it is, and why it waits. Asks no site.
 
     On stderr: the sites that the last tick found silent, or where something went wrong.
@@ -168,16 +170,16 @@ def list_jobs(every: bool, form: str) -> None:
     from pitools.core.output import Output
     from pitools.place.dispatch import status, store
 
-    place = store.root()
-    seen = status.sites(place)
-    found, broken = store.jobs(place)
+    place = store.queue_dir()
+    seen = status.read_site_status(place)
+    found, broken = store.read_jobs(place)
     if every:
-        over, more = store.jobs(place, done=True)
+        over, more = store.read_jobs(place, done=True)
         found, broken = over + found, more + broken
     with Output(form, status.JOB_COLUMNS) as out:
         for job in found:
-            out(status.row_of(job, seen))
-    _tell(f"{row.site}: since {row.since}: {row.why}" for row in seen.dark.values())
+            out(status.job_row(job, seen))
+    _print_lines(f"{row.site}: since {row.since}: {row.reason}" for row in seen.unreachable.values())
     if broken:
         raise broken[0]
 
@@ -194,28 +196,28 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     With --lost, a job whose site is silent goes on elsewhere. Its ticket there is ended when the site comes back; that
     it has not run by then is what you answer for. Where the site answers first, nothing is given up.
     """
-    from pitools.core.errors import UsageError, nearest
+    from pitools.core.errors import UsageError, suggest
     from pitools.core.output import Output
     from pitools.place.dispatch import status, store
 
-    place = store.root()
-    jobs = [store.find(place, job_id) for job_id in job_ids]
+    place = store.queue_dir()
+    jobs = [store.find_job(place, job_id) for job_id in job_ids]
     for job in jobs:
         if site and site not in {ticket.site for ticket in job.live}:
-            hint = nearest(site, {ticket.site for ticket in job.live})
+            hint = suggest(site, {ticket.site for ticket in job.live})
             raise UsageError(f'job "{job.job_id}" has no ticket at "{site}"', where="--lost", hint=hint)
         if not job.is_over:
-            for name in [f"lost.{ticket.n}" for ticket in job.live if ticket.site == site] if site else ["cancel"]:
-                store.mark(job, name)
-    ticked = _ticker(place).tick()
+            for name in [f"lost.{ticket.number}" for ticket in job.live if ticket.site == site] if site else ["cancel"]:
+                store.write_mark(job, name)
+    ticked = _make_dispatcher(place).tick()
     with Output(form, status.JOB_COLUMNS) as out:
         for job in jobs:
-            out(status.row_of(found := store.find(place, job.job_id), status.sites(place)))
+            out(status.job_row(found := store.find_job(place, job.job_id), status.read_site_status(place)))
             for ticket in found.live:
-                if site and ticket.site == site and ticket.n not in found.lost:
+                if site and ticket.site == site and ticket.number not in found.declared_lost:
                     click.echo(f"pit: {ticket.name} is not given up: {site} has answered for it", err=True)
     if ticked:
-        _tell(f"{name}: {error}" for name, error in sorted(ticked.faults.items()))
+        _print_lines(f"{name}: {error}" for name, error in sorted(ticked.faults.items()))
 
 
 def _paths(requests: tuple[str, ...]) -> list[Path]:
@@ -234,54 +236,54 @@ def _sites(names: tuple[str, ...]) -> list[Site]:
     from pitools.launch.tickets.remote import paths
     from pitools.place.clusters import snapshot
 
-    known, skipped = snapshot.sites(names)
+    known, skipped = snapshot.load_sites(names)
     found = []
     for site in known:
         try:
-            if site.reach.kind == "ssh":
-                paths.require(site)
+            if site.connection.kind == "ssh":
+                paths.require_paths(site)
             found.append(site)
         except ConfigError as error:
             if names:
                 raise
-            skipped.append(snapshot.skip(site.name, error))
-    _tell(f"{one.site} is skipped: {one.reason}" for one in skipped)
+            skipped.append(snapshot.skipped_site(site.name, error))
+    _print_lines(f"{one.site} is skipped: {one.reason}" for one in skipped)
     return found
 
 
-def _checked(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], str]:
+def _check_request(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], str]:
     """A request that at least one of the sites could take, and those sites. Raises what is wrong with all of them."""
-    from pitools.commands.launch_run import warn_of_discarded
+    from pitools.commands.launch_run import warn_of_unusable
     from pitools.core.errors import ConfigError, PitError
     from pitools.launch import plan
     from pitools.launch import request as requests
 
-    wanted = requests.with_data(requests.load(path), {})
+    wanted = requests.fill_datasets(requests.load_request(path), {})
     able: list[str] = []
     refusals = []
     for site in sites:
         try:
-            made = plan.make(wanted, site, str(path))
+            made = plan.make_plan(wanted, site, str(path))
             plan.require_workdir(made, site)
             if not able:
-                warn_of_discarded(made)
+                warn_of_unusable(made)
             able.append(site.name)
         except PitError as error:
-            refusals.append(f"{site.name}: {error.what}")
+            refusals.append(f"{site.name}: {error.message}")
     if not able:
         raise ConfigError("no site could take it", where=str(path), hint="; ".join(refusals) or "name one with --site")
     return wanted, tuple(able), path.read_text()
 
 
-def _ticker(place: Path) -> Ticker:
-    from pitools.place.dispatch.tick import Ticker
-    from pitools.place.policy import Columns, Policy, decide
+def _make_dispatcher(place: Path) -> Dispatcher:
+    from pitools.place.dispatch.tick import Dispatcher
+    from pitools.place.policy import JobTableBuilder, PolicyParams, decide
 
-    columns = Columns()
-    return Ticker(place, lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, Policy(), columns))
+    columns = JobTableBuilder()
+    return Dispatcher(place, lambda now_s, jobs, pools, held: decide(now_s, jobs, pools, held, PolicyParams(), columns))
 
 
-def _tell(lines: Iterable[str]) -> None:
+def _print_lines(lines: Iterable[str]) -> None:
     """Say these on stderr."""
     for line in lines:
         click.echo(f"pit: {line}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pitools.commands.options import DATA_HELP, format_option, pairs, request_argument
+from pitools.commands.options import DATA_HELP, format_option, parse_pairs, request_argument
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
 
@@ -44,31 +44,31 @@ def plan(
     from pitools.launch import request as requests
     from pitools.place.clusters import snapshot
     from pitools.place.estimate import report
-    from pitools.place.estimate.plan import Wanted, survey
+    from pitools.place.estimate.plan import PlacementRequest, plan_placement
 
-    timeout_s = units.seconds(timeout)
+    timeout_s = units.parse_duration(timeout)
     if not timeout_s:
         raise UsageError(f"--timeout {timeout}: nobody can answer in that time", hint="write 10s or more")
     path = Path(request)
-    wanted = requests.with_data(requests.load(path), pairs(data, "--data"))
-    sites, broken = snapshot.sites(names)
-    found = survey(
-        Wanted(request=wanted, where=str(path), text=path.read_text()),
+    wanted = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
+    sites, broken = snapshot.load_sites(names)
+    found = plan_placement(
+        PlacementRequest(request=wanted, origin=str(path), text=path.read_text()),
         sites,
         timeout_s=timeout_s,
-        max_age_s=units.seconds(max_age),
+        max_age_s=units.parse_duration(max_age),
     )
     skipped = (*broken, *found.skipped)
     for note in (*found.notes, *(f"{one.site} is skipped: {one.reason}" for one in skipped)):
         click.echo(f"pit: {note}", err=True)
-    rows = report.ranked(found, broken)
+    rows = report.rank_candidates(found, broken)
     if best:
         if found.best and found.best.plan:
             with Output(form, PLAN_COLUMNS) as out:
                 out(found.best.plan)
     elif Output(form).form == "table":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        for line in report.table(rows, everything=explain or not found.best, width=width):
+        for line in report.plan_table(rows, all_candidates=explain or not found.best, width=width):
             click.echo(line)
     else:
         with Output(form) as out:
@@ -76,9 +76,9 @@ def plan(
                 out(row)
     if not found.best:
         for row in (row for row in rows if best and row.partition):
-            click.echo(f"pit: {row.site}/{row.partition}: {row.why}", err=True)
-        where = "nowhere" if found.is_whole and not broken else "none of what has answered"
+            click.echo(f"pit: {row.site}/{row.partition}: {row.reason}", err=True)
+        where = "nowhere" if found.is_complete and not broken else "none of what has answered"
         click.echo(f"pit: {wanted.name} fits {where}", err=True)
-        ctx.exit(75 if broken or not found.is_whole else 1)
+        ctx.exit(75 if broken or not found.is_complete else 1)
     if (others := sum(not row.rank for row in rows)) and Output(form).form == "table" and not explain and not best:
         click.echo(f"pit: {others} more do not fit: --explain says why", err=True)

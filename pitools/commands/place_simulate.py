@@ -16,7 +16,7 @@ COLUMNS = (
     "slowdown",
     "utilisation",
     "jobs",
-    "delivered",
+    "goodput",
     "max_wait_s",
     "load",
     "window",
@@ -32,7 +32,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME", help="Without: ours and federation; a wrong name lists all."
 )
-@click.option("--load", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster.")
+@click.option(
+    "--load", "load_factor", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster."
+)
 @click.option(
     "--depth", type=click.IntRange(1), metavar="N", help="Waiting jobs that a scheduler looks at; Slurm: 500."
 )
@@ -53,7 +55,7 @@ def simulate(
     file: Path | None,
     names: tuple[str, ...],
     policies: tuple[str, ...],
-    load: float | None,
+    load_factor: float | None,
     depth: int | None,
     seed: int | None,
     tick: str,
@@ -86,29 +88,39 @@ def simulate(
         raise UsageError(f'"{png.name}" does not end in .png', where="--png")
     if png and not png.parent.is_dir():  # said before minutes of replaying, not after
         raise UsageError("no such folder", where=f"--png {png}", hint=f"mkdir -p {png.parent}")
-    policies = tuple(dict.fromkeys(policies)) or (replay.OURS, "federation")
+    policies = tuple(dict.fromkeys(policies)) or (replay.OWN_POLICY, "federation")
     for name in policies:
-        replay.check(name)
-    tick_s = float(units.seconds(tick))
-    world = scenario.read(file) if file else scenario.of_sites(names) if names else scenario.three_unequal()
-    changed = {key: value for key, value in (("load", load), ("depth", depth), ("seed", seed)) if value is not None}
-    world = scenario.checked(msgspec.structs.replace(world, **changed), "--load")
-    jobs = traces.read(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
+        replay.require_policy(name)
+    tick_s = float(units.parse_duration(tick))
+    world = (
+        scenario.read_scenario(file)
+        if file
+        else scenario.scenario_of_sites(names)
+        if names
+        else scenario.three_unequal()
+    )
+    changed = {
+        key: value
+        for key, value in (("load", load_factor), ("backfill_depth", depth), ("seed", seed))
+        if value is not None
+    }
+    world = scenario.require_valid(msgspec.structs.replace(world, **changed), "--load")
+    jobs = traces.read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
     made, judged = [], []
     with (
         Output(form, COLUMNS) as out,
-        progress.bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
+        progress.progress_bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
     ):
         for name in policies:
-            result, wall_s = replay.play(jobs, world, name, tick_s=tick_s, advance=bar)
-            judged.append(metrics.judge(result, jobs, window, wall_s))  # type: ignore[arg-type]
+            result, wall_s = replay.replay(jobs, world, name, tick_s=tick_s, advance=bar)
+            judged.append(metrics.summarize(result, jobs, window, wall_s))  # type: ignore[arg-type]
             made.append(result)
             out(judged[-1])
     for one in judged:
-        if one.unplaced or one.left:
-            what = f"{one.unplaced} jobs fit no pool, {one.left} never started"
+        if one.unplaced or one.starved:
+            what = f"{one.unplaced} jobs fit no pool, {one.starved} never started"
             click.echo(f"pit: {one.policy}: {what}; no mean counts them", err=True)
     if png:
         from pitools.place.simulate import plots
 
-        plots.draw(made, judged, png)
+        plots.draw_results(made, judged, png)

@@ -20,18 +20,18 @@ def command(args: tuple[str, ...]) -> int:
     from contextlib import nullcontext
 
     from pitools.site import psbatch
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     if not args or args[0] in ("-h", "--help"):
         click.echo(command.get_help(click.get_current_context()))
         return 0
-    site_name, dry_run, rest = psbatch.own_options(args)
+    site_name, dry_run, rest = psbatch.parse_own_options(args)
     # A script is bytes to sbatch: one that is not UTF-8 goes through all the same. Python was started without a stdin
     # (`<&-`) where it has none, and descriptor 0 may be any file by now.
     closed = sys.stdin is None
     with nullcontext() if closed else open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
-        call = psbatch.prepare(load(site_name), rest, None if stdin is None or stdin.isatty() else stdin)
+        call = psbatch.prepare_call(load_site(site_name), rest, None if stdin is None or stdin.isatty() else stdin)
     if dry_run:
-        click.echo(call.shown)
+        click.echo(call.command_text)
         return 0
-    return psbatch.execute(call)
+    return psbatch.execute_call(call)

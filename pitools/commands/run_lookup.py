@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     from pitools.site.schema import Site
 
 
-def runs_of(site: Site) -> Path:
+def runs_dir(site: Site) -> Path:
     """The folder of a site's runs."""
-    from pitools.site.template import fill
+    from pitools.site.template import expand_placeholders
 
-    return Path(fill(site.paths.runs)).absolute()
+    return Path(expand_placeholders(site.paths.runs)).absolute()
 
 
-def run_folder(run: str, site_name: str) -> Path:
+def find_run_dir(run: str, site_name: str) -> Path:
     """A run's folder, by its path, or by its id: at the site first, then at any. Raises UsageError, DataError."""
     from pitools.run import run_folder as folder
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     try:
-        return folder.find(runs_of(load(site_name)), run)
+        return folder.find_run(runs_dir(load_site(site_name)), run)
     except folder.RunNotFound as error:
-        roots = _elsewhere(site_name) if run and Path(run).name == run else []
+        roots = _runs_dirs_of_other_sites(site_name) if run and Path(run).name == run else []
         for root in roots:
             with contextlib.suppress(OSError):  # what others may not read
                 if (root / run / "plan.json").is_file():
                     return (root / run).resolve()
         where = f"{error.where}, and those of {len(roots)} more sites" if roots else error.where
-        ids = error.suggestions or folder.suggest_ids(run, [name for root in roots for name in _names(root)])
-        raise folder.RunNotFound(error.what, where=where, hint=_hint(ids), suggestions=ids) from error
+        ids = error.suggestions or folder.suggest_ids(run, [name for root in roots for name in _run_names(root)])
+        raise folder.RunNotFound(error.message, where=where, hint=_hint(ids), suggestions=ids) from error
 
 
 def _hint(ids: Sequence[str]) -> str:
@@ -43,23 +43,23 @@ def _hint(ids: Sequence[str]) -> str:
     return f'did you mean "{ids[0]}"?' if ids else "`pit launch list --site NAME` has them"
 
 
-def _names(root: Path) -> list[str]:
+def _run_names(root: Path) -> list[str]:
     from pitools.core.errors import PitError
     from pitools.run import run_folder as folder
 
     try:
-        return [path.name for path in folder.runs(root)]
+        return [path.name for path in folder.run_dirs(root)]
     except PitError:  # another site's folder, which this user may not read
         return []
 
 
-def _elsewhere(site_name: str) -> list[Path]:
+def _runs_dirs_of_other_sites(site_name: str) -> list[Path]:
     from pitools.core.errors import PitError
-    from pitools.site.load import load, names
+    from pitools.site.load import load_site, site_names
 
     found = []
-    for name in names():
+    for name in site_names():
         with contextlib.suppress(PitError):  # another site's file may be wrong
             if name != site_name:
-                found.append(runs_of(load(name)))
+                found.append(runs_dir(load_site(name)))
     return found

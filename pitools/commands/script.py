@@ -6,7 +6,7 @@ from typing import IO
 
 import click
 
-from pitools.commands.options import format_option, pairs, site_option
+from pitools.commands.options import format_option, parse_pairs, site_option
 
 
 @click.group()
@@ -17,14 +17,14 @@ def group() -> None:
 @group.command("list")
 @site_option
 @format_option
-def list_(site_name: str, form: str) -> None:
+def list_command(site_name: str, form: str) -> None:
     """List the scripts a site can render."""
     from pitools.core.output import Output
-    from pitools.site.load import load
-    from pitools.site.template import templates
+    from pitools.site.load import load_site
+    from pitools.site.template import list_templates
 
     with Output(form, ("script", "origin", "path")) as out:
-        for template in templates(load(site_name)):
+        for template in list_templates(load_site(site_name)):
             out(template)
 
 
@@ -53,12 +53,12 @@ def render(
 
     stage needs no COMMAND: it has no ranks.
     """
-    from pitools.site.load import load
-    from pitools.site.user_scripts import text
+    from pitools.site.load import load_site
+    from pitools.site.user_scripts import render_for_user
 
-    site = load(site_name)
+    site = load_site(site_name)
     click.echo(
-        text(
+        render_for_user(
             site,
             script,
             command,
@@ -67,7 +67,7 @@ def render(
             gpus_per_node=gpus_per_node,
             time=time,
             framework=framework,
-            data=pairs(data, "--data"),
+            data=parse_pairs(data, "--data"),
         ),
         nl=False,
     )
@@ -81,12 +81,12 @@ def render(
 def check(ctx: click.Context, file: IO[str], site_name: str, form: str) -> None:
     """Judge an sbatch file (- is stdin): by `bash -n`, and by `sbatch --test-only` where the site has Slurm."""
     from pitools.core.output import Output
-    from pitools.site.load import load
-    from pitools.site.user_scripts import verdicts
+    from pitools.site.load import load_site
+    from pitools.site.user_scripts import check_script
 
     bad = 0
     with Output(form, ("check", "ok", "detail")) as out:
-        for verdict in verdicts(load(site_name), file.read()):
+        for verdict in check_script(load_site(site_name), file.read()):
             bad += not verdict.ok
             out(verdict)
     if bad:

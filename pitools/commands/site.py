@@ -19,17 +19,17 @@ def group() -> None:
 
 @group.command("list")
 @format_option
-def list_(form: str) -> None:
+def list_command(form: str) -> None:
     """List the sites this machine knows."""
     from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.site import load, schema
 
     failed: list[PitError] = []
-    with Output(form, ("site", "scheduler", "reach", "partitions", "gpus", "description")) as out:
-        for name in load.names():
+    with Output(form, ("site", "scheduler", "connection", "partitions", "gpus", "description")) as out:
+        for name in load.site_names():
             try:
-                out(schema.row(load.load(name)))
+                out(schema.site_row(load.load_site(name)))
             except PitError as error:  # one bad file must not hide the others
                 failed.append(error)
     _raise_last(failed)
@@ -53,7 +53,7 @@ def show(name: str, origin: bool, form: str) -> None:
     from pitools.site import load
 
     with Output(form, ("key", "value", "origin") if origin else ("key", "value")) as out:
-        for setting in load.origins(name):
+        for setting in load.setting_origins(name):
             out(setting)
 
 
@@ -72,9 +72,9 @@ def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> 
     findings = 0
     failed: list[PitError] = []
     with Output(form, ("site", "key", "problem", "hint")) as out:
-        for name in names or load.names():
+        for name in names or load.site_names():
             try:
-                for finding in judge.findings(name, live=live):
+                for finding in judge.check_site(name, live=live):
                     findings += 1
                     out(finding)
             except UsageError:
@@ -95,4 +95,4 @@ def probe(name: str, host: str, conf: str) -> None:
     """Print a site file for the cluster that is reached here, filled in from Slurm's own answers."""
     from pitools.site import probe
 
-    click.echo(probe.site_file(name, host=host, conf=conf), nl=False)
+    click.echo(probe.make_site_file(name, host=host, conf=conf), nl=False)

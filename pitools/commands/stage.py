@@ -15,14 +15,14 @@ from pitools import __version__
 from pitools.commands import stage_cache
 from pitools.commands.options import format_option
 from pitools.commands.stage_options import (
-    bytes_of,
-    choice_options,
+    FILE_TYPE,
+    SOURCE_TYPE,
+    duration_callback,
     limit_options,
-    place_of_file,
     readers_option,
-    seconds_of,
-    source,
-    stoppable,
+    selection_options,
+    size_callback,
+    stop_on_signals,
     to_option,
 )
 from pitools.commands.stage_sync import sync
@@ -30,13 +30,13 @@ from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.core.lock import Holder
+    from pitools.core.locks import LockOwner
     from pitools.core.progress import Advance
-    from pitools.stage.cache.disk_quota import Limits
+    from pitools.stage.cache.disk_quota import QuotaLimits
     from pitools.stage.fanout.group import Group
-    from pitools.stage.plan import Work
-    from pitools.stage.resolve import Store
-    from pitools.stage.stage import Stage
+    from pitools.stage.plan import StageRequest
+    from pitools.stage.resolve import UnmanagedStore
+    from pitools.stage.stage import StageResult
     from pitools.store.manifest import Manifest
 
 _RUN_COLUMNS = ("dataset", "version", "state", "files", "bytes", "copied_bytes", "wall_s", "path")
@@ -52,9 +52,9 @@ def group() -> None:
 
 
 @group.command(epilog=_EXITS)
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=source)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
 @to_option(required=True)
-@choice_options
+@selection_options
 @limit_options
 @format_option
 def plan(
@@ -67,7 +67,7 @@ def plan(
     min_free: int | None,
     form: str,
 ) -> int:
-    """What `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
+    """Show what `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
     <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store.
@@ -75,30 +75,30 @@ def plan(
     \b
       set -o pipefail; pit-stage plan /data/pick --to /nvme/pit | pit-stage run -
     """
-    return _plan(list(_work(sources, root, arrays, steps, episodes)), _limits(quota, min_free), form)
+    return _plan(list(_stage_requests(sources, root, arrays, steps, episodes)), _limits(quota, min_free), form)
 
 
-def _plan(work: list[Work], limits: Limits, form: str) -> int:
+def _plan(requests: list[StageRequest], limits: QuotaLimits, form: str) -> int:
     from pitools.stage import plan as planning
 
     fits = True
     with Output(form, _PLAN_COLUMNS) as out:
-        for record in planning.plan(work, limits):
+        for record in planning.plan_requests(requests, limits):
             out(record)
             fits = fits and record.fits
     return 0 if fits else 1
 
 
-def _limits(quota: int | None, min_free: int | None) -> Limits:
-    from pitools.stage.cache.disk_quota import Limits
+def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
+    from pitools.stage.cache.disk_quota import QuotaLimits
 
-    return Limits(quota_bytes=quota, min_free_bytes=min_free or 0)
+    return QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
 
 
 @group.command(epilog=_EXITS)
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=source)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
 @to_option(required=False)
-@choice_options
+@selection_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, as `plan` does.")
 @click.option("--verify", is_flag=True, help="Read a copy that is already there, and replace it if it is damaged.")
 @click.option(
@@ -108,17 +108,19 @@ def _limits(quota: int | None, min_free: int | None) -> Limits:
     "The job's script exports a secret, PIT_NONCE, before srun.",
 )
 @readers_option
-@click.option("--bwlimit", metavar="SIZE", callback=bytes_of, help="The most bytes a second to read, such as 200MiB.")
+@click.option(
+    "--bwlimit", metavar="SIZE", callback=size_callback, help="The most bytes a second to read, such as 200MiB."
+)
 @limit_options
 @click.option(
     "--timeout",
     default="1h",
     show_default=True,
     metavar="TIME",
-    callback=seconds_of,
+    callback=duration_callback,
     help="Wait this long for another process that stages the same version: 90s, 30m; a bare number is minutes.",
 )
-@click.option("--receipt", type=place_of_file, metavar="FILE", help="Also write the records here, when all are staged.")
+@click.option("--receipt", type=FILE_TYPE, metavar="FILE", help="Also write the records here, when all are staged.")
 @format_option
 def run(
     sources: tuple[str, ...],
@@ -152,34 +154,34 @@ def run(
     import msgspec
 
     from pitools.core.fs import write_atomic
-    from pitools.stage.resolve import Store
-    from pitools.stage.stage import stage
+    from pitools.stage.resolve import UnmanagedStore
+    from pitools.stage.stage import stage_version
 
-    work = _work(sources, root, arrays, steps, episodes)
+    requests = _stage_requests(sources, root, arrays, steps, episodes)
     limits = _limits(quota, min_free)
     if dry_run:
-        return _plan(list(work), limits, form)
-    group = _group() if fanout else None
+        return _plan(list(requests), limits, form)
+    group = _fanout_group() if fanout else None
     lines = []
     if receipt:
-        _make_ready(receipt)
-    with stoppable(), _told(), Output(form, _RUN_COLUMNS) as out:
-        for what, to, _ in work:
-            with _bar(what.manifest) as (advance, finished, waiting):
-                how: Any = {
+        _check_receipt_writable(receipt)
+    with stop_on_signals(), _report_interrupt(), Output(form, _RUN_COLUMNS) as out:
+        for source, to, _ in requests:
+            with _bar(source.manifest) as (advance, finished, waiting):
+                settings: Any = {
                     "verify": verify,
                     "readers": readers or 0,
                     "bytes_per_s": bwlimit or 0,
                     "timeout_s": timeout,
                     "limits": limits,
                     "advance": advance,
-                    "finished": finished,
-                    "waiting": waiting,
+                    "on_file": finished,
+                    "on_wait": waiting,
                 }
                 record = (
-                    _stage_store(what, to, group, how)
-                    if isinstance(what, Store)
-                    else stage(what, to, group=group, **how)
+                    _stage_store(source, to, group, settings)
+                    if isinstance(source, UnmanagedStore)
+                    else stage_version(source, to, group=group, **settings)
                 )
             out(record)
             lines.append(msgspec.json.encode(record) + b"\n")
@@ -188,92 +190,99 @@ def run(
     return 0
 
 
-def _make_ready(receipt: Path) -> None:
+def _check_receipt_writable(receipt: Path) -> None:
     """Find out whether it can be written before the copy, which may take an hour."""
-    from pitools.core.fs import os_error
+    from pitools.core.fs import from_os_error
 
     if receipt.is_dir():
         raise UsageError(f"{receipt} is a folder, not a file", where="--receipt", hint=f"{receipt}/stage.jsonl")
     try:
         receipt.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise os_error(error, receipt.parent) from error
+        raise from_os_error(error, receipt.parent) from error
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Whoever stops it, with Ctrl-C or scancel, reads that nothing is lost."""
+def _report_interrupt() -> Iterator[None]:
+    """Note on SIGINT or SIGTERM that finished files are kept and the command can be repeated."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        _note("stopped; files that were done are kept, and the same command goes on from there")
+        _print_note("stopped; files that were done are kept, and the same command goes on from there")
         raise
 
 
 @contextmanager
-def _bar(manifest: Manifest) -> Iterator[tuple[Advance, Callable[[int], None], Callable[[Holder], None]]]:
-    """What shows progress: of bytes, of files, and of another process that is waited for."""
-    from pitools.core.lock import who
-    from pitools.core.progress import bar
+def _bar(manifest: Manifest) -> Iterator[tuple[Advance, Callable[[int], None], Callable[[LockOwner], None]]]:
+    """Yield the callbacks of a progress bar: bytes done, file done, and waiting for another process's lock."""
+    from pitools.core.locks import describe_owner
+    from pitools.core.progress import progress_bar
 
-    told = 0
+    shown_pid = 0
 
-    with bar(manifest.name, manifest.total_bytes, parts=len(manifest.files)) as shown:
+    with progress_bar(manifest.name, manifest.total_bytes, parts=len(manifest.files)) as shown:
 
-        def waiting(holder: Holder) -> None:
-            nonlocal told
-            if holder.pid != told and not sys.stderr.isatty():
-                click.echo(f"waiting for another process that stages this version: {who(holder)}", err=True)
-                told = holder.pid
+        def waiting(holder: LockOwner) -> None:
+            nonlocal shown_pid
+            if holder.pid != shown_pid and not sys.stderr.isatty():
+                click.echo(f"waiting for another process that stages this version: {describe_owner(holder)}", err=True)
+                shown_pid = holder.pid
             shown.done = holder.done_bytes
             shown(0)
 
         def finished(_: int) -> None:
-            shown.part()
+            shown.add_file()
 
         yield shown, finished, waiting
 
 
-def _group() -> Group:
+def _fanout_group() -> Group:
     from pitools.stage.fanout import group as groups
 
-    return groups.find(os.environ)
+    return groups.find_group(os.environ)
 
 
-def _stage_store(store: Store, to: Path, group: Group | None, how: dict[str, Any]) -> Stage:
+def _stage_store(store: UnmanagedStore, to: Path, group: Group | None, settings: dict[str, Any]) -> StageResult:
     from pitools.stage.unmanaged.stage_store import stage_store
 
     if group:
-        what = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
-        raise UsageError(what, where="--fanout", hint="stage it once to shared storage, then from there")
-    return stage_store(store, to, note=_note, **how)
+        message = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
+        raise UsageError(message, where="--fanout", hint="stage it once to shared storage, then from there")
+    return stage_store(store, to, warn=_print_note, **settings)
 
 
-def _note(text: str) -> None:
+def _print_note(text: str) -> None:
     click.echo(f"pit-stage: note: {text}", err=True)
 
 
-def _work(
+def _stage_requests(
     sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str
-) -> Iterator[Work]:
-    """What to stage where, from the command line or from plans on stdin."""
+) -> Iterator[StageRequest]:
+    """Yield the requests of the command line, or of plans on stdin."""
     from pitools.stage import plan as planning
-    from pitools.stage.resolve import chosen
+    from pitools.stage.resolve import parse_selection
 
     if "-" in sources:
         if len(sources) > 1 or root or arrays or steps or episodes:
-            what = "- stands alone, and for `run`: the plans say what goes where"
-            raise UsageError(what, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
-        for record in planning.read(sys.stdin):
-            yield planning.work(record.source, Path(record.root), record.choice, _note)
+            message = "- stands alone, and for `run`: the plans say what goes where"
+            raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
+        for record in planning.read_plans(sys.stdin):
+            yield planning.resolve_request(record.source, Path(record.root), record.choice, _print_note)
         return
     if root is None:
         given = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
-        raise UsageError("where to?", where="--to", hint=f"name the staging folder on this node{given}")
-    choice = chosen(arrays, steps, episodes)
-    for text in sources:
-        yield planning.work(text, root, choice, _note)
+        raise UsageError("no staging folder", where="--to", hint=f"name the staging folder on this node{given}")
+    choice = parse_selection(arrays, steps, episodes)
+    for location in sources:
+        yield planning.resolve_request(location, root, choice, _print_note)
 
 
-for command in (stage_cache.list_, stage_cache.check, stage_cache.pin, stage_cache.unpin, stage_cache.evict, sync):
+for command in (
+    stage_cache.list_command,
+    stage_cache.check,
+    stage_cache.pin,
+    stage_cache.unpin,
+    stage_cache.evict,
+    sync,
+):
     group.add_command(command)

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option
-from pitools.commands.stage_options import place, readers_option, to_option
+from pitools.commands.stage_options import ROOT_TYPE, readers_option, to_option
 from pitools.core import units
 from pitools.core.errors import NoSpace, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
     from pitools.stage.cache.evict import Eviction
-    from pitools.stage.verify import Finding
+    from pitools.stage.verify import FileFinding
 
 _LIST_COLUMNS = ("dataset", "version", "state", "bytes", "last_used", "leased", "locked", "pinned", "source")
 _EVICT_COLUMNS = ("version", "state", "bytes", "reason", "path")
 
 
 @click.command("list")
-@click.argument("root", type=place)
+@click.argument("root", type=ROOT_TYPE)
 @format_option
-def list_(root: Path, form: str) -> None:
-    """The dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
-    from pitools.stage.cache.inventory import staged
+def list_command(root: Path, form: str) -> None:
+    """List the dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
+    from pitools.stage.cache.inventory import list_sets
 
     with Output(form, _LIST_COLUMNS) as out:
-        for record in staged(root):
+        for record in list_sets(root):
             out(record)
 
 
@@ -69,7 +69,7 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
 
     if bool(versions) == bool(need):
         raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
-    size = units.size(need) if need else 0
+    size = units.parse_size(need) if need else 0
     if dry_run:
         inventory.require_root(root)
     else:
@@ -77,25 +77,25 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
-        stay: set[evicting.KeptReason] = set()
-        for version in inventory.find(root, versions):
+        kept_reasons: set[evicting.KeptReason] = set()
+        for version in inventory.find_versions(root, versions):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
-                stay |= {record.reason} if record.reason else set()
+                kept_reasons |= {record.reason} if record.reason else set()
     reasons, elsewhere = evicting.KeptReason, "--force, if it is elsewhere"
     hints = {reasons.PINNED: "pit-stage unpin", reasons.UNKNOWN_SOURCE: elsewhere, reasons.SOURCE_GONE: elsewhere}
     for reason, what_next in hints.items():
-        if reason in stay:
+        if reason in kept_reasons:
             click.echo(f"pit-stage evict: {evicting.KEPT_TEXT[reason]}: {what_next}", err=True)
-    return 1 if stay else 0
+    return 1 if kept_reasons else 0
 
 
 @click.command()
-@click.argument("path", type=place)
-@click.option("--repair", "mend", is_flag=True, help="Stage damaged sets again, from where they came from.")
+@click.argument("path", type=ROOT_TYPE)
+@click.option("--repair", "repair_sets", is_flag=True, help="Stage damaged sets again, from where they came from.")
 @readers_option
 @format_option
-def check(path: Path, mend: bool, readers: int | None, form: str) -> int:
+def check(path: Path, repair_sets: bool, readers: int | None, form: str) -> int:
     """Read everything and compare it with the manifest: one record per finding, then a summary. Exit 1 on findings.
 
     PATH is a staging ROOT, a dataset, or one version of it. With --repair, of a ROOT or one of its sets: a record per
@@ -103,21 +103,20 @@ def check(path: Path, mend: bool, readers: int | None, form: str) -> int:
     ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
-    from pitools.stage.verify import Check, Finding
-    from pitools.stage.verify import check as judge
+    from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
-    root = _root_to_repair(path) if mend else path
-    summary: Check | None = None
-    damaged: dict[str, list[Finding]] = {}
+    root = _root_to_repair(path) if repair_sets else path
+    summary: CheckTotals | None = None
+    damaged: dict[str, list[FileFinding]] = {}
     with Output(form) as out:
-        for record in judge(path, readers=readers or default_readers()):
-            if isinstance(record, Finding):
+        for record in check_versions(path, readers=readers or default_readers()):
+            if isinstance(record, FileFinding):
                 out(record)
                 damaged.setdefault(record.version, []).append(record)
             else:
                 summary = record
     assert summary is not None
-    repaired = _repair(root, damaged, readers or 0, form) if mend else False
+    repaired = _repair(root, damaged, readers or 0, form) if repair_sets else False
     with Output(form) as out:  # its own table: other columns
         out(summary)
     return 1 if summary.findings and not repaired else 0
@@ -131,13 +130,13 @@ def _root_to_repair(path: Path) -> Path:
     return root
 
 
-def _repair(root: Path, damaged: dict[str, list[Finding]], readers: int, form: str) -> bool:
+def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, form: str) -> bool:
     from pitools.stage import repair
 
     done = True
     with Output(form) as out:
         for version, findings in damaged.items():
-            record = repair.repair(root, version, findings, readers=readers)
+            record = repair.repair_set(root, version, findings, readers=readers)
             out(record)
             done = done and record.state == "repaired"
     return done
@@ -148,26 +147,28 @@ def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> N
 
     _require_root(root)
     with Output(form, _LIST_COLUMNS) as out:
-        for version in inventory.find(root, versions):
-            records.pin(root, version, pinned=pinned)
-            out(inventory.describe(root, version))
+        for version in inventory.find_versions(root, versions):
+            records.set_pinned(root, version, pinned=pinned)
+            out(inventory.describe_set(root, version))
 
 
-def _make_room(root: Path, size: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
+def _make_room(root: Path, needed: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
     from pitools.stage.cache import disk_quota
     from pitools.stage.cache import evict as evicting
 
     done = disk_quota.make_room(
-        root, lambda _: disk_quota.Lack(0, size - disk_quota.available_bytes(root)), dry_run=dry_run
+        root, lambda _: disk_quota.Shortfall(0, needed - disk_quota.available_bytes(root)), dry_run=dry_run
     )
-    for item, n_bytes in done.gone:
-        out(evicting.eviction(item, n_bytes, None, dry_run=dry_run))
-    if not done.missing:
+    for item, n_bytes in done.evicted:
+        out(evicting.make_record(item, n_bytes, None, dry_run=dry_run))
+    if not done.missing_bytes:
         return 0
-    what = f"{units.size_text(size)} needed, {units.size_text(disk_quota.available_bytes(root))} free"
+    message = f"{units.format_size(needed)} needed, {units.format_size(disk_quota.available_bytes(root))} free"
     if not dry_run:
-        raise NoSpace(what, where=str(root), hint=disk_quota.why(done.stay))
-    click.echo(f"pit-stage evict: {what}, and nothing would go: {disk_quota.why(done.stay)}", err=True)
+        raise NoSpace(message, where=str(root), hint=disk_quota.no_space_hint(done.kept_reasons))
+    click.echo(
+        f"pit-stage evict: {message}, and nothing would go: {disk_quota.no_space_hint(done.kept_reasons)}", err=True
+    )
     return 1
 
 
@@ -175,5 +176,5 @@ def _require_root(root: Path) -> None:
     from pitools.stage.cache import inventory, layout
 
     inventory.require_root(root)
-    layout.prepare(root)
-    layout.sweep(root)
+    layout.create_root(root)
+    layout.purge_trash(root)

@@ -17,70 +17,72 @@ from pitools.core.errors import UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Path(click.Path):
+class _SourcePath(click.Path):
     """A path on this node, or anything else that a user may mean by SOURCE; the shell completes it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text, but for one of nothing, which a variable that is not set leaves behind."""
+        """Return the text; refuse an empty one, which an unset variable leaves behind."""
         if not value:
             hint = "is a variable not set? `set -u` makes the shell refuse it"
-            raise UsageError("an empty path", where=_name(param), hint=hint)
+            raise UsageError("an empty path", where=_option_name(param), hint=hint)
         return value
 
 
-class _Place(_Path):
+class _ExpandedPath(_SourcePath):
     """A path in which `{node}`, `{user}` and `{job}` are filled in, so that one srun line serves every node."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, absolute."""
+        """Return the absolute path."""
         text = super().convert(value, param, ctx)
         if text == "-":
-            raise UsageError("a path is wanted, not -", where=_name(param), hint="records go to stdout by themselves")
+            raise UsageError(
+                "a path is wanted, not -", where=_option_name(param), hint="records go to stdout by themselves"
+            )
         if isinstance(text, str) and "://" in text:
             hint = "what an object store holds is compared while it is staged"
-            raise UsageError(f"a path of this machine is wanted, not {text}", where=_name(param), hint=hint)
+            raise UsageError(f"a path of this machine is wanted, not {text}", where=_option_name(param), hint=hint)
         if isinstance(text, str) and "{" in text:
-            from pitools.site.template import fill
+            from pitools.site.template import expand_placeholders
 
-            text = fill(text)
+            text = expand_placeholders(text)
         return Path(text).absolute()
 
 
-class _Root(_Place):
+class _StagingRoot(_ExpandedPath):
     """A staging folder: not the whole file system, which `--to "$UNSET/"` would mean."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The folder, absolute."""
+        """Return the absolute folder."""
         root = super().convert(value, param, ctx)
         if os.path.realpath(root) == "/":
             hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
-            raise UsageError("/ is no staging folder", where=_name(param), hint=hint)
+            raise UsageError("/ is no staging folder", where=_option_name(param), hint=hint)
         return root
 
 
-def _name(param: click.Parameter | None) -> str:
+def _option_name(param: click.Parameter | None) -> str:
     return "" if param is None else param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
 
 
-source = _Path(file_okay=False)  # what the shell completes; nothing is looked at here
-place = _Place(file_okay=False)
-place_of_file = _Place()
+SOURCE_TYPE = _SourcePath(file_okay=False)  # what the shell completes; nothing is looked at here
+ROOT_TYPE = _ExpandedPath(file_okay=False)
+FILE_TYPE = _ExpandedPath()
 
 
 def to_option(*, required: bool) -> Callable[[F], F]:
-    """`--to ROOT`."""
+    """Add `--to ROOT`."""
     return click.option(
         "--to",
         "root",
         required=required,
         metavar="ROOT",
-        type=_Root(file_okay=False),
+        type=_StagingRoot(file_okay=False),
         help="The node's staging folder; {node}, {user}, {job} are filled in.",
     )
 
 
 def readers_option(function: F) -> F:
-    """`--readers N`."""
+    """Add `--readers N`."""
     return click.option(
         "--readers",
         type=click.IntRange(1, 64),
@@ -89,8 +91,8 @@ def readers_option(function: F) -> F:
     )(function)
 
 
-def choice_options(function: F) -> F:
-    """`--arrays`, `--steps`, `--episodes`: a part of a dataset, whole shards of it."""
+def selection_options(function: F) -> F:
+    """Add `--arrays`, `--steps`, `--episodes`, which select whole shards of a dataset."""
     for option in (
         click.option("--episodes", default="", metavar="LIST", help="Only shards of these episodes, such as 3,7-9."),
         click.option("--steps", default="", metavar="A:B", help="Only shards of steps A up to B, B not included."),
@@ -106,12 +108,12 @@ def choice_options(function: F) -> F:
 
 
 def limit_options(function: F) -> F:
-    """`--quota`, `--min-free`: what staging leaves to others."""
+    """Add `--quota` and `--min-free`, the limits of a root."""
     for option in (
         click.option(
             "--min-free",
             metavar="SIZE",
-            callback=bytes_of,
+            callback=size_callback,
             envvar="PIT_STAGE_MIN_FREE",
             show_envvar=True,
             help="What must stay free on ROOT's disk; the least recently used sets go first.",
@@ -119,7 +121,7 @@ def limit_options(function: F) -> F:
         click.option(
             "--quota",
             metavar="SIZE",
-            callback=bytes_of,
+            callback=size_callback,
             envvar="PIT_STAGE_QUOTA",
             show_envvar=True,
             help="The most that ROOT may hold; the least recently used sets go first.",
@@ -129,32 +131,32 @@ def limit_options(function: F) -> F:
     return function
 
 
-def bytes_of(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A size as people write it, for an option's callback. Raises UsageError."""
+def size_callback(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Parse a size such as 200MiB, as an option's callback. Raises UsageError."""
     from pitools.core import units
 
-    return None if text is None else _read(units.size, text, ctx, param)
+    return None if text is None else _parse_option(units.parse_size, text, ctx, param)
 
 
-def seconds_of(ctx: click.Context, param: click.Parameter, text: str) -> int:
-    """A duration as people write it, for an option's callback. Raises UsageError."""
+def duration_callback(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """Parse a duration such as 30m, as an option's callback. Raises UsageError."""
     from pitools.core import units
 
-    return _read(units.seconds, text, ctx, param)
+    return _parse_option(units.parse_duration, text, ctx, param)
 
 
-def _read(parse: Callable[[str], int], text: str, ctx: click.Context, param: click.Parameter) -> int:
+def _parse_option(parse: Callable[[str], int], text: str, ctx: click.Context, param: click.Parameter) -> int:
     try:
         return parse(text)
     except UsageError as error:
         given = ctx.get_parameter_source(param.name or "")
         named = param.envvar if given is click.core.ParameterSource.ENVIRONMENT else param.opts[0]
-        raise UsageError(error.what, where=str(named), hint=error.hint) from error
+        raise UsageError(error.message, where=str(named), hint=error.hint) from error
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGINT and SIGTERM end the work with everything cleaned up; more of them do not disturb the cleaning."""
+def stop_on_signals() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into exceptions, so that the work is cleaned up; ignore further ones meanwhile."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -162,7 +164,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = [(number, signal.signal(number, stop)) for number in numbers]
+    handlers = [(number, signal.signal(number, stop)) for number in numbers]
     stopped = False
     try:
         yield
@@ -170,5 +172,5 @@ def stoppable() -> Iterator[None]:
         stopped = True  # and still deaf: the process is about to end, with the code of the first signal
         raise
     finally:
-        for number, handler in before if not stopped else ():
+        for number, handler in handlers if not stopped else ():
             signal.signal(number, handler)

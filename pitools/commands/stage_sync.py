@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option
-from pitools.commands.stage_options import stoppable
+from pitools.commands.stage_options import stop_on_signals
 from pitools.core import units
 from pitools.core.errors import INTERNAL, PitError, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.stage.sync.metrics import Totals
-    from pitools.stage.sync.sync import Sync
+    from pitools.stage.sync.metrics import SyncTotals
+    from pitools.stage.sync.sync import SyncRun
 
 _COLUMNS = ("rule", "action", "dataset", "version", "bytes", "copied_bytes", "path")
 _FILE = click.Path(path_type=Path)
@@ -47,48 +47,50 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
     An example of a policy and of a crontab: scripts/cron, which pip puts into pitools/shipped/scripts/cron.
     """
     from pitools.stage.sync import policy as policies
-    from pitools.stage.sync.metrics import Totals
-    from pitools.stage.sync.sync import Running, Sync, alone
+    from pitools.stage.sync.metrics import SyncTotals
+    from pitools.stage.sync.sync import SyncRun, SyncRunning, sync_lock
 
-    timeout_s = units.seconds(timeout)
+    timeout_s = units.parse_duration(timeout)
     if metrics and metrics.suffix != ".prom":
         raise UsageError(f'"{metrics}" does not end in .prom', hint="node_exporter reads no file of another name")
     quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
-    book = _Book(None if dry_run else metrics, path.stem)
+    report = MetricsReport(None if dry_run else metrics, path.stem)
     try:
-        policy = policies.load(path)
+        policy = policies.load_policy(path)
     except PitError as error:
-        complain("", error)
-        return book.end(Totals(errors={error.exit_code: 1}), error.exit_code)
+        print_error("", error)
+        return report.end(SyncTotals(errors={error.exit_code: 1}), error.exit_code)
     try:
-        with nullcontext() if dry_run else alone(policy), Output(form, _COLUMNS) as out:
-            work = Sync(
+        with nullcontext() if dry_run else sync_lock(policy), Output(form, _COLUMNS) as out:
+            run = SyncRun(
                 policy,
-                changed=(lambda _: None) if quiet else out,
-                failed=complain,
+                on_change=(lambda _: None) if quiet else out,
+                on_error=print_error,
                 dry_run=dry_run,
                 timeout_s=timeout_s,
-                show=sys.stderr.isatty(),
+                show_progress=sys.stderr.isatty(),
             )
-            code = _work(work, book)
-    except Running as running:
+            code = _run_sync(run, report)
+    except SyncRunning as running:
         if not quiet:
             click.echo(f"pit-stage sync: {running}: nothing is done", err=True)
         return 0
-    if not dry_run and (work.counted if quiet else sys.stdout.isatty()):
-        click.echo(f"pit-stage sync: {path.stem} on {policy.node}: {summary(work, book.wall_s())}", err=not quiet)
+    if not dry_run and (run.counted if quiet else sys.stdout.isatty()):
+        click.echo(
+            f"pit-stage sync: {path.stem} on {policy.node}: {format_summary(run, report.wall_s())}", err=not quiet
+        )
     return code
 
 
-def _work(work: Sync, book: _Book) -> int:
-    """Run, and write down how it ended, also where a signal ends it."""
+def _run_sync(run: SyncRun, report: MetricsReport) -> int:
+    """Run, and write the metrics of how it ended, also after a signal."""
 
     code = INTERNAL  # what a mistake of ours ends with
     try:
-        book.begin()
-        with stoppable():
-            work()
-        code = work.exit_code()
+        report.begin()
+        with stop_on_signals():
+            run()
+        code = run.exit_code()
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
         raise
@@ -96,11 +98,11 @@ def _work(work: Sync, book: _Book) -> int:
         code = 130
         raise
     finally:
-        code = book.end(work.totals(), code)
+        code = report.end(run.totals(), code)
     return code
 
 
-class _Book:
+class MetricsReport:
     """The metrics file, if there is one to write."""
 
     def __init__(self, path: Path | None, policy: str) -> None:
@@ -108,20 +110,22 @@ class _Book:
         self._started, self._failed = time.monotonic(), 0
 
     def wall_s(self) -> float:
+        """Return the seconds since it was made."""
         return time.monotonic() - self._started
 
     def begin(self) -> None:
+        """Write that a run has begun."""
         from pitools.stage.sync import metrics
 
-        self._try(lambda path: metrics.started(path, self._policy, self._began))
+        self._try(lambda path: metrics.write_started(path, self._policy, self._began))
 
-    def end(self, totals: Totals, code: int) -> int:
-        """The exit code: where all else is well, that of metrics which could not be written."""
+    def end(self, totals: SyncTotals, code: int) -> int:
+        """Write the metrics of a run's end; return `code`, or if that is 0 the exit code of a failed write."""
         from pitools.stage.sync import metrics
 
         self._try(
-            lambda path: metrics.ended(
-                path, self._policy, totals, code, began=self._began, now=time.time(), wall_s=self.wall_s()
+            lambda path: metrics.write_ended(
+                path, self._policy, totals, code, started_s=self._began, now=time.time(), wall_s=self.wall_s()
             )
         )
         return code or self._failed
@@ -131,23 +135,23 @@ class _Book:
             try:
                 write(self._path)
             except PitError as error:
-                complain("", error)
+                print_error("", error)
                 self._failed = error.exit_code
 
 
-def complain(rule: str, error: PitError) -> None:
-    """One line on stderr: what was wrong, where, and what next."""
+def print_error(rule: str, error: PitError) -> None:
+    """Print an error, its place and its hint as one line on stderr."""
     text = f"{error}; {error.hint}" if error.hint else str(error)
     prefix = f'rule "{rule}": ' if rule else ""
     click.echo(f"pit-stage sync: error: {prefix}{' '.join(text.split())}", err=True)
 
 
-def summary(work: Sync, wall_s: float) -> str:
-    """What a run did, in one line."""
-    count, size = work.counted, units.size_text
+def format_summary(run: SyncRun, wall_s: float) -> str:
+    """Format the counts of a run as one line."""
+    count, size = run.counted, units.format_size
     parts = [f"{count['staged']} staged ({size(count['staged_bytes'])})"] if count["staged"] else []
     parts += [f"{count['repaired']} repaired ({size(count['repaired_bytes'])})"] if count["repaired"] else []
     parts += [f"{count['evicted']} evicted ({size(count['evicted_bytes'])})"] if count["evicted"] else []
-    sets, n_bytes = (sum(column) for column in zip((0, 0), *work.kept.values(), strict=True))
-    parts += [f"{len(work.errors)} failed"] if work.errors else []
-    return f"{', '.join(parts) or 'no change'}; {sets} kept ({size(n_bytes)}) in {units.duration_text(wall_s)}"
+    sets, n_bytes = (sum(column) for column in zip((0, 0), *run.kept_by_rule.values(), strict=True))
+    parts += [f"{len(run.errors)} failed"] if run.errors else []
+    return f"{', '.join(parts) or 'no change'}; {sets} kept ({size(n_bytes)}) in {units.format_duration(wall_s)}"

@@ -7,20 +7,25 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import ONCE, format_option
+from pitools.commands.options import SINGLE_VALUE, format_option
 from pitools.commands.topology_options import load_fabric
 
 if TYPE_CHECKING:
     from pitools.slurm.records import Node
     from pitools.topology.choose import Objective
 
-COLUMNS = ("objective", "cost", "next_cost", "leaves", "pods", "crossings", "free", "node_list", "spares")
+COLUMNS = ("objective", "cost", "runner_up_cost", "leaves", "pods", "ring_hops", "free", "node_list", "spares")
 
 
 @click.command()
 @click.option("--nodes", "k", type=click.IntRange(1), required=True, metavar="K", help="How many.")
 @click.option(
-    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Where; inside a job, its own cluster."
+    "--site",
+    "site_name",
+    envvar="PIT_SITE",
+    metavar="NAME",
+    **SINGLE_VALUE,
+    help="Where; inside a job, its own cluster.",
 )
 @click.option("--partition", metavar="NAME", help="Free nodes of this partition, instead of the site's default.")
 @click.option(
@@ -81,50 +86,54 @@ def choose(
     if slurm is None and from_nodes is None:
         raise UsageError("nobody tells which nodes are free", hint="give --from-nodes LIST, or --site of a Slurm")
     everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
-    free = _listed(from_nodes) if from_nodes is not None else dict.fromkeys(node_filter.free(everyone, k + spares), 0.0)
+    free = (
+        _parse_costs(from_nodes)
+        if from_nodes is not None
+        else dict.fromkeys(node_filter.free_nodes(everyone, k + spares), 0.0)
+    )
     if costs:
-        from pitools.topology.choose.node_costs import read
+        from pitools.topology.choose.node_costs import read_costs
 
-        extra = read(costs.read(), costs.name)
+        extra = read_costs(costs.read(), costs.name)
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
     asked = free if any(free.values()) else list(free)
-    choice = choosing.choose(
+    choice = choosing.select_nodes(
         fabric, asked, k, objective=objective, spares=spares, segment=segment, pods_like_slurm=pods_like_slurm
     )
     chosen = [*choice.nodes, *choice.spares]
-    if choice.note:
-        click.echo(f"pit: {choice.note}", err=True)
+    if choice.warning:
+        click.echo(f"pit: {choice.warning}", err=True)
     if as_exclude:
-        every = {*fabric_model.nodes(fabric), *(node.node for node in everyone), *free}
-        if others := every - node_filter.around(chosen, fabric):
+        every = {*fabric_model.nodes_of(fabric), *(node.node for node in everyone), *free}
+        if others := every - node_filter.nodes_of_leaves(chosen, fabric):
             click.echo(hostlist.fold(others))
     elif as_hosts or form == "hosts":
         click.echo(hostlist.fold(chosen))
     else:
-        second = choosing.next_cost(fabric, asked, choice, pods_like_slurm=pods_like_slurm)
+        second = choosing.runner_up_cost(fabric, asked, choice, pods_like_slurm=pods_like_slurm)
         with Output(form, COLUMNS) as out:
-            out(structs.replace(choice, next_cost=second, node_list=hostlist.fold(choice.nodes)))
+            out(structs.replace(choice, runner_up_cost=second, node_list=hostlist.fold(choice.nodes)))
 
 
 def _of_partition(nodes: list[Node], partition: str) -> list[Node]:
-    from pitools.core.errors import UsageError, nearest
+    from pitools.core.errors import UsageError, suggest
 
     found = [node for node in nodes if not partition or partition in node.partitions]
     if nodes and not found:
         known = {name for node in nodes for name in node.partitions}
-        raise UsageError(f'no nodes in partition "{partition}"', where="--partition", hint=nearest(partition, known))
+        raise UsageError(f'no nodes in partition "{partition}"', where="--partition", hint=suggest(partition, known))
     return found
 
 
-def _listed(text: str) -> dict[str, float]:
+def _parse_costs(text: str) -> dict[str, float]:
     """Nodes of a host list, or of stdin, with their costs where it tells them."""
     import sys
 
     from pitools.core import hostlist
     from pitools.core.errors import UsageError
-    from pitools.topology.choose.node_costs import read
+    from pitools.topology.choose.node_costs import read_costs
 
-    found = read(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hostlist.expand(text), 0.0)
+    found = read_costs(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hostlist.expand(text), 0.0)
     if not found:
         raise UsageError("no nodes to choose from", where="--from-nodes", hint="give a host list, or - for stdin")
     return found

@@ -18,12 +18,14 @@ def load_fabric(site_name: str | None, source: Path | None = None) -> tuple[Fabr
     the fabric, instead of the site's. Raises what `discover` and `site.load` raise.
     """
     from pitools.site.connect import client
-    from pitools.site.load import load
+    from pitools.site.load import load_site
     from pitools.slurm.client import Client
     from pitools.topology import discover
 
     if not site_name:
-        return (discover.read(source), None, None) if source else (discover.fabric(Client()), Client(), None)
-    site = load(site_name)
+        return (
+            (discover.read_fabric(source), None, None) if source else (discover.query_fabric(Client()), Client(), None)
+        )
+    site = load_site(site_name)
     slurm = client(site) if site.scheduler == "slurm" else None
-    return discover.read(source) if source else discover.of_site(site, slurm), slurm, site
+    return discover.read_fabric(source) if source else discover.fabric_of_site(site, slurm), slurm, site

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands.options import ONCE, format_option
+from pitools.commands.options import SINGLE_VALUE, format_option
 from pitools.commands.topology_options import load_fabric
 
 if TYPE_CHECKING:
@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from pitools.core.record import Record
     from pitools.slurm.client import Client
     from pitools.topology.fabric_model import Fabric
-    from pitools.topology.rank_order import Slot
+    from pitools.topology.rank_order import NodeSlot
 
 
 @click.command()
 @click.argument("nodes", required=False)
 @click.option(
-    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Whose fabric; inside a job, its own."
+    "--site",
+    "site_name",
+    envvar="PIT_SITE",
+    metavar="NAME",
+    **SINGLE_VALUE,
+    help="Whose fabric; inside a job, its own.",
 )
 @click.option("--job", metavar="ID", help="Order the nodes of this running job.")
 @click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Short for --as hostfile --gpus N.")
@@ -62,12 +67,12 @@ def order(
     from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.site.connect import client
-    from pitools.site.load import load
+    from pitools.site.load import load_site
     from pitools.slurm.client import Client
     from pitools.topology import rank_layout, rank_order
-    from pitools.topology.fabric_model import listed
+    from pitools.topology.fabric_model import expand_ordered
 
-    site = load(site_name) if site_name else None
+    site = load_site(site_name) if site_name else None
     slurm = client(site) if site and site.scheduler == "slurm" else Client()
     if job:
         running = [each for each in slurm.jobs(ids=[job]) if each.node_list]
@@ -78,7 +83,7 @@ def order(
             raise UsageError(f"job {job} holds no nodes", where="--job", hint="it must run: squeue -j ID")
         nodes = running[0].node_list
     elif nodes == "-":
-        nodes = _named(sys.stdin.read())
+        nodes = _node_names(sys.stdin.read())
     elif nodes is None:
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
@@ -89,14 +94,14 @@ def order(
         raise UsageError("both -H and --as", hint="give one of them")
     shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
-    listed(nodes)  # before it is expanded: it may stand for more names than there is memory
+    expand_ordered(nodes)  # before it is expanded: it may stand for more names than there is memory
     fabric = _fabric(site_name, must=shape != "hostfile")
-    slots = rank_order.order(hostlist.expand(nodes), fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
+    slots = rank_order.rank_order(hostlist.expand(nodes), fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
     if fabric.leaves and (strange := [slot.node for slot in slots if not slot.leaf]):
         told = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
         click.echo(f"pit: {len(strange)} of {len(slots)} nodes are not in the topology, so come last: {told}", err=True)
     if shape:
-        _shaped(shape, slots, nodes, slurm, gpus=gpus, cpus=cpus, tensor=tensor, pipeline=pipeline, form=form)
+        _print_layout(shape, slots, nodes, slurm, gpus=gpus, cpus=cpus, tensor=tensor, pipeline=pipeline, form=form)
     elif as_hosts or form == "hosts":
         click.echo(",".join(slot.node for slot in slots))  # folding would sort
     else:
@@ -117,9 +122,9 @@ def _fabric(site_name: str | None, *, must: bool) -> Fabric:
         return Fabric(leaves=())
 
 
-def _shaped(
+def _print_layout(
     shape: str,
-    slots: Sequence[Slot],
+    slots: Sequence[NodeSlot],
     nodes: str,
     slurm: Client,
     *,
@@ -130,19 +135,19 @@ def _shaped(
     form: str,
 ) -> None:
     from pitools.topology import rank_layout
-    from pitools.topology.fabric_model import listed
+    from pitools.topology.fabric_model import expand_ordered
 
-    seats = rank_layout.seats(
+    seats = rank_layout.place_ranks(
         slots, gpus, tensor, pipeline
     )  # also where only the nodes are printed: what cannot be is said
     if shape == "hostfile":
-        click.echo(rank_layout.hostfile(slots, gpus), nl=False)
+        click.echo(rank_layout.format_hostfile(slots, gpus), nl=False)
     elif shape == "torchrun":
-        click.echo(rank_layout.torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
+        click.echo(rank_layout.format_torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
     elif shape == "rankfile":
-        click.echo(rank_layout.rankfile(slots, gpus, cpus), nl=False)
+        click.echo(rank_layout.format_rankfile(slots, gpus, cpus), nl=False)
     elif shape == "jax":
-        _records([rank_layout.mesh(seats, listed(nodes))], (), "jsonl" if form == "auto" else form)
+        _records([rank_layout.jax_mesh(seats, expand_ordered(nodes))], (), "jsonl" if form == "auto" else form)
     else:
         _records(seats, ("rank", "node", "local_rank", "data", "pipeline", "tensor", "leaf"), form)
 
@@ -166,7 +171,7 @@ def _records(records: Sequence[Record], columns: tuple[str, ...], form: str) -> 
             out(record)
 
 
-def _named(text: str) -> str:
+def _node_names(text: str) -> str:
     """The nodes that lines of text name: host lists, or records with a `node` or, as of a choice, with `nodes`."""
     import json
 

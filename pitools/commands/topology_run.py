@@ -9,12 +9,12 @@ import click
 from pitools.commands.options import format_option, site_option
 
 if TYPE_CHECKING:
-    from pitools.topology.acquire.node_filter import By
-    from pitools.topology.acquire.options import Then
+    from pitools.topology.acquire.node_filter import ConstraintKind
+    from pitools.topology.acquire.options import OnFailure
     from pitools.topology.choose import Objective
 
-COLUMNS = ("job_id", "state", "node_list", "leaves", "is_within", "tries", "is_lifted", "why")
-_MOST_LETTERS = 4 << 20  # Slurm's own max_script_size
+COLUMNS = ("job_id", "state", "node_list", "leaves", "is_within", "tries", "is_released", "reason")
+_MAX_SCRIPT_BYTES = 4 << 20  # Slurm's own max_script_size
 
 
 @click.command()
@@ -33,11 +33,11 @@ _MOST_LETTERS = 4 << 20  # Slurm's own max_script_size
 @click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Choices at most.")
 @click.option("--timeout", metavar="TIME", default="5m", show_default=True, help="For all tries: 90s, 5m, 1h.")
 @click.option(
-    "--then",
-    type=click.Choice(["lift", "keep", "cancel"]),
-    default="lift",
+    "--on-failure",
+    type=click.Choice(["release", "keep", "cancel"]),
+    default="release",
     show_default=True,
-    help="After the last try: the constraint is lifted or kept, or the job cancelled.",
+    help="After the last try: the constraint is removed or kept, or the job cancelled.",
 )
 @click.option("-H", "as_hosts", is_flag=True, help="Print the job's nodes as one folded list.")
 @format_option
@@ -45,12 +45,12 @@ def run(
     script: IO[str],
     site_name: str,
     nodes: int | None,
-    by: By,
+    by: ConstraintKind,
     objective: Objective,
     segment: int,
     tries: int,
     timeout: str,
-    then: Then,
+    on_failure: OnFailure,
     as_hosts: bool,
     form: str,
 ) -> None:
@@ -63,36 +63,43 @@ def run(
     from pitools.core import hostlist
     from pitools.core.errors import ClusterError, TryLater, UsageError
     from pitools.core.output import Output
-    from pitools.core.units import seconds
+    from pitools.core.units import parse_duration
     from pitools.launch.submission import exactly_once
     from pitools.site.connect import client
-    from pitools.site.load import load
+    from pitools.site.load import load_site
     from pitools.slurm.states import UNKNOWN
     from pitools.topology import discover
     from pitools.topology.acquire import loop, submission
-    from pitools.topology.acquire.options import Wish, check
+    from pitools.topology.acquire.options import AcquireOptions, require_choosable
 
-    site = load(site_name)
+    site = load_site(site_name)
     slurm = client(site)
-    wish = Wish(by=by, tries=tries, timeout_s=seconds(timeout), objective=objective, segment=segment, then=then)
-    text = script.read(_MOST_LETTERS + 1)
-    if len(text) > _MOST_LETTERS:
+    options = AcquireOptions(
+        by=by,
+        tries=tries,
+        timeout_s=parse_duration(timeout),
+        objective=objective,
+        segment=segment,
+        on_failure=on_failure,
+    )
+    text = script.read(_MAX_SCRIPT_BYTES + 1)
+    if len(text) > _MAX_SCRIPT_BYTES:
         raise UsageError("larger than any script that Slurm takes", where=script.name)
-    args = submission.arguments(site, text, name=script.name, nodes=nodes, segment=segment)
-    fabric = discover.of_site(site, slurm)
-    check(fabric, wish)
+    args = submission.sbatch_arguments(site, text, name=script.name, nodes=nodes, segment=segment)
+    fabric = discover.fabric_of_site(site, slurm)
+    require_choosable(fabric, options)
     exactly_once.require_cluster(site, slurm)
-    job_id = slurm.submit(text, args=[*args, *loop.HELD]).job_id
+    job_id = slurm.submit(text, args=[*args, *loop.DELAYED_START_ARGS]).job_id
     click.echo(f"pit: job {job_id}: queued", err=True)
-    got = loop.acquire(slurm, job_id, fabric, wish, lambda said: click.echo(f"pit: {said}", err=True))
+    acquired = loop.run_acquire_loop(slurm, job_id, fabric, options, lambda said: click.echo(f"pit: {said}", err=True))
     if as_hosts:
-        if got.node_list:
-            click.echo(hostlist.fold(hostlist.expand(got.node_list)))
+        if acquired.node_list:
+            click.echo(hostlist.fold(hostlist.expand(acquired.node_list)))
     else:
         with Output(form, COLUMNS) as out:
-            out(got)
-    if got.state == "CANCELLED":
-        raise TryLater(f"job {job_id} was cancelled: {got.why or 'by somebody'}", where=site.name)
-    if got.state == UNKNOWN:
+            out(acquired)
+    if acquired.state == "CANCELLED":
+        raise TryLater(f"job {job_id} was cancelled: {acquired.reason or 'by somebody'}", where=site.name)
+    if acquired.state == UNKNOWN:
         hint = f"before you submit it again: squeue -j {job_id}; sacct -j {job_id}"
-        raise ClusterError(f"what became of job {job_id} is not known: {got.why}", where=site.name, hint=hint)
+        raise ClusterError(f"what became of job {job_id} is not known: {acquired.reason}", where=site.name, hint=hint)

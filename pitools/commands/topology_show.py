@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pitools.commands.options import ONCE, format_option
+from pitools.commands.options import SINGLE_VALUE, format_option
 from pitools.commands.topology_options import load_fabric
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -14,7 +14,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.option(
-    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Whose fabric; inside a job, its own."
+    "--site",
+    "site_name",
+    envvar="PIT_SITE",
+    metavar="NAME",
+    **SINGLE_VALUE,
+    help="Whose fabric; inside a job, its own.",
 )
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Of this file; with --site, who is on it there.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw it.")
@@ -50,7 +55,7 @@ def show(
         from pitools.topology.formats import nvlink
 
         with Output(form) as out:
-            out(nvlink.here())
+            out(nvlink.local_domain())
         return
     fabric, slurm, _ = load_fabric(site_name, source)
     if fabric.kind == "flat":
@@ -58,10 +63,10 @@ def show(
     if form_as:
         from pitools.topology.formats import yaml
 
-        click.echo(conf.write(fabric) if form_as == "conf" else yaml.write(fabric), nl=False)
+        click.echo(conf.write_conf(fabric) if form_as == "conf" else yaml.write_yaml(fabric), nl=False)
         return
-    of = occupancy.states(slurm.nodes()) if slurm else {}
-    if lost := discover.unwired(fabric, of):
+    of = occupancy.node_states(slurm.nodes()) if slurm else {}
+    if lost := discover.unknown_nodes(fabric, of):
         told = ", ".join(lost[:5]) + (", …" if len(lost) > 5 else "")
         click.echo(f"pit: {len(lost)} of {len(of)} nodes are not in the topology: {told}", err=True)
     title = site_name or (source.stem if source else "this cluster")
@@ -71,7 +76,7 @@ def show(
                 raise UsageError(f'"{path.name}" does not end in {suffix}', where=f"--{suffix[1:]}")
             from pitools.topology.show import draw
 
-            draw.draw(fabric, of, path, title=title)
+            draw.draw_fabric(fabric, of, path, title=title)
     if png or svg:
         return
     if form == "table" or (form == "auto" and sys.stdout.isatty()):
@@ -80,21 +85,21 @@ def show(
 
         width = shutil.get_terminal_size((100, 24)).columns
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        for line in text.lines(fabric, of, title=title, width=width, colour=colour):
+        for line in text.draw_text(fabric, of, title=title, width=width, colour=colour):
             click.echo(line)
         return
     if form == "hosts":
-        click.echo(conf.folded(fabric_model.nodes(fabric)))
+        click.echo(conf.fold_nodes(fabric_model.nodes_of(fabric)))
         return
     with Output(form, ("leaf", *occupancy.STATES) if form == "tsv" else ()) as out:
-        for leaf in occupancy.by_leaf(fabric, of):
+        for leaf in occupancy.leaf_states(fabric, of):
             out(leaf)
 
 
 @click.command()
 @click.argument("jobs", nargs=-1)
 @click.option(
-    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **ONCE, help="Where they run; inside a job, here."
+    "--site", "site_name", envvar="PIT_SITE", metavar="NAME", **SINGLE_VALUE, help="Where they run; inside a job, here."
 )
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="On the fabric of this file.")
 @click.option("--nodes", metavar="LIST", help="Of these nodes, in rank order; - reads them from stdin.")
@@ -108,16 +113,16 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
 
     from pitools.core.errors import ClusterError, UsageError
     from pitools.core.output import Output
-    from pitools.topology.fabric_model import listed
-    from pitools.topology.show.score import Score
-    from pitools.topology.show.score import score as judge
+    from pitools.topology.fabric_model import expand_ordered
+    from pitools.topology.show.score import PlacementScore
+    from pitools.topology.show.score import score_job as judge
 
     fabric, slurm, _ = load_fabric(site_name, source)
-    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "crossings", "reordered_crossings", "share")
+    columns = ("job_id", "name", "nodes", "leaves", "best_leaves", "ring_hops", "reordered_ring_hops", "locality")
     waiting: list[str] = []
     with Output(form, columns if form != "jsonl" else ()) as out:
 
-        def tell(order: list[str], job_id: str = "", name: str = "") -> Score:
+        def tell(order: list[str], job_id: str = "", name: str = "") -> PlacementScore:
             return judge(order, fabric, job_id=job_id, name=name)
 
         if nodes:
@@ -132,7 +137,7 @@ def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nod
         found = slurm.jobs(jobs) if jobs else slurm.jobs(user=slurm.user())
         for job in found:
             if job.node_list and job.state != "PENDING":
-                out(tell(listed(job.node_list), job.job_id, job.name))
+                out(tell(expand_ordered(job.node_list), job.job_id, job.name))
             elif jobs:
                 waiting.append(f"{job.job_id} is {job.state}")
         answered = {name for job in found for name in (job.job_id, job.raw_id, job.array_job_id)}
@@ -146,10 +151,10 @@ def _order(line: str) -> list[str]:
     import json
 
     from pitools.core.errors import UsageError
-    from pitools.topology.fabric_model import listed
+    from pitools.topology.fabric_model import expand_ordered
 
     if not line.startswith("{"):
-        return listed(line.strip())
+        return expand_ordered(line.strip())
     try:
         found = json.loads(line)["nodes"]
         if isinstance(found, list) and all(isinstance(node, str) for node in found):

@@ -16,14 +16,14 @@ Value = TypeVar("Value")
 _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
-class Threads:
+class DaemonPool:
     """At most so many, each begun when there is work for it. A context manager.
 
     Its end waits for what is under way; what no thread has begun by then is cancelled.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads, self._name = max_threads, name
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -31,13 +31,13 @@ class Threads:
         """Have this called; returns where its value, or what it raised, will be."""
         future: Future[Value] = Future()
         self._work.put((future, call, args))
-        if len(self._threads) < self._most:
+        if len(self._threads) < self._max_threads:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._threads.append(thread)
             thread.start()
         return future
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> DaemonPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,11 +51,11 @@ class Threads:
 
     def _run(self) -> None:
         while work := self._work.get():
-            _do(*work)
+            _call_into_future(*work)
             del work  # what it was given is not kept until there is more
 
 
-def _do(future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _call_into_future(future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -27,7 +27,7 @@ class PitError(Exception):
     """What was wrong, where, and what to do next.
 
     Args:
-        what: one sentence naming the value that was wrong.
+        message: one sentence naming the value that was wrong.
         where: file, key, line, host or command, as far as it is known.
         hint: what to do next, as something the reader can type or change.
     """
@@ -35,9 +35,9 @@ class PitError(Exception):
     exit_code = 4
     retry = False
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(what)  # errors cross process boundaries: pickle calls this with `what`, then sets the rest
-        self.what = what
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)  # errors cross process boundaries: pickle calls this with `what`, then sets the rest
+        self.message = message
         self.where = where
         self.hint = hint
 
@@ -48,7 +48,7 @@ class PitError(Exception):
         return error
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" if self.where else self.what
+        return f"{self.where}: {self.message}" if self.where else self.message
 
 
 class UsageError(PitError):
@@ -98,7 +98,7 @@ class NoSpace(TryLater):
     """The destination has no room."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """`did you mean "x"?`, or the choices when nothing is near, or nothing when there are none."""
     choices = sorted(known)
     if close := most_similar(name, choices):

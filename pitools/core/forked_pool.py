@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.core.shared_progress import Board, Seat, Stopped
+from pitools.core.shared_progress import SharedProgress, WorkerSlot, WorkerStopped
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -29,10 +29,10 @@ TaskIn = TypeVar("TaskIn", contravariant=True)
 ResultOut = TypeVar("ResultOut", covariant=True)
 
 # A file system that gives nothing to any reader for this long is not slow but gone.
-STALLED_S = 300.0
-_TICK_S = 0.1
-_PATIENCE_S = 10.0
-_LAST_S = 2.0
+STALL_TIMEOUT_S = 300.0
+_POLL_S = 0.1
+_STOP_TIMEOUT_S = 10.0
+_EXIT_GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NUMBER, _LENGTH = struct.Struct("=I"), struct.Struct("=Q")
@@ -55,18 +55,18 @@ def default_readers() -> int:
     return max(2, min(16, 2 * len(os.sched_getaffinity(0))))
 
 
-def run(
+def run_tasks(
     tasks: Sequence[Task],
-    start: Callable[[Seat], Worker[Task, Result]],
-    result: Callable[[Result], None],
+    make_worker: Callable[[WorkerSlot], Worker[Task, Result]],
+    on_result: Callable[[Result], None],
     *,
     readers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Do every task once, in about this order, with `readers` threads over the cores; `result` and `advance` are
+    """Do every task once, in about this order, with `readers` threads over the cores; `on_result` and `advance` are
     called here, in the caller's process, and `advance` also with 0 as time passes.
 
-    `start` makes one thread's worker after the fork. The first exception, also one that a signal raises in the
+    `make_worker` makes one thread's worker after the fork. The first exception, also one that a signal raises in the
     caller, stops all workers, is waited for, and raised. Raises Unreachable when nothing moves for minutes.
     """
     if not tasks:
@@ -74,19 +74,19 @@ def run(
     readers = max(1, min(readers, len(tasks)))
     processes = min(readers, len(os.sched_getaffinity(0)))
     threads = -(-readers // processes)
-    board = Board(processes * threads)
-    crew = _Crew(tasks, start, board, threads)
+    board = SharedProgress(processes * threads)
+    crew = _Processes(tasks, make_worker, board, threads)
     answered = 0
 
     def answer(value: Result) -> None:
         nonlocal answered
         answered += 1
-        result(value)
+        on_result(value)
 
     try:
         for _ in range(processes):
             crew.fork()
-        crew.attend(answer, advance)
+        crew.feed_and_collect(answer, advance)
         if answered < len(tasks):
             left = f"{len(tasks) - answered} of {len(tasks)} pieces of work were not done"
             raise ClusterError(left, hint="run this again")
@@ -94,14 +94,18 @@ def run(
         board.stop()
         raise
     finally:
-        crew.end()
+        crew.stop()
 
 
-class _Crew(Generic[Task, Result]):
+class _Processes(Generic[Task, Result]):
     """The forked processes, and the pipes between them and their parent."""
 
     def __init__(
-        self, tasks: Sequence[Task], start: Callable[[Seat], Worker[Task, Result]], board: Board, threads: int
+        self,
+        tasks: Sequence[Task],
+        start: Callable[[WorkerSlot], Worker[Task, Result]],
+        board: SharedProgress,
+        threads: int,
     ) -> None:
         self._tasks, self._start, self._board, self._threads = tasks, start, board, threads
         self._take, self._feed = os.pipe2(os.O_CLOEXEC)
@@ -118,12 +122,12 @@ class _Crew(Generic[Task, Result]):
         try:
             pid = os.fork()
             if pid == 0:
-                _work(
+                _worker_main(
                     self._tasks,
                     self._start,
                     self._take,
                     send,
-                    [Seat(self._board, number * self._threads + thread) for thread in range(self._threads)],
+                    [WorkerSlot(self._board, number * self._threads + thread) for thread in range(self._threads)],
                     parent=parent,
                     strange=(self._feed, results, *self._pids),
                 )
@@ -132,7 +136,7 @@ class _Crew(Generic[Task, Result]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def attend(self, result: Callable[[Result], None], advance: Callable[[int], None]) -> None:
+    def feed_and_collect(self, result: Callable[[Result], None], advance: Callable[[int], None]) -> None:
         """Feed tasks and take results until all processes are done. Raises what one of them raised."""
         os.close(self._take)
         self._take = -1
@@ -144,7 +148,7 @@ class _Crew(Generic[Task, Result]):
             selector.register(self._feed, selectors.EVENT_WRITE)
             left = set(self._pids)
             while left:
-                for key, _ in selector.select(_TICK_S):
+                for key, _ in selector.select(_POLL_S):
                     if key.fd == self._feed:
                         numbers = self._fill(numbers)
                         if not numbers:
@@ -154,25 +158,27 @@ class _Crew(Generic[Task, Result]):
                         selector.unregister(key.fd)
                         left.discard(key.fd)
                         self._reap(key.fd)
-                total, now = self._board.total, time.monotonic()
-                if total != told or self._board.signs != signs:
-                    moving, signs = now, self._board.signs
-                elif now - moving > STALLED_S:
-                    raise Unreachable(f"no byte has moved for {STALLED_S:.0f} s", hint="is the source still there?")
+                total, now = self._board.total_bytes, time.monotonic()
+                if total != told or self._board.heartbeats != signs:
+                    moving, signs = now, self._board.heartbeats
+                elif now - moving > STALL_TIMEOUT_S:
+                    raise Unreachable(
+                        f"no byte has moved for {STALL_TIMEOUT_S:.0f} s", hint="is the source still there?"
+                    )
                 advance(total - told)
                 told = total
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Wait for the processes; those that hang in a dead file system are killed."""
         self._close_feed()
         if self._take >= 0:
             os.close(self._take)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         for descriptor, pid in self._pids.items():
             os.close(descriptor)
-            if pid and not _ended(pid, deadline):
+            if pid and not _wait_exit(pid, deadline):
                 os.kill(pid, signal.SIGKILL)
-                _ended(pid, time.monotonic() + _LAST_S)  # longer it stays only in uninterruptible sleep
+                _wait_exit(pid, time.monotonic() + _EXIT_GRACE_S)  # longer it stays only in uninterruptible sleep
         self._pids.clear()
 
     def _close_feed(self) -> None:
@@ -213,7 +219,7 @@ class _Crew(Generic[Task, Result]):
             raise ClusterError(what, hint="was it out of memory? fewer --readers take less")
 
 
-def _ended(pid: int, deadline: float) -> bool:
+def _wait_exit(pid: int, deadline: float) -> bool:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] != pid:
             if time.monotonic() > deadline:
@@ -222,12 +228,12 @@ def _ended(pid: int, deadline: float) -> bool:
     return True
 
 
-def _work(
+def _worker_main(
     tasks: Sequence[Task],
-    start: Callable[[Seat], Worker[Task, Result]],
+    start: Callable[[WorkerSlot], Worker[Task, Result]],
     take: int,
     send: int,
-    seats: list[Seat],
+    seats: list[WorkerSlot],
     *,
     parent: int,
     strange: tuple[int, ...],
@@ -245,10 +251,12 @@ def _work(
         os.umask(0o022)  # what a copy's modes are is for its root to say
         gc.disable()  # short-lived, and collecting would copy the parent's memory page by page
         lock = threading.Lock()
-        others = [threading.Thread(target=_serve, args=(tasks, start, take, send, seat, lock)) for seat in seats[1:]]
+        others = [
+            threading.Thread(target=_thread_main, args=(tasks, start, take, send, seat, lock)) for seat in seats[1:]
+        ]
         for thread in others:
             thread.start()
-        _serve(tasks, start, take, send, seats[0], lock)
+        _thread_main(tasks, start, take, send, seats[0], lock)
         for thread in others:
             thread.join()
         os._exit(0)
@@ -256,12 +264,12 @@ def _work(
         os._exit(70)
 
 
-def _serve(
+def _thread_main(
     tasks: Sequence[Task],
-    start: Callable[[Seat], Worker[Task, Result]],
+    start: Callable[[WorkerSlot], Worker[Task, Result]],
     take: int,
     send: int,
-    seat: Seat,
+    seat: WorkerSlot,
     lock: threading.Lock,
 ) -> None:
     try:
@@ -271,13 +279,13 @@ def _serve(
                 _send(send, lock, (None, worker(tasks[_NUMBER.unpack(number)[0]])))
         finally:
             worker.close()
-    except Stopped:
+    except WorkerStopped:
         return
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        _send(send, lock, (_portable(error), None))
+        _send(send, lock, (_picklable_error(error), None))
 
 
-def _portable(error: BaseException) -> BaseException:
+def _picklable_error(error: BaseException) -> BaseException:
     """The error, or one that says the same where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own

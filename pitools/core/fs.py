@@ -21,7 +21,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 # Of <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 # Characters of a path below a folder, hence at most half as many levels.
-_DEEP = 400
+_FLATTEN_DEPTH = 400
 
 
 def own(path: str, flags: int) -> int:
@@ -45,28 +45,28 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
-            sync_dir(path.parent)
+            fsync_dir(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):  # read-only by now, it cannot be removed either
             temporary.unlink(missing_ok=True)
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
 
 
-def make_above(path: Path, mode: int) -> None:
+def make_parents(path: Path, mode: int) -> None:
     """Make the folders above a path that are missing, each of at most this mode. Raises OSError."""
     for above in reversed(path.parents):
         if not above.exists():
             above.mkdir(mode, exist_ok=True)
 
 
-def require_local(path: Path | str, where: str) -> None:
+def require_local_path(path: Path | str, where: str) -> None:
     """Raises UsageError for a URL in place of a path of this machine. A Path keeps one slash of a URL's two."""
     if match := _URL.match(str(path)):
         hint = "name a folder; to and from a bucket: `pit-stage run URL --to ROOT`, `rclone copy ROOT URL`"
         raise UsageError(f"a path of this machine is wanted, not {match[1]}://", where=where, hint=hint)
 
 
-def plain_file(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """A regular file opened to be read; a link, or what would keep its reader waiting, raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -120,7 +120,7 @@ def remove_tree(folder: Path) -> None:
 
 def _flatten(top: Path) -> None:
     """Move folders that lie deep below `top` up into it. Raises OSError."""
-    todo, longest = [str(top)], len(str(top)) + _DEEP
+    todo, longest = [str(top)], len(str(top)) + _FLATTEN_DEPTH
     while todo:
         with os.scandir(todo.pop()) as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -133,7 +133,7 @@ def _flatten(top: Path) -> None:
                 todo.append(path)
 
 
-def sync_dir(folder: Path) -> None:
+def fsync_dir(folder: Path) -> None:
     """Make the names in a folder survive power loss."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -142,7 +142,7 @@ def sync_dir(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sync_file_system(path: Path) -> None:
+def sync_fs(path: Path) -> None:
     """Make all that was written to the file system of `path` survive power loss. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -171,7 +171,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange_names(first: Path, second: Path) -> bool:
     """Swap what two names on one file system stand for, in one step; False where that is not supported.
 
     Raises OSError.
@@ -179,15 +179,15 @@ def exchange(one: Path, other: Path) -> bool:
     call = getattr(_libc(), "renameat2", None)  # not in C libraries older than glibc 2.28
     if call is None:
         return False
-    if not call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+    if not call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):  # NFS, Lustre and old kernels
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
-def file_system(path: Path) -> str:
+def fs_type(path: Path) -> str:
     """The type of the file system that `path` is on, such as `ext4` or `tmpfs`; "" where that is not to be known."""
     place, found, longest = f"{path.resolve()}/", "", 0
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
@@ -199,7 +199,7 @@ def file_system(path: Path) -> str:
     return found
 
 
-def os_error(error: OSError, path: Path) -> PitError:
+def from_os_error(error: OSError, path: Path) -> PitError:
     """What a failed write means to the user: full → try later, refused → choose another place."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

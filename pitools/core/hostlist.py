@@ -12,7 +12,7 @@ from pitools.core.errors import UsageError
 _SLURM_LIST = re.compile(r"[\w\[\],.\-\s]*")
 _ITEM = re.compile(r"(?:\[[^\]]*\]|[^,\[\s])+")
 _INSIDE = re.compile(r"\[([^\]]*)\]")
-MOST = 1 << 18  # names of one list: more than any cluster has, and few enough to hold
+MAX_HOSTS = 1 << 18  # names of one list: more than any cluster has, and few enough to hold
 
 
 def expand(folded: str) -> list[str]:
@@ -25,21 +25,21 @@ def expand(folded: str) -> list[str]:
     hint = "write n01 or n[01-04,07]"
     if not _SLURM_LIST.fullmatch(folded) or _ITEM.sub("", folded).replace(",", "").strip():
         raise UsageError(f"{folded!r} is not a host list", hint=hint)
-    if count(folded) > MOST:
-        raise UsageError(f"{folded[:80]!r} stands for more than {MOST} names", hint="write a shorter list")
+    if count_hosts(folded) > MAX_HOSTS:
+        raise UsageError(f"{folded[:80]!r} stands for more than {MAX_HOSTS} names", hint="write a shorter list")
     try:
         return list(NodeSet(",".join("".join(item.split()) for item in _ITEM.findall(folded))))
     except NodeSetException as error:
         raise UsageError(f"{folded!r} is not a host list: {error}", hint=hint) from error
 
 
-def count(folded: str) -> int:
+def count_hosts(folded: str) -> int:
     """How many names a host list has at most, without making them: a list of ten letters can name a billion."""
     items = _ITEM.findall(folded)
-    return sum(math.prod(sum(map(_span, part.split(","))) for part in _INSIDE.findall(item)) for item in items)
+    return sum(math.prod(sum(map(_span_size, part.split(","))) for part in _INSIDE.findall(item)) for item in items)
 
 
-def _span(text: str) -> int:
+def _span_size(text: str) -> int:
     first, dash, last = text.strip().partition("-")
     return max(1, int(last) - int(first) + 1) if dash and first.isdecimal() and last.isdecimal() else 1
 

@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 from pitools.core.record import Record
 
 Format = Literal["auto", "table", "jsonl", "tsv", "hosts"]
-_LEAST = 24  # characters that a cut cell keeps
+_MIN_COLUMN = 24  # characters that a cut cell keeps
 
 FORMATS: tuple[Format, ...] = ("auto", "table", "jsonl", "tsv", "hosts")
 
@@ -44,7 +44,7 @@ class Output:
             if not self._rows:
                 self._rows.append(record)
                 self._line("\t".join(self._names(record)))
-            self._line("\t".join(cell(getattr(record, name)) for name in self._names(record)))
+            self._line("\t".join(format_cell(getattr(record, name)) for name in self._names(record)))
         else:
             self._rows.append(record)
 
@@ -71,19 +71,19 @@ class Output:
 
     def _table(self) -> None:
         names = self._names(self._rows[0])
-        rows = [[cell(getattr(row, name)) for name in names] for row in self._rows]
+        rows = [[format_cell(getattr(row, name)) for name in names] for row in self._rows]
         width = shutil.get_terminal_size().columns if self.stream.isatty() else 0
-        for line in fitted(names, rows, width) if width else table(names, rows):
+        for line in fit_table(names, rows, width) if width else format_table(names, rows):
             self._line(line)
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+def format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
     """Plain aligned columns, readable without colour and by `awk`; numbers to the right.
 
     Not `rich`: a listing is the most typed command, and this costs nothing to start.
     """
     rows = [list(row) for row in rows]
-    heads = [_head(name) for name in names]
+    heads = [_format_header(name) for name in names]
     widths = [max(len(head), *(len(row[i]) for row in rows)) if rows else len(head) for i, head in enumerate(heads)]
     numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
     for row in [heads, *rows]:
@@ -91,40 +91,40 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
         yield "  ".join(cells).rstrip()
 
 
-def fitted(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterable[str]:
+def fit_table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterable[str]:
     """A table for a terminal of so many characters.
 
     Where it is too wide, one row stands upright. Of several the longest cells are cut, but not in the first column: it
     holds the names that are typed again. Then the last columns are left out, and the head says so with `…`.
     """
-    heads = [_head(name) for name in names]
+    heads = [_format_header(name) for name in names]
     widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
     over = sum(widths) + 2 * (len(widths) - 1) - width
     if over > 0 and len(rows) == 1:
         side = max(map(len, heads))
         return [f"{head.ljust(side)}  {text}" for head, text in zip(heads, rows[0], strict=True)]
-    while over > 0 and (longest := max(widths[1:], default=0)) > _LEAST:
+    while over > 0 and (longest := max(widths[1:], default=0)) > _MIN_COLUMN:
         widths[widths.index(longest, 1)] -= 1
         over -= 1
     left = len(widths)
     while left > 2 and sum(widths[:left]) + 2 * (left - 1) + (left < len(widths)) * 3 > width:
         left -= 1
-    cut = [[_cut(text, w) for text, w in zip(row[:left], widths, strict=False)] for row in rows]
-    head, *lines = table(names[:left], cut)
+    cut = [[_truncate(text, w) for text, w in zip(row[:left], widths, strict=False)] for row in rows]
+    head, *lines = format_table(names[:left], cut)
     return [head + "  …" if left < len(widths) else head, *lines]
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return "…" + text[-(width - 1) :] if text.startswith("/") else text[: width - 1] + "…"
 
 
-def _head(name: str) -> str:
+def _format_header(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
-def cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """One value as printable text on one line: `-` for nothing, control characters escaped."""
     if value is None or value == "":
         return "-"
@@ -133,9 +133,9 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple, set, frozenset)):
-        return ",".join(cell(item) for item in value) or "-"
+        return ",".join(format_cell(item) for item in value) or "-"
     if isinstance(value, dict):
-        return ",".join(f"{key}={cell(item)}" for key, item in value.items()) or "-"
+        return ",".join(f"{key}={format_cell(item)}" for key, item in value.items()) or "-"
     text = str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 

@@ -26,24 +26,26 @@ _LINE_EVERY_S = 30.0
 class Progress(Record, frozen=True, kw_only=True, tag="pit.progress/1"):
     """How far a piece of work is. done, total: in `unit`; parts: files, where those are counted too.
 
-    total: 0 where nobody knows it, and then there is no left_s.
+    total: 0 where nobody knows it, and then there is no remaining_s.
     """
 
-    what: str
+    title: str
     unit: str
     done: int
     total: int
     parts: int
-    all_parts: int
+    total_parts: int
     wall_s: float
-    left_s: float | None
+    remaining_s: float | None
 
 
-class Bar:
+class ProgressBar:
     """Counts what is done, and shows it now and then. Call it with more done, also with 0 as time passes; from any
     thread."""
 
-    def __init__(self, title: str, total: int, unit: str, parts: int, show: Callable[[Bar], None], every_s: float):
+    def __init__(
+        self, title: str, total: int, unit: str, parts: int, show: Callable[[ProgressBar], None], every_s: float
+    ):
         self.title, self.total, self.unit, self.all_parts = title, total, unit, parts
         self.done = self.parts = 0
         self.started = time.monotonic()
@@ -58,46 +60,48 @@ class Bar:
                 self._show(self)
                 self._due = now + self._every_s
 
-    def part(self) -> None:
+    def add_file(self) -> None:
         """One more file is done; shown with the next call."""
         self.parts += 1
 
 
 @contextmanager
-def bar(title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: bool = False) -> Iterator[Bar]:
+def progress_bar(
+    title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: bool = False
+) -> Iterator[ProgressBar]:
     """A bar of `total` bytes (`unit="bytes"`) or of anything counted, and of `parts` files; yields what advances it.
 
     total: 0 where it is not known. quiet: count, and show nothing.
     """
     if quiet:
-        yield Bar(title, total, unit, parts, lambda _: None, _LINE_EVERY_S)
+        yield ProgressBar(title, total, unit, parts, lambda _: None, _LINE_EVERY_S)
     elif not sys.stderr.isatty():
-        yield Bar(title, total, unit, parts, _line, _LINE_EVERY_S)
+        yield ProgressBar(title, total, unit, parts, _print_line, _LINE_EVERY_S)
     else:
-        with _drawn(title, total, unit, parts) as show:
-            drawn = Bar(title, total, unit, parts, show, _DRAW_EVERY_S)
+        with _make_drawer(title, total, unit, parts) as show:
+            drawn = ProgressBar(title, total, unit, parts, show, _DRAW_EVERY_S)
             yield drawn
             show(drawn)
 
 
-def _line(bar: Bar) -> None:
+def _print_line(bar: ProgressBar) -> None:
     wall_s = time.monotonic() - bar.started
     left_s = wall_s * max(0, bar.total - bar.done) / bar.done if bar.done and bar.total else None
     record = Progress(
-        what=bar.title,
+        title=bar.title,
         unit=bar.unit,
         done=bar.done,
         total=bar.total,
         parts=bar.parts,
-        all_parts=bar.all_parts,
+        total_parts=bar.all_parts,
         wall_s=round(wall_s, 1),
-        left_s=None if left_s is None else round(left_s, 1),
+        remaining_s=None if left_s is None else round(left_s, 1),
     )
     print(msgspec.json.encode(record).decode(), file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _drawn(title: str, total: int, unit: str, parts: int) -> Iterator[Callable[[Bar], None]]:
+def _make_drawer(title: str, total: int, unit: str, parts: int) -> Iterator[Callable[[ProgressBar], None]]:
     from rich import progress
     from rich.console import Console
 
@@ -115,7 +119,7 @@ def _drawn(title: str, total: int, unit: str, parts: int) -> Iterator[Callable[[
         fields: dict[str, Any] = {"parts": f"0/{parts}"}
         task = shown.add_task(title, total=total or None, **fields)
 
-        def show(bar: Bar) -> None:
+        def show(bar: ProgressBar) -> None:
             shown.update(task, completed=bar.done, parts=f"{bar.parts}/{parts}", refresh=True)
 
         yield show

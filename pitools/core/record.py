@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-_PREPARING = threading.Lock()
+_DECODERS_LOCK = threading.Lock()
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -30,7 +30,7 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
     key: Any = kind
     decoder = _DECODERS.get(key)
     if decoder is None:
-        with _PREPARING:
+        with _DECODERS_LOCK:
             decoder = _DECODERS[key] = msgspec.json.Decoder(key)
     try:
         decoded: T = decoder.decode(data)

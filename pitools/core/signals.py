@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def defer_sigint() -> Iterator[None]:
     """In this block Ctrl-C is not heard before the block's end; for what is short.
 
     To be put around `submit`, `add_done_callback` and `shutdown` of `concurrent.futures`: KeyboardInterrupt in one of
@@ -32,7 +32,7 @@ def held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupted() -> Iterator[None]:
+def interrupt_on_termination() -> Iterator[None]:
     """A lost terminal (SIGHUP) and a request to end (SIGTERM) raise KeyboardInterrupt in here, as Ctrl-C does.
 
     Those that somebody else handles or ignores (nohup) stay as they are; so do all outside of the main thread.

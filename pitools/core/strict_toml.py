@@ -10,16 +10,16 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from pitools.core.errors import ConfigError, nearest
+from pitools.core.errors import ConfigError, suggest
 
 T = TypeVar("T")
 
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`(?: - at `([^`]+)`)?")
-_AT = re.compile(r" - at `([^`]+)`")
+_PATH = re.compile(r" - at `([^`]+)`")
 _ENUM = re.compile(r"Invalid enum value '([^']*)'")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises ConfigError naming the file, and the line where one is known."""
     try:
         with path.open("rb") as file:
@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
-def convert(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Mapping[str, str] = {}) -> T:
+def convert_tables(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Mapping[str, str] = {}) -> T:
     """The tables as a strict record. Raises ConfigError naming the key, and the nearest known one.
 
     elsewhere: what is no key here → where it is said instead.
@@ -46,17 +46,17 @@ def convert(tables: dict[str, Any], kind: type[T], where: str, *, elsewhere: Map
         unknown = _UNKNOWN.search(text)
         if unknown:
             key, at = unknown.group(1), unknown.group(2) or "$"
-            named = _dotted(_named(tables, kind, at), key)
+            named = _dotted(_with_key_names(tables, kind, at), key)
             hint = elsewhere.get(key.replace("-", "_"), "") if at == "$" else ""
-            hint = hint or nearest(key, _fields_at(kind, at))
+            hint = hint or suggest(key, _fields_at(kind, at))
             raise ConfigError(f'unknown key "{named}"', where=where, hint=hint, key=named) from error
-        found = _AT.search(text)
+        found = _PATH.search(text)
         at = found.group(1) if found else "$"
-        named = _dotted(_named(tables, kind, at))
+        named = _dotted(_with_key_names(tables, kind, at))
         what = f'key "{named}": ' if named else ""
         value = _ENUM.search(text)
-        hint = nearest(value.group(1), map(str, get_args(_kind_at(kind, at)))) if value else ""
-        raise ConfigError(what + _AT.sub("", text), where=where, hint=hint, key=named) from error
+        hint = suggest(value.group(1), map(str, get_args(_kind_at(kind, at)))) if value else ""
+        raise ConfigError(what + _PATH.sub("", text), where=where, hint=hint, key=named) from error
     except RecursionError as error:
         raise ConfigError("too deeply nested", where=where) from error
 
@@ -65,7 +65,7 @@ def _dotted(at: str, key: str = "") -> str:
     return ".".join(part for part in (at.removeprefix("$").lstrip("."), key) if part)
 
 
-def _named(tables: dict[str, Any], kind: Any, at: str) -> str:
+def _with_key_names(tables: dict[str, Any], kind: Any, at: str) -> str:
     """A msgspec path such as `$.env[...]` with the key of the first entry that is wrong, as `$.env.N`."""
     head, entry, rest = at.partition("[...]")
     table: Any = tables

@@ -16,11 +16,11 @@ from pitools.core.errors import ClusterError, ToolMissing, Unreachable
 from pitools.core.fs import own
 
 _GRACE_S = 1.0  # for the last words of a program that has ended; whoever holds its output longer is not waited for
-_LOOK_S = 0.2  # how often it is looked at whether a program has ended whose output is still open
-_DYING_S = 5.0  # within which what was killed has given back its memory
-_DYING_LOOK_S = 0.005
-_EVERYBODY_S = 0.2  # in which a signal that goes to every process of a step has reached all of them
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_POLL_S = 0.2  # how often it is looked at whether a program has ended whose output is still open
+_KILL_TIMEOUT_S = 5.0  # within which what was killed has given back its memory
+_KILL_POLL_S = 0.005
+_GROUP_SETTLE_S = 0.2  # in which a signal that goes to every process of a step has reached all of them
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Completed(NamedTuple):
@@ -37,25 +37,25 @@ def run(
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-    without: Collection[str] = (),
+    unset: Collection[str] = (),
     stdin: str | BinaryIO | None = None,
     stdout: BinaryIO | None = None,
 ) -> Completed:
     """Run a program to its end and return its exit code and text, whatever the code is.
 
-    The program gets this process's environment, less the names in `without`, and `env` on top. On time-out the whole
+    The program gets this process's environment, less the names in `unset`, and `env` on top. On time-out the whole
     process group is killed, so that a client that forked leaves nothing behind. A process that the program detached is
     left alone and not waited for, though it may hold the program's output. stdin: text, or a file or pipe to read.
     stdout: where the output goes instead of into the answer. Raises ToolMissing when there is no such program,
     Unreachable on time-out.
     """
-    with _held(stdin) as given:
+    with _stdin_file(stdin) as given:
         process = _popen(
             argv,
             stdin=given,
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**{name: value for name, value in os.environ.items() if name not in without}, **(env or {})},
+            env={**{name: value for name, value in os.environ.items() if name not in unset}, **(env or {})},
             start_new_session=True,
         )
     try:
@@ -77,7 +77,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _held(text: str | BinaryIO | None) -> Iterator[int]:
+def _stdin_file(text: str | BinaryIO | None) -> Iterator[int]:
     # A file in memory, not a pipe: nobody has to feed it while the program's output is read.
     if not isinstance(text, str):
         yield text.fileno() if text else subprocess.DEVNULL
@@ -94,7 +94,7 @@ def _communicate(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[by
     deadline, last_words = now + timeout_s, float("inf")
     while True:
         try:
-            out, err = process.communicate(timeout=max(0.0, min(_LOOK_S, deadline - now)))
+            out, err = process.communicate(timeout=max(0.0, min(_POLL_S, deadline - now)))
             return out or b"", err  # None where it went elsewhere
         except subprocess.TimeoutExpired as waited:
             now = time.monotonic()
@@ -107,7 +107,7 @@ def _communicate(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[by
                 raise
 
 
-def start(
+def start_detached(
     argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None, session: bool = False
 ) -> subprocess.Popen[bytes]:
     """Start a program that outlives this call, its output appended to a file; `session` detaches it from this one.
@@ -132,62 +132,64 @@ def kill_sessions(*leaders: int) -> None:
     Returns when it is gone, ports and files too; at the latest after _DYING_S, as what waits for a dead mount, or is
     another user's, does not go.
     """
-    deadline = time.monotonic() + _DYING_S
-    while left := [pid for pid in _pids() if _is(os.getsid, pid, *leaders) and _runs(pid)]:
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while left := [pid for pid in _pids() if _has_status_bit(os.getsid, pid, *leaders) and _is_running(pid)]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
-        time.sleep(_DYING_LOOK_S)
+        time.sleep(_KILL_POLL_S)
 
 
-def foreground(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
+def run_foreground(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     """Run a program on this one's own input and output, passing signals on; returns its exit code, or 128 + signal.
 
     `env` is the whole environment. Main thread only, as Python's signal handlers are. Raises ToolMissing.
     """
-    with _heard() as heard:
+    with _record_signals() as heard:
         process = _popen(argv, env=dict(env))
         return _wait(process, heard, process.send_signal)
 
 
-def in_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> int:
-    """As `foreground`, for a rank's program and all that it starts, each signal reaching them once.
+def run_in_process_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> int:
+    """As `run_foreground`, for a rank's program and all that it starts, each signal reaching them once.
 
     Slurm signals this process alone (proctrack/cgroup), or every process of the step (linuxproc, or cgroup with
     SignalChildrenProcesses=yes). A second child, which only waits, tells which: of a signal that went to everybody it
     dies, and then there is nothing to pass on. Raises ToolMissing, or ClusterError when there is no folder `cwd`.
     """
-    with _heard() as heard:
-        return _in_group(_popen(argv, env=dict(env), cwd=cwd, process_group=0), heard)
+    with _record_signals() as heard:
+        return _wait_for_group(_popen(argv, env=dict(env), cwd=cwd, process_group=0), heard)
 
 
-def _in_group(process: subprocess.Popen[bytes], heard: list[int]) -> int:
-    witness = _witness()
+def _wait_for_group(process: subprocess.Popen[bytes], received: list[int]) -> int:
+    witness = _signal_probe()
 
     def pass_on(number: int) -> None:
         nonlocal witness
         try:
-            everybody = witness.wait(_EVERYBODY_S) == -number
+            everybody = witness.wait(_GROUP_SETTLE_S) == -number
         except subprocess.TimeoutExpired:
             everybody = False
         else:
-            _dismiss(witness)
-            witness = _witness()
+            _end_probe(witness)
+            witness = _signal_probe()
         if not everybody:
             _signal_group(process.pid, number)
 
     try:
-        return _wait(process, heard, pass_on)
+        return _wait(process, received, pass_on)
     finally:
-        _dismiss(witness)
+        _end_probe(witness)
 
 
 def _signal_group(group: int, number: int) -> None:
     """SIGTERM and SIGINT to all; another only to those that catch it: it must not end the `tee` they write to."""
     for pid in _pids():
-        if _is(os.getpgid, pid, group) and (number in (signal.SIGTERM, signal.SIGINT) or _catches(pid, number)):
+        if _has_status_bit(os.getpgid, pid, group) and (
+            number in (signal.SIGTERM, signal.SIGINT) or _catches(pid, number)
+        ):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
@@ -205,7 +207,7 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Whether any thread of it does: a process may look dead by its first thread long before it has let go."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -214,29 +216,31 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _is(of: Callable[[int], int], pid: int, *numbers: int) -> bool:
+def _has_status_bit(of: Callable[[int], int], pid: int, *numbers: int) -> bool:
     try:
         return of(pid) in numbers
     except (ProcessLookupError, PermissionError):
         return False
 
 
-def _witness() -> subprocess.Popen[bytes]:
+def _signal_probe() -> subprocess.Popen[bytes]:
     # It reads from us, and so ends with us, however we end.
     return _popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _dismiss(witness: subprocess.Popen[bytes]) -> None:
+def _end_probe(witness: subprocess.Popen[bytes]) -> None:
     if witness.stdin:
         witness.stdin.close()
     witness.wait()
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[list[int]]:
+def _record_signals() -> Iterator[list[int]]:
     """Signals that come before the program can be passed them: they must not end this process beside it."""
     heard: list[int] = []
-    before = {number: signal.signal(number, lambda number, _frame: heard.append(number)) for number in _PASSED_ON}
+    before = {
+        number: signal.signal(number, lambda number, _frame: heard.append(number)) for number in _FORWARDED_SIGNALS
+    }
     try:
         yield heard
     finally:
@@ -244,11 +248,11 @@ def _heard() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _wait(process: subprocess.Popen[bytes], heard: list[int], pass_on: Callable[[int], None]) -> int:
-    for number in _PASSED_ON:
-        signal.signal(number, lambda number, _frame: pass_on(number))
-    for early in heard:
-        pass_on(early)
+def _wait(process: subprocess.Popen[bytes], received: list[int], forward: Callable[[int], None]) -> int:
+    for number in _FORWARDED_SIGNALS:
+        signal.signal(number, lambda number, _frame: forward(number))
+    for early in received:
+        forward(early)
     code = process.wait()
     return code if code >= 0 else 128 - code
 

@@ -13,51 +13,57 @@ from pathlib import Path
 
 from pitools.core.errors import ConfigError
 
-_MOST_LINKS = 40  # as the kernel follows
-_OVERFLOW = 65534  # the uid that a container shows for every user of the host whom it does not know
+_MAX_LINKS = 40  # as the kernel follows
+_OVERFLOW_UID = 65534  # the uid that a container shows for every user of the host whom it does not know
 
 
-def check(
-    path: Path, what: str, *, group_above: bool = False, inside: bool = False, also: str = "", otherwise: str = ""
+def require_trusted(
+    path: Path,
+    description: str,
+    *,
+    group_above: bool = False,
+    inside: bool = False,
+    trusted_user: str = "",
+    alternative: str = "",
 ) -> None:
     """Refuse a file or folder that anybody but this user and root could change or exchange.
 
-    what: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group of
-    this user, and may belong to others of that group. inside: what counts is not the folder, but what this user is
-    about to make in it: a sticky one will do. also: a system account that is trusted as root is. otherwise:
-    what else to do about a folder above it that is a group's.
-    Raises ConfigError, which names the first file, link or folder on the way that others can change.
+    description: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group
+    of this user, and may belong to others of that group. inside: what counts is not the folder, but what this user is
+    about to make in it: a sticky one will do. trusted_user: a system account that is trusted as root is. otherwise:
+    what else to do about a folder above it that is a group's. Raises ConfigError, which names the first file, link or
+    folder on the way that others can change.
     """
-    users = _trusted(also)
+    users = _trusted(trusted_user)
     try:
-        steps = list(_steps(path.absolute()))
+        steps = list(_path_components(path.absolute()))
     except OSError as error:
         hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
-        raise ConfigError(f"{what}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+        raise ConfigError(f"{description}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
     open_above, last = False, None if inside else steps[-1][0]
     for at, found in steps:
         may_be_group_s = group_above and at != last and stat.S_ISDIR(found.st_mode)
         of_group = may_be_group_s and not open_above and found.st_gid in _groups()
-        hint = f"; {otherwise}" if otherwise and not group_above and found.st_gid in _groups() else ""
+        hint = f"; {alternative}" if alternative and not group_above and found.st_gid in _groups() else ""
         if found.st_uid not in users and not of_group:
             user = user_name(found.st_uid)
             hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
-            raise _refused(path, what, at, f"belongs to user {user} (expected you or root)", hint)
+            raise _untrusted_error(path, description, at, f"belongs to user {user} (expected you or root)", hint)
         if stat.S_ISLNK(found.st_mode):
             continue
         open_above = bool(found.st_mode & stat.S_IWOTH)
         keeps_entries = at != last and found.st_mode & stat.S_ISVTX
-        if not keeps_entries and (who := _writers(found, allow_group=may_be_group_s)):
+        if not keeps_entries and (who := _other_writers(found, allow_group=may_be_group_s)):
             problem = f"can be written by {who} (expected you and root alone)"
-            raise _refused(path, what, at, problem, f"chmod {'o-w' if open_above else 'g-w'} {at}{hint}")
+            raise _untrusted_error(path, description, at, problem, f"chmod {'o-w' if open_above else 'g-w'} {at}{hint}")
 
 
-def _refused(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:
+def _untrusted_error(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:
     which = what if at == path.absolute() else f"{what} {path}: a {'link' if at.is_symlink() else 'folder'} on the way"
     return ConfigError(f"{which} {problem}: it would decide what runs as you", where=str(at), hint=hint)
 
 
-def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _path_components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every folder and link that leads to a file, then the file, each with its own status. Raises OSError."""
     at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
     yield at, at.lstat()
@@ -72,24 +78,24 @@ def _steps(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
             at = at / part
             continue
         links += 1
-        if links > _MOST_LINKS:
+        if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         target = (at / part).readlink()
         at = Path("/") if target.is_absolute() else at
         left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
 
 
-def _writers(found: os.stat_result, *, allow_group: bool) -> str:
+def _other_writers(found: os.stat_result, *, allow_group: bool) -> str:
     """Who else may write there, by its mode: "everybody", a group, or ""."""
     if found.st_mode & stat.S_IWOTH:
         return "everybody"
-    if found.st_mode & stat.S_IWGRP and not _is_alone(found.st_gid, found.st_uid):
+    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid, found.st_uid):
         return "" if allow_group and found.st_gid in _groups() else f"group {_group(found.st_gid)}"
     return ""
 
 
 @lru_cache(maxsize=64)
-def _is_alone(gid: int, uid: int) -> bool:
+def _is_private_group(gid: int, uid: int) -> bool:
     """Whether a group is root's, or a user's private one: of their name, their first, and with no other member."""
     if gid == 0:
         return True
@@ -104,7 +110,7 @@ def _trusted(also: str) -> set[int]:
     users = {os.geteuid(), 0}
     if also and (account := _account(also)) is not None:
         users.add(account)
-    return users | ({_OVERFLOW} if _hides_users() else set())
+    return users | ({_OVERFLOW_UID} if _is_uid_mapped() else set())
 
 
 @lru_cache(maxsize=8)
@@ -116,14 +122,14 @@ def _account(name: str) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _hides_users() -> bool:
+def _is_uid_mapped() -> bool:
     """Whether this process is in a container that shows root of the host, as anybody unknown, as _OVERFLOW."""
     try:
         lines = Path("/proc/self/uid_map").read_text().splitlines()
     except OSError:
         return False
     ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
-    return bool(ranges) and not any(first <= _OVERFLOW < first + count for first, count in ranges)
+    return bool(ranges) and not any(first <= _OVERFLOW_UID < first + count for first, count in ranges)
 
 
 def _groups() -> set[int]:

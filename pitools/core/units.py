@@ -17,7 +17,7 @@ _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?B|B)?")
 
 
-def seconds(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Seconds of `90s`, `30m`, `2h`, `1d12h`, or of Slurm's `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`.
 
     A bare number is minutes, as in `sbatch --time`. Raises UsageError for anything else.
@@ -37,14 +37,14 @@ def seconds(text: str) -> int:
     return (first or 0) * 60 + (second or 0)
 
 
-def slurm_time(total_s: int) -> str:
+def to_slurm_time(total_s: int) -> str:
     """`D-HH:MM:SS` or `HH:MM:SS`, which every Slurm option and version reads."""
     days, rest = divmod(total_s, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of `200GiB`, `1.5TB`, `4096`. Raises UsageError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
@@ -53,7 +53,7 @@ def size(text: str) -> int:
     return round(float(number) * _BYTES[unit or "B"])
 
 
-def size_text(n_bytes: float) -> str:
+def format_size(n_bytes: float) -> str:
     """`1.3 GiB`: three figures, binary units, for eyes."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(n_bytes) < 1024:
@@ -62,7 +62,7 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes:.1f} PiB"
 
 
-def duration_text(total_s: float) -> str:
+def format_duration(total_s: float) -> str:
     """`85 ms`, `3.2 s`, `4m10s`, `2h05m`: for eyes."""
     if total_s < 1:
         return f"{total_s * 1000:.0f} ms"

@@ -18,16 +18,16 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
 from pitools.core.errors import ClusterError
-from pitools.core.signals import held_back
+from pitools.core.signals import defer_sigint
 
 MAX_WORKERS = 8  # each holds a shard, 64 MiB, and its encoded form
-_AHEAD = 4  # jobs given out for each worker: enough that none waits
+_QUEUED_PER_WORKER = 4  # jobs given out for each worker: enough that none waits
 _PR_SET_PDEATHSIG = 1
 # A job is a shard or a range, 64 MiB: where nobody finishes one for so long, something does not answer.
-_STALLED_S = 300.0
+_STALL_TIMEOUT_S = 300.0
 # So long a worker may take to finish when all is over; what it leaves is as good as after kill -9.
-_PATIENCE_S = 20.0
-_DYING_S = 1.0  # one that waits for a file system is not even killed before that answers
+_STOP_TIMEOUT_S = 20.0
+_EXIT_GRACE_S = 1.0  # one that waits for a file system is not even killed before that answers
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -52,41 +52,43 @@ def default_workers() -> int:
     return min(MAX_WORKERS, 2 * len(os.sched_getaffinity(0)))
 
 
-def run(start: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, workers: int) -> Iterator[Result]:
+def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, workers: int) -> Iterator[Result]:
     """Results of all jobs, as they are done; begun in about their order. With one worker, done in this process.
 
-    start: makes a worker, in its process. The first exception stops all, is waited for, and raised. Raises ClusterError
-    when a worker process dies.
+    make_worker: makes a worker, in its process. The first exception stops all, is waited for, and raised. Raises
+    ClusterError when a worker process dies.
     """
     if workers <= 1:
-        with contextlib.closing(start()) as worker:
+        with contextlib.closing(make_worker()) as worker:
             yield from map(worker, jobs)
         return
     # A fork costs no imports. Beside other threads, which may hold any lock at that moment, it is not safe.
     alone = sys.platform == "linux" and threading.active_count() == 1
     context = multiprocessing.get_context("fork" if alone else "spawn")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_enter, initargs=(start, os.getpid()))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_init_process, initargs=(make_worker, os.getpid())
+    )
     try:
-        yield from _attend(pool, jobs, workers * _AHEAD)
+        yield from _collect(pool, jobs, workers * _QUEUED_PER_WORKER)
         pool.shutdown(wait=True)
     except BrokenProcessPool as error:
         hint = "was it out of memory? fewer --workers take less; what is done is kept, so run this again to go on"
         raise ClusterError("a worker process was killed, or ended without a word", hint=hint) from error
     finally:
         try:
-            with held_back():
+            with defer_sigint():
                 pool.shutdown(wait=False, cancel_futures=True)
         finally:
-            _end(set(multiprocessing.active_children()) - others)
+            _stop_processes(set(multiprocessing.active_children()) - others)
 
 
-def _attend(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> Iterator[Any]:
+def _collect(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> Iterator[Any]:
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     pending = 0
     for job in jobs:
-        with held_back():
-            pool.submit(_do, job).add_done_callback(done.put)
+        with defer_sigint():
+            pool.submit(_do_job, job).add_done_callback(done.put)
         pending += 1
         if pending >= ahead:
             yield _next(done).result()
@@ -99,7 +101,7 @@ def _next(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
     began = time.monotonic()
     while True:
         try:
-            return done.get(timeout=_STALLED_S)
+            return done.get(timeout=_STALL_TIMEOUT_S)
         except queue.Empty:
             print(
                 f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
@@ -108,34 +110,34 @@ def _next(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
             )
 
 
-def _end(processes: Collection[BaseProcess]) -> None:
+def _stop_processes(processes: Collection[BaseProcess]) -> None:
     """Wait for workers to finish their jobs, but not for ever."""
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _STOP_TIMEOUT_S
     try:
         for process in processes:
             process.join(max(0.0, until - time.monotonic()))
     finally:  # also where Ctrl-C comes once more
         for process in filter(BaseProcess.is_alive, processes):
             process.kill()
-            process.join(_DYING_S)
+            process.join(_EXIT_GRACE_S)
 
 
-_start: Callable[[], Worker[Any, Any]]
+_make_worker: Callable[[], Worker[Any, Any]]
 _worker: Worker[Any, Any] | None = None  # of this process, where it is a worker
 
 
-def _enter(start: Callable[[], Worker[Any, Any]], parent: int) -> None:
-    global _start
+def _init_process(start: Callable[[], Worker[Any, Any]], parent: int) -> None:
+    global _make_worker
     # Ctrl-C reaches the whole group; the parent hears it, and stops us after the job at hand.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-    _start = start
+    _make_worker = start
 
 
-def _do(job: Any) -> Any:
+def _do_job(job: Any) -> Any:
     global _worker
     if _worker is None:  # made with the first job, so that what goes wrong is told as a job's failure is
-        _worker = _start()
+        _worker = _make_worker()
     return _worker(job)

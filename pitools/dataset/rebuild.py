@@ -1,4 +1,4 @@
-"""A version made once more from where its manifest says it came from, to show that it would be the same."""
+"""Rebuild a version from the recordings that its manifest names, and compare."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from pitools.core.errors import DataError, UsageError
-from pitools.core.fs import os_error, remove_tree, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.catalog import compare
-from pitools.dataset.catalog.compare import Difference
+from pitools.dataset.catalog.compare import VersionDifference
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
-from pitools.store.publish import TEMPORARY, publish
+from pitools.store.publish import STAGING_DIR, publish_dir
 from pitools.store.version_list import is_version
 
 _LEASE_S = 2 * 86400
 
 
-class Rebuilt(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuilt/1"):
-    """What became of it. state: `identical`, to what the manifest says; `same-files`, where only our own release
-    is another; `differs`. rebuilt: the version that was made. path: where it was published, or "".
+class RebuildResult(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuild/1"):
+    """Result of a rebuild. state: `identical` to the manifest; `same-files` where only the release of pitools differs;
+    or `differs`. rebuilt: the version made. path: where it was published, or "".
 
-    repaired_files: of the version that was there, replaced since they were missing or damaged.
+    repaired_files: files of the existing version replaced because missing or damaged.
     """
 
     name: str
@@ -38,46 +38,50 @@ class Rebuilt(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuilt/1"):
     repaired_files: int = 0
 
 
-def rebuild(path: Path, folders: Sequence[Path], *, to_publish: bool = False) -> tuple[Rebuilt, list[Difference]]:
-    """Ingest again what the version in folder `path` was made of, as it was, and compare. Only its manifest is read.
+def rebuild_version(
+    path: Path, folders: Sequence[Path], *, to_publish: bool = False
+) -> tuple[RebuildResult, list[VersionDifference]]:
+    """Ingest again what the version in folder `path` was made of, and compare. Reads only its manifest.
 
-    folders: where the recordings are now, at whatever depth. to_publish: put the result in the root: into the version
-    itself what of its files is missing or damaged, or beside it as another one. Raises UsageError for recordings that
-    are not found, DataError where the version that it was appended to has damage itself, and as an ingest.
+    folders: where the recordings are, at any depth. to_publish: replace missing or damaged files of the version, or
+    publish the result beside it where it differs. Raises UsageError for missing recordings, DataError for a damaged
+    parent, and as `ingest`.
     """
     whole = path.resolve()
     root, name = whole.parent.parent, whole.parent.name
-    manifest, data = manifests.load(whole)
-    version = manifests.version(data)
+    manifest, data = manifests.load_manifest(whole)
+    version = manifests.version_of(data)
     if manifest.subset:
         hint = f"rebuild version {manifest.subset.parent}, and stage this part of it again"
         raise UsageError("it is a part of a version, which no ingest made", where=str(path), hint=hint)
-    parent, records = _own(root, name, manifest, str(path))
-    files = find(records, folders, root)
+    parent, records = _parent_and_records(root, name, manifest, str(path))
+    files = find_recordings(records, folders, root)
     with contextlib.ExitStack() as stack:
         for needed in (whole, *([parent] if parent else [])):
-            stack.enter_context(version_state.lease(needed, _LEASE_S, f"rebuild of {name}/{version}"))
-        made = _ingest(files, records, stack.enter_context(_aside(root, name)), manifest.name, parent)
-        known = manifests.load(made)[0]
-        found = [] if made.name == version else list(compare.compare_manifests(manifest, known))
-        state = "identical" if made.name == version else _state(found)
-        record = Rebuilt(name=name, version=version, rebuilt=made.name, state=state)
+            stack.enter_context(version_state.leased_version(needed, _LEASE_S, f"rebuild of {name}/{version}"))
+        made = _ingest(files, records, stack.enter_context(_scratch_root(root, name)), manifest.name, parent)
+        known = manifests.load_manifest(made)[0]
+        differences = [] if made.name == version else list(compare.compare_manifests(manifest, known))
+        state = "identical" if made.name == version else _state(differences)
+        record = RebuildResult(name=name, version=version, rebuilt=made.name, state=state)
         if not to_publish:
-            return record, found
+            return record, differences
         final = whole.parent / made.name
-        repaired = 0 if publish(made, final) else _repair(final, made, known)
-        return Rebuilt(
+        repaired = 0 if publish_dir(made, final) else _replace_damaged_files(final, made, known)
+        return RebuildResult(
             name=name, version=version, rebuilt=made.name, state=state, path=str(final), repaired_files=repaired
-        ), found
+        ), differences
 
 
-def _state(found: Sequence[Difference]) -> str:
-    other = {(each.kind, each.what) for each in found if each.change != compare.SAME}
+def _state(differences: Sequence[VersionDifference]) -> str:
+    other = {
+        (difference.kind, difference.subject) for difference in differences if difference.change != compare.SHARED_KIND
+    }
     return "same-files" if other == {("option", "pitools")} else "differs"
 
 
-def find(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path) -> list[Path]:
-    """The recordings that provenance names, by name and size; of several such, by digest. Raises UsageError."""
+def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path) -> list[Path]:
+    """Find the recordings of provenance records by name and size; among several, by digest. Raises UsageError."""
     wanted = {str(record.get("file")) for record in records}
     places: dict[str, list[Path]] = {name: [] for name in wanted}
     for name in wanted:
@@ -86,18 +90,18 @@ def find(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path)
     for folder in folders:
         if folder.name in wanted:
             places[folder.name].append(folder)
-        for here, inner, names in os.walk(folder):
+        for matches, inner, names in os.walk(folder):
             for name in wanted.intersection((*inner, *names)):
-                places[name].append(Path(here) / name)
-    return [_choose(record, places[str(record.get("file"))]) for record in records]
+                places[name].append(Path(matches) / name)
+    return [_choose_by_digest(record, places[str(record.get("file"))]) for record in records]
 
 
-def _choose(record: dict[str, Any], places: list[Path]) -> Path:
+def _choose_by_digest(record: dict[str, Any], places: list[Path]) -> Path:
     places = list({path.resolve(): path for path in places}.values())
     name, size, text = str(record.get("file")), record.get("bytes"), str(record.get("digest"))
     likely = [path for path in places if path.is_dir() or (path.is_file() and path.stat().st_size == size)]
     if len(likely) > 1:
-        likely = [path for path in likely if path.is_dir() or digest.of_file(path) == (size, text)]
+        likely = [path for path in likely if path.is_dir() or digest.digest_file(path) == (size, text)]
     if len(likely) == 1:
         return likely[0]
     if likely and not likely[0].is_dir():
@@ -105,58 +109,60 @@ def _choose(record: dict[str, Any], places: list[Path]) -> Path:
     if likely:
         hint = "give --from nearer to the right one"
         raise UsageError(f"{len(likely)} folders are called {name}", where=str(likely[0]), hint=hint)
-    what = f"{name} is not there with {size} bytes and digest {text}"
-    raise UsageError(what, hint="give the folder that it is in: --from FOLDER")
+    problem = f"{name} is not there with {size} bytes and digest {text}"
+    raise UsageError(problem, hint="give the folder that it is in: --from FOLDER")
 
 
-def _own(root: Path, name: str, manifest: Manifest, where: str) -> tuple[Path | None, list[dict[str, Any]]]:
-    """The version that this one begins with, and the records of what came to it. Raises UsageError."""
+def _parent_and_records(
+    root: Path, name: str, manifest: Manifest, where: str
+) -> tuple[Path | None, list[dict[str, Any]]]:
+    """Return the parent's folder and the records of what was appended. Raises UsageError."""
     records = list(manifest.source)
     parent = root / name / manifest.parent if manifest.parent else None
     if parent:
         if not (parent / manifests.FILE_NAME).is_file():
             hint = "rebuild or stage that one first"
             raise UsageError(f"it was appended to {manifest.parent}, which is not there", where=where, hint=hint)
-        records = records[len(manifests.load(parent)[0].source) :]
+        records = records[len(manifests.load_manifest(parent)[0].source) :]
     if not records:
         raise UsageError("its manifest does not say what it was made of", where=where)
     return parent, records
 
 
 def _ingest(
-    files: Sequence[Path], records: Sequence[dict[str, Any]], aside: Path, name: str, parent: Path | None
+    files: Sequence[Path], records: Sequence[dict[str, Any]], scratch_root: Path, name: str, parent: Path | None
 ) -> Path:
-    """The same ingest once more, in a root of its own. All records of one ingest hold the same options."""
+    """Repeat the ingest in a root of its own. All records of one ingest have the same options."""
     from pitools.dataset.ingest.ingest import ingest
 
     asked = records[0]
     layouts = {str(record.get("layout", "auto")) for record in records}
     schema = None
     if held := asked.get("schema"):
-        schema = aside / "schema.toml"
+        schema = scratch_root / "schema.toml"
         schema.write_text(str(held["text"]))
     made = ingest(
         files,
-        root=aside,
+        root=scratch_root,
         name=name,
         layout=layouts.pop() if len(layouts) == 1 else "auto",
         codec=str(asked.get("codec", "")),
         skip=[str(glob) for glob in asked.get("skip", ())],
         schema=schema,
         append=parent,
-        skip_refused=any(record.get("refused") for record in records),
+        skip_rejected=any(record.get("refused") for record in records),
     )
     return Path(made.path)
 
 
 @contextmanager
-def _aside(root: Path, name: str) -> Iterator[Path]:
-    """A root beside the datasets, on the same file system, so that files can be linked and renamed; gone at the end."""
-    folder = root / TEMPORARY / f"rebuild.{name}.{os.urandom(4).hex()}"
+def _scratch_root(root: Path, name: str) -> Iterator[Path]:
+    """Create a temporary root beside the datasets, on the same file system, so that files can be linked and renamed."""
+    folder = root / STAGING_DIR / f"rebuild.{name}.{os.urandom(4).hex()}"
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise os_error(error, root) from error
+        raise from_os_error(error, root) from error
     try:
         yield folder
     finally:
@@ -165,14 +171,14 @@ def _aside(root: Path, name: str) -> Iterator[Path]:
             folder.parent.rmdir()
 
 
-def _repair(final: Path, made: Path, manifest: Manifest) -> int:
-    """Replace, one by one, files of the published version that are not what its manifest says. Their number."""
-    if manifests.load(final)[0] != manifest:
+def _replace_damaged_files(final: Path, made: Path, manifest: Manifest) -> int:
+    """Replace files of the published version that contradict its manifest. Returns their number."""
+    if manifests.load_manifest(final)[0] != manifest:
         raise DataError("another version is in its place", where=str(final))
     count = 0
     for entry in manifest.files:
         try:
-            stands = digest.of_file(final / entry.path) == (entry.bytes, entry.digest)
+            stands = digest.digest_file(final / entry.path) == (entry.bytes, entry.digest)
         except OSError:
             stands = False
         if stands:
@@ -180,8 +186,8 @@ def _repair(final: Path, made: Path, manifest: Manifest) -> int:
         try:
             (final / entry.path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(made / entry.path, final / entry.path)
-            sync_dir((final / entry.path).parent)
+            fsync_dir((final / entry.path).parent)
         except OSError as error:
-            raise os_error(error, final / entry.path) from error
+            raise from_os_error(error, final / entry.path) from error
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""One function on many nodes, as a Slurm array of a site, waited for: for work that files keep account of."""
+"""Run one function on many nodes as a Slurm array and wait for it. Results are the files that it writes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import submitit
 
 from pitools.core.errors import ClusterError, PitError, TryLater
-from pitools.core.fs import os_error
-from pitools.core.progress import bar
+from pitools.core.fs import from_os_error
+from pitools.core.progress import progress_bar
 from pitools.launch import plan as planning
 from pitools.launch.executor import PitExecutor
 from pitools.launch.request import Request
@@ -23,17 +23,17 @@ from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
 from pitools.slurm.states import UNKNOWN, is_finished
-from pitools.store.version_state import refresh
+from pitools.store.version_state import revalidate_nfs
 
-Count = Callable[[], int]
+DoneCounter = Callable[[], int]
 
-_LOOK_EVERY_S, _LOOK_LATER_S = 0.5, 5.0  # at first, and when it takes long: many files are looked at
-_ASK_EVERY_S = 15.0
-_UNHEARD_S = 60.0  # so long a result may need to show on a shared file system after its task is gone
+_PROGRESS_EVERY_S, _PROGRESS_LONGEST_S = 0.5, 5.0  # at first, and when it takes long: many files are looked at
+_STATE_EVERY_S = 15.0
+_UNREACHABLE_S = 60.0  # so long a result may need to show on a shared file system after its task is gone
 _HINT = "what is done is kept: run the same command again, and it goes on with the rest"
 
 
-class _Queue(Protocol):
+class _TaskBackend(Protocol):
     """What runs the tasks."""
 
     def state(self) -> str:
@@ -43,39 +43,39 @@ class _Queue(Protocol):
         """End what is left."""
 
 
-def run(
+def run_array(
     site: Site,
     name: str,
     function: Callable[..., object],
-    calls: Sequence[tuple[Any, ...]],
+    argument_tuples: Sequence[tuple[Any, ...]],
     *,
-    work: Path,
+    work_dir: Path,
     total: int,
-    done: Count,
+    count_done: DoneCounter,
     cpus: int = 1,
 ) -> None:
-    """Call `function` with each of `calls` in an array task of its own, and wait until all have returned.
+    """Call `function` with each of `argument_tuples` in an array task of its own, and wait until all have returned.
 
-    work: a folder that all nodes see. total, done: pieces of work in all, and how many are done now; shown on the way.
-    A site without Slurm runs the tasks here, all at once, with their logs in `work`. Interrupted, or when a task fails,
-    it cancels the others. Raises what a task raises, ClusterError for one that ends without a word, and what the site's
-    Slurm raises.
+    work_dir: a folder that all nodes see. total, count_done: pieces of work in all, and how many are done now; shown on
+    the way. A site without Slurm runs the tasks here, all at once, with their logs in `work_dir`. Interrupted, or when
+    a task fails, it cancels the others. Raises what a task raises, ClusterError for one that ends without a word, and
+    what the site's Slurm raises.
     """
-    request = Request(name=_name(name), command="true", cpus_per_task=cpus, workdir=str(Path.cwd()))
-    plan = planning.make(request, site, f"--site {site.name}")
-    arguments = ([function] * len(calls), *zip(*calls, strict=True))
+    request = Request(name=_slurm_name(name), command="true", cpus_per_task=cpus, workdir=str(Path.cwd()))
+    plan = planning.make_plan(request, site, f"--site {site.name}")
+    arguments = ([function] * len(argument_tuples), *zip(*argument_tuples, strict=True))
     if site.scheduler == "none":
-        local = submitit.LocalExecutor(work / "submitit")
+        local = submitit.LocalExecutor(work_dir / "submitit")
         local.update_parameters(timeout_min=max(1, plan.job.time_s // 60))
-        jobs = local.map_array(_told, *arguments)
-        queue: _Queue = _Here(jobs)
+        jobs = local.map_array(_call_on_node, *arguments)
+        queue: _TaskBackend = _LocalTasks(jobs)
     else:
         slurm = client(site)
-        jobs = _executor(plan, site, slurm).map_array(_told, *arguments)
-        queue = _Slurm(slurm, str(jobs[0].job_id).partition("_")[0])
+        jobs = _executor(plan, site, slurm).map_array(_call_on_node, *arguments)
+        queue = _SlurmTasks(slurm, str(jobs[0].job_id).partition("_")[0])
     try:
-        with bar("array", total, unit="jobs") as advance:
-            _attend(jobs, queue, advance, done)
+        with progress_bar("array", total, unit="jobs") as advance:
+            _wait_for_tasks(jobs, queue, advance, count_done)
     except BaseException:
         with contextlib.suppress(PitError):
             queue.cancel()
@@ -84,15 +84,15 @@ def run(
 
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
     """An executor whose array is a run like any other, to be looked at with `pit launch`."""
-    run_dir = Path(plan.runs) / run_folder.new_id(plan.name)
+    run_dir = Path(plan.runs) / run_folder.new_run_id(plan.name)
     exactly_once.require_cluster(site, slurm)
     try:
         return PitExecutor(plan, site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
     except OSError as error:
-        raise os_error(error, run_dir) from error
+        raise from_os_error(error, run_dir) from error
 
 
-class _Here:
+class _LocalTasks:
     """Processes of this machine."""
 
     def __init__(self, jobs: Sequence[submitit.Job[Any]]) -> None:
@@ -106,7 +106,7 @@ class _Here:
             job.cancel()
 
 
-class _Slurm:
+class _SlurmTasks:
     """One array job."""
 
     def __init__(self, slurm: Client, job_id: str) -> None:
@@ -121,44 +121,46 @@ class _Slurm:
         self._slurm.cancel([self._id])
 
 
-def _attend(jobs: Sequence[submitit.Job[Any]], queue: _Queue, advance: Callable[[int], None], done: Count) -> None:
-    began = asked = time.monotonic()
-    shown, gone = 0, 0.0
-    left = list(jobs)
-    while left:
-        time.sleep(min(_LOOK_LATER_S, max(_LOOK_EVERY_S, (time.monotonic() - began) / 60)))
+def _wait_for_tasks(
+    jobs: Sequence[submitit.Job[Any]], backend: _TaskBackend, advance: Callable[[int], None], done: DoneCounter
+) -> None:
+    started_at = queried_at = time.monotonic()
+    shown, gone_since = 0, 0.0
+    pending = list(jobs)
+    while pending:
+        time.sleep(min(_PROGRESS_LONGEST_S, max(_PROGRESS_EVERY_S, (time.monotonic() - started_at) / 60)))
         count = done()
         advance(count - shown)
         shown = count
-        for job in [job for job in left if job.paths.result_pickle.exists()]:
-            _check(job)
-            left.remove(job)
-        if left and time.monotonic() - asked > _ASK_EVERY_S:
-            asked, state = time.monotonic(), queue.state()
+        for job in [job for job in pending if job.paths.result_pickle.exists()]:
+            _raise_task_error(job)
+            pending.remove(job)
+        if pending and time.monotonic() - queried_at > _STATE_EVERY_S:
+            queried_at, state = time.monotonic(), backend.state()
             ended = is_finished(state) or state == UNKNOWN
-            gone = (gone or asked) if ended else 0.0
-            if gone:
-                refresh(left[0].paths.folder)
-            if gone and asked - gone > _UNHEARD_S:
-                where = str(left[0].paths.folder.parent)
+            gone_since = (gone_since or queried_at) if ended else 0.0
+            if gone_since:
+                revalidate_nfs(pending[0].paths.folder)
+            if gone_since and queried_at - gone_since > _UNREACHABLE_S:
+                where = str(pending[0].paths.folder.parent)
                 raise ClusterError(
-                    f"array task {left[0].job_id} ended without a word: {state}", where=where, hint=_HINT
+                    f"array task {pending[0].job_id} ended without a word: {state}", where=where, hint=_HINT
                 )
 
 
-def _check(job: submitit.Job[Any]) -> None:
-    """Raises what a task raised."""
-    failed = job.exception()
-    if failed is not None:
-        last = (str(failed).strip().splitlines() or ["it says no more"])[-1]
+def _raise_task_error(job: submitit.Job[Any]) -> None:
+    """Raise the error that a task raised."""
+    error = job.exception()
+    if error is not None:
+        last = (str(error).strip().splitlines() or ["it says no more"])[-1]
         where = str(job.paths.folder.parent)
-        raise ClusterError(f"array task {job.job_id} failed: {last}", where=where, hint=_HINT) from failed
-    told = job.result()
-    if isinstance(told, PitError):
-        raise told
+        raise ClusterError(f"array task {job.job_id} failed: {last}", where=where, hint=_HINT) from error
+    result = job.result()
+    if isinstance(result, PitError):
+        raise result
 
 
-def _told(function: Callable[..., object], *arguments: Any) -> PitError | None:
+def _call_on_node(function: Callable[..., object], *arguments: Any) -> PitError | None:
     """Call it on the node. An error of ours is handed back whole, others as submitit does it."""
     try:
         function(*arguments)
@@ -167,5 +169,5 @@ def _told(function: Callable[..., object], *arguments: Any) -> PitError | None:
     return None
 
 
-def _name(text: str) -> str:
+def _slurm_name(text: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:48]

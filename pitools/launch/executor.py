@@ -19,10 +19,10 @@ from submitit.core import core, utils
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError, UsageError
-from pitools.core.fs import os_error, write_atomic
+from pitools.core.fs import from_os_error, write_atomic
 from pitools.launch import plan as planning
 from pitools.run import run_folder
-from pitools.run.attempt_records import Start
+from pitools.run.attempt_records import AttemptStart
 from pitools.site.schema import Site
 from pitools.site.template import rank_command
 
@@ -34,9 +34,9 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
     def stdout(self) -> Path:
         """The rank's output in the newest attempt of its job; before there is one, the job's own."""
         run_dir, (_, _, index) = self.folder.parent, str(self.job_id).partition("_")
-        for made in reversed(run_folder.attempts(run_dir)):
-            log = made / "logs" / f"{self.task_id}.out"
-            if log.exists() and self._is_attempt(made, index):
+        for attempt in reversed(run_folder.attempt_dirs(run_dir)):
+            log = attempt / "logs" / f"{self.task_id}.out"
+            if log.exists() and self._is_attempt(attempt, index):
                 return Path(log)
         return Path(run_dir / f"slurm-{self.job_id}.out")
 
@@ -45,11 +45,11 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
         """The same file: a rank has one log for both."""
         return self.stdout
 
-    def _is_attempt(self, made: Path, index: str) -> bool:
+    def _is_attempt(self, attempt: Path, index: str) -> bool:
         if index:
-            return made.name.partition(".")[0] == index
+            return attempt.name.partition(".")[0] == index
         with contextlib.suppress(DataError):
-            start = run_folder.read(made / "start.json", Start)
+            start = run_folder.read_record(attempt / "start.json", AttemptStart)
             return start is not None and start.job_id == self.job_id
         return False
 
@@ -70,20 +70,20 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     Args:
         plan, site: what every job asks for, and how it is spelled.
         run_dir: the run's folder; pickles and results of callables go to `<run_dir>/submitit`.
-        send: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
+        submit_script: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
 
     Raises ConfigError for a folder that others made or could change.
     """
 
     job_class = PitJob
 
-    def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, send: Callable[[Path], str]) -> None:
+    def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, submit_script: Callable[[Path], str]) -> None:
         super().__init__(run_dir / "submitit", python=plan.python)
-        self.plan, self.site, self.run_dir, self.send = plan, site, run_dir, send
+        self.plan, self.site, self.run_dir, self.submit_script = plan, site, run_dir, submit_script
         if run_dir.exists():
-            run_folder.require_own(run_dir, group_above=site.paths.runs_access == "group")
+            run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
         else:
-            run_folder.make(run_dir, site.paths.runs_access)
+            run_folder.make_run_dir(run_dir, site.paths.runs_access)
         # submitit counts time-outs against this, in minutes.
         self.parameters["time"] = max(1, plan.job.time_s // 60)
 
@@ -108,7 +108,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         count = self.parameters.get("map_count", 0)
         array = f"0-{count - 1}" if count else ""
-        return planning.script(self.plan, self.site, run_dir=str(self.run_dir), payload=command, array=array)
+        return planning.render_script(self.plan, self.site, run_dir=str(self.run_dir), payload=command, array=array)
 
     def _num_tasks(self) -> int:
         return self.plan.job.nodes * self.plan.job.tasks_per_node
@@ -118,11 +118,11 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         script = self.run_dir / "script.sbatch"
         # Whole or absent: where a script is there, `pit launch tick` may find that nobody has submitted it.
         write_atomic(script, self._make_submission_file_text(command, ""), durable=False)
-        job_id = self.send(script)
-        known = run_folder.read(self.run_dir / "job.json", run_folder.JobRef)
-        if known is None or known.job_id != job_id:
-            ref = run_folder.JobRef(job_id=job_id, site=self.site.name, submitted=timestamps.now())
-            run_folder.write(self.run_dir / "job.json", ref)
+        job_id = self.submit_script(script)
+        recorded = run_folder.read_record(self.run_dir / "job.json", run_folder.JobRef)
+        if recorded is None or recorded.job_id != job_id:
+            ref = run_folder.JobRef(job_id=job_id, site=self.site.name, submitted=timestamps.now_rfc3339())
+            run_folder.write_record(self.run_dir / "job.json", ref)
         return self.job_class(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _make_run(self) -> None:
@@ -134,8 +134,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             (self.run_dir / "attempts").mkdir(0o755, exist_ok=True)
             write_atomic(path, msgspec.json.format(msgspec.json.encode(self.plan), indent=1))
         except OSError as error:
-            raise os_error(error, self.run_dir) from error
-        run_folder.note(self.run_dir, "created", site=self.site.name)
+            raise from_os_error(error, self.run_dir) from error
+        run_folder.append_event(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         # Pickles are code: whoever could put one here would run as this user.

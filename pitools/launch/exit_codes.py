@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 
-NO_LEAVE = 75
-NOT_MET, MISPLACED, NO_DATA = 90, 91, 92
+NOT_GRANTED = 75
+RENDEZVOUS_FAILED, WRONG_RANK0_NODE, DATASET_MISSING = 90, 91, 92
 HUNG = 93
-NOT_BEGUN = 94
-TO_BE_CONTINUED = 95
+ATTEMPT_NOT_STARTED = 94
+STOPPED_FOR_RESUME = 95
 NO_PORTS = 96
 
 # What a program ends with that saved and stopped because it was told to.
-STOPPED = (TO_BE_CONTINUED, 128 + signal.SIGTERM, 128 + signal.SIGUSR2)
+STOPPED_CODES = (STOPPED_FOR_RESUME, 128 + signal.SIGTERM, 128 + signal.SIGUSR2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-_FRAMES = 3
+_TOP_FRAMES = 3
 _FRAME = re.compile(r'File "([^"\n]{0,500})", line \d+(?:, in (\S{1,200}))?')
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]+"), "0x"),
@@ -22,21 +22,21 @@ _VARYING = (
 )
 
 
-def of(error: str, message: str, trace: str) -> str:
+def fingerprint_exception(error: str, message: str, trace: str) -> str:
     """16 hex digits for an exception's type, message and traceback; "" for no type at all."""
     if not error:
         return ""
-    frames = [f"{path.rpartition('/')[2]}:{function}" for path, function in _FRAME.findall(trace)][-_FRAMES:]
-    text = "\n".join([error.rpartition(".")[2], normal(message), *frames])
+    frames = [f"{path.rpartition('/')[2]}:{function}" for path, function in _FRAME.findall(trace)][-_TOP_FRAMES:]
+    text = "\n".join([error.rpartition(".")[2], normalize_message(message), *frames])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def of_end(what: str) -> str:
+def fingerprint_exit(description: str) -> str:
     """The same for an end without an exception, such as `exit code 7` or `Segmentation fault`."""
-    return hashlib.blake2b(normal_end(what).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(normalize_exit(description).encode(), digest_size=8).hexdigest()
 
 
-def normal(message: str) -> str:
+def normalize_message(message: str) -> str:
     """A message without numbers, addresses and paths, which differ from one time to the next."""
     text = message[:2000]
     for pattern, instead in _VARYING:
@@ -44,6 +44,6 @@ def normal(message: str) -> str:
     return text.strip()
 
 
-def normal_end(what: str) -> str:
+def normalize_exit(what: str) -> str:
     """The words of an end; its numbers are its meaning and stay."""
     return " ".join(what[:2000].split())

@@ -1,4 +1,4 @@
-"""A request and a site become a plan: pure data, from which the script, the run and its records follow."""
+"""Make a plan from a request and a site: pure data that determines the script, the run and its records."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pitools.launch import time_limit_signal
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.schema import Partition, Site
-from pitools.site.template import Dataset, fill, render
-from pitools.stage.sources.open import find_folder
+from pitools.site.schema import Site, SitePartition
+from pitools.site.template import TemplateDataset, expand_placeholders, render_template
+from pitools.stage.sources.open import find_version_dir
 from pitools.store import manifest
-from pitools.store.resolve import is_there
+from pitools.store.resolve import exists
 
 
-class Staged(msgspec.Struct, frozen=True, kw_only=True):
+class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset of the plan: where it is copied from, which version, and how many bytes each node will hold."""
 
     name: str
@@ -36,8 +36,8 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     name: str
     site: str
     request: Request
-    job: dialect.Job
-    data: tuple[Staged, ...]
+    job: dialect.JobSpec
+    data: tuple[StagedDataset, ...]
     runs: str
     nvme: str
     python: str
@@ -55,13 +55,13 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
 
     @property
     def partition(self) -> str:
-        """Where the job goes."""
+        """The job's partition."""
         return self.job.partition
 
     @property
     def time(self) -> str:
-        """Its limit, as Slurm writes it."""
-        return units.slurm_time(self.job.time_s)
+        """The job's time limit, as Slurm writes it."""
+        return units.to_slurm_time(self.job.time_s)
 
     @property
     def bytes_per_node(self) -> int:
@@ -69,22 +69,22 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
         return sum(data.bytes for data in self.data)
 
 
-def make(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
+def make_plan(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
     """Resolve a request for a site. Reads the manifests of its datasets, and nothing else.
 
     Raises ConfigError for a partition, tier, account or size the site does not have, DataError for a dataset that is
     not one.
     """
-    name = request.partition or site.defaults.partition
-    time_s = _time_s(request, site, where)
-    if name or site.partitions:
-        _fits(request, site, name, time_s, where)
+    partition = request.partition or site.defaults.partition
+    time_s = _time_limit_s(request, site, where)
+    if partition or site.partitions:
+        _require_fits(request, site, partition, time_s, where)
     if request.nodelist and (named := len(hostlist.expand(request.nodelist))) > request.nodes:
         what = f"nodelist names {named} nodes, and nodes = {request.nodes}"
         raise ConfigError(what, where=where, hint="the job gets all that it names: name no more than it has")
     if request.data and not site.paths.nvme:
         raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
-    job = dialect.Job(
+    job = dialect.JobSpec(
         name=request.name,
         nodes=request.nodes,
         tasks_per_node=request.tasks_per_node,
@@ -93,23 +93,23 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
         segment=request.segment,
         memory=request.memory,
         time_s=time_s,
-        partition=name,
-        account=dialect.account(site, request.account or site.defaults.account, where),
-        qos=dialect.qos(site, request.tier or site.defaults.tier, where),
+        partition=partition,
+        account=dialect.require_account(site, request.account or site.defaults.account, where),
+        qos=dialect.qos_for_tier(site, request.tier or site.defaults.tier, where),
         constraint=request.constraint,
         nodelist=request.nodelist,
         exclude=request.exclude,
-        signal=_signal(request, site, time_s),
-        requeue=site.recover.chain != "none",
+        signal=_time_limit_signal(request, site, time_s),
+        requeue=site.recovery.chain != "none",
     )
-    dialect.flags(site, job)  # what the site has no flag for is refused now, not when the script is written
+    dialect.sbatch_flags(site, job)  # what the site has no flag for is refused now, not when the script is written
     return Plan(
         name=request.name,
         site=site.name,
         request=request,
         job=job,
-        data=tuple(_staged(name, source, site, where) for name, source in request.data.items()),
-        runs=str(Path(fill(site.paths.runs)).absolute()),
+        data=tuple(_stage_dataset(name, source, site, where) for name, source in request.data.items()),
+        runs=str(Path(expand_placeholders(site.paths.runs)).absolute()),
         nvme=site.paths.nvme,
         python=site.paths.python or sys.executable,
         request_text=request_text,
@@ -118,7 +118,7 @@ def make(request: Request, site: Site, where: str, *, request_text: str = "") ->
 
 def load_plan(run_dir: Path) -> Plan:
     """Return the plan that a run was made from. Raises DataError."""
-    plan = run_folder.read(run_dir / "plan.json", Plan)
+    plan = run_folder.read_record(run_dir / "plan.json", Plan)
     if plan is None:
         raise DataError("not a run: it has no plan.json", where=str(run_dir))
     return plan
@@ -126,47 +126,47 @@ def load_plan(run_dir: Path) -> Plan:
 
 def require_workdir(plan: Plan, site: Site) -> None:
     """Raise ConfigError where the plan's workdir, a folder of this machine, is none. Over ssh it may be there alone."""
-    if site.reach.kind == "local" and not Path(plan.request.workdir).is_dir():
+    if site.connection.kind == "local" and not Path(plan.request.workdir).is_dir():
         raise ConfigError(f'workdir = "{plan.request.workdir}" is no folder', where=plan.name)
 
 
-def _time_s(request: Request, site: Site, where: str) -> int:
+def _time_limit_s(request: Request, site: Site, where: str) -> int:
     time = request.time or site.defaults.time
-    time_s = units.seconds(time)
+    time_s = units.parse_duration(time)
     if time_s < 60:
         # To Slurm, --time=0 is no limit at all.
         raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
     return time_s
 
 
-def _signal(request: Request, site: Site, time_s: int) -> str:
+def _time_limit_signal(request: Request, site: Site, time_s: int) -> str:
     """What ranks are sent before the time limit: as asked, else as the framework's programs understand it."""
     if request.signal:
         return "" if request.signal == "none" else request.signal
     if request.command or request.framework == "none":
         return ""  # a command saves nothing unless its writer thought of it: a signal would only end it sooner
-    name, _, before_s = time_limit_signal.signal_for(request.framework, site.recover.grace_s).partition("@")
+    name, _, before_s = time_limit_signal.default_signal(request.framework, site.recovery.grace_s).partition("@")
     # A short job is there to run, not to be told that it ends.
     return f"{name}@{min(int(before_s), time_s // 4)}"
 
 
-def _fits(request: Request, site: Site, name: str, time_s: int, where: str) -> None:
+def _require_fits(request: Request, site: Site, name: str, time_s: int, where: str) -> None:
     """Raise ConfigError where the request asks for more than the partition has."""
-    partition = dialect.partition(site, name, where)
+    partition = dialect.require_partition(site, name, where)
     if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
         what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
         raise ConfigError(what, where=where, hint=f"ask for at most {partition.nodes}")
     if request.gpus_per_node > partition.gpus_per_node:
         what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
         raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
-    _fits_gpu(request, partition, name, where)
-    limit_s = dialect.limit_s(partition)
+    _require_gpu_fits(request, partition, name, where)
+    limit_s = dialect.time_limit_s(partition)
     if limit_s is not None and time_s > limit_s:
-        what = f'time = {units.slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
+        what = f'time = {units.to_slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
         raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
 
 
-def _fits_gpu(request: Request, partition: Partition, name: str, where: str) -> None:
+def _require_gpu_fits(request: Request, partition: SitePartition, name: str, where: str) -> None:
     """Raise ConfigError where the partition's GPUs are not those that will do."""
     kinds = {kind.strip().lower() for kind in request.gpu.split(",") if kind.strip()}
     if kinds and partition.gpu.lower() not in kinds:
@@ -178,26 +178,28 @@ def _fits_gpu(request: Request, partition: Partition, name: str, where: str) -> 
         raise ConfigError(what, where=where, hint="choose another partition")
 
 
-def _staged(name: str, source: str, site: Site, where: str) -> Staged:
+def _stage_dataset(name: str, source: str, site: Site, where: str) -> StagedDataset:
     """Return the version that a request's `data.NAME` is. Raises ConfigError where it is none, DataError, and as its
     file system does."""
     path = Path(source)
-    if not is_there(path) and site.paths.data and not path.is_absolute():
-        path = Path(fill(site.paths.data)) / source
+    if not exists(path) and site.paths.data and not path.is_absolute():
+        path = Path(expand_placeholders(site.paths.data)) / source
     try:
-        folder = find_folder(path)
+        folder = find_version_dir(path)
     except UsageError as error:  # of a command line, where it would stand on one
         raise ConfigError(f'data.{name} = "{source}": {error}', where=where, hint=error.hint) from error
-    held, raw = manifest.load(folder)
-    return Staged(name=name, source=str(folder), version=manifest.version(raw), bytes=held.total_bytes)
+    version_manifest, raw = manifest.load_manifest(folder)
+    return StagedDataset(
+        name=name, source=str(folder), version=manifest.version_of(raw), bytes=version_manifest.total_bytes
+    )
 
 
-def script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "") -> str:
+def render_script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "") -> str:
     """The sbatch text of a plan; the payload is what every rank runs, as shell text."""
     logs = f"{run_dir}/slurm-%A_%a.out" if array else f"{run_dir}/slurm-%j.out"
     job = msgspec.structs.replace(plan.job, name=Path(run_dir).name, output=logs, array=array)
-    datasets = [Dataset(name=data.name, source=data.source) for data in plan.data]
-    return render(
+    datasets = [TemplateDataset(name=data.name, source=data.source) for data in plan.data]
+    return render_template(
         site,
         "train",
         job,

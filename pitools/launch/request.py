@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from pitools.core import hostlist, strict_toml, units
-from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.site import dialect
-from pitools.store.resolve import is_there
+from pitools.store.resolve import exists
 
 Framework = Literal["jax", "torch", "none"]
 Topology = Literal["none", "exclude", "nodelist", "reservation"]
@@ -29,9 +29,9 @@ _LAUNCHER = re.compile(
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIALECT = 'a flag of sbatch: extra = ["--{}=…"] under [dialect] of the site file, for all jobs there'
-_FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
+_SBATCH_FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
 # What sbatch calls otherwise, or takes and a request does not: where it is said.
-_ELSEWHERE = {
+_KEYS_ELSEWHERE = {
     "qos": "tier = …, which the site file maps to a QOS under [tiers]",
     "job_name": "name = …",
     "mem": 'memory = "64G"',
@@ -47,13 +47,13 @@ _ELSEWHERE = {
     **dict.fromkeys(("modules", "module"), "modules = […] in the site file"),
     "container": "a table [container] in the site file",
     "array": "pitools.launch.executor.PitExecutor, for many callables as one array",
-    **{name: _DIALECT.format(name.replace("_", "-")) for name in _FLAGS},
+    **{name: _DIALECT.format(name.replace("_", "-")) for name in _SBATCH_FLAGS},
     "mail": _DIALECT.format("mail-type"),
     **dict.fromkeys(("sbatch", "slurm", "sbatch_args"), _DIALECT.format("flag")),
 }
 
 
-class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often in a row a run goes on after each cause without progress: a newer whole checkpoint refills all.
 
     max: over all causes. Preemption, and a time limit that was reached with progress, cost nothing.
@@ -70,15 +70,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max: int = 100
 
 
-class Watching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HangWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When ranks that write no step are taken to hang.
 
-    hang_factor: so many times the usual step, and hang_min at least; start: for the first step of an attempt. Times as
-    `2m`; "0" for hang_min turns the watch off.
+    hang_factor: so many times the usual step, and min_stall at least; start: for the first step of an attempt. Times as
+    `2m`; "0" for min_stall turns the watch off.
     """
 
     hang_factor: float = 10.0
-    hang_min: str = "2m"
+    min_stall: str = "2m"
     start: str = "30m"
 
 
@@ -123,25 +123,25 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     data: dict[str, str] = {}
     args: dict[str, Any] = {}
     env: dict[str, str] = {}
-    retry: Retry = Retry()
-    watch: Watching = Watching()
+    retry: RetryBudget = RetryBudget()
+    watch: HangWatch = HangWatch()
 
 
-def load(path: Path) -> Request:
+def load_request(path: Path) -> Request:
     """The request in a file, checked. Raises ConfigError naming the key, and the nearest known one."""
-    request = strict_toml.convert(strict_toml.read(path), Request, str(path), elsewhere=_ELSEWHERE)
-    check(request, str(path))
+    request = strict_toml.convert_tables(strict_toml.read_toml(path), Request, str(path), elsewhere=_KEYS_ELSEWHERE)
+    check_request(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
-    data = {name: _here(source, path.parent) for name, source in request.data.items()}
+    data = {name: _resolve_dataset(source, path.parent) for name, source in request.data.items()}
     return msgspec.structs.replace(request, workdir=str(workdir), data=data)
 
 
-def _here(source: str, folder: Path) -> str:
+def _resolve_dataset(source: str, folder: Path) -> str:
     """Return a dataset's path if there is one of this name in `folder`, else the name, which the site may know."""
-    return str((folder / source).resolve()) if source and is_there(folder / source) else source
+    return str((folder / source).resolve()) if source and exists(folder / source) else source
 
 
-def check(request: Request, where: str) -> None:
+def check_request(request: Request, where: str) -> None:
     """What types alone cannot say. Raises ConfigError naming the key."""
 
     def require(condition: bool, what: str, hint: str = "") -> None:
@@ -173,30 +173,30 @@ def check(request: Request, where: str) -> None:
             if named := getattr(request, key):  # without one ClusterShell is not imported
                 hostlist.expand(named)
         except PitError as error:
-            raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error
+            raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
     settled = bool(request.nodelist) and request.topology != "none"
     require(not settled, "nodelist and topology both choose nodes", "leave one of them out")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
     for name in request.env:
         try:
-            dialect.settable(dialect.variable(name))
+            dialect.require_settable(dialect.require_variable(name))
         except PitError as error:
-            raise ConfigError(f"env: {error.what}", where=where, hint=error.hint) from error
+            raise ConfigError(f"env: {error.message}", where=where, hint=error.hint) from error
     for key, value in _texts(request):
         # A command may hold newlines: it travels in plan.json, never in a script.
         whole = value.replace("\n", "") if key == "command" else value
         require(whole.isprintable(), f"{key} holds a newline, NUL or other control character")
-    for key in Retry.__struct_fields__:
+    for key in RetryBudget.__struct_fields__:
         count, least = getattr(request.retry, key), int(key == "max")
         require(count >= least, f"retry.{key} = {count} must be {least} or more")
     require(request.watch.hang_factor >= 1, f"watch.hang_factor = {request.watch.hang_factor}", "1 or more")
-    times = {"time": request.time or "1h", "watch.hang_min": request.watch.hang_min}
+    times = {"time": request.time or "1h", "watch.min_stall": request.watch.min_stall}
     for key, value in {**times, "watch.start": request.watch.start}.items():
         try:
-            units.seconds(value)
+            units.parse_duration(value)
         except PitError as error:
-            raise ConfigError(f"{key}: {error.what}", where=where, hint=error.hint) from error
+            raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
 
 
 def _texts(request: Request) -> list[tuple[str, str]]:
@@ -204,13 +204,13 @@ def _texts(request: Request) -> list[tuple[str, str]]:
     return [*pairs, *request.data.items(), *((f"env.{name}", value) for name, value in request.env.items())]
 
 
-def with_data(request: Request, pairs: dict[str, str]) -> Request:
+def fill_datasets(request: Request, pairs: dict[str, str]) -> Request:
     """The request with `--data NAME=PATH` filled in. Raises ConfigError for a name it has not, or one still open."""
     for name in pairs:
         if name not in request.data:
-            hint = nearest(name, request.data) or f'add `{name} = ""` under [data]'
+            hint = suggest(name, request.data) or f'add `{name} = ""` under [data]'
             raise ConfigError(f'the request has no dataset "{name}"', where=f"--data {name}", hint=hint)
-    data = {**request.data, **{name: _here(source, Path()) for name, source in pairs.items()}}
+    data = {**request.data, **{name: _resolve_dataset(source, Path()) for name, source in pairs.items()}}
     missing = [name for name, source in data.items() if not source]
     if missing:
         raise ConfigError(f'dataset "{missing[0]}" has no path', where="[data]", hint=f"--data {missing[0]}=PATH")

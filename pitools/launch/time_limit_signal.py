@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-NOTICE_S = 120  # a checkpoint and a late sender: Slurm's may come up to 60 s early, never late
-_LONGEST_S = 65535  # sbatch takes no more
+SIGNAL_LEAD_S = 120  # a checkpoint and a late sender: Slurm's may come up to 60 s early, never late
+_MAX_LEAD_S = 65535  # sbatch takes no more
 
 
-def signal_for(framework: str, grace_s: float = 0.0) -> str:
+def default_signal(framework: str, grace_s: float = 0.0) -> str:
     """What `sbatch --signal` gets where the request says nothing: `USR2@120`, or `TERM@120` for JAX.
 
     JAX's own preemption service listens to SIGTERM. Elsewhere it is USR2: USR1 is NCCL's, and TERM means to most
@@ -14,4 +14,4 @@ def signal_for(framework: str, grace_s: float = 0.0) -> str:
     a site that is generous there is one whose checkpoints take long.
     """
     name = "TERM" if framework == "jax" else "USR2"
-    return f"{name}@{min(_LONGEST_S, round(max(NOTICE_S, grace_s)))}"
+    return f"{name}@{min(_MAX_LEAD_S, round(max(SIGNAL_LEAD_S, grace_s)))}"

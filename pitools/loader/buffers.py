@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An array on pages of its own, huge ones where there are: the kernel copies a frame there in half the time that it
     takes to where `np.empty` begins."""
     items = math.prod(shape)

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError
-from pitools.loader.device_prefetch import OnDevice
+from pitools.loader.device_prefetch import DevicePrefetcher
 from pitools.loader.loader import Batch, Loader, NumpyBatch
-from pitools.loader.sampling.shuffle import share
+from pitools.loader.sampling.shuffle import rank_slice
 
 JaxBatch: TypeAlias = Batch[Any]  # arrays over the mesh
 
 
-def jax_batches(loader: Loader, sharding: Any) -> OnDevice[JaxBatch]:
+def jax_batches(loader: Loader, sharding: Any) -> DevicePrefetcher[JaxBatch]:
     """The loader's batches, their samples divided as `sharding` says; the next is copied while this one is trained on.
 
     Over a mesh their arrays are of the global batch. keys: (b, 2) uint32, `jax.random.wrap_key_data` makes keys of
@@ -39,15 +39,19 @@ def jax_batches(loader: Loader, sharding: Any) -> OnDevice[JaxBatch]:
     def put(batch: NumpyBatch) -> JaxBatch:
         if whole:
             _check(sharding, loader, (batch.size, *next(iter(batch.arrays.values())).shape[1:]))
-        parts = (batch.arrays, batch.inside, batch.aside)
-        arrays, inside, aside = ({name: place(array, batch.size) for name, array in part.items()} for part in parts)
+        parts = (batch.arrays, batch.valid_mask, batch.extras)
+        arrays, valid_mask, extras = (
+            {name: place(array, batch.size) for name, array in part.items()} for part in parts
+        )
         keys = place(batch.keys.view(np.uint32).reshape(-1, 2), batch.size)
-        return batch._replace(arrays=arrays, inside=inside, aside=aside, samples=batch.samples.copy(), keys=keys)
+        return batch._replace(
+            arrays=arrays, valid_mask=valid_mask, extras=extras, samples=batch.samples.copy(), keys=keys
+        )
 
     def settle(batch: JaxBatch) -> None:
-        jax.block_until_ready((batch.arrays, batch.inside, batch.aside, batch.keys))
+        jax.block_until_ready((batch.arrays, batch.valid_mask, batch.extras, batch.keys))
 
-    return OnDevice(loader, put, settle, early=True)
+    return DevicePrefetcher(loader, put, settle, early=True)
 
 
 def _check(sharding: Any, loader: Loader, shape: tuple[int, ...]) -> None:
@@ -59,8 +63,8 @@ def _check(sharding: Any, loader: Loader, shape: tuple[int, ...]) -> None:
         raise ConfigError(str(error), where="sharding", hint="take another batch_size") from error
     held = {index[0].indices(size)[:2] for index in found}
     low, high = min(start for start, _ in held), max(stop for _, stop in held)
-    if (low, high) != share(size, loader.rank, loader.world_size) or sum(b - a for a, b in held) != high - low:
+    if (low, high) != rank_slice(size, loader.rank, loader.world_size) or sum(b - a for a, b in held) != high - low:
         what = f"this process's devices hold {sorted(held)} of a batch of {size}, "
-        what += f"and its loader reads {share(size, loader.rank, loader.world_size)}"
+        what += f"and its loader reads {rank_slice(size, loader.rank, loader.world_size)}"
         hint = f"rank={low // (high - low)}, world_size={size // (high - low)}, with a mesh in the processes' order"
         raise ConfigError(what, where="sharding", hint=hint)

@@ -13,27 +13,27 @@ from pathlib import Path
 
 from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
-from pitools.loader.on_demand.client import Remote
-from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.sources.open import find_folder, is_url
-from pitools.store.reader.array_reader import Check
-from pitools.store.reader.version_reader import RESIDENT_BYTES, Arrays
+from pitools.loader.on_demand.client import RemoteOpener
+from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.sources.open import find_version_dir, is_url
+from pitools.store.reader.array_reader import CheckMode
+from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader
 from pitools.store.zarr import metadata
 
 # At once, at opening.
-_REQUESTS = 8
+_PREFETCH_THREADS = 8
 
 
-def open_arrays(
-    where: str | Path,
+def open_version(
+    location: str | Path,
     *,
     cache: Path | None = None,
-    check: Check = "first",
+    check: CheckMode = "first",
     resident_bytes: int = RESIDENT_BYTES,
-    limits: Limits | None = None,
-) -> Arrays:
-    """A version's arrays. where: as `pitools.store.resolve` says, such as `ROOT/NAME@TAG`, or a URL (that of a dataset
-    of one version too), such as s3://….
+    limits: QuotaLimits | None = None,
+) -> VersionReader:
+    """A version's arrays. location: as `pitools.store.resolve` says, such as `ROOT/NAME@TAG`, or a URL (that of a
+    dataset of one version too), such as s3://….
 
     Of a URL, metadata and small arrays are brought to `cache`, a staging root of this node, now, and a shard of a large
     array when it is first read, by whichever loader of the node; the second time, it is read from there. Once all
@@ -42,22 +42,22 @@ def open_arrays(
     Raises UsageError for a name that fits none, DataError when it is no version, and of a URL NoSpace, TryLater,
     Unreachable, ClusterError.
     """
-    if not is_url(where):
-        return Arrays(find_folder(Path(where)), check=check, resident_bytes=resident_bytes)
+    if not is_url(location):
+        return VersionReader(find_version_dir(Path(location)), check_mode=check, resident_bytes=resident_bytes)
     if cache is None:
         hint = "name a folder of this node's own disk: open_arrays(url, cache=Path(…))"
         raise UsageError("an object store is read through a cache", where="cache", hint=hint)
-    remote = Remote(str(where), cache, limits or _limits())
-    arrays = Arrays(remote.path, check=check, resident_bytes=resident_bytes, opener=remote)
-    if not remote.stands():
-        _bring_small(arrays, remote, resident_bytes)
+    remote = RemoteOpener(str(location), cache, limits or _cache_limits())
+    arrays = VersionReader(remote.path, check_mode=check, resident_bytes=resident_bytes, opener=remote)
+    if not remote.is_complete():
+        _prefetch_small_arrays(arrays, remote, resident_bytes)
     return arrays
 
 
-def _bring_small(arrays: Arrays, remote: Remote, resident_bytes: int) -> None:
+def _prefetch_small_arrays(arrays: VersionReader, remote: RemoteOpener, resident_bytes: int) -> None:
     """Have what every job reads: one request after another, as they are read, would take a while."""
     sizes = dict.fromkeys(arrays.manifest.arrays, 0)
-    files = {entry.path: _array(entry.path, sizes) for entry in arrays.manifest.files}
+    files = {entry.path: _array_of_path(entry.path, sizes) for entry in arrays.manifest.files}
     for entry in arrays.manifest.files:
         if name := files[entry.path]:
             sizes[name] += entry.bytes
@@ -66,22 +66,24 @@ def _bring_small(arrays: Arrays, remote: Remote, resident_bytes: int) -> None:
         for path, name in files.items()
         if not name or sizes[name] <= resident_bytes or path.rpartition("/")[2] == metadata.V3
     ]
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(_PREFETCH_THREADS) as threads:
         for _ in threads.map(lambda path: os.close(remote(path)), small):
             pass
 
 
-def _array(path: str, names: dict[str, int]) -> str:
+def _array_of_path(path: str, names: dict[str, int]) -> str:
     """The array that a file is of, "" for one of none."""
-    for group in metadata.above(path):
+    for group in metadata.parent_groups(path):
         if group in names:
             return group
     return ""
 
 
-def _limits() -> Limits:
+def _cache_limits() -> QuotaLimits:
     quota, free = (os.environ.get(f"PIT_STAGE_{name}", "") for name in ("QUOTA", "MIN_FREE"))
     try:
-        return Limits(quota_bytes=units.size(quota) if quota else None, min_free_bytes=units.size(free) if free else 0)
+        return QuotaLimits(
+            quota_bytes=units.parse_size(quota) if quota else None, min_free_bytes=units.parse_size(free) if free else 0
+        )
     except UsageError as error:
-        raise ConfigError(error.what, where="PIT_STAGE_QUOTA, PIT_STAGE_MIN_FREE", hint=error.hint) from error
+        raise ConfigError(error.message, where="PIT_STAGE_QUOTA, PIT_STAGE_MIN_FREE", hint=error.hint) from error

@@ -13,49 +13,49 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
 
-from pitools.store.reader.read_stats import Tally, mine
+from pitools.store.reader.read_stats import ReadStats, thread_stats
 
 # A healthy read is over within this time; the program ends without the others.
-GRACE_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 
-Part = Future[int]  # of the number of bytes that were read from files
-_Work = SimpleQueue[tuple[Part, Callable[[], None]] | None]
+ReadFuture = Future[int]  # of the number of bytes that were read from files
+_Work = SimpleQueue[tuple[ReadFuture, Callable[[], None]] | None]
 
 
-class Readers:
+class ReadThreads:
     """Threads that do what is submitted, in this order. They end with `close`, with this object, or at exit."""
 
     def __init__(self, threads: int) -> None:
         self._work: _Work = SimpleQueue()
-        self._doing: dict[Part, Tally] = {}
+        self._doing: dict[ReadFuture, ReadStats] = {}
         served = [
-            Thread(target=_serve, args=(self._work, self._doing), name=f"pit-loader-{number}", daemon=True)
+            Thread(target=_thread_main, args=(self._work, self._doing), name=f"pit-loader-{number}", daemon=True)
             for number in range(threads)
         ]
         for thread in served:
             thread.start()
-        self.close = weakref.finalize(self, _end, self._work, served)
+        self.close = weakref.finalize(self, _stop_threads, self._work, served)
 
-    def submit(self, work: Callable[[], None]) -> Part:
+    def submit(self, work: Callable[[], None]) -> ReadFuture:
         """Have a thread do this. An OSError names the file that was read, where it does not by itself."""
-        part: Part = Future()
+        part: ReadFuture = Future()
         self._work.put((part, work))
         return part
 
-    def where(self, parts: Iterable[Part]) -> str:
+    def describe_reads(self, parts: Iterable[ReadFuture]) -> str:
         """The files that are being read for these, or where none of them has begun, for others."""
         doing = dict(self._doing)
         places = {doing[part].where for part in parts if part in doing} or {each.where for each in doing.values()}
         return ", ".join(sorted(places - {""}))
 
 
-def _serve(work: _Work, doing: dict[Part, Tally]) -> None:
-    tally = mine()
+def _thread_main(work: _Work, current: dict[ReadFuture, ReadStats]) -> None:
+    tally = thread_stats()
     while (item := work.get()) is not None:
         part, function = item
         if part.set_running_or_notify_cancel():
             before = tally.bytes
-            doing[part] = tally
+            current[part] = tally
             try:
                 function()
             except BaseException as error:  # noqa: BLE001 - whatever it is, the loader raises it
@@ -64,14 +64,14 @@ def _serve(work: _Work, doing: dict[Part, Tally]) -> None:
                 part.set_exception(error)
             else:
                 part.set_result(tally.bytes - before)
-            del doing[part]
-            tally.at = None  # it holds an array's reader, and that its open files
+            del current[part]
+            tally.path = None  # it holds an array's reader, and that its open files
         del item, part, function  # the buffers, which else would live until there is more to do
 
 
-def _end(work: _Work, threads: list[Thread]) -> None:
+def _stop_threads(work: _Work, threads: list[Thread]) -> None:
     for _ in threads:
         work.put(None)
-    until = time.monotonic() + GRACE_S
+    until = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))

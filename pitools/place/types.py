@@ -1,7 +1,7 @@
-"""What a decision over several sites sees: jobs, pools and tickets, as numbers.
+"""The input and output records of a placement decision: jobs, pools, tickets, submissions, withdrawals.
 
-The live dispatcher and the simulator make these records, each from its own world; `policy.decide` knows no other. Times
-are seconds on one clock, Unix time or a trace's own.
+The dispatcher and the simulator both make them; `policy.decide` takes nothing else. Times are seconds on one clock,
+Unix time or a trace's own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import msgspec
 from pitools.core.record import Record
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
 
-    units: what it would hold there: GPUs, or nodes where the pool has none. run_s: expected, topology and risk of
-    failure included. limit_s: the time limit it is submitted with. stage_s: copying the data that is not there yet,
-    which overlaps with the wait.
+    units: GPUs that the job would hold, or nodes in a pool without GPUs. run_s: expected run time, with topology and
+    failures. limit_s: time limit of the submission. stage_s: time to copy missing data, which overlaps with the wait.
     """
 
     pool: str
@@ -28,64 +27,63 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     stage_s: float = 0.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job in the queue over all sites. tier: the higher goes first."""
+class PendingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One pending job of the queue over all sites. tier: higher tiers first."""
 
     job_id: str
     submit_s: float
-    options: tuple[Option, ...]
+    options: tuple[PlacementOption, ...]
     tier: int = 0
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of one site, as last seen.
 
-    units: that could run jobs, in use or not. free: idle now, and not promised to a pending job that is not ours.
-    running: (end by its time limit, units) of whatever runs there, ours and others', ascending. waiting: units that
-    others' jobs ask for in its queue. tickets: the most of ours that may wait there. is_dark: it does not answer:
-    nothing is sent to it, and what is there is as last seen. closed: windows (from, to) in which nothing may run: a job
-    whose limit reaches into one starts when it is over.
+    units: schedulable, in use or not. free: idle and not needed by others' pending jobs. running: (end by time limit,
+    units) of every running job, ascending. others_pending: units that others' pending jobs request. max_pending: how
+    many of our tickets may wait there. is_unreachable: the site does not answer; nothing is submitted there.
+    maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into one starts after it.
     """
 
     pool: str
     units: int
     free: int
     running: Sequence[tuple[float, int]] = ()
-    waiting: int = 0
-    tickets: int = 4
-    is_dark: bool = False
-    closed: Sequence[tuple[float, float]] = ()
+    others_pending: int = 0
+    max_pending: int = 4
+    is_unreachable: bool = False
+    maintenance_windows: Sequence[tuple[float, float]] = ()
 
     def opens_s(self, start_s: float, limit_s: float) -> float:
-        """The first moment from start_s on at which a job of this limit reaches into no closed window."""
-        for from_s, to_s in sorted(self.closed):
+        """Return the first time from start_s on at which a job of this limit overlaps no maintenance window."""
+        for from_s, to_s in sorted(self.maintenance_windows):
             if start_s < to_s and start_s + limit_s > from_s:
                 start_s = to_s
         return start_s
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of ours in a pool's queue, not started. placed_s: when it was put there.
+    """A job of ours pending in a pool's queue since submitted_s.
 
-    A job has one at a time, which runs as soon as Slurm starts it.
+    A job has at most one; it runs as soon as Slurm starts it.
     """
 
     job_id: str
     pool: str
-    placed_s: float
+    submitted_s: float
 
 
-class Place(Record, frozen=True, kw_only=True, tag="pit.place/1"):
-    """Decision: put a ticket for this job into this pool's queue. why: for people."""
+class Submit(Record, frozen=True, kw_only=True, tag="pit.submit/1"):
+    """Decision: submit this job to this pool. reason: text for `list`."""
 
     job_id: str
     pool: str
-    why: str = ""
+    reason: str = ""
 
 
 class Withdraw(Record, frozen=True, kw_only=True, tag="pit.withdraw/1"):
-    """Decision: take this ticket back; a ticket that has started meanwhile stays."""
+    """Decision: withdraw this job's ticket from this pool; a ticket that has started stays."""
 
     job_id: str
     pool: str
-    why: str = ""
+    reason: str = ""

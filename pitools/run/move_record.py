@@ -22,5 +22,5 @@ class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
 
 def moved(run_dir: Path) -> Move | None:
     """Where a run goes on that was moved away; None for one that was not, or not to the end. Raises DataError."""
-    given = run_folder.read(run_dir / "verdict.json", Verdict)
-    return run_folder.read(run_dir / FILE, Move) if given and given.code == "moved" else None
+    given = run_folder.read_record(run_dir / "verdict.json", Verdict)
+    return run_folder.read_record(run_dir / FILE, Move) if given and given.code == "moved" else None

@@ -18,7 +18,7 @@ from pitools.core.errors import DataError
 from pitools.core.fs import own
 from pitools.core.record import Record, decode_json
 
-CLOSING_S = 1800.0
+CLOSING_TIMEOUT_S = 1800.0
 
 
 class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
@@ -41,7 +41,7 @@ class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
     bytes_read: int = 0
 
 
-class Summary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
+class StepSummary(Record, frozen=True, kw_only=True, tag="pit.steps/1"):
     """What a step log adds up to over its ranks.
 
     steps: the last step number + 1. first_loss, last_loss: rank 0's. *_share: of rank 0's summed `wall_s`, 0 to 1.
@@ -83,7 +83,7 @@ class StepLog:
     ) -> None:
         """Append one step."""
         record = Step(
-            t=timestamps.now(),
+            t=timestamps.now_rfc3339(),
             rank=self.rank,
             step=step,
             loss=loss,
@@ -96,20 +96,21 @@ class StepLog:
         )
         self._file.write(msgspec.json.encode(record) + b"\n")
 
-    def beat(self, allow_s: float = 0.0) -> None:
+    def heartbeat(self, timeout_s: float = 0.0) -> None:
         """Say that this rank is at work on something long that is no step, such as an evaluation or a checkpoint.
 
         The watch takes ranks that make no step to hang; it counts from the latest word of any of them, and this is
-        one. allow_s: how long from now no other word is to be expected; the next step ends it. Costs one system call.
+        one. timeout_s: how long from now no other word is to be expected; the next step ends it. Costs one system call.
         """
         # The file's own time says it: no line that each reader of the log would have to know.
-        moment = time.time() + allow_s
+        moment = time.time() + timeout_s
         os.utime(self._file.fileno(), (moment, moment))
 
     def close(self) -> None:
-        """Close the file. What comes after the last step, as a last checkpoint, has CLOSING_S until it is a hang."""
+        """Close the file. What comes after the last step, as a last checkpoint, has CLOSING_TIMEOUT_S until it is a
+        hang."""
         if not self._file.closed:
-            self.beat(CLOSING_S)
+            self.heartbeat(CLOSING_TIMEOUT_S)
         self._file.close()
 
 
@@ -126,7 +127,7 @@ class Stopwatch:
         return elapsed
 
 
-def read(path: Path) -> list[Step]:
+def read_step_log(path: Path) -> list[Step]:
     """The whole lines of one rank's file; a last line cut short by a kill is left out. Raises DataError."""
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
@@ -135,16 +136,17 @@ def read(path: Path) -> list[Step]:
         raise DataError(f"not a step log: {error}", where=str(path)) from error
 
 
-def read_steps(path: Path, begin: int, *, whole: bool = True) -> tuple[list[Step], int]:
-    """The whole lines from an offset on, and the offset behind them; `whole` says that a line begins at the offset."""
+def read_steps(path: Path, offset: int, *, at_line_start: bool = True) -> tuple[list[Step], int]:
+    """The whole lines from an offset on, and the offset behind them; `at_line_start` says that a line begins at the
+    offset."""
     try:
         with path.open("rb") as file:
-            file.seek(begin)
+            file.seek(offset)
             data = file.read()
     except OSError:
-        return [], begin
-    if not whole and begin:
-        begin += data.find(b"\n") + 1
+        return [], offset
+    if not at_line_start and offset:
+        offset += data.find(b"\n") + 1
         data = data[data.find(b"\n") + 1 :]
     data = data[: data.rfind(b"\n") + 1]
     found = []
@@ -153,10 +155,10 @@ def read_steps(path: Path, begin: int, *, whole: bool = True) -> tuple[list[Step
             found.append(decode_json(line, Step))
         except msgspec.DecodeError:
             continue
-    return found, begin + len(data)
+    return found, offset + len(data)
 
 
-def summarize(logs: Iterable[list[Step]]) -> Summary | None:
+def summarize_steps(logs: Iterable[list[Step]]) -> StepSummary | None:
     """What these ranks' steps add up to; None where no step was made."""
     by_rank = {log[0].rank: log for log in logs if log}
     if not by_rank:
@@ -165,7 +167,7 @@ def summarize(logs: Iterable[list[Step]]) -> Summary | None:
     wall = sum(step.wall_s for step in lead) or 1.0
     shares = [sum(getattr(step, name) for step in lead) / wall for name in ("input_s", "compute_s", "comm_s")]
     settled = sorted(step.wall_s for step in (lead[1:] or lead))
-    return Summary(
+    return StepSummary(
         ranks=len(by_rank),
         steps=lead[-1].step + 1,
         first_loss=lead[0].loss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pitools.core.errors import UsageError
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 
 
 def client(site: Site) -> Client:
@@ -12,4 +12,6 @@ def client(site: Site) -> Client:
     if site.scheduler != "slurm":
         raise UsageError(f'site "{site.name}" has no Slurm', hint="choose another with --site; see: pit site list")
     environment = {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}
-    return Client(Reach(host=site.reach.host, env=environment, bin=site.slurm.bin, timeout_s=site.reach.timeout_s))
+    return Client(
+        Transport(host=site.connection.host, env=environment, bin=site.slurm.bin, timeout_s=site.connection.timeout_s)
+    )

@@ -12,29 +12,29 @@ import shlex
 import msgspec
 
 from pitools.core import units
-from pitools.core.errors import ConfigError, UsageError, nearest
-from pitools.site.schema import Partition, Site
+from pitools.core.errors import ConfigError, UsageError, suggest
+from pitools.site.schema import Site, SitePartition
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Whole words, and some only as the last: MAX_TOKENS, TOKENIZERS_PARALLELISM and KEYBOARD are no secrets.
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|CREDS|(?:API|ACCESS|PRIVATE)_?KEY)(?:_|$)"
     r"|_KEYS?$|(?:^|_)(?:PASS|PAT|PWD|AUTH|JWT)$|(?:PASSWORD|PASSWD|APIKEY)$",
     re.IGNORECASE,
 )
-# What our own programs are told by, but for the one that a user may well set; and what decides which programs and
+# What our own programs are told by; and what decides which programs and
 # libraries run, ours and Slurm's too, before the job's own command does.
-_OURS = re.compile(r"PIT_(?!CHECKPOINT_NVME$)\w*")
+_PIT_VARIABLES = re.compile(r"PIT_\w*")
 # What Slurm says of a job, and what bash lets nobody set: one breaks the job's script, the other is lost in silence.
-_OTHERS = re.compile(
+_SLURM_VARIABLES = re.compile(
     r"SLURM_(JOB|STEP|ARRAY|SUBMIT|NODE|TASK|RESTART)\w*|SLURM_(NNODES|NPROCS|NTASKS|PROCID|LOCALID|GTIDS)|SLURMD_\w*"
     r"|BASHOPTS|SHELLOPTS|EUID|PPID|UID"
 )
-_LOADERS = re.compile(r"PATH|LD_\w+|SLURM_CONF|BASH_ENV")
+_LOADER_VARIABLES = re.compile(r"PATH|LD_\w+|SLURM_CONF|BASH_ENV")
 _NO_LIMIT = {"", "UNLIMITED", "INFINITE"}  # the words are Slurm's own
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Resources and limits of one job, before any site's spelling. "", 0 and None mean: not asked for."""
 
     name: str
@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     requeue: bool | None = True
 
 
-def flags(site: Site, job: Job) -> tuple[str, ...]:
+def sbatch_flags(site: Site, job: JobSpec) -> tuple[str, ...]:
     """The job's sbatch flags, `--name=value` each, in a fixed order.
 
     Raises UsageError for a value with a newline, ConfigError for segments on a site that has none.
@@ -77,7 +77,7 @@ def flags(site: Site, job: Job) -> tuple[str, ...]:
         ("cpus-per-task", job.cpus_per_task, True),
         *_gpus(site, job),
         ("mem", "0" if dialect.memory == "all" else job.memory, dialect.memory != "none"),
-        ("time", units.slurm_time(job.time_s), True),
+        ("time", units.to_slurm_time(job.time_s), True),
         ("constraint", job.constraint, True),
         ("nodelist", job.nodelist, True),
         ("exclude", job.exclude, True),
@@ -92,10 +92,10 @@ def flags(site: Site, job: Job) -> tuple[str, ...]:
         written.append("--exclusive")
     if dialect.requeue and job.requeue is not None:
         written.append("--requeue" if job.requeue else "--no-requeue")
-    return tuple(printable(flag, flag.split("=")[0]) for flag in (*written, *dialect.extra))
+    return tuple(require_printable(flag, flag.split("=")[0]) for flag in (*written, *dialect.extra))
 
 
-def _gpus(site: Site, job: Job) -> list[tuple[str, object, bool]]:
+def _gpus(site: Site, job: JobSpec) -> list[tuple[str, object, bool]]:
     if not job.gpus_per_node:
         return []
     kind = site.partitions[job.partition].gpu if job.partition in site.partitions else ""
@@ -105,78 +105,78 @@ def _gpus(site: Site, job: Job) -> list[tuple[str, object, bool]]:
     return [("gpus-per-node", count, site.dialect.gpus == "gpus-per-node")]
 
 
-def printable(text: str, what: str) -> str:
+def require_printable(text: str, description: str) -> str:
     """The text, if it is one printable line. Raises UsageError: a newline in a script would be a new command."""
     if not text.isprintable():
-        raise UsageError(f"{what}: {text!r} holds a newline, NUL or other control character", hint="remove it")
+        raise UsageError(f"{description}: {text!r} holds a newline, NUL or other control character", hint="remove it")
     return text
 
 
-def variable(name: str) -> str:
+def require_variable(name: str) -> str:
     """A variable's name, if a script may hold its value. Raises UsageError for one that is no name, or a secret's."""
     if not _VARIABLE.fullmatch(name):
         raise UsageError(f"{name!r} is not a variable name", hint="letters, digits and _")
-    if _SECRET.search(name):
+    if _SECRET_NAME.search(name):
         what = f"{name} looks like a secret, and scripts, plans and accounting databases are read by many"
         raise UsageError(what, hint=f"export {name} in your shell: Slurm passes your environment on to the job")
     return name
 
 
-def settable(name: str, *, of_site: bool = False) -> str:
+def require_settable(name: str, *, by_site: bool = False) -> str:
     """A variable's name, if a request, or a site, may set it. Raises UsageError.
 
     A site may set what programs are loaded by, too: who writes its file knows what is installed there.
     """
-    if _OURS.fullmatch(name):
-        raise UsageError(f"{name} is set by pitools itself", hint=f"leave {name} out; PIT_CHECKPOINT_NVME may be set")
-    if _OTHERS.fullmatch(name):
+    if _PIT_VARIABLES.fullmatch(name):
+        raise UsageError(f"{name} is set by pitools itself", hint=f"leave {name} out")
+    if _SLURM_VARIABLES.fullmatch(name):
         raise UsageError(f"{name} is set by Slurm or bash itself", hint=f"leave {name} out")
-    if _LOADERS.fullmatch(name) and not of_site:
+    if _LOADER_VARIABLES.fullmatch(name) and not by_site:
         what = f"{name} would decide which programs and libraries run the job, Slurm's and pitools' own too"
         raise UsageError(what, hint=f'set it for your program alone: command = "{name}=… python train.py"')
     return name
 
 
-def directive(flag: str) -> str:
+def sbatch_directive(flag: str) -> str:
     """A flag as a line of an sbatch script, quoted the way sbatch reads it."""
     name, equals, value = flag.partition("=")
     return f"#SBATCH {name}{equals}{shlex.quote(value) if value else ''}"
 
 
-def partition(site: Site, name: str, where: str) -> Partition:
+def require_partition(site: Site, name: str, where: str) -> SitePartition:
     """The partition of this name. Raises ConfigError naming the nearest."""
     if name not in site.partitions:
-        what, hint = f'site "{site.name}" has no partition "{name}"', nearest(name, site.partitions)
+        what, hint = f'site "{site.name}" has no partition "{name}"', suggest(name, site.partitions)
         if not name:
             what = f'no partition is asked for, and site "{site.name}" has no default'
             hint = f'partition = "…", in the request or in [defaults] of the site file; {hint}'
-        raise ConfigError(what, where=_said("PIT_PARTITION", name) or where, hint=hint)
+        raise ConfigError(what, where=variable_origin("PIT_PARTITION", name) or where, hint=hint)
     return site.partitions[name]
 
 
-def limit_s(partition: Partition) -> int | None:
+def time_limit_s(partition: SitePartition) -> int | None:
     """The longest job of a partition in seconds; None: no limit. Raises UsageError for what is no duration."""
-    return None if partition.max_time.upper() in _NO_LIMIT else units.seconds(partition.max_time)
+    return None if partition.max_time.upper() in _NO_LIMIT else units.parse_duration(partition.max_time)
 
 
-def account(site: Site, name: str, where: str) -> str:
+def require_account(site: Site, name: str, where: str) -> str:
     """The account, if the site lets you charge it. Raises ConfigError naming the nearest."""
     if name and site.dialect.account and site.accounts and name not in site.accounts:
-        what, hint = f'site "{site.name}" has no account "{name}"', nearest(name, site.accounts)
-        raise ConfigError(what, where=_said("PIT_ACCOUNT", name) or where, hint=hint)
+        what, hint = f'site "{site.name}" has no account "{name}"', suggest(name, site.accounts)
+        raise ConfigError(what, where=variable_origin("PIT_ACCOUNT", name) or where, hint=hint)
     return name
 
 
-def qos(site: Site, tier: str, where: str) -> str:
+def qos_for_tier(site: Site, tier: str, where: str) -> str:
     """The site's QOS for a tier; "" where the site has no tiers. Raises ConfigError naming the nearest."""
     if not site.tiers:
         return ""
     if tier not in site.tiers:
-        what, hint = f'site "{site.name}" has no tier "{tier}"', nearest(tier, site.tiers)
-        raise ConfigError(what, where=_said("PIT_TIER", tier) or where, hint=hint)
+        what, hint = f'site "{site.name}" has no tier "{tier}"', suggest(tier, site.tiers)
+        raise ConfigError(what, where=variable_origin("PIT_TIER", tier) or where, hint=hint)
     return site.tiers[tier]
 
 
-def _said(variable: str, value: str) -> str:
+def variable_origin(variable: str, value: str) -> str:
     """The variable as an error's `where`, if the value is its own; else ""."""
     return f"env {variable}" if os.environ.get(variable) == value else ""

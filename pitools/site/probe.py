@@ -9,14 +9,14 @@ import msgspec
 
 from pitools.core import units
 from pitools.core.errors import PitError, UsageError
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.slurm.records import Association, Config, Node, Partition, Qos
-from pitools.slurm.transport import call
+from pitools.slurm.transport import run_command
 
 # Folders of Slurm's commands, a line each: "." where the PATH has them, then the login shell's, then those that
 # ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell. One
 # line, as csh, where it is the login shell, takes no other.
-_FOLDERS = (
+_FIND_SLURM_SCRIPT = (
     "command -v scontrol > /dev/null && echo .; "
     "said=$(\"${SHELL:-/bin/sh}\" -lc 'command -v scontrol' 2> /dev/null < /dev/null | tail -n 1); "
     'for found in "$said" /opt/slurm/bin/scontrol /opt/slurm/*/bin/scontrol /usr/local/slurm/bin/scontrol '
@@ -25,11 +25,11 @@ _FOLDERS = (
 )
 
 
-def site_file(name: str, *, host: str, conf: str) -> str:
+def make_site_file(name: str, *, host: str, conf: str) -> str:
     """TOML text of a site: facts filled in, and ?? where a person must say more. Raises what the client raises."""
     if not name.replace("-", "_").isidentifier():
         raise UsageError(f'"{name}" is not a name for a site', hint="letters, digits, - and _")
-    slurm, config = _found(Reach(host=host, env={"SLURM_CONF": conf} if conf else {}))
+    slurm, config = _find_client(Transport(host=host, env={"SLURM_CONF": conf} if conf else {}))
     partitions = slurm.partitions()
     qos: list[Qos] = []
     mine: list[Association] = []
@@ -40,26 +40,26 @@ def site_file(name: str, *, host: str, conf: str) -> str:
         qos, charged = slurm.qos(), slurm.default_accounts(user)
         mine = [row for row in slurm.associations(user) if row.user and row.cluster == config.cluster]
     except PitError as error:  # many sites run without accounting; the rest of the file is as good
-        missing = error.what
+        missing = error.message
     lines = [
         *_head(name, config, sorted({row.account for row in mine})),
-        *_reach(slurm.reach, conf, config),
-        *_paths(config, slurm.home() if host else ""),
-        *_tiers(qos, missing),
-        *_defaults(charged.get(config.cluster, ""), mine, qos, partitions),
-        *_recover(config, partitions, qos),
-        *_partitions(partitions, slurm.nodes()),
+        *_connection_table(slurm.transport, conf, config),
+        *_paths_table(config, slurm.home() if host else ""),
+        *_tiers_table(qos, missing),
+        *_defaults_table(charged.get(config.cluster, ""), mine, qos, partitions),
+        *_recovery_table(config, partitions, qos),
+        *_partition_tables(partitions, slurm.nodes()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _found(reach: Reach) -> tuple[Client, Config]:
+def _find_client(transport: Transport) -> tuple[Client, Config]:
     """The client whose commands get an answer, those of the controller's own version first. Raises as the client."""
-    folders = dict.fromkeys(call(reach, ["sh", "-c", _FOLDERS], env={}).stdout.split("\n"))
+    folders = dict.fromkeys(run_command(transport, ["sh", "-c", _FIND_SLURM_SCRIPT], env={}).stdout.split("\n"))
     answered: list[tuple[Client, Config]] = []
     failed: PitError | None = None
     for folder in [folder for folder in folders if folder] or ["."]:
-        slurm = Client(msgspec.structs.replace(reach, bin="" if folder == "." else folder))
+        slurm = Client(msgspec.structs.replace(transport, bin="" if folder == "." else folder))
         try:
             answered.append((slurm, config := slurm.config()))
             if slurm.version()[:2] == config.version[:2]:
@@ -73,57 +73,60 @@ def _found(reach: Reach) -> tuple[Client, Config]:
 
 def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
     lines = [f"# Filled in by `pit site probe {name}`; what only a person knows is marked with ??."]
-    lines += [f"name = {_q(name)}", f"description = {_q(f'Slurm cluster {config.cluster}')}"]
-    return [*lines, f"accounts = [{', '.join(map(_q, accounts))}]"] if accounts else lines
+    lines += [f"name = {_quote(name)}", f"description = {_quote(f'Slurm cluster {config.cluster}')}"]
+    return [*lines, f"accounts = [{', '.join(map(_quote, accounts))}]"] if accounts else lines
 
 
-def _reach(reach: Reach, conf: str, config: Config) -> list[str]:
-    lines = ["", "[reach]", 'kind = "ssh"', f"host = {_q(reach.host)}"] if reach.host else []
-    lines += ["", "[slurm]", f"cluster = {_q(config.cluster)}"]
-    lines += [f"bin = {_q(reach.bin)}"] if reach.bin else []
-    return [*lines, f"conf = {_q(conf)}"] if conf else lines
+def _connection_table(transport: Transport, conf: str, config: Config) -> list[str]:
+    lines = ["", "[connection]", 'kind = "ssh"', f"host = {_quote(transport.host)}"] if transport.host else []
+    lines += ["", "[slurm]", f"cluster = {_quote(config.cluster)}"]
+    lines += [f"bin = {_quote(transport.bin)}"] if transport.bin else []
+    return [*lines, f"conf = {_quote(conf)}"] if conf else lines
 
 
-def _paths(config: Config, home: str) -> list[str]:
+def _paths_table(config: Config, home: str) -> list[str]:
     """home: of the user on the far side; "" where there is none."""
     runs = f"{home}/runs" if home else "runs"
-    lines = ["", "[paths]", "# ?? storage that login and compute nodes share", f"runs = {_q(runs)}"]
+    lines = ["", "[paths]", "# ?? storage that login and compute nodes share", f"runs = {_quote(runs)}"]
     if home:
-        lines += ["# ?? an interpreter there that has pitools", f"python = {_q(f'{home}/pitools/.venv/bin/python')}"]
+        lines += [
+            "# ?? an interpreter there that has pitools",
+            f"python = {_quote(f'{home}/pitools/.venv/bin/python')}",
+        ]
     lines += ["# ?? each node's own disk; {node}, {user} and {job} are filled in", 'nvme = "/tmp/pitools-{user}/nvme"']
     if "job_env" in config.values.get("AccountingStoreFlags", ""):
         lines.append("# This cluster stores the environment of every job in its database: keep secrets out of it.")
     return lines
 
 
-def _tiers(qos: Iterable[Qos], missing: str) -> list[str]:
+def _tiers_table(qos: Iterable[Qos], missing: str) -> list[str]:
     if missing:
         return ["", f"# No accounting: {missing}", "[dialect]", "account = false", "qos = false"]
-    tiers = [f"{_key(row.qos)} = {_q(row.qos)}" for row in sorted(qos, key=lambda row: row.priority)]
+    tiers = [f"{_key(row.qos)} = {_quote(row.qos)}" for row in sorted(qos, key=lambda row: row.priority)]
     return ["", "# ?? from the lowest priority to the highest: name your tiers", "[tiers]", *tiers]
 
 
-def _defaults(
+def _defaults_table(
     account: str, mine: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]
 ) -> list[str]:
     lines = ["", "[defaults]"]
-    lines += [f"partition = {_q(part.partition)}" for part in partitions if part.is_default]
-    lines += [f"account = {_q(account)}"] if account else []
+    lines += [f"partition = {_quote(part.partition)}" for part in partitions if part.is_default]
+    lines += [f"account = {_quote(account)}"] if account else []
     names = {row.qos for row in qos}
     of_account = [row for row in mine if row.account == account] or mine
     tier = next((row.default_qos for row in of_account if row.default_qos in names), "")
     if names:
-        lines.append(f"tier = {_q(tier or ('normal' if 'normal' in names else min(names)))}")
+        lines.append(f"tier = {_quote(tier or ('normal' if 'normal' in names else min(names)))}")
     return lines
 
 
-def _recover(config: Config, partitions: Sequence[Partition], qos: Iterable[Qos]) -> list[str]:
+def _recovery_table(config: Config, partitions: Sequence[Partition], qos: Iterable[Qos]) -> list[str]:
     """How jobs end here, and how the next one comes."""
     said = config.values
     # What is preempted gets the grace time of its partition or QOS, if they give one, and KillWait in any case.
     graces = [part.grace_s for part in partitions if part.grace_s] + [row.grace_s for row in qos if row.grace_s]
     grace_s = min(graces) if graces else _seconds(said.get("KillWait", ""), 30)
-    lines = ["", "[recover]", f"grace_s = {grace_s}"]
+    lines = ["", "[recovery]", f"grace_s = {grace_s}"]
     lines += ['# ?? "login" where compute nodes may not call sbatch', 'submit_from = "node"']
     mode, back = said.get("PreemptMode", "OFF").upper(), said.get("JobRequeue", "1") == "1"
     if "REQUEUE" in mode and back:
@@ -143,7 +146,7 @@ def _seconds(text: str, default: int) -> int:
     return int(word) if word.isdecimal() else default
 
 
-def _partitions(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[str]:
+def _partition_tables(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[str]:
     held = list(nodes)
     lines: list[str] = []
     for partition in partitions:
@@ -152,16 +155,16 @@ def _partitions(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[
         if members:
             least = min(members, key=lambda node: (node.gpus, node.cpus))
             if least.gpus:
-                lines += [f"gpu = {_q(least.gpu_type)}", f"gpus_per_node = {least.gpus}"]
+                lines += [f"gpu = {_quote(least.gpu_type)}", f"gpus_per_node = {least.gpus}"]
         if partition.max_time_s:
-            lines.append(f"max_time = {_q(units.slurm_time(partition.max_time_s))}")
+            lines.append(f"max_time = {_quote(units.to_slurm_time(partition.max_time_s))}")
     return lines
 
 
-def _q(text: str) -> str:
+def _quote(text: str) -> str:
     # TOML's basic strings escape as JSON's do.
     return json.dumps(text)
 
 
 def _key(name: str) -> str:
-    return name if name.replace("-", "_").isidentifier() and name.isascii() else _q(name)
+    return name if name.replace("-", "_").isidentifier() and name.isascii() else _quote(name)

@@ -1,4 +1,4 @@
-"""Files of a site that may share none with this machine: sent, read and removed over its `reach`.
+"""Files of a site that may share none with this machine: sent, read and removed over its `connection`.
 
 What arrives is whole or absent: it is built there under a name of its own and then renamed. All of it is done by the
 far side's `sh`, `tar` and coreutils; paths are words, never parts of a script.
@@ -20,24 +20,24 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, Unreachable
-from pitools.core.fs import os_error
-from pitools.core.units import size_text
+from pitools.core.fs import from_os_error
+from pitools.core.units import format_size
 from pitools.site import tar_stream
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.errors import NOT_FOUND, SSH_FAILED, refusal, sentence
-from pitools.slurm.transport import MARK, call
+from pitools.slurm.errors import NOT_FOUND, SSH_FAILED, error_for, error_text
+from pitools.slurm.transport import LOGIN_OUTPUT_END, run_command
 
 MIB = 1 << 20
-_SLOWEST = 256 << 10  # bytes a second; who is slower than that has stopped
-_NOT_THERE, _IN_THE_WAY = 66, 67
+_MIN_BYTES_PER_S = 256 << 10  # bytes a second; who is slower than that has stopped
+_EXIT_MISSING, _EXIT_OCCUPIED = 66, 67
 _FULL = re.compile(r"No space left|[Dd]isk quota exceeded|Wrote only \d+ of")
-_MOST_LOGIN = 1 << 20  # what a login may say before the answer
-_READABLE = {"LC_ALL": "C"}  # why a tool failed is to be understood here
+_MAX_LOGIN_OUTPUT = 1 << 20  # what a login may say before the answer
+_C_LOCALE = {"LC_ALL": "C"}  # why a tool failed is to be understood here
 
 # Each is one line: csh, as a login shell, takes no other. HUP and PIPE: what was begun is finished or undone there,
 # whether or not anyone here still listens.
-_PUT = (
+_PUT_SCRIPT = (
     "trap '' HUP PIPE; p=${1%/*}; b=${1##*/}; t=$p/.$b.$2.part; "
     '[ -e "$1" ] || [ -L "$1" ] && exit 67; mkdir -p -- "$p" || exit 1; '
     '[ -L "$p" ] && { echo "$p is a link, not a folder" >&2; exit 1; }; '
@@ -48,15 +48,15 @@ _PUT = (
     'if tar -xof - -C "$t" && [ -e "$t/$2" ] && rm -f -- "$t/$2" && mv -T -- "$t" "$1"; then exit 0; fi; '
     'rm -rf -- "$t"; [ -d "$1" ] && exit 67; exit 1'
 )
-_WRITE = (
+_WRITE_SCRIPT = (
     "trap '' HUP PIPE; t=${1%/*}/.${1##*/}.$2.part; "
     'if cat > "$t" && [ "$(wc -c < "$t")" -eq "$3" ] && mv -fT -- "$t" "$1"; then exit 0; fi; rm -f -- "$t"; exit 1'
 )
-_READ = (
+_READ_SCRIPT = (
     '[ -e "$1" ] || [ -L "$1" ] || exit 66; [ -f "$1" ] && [ ! -L "$1" ] || { echo "not a file" >&2; exit 1; }; '
     's=$(wc -c < "$1") || exit 1; [ "$s" -le "$2" ] || { echo "it holds $s bytes" >&2; exit 1; }; base64 < "$1"'
 )
-_GET = (
+_GET_SCRIPT = (
     'cd -- "$1" 2>/dev/null || exit 66; [ -L "$1" ] && { echo "it is a link" >&2; exit 1; }; n=$2; shift 2; '
     # What `write_atomic` is just writing gets another name before tar comes to it.
     "x='[0-9a-f]'; h=\".*.$x$x$x$x$x$x$x$x\"; "
@@ -67,116 +67,123 @@ _GET = (
     "f='%P\\0'; listed \"$@\" | tar -cf - --null --no-recursion -T -; r=$?; [ $r = 1 ] && r=0; exit $r"
 )
 # A rename to a name that a later call finds again, where this one is cut off.
-_REMOVE = (
+_REMOVE_SCRIPT = (
     'trap "" HUP PIPE; r=0; for p; do g="${p%/*}/.${p##*/}.gone"; rm -rf -- "$g"; '
     '[ -e "$p" ] || [ -L "$p" ] || continue; mv -T -- "$p" "$g" && rm -rf -- "$g" || r=1; done; exit $r'
 )
 
 
-class Sent(NamedTuple):
-    """What it took to send something. made: False where it was there already, and was left as it was."""
+class PutResult(NamedTuple):
+    """What it took to send something. created: False where it was there already, and was left as it was."""
 
-    made: bool
+    created: bool
     bytes: int
     wall_s: float
 
 
-def shell(
+def run_shell(
     site: Site,
     script: str,
     *words: str,
-    env: Mapping[str, str] = _READABLE,
+    env: Mapping[str, str] = _C_LOCALE,
     stdin: str | BinaryIO | None = None,
     stdout: BinaryIO | None = None,
     timeout_s: float = 0.0,
 ) -> subprocesses.Completed:
     """Run a one-line shell script where the site is, with words as $1, $2, …, and return its answer, whatever it is.
 
-    timeout_s: if more than the reach's own. Raises Unreachable where there is no answer, or only half of one.
+    timeout_s: if more than the transport's own. Raises Unreachable where there is no answer, or only half of one.
     """
-    reach = client(site).reach
-    reach = msgspec.structs.replace(reach, timeout_s=max(reach.timeout_s, timeout_s))
-    done = call(reach, ["sh", "-c", script, "pit", *words], env=env, stdin=stdin, stdout=stdout)
-    if reach.host and done.code == SSH_FAILED:
-        raise refusal("sh", reach.host, done.code, done.stderr)
+    transport = client(site).transport
+    transport = msgspec.structs.replace(transport, timeout_s=max(transport.timeout_s, timeout_s))
+    done = run_command(transport, ["sh", "-c", script, "pit", *words], env=env, stdin=stdin, stdout=stdout)
+    if transport.host and done.code == SSH_FAILED:
+        raise error_for("sh", transport.host, done.code, done.stderr)
     return done
 
 
-def put(
-    site: Site, what: Path | Sequence[tar_stream.Entry], to: str, *, limit: int = 256 * MIB, mode: int | None = None
-) -> Sent:
-    """Send a folder, or entries of one, and let it appear at `to`, whole; what is there already stays.
+def put_tree(
+    site: Site,
+    tree: Path | Sequence[tar_stream.TarEntry],
+    target: str,
+    *,
+    limit: int = 256 * MIB,
+    mode: int | None = None,
+) -> PutResult:
+    """Send a folder, or entries of one, and let it appear at `target`, whole; what is there already stays.
 
     mode: permissions of the folder, by default as the umask there has it.
 
     Raises DataError for a link or device in a folder, and for more than `limit` bytes; NoSpace, ClusterError, or
     Unreachable, after which it is there or not: the same call again makes sure.
     """
-    path(to)
-    entries = list(tar_stream.under(what)) if isinstance(what, Path) else list(what)
-    size = _fits(entries, limit, to)
+    require_remote_path(target)
+    entries = list(tar_stream.entries_of_dir(tree)) if isinstance(tree, Path) else list(tree)
+    size = _require_fits(entries, limit, target)
     token = secrets.token_hex(8)
-    whole = tar_stream.Entry(name=token, data=b"")
+    whole = tar_stream.TarEntry(name=token, data=b"")
     began = time.monotonic()
-    pipe = tar_stream.Pipe(lambda out: tar_stream.write([*entries, whole], out), is_source=True)
+    pipe = tar_stream.TarPipe(lambda out: tar_stream.write_tar([*entries, whole], out), is_source=True)
     with pipe as source:
         access = f"{mode:o}" if mode is not None else ""
-        done = shell(site, _PUT, to, token, access, stdin=source, timeout_s=60 + size / _SLOWEST)
-    if done.code == _IN_THE_WAY:
-        return Sent(made=False, bytes=0, wall_s=time.monotonic() - began)
+        done = run_shell(site, _PUT_SCRIPT, target, token, access, stdin=source, timeout_s=60 + size / _MIN_BYTES_PER_S)
+    if done.code == _EXIT_OCCUPIED:
+        return PutResult(created=False, bytes=0, wall_s=time.monotonic() - began)
     if error := pipe.failed():  # that the far side complains of half a stream is only its consequence
         raise error
-    _checked(site, done, to)
-    return Sent(made=True, bytes=size, wall_s=time.monotonic() - began)
+    _checked(site, done, target)
+    return PutResult(created=True, bytes=size, wall_s=time.monotonic() - began)
 
 
-def _fits(entries: Iterable[tar_stream.Entry], limit: int, to: str) -> int:
+def _require_fits(entries: Iterable[tar_stream.TarEntry], limit: int, to: str) -> int:
     sizes = {entry.name: entry.path.lstat().st_size for entry in entries if entry.path is not None}
     total = sum(sizes.values()) + sum(len(entry.data or b"") for entry in entries)
     if total > limit:
         largest = max(sizes, key=sizes.__getitem__, default="")
-        what = f"{size_text(total)} are more than the {size_text(limit)} that are sent"
-        raise DataError(what, where=to, hint=f"the largest is {largest}, {size_text(sizes.get(largest, 0))}")
+        what = f"{format_size(total)} are more than the {format_size(limit)} that are sent"
+        raise DataError(what, where=to, hint=f"the largest is {largest}, {format_size(sizes.get(largest, 0))}")
     return total
 
 
-def get(site: Site, folder: str, to: Path, *, without: Sequence[str] = (), limit: int = 256 * MIB) -> bool:
-    """Bring the files of a folder here, as a new folder `to` or in its place; False where there is none.
+def get_tree(site: Site, folder: str, target: Path, *, without: Sequence[str] = (), limit: int = 256 * MIB) -> bool:
+    """Bring the files of a folder here, as a new folder `target` or in its place; False where there is none.
 
     without: names of folders that stay there. Links stay too. Raises ClusterError for more than `limit` bytes,
-    DataError for an answer that is no plain tar; `to` is then as it was.
+    DataError for an answer that is no plain tar; `target` is then as it was.
     """
-    path(folder)
+    require_remote_path(folder)
     names = [word for name in without for word in ("-o", "-path", f"./{name}")]
-    building = to.with_name(f".{to.name}.{secrets.token_hex(4)}")
+    building = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         building.mkdir(parents=True)
-        pipe = tar_stream.Pipe(lambda stream: _arrived(site, stream, building, limit), is_source=False)
+        pipe = tar_stream.TarPipe(lambda stream: _unpack_answer(site, stream, building, limit), is_source=False)
         with pipe as sink:
-            done = shell(site, _GET, folder, str(limit), *names, stdout=sink, timeout_s=60 + limit / _SLOWEST)
-        if done.code == _NOT_THERE:
+            done = run_shell(
+                site, _GET_SCRIPT, folder, str(limit), *names, stdout=sink, timeout_s=60 + limit / _MIN_BYTES_PER_S
+            )
+        if done.code == _EXIT_MISSING:
             return False
         _checked(site, done, folder)
         if error := pipe.failed():
-            raise type(error)(error.what, where=f"{_place(site)}{folder}", hint=error.hint)
-        if pipe.outcome() is None:
-            raise Unreachable("half an answer", where=f"{_place(site)}{folder}", hint="try again")
-        _replace(building, to)
+            raise type(error)(error.message, where=f"{_describe_host(site)}{folder}", hint=error.hint)
+        if pipe.result() is None:
+            raise Unreachable("half an answer", where=f"{_describe_host(site)}{folder}", hint="try again")
+        _replace(building, target)
     except OSError as error:
-        raise os_error(error, to) from error
+        raise from_os_error(error, target) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return True
 
 
-def _arrived(site: Site, stream: BinaryIO, to: Path, limit: int) -> int:
-    if site.reach.kind == "ssh":
+def _unpack_answer(site: Site, stream: BinaryIO, to: Path, limit: int) -> int:
+    if site.connection.kind == "ssh":
         said = b""
-        while not said.endswith(MARK.encode()):
+        while not said.endswith(LOGIN_OUTPUT_END.encode()):
             said += (byte := stream.read(1))
-            if not byte or len(said) > _MOST_LOGIN:
+            if not byte or len(said) > _MAX_LOGIN_OUTPUT:
                 raise DataError("no answer")
-    return tar_stream.read(stream, to, limit=limit)
+    return tar_stream.unpack_tar(stream, to, limit=limit)
 
 
 def _replace(new: Path, to: Path) -> None:
@@ -187,54 +194,54 @@ def _replace(new: Path, to: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write(site: Site, file: str, data: bytes) -> None:
+def write_file(site: Site, file: str, data: bytes) -> None:
     """Write a file in a folder that is there: its reader sees the old content or the new. Raises as `put`."""
-    path(file)
-    with tar_stream.Pipe(lambda out: out.write(data), is_source=True) as source:
-        done = shell(site, _WRITE, file, secrets.token_hex(8), str(len(data)), stdin=source)
+    require_remote_path(file)
+    with tar_stream.TarPipe(lambda out: out.write(data), is_source=True) as source:
+        done = run_shell(site, _WRITE_SCRIPT, file, secrets.token_hex(8), str(len(data)), stdin=source)
     _checked(site, done, file)
 
 
-def read(site: Site, file: str, *, limit: int = MIB) -> bytes | None:
+def read_file(site: Site, file: str, *, limit: int = MIB) -> bytes | None:
     """A file's content; None where there is none. Raises ClusterError for a link, or more bytes than `limit`."""
-    path(file)
-    done = shell(site, _READ, file, str(limit))
-    if done.code == _NOT_THERE:
+    require_remote_path(file)
+    done = run_shell(site, _READ_SCRIPT, file, str(limit))
+    if done.code == _EXIT_MISSING:
         return None
     _checked(site, done, file)
     try:
         return base64.b64decode("".join(done.stdout.split()), validate=True)
     except binascii.Error as error:
-        raise DataError("half an answer, or none", where=f"{_place(site)}{file}") from error
+        raise DataError("half an answer, or none", where=f"{_describe_host(site)}{file}") from error
 
 
-def exists(site: Site, paths: Iterable[str]) -> set[str]:
+def existing(site: Site, paths: Iterable[str]) -> set[str]:
     """Those that are there and are no links, of any number of paths, in one call."""
-    asked = [path(one) for one in paths]
+    asked = [require_remote_path(one) for one in paths]
     if not asked:
         return set()
     script = 'while IFS= read -r f; do [ -e "$f" ] && [ ! -L "$f" ] && echo y || echo n; done; echo end'
-    done = shell(site, script, stdin="".join(f"{one}\n" for one in asked))
+    done = run_shell(site, script, stdin="".join(f"{one}\n" for one in asked))
     _checked(site, done, asked[0])
     said = done.stdout.split()
     if len(said) != len(asked) + 1 or not set(said) <= {"y", "n", "end"}:
-        raise Unreachable("half an answer", where=_place(site), hint="try again")
+        raise Unreachable("half an answer", where=_describe_host(site), hint="try again")
     return {one for one, word in zip(asked, said, strict=False) if word == "y"}
 
 
-def remove(site: Site, *paths: str) -> None:
+def remove_paths(site: Site, *paths: str) -> None:
     """Remove files, or folders with all that is in them; of a link only the link. What is not there is no error.
 
     Each is whole or gone for whoever looks.
     """
     for one in paths:
-        if path(one).count("/") < 2:
+        if require_remote_path(one).count("/") < 2:
             raise ConfigError(f"{one} is not removed", hint="name something inside of a folder")
-    done = shell(site, _REMOVE, *paths, timeout_s=120)
+    done = run_shell(site, _REMOVE_SCRIPT, *paths, timeout_s=120)
     _checked(site, done, paths[0] if paths else "")
 
 
-def path(text: str) -> str:
+def require_remote_path(text: str) -> str:
     """The path, if it may be used there: absolute, one printable line, without `..`. Raises ConfigError."""
     parts = text.split("/")
     if not text.startswith("/") or not text.isprintable() or ".." in parts or not parts[-1]:
@@ -245,12 +252,12 @@ def path(text: str) -> str:
 
 def _checked(site: Site, done: subprocesses.Completed, where: str) -> None:
     if done.code:
-        raise failure(site, done, where)
+        raise transfer_error(site, done, where)
 
 
-def failure(site: Site, done: subprocesses.Completed, where: str) -> PitError:
+def transfer_error(site: Site, done: subprocesses.Completed, where: str) -> PitError:
     """The error that a failed script stands for."""
-    said, place = sentence(done.stderr), f"{_place(site)}{where}"
+    said, place = error_text(done.stderr), f"{_describe_host(site)}{where}"
     if _FULL.search(said):
         return NoSpace("no space left there", where=place, hint="free space there, or choose another site")
     if done.code == NOT_FOUND:
@@ -260,5 +267,5 @@ def failure(site: Site, done: subprocesses.Completed, where: str) -> PitError:
     return ClusterError(said or f"exit code {done.code} and no reason given", where=place)
 
 
-def _place(site: Site) -> str:
-    return f"{site.reach.host}:" if site.reach.kind == "ssh" else ""
+def _describe_host(site: Site) -> str:
+    return f"{site.connection.host}:" if site.connection.kind == "ssh" else ""

@@ -16,7 +16,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One table of a site file."""
 
 
-class Reach(Section, frozen=True, kw_only=True):
+class Connection(Section, frozen=True, kw_only=True):
     """How commands get to the site: on this host, or through `ssh host`."""
 
     kind: Literal["local", "ssh"] = "local"
@@ -57,7 +57,7 @@ class Dialect(Section, frozen=True, kw_only=True):
     extra: tuple[str, ...] = ()
 
 
-class Partition(Section, frozen=True, kw_only=True):
+class SitePartition(Section, frozen=True, kw_only=True):
     """One partition. Prices are in the site's currency per node and hour.
 
     max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE are no limit. speed: of one node, beside any other
@@ -111,7 +111,7 @@ class Network(Section, frozen=True, kw_only=True):
     env: dict[str, str] = {}
 
 
-class Staging(Section, frozen=True, kw_only=True):
+class Stage(Section, frozen=True, kw_only=True):
     """How jobs stage to `paths.nvme`. fanout: nodes of a job read the source once and pass it on to each other.
 
     quota: the most that a user's folder there may hold. min_free: what must stay free on the disk. Both such as
@@ -135,21 +135,21 @@ class Topology(Section, frozen=True, kw_only=True):
     nodes: str = ""
 
 
-class Placing(Section, frozen=True, kw_only=True):
-    """What `pit place` may do here. tickets: the most of its jobs that may wait in the site's queue at a time.
+class Place(Section, frozen=True, kw_only=True):
+    """What `pit place` may do here. max_queued_jobs: the most of its jobs that may wait in the site's queue at a time.
 
     bandwidth: what a second of copying brings to `paths.data`, such as `200MiB`, until it was measured.
     failures_per_node_day: how often a node is lost, as far as accounting has not seen it. gpu_hours: what all our jobs
     may use in 30 days; 0 is no limit.
     """
 
-    tickets: int = 4
+    max_queued_jobs: int = 4
     bandwidth: str = "100MiB"
     failures_per_node_day: float = 0.0
     gpu_hours: float = 0.0
 
 
-class Recover(Section, frozen=True, kw_only=True):
+class Recovery(Section, frozen=True, kw_only=True):
     """How runs go on here after a fault, a preemption, or their time limit.
 
     chain: "fresh" submits a new job, "requeue" puts the same one back in the queue wherever that will do, "none" leaves
@@ -190,17 +190,17 @@ class Site(Section, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     templates: dict[str, str] = {}
-    partitions: dict[str, Partition] = {}
-    reach: Reach = Reach()
+    partitions: dict[str, SitePartition] = {}
+    connection: Connection = Connection()
     slurm: Slurm = Slurm()
     dialect: Dialect = Dialect()
     defaults: Defaults = Defaults()
     paths: Paths = Paths()
     network: Network = Network()
-    stage: Staging = Staging()
+    stage: Stage = Stage()
     topology: Topology = Topology()
-    place: Placing = Placing()
-    recover: Recover = Recover()
+    place: Place = Place()
+    recovery: Recovery = Recovery()
     container: Container = Container()
 
 
@@ -209,13 +209,13 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.site/1"):
 
     site: str
     scheduler: str
-    reach: str
+    connection: str
     partitions: tuple[str, ...]
     gpus: tuple[str, ...]
     description: str
 
 
-class Setting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
+class SiteSetting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
     """One key of a site, its value as JSON, and the file, variable or `default` it came from."""
 
     key: str
@@ -223,13 +223,13 @@ class Setting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
     origin: str
 
 
-def row(site: Site) -> SiteRow:
+def site_row(site: Site) -> SiteRow:
     """A site as one line."""
     gpus = {f"{part.gpu}:{part.gpus_per_node}" for part in site.partitions.values() if part.gpus_per_node}
     return SiteRow(
         site=site.name,
         scheduler=site.scheduler,
-        reach=f"ssh {site.reach.host}" if site.reach.kind == "ssh" else "local",
+        connection=f"ssh {site.connection.host}" if site.connection.kind == "ssh" else "local",
         partitions=tuple(site.partitions),
         gpus=tuple(sorted(gpus)),
         description=site.description,

@@ -17,15 +17,15 @@ from typing import BinaryIO
 import msgspec
 
 from pitools.core.errors import DataError, PitError
-from pitools.core.fs import os_error
-from pitools.core.units import size_text
+from pitools.core.fs import from_os_error
+from pitools.core.units import format_size
 
 _BLOCK = 1 << 20
 _JOIN_S = 10.0
-_MOST_MEMBERS = 1_000_000
+_MAX_MEMBERS = 1_000_000
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class TarEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One thing in a stream: its name there, and the file here, the bytes, or the link that it is; else a folder."""
 
     name: str
@@ -34,17 +34,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     link: str = ""
 
 
-def under(folder: Path) -> Iterator[Entry]:
+def entries_of_dir(folder: Path) -> Iterator[TarEntry]:
     """All that is in a folder, by name. Raises DataError for a link, a device, or a name that is not printable."""
     for path in sorted(folder.rglob("*")):
         kind = path.lstat().st_mode
         name = str(path.relative_to(folder))
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or not name.isprintable():
             raise DataError(f"neither a file nor a folder of a printable name: {name!r}", where=str(folder))
-        yield Entry(name=name, path=path if stat.S_ISREG(kind) else None)
+        yield TarEntry(name=name, path=path if stat.S_ISREG(kind) else None)
 
 
-def write(entries: Iterable[Entry], out: BinaryIO) -> int:
+def write_tar(entries: Iterable[TarEntry], out: BinaryIO) -> int:
     """Write entries as a tar; bytes of their files. Owners stay behind, and of modes all but what is executable.
 
     Raises DataError for a file that shrinks while it is read, and what reading it raises.
@@ -72,19 +72,19 @@ def _write_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise DataError("not a file any more", where=str(path), hint="it is being changed: try again")
         info.size, info.mtime = found.st_size, found.st_mtime
         info.mode = 0o755 if found.st_mode & 0o100 else 0o644
-        left = _Rest(file, path, found.st_size)
+        left = _FixedSizeReader(file, path, found.st_size)
         tar.addfile(info, left)  # type: ignore[arg-type]  # it needs no more than `read`
     return found.st_size
 
 
-class _Rest:
+class _FixedSizeReader:
     """A file as long as it was: what is appended meanwhile is not sent, and what is cut off is told."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
@@ -98,7 +98,7 @@ class _Rest:
         return block
 
 
-def read(stream: BinaryIO, to: Path, *, limit: int) -> int:
+def unpack_tar(stream: BinaryIO, to: Path, *, limit: int) -> int:
     """Unpack a tar that somebody sent into a folder; bytes of its files.
 
     Only files and folders come through, by plain relative names, with modes of ours. Raises DataError for anything
@@ -109,8 +109,8 @@ def read(stream: BinaryIO, to: Path, *, limit: int) -> int:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK) as tar:
             for count, member in enumerate(tar):
                 total += member.size if member.isreg() else 0
-                if total > limit or count >= _MOST_MEMBERS:
-                    raise DataError(f"more than {size_text(limit)}, or {_MOST_MEMBERS} files", where=member.name)
+                if total > limit or count >= _MAX_MEMBERS:
+                    raise DataError(f"more than {format_size(limit)}, or {_MAX_MEMBERS} files", where=member.name)
                 _unpack(tar, member, to)
     except tarfile.TarError as error:
         raise DataError(f"half an answer, or none: {error}") from error
@@ -139,7 +139,7 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> None:
         raise DataError("half a file", where=name)
 
 
-class Pipe:
+class TarPipe:
     """A pipe with a thread at one end, for a program at the other.
 
     is_source: whether the thread writes, and the program reads. The `with` gives the program's end, and closes it.
@@ -178,9 +178,9 @@ class Pipe:
         if error is None or isinstance(error, PitError):
             return error
         if isinstance(error, OSError):
-            return os_error(error, Path(error.filename or ""))
+            return from_os_error(error, Path(error.filename or ""))
         raise error
 
-    def outcome(self) -> object:
+    def result(self) -> object:
         """What the thread's work returned; None where it was cut short."""
         return self._outcome[0] if self._outcome else None

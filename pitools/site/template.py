@@ -13,17 +13,17 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import trust
-from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.core.errors import ConfigError, UsageError, suggest
 from pitools.core.record import Record
 from pitools.site import dialect
-from pitools.site.load import shipped
+from pitools.site.load import bundled_dir
 from pitools.site.schema import Site
 
 SUFFIX = ".sbatch.j2"
 
 # Where a script that was rendered for a person keeps its attempts: beside where they submit it.
-RUN_DIR_OF_SUBMITTER = '"$SLURM_SUBMIT_DIR/runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
-PYTHON_OF_SUBMITTER = '"${PIT_PYTHON:-python3}"'
+SUBMIT_RUN_DIR = '"$SLURM_SUBMIT_DIR/runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
+SUBMIT_PYTHON = '"${PIT_PYTHON:-python3}"'
 
 
 class Template(Record, frozen=True, kw_only=True, tag="pit.template/1"):
@@ -34,41 +34,41 @@ class Template(Record, frozen=True, kw_only=True, tag="pit.template/1"):
     origin: str
 
 
-class Dataset(msgspec.Struct, frozen=True, kw_only=True):
+class TemplateDataset(msgspec.Struct, frozen=True, kw_only=True):
     """A dataset a job stages: the name ranks know it by, and the folder it is copied from."""
 
     name: str
     source: str
 
 
-def templates(site: Site) -> list[Template]:
+def list_templates(site: Site) -> list[Template]:
     """The scripts a site can render: the shipped ones, and those its file names."""
     found = {
         path.name.removesuffix(SUFFIX): Template(
             script=path.name.removesuffix(SUFFIX), path=str(path), origin="shipped"
         )
-        for path in sorted(shipped("sbatch_templates").glob(f"*{SUFFIX}"))
+        for path in sorted(bundled_dir("sbatch_templates").glob(f"*{SUFFIX}"))
     }
     for name, path in site.templates.items():
         found[name] = Template(script=name, path=path, origin=f"site {site.name}")
     return [found[name] for name in sorted(found)]
 
 
-def find(site: Site, script: str) -> Template:
+def find_template(site: Site, script: str) -> Template:
     """The script of this name. Raises UsageError naming the nearest."""
-    known = {template.script: template for template in templates(site)}
+    known = {template.script: template for template in list_templates(site)}
     if script not in known:
-        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=nearest(script, known))
+        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=suggest(script, known))
     return known[script]
 
 
-def render(
+def render_template(
     site: Site,
     script: str,
-    job: dialect.Job,
+    job: dialect.JobSpec,
     *,
     payload: Sequence[str] | str,
-    datasets: Sequence[Dataset] = (),
+    datasets: Sequence[TemplateDataset] = (),
     environment: Mapping[str, str] | None = None,
     run_dir: str = "",
     python: str = "",
@@ -86,21 +86,21 @@ def render(
         UsageError: unknown script, or a value with a newline or NUL in it.
         ConfigError: a template that uses a value we do not give, or that cannot be read.
     """
-    merged = {**_staging(site), **site.environment, **site.network.env, **(environment or {})}
+    merged = {**_staging_variables(site), **site.environment, **site.network.env, **(environment or {})}
     for name, value in merged.items():
-        dialect.variable(name)
-        dialect.printable(value, name)
+        dialect.require_variable(name)
+        dialect.require_printable(value, name)
     line = payload if isinstance(payload, str) else shlex.join(payload)
     for what, text in (("command", line), ("run folder", run_dir), *(("dataset", d.source) for d in datasets)):
-        dialect.printable(text, what)
+        dialect.require_printable(text, what)
     interpreter = python or site.paths.python
     values = {
-        "directives": [dialect.directive(flag) for flag in dialect.flags(site, job)],
+        "directives": [dialect.sbatch_directive(flag) for flag in dialect.sbatch_flags(site, job)],
         "modules": site.modules,
         "slurm_bin": site.slurm.bin,
         "environment": sorted(merged.items()),
-        "python": shlex.quote(interpreter) if interpreter else PYTHON_OF_SUBMITTER,
-        "run_dir": shlex.quote(run_dir) if run_dir else RUN_DIR_OF_SUBMITTER,
+        "python": shlex.quote(interpreter) if interpreter else SUBMIT_PYTHON,
+        "run_dir": shlex.quote(run_dir) if run_dir else SUBMIT_RUN_DIR,
         "ports": "{}-{}".format(*site.network.ports),
         "host_suffix": site.network.host_suffix,
         "tasks_per_node": job.tasks_per_node,
@@ -110,13 +110,13 @@ def render(
         "datasets": datasets,
         "nvme": site.paths.nvme,
         "fanout": site.stage.fanout,
-        "container": _container(site),
+        "container": _container_flags(site),
         "payload": line,
     }
     return _render(site, script, values)
 
 
-def _staging(site: Site) -> dict[str, str]:
+def _staging_variables(site: Site) -> dict[str, str]:
     """What pit-stage reads of the site's limits."""
     limits = {"PIT_STAGE_QUOTA": site.stage.quota, "PIT_STAGE_MIN_FREE": site.stage.min_free}
     return {name: text for name, text in limits.items() if text}
@@ -126,7 +126,7 @@ def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
     import jinja2
     import jinja2.sandbox
 
-    path = Path(find(site, script).path)
+    path = Path(find_template(site, script).path)
     # A template lays values out: it has no business with the objects and modules behind them.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.FunctionLoader(lambda name: _source(path.parent, name)),
@@ -148,17 +148,17 @@ def _source(folder: Path, name: str) -> tuple[str, str, None] | None:
     """A template's text, from its own folder or the shipped ones; None where there is none. Raises ConfigError."""
     if not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
         return None
-    for parent in dict.fromkeys((folder, shipped("sbatch_templates"))):
+    for parent in dict.fromkeys((folder, bundled_dir("sbatch_templates"))):
         path = parent / name
         if not path.exists():
             continue
-        if parent != shipped("sbatch_templates"):
-            trust.check(path, "template")
+        if parent != bundled_dir("sbatch_templates"):
+            trust.require_trusted(path, "template")
         return path.read_text(), str(path), None
     return None
 
 
-def _container(site: Site) -> list[str]:
+def _container_flags(site: Site) -> list[str]:
     """srun's flags for the site's container, for the ranks' step only."""
     if site.container.runtime != "pyxis":
         return []
@@ -179,7 +179,7 @@ def rank_command(site: Site, *words: str) -> str:
     return f"{shlex.join(['apptainer', 'exec', '--nv', *binds, site.container.image])} {command}"
 
 
-def fill(path: str, *, node: str = "", job: str = "") -> str:
+def expand_placeholders(path: str, *, node: str = "", job: str = "") -> str:
     """A path with `{node}`, `{user}` and `{job}` filled in, from Slurm's variables where not given.
 
     Raises UsageError for any other placeholder.
@@ -193,7 +193,7 @@ def fill(path: str, *, node: str = "", job: str = "") -> str:
     def value(match: re.Match[str]) -> str:
         if match.group(1) not in values:
             raise UsageError(
-                f'"{match.group(0)}" cannot be filled in', where=path, hint=nearest(match.group(1), values)
+                f'"{match.group(0)}" cannot be filled in', where=path, hint=suggest(match.group(1), values)
             )
         return values[match.group(1)]()
 

@@ -12,14 +12,14 @@ from pitools.core.record import Record
 from pitools.site import dialect
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.site.template import Dataset, find, rank_command, render
+from pitools.site.template import TemplateDataset, find_template, rank_command, render_template
 
 # Scripts that start no ranks: no command, and no GPUs unless they are asked for.
-_NO_RANKS = {"stage"}
+_SCRIPTS_WITHOUT_RANKS = {"stage"}
 _PYTHON = re.compile(r"python[\d.]*")
 
 
-class Verdict(Record, frozen=True, kw_only=True, tag="pit.script-check/1"):
+class ScriptCheck(Record, frozen=True, kw_only=True, tag="pit.script-check/1"):
     """What one check says of a script. check: `bash` or `sbatch`."""
 
     check: str
@@ -27,7 +27,7 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.script-check/1"):
     detail: str
 
 
-def text(
+def render_for_user(
     site: Site,
     script: str,
     command: Sequence[str],
@@ -43,27 +43,27 @@ def text(
 
     Raises UsageError for an unknown script or one that lacks its command, ConfigError for a default the site has not.
     """
-    find(site, script)
-    if not command and script not in _NO_RANKS:
+    find_template(site, script)
+    if not command and script not in _SCRIPTS_WITHOUT_RANKS:
         raise UsageError(f"{script} needs a command", hint=f"pit script render {script} -- python train.py")
     where = f"site {site.name}"
     name = site.defaults.partition
-    has = dialect.partition(site, name, where).gpus_per_node if name else 0
-    if script in _NO_RANKS:
+    has = dialect.require_partition(site, name, where).gpus_per_node if name else 0
+    if script in _SCRIPTS_WITHOUT_RANKS:
         has = 0
-    job = dialect.Job(
+    job = dialect.JobSpec(
         name=_job_name(command, script),
         nodes=nodes,
         tasks_per_node=tasks_per_node,
         gpus_per_node=has if gpus_per_node is None else gpus_per_node,
-        time_s=units.seconds(time or site.defaults.time),
+        time_s=units.parse_duration(time or site.defaults.time),
         partition=name,
-        account=dialect.account(site, site.defaults.account, where),
-        qos=dialect.qos(site, site.defaults.tier, where),
+        account=dialect.require_account(site, site.defaults.account, where),
+        qos=dialect.qos_for_tier(site, site.defaults.tier, where),
     )
     payload = rank_command(site, framework, "--", *command)
-    datasets = [Dataset(name=key, source=source) for key, source in data.items()]
-    return render(site, script, job, payload=payload, datasets=datasets)
+    datasets = [TemplateDataset(name=key, source=source) for key, source in data.items()]
+    return render_template(site, script, job, payload=payload, datasets=datasets)
 
 
 def _job_name(command: Sequence[str], script: str) -> str:
@@ -77,15 +77,15 @@ def _job_name(command: Sequence[str], script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", script)
 
 
-def verdicts(site: Site, script: str) -> Iterator[Verdict]:
+def check_script(site: Site, script: str) -> Iterator[ScriptCheck]:
     """Judge a script: is it bash, and would the site's Slurm take it."""
     done = subprocesses.run(["bash", "-n"], timeout_s=20, stdin=script)
-    yield Verdict(check="bash", ok=done.code == 0, detail=done.stderr.strip() or "syntax ok")
+    yield ScriptCheck(check="bash", ok=done.code == 0, detail=done.stderr.strip() or "syntax ok")
     if site.scheduler != "slurm":
         return
     try:
         estimate = client(site).test_only(script)
     except ClusterError as error:
-        yield Verdict(check="sbatch", ok=False, detail=error.what)
+        yield ScriptCheck(check="sbatch", ok=False, detail=error.message)
     else:
-        yield Verdict(check="sbatch", ok=True, detail=f"would start {estimate.start} on {estimate.node_list}")
+        yield ScriptCheck(check="sbatch", ok=True, detail=f"would start {estimate.start} on {estimate.node_list}")

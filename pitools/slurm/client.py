@@ -14,50 +14,54 @@ from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.slurm import argv, job_components, parse_accounting, parse_cluster, parse_jobs, parse_nodes, submit_rate
 from pitools.slurm.errors import (
+    OutcomeUnknown,
     SlurmReason,
-    Unanswered,
-    is_refused,
-    is_silent,
-    means_gone,
+    died_without_message,
+    error_for,
+    has_failed,
+    job_not_found,
     reason_of,
-    refusal,
-    was_never_sent,
+    was_not_sent,
 )
-from pitools.slurm.fields import moment, plain, rows, separator
+from pitools.slurm.fields import new_separator, none_to_empty, parse_slurm_time, split_rows
 from pitools.slurm.records import (
-    Accounting,
+    AccountingRow,
     Association,
     Block,
     Config,
-    Job,
     Node,
     Partition,
     Qos,
+    SlurmJob,
     StartEstimate,
     Submitted,
     Switch,
 )
-from pitools.slurm.states import UNKNOWN, job_state
-from pitools.slurm.transport import MARK, READING, Reach, Run, call
+from pitools.slurm.states import UNKNOWN, parse_job_state
+from pitools.slurm.transport import LOGIN_OUTPUT_END, QUERY_ENV, RunFunction, Transport, run_command
 
-__all__ = ["Client", "Reach"]
+__all__ = ["Client", "Transport"]
 
 
-def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> job_components.Row:
-    row = job_components.Row(job_id, raw_id, job_state(state))
-    return row._replace(reason=plain(reason), start=moment(start, UTC)) if row.state == "PENDING" else row
+def _row(job_id: str, reason: str, start: str, raw_id: str, state: str) -> job_components.SqueueRow:
+    row = job_components.SqueueRow(job_id, raw_id, parse_job_state(state))
+    return (
+        row._replace(reason=none_to_empty(reason), start=parse_slurm_time(start, UTC))
+        if row.state == "PENDING"
+        else row
+    )
 
 
 class Client:
-    """One cluster. reach: how its commands are run; run: what runs a program, as `core/subprocesses.py` does."""
+    """One cluster. transport: how its commands are run; run: what runs a program, as `core/subprocesses.py` does."""
 
-    def __init__(self, reach: Reach | None = None, run: Run = subprocesses.run) -> None:
-        self.reach = reach or Reach()
+    def __init__(self, transport: Transport | None = None, run: RunFunction = subprocesses.run) -> None:
+        self.transport = transport or Transport()
         self._run = run
 
     def version(self) -> tuple[int, ...]:
         """Version of the Slurm commands, such as (22, 5, 8). Asks no controller."""
-        return parse_cluster.version(self._read(argv.VERSION))
+        return parse_cluster.parse_version(self._read(argv.VERSION))
 
     def user(self) -> str:
         """Whom the commands run as, on the cluster's side."""
@@ -69,19 +73,19 @@ class Client:
 
     def config(self) -> Config:
         """What slurmctld runs with."""
-        return parse_cluster.config(self._read(argv.CONFIG))
+        return parse_cluster.parse_config(self._read(argv.CONFIG))
 
     def is_up(self) -> bool:
         """Whether one of the cluster's controllers answers."""
-        return " UP" in self._call(argv.PING, READING).stdout
+        return " UP" in self._call(argv.PING, QUERY_ENV).stdout
 
     def partitions(self) -> list[Partition]:
         """Every partition that this user may see."""
-        return parse_nodes.partitions(self._read(argv.PARTITIONS))
+        return parse_nodes.parse_partitions(self._read(argv.PARTITIONS))
 
     def nodes(self, names: str = "") -> list[Node]:
         """Every node, or those of a folded host list."""
-        return parse_nodes.scontrol_nodes(self._read(argv.nodes(names)), UTC)
+        return parse_nodes.parse_nodes(self._read(argv.show_nodes(names)), UTC)
 
     def address(self, node: str) -> str:
         """The address at which slurmctld reaches a node."""
@@ -92,10 +96,10 @@ class Client:
 
     def topology(self) -> list[Switch | Block]:
         """Switches or blocks; [] for a flat topology."""
-        done = self._call(argv.TOPOLOGY, READING)
+        done = self._call(argv.TOPOLOGY, QUERY_ENV)
         if done.code and reason_of(done.stderr) is SlurmReason.NO_TOPOLOGY:
             return []
-        return parse_cluster.topology(self._checked(argv.TOPOLOGY, done))
+        return parse_cluster.parse_topology(self._stdout_or_raise(argv.TOPOLOGY, done))
 
     def jobs(
         self,
@@ -105,26 +109,26 @@ class Client:
         name: str = "",
         all_states: bool = False,
         each_task: bool = False,
-    ) -> list[Job]:
+    ) -> list[SlurmJob]:
         """Jobs that have not ended (`all_states`: or ended minutes ago), narrowed by ids, user and exact name.
 
         An id that slurmctld does not know is no error: it has no job here.
         """
-        sep = separator()
-        command = argv.jobs(ids, user, name, all_states=all_states, each_task=each_task, sep=sep)
-        done = self._call(command, READING)
-        if done.code and means_gone(done.stderr):
+        sep = new_separator()
+        command = argv.squeue(ids, user, name, all_states=all_states, each_task=each_task, sep=sep)
+        done = self._call(command, QUERY_ENV)
+        if done.code and job_not_found(done.stderr):
             return []
-        found = parse_jobs.squeue(self._checked(command, done), sep, zone=UTC)
+        found = parse_jobs.parse_squeue(self._stdout_or_raise(command, done), sep, zone=UTC)
         return [job for job in found if not name or job.name == name]
 
-    def job(self, job_id: str) -> list[Job]:
+    def job(self, job_id: str) -> list[SlurmJob]:
         """One job in detail, with its restarts and batch host; several for an array or het job; [] when unknown."""
-        command = argv.job(job_id)
-        done = self._call(command, READING)
-        if done.code and means_gone(done.stderr):
+        command = argv.show_job(job_id)
+        done = self._call(command, QUERY_ENV)
+        if done.code and job_not_found(done.stderr):
             return []
-        return parse_jobs.scontrol_jobs(self._checked(command, done), UTC)
+        return parse_jobs.parse_scontrol_jobs(self._stdout_or_raise(command, done), UTC)
 
     def accounting(
         self,
@@ -134,25 +138,25 @@ class Client:
         name: str = "",
         since: datetime | None = None,
         attempts: bool = True,
-    ) -> list[Accounting]:
+    ) -> list[AccountingRow]:
         """What accounting keeps of these ids, or since an aware moment; every attempt, or only the last of each job."""
-        sep = separator()
-        found = parse_accounting.sacct(
-            self._read(argv.accounting(ids, user, name, since, attempts=attempts, sep=sep)), sep, UTC
+        sep = new_separator()
+        found = parse_accounting.parse_sacct(
+            self._read(argv.sacct(ids, user, name, since, attempts=attempts, sep=sep)), sep, UTC
         )
         return [job for job in found if not name or job.name == name]
 
     def associations(self, user: str = "") -> list[Association]:
         """Accounts, partitions and QOS that a user, or anyone, is associated with."""
-        return parse_accounting.associations(self._read(argv.associations(user)))
+        return parse_accounting.parse_associations(self._read(argv.associations(user)))
 
     def default_accounts(self, user: str) -> dict[str, str]:
         """Cluster → the account that a user's jobs are charged to there when they name none."""
-        return parse_accounting.default_accounts(self._read(argv.default_accounts(user)))
+        return parse_accounting.parse_default_accounts(self._read(argv.default_accounts(user)))
 
     def qos(self) -> list[Qos]:
         """Every QOS."""
-        return parse_accounting.qos(self._read(argv.QOS))
+        return parse_accounting.parse_qos(self._read(argv.QOS))
 
     def state_of(self, ids: Sequence[str]) -> dict[str, str]:
         """State of each job: one squeue for all, then one sacct for those that squeue does not know.
@@ -163,36 +167,40 @@ class Client:
         if not ids:
             return {}
         jobs = self.jobs(ids, all_states=True, each_task=True)
-        known = job_components.queued(job_components.Row(job.job_id, job.raw_id, job.state) for job in jobs)
+        known = job_components.states_from_squeue(
+            job_components.SqueueRow(job.job_id, job.raw_id, job.state) for job in jobs
+        )
         missing = [job_id for job_id in ids if job_id not in known]
         if missing:
-            known = {**self._accounted(missing), **known}
+            known = {**self._states_from_accounting(missing), **known}
         return {job_id: known.get(job_id, UNKNOWN) for job_id in ids}
 
-    def _accounted(self, ids: Sequence[str]) -> dict[str, str]:
+    def _states_from_accounting(self, ids: Sequence[str]) -> dict[str, str]:
         try:
             jobs = self.accounting(ids, attempts=False)
         except PitError:
             return {}
-        return job_components.accounted(job_components.Row(job.job_id, job.raw_id, job.state) for job in jobs)
+        return job_components.states_from_accounting(
+            job_components.SqueueRow(job.job_id, job.raw_id, job.state) for job in jobs
+        )
 
-    def mine(self) -> list[job_components.Row]:
+    def my_jobs(self) -> list[job_components.SqueueRow]:
         """Id, number and state of every job of this user, each task by itself, also of those that ended minutes ago; of
         those that wait also why, and when they are expected to start.
 
         As cheap as squeue can be: for all jobs at once, and for asking again and again.
         """
-        sep = separator()
-        command = argv.mine(sep)
-        said = rows(self._read(command), sep, len(argv.MINE), command[0])
+        sep = new_separator()
+        command = argv.my_jobs(sep)
+        said = split_rows(self._read(command), sep, len(argv.MY_JOBS_FORMAT), command[0])
         return [_row(*values) for values in said]
 
     def test_only(self, script: str, args: Sequence[str] = ()) -> StartEstimate:
         """When and where the script would start now. A `--begin` in it is read as UTC here."""
-        command = argv.estimate(args)
-        done = self._call(command, READING, stdin=script)
-        self._checked(command, done)
-        return parse_cluster.estimate(done.stderr, UTC)
+        command = argv.test_only(args)
+        done = self._call(command, QUERY_ENV, stdin=script)
+        self._stdout_or_raise(command, done)
+        return parse_cluster.parse_estimate(done.stderr, UTC)
 
     def submit(
         self, script: str = "", *, path: str = "", args: Sequence[str] = (), answer: BinaryIO | None = None
@@ -205,22 +213,24 @@ class Client:
         submitting it again.
         """
         command = argv.submit(args, path)
-        submit_rate.wait()
+        submit_rate.wait_turn()
         hint = "the job may be queued: look for its name with squeue first"
-        done = self._change(command, hint, stdin=script or None, stdout=answer)
+        done = self.run_once(command, hint, stdin=script or None, stdout=answer)
         try:
-            return parse_cluster.submitted(done.stdout)
+            return parse_cluster.parse_submitted(done.stdout)
         except ClusterError as error:
-            raise Unanswered(error.what, where=error.where, hint="look for the job's name with squeue") from error
+            raise OutcomeUnknown(
+                error.message, where=error.where, hint="look for the job's name with squeue"
+            ) from error
 
     @staticmethod
-    def answered(answer: BinaryIO) -> Submitted | None:
+    def read_answer(answer: BinaryIO) -> Submitted | None:
         """The job that a file for sbatch's answer names; None where it holds none, or half of one."""
         answer.seek(0)
         # Over ssh what the login said comes first.
-        said = answer.read().decode(errors="replace").rpartition(MARK)[2]
+        said = answer.read().decode(errors="replace").rpartition(LOGIN_OUTPUT_END)[2]
         try:
-            return parse_cluster.submitted(said) if said.endswith("\n") else None
+            return parse_cluster.parse_submitted(said) if said.endswith("\n") else None
         except ClusterError:
             return None
 
@@ -234,12 +244,12 @@ class Client:
         # Not is_silent: a refusal of scancel's own has codes above 128.
         if done.code < 0 or (done.code and not done.stderr.strip()):
             raise Unreachable(f"it ended with {done.code} and did not say why", where=command[0])
-        if (done.code or "error" in done.stderr) and not means_gone(done.stderr):
-            raise self._refusal(command, done)
+        if (done.code or "error" in done.stderr) and not job_not_found(done.stderr):
+            raise self._error_for(command, done)
 
     def requeue(self, ids: Sequence[str]) -> None:
         """Put these batch jobs back in the queue under their own ids."""
-        self._change(argv.requeue(ids), "the jobs may have been requeued: look at them with squeue first")
+        self.run_once(argv.requeue(ids), "the jobs may have been requeued: look at them with squeue first")
 
     def update(
         self,
@@ -255,56 +265,57 @@ class Client:
         start_now: a job that was to begin later may start at once. Safe to repeat. A job that has started is refused.
         """
         self._read(
-            argv.update(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation, start_now=start_now)
+            argv.update_job(job_id, exclude=exclude, nodelist=nodelist, reservation=reservation, start_now=start_now)
         )
 
     def reserve(self, name: str, nodes: str, user: str, minutes: int) -> None:
         """Keep nodes for a user's jobs, for so many minutes at most. Operators only: others are refused."""
-        self._change(
-            argv.reserve(name, nodes, user, minutes), f"the reservation {name} may be there: it ends by itself"
+        self.run_once(
+            argv.create_reservation(name, nodes, user, minutes),
+            f"the reservation {name} may be there: it ends by itself",
         )
 
     def unreserve(self, name: str) -> None:
         """End a reservation; what runs in it goes on. One that is not there is left alone. Safe to repeat."""
-        command = argv.unreserve(name)
+        command = argv.delete_reservation(name)
         done = self._call(command, {})
         if done.code and reason_of(done.stderr) is SlurmReason.RESERVATION_IN_USE:
             command = argv.end_reservation(name)
             done = self._call(command, {})
-        if is_refused(done) and reason_of(done.stderr) is not SlurmReason.RESERVATION_NOT_FOUND:
-            raise self._refusal(command, done)
+        if has_failed(done) and reason_of(done.stderr) is not SlurmReason.RESERVATION_NOT_FOUND:
+            raise self._error_for(command, done)
 
     def _read(self, command: Sequence[str]) -> str:
-        return self._checked(command, self._call(command, READING))
+        return self._stdout_or_raise(command, self._call(command, QUERY_ENV))
 
-    def _change(
+    def run_once(
         self, command: Sequence[str], hint: str, stdin: str | None = None, stdout: BinaryIO | None = None
     ) -> subprocesses.Completed:
         """Run what must not be repeated blindly: in doubt, say so."""
         try:
             done = self._call(command, {}, stdin, stdout)
-            if is_silent(done):
+            if died_without_message(done):
                 raise Unreachable(f"it ended with {done.code} and did not say why", where=command[0])
-            self._checked(command, done)
+            self._stdout_or_raise(command, done)
         except Unreachable as error:
-            if was_never_sent(error):
+            if was_not_sent(error):
                 raise
-            raise Unanswered(error.what, where=error.where, hint=hint) from error
+            raise OutcomeUnknown(error.message, where=error.where, hint=hint) from error
         return done
 
     def _call(
         self, command: Sequence[str], env: Mapping[str, str], stdin: str | None = None, stdout: BinaryIO | None = None
     ) -> subprocesses.Completed:
-        done = call(self.reach, command, env=env, stdin=stdin, stdout=stdout, run=self._run)
+        done = run_command(self.transport, command, env=env, stdin=stdin, stdout=stdout, run=self._run)
         if stdout is None:
             return done
         stdout.seek(0)
-        return done._replace(stdout=stdout.read().decode(errors="replace").rpartition(MARK)[2])
+        return done._replace(stdout=stdout.read().decode(errors="replace").rpartition(LOGIN_OUTPUT_END)[2])
 
-    def _checked(self, command: Sequence[str], done: subprocesses.Completed) -> str:
-        if is_refused(done):
-            raise self._refusal(command, done)
+    def _stdout_or_raise(self, command: Sequence[str], done: subprocesses.Completed) -> str:
+        if has_failed(done):
+            raise self._error_for(command, done)
         return done.stdout
 
-    def _refusal(self, command: Sequence[str], done: subprocesses.Completed) -> PitError:
-        return refusal(command[0], self.reach.host, done.code, done.stderr or done.stdout)
+    def _error_for(self, command: Sequence[str], done: subprocesses.Completed) -> PitError:
+        return error_for(command[0], self.transport.host, done.code, done.stderr or done.stdout)

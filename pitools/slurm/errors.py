@@ -12,7 +12,7 @@ from pitools.core.errors import ClusterError, PitError, ToolMissing, TryLater, U
 # ssh keeps 255 for its own failures; the remote wrapper in transport.py keeps Slurm's commands from using it.
 SSH_FAILED = 255
 NOT_FOUND = 127
-_SIGNALLED = 128  # above it a shell tells of the signal that ended its command
+_SIGNAL_BASE = 128  # above it a shell tells of the signal that ended its command
 
 # It never left, it may have arrived, or the failure is the answer to it.
 Delivery = Literal["not-sent", "maybe-sent", "answered"]
@@ -68,7 +68,7 @@ class SlurmUnreachable(SlurmError, Unreachable):
     """Slurm gave no answer."""
 
 
-class Unanswered(Unreachable):
+class OutcomeUnknown(Unreachable):
     """A request that changes something was sent and no answer came: it may have been carried out."""
 
 
@@ -140,7 +140,9 @@ _SSH = (
 )
 # Nothing was carried out, and the same request may be later.
 _PASSING = frozenset({SlurmReason.BUSY, SlurmReason.CONTROLLER_DOWN, SlurmReason.LOGIN_DROPPED})
-_GONE = re.compile(r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE)
+_JOB_NOT_FOUND = re.compile(
+    r"Invalid job id specified|already completing or completed|Job has already finished", re.IGNORECASE
+)
 _PREFIX = re.compile(
     r"^(?:slurm_\w+(?: error)?: |\w+: (?:error|fatal): |allocation failure: |Batch job submission failed: )+"
 )
@@ -168,25 +170,25 @@ _HINTS = [
 ]
 
 
-def is_refused(done: subprocesses.Completed) -> bool:
+def has_failed(done: subprocesses.Completed) -> bool:
     """Whether a command failed; some of scontrol's exit with 0 though the controller did not answer."""
     return done.code != 0 or (not done.stdout and _first(_SLURM, done.stderr).delivery != "answered")
 
 
-def refusal(command: str, host: str, code: int, stderr: str) -> PitError:
+def error_for(command: str, host: str, code: int, stderr: str) -> PitError:
     """The error that a failed command stands for. host: "" for this machine."""
     where = f"{command} on {host}" if host else command
     if host and code == SSH_FAILED:
         hint = f"try: ssh -o BatchMode=yes {host} true"
         # ssh says why last: before that stand banners, and the screenful about a changed key.
         last = "\n".join(stderr.rstrip().split("\n")[-2:])
-        what = f'ssh to "{host}" failed: {sentence(last) or "no reason given"}'
+        what = f'ssh to "{host}" failed: {error_text(last) or "no reason given"}'
         reason, delivery, _ = _first(_SSH, last)
         return SlurmUnreachable(what, where=where, hint=hint, reason=reason, delivery=delivery)
     if host and code == NOT_FOUND:
         hint = "name its folder in the site file: [slurm] bin; pit site probe finds it"
         return ToolMissing(f'"{command}" is not on the PATH of {host}', where=where, hint=hint)
-    said = sentence(stderr)
+    said = error_text(stderr)
     reason, delivery, _ = _first(_SLURM, stderr)
     if delivery != "answered":
         hint = "wait for the controller or the database to come back, or try later"
@@ -210,13 +212,13 @@ def reason_of(stderr: str) -> SlurmReason:
     return _first(_SLURM, stderr).reason
 
 
-def sentence(stderr: str) -> str:
+def error_text(stderr: str) -> str:
     """What the lines of stderr say, each once, without the names of the programs and functions that said it."""
     said = [_PREFIX.sub("", line.strip()) for line in stderr.split("\n")]
     return "; ".join(dict.fromkeys(line for line in said[-8:] if line))
 
 
-def was_never_sent(error: PitError) -> bool:
+def was_not_sent(error: PitError) -> bool:
     """Whether it is certain that the request did not reach slurmctld."""
     return isinstance(error, SlurmError) and error.delivery == "not-sent"
 
@@ -231,13 +233,13 @@ def is_busy(error: PitError) -> bool:
     return isinstance(error, SlurmError) and error.reason in _PASSING
 
 
-def is_silent(done: subprocesses.Completed) -> bool:
+def died_without_message(done: subprocesses.Completed) -> bool:
     """Whether a failed command was ended before it could say what became of its request."""
-    is_signal = done.code < 0 or _SIGNALLED < done.code < SSH_FAILED - 1
+    is_signal = done.code < 0 or _SIGNAL_BASE < done.code < SSH_FAILED - 1
     return is_signal or (done.code != 0 and not done.stderr.strip())
 
 
-def means_gone(stderr: str) -> bool:
+def job_not_found(stderr: str) -> bool:
     """Whether every line only says that a job is not there, or not there any more."""
     lines = [line for line in stderr.split("\n") if line.strip()]
-    return bool(lines) and all(_GONE.search(line) for line in lines)
+    return bool(lines) and all(_JOB_NOT_FOUND.search(line) for line in lines)

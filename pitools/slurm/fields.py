@@ -13,31 +13,31 @@ from datetime import datetime, tzinfo
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, UsageError
-from pitools.core.units import seconds
+from pitools.core.units import parse_duration
 
-_NOTHING = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "NONE", "Unknown", "None assigned"})
+_EMPTY_VALUES = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "NONE", "Unknown", "None assigned"})
 _NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", "NOT_SET", "Partition_Limit", "INVALID"})
 _KEY = re.compile(r"(?:^|\s)([A-Za-z_][\w/:.\[\]-]*)=")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
-def separator() -> str:
+def new_separator() -> str:
     """A separator for one call: printable, and in nobody's job name."""
     return f"|{secrets.token_hex(6)}|"
 
 
-def unreadable(command: str, why: str, line: str) -> ClusterError:
+def parse_error(command: str, reason: str, line: str) -> ClusterError:
     """The error of an answer that is not what the command answers, showing the line."""
     shown = line if len(line) <= 200 else line[:200] + "..."
     return ClusterError(
-        f"cannot read the answer of {command}: {why}",
+        f"cannot read the answer of {command}: {reason}",
         where=f"line: {shown!r}",
         hint="run the command by hand; if it looks whole, this Slurm prints a form that pitools does not know",
     )
 
 
-def rows(text: str, sep: str, width: int, command: str) -> list[list[str]]:
+def split_rows(text: str, sep: str, width: int, command: str) -> list[list[str]]:
     """Rows of `width` (two or more) values between separators, one row to a line of Slurm's.
 
     Only the separator ends a value: a value between two of them may hold newlines; the first and the last of a row
@@ -46,18 +46,18 @@ def rows(text: str, sep: str, width: int, command: str) -> list[list[str]]:
     if not text:
         return []
     if not text.endswith("\n"):
-        raise unreadable(command, "it is cut short", text.rsplit("\n", 1)[-1])
+        raise parse_error(command, "it is cut short", text.rsplit("\n", 1)[-1])
     cells = text[:-1].split(sep)
     count, rest = divmod(len(cells) - 1, width - 1)
     edges = [cells[i * (width - 1)].split("\n") for i in range(count + 1)]
     if rest or not count or any(len(edge) != (1 if i in (0, count) else 2) for i, edge in enumerate(edges)):
         lines = text[:-1].split("\n")
         line = next((line for line in lines if line.count(sep) != width - 1), lines[0])
-        raise unreadable(command, f"{line.count(sep) + 1} values instead of {width}", line)
+        raise parse_error(command, f"{line.count(sep) + 1} values instead of {width}", line)
     return [[edges[i][-1], *cells[i * (width - 1) + 1 : (i + 1) * (width - 1)], edges[i + 1][0]] for i in range(count)]
 
 
-def pairs(text: str, keys: Collection[str] = ()) -> dict[str, str]:
+def key_values(text: str, keys: Collection[str] = ()) -> dict[str, str]:
     """`Key=value Key=value ...`, where a value may hold spaces; the first of a repeated key counts.
 
     With `keys`, only these begin a new value: for text that people write.
@@ -67,69 +67,69 @@ def pairs(text: str, keys: Collection[str] = ()) -> dict[str, str]:
     return dict(zip(reversed(parts[1::2]), map(str.strip, reversed(parts[2::2])), strict=True))
 
 
-def plain(text: str) -> str:
+def none_to_empty(text: str) -> str:
     """The text, or "" for any of Slurm's spellings of nothing."""
     text = text.strip()
-    return "" if text in _NOTHING else text
+    return "" if text in _EMPTY_VALUES else text
 
 
-def words(text: str) -> tuple[str, ...]:
+def comma_list(text: str) -> tuple[str, ...]:
     """The parts of a comma list; () for nothing."""
-    return tuple(part for part in plain(text).split(",") if part)
+    return tuple(part for part in none_to_empty(text).split(",") if part)
 
 
-def moment(text: str, zone: tzinfo | None = None) -> str:
+def parse_slurm_time(text: str, zone: tzinfo | None = None) -> str:
     """RFC 3339 UTC text of Slurm's zoneless local time, or "". zone: Slurm's; None is this machine's.
 
     Raises ClusterError.
     """
-    text = plain(text)
+    text = none_to_empty(text)
     if not text or text in ("0", "NONE"):
         return ""
     try:
         local = datetime.fromisoformat(text)
     except ValueError as error:
-        raise unreadable("a Slurm command", "not a time", text) from error
+        raise parse_error("a Slurm command", "not a time", text) from error
     # A zone-aware time cannot come out of Slurm's standard format, but must not be shifted twice if it does.
-    return timestamps.text(local if local.tzinfo or zone is None else local.replace(tzinfo=zone))
+    return timestamps.to_rfc3339(local if local.tzinfo or zone is None else local.replace(tzinfo=zone))
 
 
-def span_s(text: str, unit_s: int = 1) -> int | None:
+def parse_slurm_duration(text: str, unit_s: int = 1) -> int | None:
     """Seconds of `7-00:00:00`, `4:00:00`, `10:00`, or of a bare number of units; None for no limit or nothing."""
-    text = plain(text)
+    text = none_to_empty(text)
     if not text or text in _NO_LIMIT:
         return None
     if text.isdecimal():
         return int(text) * unit_s
     try:
-        return seconds(text)
+        return parse_duration(text)
     except UsageError as error:
-        raise unreadable("a Slurm command", "not a duration", text) from error
+        raise parse_error("a Slurm command", "not a duration", text) from error
 
 
-def count(text: str) -> int | None:
+def parse_count(text: str) -> int | None:
     """A number, `4K` (4096), or the least of a range `2-4`; None for no limit or nothing. Raises ClusterError."""
-    text = plain(text)
+    text = none_to_empty(text)
     if not text or text in _NO_LIMIT:
         return None
     match = _COUNT.fullmatch(text.split("-", 1)[0])
     if not match:
-        raise unreadable("a Slurm command", "not a number", text)
+        raise parse_error("a Slurm command", "not a number", text)
     return int(match[1]) if not match[2] and match[1].isdigit() else round(float(match[1]) * 1024 ** _POWERS[match[2]])
 
 
-def tres(text: str) -> dict[str, str]:
+def parse_tres(text: str) -> dict[str, str]:
     """`cpu=4,gres/gpu:h100=2` as {"cpu": "4", "gres/gpu:h100": "2"}."""
-    return {name: value for name, eq, value in (part.partition("=") for part in words(text)) if eq}
+    return {name: value for name, eq, value in (part.partition("=") for part in comma_list(text)) if eq}
 
 
-def gpus(gres: str) -> tuple[str, int]:
+def parse_gpus(gres: str) -> tuple[str, int]:
     """Type and number of the GPUs in `gpu:h100:8(S:0-1),shard:16`: ("h100", 8). Types are joined by commas."""
     total, types = 0, []
-    for part in re.sub(r"\([^)]*\)", "", plain(gres)).split(","):
+    for part in re.sub(r"\([^)]*\)", "", none_to_empty(gres)).split(","):
         name, *rest = part.removeprefix("gres:").removeprefix("gres/").replace("=", ":").split(":")
         if name == "gpu":
-            amount = count(rest[-1]) if rest and _COUNT.fullmatch(rest[-1]) else None
+            amount = parse_count(rest[-1]) if rest and _COUNT.fullmatch(rest[-1]) else None
             total += 1 if amount is None else amount
             kinds = rest if amount is None else rest[:-1]
             types += [kind for kind in kinds if kind != "no_consume" and kind not in types]

@@ -7,8 +7,17 @@ from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 
 from pitools.slurm import states
-from pitools.slurm.fields import count, moment, plain, rows, span_s, tres, unreadable, words
-from pitools.slurm.records import Accounting, Association, Qos
+from pitools.slurm.fields import (
+    comma_list,
+    none_to_empty,
+    parse_count,
+    parse_error,
+    parse_slurm_duration,
+    parse_slurm_time,
+    parse_tres,
+    split_rows,
+)
+from pitools.slurm.records import AccountingRow, Association, Qos
 
 # Every version since 22.05 knows these (`Restarts` came with 24.11). The last column holds no text of users.
 ACCOUNTING_FORMAT = (
@@ -62,12 +71,12 @@ QOS_FORMAT = (
     "UsageFactor",
     "MaxTRES",
 )
-_NEEDED = 10  # of both; what is asked for behind these only makes the picture finer
+_MIN_COLUMNS = 10  # of both; what is asked for behind these only makes the picture finer
 
-_BY = re.compile(r" by (\d+)$")
+_CANCELLED_BY = re.compile(r" by (\d+)$")
 
 
-def sacct(text: str, sep: str = "|", zone: tzinfo | None = None) -> list[Accounting]:
+def parse_sacct(text: str, sep: str = "|", zone: tzinfo | None = None) -> list[AccountingRow]:
     """Jobs of `sacct -X -P [-D]`, its header line included: the header says which column is what.
 
     Columns that we do not know are left out. Raises ClusterError when one that we need is missing.
@@ -75,20 +84,20 @@ def sacct(text: str, sep: str = "|", zone: tzinfo | None = None) -> list[Account
     header = text.split("\n", 1)[0].split(sep)
     missing = [name for name in ACCOUNTING_FORMAT if name not in header and name not in _OPTIONAL]
     if missing:
-        raise unreadable("sacct", f"it has no column {', '.join(missing)}", sep.join(header))
-    table = rows(text, sep, len(header), "sacct")[1:]
+        raise parse_error("sacct", f"it has no column {', '.join(missing)}", sep.join(header))
+    table = split_rows(text, sep, len(header), "sacct")[1:]
     return [_accounting(dict(zip(header, row, strict=True)), sep.join(row), zone) for row in table]
 
 
-def _accounting(values: dict[str, str], line: str, zone: tzinfo | None) -> Accounting:
-    by = _BY.search(values["State"])
+def _accounting(values: dict[str, str], line: str, zone: tzinfo | None) -> AccountingRow:
+    by = _CANCELLED_BY.search(values["State"])
     try:
         exit_code, _, signal = values["ExitCode"].partition(":")
-        return Accounting(
+        return AccountingRow(
             job_id=values["JobID"],
             raw_id=values["JobIDRaw"],
-            state=states.job_state(values["State"]),
-            by_uid=int(by[1]) if by else None,
+            state=states.parse_job_state(values["State"]),
+            cancelled_by_uid=int(by[1]) if by else None,
             exit_code=int(exit_code),
             signal=int(signal or 0),
             derived_exit_code=int(values.get("DerivedExitCode", "").partition(":")[0] or 0),
@@ -97,25 +106,25 @@ def _accounting(values: dict[str, str], line: str, zone: tzinfo | None) -> Accou
             account=values["Account"],
             qos=values["QOS"],
             partition=values["Partition"],
-            submit=moment(values["Submit"], zone),
-            eligible=moment(values["Eligible"], zone),
-            start=moment(values["Start"], zone),
-            end=moment(values["End"], zone),
+            submit=parse_slurm_time(values["Submit"], zone),
+            eligible=parse_slurm_time(values["Eligible"], zone),
+            start=parse_slurm_time(values["Start"], zone),
+            end=parse_slurm_time(values["End"], zone),
             elapsed_s=int(values["ElapsedRaw"] or 0),
-            time_limit_s=span_s(values["TimelimitRaw"], unit_s=60),
-            nodes=count(values["NNodes"]) or 0,
-            node_list=plain(values["NodeList"]),
-            req_tres=tres(values["ReqTRES"]),
-            alloc_tres=tres(values["AllocTRES"]),
-            reason=plain(values.get("Reason", "")),
+            time_limit_s=parse_slurm_duration(values["TimelimitRaw"], unit_s=60),
+            nodes=parse_count(values["NNodes"]) or 0,
+            node_list=none_to_empty(values["NodeList"]),
+            req_tres=parse_tres(values["ReqTRES"]),
+            alloc_tres=parse_tres(values["AllocTRES"]),
+            reason=none_to_empty(values.get("Reason", "")),
             comment=values.get("Comment", ""),
-            restarts=count(values.get("Restarts", "")),
+            restarts=parse_count(values.get("Restarts", "")),
         )
     except ValueError as error:
-        raise unreadable("sacct", str(error), line) from error
+        raise parse_error("sacct", str(error), line) from error
 
 
-def associations(text: str) -> list[Association]:
+def parse_associations(text: str) -> list[Association]:
     """Rows of `sacctmgr -n -P show assoc`. Raises ClusterError."""
     return [
         Association(
@@ -123,11 +132,11 @@ def associations(text: str) -> list[Association]:
             account=row[1],
             user=row[2],
             partition=row[3],
-            qos=words(row[4]),
+            qos=comma_list(row[4]),
             default_qos=row[5],
-            grp_tres=tres(row[6]),
-            max_tres=tres(row[7]),
-            max_jobs=count(row[8]),
+            grp_tres=parse_tres(row[6]),
+            max_tres=parse_tres(row[7]),
+            max_jobs=parse_count(row[8]),
             fairshare=row[9],
             parent=row[10],
         )
@@ -135,30 +144,30 @@ def associations(text: str) -> list[Association]:
     ]
 
 
-def default_accounts(text: str) -> dict[str, str]:
+def parse_default_accounts(text: str) -> dict[str, str]:
     """Cluster → default account, from `sacctmgr -n -P show user … withassoc`. Raises ClusterError."""
     rows = (line.split("|") for line in text.split("\n") if line)
     try:
         return {cluster: account for cluster, account in rows if cluster and account}
     except ValueError as error:
-        raise unreadable("sacctmgr show user", "not a cluster and an account", text) from error
+        raise parse_error("sacctmgr show user", "not a cluster and an account", text) from error
 
 
-def qos(text: str) -> list[Qos]:
+def parse_qos(text: str) -> list[Qos]:
     """Rows of `sacctmgr -n -P show qos`. Raises ClusterError."""
     return [
         Qos(
             qos=row[0],
-            priority=count(row[1]) or 0,
-            preempt=words(row[2]),
+            priority=parse_count(row[1]) or 0,
+            preempt=comma_list(row[2]),
             preempt_mode=row[3],
-            grace_s=span_s(row[4]) or 0,
-            flags=words(row[5]),
-            grp_tres=tres(row[6]),
-            max_tres_per_user=tres(row[7]),
-            max_wall_s=span_s(row[8]),
+            grace_s=parse_slurm_duration(row[4]) or 0,
+            flags=comma_list(row[5]),
+            grp_tres=parse_tres(row[6]),
+            max_tres_per_user=parse_tres(row[7]),
+            max_wall_s=parse_slurm_duration(row[8]),
             usage_factor=_factor(row[9]),
-            max_tres=tres(row[10]),
+            max_tres=parse_tres(row[10]),
         )
         for row in _lines(text, QOS_FORMAT, "sacctmgr show qos")
     ]
@@ -169,8 +178,8 @@ def _lines(text: str, columns: Sequence[str], command: str) -> Iterator[list[str
     for line in text.split("\n"):
         if line:
             row = line.split("|")
-            if len(row) < _NEEDED:
-                raise unreadable(command, f"{len(row)} values instead of {_NEEDED}", line)
+            if len(row) < _MIN_COLUMNS:
+                raise parse_error(command, f"{len(row)} values instead of {_MIN_COLUMNS}", line)
             yield row + [""] * (len(columns) - len(row))
 
 
@@ -178,4 +187,4 @@ def _factor(text: str) -> float:
     try:
         return float(text or 1)
     except ValueError as error:
-        raise unreadable("sacctmgr show qos", "not a number", text) from error
+        raise parse_error("sacctmgr show qos", "not a number", text) from error

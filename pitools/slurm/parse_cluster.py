@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import tzinfo
 
-from pitools.slurm.fields import moment, pairs, unreadable, words
+from pitools.slurm.fields import comma_list, key_values, parse_error, parse_slurm_time
 from pitools.slurm.records import Block, Config, StartEstimate, Submitted, Switch
 
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
@@ -19,7 +19,7 @@ _PREEMPTS = re.compile(r"^(?:sbatch:)?\s*Preempts: (\S+)", re.MULTILINE)
 _SUBMITTED = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
 
 
-def config(text: str) -> Config:
+def parse_config(text: str) -> Config:
     """The settings of `scontrol show config`, those of its further sections too. Raises ClusterError."""
     values: dict[str, str] = {}
     for line in text.split("\n"):
@@ -28,32 +28,32 @@ def config(text: str) -> Config:
             values.setdefault(match[1], "" if match[2].strip() in ("(null)", "N/A") else match[2].strip())
     missing = [name for name in ("ClusterName", "SLURM_VERSION") if not values.get(name)]
     if missing:
-        raise unreadable("scontrol show config", f"it has no {' and no '.join(missing)}", text)
-    return Config(cluster=values["ClusterName"], version=version(values["SLURM_VERSION"]), values=values)
+        raise parse_error("scontrol show config", f"it has no {' and no '.join(missing)}", text)
+    return Config(cluster=values["ClusterName"], version=parse_version(values["SLURM_VERSION"]), values=values)
 
 
-def version(text: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     """(22, 5, 8) of `slurm-wlm 22.05.8`, as every tool prints for `-V`. Raises ClusterError."""
     match = _VERSION.search(text)
     if not match:
-        raise unreadable("sinfo -V", "it has no version", text)
+        raise parse_error("sinfo -V", "it has no version", text)
     return tuple(int(part) for part in match[0].split("."))
 
 
-def topology(text: str) -> list[Switch | Block]:
+def parse_topology(text: str) -> list[Switch | Block]:
     """Switches or blocks of `scontrol show topology`; [] where the cluster has none. Raises ClusterError.
 
     Lines of plugins that we do not know are left out, unless there is nothing else.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    found = [record for line in lines if (record := _place(line))]
+    found = [record for line in lines if (record := _parse_topology_line(line))]
     if lines and not found:
-        raise unreadable("scontrol show topology", "neither switches nor blocks", lines[0])
+        raise parse_error("scontrol show topology", "neither switches nor blocks", lines[0])
     return found
 
 
-def _place(line: str) -> Switch | Block | None:
-    values = pairs(line)
+def _parse_topology_line(line: str) -> Switch | Block | None:
+    values = key_values(line)
     try:
         if "SwitchName" in values:
             return Switch(
@@ -73,28 +73,30 @@ def _place(line: str) -> Switch | Block | None:
             is_aggregated="AggregatedBlock" in values,
         )
     except (KeyError, ValueError) as error:
-        raise unreadable("scontrol show topology", f"missing or wrong: {error}", line) from error
+        raise parse_error("scontrol show topology", f"missing or wrong: {error}", line) from error
 
 
-def estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
+def parse_estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
     """What `sbatch --test-only` writes to stderr when the job could run. Raises ClusterError."""
     match = _ESTIMATE.search(text)
     if not match:
-        raise unreadable("sbatch --test-only", "it names no start", text.strip())
+        raise parse_error("sbatch --test-only", "it names no start", text.strip())
     preempts = _PREEMPTS.search(text)
     return StartEstimate(
-        start=moment(match["start"], zone),
+        start=parse_slurm_time(match["start"], zone),
         cpus=int(match["cpus"]),
         node_list=match["nodes"],
         partition=match["partition"] or "",
         cluster=match["cluster"] or "",
-        preempts=words(preempts[1]) if preempts else (),
+        preempts=comma_list(preempts[1]) if preempts else (),
     )
 
 
-def submitted(text: str) -> Submitted:
+def parse_submitted(text: str) -> Submitted:
     """The job of `sbatch --parsable`: `id` or `id;cluster`. Raises ClusterError."""
     found = _SUBMITTED.findall(text)
     if len(found) != 1:
-        raise unreadable("sbatch --parsable", "it names no job" if not found else "it names several jobs", text.strip())
+        raise parse_error(
+            "sbatch --parsable", "it names no job" if not found else "it names several jobs", text.strip()
+        )
     return Submitted(job_id=found[0][0], cluster=found[0][1])

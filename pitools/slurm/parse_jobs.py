@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 
 from pitools.slurm import states
-from pitools.slurm.fields import count, moment, pairs, plain, rows, span_s, unreadable
-from pitools.slurm.records import Job
+from pitools.slurm.fields import (
+    key_values,
+    none_to_empty,
+    parse_count,
+    parse_error,
+    parse_slurm_duration,
+    parse_slurm_time,
+    split_rows,
+)
+from pitools.slurm.records import SlurmJob
 
 # Field of Job → squeue's letter. The first and the last column hold no text that a user chose: see answer.rows.
 JOB_FORMAT = {
@@ -59,61 +67,61 @@ _TEXT_KEYS = (
 )
 
 
-def squeue(
+def parse_squeue(
     text: str, sep: str = "|", fields: Sequence[str] = tuple(JOB_FORMAT), zone: tzinfo | None = None
-) -> list[Job]:
+) -> list[SlurmJob]:
     """Jobs of `squeue -h -o`. fields: what each column is, as JOB_FORMAT names it. Raises ClusterError."""
     return [
         _job(dict(zip(fields, row, strict=True)), "squeue", sep.join(row), zone)
-        for row in rows(text, sep, len(fields), "squeue")
+        for row in split_rows(text, sep, len(fields), "squeue")
     ]
 
 
-def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None) -> Job:
+def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None) -> SlurmJob:
     try:
         job_id = values["job_id"]
-        task = plain(values.get("array_task", ""))
-        return Job(
+        task = none_to_empty(values.get("array_task", ""))
+        return SlurmJob(
             job_id=job_id,
             raw_id=values.get("raw_id") or re.split(r"\D", job_id)[0],
             # squeue gives every job an array id; only a task number makes it an array.
             array_job_id=values.get("array_job_id", "") if task else "",
             array_task=task,
-            state=states.job_state(values["state"]),
+            state=states.parse_job_state(values["state"]),
             name=values.get("name", ""),
             user=values.get("user", ""),
-            account=plain(values.get("account", "")),
-            qos=plain(values.get("qos", "")),
+            account=none_to_empty(values.get("account", "")),
+            qos=none_to_empty(values.get("qos", "")),
             partition=values.get("partition", ""),
-            reason=plain(values.get("reason", "")),
-            nodes=count(values.get("nodes", "")) or 0,
-            node_list=plain(values.get("node_list", "")),
-            start=moment(values.get("start", ""), zone),
-            end=moment(values.get("end", ""), zone),
-            time_limit_s=span_s(values.get("time_limit_s", "")),
-            elapsed_s=span_s(values.get("elapsed_s", "")) or 0,
-            priority=count(values.get("priority", "")),
-            gres=re.sub(r"(^|,)gres[:/]", r"\1", plain(values.get("gres", ""))),
+            reason=none_to_empty(values.get("reason", "")),
+            nodes=parse_count(values.get("nodes", "")) or 0,
+            node_list=none_to_empty(values.get("node_list", "")),
+            start=parse_slurm_time(values.get("start", ""), zone),
+            end=parse_slurm_time(values.get("end", ""), zone),
+            time_limit_s=parse_slurm_duration(values.get("time_limit_s", "")),
+            elapsed_s=parse_slurm_duration(values.get("elapsed_s", "")) or 0,
+            priority=parse_count(values.get("priority", "")),
+            gres=re.sub(r"(^|,)gres[:/]", r"\1", none_to_empty(values.get("gres", ""))),
             comment=_unless_null(values.get("comment", "")),
             work_dir=_unless_null(values.get("work_dir", "")),
-            restarts=count(values.get("restarts", "")),
-            batch_host=plain(values.get("batch_host", "")),
-            preempted=moment(values.get("preempted", ""), zone),
-            features=plain(values.get("features", "")),
-            required_nodes=plain(values.get("required_nodes", "")),
-            excluded_nodes=plain(values.get("excluded_nodes", "")),
-            reservation=plain(values.get("reservation", "")),
-            segment=count(values.get("segment", "")) or 0,
+            restarts=parse_count(values.get("restarts", "")),
+            batch_host=none_to_empty(values.get("batch_host", "")),
+            preempted=parse_slurm_time(values.get("preempted", ""), zone),
+            features=none_to_empty(values.get("features", "")),
+            required_nodes=none_to_empty(values.get("required_nodes", "")),
+            excluded_nodes=none_to_empty(values.get("excluded_nodes", "")),
+            reservation=none_to_empty(values.get("reservation", "")),
+            segment=parse_count(values.get("segment", "")) or 0,
         )
     except KeyError as error:
-        raise unreadable(command, f"it has no {error}", line) from error
+        raise parse_error(command, f"it has no {error}", line) from error
 
 
 def _unless_null(text: str) -> str:
     return "" if text == "(null)" else text
 
 
-def scontrol_jobs(text: str, zone: tzinfo | None = None) -> list[Job]:
+def parse_scontrol_jobs(text: str, zone: tzinfo | None = None) -> list[SlurmJob]:
     """Jobs of `scontrol -o show job`.
 
     Raises ClusterError, also where a job's name or comment imitates Slurm's own keys so that its end cannot be told.
@@ -121,7 +129,7 @@ def scontrol_jobs(text: str, zone: tzinfo | None = None) -> list[Job]:
     if text.strip() in ("", "No jobs in the system"):
         return []
     if not text.endswith("\n"):
-        raise unreadable("scontrol show job", "it is cut short", text)
+        raise parse_error("scontrol show job", "it is cut short", text)
     records = [record for record in _RECORD.split(text.rstrip("\n")) if record]
     return [_job(_scontrol_values(record), "scontrol show job", record, zone) for record in records]
 
@@ -130,10 +138,10 @@ def _scontrol_values(record: str) -> dict[str, str]:
     ends = list(_AFTER_NAME.finditer(record))
     head, named, _ = record.partition(" JobName=")
     if not record.startswith("JobId=") or not named or len(ends) != 1:
-        raise unreadable("scontrol show job", "a key is missing, or a user's text imitates one", record)
-    ids = pairs(head)
+        raise parse_error("scontrol show job", "a key is missing, or a user's text imitates one", record)
+    ids = key_values(head)
     said = record[record.find(_TEXT_BEGINS, ends[0].end()) :] if _TEXT_BEGINS in record[ends[0].end() :] else ""
-    body, spoken = pairs(record[ends[0].start() :].removesuffix(said)), pairs(said, _TEXT_KEYS)
+    body, spoken = key_values(record[ends[0].start() :].removesuffix(said)), key_values(said, _TEXT_KEYS)
     values = {
         "job_id": _job_id(ids),
         "raw_id": ids["JobId"],

@@ -82,7 +82,7 @@ class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
     accounts: tuple[str, ...] = ()
 
 
-class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
+class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     """One job, array task, het component, or the tasks of an array that are still pending.
 
     job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: the number behind it. array_job_id,
@@ -124,17 +124,17 @@ class Job(Record, frozen=True, kw_only=True, tag="pit.job/1"):
     segment: int = 0
 
 
-class Accounting(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
+class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
     """What accounting keeps of one job, or of one of its attempts.
 
-    by_uid: who cancelled it. exit_code, signal: the batch script's. derived_exit_code: the highest of its steps.
-    time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
+    cancelled_by_uid: who cancelled it. exit_code, signal: the batch script's. derived_exit_code: the highest of its
+    steps. time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
     """
 
     job_id: str
     raw_id: str
     state: str
-    by_uid: int | None = None
+    cancelled_by_uid: int | None = None
     exit_code: int = 0
     signal: int = 0
     derived_exit_code: int = 0

@@ -84,7 +84,7 @@ _FINISHED = frozenset(
 )
 
 # The mark that sinfo puts behind a node's state, as the flag that scontrol spells out.
-_MARKS = {
+_NODE_SUFFIXES = {
     "*": "not_responding",
     "~": "powered_down",
     "#": "powering_up",
@@ -111,7 +111,7 @@ _BLOCKING = frozenset(
 )
 
 
-def job_state(text: str) -> str:
+def parse_job_state(text: str) -> str:
     """One whole upper-case word: `CANCELLED by 7` is CANCELLED, `OUT_OF_ME+` is OUT_OF_MEMORY, `PD` is PENDING.
 
     A word that is not known, or that could be cut from several, is kept as it came; nothing at all is UNKNOWN.
@@ -136,10 +136,10 @@ def is_held(reason: str) -> bool:
 
 def is_finished(state: str) -> bool:
     """Whether a job in this state will not run again of itself; False for UNKNOWN and for states we do not know."""
-    return job_state(state) in _FINISHED
+    return parse_job_state(state) in _FINISHED
 
 
-def joint(states: Iterable[str]) -> str:
+def combined_state(states: Iterable[str]) -> str:
     """The one state of a job made of several: the first unfinished, else the first that is not COMPLETED."""
     seen = list(states)
     unfinished = [state for state in seen if not is_finished(state)]
@@ -147,17 +147,17 @@ def joint(states: Iterable[str]) -> str:
     return (unfinished or bad or seen or [UNKNOWN])[0]
 
 
-def node_state(text: str) -> tuple[str, tuple[str, ...]]:
+def parse_node_state(text: str) -> tuple[str, tuple[str, ...]]:
     """Base state and flags of `IDLE+DRAIN` or `DOWN*+DRAIN`, in lower case. Words that we do not know are kept."""
     base, *flags = [part for part in text.lower().rstrip("+").split("+") if part] or ["unknown"]
     if text.endswith("+"):
-        flags.append(_MARKS["+"])
+        flags.append(_NODE_SUFFIXES["+"])
     word = base.rstrip("*~#!%$@^-")
-    flags = [*(_MARKS[mark] for mark in base[len(word) :]), *flags]
+    flags = [*(_NODE_SUFFIXES[mark] for mark in base[len(word) :]), *flags]
     return word or "unknown", tuple(dict.fromkeys(flags))
 
 
-def takes_jobs(state: str, flags: Iterable[str]) -> bool:
+def is_schedulable(state: str, flags: Iterable[str]) -> bool:
     """Whether a node of this base state and these flags could start a job, now or once its present ones end."""
     held = set(flags) & _BLOCKING
     if "powered_down" in flags:

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from pitools.slurm.ssh_mux import is_private
 
-APART_S = 0.1
-_LONGEST_S = 60.0  # a moment further away than this was left by a clock that has been set since
-_HELD_S = 1.0  # the file is held for the time of a read and a write; longer, and its holder has been stopped
+MIN_INTERVAL_S = 0.1
+_MAX_WAIT_S = 60.0  # a moment further away than this was left by a clock that has been set since
+_LOCK_TIMEOUT_S = 1.0  # the file is held for the time of a read and a write; longer, and its holder has been stopped
 
 
-def wait() -> None:
+def wait_turn() -> None:
     """Return when it is this submission's turn."""
     with contextlib.suppress(OSError, ValueError):
-        time.sleep(_reserve(Path(f"/tmp/pitools-{os.geteuid()}")))  # noqa: S108 (ours alone, or not used)
+        time.sleep(_reserve_slot(Path(f"/tmp/pitools-{os.geteuid()}")))  # noqa: S108 (ours alone, or not used)
 
 
-def _reserve(folder: Path) -> float:
+def _reserve_slot(folder: Path) -> float:
     """Seconds to this submission's turn."""
     if not is_private(folder):
         return 0.0
@@ -35,15 +35,15 @@ def _reserve(folder: Path) -> float:
         _lock(file.fileno())
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         due = float(file.read(32).strip() or 0)
-        due = due if now <= due < now + _LONGEST_S else now
+        due = due if now <= due < now + _MAX_WAIT_S else now
         file.seek(0)
-        file.write(f"{due + APART_S:<31.6f}\n".encode())
+        file.write(f"{due + MIN_INTERVAL_S:<31.6f}\n".encode())
     return due - now
 
 
 def _lock(descriptor: int) -> None:
     """Raises OSError where somebody holds it for longer than it takes."""
-    until = time.monotonic() + _HELD_S
+    until = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

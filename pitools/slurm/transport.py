@@ -15,12 +15,12 @@ from pitools.core import subprocesses, trust
 from pitools.core.errors import ConfigError, Unreachable
 from pitools.slurm import ssh_mux
 
-Run = Callable[..., subprocesses.Completed]
+RunFunction = Callable[..., subprocesses.Completed]
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONNECT_S = 10
-_ACCOUNT = "slurm"  # some clouds' images give Slurm's files to it; what runs on the nodes is its to say anyway
+_SERVICE_ACCOUNT = "slurm"  # some clouds' images give Slurm's files to it; what runs on the nodes is its to say anyway
 
 # What we call, and what stands in our lines for a shell: whatever of it is in a site's own folder is what runs.
 _COMMANDS = (
@@ -43,13 +43,13 @@ _COMMANDS = (
 # (SLURM_CLUSTERS) or what they submit (SBATCH_*), and a shell inside a job is full of them. The second line is what a
 # shell born in a step knows of the rank that it is: a job that inherits it binds its ranks to that step's cores
 # (SLURM_CPU_BIND), or has them look for that step's neighbours (PMI_RANK, PMIX_NAMESPACE).
-_SCRUBBED = (
+_SCRUBBED_PREFIXES = (
     "SLURM|SLURMD|SLURMSTEPD|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SCONTROL|SCANCEL|SACCT|SACCTMGR|SPRIO|SDIAG"
     "|PMI|PMI2|PMIX|OMPI|PRTE|ORTE|PALS|HYDI|MV2_COMM_WORLD"
 )
 # Settings of MPI's that a user makes, and those of them that mpirun makes itself.
 _SETTING, _OF_MPIRUN = "PMIX_MCA_|OMPI_MCA_|PRTE_MCA_", "OMPI_MCA_orte_|OMPI_MCA_ess_|PRTE_MCA_ess_"
-_SCRUB = re.compile(rf"(?:{_OF_MPIRUN})\w*|(?!{_SETTING})(?:{_SCRUBBED})_\w*", re.ASCII)
+_SCRUB = re.compile(rf"(?:{_OF_MPIRUN})\w*|(?!{_SETTING})(?:{_SCRUBBED_PREFIXES})_\w*", re.ASCII)
 
 
 def _globs(prefixes: str) -> str:
@@ -58,7 +58,7 @@ def _globs(prefixes: str) -> str:
 
 # The same on the far side, where only its shell knows the variables. 255 is given back to ssh as its own.
 _REMOTE = (
-    f"for v in $(env | grep -oE '^({_SCRUBBED})_[A-Za-z0-9_]*='); do v=${{v%=}}; "
+    f"for v in $(env | grep -oE '^({_SCRUBBED_PREFIXES})_[A-Za-z0-9_]*='); do v=${{v%=}}; "
     f'case "$v" in {_globs(_OF_MPIRUN)}) unset "$v";; SLURM_CONF|{_globs(_SETTING)}) ;; *) unset "$v";; esac; done; '
     'env "$@"; rc=$?; [ "$rc" = 255 ] && rc=254; exit "$rc"'
 )
@@ -83,14 +83,14 @@ OPEN = (
 IS_OPEN, _OPEN_CODE = "can be written by others, is another user's (expected you or root), or is a loop of links", 78
 # A login says things of its own before the command does: a banner, a start-up file's complaint, a warning about a
 # locale. On both streams this line ends them.
-MARK = "\x1e\n"
-_MARKED = f"printf '\\036\\n'; printf '\\036\\n' >&2; {_REMOTE}"
+LOGIN_OUTPUT_END = "\x1e\n"
+_MARKED_REMOTE = f"printf '\\036\\n'; printf '\\036\\n' >&2; {_REMOTE}"
 
 # Slurm prints local times without a zone: the zone is fixed where it is read. Array indices are never shortened.
-READING = {"TZ": "UTC0", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
+QUERY_ENV = {"TZ": "UTC0", "LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
+class Transport(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a cluster's commands. Raises ConfigError for a host or variable that ssh or env could misread.
 
     host: an ssh destination, or "" for this machine. env: set for every command, such as SLURM_CONF. bin: a folder
@@ -110,14 +110,14 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f'"{name}" is not the name of an environment variable')
 
 
-def call(
-    reach: Reach,
+def run_command(
+    transport: Transport,
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
     stdin: str | BinaryIO | None = None,
     stdout: BinaryIO | None = None,
-    run: Run = subprocesses.run,
+    run: RunFunction = subprocesses.run,
 ) -> subprocesses.Completed:
     """Run a command where it is reached, with `env` on top, and without the variables that would bend Slurm's.
 
@@ -126,53 +126,58 @@ def call(
     Raises ToolMissing, Unreachable on time-out, and ConfigError where SLURM_CONF names no file, or one of others; over
     ssh as far as a few tools there can tell.
     """
-    where = f"{argv[0]} on {reach.host}" if reach.host else argv[0]
+    where = f"{argv[0]} on {transport.host}" if transport.host else argv[0]
     elsewhere = {"stdout": stdout} if stdout else {}
     try:
-        if reach.host:
-            given_argv = ssh_argv(reach, argv, env, marked=True, options=ssh_mux.options(reach.host))
-            with ssh_mux.turn(reach.host):
-                done = run(given_argv, timeout_s=reach.timeout_s, stdin=stdin, **elsewhere)
-            done = done._replace(stdout=_of_command(done.stdout), stderr=_of_command(done.stderr))
+        if transport.host:
+            given_argv = ssh_argv(transport, argv, env, marked=True, options=ssh_mux.mux_options(transport.host))
+            with ssh_mux.connect_once(transport.host):
+                done = run(given_argv, timeout_s=transport.timeout_s, stdin=stdin, **elsewhere)
+            done = done._replace(stdout=_after_mark(done.stdout), stderr=_after_mark(done.stderr))
             said = done.stderr.strip().rpartition("\n")[2]
             if done.code == _OPEN_CODE and said.endswith(IS_OPEN):
                 hint = f"it would decide what runs as you; there: chmod go-w {said.removesuffix(IS_OPEN).strip()}"
                 raise ConfigError(said, where=where, hint=hint)
             return done
-        given = {**conf(reach), **path(reach), **reach.env, **env}
+        given = {**slurm_conf_env(transport), **path_env(transport), **transport.env, **env}
         bent = [name for name in os.environ if _SCRUB.fullmatch(name)]
-        return run(argv, timeout_s=reach.timeout_s, env=given, without=bent, stdin=stdin, **elsewhere)
+        return run(argv, timeout_s=transport.timeout_s, env=given, unset=bent, stdin=stdin, **elsewhere)
     except Unreachable as error:
-        if reach.host:
-            ssh_mux.forget(reach.host)  # whatever hangs there, the next command does not wait behind it
-        raise Unreachable(error.what, where=where, hint=error.hint) from error
+        if transport.host:
+            ssh_mux.drop(transport.host)  # whatever hangs there, the next command does not wait behind it
+        raise Unreachable(error.message, where=where, hint=error.hint) from error
 
 
 def ssh_argv(
-    reach: Reach, argv: Sequence[str], env: Mapping[str, str], *, marked: bool = False, options: Sequence[str] = ()
+    transport: Transport,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    marked: bool = False,
+    options: Sequence[str] = (),
 ) -> list[str]:
     """The ssh command line for a Slurm command: one argument holds the whole remote command, quoted for its shell.
 
     marked: a line with nothing but \\x1e stands before the command's own words, on stdout and on stderr. options: more
     of ssh's own.
     """
-    settings = [f"{name}={value}" for name, value in {**reach.env, **env}.items()]
-    script = _MARKED if marked else _REMOTE
-    if reach.bin:
-        script = f"PATH={shlex.quote(reach.bin)}:$PATH; export PATH; {script}"
-    if files := [file for file in (reach.env.get("SLURM_CONF", ""), *called(reach.bin)) if file]:
+    settings = [f"{name}={value}" for name, value in {**transport.env, **env}.items()]
+    script = _MARKED_REMOTE if marked else _REMOTE
+    if transport.bin:
+        script = f"PATH={shlex.quote(transport.bin)}:$PATH; export PATH; {script}"
+    if files := [file for file in (transport.env.get("SLURM_CONF", ""), *called(transport.bin)) if file]:
         # What the site file names, as here: its plugins and commands would run as this user. None of them is yet.
         said = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_OPEN}" >&2; '
         script = f"o() {{ {OPEN}; }}; {said}exit {_OPEN_CODE}; }}; {script}"
     remote = shlex.join(["sh", "-c", script, "sh", *settings, *argv])
     # Less than the whole, so that it is ssh that gives up, and says that nothing was sent.
-    connect_s = max(1, min(_CONNECT_S, int(reach.timeout_s / 2)))
-    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *options, "--", reach.host, remote]
+    connect_s = max(1, min(_CONNECT_S, int(transport.timeout_s / 2)))
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *options, "--", transport.host, remote]
 
 
-def _of_command(text: str) -> str:
+def _after_mark(text: str) -> str:
     """What follows the mark; all of it where ssh never got that far."""
-    _, mark, said = text.partition(MARK)
+    _, mark, said = text.partition(LOGIN_OUTPUT_END)
     return said if mark else text
 
 
@@ -181,27 +186,27 @@ def called(folder: str) -> list[str]:
     return [folder, *(f"{folder}/{name}" for name in _COMMANDS)] if folder else []
 
 
-def path(reach: Reach) -> dict[str, str]:
-    """PATH with the reach's own folder first. Raises ConfigError where others can write there, or to what we call."""
-    if not reach.bin:
+def path_env(transport: Transport) -> dict[str, str]:
+    """PATH with the transport's `bin` first. Raises ConfigError where others can write there, or to what we call."""
+    if not transport.bin:
         return {}
-    folder, *commands = map(Path, called(reach.bin))
-    trust.check(folder, "folder of Slurm's commands", also=_ACCOUNT)
+    folder, *commands = map(Path, called(transport.bin))
+    trust.require_trusted(folder, "folder of Slurm's commands", trusted_user=_SERVICE_ACCOUNT)
     for command in commands:
         if command.exists():
-            trust.check(command, "command", also=_ACCOUNT)
-    return {"PATH": os.pathsep.join([reach.bin, os.environ.get("PATH", os.defpath)])}
+            trust.require_trusted(command, "command", trusted_user=_SERVICE_ACCOUNT)
+    return {"PATH": os.pathsep.join([transport.bin, os.environ.get("PATH", os.defpath)])}
 
 
-def conf(reach: Reach) -> dict[str, str]:
+def slurm_conf_env(transport: Transport) -> dict[str, str]:
     """SLURM_CONF, the one variable of Slurm's that stays. Without its file every command would retry for a minute.
 
     Raises ConfigError where there is no file, or where others can write it.
     """
-    file = reach.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
+    file = transport.env.get("SLURM_CONF", os.environ.get("SLURM_CONF", ""))
     if file and not Path(file).is_file():
         raise ConfigError("no such file", where=f"SLURM_CONF={file}", hint="name the cluster's slurm.conf")
     if file:
         # Its PluginDir is loaded by each command.
-        trust.check(Path(file), "slurm.conf", also=_ACCOUNT)
+        trust.require_trusted(Path(file), "slurm.conf", trusted_user=_SERVICE_ACCOUNT)
     return {"SLURM_CONF": file} if file else {}

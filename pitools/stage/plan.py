@@ -11,40 +11,40 @@ import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.inventory import looks_whole
-from pitools.stage.cache.layout import OBJECTS, free_bytes, needed_bytes, object_path, require_safe
-from pitools.stage.resolve import EVERYTHING, Choice, Store, resolve
+from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.layout import OBJECTS, free_bytes, needed_bytes, require_safe, set_path
+from pitools.stage.resolve import SELECT_ALL, Selection, UnmanagedStore, resolve_source
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
 
 if TYPE_CHECKING:
-    from pitools.stage.cache.disk_quota import Lack, Limits, Usages
+    from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, Usages
 
 _PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
 
 
-class Work(NamedTuple):
+class StageRequest(NamedTuple):
     """A version or store, the root to stage it to, and the part of the source that it is."""
 
-    what: Dataset | Store
+    source: Dataset | UnmanagedStore
     root: Path
-    choice: Choice = EVERYTHING
+    choice: Selection = SELECT_ALL
 
 
-def work(
-    place: str | Path, root: Path, choice: Choice = EVERYTHING, note: Callable[[str], None] = lambda _: None
-) -> Work:
-    """What a user means, and where to. Raises as `resolve`, and UsageError for a root inside what is to be staged."""
-    what = resolve(place, choice, note)
-    if isinstance(what.source, LocalSource):
-        source = os.path.realpath(what.source.folder)
+def resolve_request(
+    location: str | Path, root: Path, choice: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
+) -> StageRequest:
+    """Resolve a location. Raises as `resolve_source`, and UsageError for a root inside the source."""
+    resolved = resolve_source(location, choice, warn)
+    if isinstance(resolved.source, LocalSource):
+        source = os.path.realpath(resolved.source.folder)
         if os.path.commonpath([source, os.path.realpath(root)]) == source:
             hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
             raise UsageError(f"{root} is inside what is to be staged, {source}", where="--to", hint=hint)
-    return Work(what, root, choice)
+    return StageRequest(resolved, root, choice)
 
 
-class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
+class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     """What `run` would do for one version; `run -` accepts it.
 
     state: of the version at the root now, by names and sizes. copy_bytes: 0 when it is present. free_bytes: at the
@@ -70,79 +70,85 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     evict_bytes: int = 0
 
     @property
-    def choice(self) -> Choice:
-        """The part of the source that is meant."""
-        return Choice(self.arrays, self.steps, self.episodes)
+    def choice(self) -> Selection:
+        """Return the selected part of the source."""
+        return Selection(self.arrays, self.steps, self.episodes)
 
 
-def plan(work: Iterable[Work], limits: Limits | None = None) -> Iterator[Plan]:
-    """One plan for each piece of work, in order. Changes nothing. Raises ClusterError when a root is refused."""
+def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None = None) -> Iterator[StagePlan]:
+    """Yield the plan of each request, in order. Changes nothing. Raises ClusterError when a root is refused."""
     taken: dict[Path, int] = {}
     evicted: dict[Path, int] = {}
-    for what, to, choice in work:
+    for source, to, choice in requests:
         root = to.absolute()
         require_safe(root)
-        version, found = _standing(what, root) if isinstance(what, Store) else (what.version, what)
-        final = object_path(root, version) if version else root
-        present = found is not None and looks_whole(final, found)
-        needed = 0 if present else needed_bytes(what.manifest.files)
-        before, gone = taken.get(root, 0), evicted.get(root, 0)
-        free = max(0, free_bytes(root) - before)
-        fits, evict = _fits(root, before + needed, limits, what) if needed else (True, gone)
-        total = what.manifest.total_bytes
-        yield Plan(
-            dataset=what.manifest.name,
+        version, dataset = (
+            _find_staged(source, root) if isinstance(source, UnmanagedStore) else (source.version, source)
+        )
+        final = set_path(root, version) if version else root
+        present = dataset is not None and matches_sizes(final, dataset)
+        needed = 0 if present else needed_bytes(source.manifest.files)
+        taken_before, evicted_before = taken.get(root, 0), evicted.get(root, 0)
+        free = max(0, free_bytes(root) - taken_before)
+        fits, evict = _fits_limits(root, taken_before + needed, limits, source) if needed else (True, evicted_before)
+        total = source.manifest.total_bytes
+        yield StagePlan(
+            dataset=source.manifest.name,
             version=version,
-            source=what.source.label,
+            source=source.source.label,
             root=str(root),
             path=str(final) if version else "",
             state="present" if present else "damaged" if version and os.path.lexists(final) else "absent",
-            files=len(what.manifest.files),
+            files=len(source.manifest.files),
             bytes=total,
             copy_bytes=0 if present else total,
             free_bytes=free,
             fits=fits,
-            evict_bytes=max(0, evict - gone),
+            evict_bytes=max(0, evict - evicted_before),
             **choice._asdict(),
         )
-        taken[root], evicted[root] = before + needed, max(evict, gone)
+        taken[root], evicted[root] = taken_before + needed, max(evict, evicted_before)
 
 
-def _fits(root: Path, needed: int, limits: Limits | None, what: Dataset | Store) -> tuple[bool, int]:
+def _fits_limits(
+    root: Path, needed: int, limits: QuotaLimits | None, source: Dataset | UnmanagedStore
+) -> tuple[bool, int]:
     """Whether so many bytes go to a root within its limits, and how many of other sets would be evicted for them."""
     from pitools.stage.cache import disk_quota, inventory
 
-    limits = limits or disk_quota.Limits()
+    limits = limits or disk_quota.QuotaLimits()
     disk = needed + limits.min_free_bytes - free_bytes(root)
 
-    def lack(usages: Usages) -> Lack:
+    def shortfall(usages: Usages) -> Shortfall:
         quota = limits.quota_bytes
-        return disk_quota.Lack(0 if quota is None else inventory.total(usages.values()) + needed - quota, disk)
+        return disk_quota.Shortfall(
+            0 if quota is None else inventory.total_bytes(usages.values()) + needed - quota, disk
+        )
 
     if limits.quota_bytes is None and disk <= 0:
         return True, 0  # without a look at every file of the root
     if not (root / OBJECTS).is_dir():
-        return lack({}).bytes <= 0, 0
+        return shortfall({}).bytes <= 0, 0
     try:
-        sparing = what.key if isinstance(what, Store) else what.version
-        done = disk_quota.make_room(root, lack, sparing=sparing, dry_run=True)
+        own_version = source.key if isinstance(source, UnmanagedStore) else source.version
+        done = disk_quota.make_room(root, shortfall, except_version=own_version, dry_run=True)
     except PitError:  # a root of another user, who alone may evict there
         return False, 0
-    return not done.missing, sum(size for _, size in done.gone)
+    return not done.missing_bytes, sum(size for _, size in done.evicted)
 
 
-def _standing(store: Store, root: Path) -> tuple[str, Dataset | None]:
+def _find_staged(store: UnmanagedStore, root: Path) -> tuple[str, Dataset | None]:
     from pitools.stage.unmanaged import stage_store
 
-    return stage_store.version_of(store, root), stage_store.standing(store, root)
+    return stage_store.staged_version(store, root), stage_store.find_staged(store, root)
 
 
-def read(lines: Iterable[str]) -> list[Plan]:
-    """Plans from JSON Lines, one at least. Raises UsageError naming the line that is none."""
+def read_plans(lines: Iterable[str]) -> list[StagePlan]:
+    """Read plans from JSON Lines, one at least. Raises UsageError naming the bad line."""
     plans = []
     for number, line in enumerate(lines, start=1):
         try:
-            plans.append(decode_json(line, Plan))
+            plans.append(decode_json(line, StagePlan))
         except (msgspec.DecodeError, UnicodeError) as error:
             raise UsageError(f"not a plan: {error}", where=f"stdin, line {number}", hint=_PIPE) from error
     if not plans:

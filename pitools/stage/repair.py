@@ -13,16 +13,16 @@ from msgspec import structs
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import quarantine
-from pitools.stage.cache.layout import OBJECTS, object_path
-from pitools.stage.resolve import Store, resolve
+from pitools.stage.cache.evict import quarantine_set
+from pitools.stage.cache.layout import OBJECTS, set_path
+from pitools.stage.resolve import UnmanagedStore, resolve_source
 from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import load, source_of
-from pitools.stage.stage import stage
-from pitools.stage.verify import Finding
+from pitools.stage.sources.open import load_dataset, source_of
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import FileFinding
 
 
-class Repair(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
+class RepairResult(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
     """What became of one damaged set. path: where it is now. reason: why it is not `repaired`, else ""."""
 
     dataset: str
@@ -34,7 +34,7 @@ class Repair(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
 
 
 def root_of(path: Path) -> Path:
-    """The staging root that `path` is, or that holds the set at `path`. Raises UsageError when there is none."""
+    """Return the staging root that `path` is, or that holds the set at `path`. Raises UsageError when there is none."""
     if (path / OBJECTS).is_dir():
         return path
     if path.parent.name == OBJECTS:
@@ -43,14 +43,14 @@ def root_of(path: Path) -> Path:
     raise UsageError("only staged sets can be repaired", where=str(path), hint=hint)
 
 
-def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: int = 0) -> Repair:
+def repair_set(root: Path, version: str, findings: Sequence[FileFinding], *, readers: int = 0) -> RepairResult:
     """Stage a set of which files are wrong again; one of unknown source goes to quarantine. Never raises PitError."""
-    path, record = object_path(root, version), records.read(root, version)
+    path, record = set_path(root, version), records.read_stage_record(root, version)
     source = record.source
 
-    def say(state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path) -> Repair:
+    def say(state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path) -> RepairResult:
         name = findings[0].dataset
-        return Repair(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
+        return RepairResult(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
 
     if not os.path.lexists(path):
         return say("failed", "it is not there any more: it was evicted while it was read")
@@ -58,51 +58,55 @@ def repair(root: Path, version: str, findings: Sequence[Finding], *, readers: in
         return say("failed", "the set is whole, but holds files that its manifest does not name: remove them")
     try:
         if not source:
-            return say("quarantined", "it is not known where it came from: stage it again", quarantine(root, version))
+            return say(
+                "quarantined", "it is not known where it came from: stage it again", quarantine_set(root, version)
+            )
         if os.path.realpath(source) == os.path.realpath(path):
             return say("failed", "its source is the damaged set itself")
-        if record.signature and _own(path, version) is None:
+        if record.signature and _own_manifest(path, version) is None:
             from pitools.stage.unmanaged.stage_store import stage_store
 
-            stage_store(_unchanged(source, record.signature, root), root, verify=True, readers=readers)
+            stage_store(_unchanged_store(source, record.signature, root), root, verify=True, readers=readers)
         else:
-            stage(_wanted(path, version, source), root, verify=True, readers=readers)
+            stage_version(_original(path, version, source), root, verify=True, readers=readers)
     except PitError as error:
         return say("failed", f"{error}; {error.hint}" if error.hint else str(error))
     return say("repaired")
 
 
-def _wanted(path: Path, version: str, source: str) -> Dataset:
+def _original(path: Path, version: str, source: str) -> Dataset:
     """The version, to be read from its source: by its own manifest where that is good, which a part of a version, or a
     store without one, has nowhere else. Raises DataError when the source holds another version by now.
     """
-    own, there = _own(path, version), _loaded(source)
+    own, original = _own_manifest(path, version), _loaded(source)
     expected = own.manifest.subset.parent if own and own.manifest.subset else version
-    if there and there.version != expected:
+    if original and original.version != expected:
         if own:
-            raise DataError(f"its source holds version {there.version} now")
-        what = f"its own manifest is damaged, and its source holds version {there.version}, of which it may be a part"
-        raise DataError(what, hint="stage it again, with the --arrays, --steps or --episodes that were given")
+            raise DataError(f"its source holds version {original.version} now")
+        message = (
+            f"its own manifest is damaged, and its source holds version {original.version}, of which it may be a part"
+        )
+        raise DataError(message, hint="stage it again, with the --arrays, --steps or --episodes that were given")
     if own:
         return structs.replace(own, source=source_of(source))
-    return there or load(source)
+    return original or load_dataset(source)
 
 
-def _unchanged(source: str, signature: str, root: Path) -> Store:
+def _unchanged_store(source: str, signature: str, root: Path) -> UnmanagedStore:
     """Return the store without a manifest that a set was staged of, when it is as it was then.
 
     Without the set's own manifest nothing else says what its bytes were. Raises DataError when it was written again.
     """
-    found = resolve(source)
-    if isinstance(found, Store) and found.key == signature:
-        return found
+    store = resolve_source(source)
+    if isinstance(store, UnmanagedStore) and store.key == signature:
+        return store
     hint = (
         f"stage it again, with the --arrays, --steps or --episodes that were given: pit-stage run {source} --to {root}"
     )
     raise DataError("its source was written again, or a part of it was staged", where=source, hint=hint)
 
 
-def _own(path: Path, version: str) -> Dataset | None:
+def _own_manifest(path: Path, version: str) -> Dataset | None:
     """Return the set by its own manifest, None where that is damaged."""
     own = _loaded(path)
     return own if own and own.version == version else None
@@ -110,5 +114,5 @@ def _own(path: Path, version: str) -> Dataset | None:
 
 def _loaded(place: str | Path) -> Dataset | None:
     with contextlib.suppress(DataError):
-        return load(place)
+        return load_dataset(place)
     return None

@@ -14,19 +14,19 @@ from msgspec import structs
 
 from pitools.core.errors import DataError, UsageError
 from pitools.stage.sources.base import Dataset, Source
-from pitools.stage.sources.local import LocalSource, reading
-from pitools.stage.sources.open import find, is_store, is_url, load
+from pitools.stage.sources.local import LocalSource, translate_errors
+from pitools.stage.sources.open import find_source, is_url, is_zarr_store, load_dataset
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FILE_NAME, Manifest
-from pitools.store.resolve import caution
+from pitools.store.resolve import warning_for
 
 if TYPE_CHECKING:
-    from pitools.stage.sources.store_listing import Survey
+    from pitools.stage.sources.store_listing import StoreListing
 
 T = TypeVar("T")
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """A part of a dataset, as it was asked for; all of it when nothing is said."""
 
     arrays: tuple[str, ...] = ()
@@ -34,129 +34,131 @@ class Choice(NamedTuple):
     episodes: str = ""
 
 
-EVERYTHING = Choice()
+SELECT_ALL = Selection()
 
 
-def chosen(arrays: Iterable[str], steps: str, episodes: str) -> Choice:
-    """The choice of what a user wrote, names apart by commas: in one order, so that one part has one name.
+def parse_selection(arrays: Iterable[str], steps: str, episodes: str) -> Selection:
+    """Parse the options of a selection, comma-separated names sorted: one part has one name.
 
     Raises UsageError for names that are none.
     """
     names = {name.strip().strip("/") for text in arrays for name in text.split(",")} - {""}
     if any(arrays) and not names:
         raise UsageError("it names no array", where="--arrays", hint="such as action,obs/state or 'obs/*_image'")
-    return Choice(tuple(sorted(names)), steps, episodes)
+    return Selection(tuple(sorted(names)), steps, episodes)
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
+class UnmanagedStore(msgspec.Struct, frozen=True, kw_only=True):
     """A Zarr store without a manifest, to be staged. manifest: its files, without digests.
 
     key: 32 hex digits of the source, what it looks like, and the choice; in place of a version until that is known.
     """
 
     source: Source
-    survey: Survey
+    survey: StoreListing
     manifest: Manifest
     key: str
 
 
-def resolve(
-    place: str | Path, choice: Choice = EVERYTHING, note: Callable[[str], None] = lambda _: None
-) -> Dataset | Store:
-    """What is to be staged. note: is called with what a user should know. Raises UsageError, DataError, and as the
+def resolve_source(
+    location: str | Path, choice: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
+) -> Dataset | UnmanagedStore:
+    """Resolve a location. warn: called with notes for the user. Raises UsageError, DataError, and as the
     source does.
     """
-    if store := _survey(place):
-        return _store(choice, store, note)
-    dataset = load(find(place))
-    if isinstance(dataset.source, LocalSource) and (text := caution(dataset.source.folder)):
-        note(text)
-    if choice == EVERYTHING:
+    if store := _list_unmanaged(location):
+        return _unmanaged_store(choice, store, warn)
+    dataset = load_dataset(find_source(location))
+    if isinstance(dataset.source, LocalSource) and (warning := warning_for(dataset.source.folder)):
+        warn(warning)
+    if choice == SELECT_ALL:
         return dataset
     from pitools.stage import subset
 
-    found = _apart(
-        dataset.source, lambda read: subset.subset(dataset.manifest, dataset.version, read, **choice._asdict())
+    subset_manifest = _read_isolated(
+        dataset.source, lambda read: subset.make_subset(dataset.manifest, dataset.version, read, **choice._asdict())
     )
-    if found == dataset.manifest:
-        note("every file is needed for this choice: the whole version is meant")
+    if subset_manifest == dataset.manifest:
+        warn("every file is needed for this choice: the whole version is meant")
         return dataset
-    data = manifests.encode(found)
-    return structs.replace(dataset, manifest=found, data=data, version=manifests.version(data))
+    data = manifests.encode_manifest(subset_manifest)
+    return structs.replace(dataset, manifest=subset_manifest, data=data, version=manifests.version_of(data))
 
 
-def survey_again(store: Store) -> Survey:
-    """The store as it is now. Raises DataError when it is none any more."""
+def list_again(store: UnmanagedStore) -> StoreListing:
+    """List the store as it is now. Raises DataError when no store is there any more."""
     from pitools.stage.sources import store_listing
 
-    found = _survey(store.source.label)
-    if found is None:
-        raise store_listing.changed(store.source.label)
-    return found[1]
+    listed = _list_unmanaged(store.source.label)
+    if listed is None:
+        raise store_listing.changed_error(store.source.label)
+    return listed[1]
 
 
-def _survey(place: str | Path) -> tuple[Source, Survey] | None:
-    """A store without a manifest; None for what has one, or is no store at all."""
+def _list_unmanaged(place: str | Path) -> tuple[Source, StoreListing] | None:
+    """List a store without a manifest; None for one that has a manifest, or for no store."""
     if is_url(place):
         return _survey_url(str(place))
     folder = Path(place).absolute()
-    with reading(folder):
+    with translate_errors(folder):
         # `lexists`: whatever is called manifest.json makes it a version, though perhaps a broken one.
-        if os.path.lexists(folder / FILE_NAME) or not is_store(folder):
+        if os.path.lexists(folder / FILE_NAME) or not is_zarr_store(folder):
             return None
     from pitools.stage.sources import store_listing
 
-    return LocalSource(folder=folder), store_listing.survey(folder)
+    return LocalSource(folder=folder), store_listing.list_store(folder)
 
 
-def _survey_url(url: str) -> tuple[Source, Survey] | None:
+def _survey_url(url: str) -> tuple[Source, StoreListing] | None:
     from pitools.stage.sources import store_listing
     from pitools.stage.sources.object_store import remote
 
     with contextlib.suppress(DataError):
-        remote.find(url)  # which is quick, and a listing of a large version is not
+        remote.find_remote_version(url)  # which is quick, and a listing of a large version is not
         return None
-    listed = remote.listing(url)
+    listed = remote.list_objects(url)
     if not store_listing.is_store({entry.path for entry in listed if "/" not in entry.path}):
         return None
     source = remote.listed_source(url, listed)
-    return source, store_listing.survey_listing(source.url.rpartition("/")[2], listed, source.url)
+    return source, store_listing.list_remote_store(source.url.rpartition("/")[2], listed, source.url)
 
 
-def _store(choice: Choice, found: tuple[Source, Survey], note: Callable[[str], None]) -> Store:
+def _unmanaged_store(
+    choice: Selection, listed: tuple[Source, StoreListing], warn: Callable[[str], None]
+) -> UnmanagedStore:
     from pitools.stage.sources import store_listing
 
-    source, survey = found
-    manifest = _apart(source, lambda read: store_listing.describe(survey, read))
+    source, survey = listed
+    manifest = _read_isolated(source, lambda read: store_listing.make_manifest(survey, read))
     for path in survey.left_out:
-        note(f"{path} is left out: it was being written")
-    if choice != EVERYTHING:
+        warn(f"{path} is left out: it was being written")
+    if choice != SELECT_ALL:
         from pitools.stage import subset
 
-        manifest = _apart(source, lambda read: subset.subset(manifest, "", read, **choice._asdict()))
+        manifest = _read_isolated(source, lambda read: subset.make_subset(manifest, "", read, **choice._asdict()))
     # Written again, it is another one, of which nothing that was copied before is any use.
     key = hashlib.sha256(msgspec.json.encode([source.label, survey.signature, *choice])).hexdigest()[:32]
-    return Store(source=source, survey=survey, manifest=manifest, key=key)
+    return UnmanagedStore(source=source, survey=survey, manifest=manifest, key=key)
 
 
-def _apart(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
-    """Do work that reads files of a source; in a process of its own where the source's library forbids a fork later."""
+def _read_isolated(source: Source, work: Callable[[Callable[[str], bytes]], T]) -> T:
+    """Run `work` with a reader of a source's files; in a child process where its library forbids a fork."""
 
     from pitools.stage.sources import store_listing
 
-    def here() -> T:
+    def read() -> T:
         reader = source.connect()
         try:
-            return work(lambda path: store_listing.read_whole(reader, path))
+            return work(lambda path: store_listing.read_file(reader, path))
         except DataError as error:  # of a file, as the manifest names it
             if not error.where or is_url(error.where) or Path(error.where).is_absolute():
                 raise
-            raise DataError(error.what, where=f"{source.label}/{error.where}", hint=error.hint) from error
+            raise DataError(error.message, where=f"{source.label}/{error.where}", hint=error.hint) from error
         finally:
             reader.close()
 
     if isinstance(source, LocalSource):
-        return here()
+        return read()
     from pitools.stage.sources.object_store import remote
 
-    return remote.apart(lambda _: here())
+    return remote.run_isolated(lambda _: read())

@@ -14,39 +14,39 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import structs
 
 from pitools.core.errors import DataError, NoSpace, PitError, TryLater
-from pitools.core.fs import os_error, sync_dir
-from pitools.core.lock import Holder, Tell
+from pitools.core.fs import from_os_error, fsync_dir
+from pitools.core.locks import LockOwner, ReportProgress
 from pitools.core.progress import Advance
 from pitools.core.record import Record
 from pitools.stage.cache import records
-from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.cache.inventory import looks_whole
+from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
+    create_root,
     journal_path,
-    locked,
-    move_aside,
-    object_path,
     partial_path,
-    prepare,
     replace_set,
     require_safe,
+    set_path,
     touch_lease,
+    trash,
+    version_lock,
 )
-from pitools.stage.copy.copy import Orders, is_durable, readers_for
-from pitools.stage.copy.resume import Moved, discard, fill, seal
+from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
+from pitools.stage.copy.resume import CopyTotals, discard_partial, fill_partial, write_manifest_last
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.verify import is_whole
-from pitools.store.publish import publish, sync_names
+from pitools.stage.verify import matches_content
+from pitools.store.publish import publish_dir, sync_names
 
 if TYPE_CHECKING:
     from pitools.stage.fanout.group import Group
-    from pitools.stage.fanout.session import Fan
+    from pitools.stage.fanout.session import FanoutSession
 
-State = Literal["staged", "present", "repaired"]
+StageState = Literal["staged", "present", "repaired"]
 
 
-class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
+class StageResult(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
     """What staging one version did.
 
     state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced).
@@ -60,7 +60,7 @@ class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
     version: str
     source: str
     path: str
-    state: State
+    state: StageState
     files: int
     bytes: int
     copied_bytes: int
@@ -72,7 +72,7 @@ class Stage(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
     peer_bytes: int = 0
 
 
-def stage(
+def stage_version(
     dataset: Dataset,
     root: Path,
     *,
@@ -80,20 +80,20 @@ def stage(
     readers: int = 0,
     bytes_per_s: float = 0,
     timeout_s: float = 3600,
-    limits: Limits | None = None,
+    limits: QuotaLimits | None = None,
     shared: bool = False,
     group: Group | None = None,
     advance: Advance = lambda _: None,
-    finished: Callable[[int], None] = lambda _: None,
-    waiting: Callable[[Holder], None] = lambda _: None,
-) -> Stage:
+    on_file: Callable[[int], None] = lambda _: None,
+    on_wait: Callable[[LockOwner], None] = lambda _: None,
+) -> StageResult:
     """Make `<root>/objects/<version>/` hold this version, whole, whatever was there; safe to repeat and to race.
 
     A copy that stands is believed by names and sizes, or with `verify` by content. readers: threads, 0 for the
     default. bytes_per_s: the most to read from the source, 0 for no limit. timeout_s: how long to wait for another
-    process that stages the same version; `waiting` is called with who that is once a second. limits: of the root.
+    process that stages the same version; `on_wait` is called with who that is once a second. limits: of the root.
     shared: open the root to all users' reading. group: the nodes that stage this together; each must call this.
-    advance, finished: called with bytes, and with the place in the manifest of each file that is done.
+    advance, on_file: called with bytes, and with the place in the manifest of each file that is done.
 
     Forks; from a process with threads of its own, run the command instead. Raises DataError (the source is not what
     it claims), NoSpace, ClusterError (the root is refused), TryLater.
@@ -101,57 +101,59 @@ def stage(
     started = time.monotonic()
     root = root.absolute()
     readers = readers or readers_for(dataset)
-    final = object_path(root, dataset.version)
+    final = set_path(root, dataset.version)
 
-    def whole() -> bool:
+    def is_whole() -> bool:
         if verify:
-            return is_whole(final, dataset, readers=readers, advance=advance)
-        return looks_whole(final, dataset)
+            return matches_content(final, dataset, readers=readers, advance=advance)
+        return matches_sizes(final, dataset)
 
     require_safe(root, reading=True)
     if os.path.lexists(final):  # before it is looked at, so that what is found is not evicted the next moment
         with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
             touch_lease(root, dataset.version)
-    state: State = "present"
-    moved = None
-    with _fanned(dataset, root, group) as fan:
-        if not whole():  # without the lock, so that a root that can only be read serves what it has
-            prepare(root, shared=shared)
-            with locked(root, dataset.version, timeout_s=timeout_s, waiting=waiting) as tell:
-                if not whole():
+    state: StageState = "present"
+    totals = None
+    with _join_fanout(dataset, root, group) as session:
+        if not is_whole():  # without the lock, so that a root that can only be read serves what it has
+            create_root(root, shared=shared)
+            with version_lock(root, dataset.version, timeout_s=timeout_s, on_wait=on_wait) as report_progress:
+                if not is_whole():
                     state = "repaired" if os.path.lexists(final) else "staged"
-                    orders = _orders(fan, Orders(readers=readers, bytes_per_s=bytes_per_s, finished=finished))
-                    source = fan.source if fan else dataset.source
-                    moved = _replace(
+                    options = _options_for(
+                        session, CopyOptions(readers=readers, bytes_per_s=bytes_per_s, on_file=on_file)
+                    )
+                    source = session.source if session else dataset.source
+                    totals = _copy_and_publish(
                         structs.replace(dataset, source=source),
                         final,
                         root,
-                        orders,
-                        limits or Limits(),
-                        advance=telling(tell, dataset.manifest.total_bytes, advance),
+                        options,
+                        limits or QuotaLimits(),
+                        advance=reporting_advance(report_progress, dataset.manifest.total_bytes, advance),
                         link=not verify,
                     )
-        if fan:
-            fan.all_done()
-            fan.linger()
-        return record_of(dataset, final, state, moved, started, fan=fan, verified=verify)
+        if session:
+            session.mark_all_done()
+            session.serve_until_done()
+        return make_result(dataset, final, state, totals, started, session=session, verified=verify)
 
 
-def record_of(
+def make_result(
     dataset: Dataset,
     final: Path,
-    state: State,
-    moved: Moved | None,
+    state: StageState,
+    totals: CopyTotals | None,
     started: float,
     *,
-    fan: Fan | None = None,
+    session: FanoutSession | None = None,
     verified: bool = False,
-) -> Stage:
-    """What staging did. started: on the monotonic clock. verified: whether a set that stood was read."""
+) -> StageResult:
+    """Return the record of a staging. started: monotonic time. verified: whether a set that stood was read."""
     total = dataset.manifest.total_bytes
-    copied = moved.copied if moved else 0
-    from_peers = fan.received().peer_bytes if fan else 0
-    return Stage(
+    copied = totals.copied_bytes if totals else 0
+    from_peers = session.received().peer_bytes if session else 0
+    return StageResult(
         dataset=dataset.manifest.name,
         version=dataset.version,
         source=dataset.source.label,
@@ -159,44 +161,51 @@ def record_of(
         state=state,
         files=len(dataset.manifest.files),
         bytes=total,
-        copied_bytes=fan.received().source_bytes if fan else copied,
-        verified_bytes=copied if moved else total if verified else 0,
+        copied_bytes=session.received().source_bytes if session else copied,
+        verified_bytes=copied if totals else total if verified else 0,
         wall_s=time.monotonic() - started,
         node=os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
-        linked_bytes=moved.linked if moved else 0,
-        resumed_bytes=moved.resumed if moved else 0,
+        linked_bytes=totals.linked_bytes if totals else 0,
+        resumed_bytes=totals.resumed_bytes if totals else 0,
         peer_bytes=from_peers,
     )
 
 
-def _replace(
-    dataset: Dataset, final: Path, root: Path, orders: Orders, limits: Limits, *, advance: Advance, link: bool = True
-) -> Moved:
-    """Bring the version into its unfinished folder, going on where an interrupted call stopped, and publish it."""
+def _copy_and_publish(
+    dataset: Dataset,
+    final: Path,
+    root: Path,
+    options: CopyOptions,
+    limits: QuotaLimits,
+    *,
+    advance: Advance,
+    link: bool = True,
+) -> CopyTotals:
+    """Copy the version into its unfinished folder, resuming an interrupted copy, and publish it."""
     try:
-        moved = fill(dataset, root, orders, limits, advance=advance, link=link)
-        new = seal(partial_path(root, dataset.version), dataset)
+        totals = fill_partial(dataset, root, options, limits, advance=advance, link=link)
+        new = write_manifest_last(partial_path(root, dataset.version), dataset)
         # First, because a set without a record is one of unknown source, which is never evicted.
-        records.write(
+        records.write_stage_record(
             root,
             dataset.version,
             source=dataset.source.label,
             n_bytes=dataset.manifest.total_bytes,
-            signature=records.read(root, dataset.version).signature,
+            signature=records.read_stage_record(root, dataset.version).signature,
         )
         publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
         journal_path(root, dataset.version).unlink(missing_ok=True)
     except (DataError, NoSpace):
         # This version cannot come from this source, or not to this disk: nothing is worth keeping room for.
-        discard(root, dataset.version)
+        discard_partial(root, dataset.version)
         raise
     except PitError:
         if not journal_path(root, dataset.version).exists():  # nothing was begun
-            discard(root, dataset.version)
+            discard_partial(root, dataset.version)
         raise
     except OSError as error:
-        raise os_error(error, partial_path(root, dataset.version)) from error
-    return moved
+        raise from_os_error(error, partial_path(root, dataset.version)) from error
+    return totals
 
 
 def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> None:
@@ -209,55 +218,55 @@ def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> 
         try:
             sync_names(new, below=not synced)
             if replace_set(new, final, root):
-                sync_dir(final.parent)
+                fsync_dir(final.parent)
                 return
         except OSError as error:
-            raise os_error(error, final) from error
-        move_aside(final, root)
-    if not publish(new, final, synced=synced):
+            raise from_os_error(error, final) from error
+        trash(final, root)
+    if not publish_dir(new, final, synced=synced):
         raise TryLater("something else took the set's place meanwhile", where=str(final), hint="run this again")
 
 
-def telling(tell: Tell, total: int, advance: Advance) -> Advance:
-    """An `advance` that also says to those who wait for this version how far it is."""
-    moved = 0
+def reporting_advance(report_progress: ReportProgress, total: int, advance: Advance) -> Advance:
+    """Return an `advance` that also reports progress to waiters for this version."""
+    done_bytes = 0
 
     def both(count: int) -> None:
-        nonlocal moved
-        moved += count
-        tell(moved, total)
+        nonlocal done_bytes
+        done_bytes += count
+        report_progress(done_bytes, total)
         advance(count)
 
     return both
 
 
 @contextmanager
-def _fanned(dataset: Dataset, root: Path, group: Group | None) -> Iterator[Fan | None]:
+def _join_fanout(dataset: Dataset, root: Path, group: Group | None) -> Iterator[FanoutSession | None]:
     if group is None:
         yield None
         return
-    from pitools.stage.fanout.session import joined
+    from pitools.stage.fanout.session import join
 
-    folders = [partial_path(root, dataset.version), object_path(root, dataset.version)]
+    folders = [partial_path(root, dataset.version), set_path(root, dataset.version)]
     source = dataset.source
     if isinstance(source, LocalSource):
-        source = structs.replace(source, once=True)
-    with joined(source, dataset.manifest.files, dataset.version, folders, group) as fan:
+        source = structs.replace(source, read_once=True)
+    with join(source, dataset.manifest.files, dataset.version, folders, group) as session:
         try:
-            yield fan
+            yield session
         finally:
-            if names := fan.received().distrusted:
-                what = "gave wrong bytes, which were read again from the source: run `pit-stage check` there"
-                print(f"pit-stage: note: {', '.join(names)} {what}", file=sys.stderr, flush=True)
+            if names := session.received().distrusted:
+                message = "gave wrong bytes, which were read again from the source: run `pit-stage check` there"
+                print(f"pit-stage: note: {', '.join(names)} {message}", file=sys.stderr, flush=True)
 
 
-def _orders(fan: Fan | None, orders: Orders) -> Orders:
-    """With a fan: its order, and each file that is done is told to the other nodes."""
-    if fan is None:
-        return orders
+def _options_for(session: FanoutSession | None, options: CopyOptions) -> CopyOptions:
+    """Return the options of a fan-out: its file order, and finished files marked for other nodes."""
+    if session is None:
+        return options
 
-    def finished(index: int) -> None:
-        fan.done(index)
-        orders.finished(index)
+    def on_file(index: int) -> None:
+        session.mark_done(index)
+        options.on_file(index)
 
-    return orders._replace(first=fan.groups(), finished=finished)
+    return options._replace(order=session.file_groups(), on_file=on_file)

@@ -18,44 +18,45 @@ from fnmatch import fnmatchcase
 
 from msgspec import UNSET, structs
 
-from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.errors import DataError, UsageError, suggest
 from pitools.stage import episode_offsets
-from pitools.stage.sources.store_listing import BOUNDARIES
-from pitools.store.digest import hasher_for, of_bytes
+from pitools.stage.sources.store_listing import OFFSET_ARRAYS
+from pitools.store.digest import digest_bytes, hasher_for
 from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, FileEntry, Manifest, Subset
 from pitools.store.zarr import chunk_keys, metadata
-from pitools.store.zarr.metadata import METADATA, V2_CONSOLIDATED, V3, Array
+from pitools.store.zarr.metadata import METADATA_NAMES, V2_CONSOLIDATED, V3, ArrayMetadata
 
 Runs = tuple[tuple[int, int], ...]
 _STEPS = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?")
 _EPISODES = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
-def subset(
+def make_subset(
     manifest: Manifest,
     version: str,
-    read: Callable[[str], bytes],
+    read_file: Callable[[str], bytes],
     *,
     arrays: Sequence[str] = (),
     steps: str = "",
     episodes: str = "",
 ) -> Manifest:
-    """The part of a version that holds these arrays and steps.
+    """Return the manifest of the part of a version that holds these arrays and steps.
 
-    version: "" for a store that has none. read: the bytes of one of its files. arrays: names, groups or globs of them,
-    none for all; those that say where episodes lie come along. steps: `a:b`, as in Python, but never clipped.
+    version: "" for a store that has none. read_file: the bytes of one of its files. arrays: names, groups or globs of
+    them, none for all; those that say where episodes lie come along. steps: `a:b`, as in Python, but never clipped.
     episodes: `3,7-9`. The same choice of the same version always gives the same manifest.
 
-    Raises UsageError for what is not there, DataError for a file that is not what the manifest says, as `read` does.
+    Raises UsageError for what is not there, DataError for a file that is not what the manifest says, as `read_file`
+    does.
     """
-    get = _verified(manifest, read)
-    known = metadata.read((entry.path for entry in manifest.files), get)
+    get = _verifying_reader(manifest, read_file)
+    known = metadata.read_arrays((entry.path for entry in manifest.files), get)
     if {array.name: array.shape for array in known.values()} != {n: s.shape for n, s in manifest.arrays.items()}:
         raise DataError("its manifest and its metadata name different arrays", where=FILE_NAME)
-    names = _names(manifest, arrays)
-    runs = _runs(manifest, known, get, steps, episodes)
+    names = _selected_arrays(manifest, arrays)
+    runs = _selected_runs(manifest, known, get, steps, episodes)
     kept = {path: array for path, array in known.items() if array.name in names}
-    nodes = {group for path in kept for group in metadata.above(path)} | kept.keys()
+    nodes = {group for path in kept for group in metadata.parent_groups(path)} | kept.keys()
     rewritten = dict(_narrowed(manifest, nodes, get))
     part = structs.replace(
         manifest,
@@ -70,10 +71,10 @@ def _entry(entry: FileEntry, rewritten: Mapping[str, str]) -> FileEntry:
     if entry.path not in rewritten:
         return entry
     data = rewritten[entry.path].encode()
-    return FileEntry(path=entry.path, bytes=len(data), digest=of_bytes(data))
+    return FileEntry(path=entry.path, bytes=len(data), digest=digest_bytes(data))
 
 
-def _verified(manifest: Manifest, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
+def _verifying_reader(manifest: Manifest, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
     """`read`, for the manifest's files alone, their content compared where there is a digest."""
     entries = {entry.path: entry for entry in manifest.files}
 
@@ -83,30 +84,30 @@ def _verified(manifest: Manifest, read: Callable[[str], bytes]) -> Callable[[str
         data = read(path)
         hasher = hasher_for(entries[path].digest)
         hasher.update(data)
-        if len(data) != entries[path].bytes or entries[path].digest not in ("", hasher.text()):
+        if len(data) != entries[path].bytes or entries[path].digest not in ("", hasher.digest()):
             raise DataError("it is not what the manifest says", where=path, hint="run `check` on the source")
         return data
 
     return get
 
 
-def _names(manifest: Manifest, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The arrays that are meant, sorted, and those that say where episodes lie."""
+def _selected_arrays(manifest: Manifest, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the selected arrays, sorted, and those that hold the episode offsets."""
     known = sorted(manifest.arrays)
     kept = set() if wanted else set(known)
     for name in wanted:
         inside = f"{name.rstrip('/')}/"
         found = {other for other in known if other == name or other.startswith(inside) or fnmatchcase(other, name)}
         if not found:
-            hint = "it is a single array: leave --arrays out" if known == ["."] else nearest(name, known)
+            hint = "it is a single array: leave --arrays out" if known == ["."] else suggest(name, known)
             raise UsageError(f"no array {name!r}", where="--arrays", hint=hint)
         kept |= found
-    kept |= {name for name in known if name in BOUNDARIES or name.startswith(EPISODE_PREFIX)}
+    kept |= {name for name in known if name in OFFSET_ARRAYS or name.startswith(EPISODE_PREFIX)}
     return tuple(sorted(kept))
 
 
-def _runs(
-    manifest: Manifest, known: Mapping[str, Array], get: Callable[[str], bytes], steps: str, episodes: str
+def _selected_runs(
+    manifest: Manifest, known: Mapping[str, ArrayMetadata], get: Callable[[str], bytes], steps: str, episodes: str
 ) -> Runs:
     here: Runs = ((0, manifest.steps),) if manifest.steps else ()
     if manifest.subset:
@@ -116,7 +117,7 @@ def _runs(
     if steps:
         wanted: Runs = (_parse_steps(steps, manifest.steps),)
     elif episodes:
-        wanted = _parse_episodes(episodes, episode_offsets.read(manifest, known, get))
+        wanted = _parse_episodes(episodes, episode_offsets.read_offsets(manifest, known, get))
     else:
         return here
     for run in wanted:
@@ -128,15 +129,15 @@ def _runs(
 
 
 def _parse_steps(text: str, steps: int) -> tuple[int, int]:
-    """`a:b` as steps [a, b) of so many. Raises UsageError."""
+    """Parse `a:b` as steps [a, b). Raises UsageError."""
     match = _STEPS.fullmatch(text)
     if not match:
         raise UsageError(f"not a range of steps: {text!r}", where="--steps", hint="such as 1000:2000, :500 or -500:")
     start, stop = int(match[1] or 0), int(match[2] or steps)
     start, stop = start + steps * (start < 0), stop + steps * (stop < 0)
     if not (0 <= start <= steps and 0 <= stop <= steps):
-        what = f"{text} is not within the {steps} steps there are"
-        raise UsageError(what, where="--steps", hint=f"all of them are 0:{steps}")
+        message = f"{text} is not within the {steps} steps there are"
+        raise UsageError(message, where="--steps", hint=f"all of them are 0:{steps}")
     if start >= stop:
         hint = "from the first step to the one after the last, such as 10:20"
         raise UsageError(f"{text} holds no step", where="--steps", hint=hint)
@@ -144,7 +145,7 @@ def _parse_steps(text: str, steps: int) -> tuple[int, int]:
 
 
 def _parse_episodes(text: str, bounds: list[int]) -> Runs:
-    """`3,7-9` as runs of steps, neighbours joined. Raises UsageError."""
+    """Parse `3,7-9` as runs of steps, neighbours joined. Raises UsageError."""
     count = len(bounds) - 1
     wanted: set[int] = set()
     for part in text.split(","):
@@ -171,15 +172,15 @@ def _parse_episodes(text: str, bounds: list[int]) -> Runs:
 
 
 def _needed(
-    part: Manifest, known: Mapping[str, Array], kept: Mapping[str, Array], nodes: Set[str]
+    part: Manifest, known: Mapping[str, ArrayMetadata], kept: Mapping[str, ArrayMetadata], nodes: Set[str]
 ) -> Iterator[FileEntry]:
     """The files that the arrays and steps of `part`, which still names all files, are made of. kept: its arrays.
     nodes: paths of these and of the groups above them."""
-    wanted = {path: _wanted(part, array) for path, array in kept.items()}
-    owners = chunk_keys.owners(known, (entry.path for entry in part.files))
+    wanted = {path: _holds_wanted_rows(part, array) for path, array in kept.items()}
+    owners = chunk_keys.arrays_of_paths(known, (entry.path for entry in part.files))
     for entry, (path, owner) in zip(part.files, owners, strict=True):
         folder, _, name = path.rpartition("/")
-        if name in METADATA:
+        if name in METADATA_NAMES:
             needed = folder in nodes
         else:
             needed = owner is not None and owner.path in wanted and wanted[owner.path](path)
@@ -187,10 +188,10 @@ def _needed(
             yield entry
 
 
-def _wanted(part: Manifest, array: Array) -> Callable[[str], bool]:
+def _holds_wanted_rows(part: Manifest, array: ArrayMetadata) -> Callable[[str], bool]:
     """Whether a path is a chunk of the array that holds a wanted row."""
-    find = chunk_keys.finder(array)
-    rows = chunk_keys.rows_of(array, part.runs(array.name)) if array.shape else []
+    find = chunk_keys.make_key_parser(array)
+    rows = chunk_keys.chunk_ranges(array, part.runs(array.name)) if array.shape else []
     starts = [some.start for some in rows]
 
     def wanted(path: str) -> bool:
@@ -208,6 +209,6 @@ def _narrowed(manifest: Manifest, nodes: Set[str], get: Callable[[str], bytes]) 
     for entry in manifest.files:
         folder, _, name = entry.path.rpartition("/")
         if folder in nodes and name in (V3, V2_CONSOLIDATED):
-            document = metadata.document(get(entry.path), entry.path)
+            document = metadata.parse_json_object(get(entry.path), entry.path)
             if narrower := metadata.narrowed(entry.path, document, nodes):
                 yield entry.path, json.dumps(narrower) + "\n"

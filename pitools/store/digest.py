@@ -15,9 +15,9 @@ from pathlib import Path
 import xxhash
 
 ALGORITHM = "xxh3_128"
-RANGED = "xxh3_128x64m"
-RANGE = 64 << 20
-BLOCK = 128 << 10
+RANGED_ALGORITHM = "xxh3_128x64m"
+RANGE_BYTES = 64 << 20
+BLOCK_BYTES = 128 << 10
 
 
 class Hasher:
@@ -28,7 +28,7 @@ class Hasher:
 
     def __init__(self, *, whole: bool = False) -> None:
         self._state = xxhash.xxh3_128()
-        self._left = (1 << 63) if whole else RANGE
+        self._left = (1 << 63) if whole else RANGE_BYTES
         self._ranges: list[bytes] = []
 
     def update(self, block: bytes | memoryview) -> None:
@@ -39,16 +39,16 @@ class Hasher:
                 self._state.update(view[: self._left])
                 view = view[self._left :]
                 self._ranges.append(self._state.digest())
-                self._state, self._left = xxhash.xxh3_128(), RANGE
+                self._state, self._left = xxhash.xxh3_128(), RANGE_BYTES
             block = view
         self._state.update(block)
         self._left -= len(block)
 
-    def text(self) -> str:
+    def digest(self) -> str:
         """`<algorithm>:<32 hex digits>` of all bytes so far."""
         if not self._ranges:
             return f"{ALGORITHM}:{self._state.hexdigest()}"
-        return of_ranges([*self._ranges, self._state.digest()])
+        return digest_ranges([*self._ranges, self._state.digest()])
 
 
 def hasher_for(digest: str) -> Hasher:
@@ -56,34 +56,34 @@ def hasher_for(digest: str) -> Hasher:
     return Hasher(whole=digest.startswith(f"{ALGORITHM}:"))
 
 
-def of_bytes(block: bytes | memoryview) -> str:
+def digest_bytes(block: bytes | memoryview) -> str:
     """The digest of at most RANGE bytes; holds the GIL, so for small files."""
     return f"{ALGORITHM}:{xxhash.xxh3_128_hexdigest(block)}"
 
 
-def of_ranges(ranges: Iterable[bytes]) -> str:
+def digest_ranges(ranges: Iterable[bytes]) -> str:
     """The digest of a large file, from the raw digests of its ranges in order."""
-    return f"{RANGED}:{xxhash.xxh3_128_hexdigest(b''.join(ranges))}"
+    return f"{RANGED_ALGORITHM}:{xxhash.xxh3_128_hexdigest(b''.join(ranges))}"
 
 
-def of_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
+def digest_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
     """Size in bytes and digest of a file, read once. Raises OSError."""
     with path.open("rb", buffering=0) as file:
-        return of_descriptor(file.fileno(), advance=advance)
+        return digest_descriptor(file.fileno(), advance=advance)
 
 
-def of_descriptor(
-    descriptor: int, *, like: str = "", advance: Callable[[int], None] = lambda _: None
+def digest_descriptor(
+    descriptor: int, *, like_digest: str = "", advance: Callable[[int], None] = lambda _: None
 ) -> tuple[int, str]:
     """Size in bytes and digest of an open file, from its beginning; where it stands in it stays.
 
-    like: a digest, of whose kind this one is to be. Raises OSError.
+    like_digest: a digest, of whose kind this one is to be. Raises OSError.
     """
-    hasher, total = hasher_for(like), 0
+    hasher, total = hasher_for(like_digest), 0
     # A page-aligned buffer: reading into malloc's large ones, which begin inside a page, is several times slower.
-    with mmap.mmap(-1, BLOCK) as buffer, memoryview(buffer) as view:
+    with mmap.mmap(-1, BLOCK_BYTES) as buffer, memoryview(buffer) as view:
         while count := os.preadv(descriptor, [view], total):
             hasher.update(view[:count])
             total += count
             advance(count)
-    return total, hasher.text()
+    return total, hasher.digest()

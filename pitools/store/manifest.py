@@ -16,17 +16,18 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3
 
 FILE_NAME = "manifest.json"
 # Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
 EPISODE_PREFIX = "episode_"
+EPISODE_OFFSETS, EPISODE_JSON = "episode_offsets", "episode_json"
 # What a path may be: a file system's longest name; half of what the kernel takes as a path, since the folders above
 # have names, too; and fewer folders than a recursion may be deep.
-LONGEST_NAME, LONGEST_PATH, MOST_PARTS = 255, 2048, 128
-_SAFE_LENGTH = LONGEST_NAME // 4
+MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PARTS = 255, 2048, 128
+_SAFE_LENGTH = MAX_NAME_BYTES // 4
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -51,9 +52,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """What an array's values are like: one number for each column of a vector, each channel (last axis) of an image, or
     one for all where there are more than 4,096 of those.
 
-    rows: that were looked at; of images one in some. bad: items among them that are NaN or infinite, and no part of the
-    rest. deviation: of the population. A column without any finite value has zeros. Where float64 cannot hold a sum of
-    squares, as of values beyond 1e154, mean and deviation say nothing.
+    rows: that were looked at; of images one in some. non_finite: items among them that are NaN or infinite, and no part
+    of the rest. deviation: of the population. A column without any finite value has zeros. Where float64 cannot hold a
+    sum of squares, as of values beyond 1e154, mean and deviation say nothing.
     """
 
     rows: int
@@ -61,7 +62,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     maximum: tuple[float, ...]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    bad: int = 0
+    non_finite: int = msgspec.field(default=0, name="bad")  # as published manifests have it
 
 
 class Subset(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,27 +123,27 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
         return ((0, (*self.arrays[name].shape, 1)[0]),)
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest's bytes: the same record always gives the same bytes, so that their digest can be its name."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
-def version(data: bytes) -> str:
+def version_of(data: bytes) -> str:
     """A version's name: the first 32 hex digits of the SHA-256 of its manifest's bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode_manifest(data: bytes, where: str) -> Manifest:
     """The manifest in these bytes. Raises DataError when they are not one, and as `check`."""
     try:
         manifest = decode_json(data, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"not a manifest: {error}", where=where, hint="ingest or stage the dataset again") from error
-    check(manifest, where)
+    check_manifest(manifest, where)
     return manifest
 
 
-def check(manifest: Manifest, where: str) -> None:
+def check_manifest(manifest: Manifest, where: str) -> None:
     """Raises DataError when the manifest names a path outside the dataset, one twice, one below a file, or a subset
     that cannot be.
     """
@@ -169,12 +170,12 @@ def _check_paths(paths: list[str], where: str) -> None:
 def _check_length(path: str, where: str) -> None:
     parts = os.fsencode(path).split(b"/")
     problem = ""
-    if len(parts) > MOST_PARTS:
-        problem = f"{len(parts) - 1} folders deep (expected at most {MOST_PARTS - 1})"
-    elif (longest := max(map(len, parts))) > LONGEST_NAME:
-        problem = f"a name of {longest} bytes (expected at most {LONGEST_NAME})"
-    elif (length := len(os.fsencode(path))) > LONGEST_PATH:
-        problem = f"{length} bytes long (expected at most {LONGEST_PATH})"
+    if len(parts) > MAX_PARTS:
+        problem = f"{len(parts) - 1} folders deep (expected at most {MAX_PARTS - 1})"
+    elif (longest := max(map(len, parts))) > MAX_NAME_BYTES:
+        problem = f"a name of {longest} bytes (expected at most {MAX_NAME_BYTES})"
+    elif (length := len(os.fsencode(path))) > MAX_PATH_BYTES:
+        problem = f"{length} bytes long (expected at most {MAX_PATH_BYTES})"
     if problem:
         hint = "give arrays and folders shorter names, and ingest again"
         raise DataError(f"the manifest names a path {problem}: {path[:60]!r} …", where=where, hint=hint)
@@ -216,15 +217,15 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
             raise DataError(what, where=where)
 
 
-def load(dataset: Path) -> tuple[Manifest, bytes]:
+def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:
     """The manifest of a dataset folder, and its exact bytes. Raises DataError when there is none."""
     path = dataset / FILE_NAME
     try:
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
         hint = "give the folder of one version, such as <root>/<name>/<version>"
         raise DataError("not a dataset: it has no manifest.json", where=str(dataset), hint=hint) from error
     except OSError as error:
         raise DataError(f"its manifest cannot be read: {error.strerror}", where=str(path)) from error
-    return decode(data, str(path)), data
+    return decode_manifest(data, str(path)), data

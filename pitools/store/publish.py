@@ -7,13 +7,13 @@ import errno
 import os
 from pathlib import Path
 
-from pitools.core.fs import os_error, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir
 
-_GONE = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also by NFS
-TEMPORARY = ".tmp"
+_REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also by NFS
+STAGING_DIR = ".tmp"
 
 
-def publish(temporary: Path, final: Path, *, synced: bool = False) -> bool:
+def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
     """Sync a filled folder's names and rename it to `final`; False when another process had published `final` first.
 
     The files' own bytes are for the writer to sync. synced: the names in the folders below, too, are on the disk
@@ -31,20 +31,20 @@ def publish(temporary: Path, final: Path, *, synced: bool = False) -> bool:
                 _remove_empty(made)
                 raise
             return False
-        sync_dir(final.parent)
+        fsync_dir(final.parent)
         if made:
-            sync_dir(final.parent.parent)
+            fsync_dir(final.parent.parent)
     except OSError as error:
-        if error.errno in _GONE and final.is_dir():
+        if error.errno in _REMOVED_ERRNOS and final.is_dir():
             return False  # another process has just renamed it
-        raise os_error(error, final) from error
+        raise from_os_error(error, final) from error
     return True
 
 
 def sync_names(top: Path, *, below: bool) -> None:
     """Make the names in a folder survive power loss, with `below` also in all folders below it. Raises OSError."""
     for folder in (folder for folder, _, _ in os.walk(top)) if below else [top]:
-        sync_dir(Path(folder))
+        fsync_dir(Path(folder))
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -10,16 +10,17 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_file
-from pitools.core.output import cell
+from pitools.core.fs import open_regular
+from pitools.core.output import format_cell
 from pitools.core.record import Record, decode_json
 from pitools.store import version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.version_list import published
+from pitools.store.version_list import published_at
 
 
-class Retired(Record, frozen=True, kw_only=True, tag="pit.dataset-retired/1"):
-    """A version that may go once its grace is over: `grace_s` seconds, or as many as `gc` is told, if these are more.
+class Retirement(Record, frozen=True, kw_only=True, tag="pit.dataset-retirement/1"):
+    """A version that may go once its grace is grace_ends: `grace_s` seconds, or as many as `gc` is told, if these are
+    more.
 
     published: of the version that is meant. The same content, ingested again, is not retired.
     """
@@ -27,54 +28,54 @@ class Retired(Record, frozen=True, kw_only=True, tag="pit.dataset-retired/1"):
     name: str
     version: str
     published: str
-    when: str
-    by: str
-    why: str = ""
+    retired_at: str
+    retired_by: str
+    reason: str = ""
     grace_s: int = 0
 
-    def over(self, grace_s: int) -> datetime:
+    def grace_ends(self, grace_s: int) -> datetime:
         """When its grace is over."""
-        return datetime.fromisoformat(self.when) + timedelta(seconds=max(self.grace_s, grace_s))
+        return datetime.fromisoformat(self.retired_at) + timedelta(seconds=max(self.grace_s, grace_s))
 
 
-def read(root: Path, name: str) -> dict[str, Retired]:
+def read_retirements(root: Path, name: str) -> dict[str, Retirement]:
     """The retired versions of a dataset that are there. Raises DataError for a record that cannot be read."""
-    found = (of(root, name, path.stem, root / name / path.stem) for path in records(root, name))
+    found = (retirement_of(root, name, path.stem, root / name / path.stem) for path in retirement_files(root, name))
     return {record.version: record for record in found if record}
 
 
-def records(root: Path, name: str) -> list[Path]:
+def retirement_files(root: Path, name: str) -> list[Path]:
     """The files that say so, also those of versions that are gone."""
-    return version_state.names(version_state.retired_file(root, name, "").parent, ".json")
+    return version_state.list_names(version_state.retired_file(root, name, "").parent, ".json")
 
 
-def of(root: Path, name: str, version: str, folder: Path) -> Retired | None:
+def retirement_of(root: Path, name: str, version: str, folder: Path) -> Retirement | None:
     """The record of the version that is in `folder` now, None where it is not retired. Raises DataError."""
     path = version_state.retired_file(root, name, version)
     try:
-        with plain_file(path) as file:
-            record = decode_json(file.read(), Retired)
+        with open_regular(path) as file:
+            record = decode_json(file.read(), Retirement)
             written = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
-        if datetime.fromisoformat(record.when) < written - version_state.SKEW:
+        if datetime.fromisoformat(record.retired_at) < written - version_state.SKEW:
             # A clock that was behind must not shorten the grace.
-            record = msgspec.structs.replace(record, when=timestamps.text(written))
+            record = msgspec.structs.replace(record, retired_at=timestamps.to_rfc3339(written))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, ValueError, TypeError) as error:  # TypeError: a time without a zone
         hint = "remove it, and retire the version again"
         raise DataError(f"not the record of a retirement: {error}", where=str(path), hint=hint) from error
     try:
-        is_meant = record.published == published((folder / FILE_NAME).stat().st_mtime_ns)
+        is_meant = record.published == published_at((folder / FILE_NAME).stat().st_mtime_ns)
     except OSError:
         return None
     return record if is_meant else None
 
 
-def reason(path: Path) -> str:
+def retirement_reason(path: Path) -> str:
     """Return since when and why the version in folder `path` is retired, "" when it is not. Raises DataError."""
     whole = path.resolve()
-    record = of(whole.parent.parent, whole.parent.name, whole.name, whole)
+    record = retirement_of(whole.parent.parent, whole.parent.name, whole.name, whole)
     if record is None:
         return ""
-    why = f": {cell(record.why)}" if record.why else ""
-    return f"retired since {record.when}{why} (`pit dataset retire --undo {path}`)"
+    why = f": {format_cell(record.reason)}" if record.reason else ""
+    return f"retired since {record.retired_at}{why} (`pit dataset retire --undo {path}`)"

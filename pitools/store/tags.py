@@ -15,7 +15,7 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError, PitError, TryLater, UsageError
-from pitools.core.fs import os_error, plain_file, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir, open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store import manifest, retirement, version_state
 from pitools.store.manifest import FILE_NAME
@@ -32,34 +32,34 @@ class Tag(Record, frozen=True, kw_only=True, tag="pit.dataset-tag/1"):
     tag: str
     version: str
     number: int
-    at: str
-    by: str
-    why: str = ""
+    moved_at: str
+    moved_by: str
+    reason: str = ""
 
 
 class _Move(msgspec.Struct, frozen=True, kw_only=True):
     version: str
-    at: str
-    by: str
-    why: str = ""
+    moved_at: str
+    moved_by: str
+    reason: str = ""
 
 
-def read(root: Path, name: str) -> dict[str, Tag]:
+def read_tags(root: Path, name: str) -> dict[str, Tag]:
     """What the dataset's tags name now, by tag. Raises DataError."""
     found = {}
-    for tag in names(root, name):
-        value = current(root, name, tag)
+    for tag in tag_names(root, name):
+        value = current_tag(root, name, tag)
         if value and value.version:
             found[tag] = value
     return found
 
 
-def names(root: Path, name: str) -> list[str]:
+def tag_names(root: Path, name: str) -> list[str]:
     """The tags that there are or ever were."""
-    return [folder.name for folder in version_state.names(version_state.tags_dir(root, name))]
+    return [folder.name for folder in version_state.list_names(version_state.tags_dir(root, name))]
 
 
-def current(root: Path, name: str, tag: str) -> Tag | None:
+def current_tag(root: Path, name: str, tag: str) -> Tag | None:
     """The tag's last move, which may be its removal; None where there never was such a tag. Raises DataError."""
     number = max(_numbers(version_state.tags_dir(root, name) / tag), default=0)
     value = _read(root, name, tag, number) if number else None
@@ -69,14 +69,14 @@ def current(root: Path, name: str, tag: str) -> Tag | None:
     return value
 
 
-def history(root: Path, name: str, tag: str) -> list[Tag]:
+def tag_history(root: Path, name: str, tag: str) -> list[Tag]:
     """Every move of the tag, oldest first. Raises DataError."""
     numbers = sorted(_numbers(version_state.tags_dir(root, name) / tag))
     return [value for number in numbers if (value := _read(root, name, tag, number))]
 
 
-def move(root: Path, name: str, tag: str, to: str, *, expect: str | None = None, why: str = "") -> Tag:
-    """Let the tag name version `to` ("": none), if it still names `expect` (None: what it names as this begins).
+def move_tag(root: Path, name: str, tag: str, version: str, *, expect: str | None = None, reason: str = "") -> Tag:
+    """Let the tag name version `version` ("": none), if it still names `expect` (None: what it names as this begins).
 
     Raises TryLater when somebody else moved it, UsageError for a version that is missing or retired, DataError for
     one with a damaged manifest, and as `current`.
@@ -84,33 +84,35 @@ def move(root: Path, name: str, tag: str, to: str, *, expect: str | None = None,
     if not _TAG.fullmatch(tag):
         hint = "use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first"
         raise UsageError(f"a tag cannot be named {tag!r}", hint=hint)
-    before = current(root, name, tag)
+    before = current_tag(root, name, tag)
     held = before.version if before else ""
-    if before and held == to:  # also what a repeated command finds
+    if before and held == version:  # also what a repeated command finds
         return before
     if expect is not None and expect != held:
-        raise _lost(root, name, tag, before)
-    if to:
-        _require(root, name, to)
+        raise _lost_race_error(root, name, tag, before)
+    if version:
+        _require_version(root, name, version)
     number = before.number + 1 if before else 1
-    made = _link(root, name, tag, number, to, why)
+    made = _append_move(root, name, tag, number, version, reason)
     try:
-        if to:
-            _require(root, name, to)  # `gc` and `retire` look at tags after they acted: one of the two sees the other
+        if version:
+            _require_version(
+                root, name, version
+            )  # `gc` and `retire` look at tags after they acted: one of the two sees the other
     except PitError:
         with contextlib.suppress(TryLater):
-            _link(root, name, tag, number + 1, held, f"{to} went away")
+            _append_move(root, name, tag, number + 1, held, f"{version} went away")
         raise
     return made
 
 
-def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Tag:
+def _append_move(root: Path, name: str, tag: str, number: int, to: str, reason: str) -> Tag:
     """Make the next entry of the history. Raises TryLater when there is one."""
     folder = version_state.tags_dir(root, name) / tag
-    entry = _Move(version=to, at=timestamps.now(), by=version_state.author(), why=why)
+    entry = _Move(version=to, moved_at=timestamps.now_rfc3339(), moved_by=version_state.current_user(), reason=reason)
     temporary = folder / f".{number}.{os.urandom(8).hex()}"
     try:
-        version_state.make_folder(folder)
+        version_state.make_dir(folder)
         with open(temporary, "xb") as file:
             file.write(msgspec.json.encode(entry) + b"\n")
             file.flush()
@@ -121,11 +123,11 @@ def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Ta
             # NFS repeats a request whose answer was lost, and then finds what the first one made.
             if temporary.stat().st_nlink != 2:
                 raise
-        sync_dir(folder)
+        fsync_dir(folder)
     except FileExistsError as error:
-        raise _lost(root, name, tag, _read(root, name, tag, number)) from error
+        raise _lost_race_error(root, name, tag, _read(root, name, tag, number)) from error
     except OSError as error:
-        raise os_error(error, folder) from error
+        raise from_os_error(error, folder) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -133,14 +135,14 @@ def _link(root: Path, name: str, tag: str, number: int, to: str, why: str) -> Ta
 
 
 def _numbers(folder: Path) -> list[int]:
-    found = (path.name.removesuffix(".json") for path in version_state.names(folder, ".json"))
+    found = (path.name.removesuffix(".json") for path in version_state.list_names(folder, ".json"))
     return [int(number) for number in found if _NUMBER.fullmatch(number)]
 
 
 def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
     path = version_state.tags_dir(root, name) / tag / f"{number}.json"
     try:
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             entry = decode_json(file.read(), _Move)
         if entry.version and not is_version(entry.version):  # it becomes a path
             raise msgspec.ValidationError(f"{entry.version!r} is not a version")
@@ -152,23 +154,27 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
     return Tag(name=name, tag=tag, number=number, **msgspec.structs.asdict(entry))
 
 
-def _require(root: Path, name: str, version: str) -> None:
+def _require_version(root: Path, name: str, version: str) -> None:
     where = f"{root / name}/{version}"
     if not is_version(version):
         raise UsageError(f"{version!r} is not a version", where=where, hint=f"see `pit dataset list {root}`")
     try:
-        with plain_file(root / name / version / FILE_NAME) as opened:
-            found = manifest.version(opened.read())
+        with open_regular(root / name / version / FILE_NAME) as opened:
+            found = manifest.version_of(opened.read())
     except OSError as error:
         hint = f"see `pit dataset list {root}`"
         raise UsageError("there is no such version", where=where, hint=hint) from error
     if found != version:
         hint = f"pit dataset check {where}; another version is whole: pit dataset list {root}"
         raise DataError("its manifest is not the one that the folder is named after", where=where, hint=hint)
-    if retirement.of(root, name, version, root / name / version):
+    if retirement.retirement_of(root, name, version, root / name / version):
         raise UsageError("the version is retired", where=where, hint=f"pit dataset retire --undo {where}")
 
 
-def _lost(root: Path, name: str, tag: str, winner: Tag | None) -> TryLater:
-    what = f"{winner.by} moved it to {winner.version or 'nothing'} at {winner.at}" if winner else "there is no such tag"
+def _lost_race_error(root: Path, name: str, tag: str, winner: Tag | None) -> TryLater:
+    what = (
+        f"{winner.moved_by} moved it to {winner.version or 'nothing'} at {winner.moved_at}"
+        if winner
+        else "there is no such tag"
+    )
     return TryLater(what, where=f"{root / name}@{tag}", hint="look at it, and move it again if you still want to")

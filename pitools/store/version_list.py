@@ -14,7 +14,7 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.store.manifest import FILE_NAME
 
@@ -33,14 +33,14 @@ def is_version(name: str) -> bool:
     return _VERSION.fullmatch(name) is not None
 
 
-def versions(root: Path, name: str | None = None) -> Iterator[Path]:
+def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
     """Yield the folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
 
     What cannot be read, or goes meanwhile, is passed over, and so are links that have another name, such as `latest`.
     """
     found = []
-    for home in _names(root) if name is None else [name]:
-        for folder in _names(root / home) if is_name(home) else ():
+    for home in _list_dir(root) if name is None else [name]:
+        for folder in _list_dir(root / home) if is_name(home) else ():
             with contextlib.suppress(OSError):
                 path = root / home / folder
                 if _VERSION.fullmatch(folder) or not path.is_symlink():
@@ -75,18 +75,18 @@ def lost_manifest_of(folder: Path) -> DataError | None:
     """`lost_manifest`, of a folder."""
 
     def metadata() -> bytes:
-        with plain_file(folder / "zarr.json") as file:
+        with open_regular(folder / "zarr.json") as file:
             return file.read()
 
     return lost_manifest(folder.resolve().name, metadata, str(folder))
 
 
-def published(mtime_ns: int) -> str:
+def published_at(mtime_ns: int) -> str:
     """Return when a version came to be here, from its manifest's time of last write."""
-    return timestamps.text(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
+    return timestamps.to_rfc3339(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
 
 
-def _names(folder: Path) -> list[str]:
+def _list_dir(folder: Path) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError:

@@ -11,99 +11,99 @@ from pitools.site.schema import Site
 from pitools.slurm import parse_cluster
 from pitools.slurm.client import Client
 from pitools.slurm.records import Block, Switch
-from pitools.topology.fabric_model import Fabric, from_blocks, from_switches, grid, listed, nodes
+from pitools.topology.fabric_model import Fabric, expand_ordered, from_blocks, from_switches, nodes_of, torus_fabric
 from pitools.topology.formats import conf, nvlink, table, yaml
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-def fabric(slurm: Client) -> Fabric:
+def query_fabric(slurm: Client) -> Fabric:
     """What `scontrol show topology` tells, whichever plugin runs. Raises what the client raises, and DataError."""
-    return _of_parts(slurm.topology())
+    return _fabric_of_records(slurm.topology())
 
 
-def of_site(site: Site, slurm: Client | None) -> Fabric:
+def fabric_of_site(site: Site, slurm: Client | None) -> Fabric:
     """The fabric of a site: of its topology.file, else the torus of its topology.dims, else what Slurm tells.
 
     slurm: None for a site that has none; it is flat then, unless its file says more. Raises what these raise.
     """
-    said = site.topology
-    if said.file:
-        return read(Path(said.file))
-    if said.dims:
-        return grid(said.dims, listed(said.nodes), f"{site.name}: topology.dims")
-    return fabric(slurm) if slurm else Fabric(kind="flat")
+    topology = site.topology
+    if topology.file:
+        return read_fabric(Path(topology.file))
+    if topology.dims:
+        return torus_fabric(topology.dims, expand_ordered(topology.nodes), f"{site.name}: topology.dims")
+    return query_fabric(slurm) if slurm else Fabric(kind="flat")
 
 
-def read(path: Path) -> Fabric:
+def read_fabric(path: Path) -> Fabric:
     """The fabric of a file: topology.conf, topology.yaml (`FILE#NAME` takes the topology of that name), a CSV of hosts
-    and switches, JSON Lines of `pit.nvlink/1`, a measured matrix (.csv, .npz, .npy), or a saved `scontrol show
+    and switches, JSON Lines of `pit.nvlink-domain/1`, a measured matrix (.csv, .npz, .npy), or a saved `scontrol show
     topology`.
 
     Raises ConfigError and DataError naming file, line and switch.
     """
-    path, _, name = (path, "", "") if os.path.isfile(path) else _named(path)  # noqa: PTH113 (it raises nothing)
+    path, _, name = (path, "", "") if os.path.isfile(path) else _split_name(path)  # noqa: PTH113 (it raises nothing)
     if path.suffix in (".npz", ".npy"):
         from pitools.topology.formats import matrix
 
-        return matrix.load(path)
-    text, where = _text(path), str(path)
+        return matrix.load_matrix(path)
+    text, where = _read_text(path), str(path)
     first = next((line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")), "")
     if not first:
         raise ConfigError("it describes no fabric", where=where)
     if path.suffix in (".yaml", ".yml") or first == "---" or first.startswith("- "):
-        return yaml.read(text, where, name)
+        return yaml.read_yaml(text, where, name)
     if name:
         raise UsageError(f'"#{name}" is for a topology.yaml', where=where)
     if first.startswith("{"):
-        return nvlink.read(text, where)
+        return nvlink.read_domains(text, where)
     if " Level=" in first or " BlockIndex=" in first:
-        return _saved(text, where)
+        return _parse_saved(text, where)
     if "=" in first.split()[0]:
-        return conf.read(text, where)
+        return conf.read_conf(text, where)
     return _table(text, first, where)
 
 
-def unwired(fabric: Fabric, names: Iterable[str]) -> list[str]:
+def unknown_nodes(fabric: Fabric, names: Iterable[str]) -> list[str]:
     """Those of the nodes that the fabric does not know, in the order given."""
-    known = set(nodes(fabric))
+    known = set(nodes_of(fabric))
     return [name for name in dict.fromkeys(names) if name not in known]
 
 
-def _of_parts(parts: Iterable[Switch | Block]) -> Fabric:
-    every = list(parts)
-    blocks = [part for part in every if isinstance(part, Block)]
-    switches = [part for part in every if isinstance(part, Switch)]
-    if not every:
+def _fabric_of_records(parts: Iterable[Switch | Block]) -> Fabric:
+    records = list(parts)
+    blocks = [part for part in records if isinstance(part, Block)]
+    switches = [part for part in records if isinstance(part, Switch)]
+    if not records:
         return Fabric(kind="flat")
     return from_blocks(blocks) if blocks else from_switches(switches)
 
 
-def _saved(text: str, where: str) -> Fabric:
+def _parse_saved(text: str, where: str) -> Fabric:
     try:
-        return _of_parts(parse_cluster.topology(text))
+        return _fabric_of_records(parse_cluster.parse_topology(text))
     except PitError as error:
         kind = DataError if isinstance(error, UsageError) else type(error)
-        raise kind(error.what, where=f"{where}: {error.where}", hint=error.hint) from error
+        raise kind(error.message, where=f"{where}: {error.where}", hint=error.hint) from error
 
 
 def _table(text: str, first: str, where: str) -> Fabric:
     from pitools.topology.formats import matrix
 
-    return matrix.read(text, where) if matrix.is_matrix(first) else table.read(text, where)
+    return matrix.read_matrix(text, where) if matrix.is_matrix(first) else table.read_table(text, where)
 
 
-def _named(path: Path) -> tuple[Path, str, str]:
+def _split_name(path: Path) -> tuple[Path, str, str]:
     """The file and the topology of FILE#NAME."""
     file, mark, name = path.name.rpartition("#")
     return (path.with_name(file), mark, name) if file else (path, "", "")
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
             raise ConfigError("larger than any topology", where=str(path))
         return data.decode("utf-8-sig")
     except FileNotFoundError as error:

@@ -13,7 +13,7 @@ from pitools.core import hostlist
 from pitools.core.errors import DataError, UsageError
 from pitools.slurm.records import Block, Switch
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _HINT = "ask the site's administrators"
 _ITEM = re.compile(r"(?:[^,\[\]\s]|\[[^\]]*\])+")
 
@@ -48,7 +48,7 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     torus: Torus | None = None
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
     """A sort key under which `n2` comes before `n10`; no two names have the same."""
     parts = [part for part in re.split(r"(\d+)", name) if part]
     # A number is compared as its length and digits, for names may hold more digits than int() takes.
@@ -56,14 +56,16 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [*numbers, (-1, 0, name)]
 
 
-def listed(folded: str) -> list[str]:
+def expand_ordered(folded: str) -> list[str]:
     """Names of `b1,n[01-04]` in the order in which they are written, each once. Raises UsageError."""
     if _ITEM.sub("", folded).strip(", \n"):
         raise UsageError(f"{folded[:80]!r} is not a host list", hint="write n01 or n[01-04,07]")
     names: list[str] = []
     items = _ITEM.findall(folded)
-    if hostlist.count(folded) > hostlist.MOST:
-        raise UsageError(f"{folded[:80]!r} stands for more than {hostlist.MOST} names", hint="write a shorter list")
+    if hostlist.count_hosts(folded) > hostlist.MAX_HOSTS:
+        raise UsageError(
+            f"{folded[:80]!r} stands for more than {hostlist.MAX_HOSTS} names", hint="write a shorter list"
+        )
     for item in items:
         # A switch may be called G6/P10/S14, which no node is.
         head, slash, tail = item.rpartition("/")
@@ -71,36 +73,36 @@ def listed(folded: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def nodes(fabric: Fabric) -> list[str]:
+def nodes_of(fabric: Fabric) -> list[str]:
     """Every node of the fabric, in the order of the fabric."""
     if fabric.torus:
         return list(fabric.torus.nodes)
     return [node for leaf in fabric.leaves for node in leaf.nodes]
 
 
-def from_switches(switches: Sequence[Switch], places: Mapping[str, str] = {}) -> Fabric:
-    """The fabric of a `topology/tree`. places: switch → where it was read, for errors.
+def from_switches(switches: Sequence[Switch], origins: Mapping[str, str] = {}) -> Fabric:
+    """The fabric of a `topology/tree`. origins: switch → where it was read, for errors.
 
     A switch that nobody names as a child is a root; there may be several, unconnected. Raises DataError for a cycle, a
     switch below two others, and a node under two leaves or under none of its switch's.
     """
     by_name = {switch.switch: switch for switch in switches}
-    below = {name: [child for child in listed(s.switches) if child in by_name] for name, s in by_name.items()}
-    above = _parents(below, places)
+    below = {name: [child for child in expand_ordered(s.switches) if child in by_name] for name, s in by_name.items()}
+    above = _parents(below, origins)
     leaves: list[Leaf] = []
     seen: set[str] = set()
 
     def walk(name: str, path: tuple[str, ...]) -> set[str]:
-        if len(path) >= _DEEPEST:
-            raise _wrong(f'switch "{name}" is the {len(path) + 1}th below another', name, places)
+        if len(path) >= _MAX_DEPTH:
+            raise _fabric_error(f'switch "{name}" is the {len(path) + 1}th below another', name, origins)
         seen.add(name)
-        path, own = (*path, name), listed(by_name[name].node_list)
+        path, own = (*path, name), expand_ordered(by_name[name].node_list)
         if not below[name]:
             leaves.append(Leaf(path=path, nodes=tuple(own)))
             return set(own)
         held = set().union(*(walk(child, path) for child in below[name]))
         if lost := [node for node in own if node not in held]:
-            raise _wrong(f'node "{lost[0]}" is under "{name}" but under none of its switches', name, places)
+            raise _fabric_error(f'node "{lost[0]}" is under "{name}" but under none of its switches', name, origins)
         return held
 
     for root in by_name:
@@ -108,30 +110,32 @@ def from_switches(switches: Sequence[Switch], places: Mapping[str, str] = {}) ->
             walk(root, ())
     for name in by_name:
         if name not in seen:  # whoever cannot be reached from a root is on a cycle, or below one
-            raise _wrong(f'switch "{_on_cycle(name, above)}" is below itself', name, places)
-    return tree(leaves, places=places)
+            raise _fabric_error(f'switch "{_on_cycle(name, above)}" is below itself', name, origins)
+    return tree_fabric(leaves, origins=origins)
 
 
 def from_blocks(blocks: Iterable[Block]) -> Fabric:
     """The fabric of a `topology/block`: base blocks, in Slurm's own order, which is that of their neighbourhood."""
     every = list(blocks)
-    base = sorted((b for b in every if not b.is_aggregated), key=lambda block: (block.index, natural(block.block)))
-    leaves = [Leaf(path=(block.block,), nodes=tuple(listed(block.node_list))) for block in base]
-    return chain(leaves, {block.size for block in every if block.size})
+    base = sorted(
+        (b for b in every if not b.is_aggregated), key=lambda block: (block.index, natural_sort_key(block.block))
+    )
+    leaves = [Leaf(path=(block.block,), nodes=tuple(expand_ordered(block.node_list))) for block in base]
+    return block_fabric(leaves, {block.size for block in every if block.size})
 
 
-def tree(leaves: Iterable[Leaf], lengths: Mapping[str, float] = {}, places: Mapping[str, str] = {}) -> Fabric:
+def tree_fabric(leaves: Iterable[Leaf], lengths: Mapping[str, float] = {}, origins: Mapping[str, str] = {}) -> Fabric:
     """A checked tree of these leaves, put in depth-first order. Raises DataError for a node under two of them."""
-    ordered = sorted(leaves, key=lambda leaf: [natural(name) for name in leaf.path])
-    return Fabric(leaves=_checked(ordered, places), lengths={k: v for k, v in lengths.items() if v != 1.0})
+    ordered = sorted(leaves, key=lambda leaf: [natural_sort_key(name) for name in leaf.path])
+    return Fabric(leaves=_require_valid(ordered, origins), lengths={k: v for k, v in lengths.items() if v != 1.0})
 
 
-def chain(leaves: Iterable[Leaf], block_sizes: Collection[int] = (), places: Mapping[str, str] = {}) -> Fabric:
+def block_fabric(leaves: Iterable[Leaf], block_sizes: Collection[int] = (), origins: Mapping[str, str] = {}) -> Fabric:
     """A checked block topology, its blocks in the order given. Raises DataError for a node in two of them."""
-    return Fabric(leaves=_checked(leaves, places), kind="block", block_sizes=tuple(sorted(set(block_sizes))))
+    return Fabric(leaves=_require_valid(leaves, origins), kind="block", block_sizes=tuple(sorted(set(block_sizes))))
 
 
-def grid(dims: Sequence[int], nodes: Sequence[str], where: str = "topology") -> Fabric:
+def torus_fabric(dims: Sequence[int], nodes: Sequence[str], where: str = "topology") -> Fabric:
     """A torus. Raises DataError unless there is one node for each place."""
     if not dims or min(dims) < 1 or prod(dims) != len(nodes) or len(set(nodes)) != len(nodes):
         shape = " by ".join(map(str, dims)) or "no dimensions"
@@ -140,7 +144,7 @@ def grid(dims: Sequence[int], nodes: Sequence[str], where: str = "topology") -> 
     return Fabric(kind="torus", torus=Torus(dims=tuple(dims), nodes=tuple(nodes)))
 
 
-def coordinates(torus: Torus) -> dict[str, tuple[int, ...]]:
+def torus_coordinates(torus: Torus) -> dict[str, tuple[int, ...]]:
     """Where each node of a torus is."""
     steps = [prod(torus.dims[axis + 1 :]) for axis in range(len(torus.dims))]
     return {
@@ -149,12 +153,12 @@ def coordinates(torus: Torus) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _parents(below: Mapping[str, Sequence[str]], places: Mapping[str, str]) -> dict[str, str]:
+def _parents(below: Mapping[str, Sequence[str]], origins: Mapping[str, str]) -> dict[str, str]:
     above: dict[str, str] = {}
     for name, children in below.items():
         for child in children:
             if above.setdefault(child, name) != name:
-                raise _wrong(f'switch "{child}" is under "{above[child]}" and "{name}"', name, places)
+                raise _fabric_error(f'switch "{child}" is under "{above[child]}" and "{name}"', name, origins)
     return above
 
 
@@ -166,18 +170,18 @@ def _on_cycle(name: str, above: Mapping[str, str]) -> str:
     return name
 
 
-def _checked(leaves: Iterable[Leaf], places: Mapping[str, str]) -> tuple[Leaf, ...]:
+def _require_valid(leaves: Iterable[Leaf], origins: Mapping[str, str]) -> tuple[Leaf, ...]:
     home: dict[str, str] = {}
     found = []
     for leaf in leaves:
         name = leaf.path[-1]
         for node in leaf.nodes:
             if home.setdefault(node, name) != name:
-                raise _wrong(f'node "{node}" is under "{home[node]}" and "{name}"', name, places)
+                raise _fabric_error(f'node "{node}" is under "{home[node]}" and "{name}"', name, origins)
         if leaf.nodes:
-            found.append(Leaf(path=leaf.path, nodes=tuple(sorted(set(leaf.nodes), key=natural))))
+            found.append(Leaf(path=leaf.path, nodes=tuple(sorted(set(leaf.nodes), key=natural_sort_key))))
     return tuple(found)
 
 
-def _wrong(what: str, switch: str, places: Mapping[str, str]) -> DataError:
-    return DataError(what, where=places.get(switch, "topology"), hint=_HINT)
+def _fabric_error(what: str, switch: str, origins: Mapping[str, str]) -> DataError:
+    return DataError(what, where=origins.get(switch, "topology"), hint=_HINT)

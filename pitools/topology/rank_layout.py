@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from pitools.core.errors import UsageError
 from pitools.core.record import Record
-from pitools.topology.rank_order import Slot
+from pitools.topology.rank_order import NodeSlot
 
 
-class Seat(Record, frozen=True, kw_only=True, tag="pit.seat/1"):
+class RankPlacement(Record, frozen=True, kw_only=True, tag="pit.rank-placement/1"):
     """One rank. local_rank: its GPU. data, pipeline, tensor: its place along each axis of parallelism."""
 
     rank: int
@@ -26,7 +26,7 @@ class Seat(Record, frozen=True, kw_only=True, tag="pit.seat/1"):
     leaf: str
 
 
-class Mesh(Record, frozen=True, kw_only=True, tag="pit.mesh/1"):
+class JaxMesh(Record, frozen=True, kw_only=True, tag="pit.jax-mesh/1"):
     """Devices for `jax.sharding.Mesh`: `np.array(jax.devices())[devices].reshape(shape)` with the names `axes`."""
 
     axes: tuple[str, ...]
@@ -39,7 +39,7 @@ def nodes_per_replica(gpus: int, tensor: int, pipeline: int) -> int:
     return max(1, -(-tensor * pipeline // gpus))
 
 
-def seats(slots: Sequence[Slot], gpus: int, tensor: int = 1, pipeline: int = 1) -> list[Seat]:
+def place_ranks(slots: Sequence[NodeSlot], gpus: int, tensor: int = 1, pipeline: int = 1) -> list[RankPlacement]:
     """Every rank in order. gpus: of a node, and ranks on it. Raises UsageError for axes that do not fit the nodes.
 
     A tensor group larger than a node must be whole nodes of one leaf: an NVLink domain.
@@ -57,7 +57,7 @@ def seats(slots: Sequence[Slot], gpus: int, tensor: int = 1, pipeline: int = 1) 
             what = f"the tensor group of {group[0].node} to {group[-1].node} would span several leaves"
             raise UsageError(what, where="--tensor", hint="choose nodes in whole groups: pit topology choose --segment")
     return [
-        Seat(
+        RankPlacement(
             rank=rank,
             node=slots[rank // gpus].node,
             leaf=slots[rank // gpus].leaf,
@@ -70,12 +70,12 @@ def seats(slots: Sequence[Slot], gpus: int, tensor: int = 1, pipeline: int = 1) 
     ]
 
 
-def hostfile(slots: Sequence[Slot], tasks: int) -> str:
+def format_hostfile(slots: Sequence[NodeSlot], tasks: int) -> str:
     """SLURM_HOSTFILE for `srun --distribution=arbitrary`: task i runs on line i."""
     return "".join(f"{slot.node}\n" * tasks for slot in slots)
 
 
-def torchrun(slots: Sequence[Slot], gpus: int, addresses: Mapping[str, str] = {}) -> str:
+def format_torchrun(slots: Sequence[NodeSlot], gpus: int, addresses: Mapping[str, str] = {}) -> str:
     """A line a node: its name, then the flags of its torchrun. addresses: of the nodes, where not their names.
 
     These flags choose the static rendezvous, which keeps the ranks as given; `--rdzv-backend` would deal them anew.
@@ -87,7 +87,7 @@ def torchrun(slots: Sequence[Slot], gpus: int, addresses: Mapping[str, str] = {}
     return "".join(f"{slot.node} --node-rank={rank} {fixed}\n" for rank, slot in enumerate(slots))
 
 
-def rankfile(slots: Sequence[Slot], tasks: int, cpus: int = 1) -> str:
+def format_rankfile(slots: Sequence[NodeSlot], tasks: int, cpus: int = 1) -> str:
     """Open MPI's rankfile. cpus: cores that each rank is bound to, the node's first rank to its first ones."""
     lines = []
     for rank in range(len(slots) * tasks):
@@ -97,14 +97,14 @@ def rankfile(slots: Sequence[Slot], tasks: int, cpus: int = 1) -> str:
     return "".join(lines)
 
 
-def mesh(seated: Sequence[Seat], launched: Sequence[str]) -> Mesh:
+def jax_mesh(placements: Sequence[RankPlacement], launched: Sequence[str]) -> JaxMesh:
     """Where in `jax.devices()` each rank's device is. launched: the nodes in the order of JAX's processes.
 
     JAX numbers devices by process, and processes are numbered as srun or mpirun started them: in the order of the host
     file where one was used, which makes these 0, 1, 2, …, and in that of Slurm's node list where none was.
     """
-    gpus = 1 + max(seat.local_rank for seat in seated)
+    gpus = 1 + max(seat.local_rank for seat in placements)
     first = {node: number * gpus for number, node in enumerate(launched)}
-    shape = tuple(1 + max(getattr(seat, axis) for seat in seated) for axis in ("data", "pipeline", "tensor"))
-    devices = tuple(first[seat.node] + seat.local_rank for seat in seated)
-    return Mesh(axes=("data", "pipeline", "tensor"), shape=shape, devices=devices)
+    shape = tuple(1 + max(getattr(seat, axis) for seat in placements) for axis in ("data", "pipeline", "tensor"))
+    devices = tuple(first[seat.node] + seat.local_rank for seat in placements)
+    return JaxMesh(axes=("data", "pipeline", "tensor"), shape=shape, devices=devices)

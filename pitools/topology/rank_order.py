@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from pitools.core.record import Record
-from pitools.topology.fabric_model import Fabric, natural
-from pitools.topology.torus_order import tour
+from pitools.topology.fabric_model import Fabric, natural_sort_key
+from pitools.topology.torus_order import torus_order
 
 
-class Slot(Record, frozen=True, kw_only=True, tag="pit.slot/1"):
+class NodeSlot(Record, frozen=True, kw_only=True, tag="pit.node-slot/1"):
     """A node's place in the order. leaf: its switch or block, "" when the fabric does not know the node."""
 
     position: int
@@ -25,7 +25,7 @@ class Slot(Record, frozen=True, kw_only=True, tag="pit.slot/1"):
 _Branch = tuple[tuple[str, ...], list[str]]  # a leaf's path, and those of its nodes that are wanted
 
 
-def order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Slot]:
+def rank_order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[NodeSlot]:
     """The nodes in rank order, each once; nodes the fabric does not know come last, by name.
 
     Of the switches below one, those that hold whole groups of `group` nodes come first, then those with more nodes, so
@@ -35,18 +35,18 @@ def order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Slot]:
     wanted = set(nodes)
     placed: list[tuple[str, tuple[str, ...]]] = []
     if fabric.torus:
-        placed = [(node, ()) for node in tour(wanted, fabric.torus)]
+        placed = [(node, ()) for node in torus_order(wanted, fabric.torus)]
     else:
         branches = [
-            (leaf.path, sorted(here, key=natural))
+            (leaf.path, sorted(here, key=natural_sort_key))
             for leaf in fabric.leaves
             if (here := wanted.intersection(leaf.nodes))
         ]
         placed = list(_walk(branches, 0, group, fabric.kind == "block"))
     wanted.difference_update(node for node, _ in placed)
-    placed.extend((node, ()) for node in sorted(wanted, key=natural))
+    placed.extend((node, ()) for node in sorted(wanted, key=natural_sort_key))
     return [
-        Slot(position=position, node=node, leaf=path[-1] if path else "", path=path)
+        NodeSlot(position=position, node=node, leaf=path[-1] if path else "", path=path)
         for position, (node, path) in enumerate(placed)
     ]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from pitools.topology.fabric_model import Fabric, coordinates
+from pitools.topology.fabric_model import Fabric, torus_coordinates
 
 
-def crossings(order: Sequence[str], fabric: Fabric) -> int:
+def ring_hops(order: Sequence[str], fabric: Fabric) -> int:
     """Uplinks of switches that the ring over the nodes in this order goes through, last to first included.
 
     A link counts each time; those of aggregated blocks count too. Between unconnected roots the ring goes over both
@@ -15,13 +15,13 @@ def crossings(order: Sequence[str], fabric: Fabric) -> int:
     of the ring.
     """
     if fabric.torus:
-        at = coordinates(fabric.torus)
-        return sum(_hops(at[a], at[b], fabric.torus.dims) for a, b in _ring(order) if a in at and b in at)
-    ways = {node: way for leaf, way in zip(fabric.leaves, routes(fabric), strict=True) for node in leaf.nodes}
-    return sum(_links(ways.get(a, ()), ways.get(b, ())) for a, b in _ring(order))
+        at = torus_coordinates(fabric.torus)
+        return sum(_hops(at[a], at[b], fabric.torus.dims) for a, b in _ring_edges(order) if a in at and b in at)
+    ways = {node: way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) for node in leaf.nodes}
+    return sum(_links(ways.get(a, ()), ways.get(b, ())) for a, b in _ring_edges(order))
 
 
-def fewest(nodes: Collection[str], fabric: Fabric) -> int:
+def min_ring_hops(nodes: Collection[str], fabric: Fabric) -> int:
     """The crossings of the best order of these nodes: each switch with some of them below it, not all, twice.
 
     No order has fewer, and a depth-first one has no more. On a torus a bound that need not be reached: a hop a node,
@@ -32,14 +32,14 @@ def fewest(nodes: Collection[str], fabric: Fabric) -> int:
         known = len(wanted.intersection(fabric.torus.nodes))
         return max(0, 2 * known - len(wanted)) if len(wanted) > 1 else 0
     below: dict[tuple[str, ...], int] = {}
-    for leaf, way in zip(fabric.leaves, routes(fabric), strict=True):
+    for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True):
         here = len(wanted.intersection(leaf.nodes))
         for depth in range(len(way) if here else 0):
             below[way[: depth + 1]] = below.get(way[: depth + 1], 0) + here
     return 2 * sum(count < len(wanted) for count in below.values())
 
 
-def routes(fabric: Fabric) -> list[tuple[str, ...]]:
+def leaf_paths(fabric: Fabric) -> list[tuple[str, ...]]:
     """Each leaf's way down from its root; a block's from the one root of all, through its aggregates."""
     if fabric.kind != "block":
         return [leaf.path for leaf in fabric.leaves]
@@ -50,7 +50,7 @@ def routes(fabric: Fabric) -> list[tuple[str, ...]]:
     return [("/", *above, *leaf.path) for above, leaf in zip(over, fabric.leaves, strict=True)]
 
 
-def _ring(order: Sequence[str]) -> list[tuple[str, str]]:
+def _ring_edges(order: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(order, [*order[1:], *order[:1]], strict=True))
 
 

@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.loader.sampling.episode_filter import Filters, select
-from pitools.loader.sampling.protocol import Buffers, Drawn, Field, Windowed
+from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
+from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field, WindowSamples
 from pitools.loader.sampling.shuffle import Indices
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
-from pitools.store.resolve import find
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
+from pitools.store.resolve import find_version
 
-BLOCK = 1 << 16  # rows read at once for the statistics
-STEP = Span(0, 1)
+BLOCK_ROWS = 1 << 16  # rows read at once for the statistics
+SINGLE_STEP = WindowSpan(0, 1)
 
 
-class Scale(NamedTuple):
+class Normalizer(NamedTuple):
     """Mean and standard deviation of each column of an array."""
 
     mean: NDArray[np.float64]
@@ -32,7 +32,7 @@ class Scale(NamedTuple):
         return scaled
 
 
-class Demonstrations:
+class DemonstrationDataset:
     """A dataset for behaviour cloning, to be given to a `Loader`; a sample is a step.
 
     Its arrays: each camera, (H, W, C) uint8, by the name it has in the dataset; `proprio`, (P,), all float vectors of
@@ -40,14 +40,14 @@ class Demonstrations:
     where there is no such split, but none that is in quarantine.
     """
 
-    planned = 0
+    planned_batch_size = 0
 
     def __init__(self, path: Path | str, *, seed: int = 0) -> None:
         """path: a version, as `pitools.store.resolve` says. seed: of the order.
 
         Raises UsageError, ConfigError, and DataError for a dataset with nothing to see or to do.
         """
-        arrays = Arrays(find(path) or Path(path))
+        arrays = VersionReader(find_version(path) or Path(path))
         schemas = arrays.manifest.arrays
         observed = {name: schema for name, schema in sorted(schemas.items()) if name.startswith("obs/")}
         self.cameras = [name for name, s in observed.items() if s.dtype == "uint8" and len(s.shape) == 4]
@@ -55,25 +55,25 @@ class Demonstrations:
         if "action" not in schemas or not (self.cameras or self.proprio):
             hint = f"it has {', '.join(name for name in schemas if not name.startswith('episode_'))}"
             raise DataError("it needs `action`, and images or float vectors in `obs/`", where=str(path), hint=hint)
-        train = Filters(splits=("train",) if arrays.attributes.get("splits", {}).get("train") else ())
-        self._scales = {name: scale(arrays, name) for name in (*self.proprio, "action")}
-        spans = dict.fromkeys((*self.cameras, *self._scales), STEP)
-        self._steps = Windowed(arrays, Windows(arrays.offsets, select(arrays, train), spans), seed=seed)
-        self.where, self.identity = self._steps.where, self._steps.identity
+        train = EpisodeFilters(splits=("train",) if arrays.attributes.get("splits", {}).get("train") else ())
+        self._scales = {name: make_normalizer(arrays, name) for name in (*self.proprio, "action")}
+        spans = dict.fromkeys((*self.cameras, *self._scales), SINGLE_STEP)
+        self._steps = WindowSamples(arrays, Windows(arrays.offsets, filter_episodes(arrays, train), spans), seed=seed)
+        self.description, self.identity = self._steps.description, self._steps.identity
         self.fields = {name: Field(field.shape[1:], field.dtype) for name, field in self._steps.fields.items()}
         columns = sum(self.fields.pop(name).shape[0] for name in self.proprio)
         self.fields |= {"proprio": Field((columns,), np.dtype("float32"))}
         self.fields |= {"action": Field(self.fields["action"].shape, np.dtype("float32"))}
 
-    def batch(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
         """As `Samples.batch`."""
-        return self._steps.batch(position, batch_size)
+        return self._steps.batch_at(position, batch_size)
 
-    def at(self, positions: Indices) -> Drawn:
+    def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.at`."""
-        return self._steps.at(positions)._replace(fields=self.fields)
+        return self._steps.draw(positions)._replace(fields=self.fields)
 
-    def read(self, drawn: Drawn, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
+    def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`: frames straight into the batch, vectors first beside it."""
         count, fields = len(buffers["action"]), self._steps.fields
         read = {name: buffers[name][:, None] for name in self.cameras}
@@ -85,30 +85,30 @@ class Demonstrations:
         if self.proprio:
             buffers["proprio"][to] = np.concatenate([vectors[name] for name in self.proprio], axis=1)
 
-    def inside(self, drawn: Drawn) -> dict[str, NDArray[np.bool_]]:
+    def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
         """Nothing: a step is always its episode's."""
         return {}
 
-    def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
+    def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
         """Nothing."""
         return {}
 
 
-def scale(arrays: Arrays, name: str) -> Scale:
+def make_normalizer(arrays: VersionReader, name: str) -> Normalizer:
     """Mean and deviation of a (steps, columns) array over all steps, from the manifest, or computed where it has none.
 
     A column that never changes has deviation 1.
     """
     known = (arrays.manifest.statistics or {}).get(name)
-    mean, deviation = (np.array(known.mean), np.array(known.deviation)) if known else computed(arrays, name)
-    return Scale(mean, np.where(deviation < 1e-6, 1.0, deviation))
+    mean, deviation = (np.array(known.mean), np.array(known.deviation)) if known else compute_moments(arrays, name)
+    return Normalizer(mean, np.where(deviation < 1e-6, 1.0, deviation))
 
 
-def computed(arrays: Arrays, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def compute_moments(arrays: VersionReader, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The same of the steps that are here, by reading them all, twice."""
     runs = arrays.manifest.runs(name)
-    blocks = [(low, min(low + BLOCK, stop)) for start, stop in runs for low in range(start, stop, BLOCK)]
-    steps, columns = sum(stop - start for start, stop in runs), arrays.array(name).shape[1]
+    blocks = [(low, min(low + BLOCK_ROWS, stop)) for start, stop in runs for low in range(start, stop, BLOCK_ROWS)]
+    steps, columns = sum(stop - start for start, stop in runs), arrays.metadata_of(name).shape[1]
     mean, square = np.zeros(columns), np.zeros(columns)
     for start, stop in blocks:
         mean += arrays.read(name, start, stop).sum(axis=0, dtype=np.float64) / steps

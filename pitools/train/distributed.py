@@ -18,21 +18,23 @@ import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, Unreachable
 from pitools.core.record import decode_json
-from pitools.loader.loader import State
-from pitools.train.rank import Rank
+from pitools.loader.loader import LoaderState
+from pitools.train.rank import RankEnv
 
-JOIN_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
-ANSWER_S = 60  # a rank that has joined answers for its nonce
-COLLECTIVE_S = 600  # the slowest rank reaches the same collective: a step, or what is left of a save before this one
-LEAVE_S = 10  # all have come to the end
+JOIN_TIMEOUT_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
+NONCE_TIMEOUT_S = 60  # a rank that has joined answers for its nonce
+COLLECTIVE_TIMEOUT_S = (
+    600  # the slowest rank reaches the same collective: a step, or what is left of a save before this one
+)
+LEAVE_TIMEOUT_S = 10  # all have come to the end
 
 Put = Callable[[str, str], None]
 Delete = Callable[[str], None]
 Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it does not come in time
-Agree = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
+Broadcast = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
 
 
-class Peers(NamedTuple):
+class RankGroup(NamedTuple):
     """The ranks of one job, after they have met, and a store of text that they share; a key is written once."""
 
     rank: int = 0
@@ -41,16 +43,18 @@ class Peers(NamedTuple):
     world_size: int = 1
     delete: Delete = lambda _: None
 
-    def agree(self, key: str, value: str) -> str:
+    def broadcast(self, key: str, value: str) -> str:
         """Rank 0's value, at every rank."""
         if self.world_size == 1:
             return value
         if self.rank == 0:
             self.put(f"pit/{key}", value)
         try:
-            return self.get(f"pit/{key}", ANSWER_S)
+            return self.get(f"pit/{key}", NONCE_TIMEOUT_S)
         except TimeoutError as error:
-            raise Unreachable(f"rank 0 did not say its {key} in {ANSWER_S} s", where=f"rank {self.rank}") from error
+            raise Unreachable(
+                f"rank 0 did not say its {key} in {NONCE_TIMEOUT_S} s", where=f"rank {self.rank}"
+            ) from error
 
 
 class WrongJob(ClusterError):
@@ -58,7 +62,7 @@ class WrongJob(ClusterError):
 
 
 @contextmanager
-def join_jax(rank: Rank) -> Iterator[Peers]:
+def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
     """Be one of JAX's processes until the end of the block. Raises WrongJob, ConfigError.
 
     Call before anything that starts JAX's backend. One rank drives one device: the GPU of its local rank, or the CPU.
@@ -66,10 +70,10 @@ def join_jax(rank: Rank) -> Iterator[Peers]:
     import jax
 
     if rank.world_size == 1:
-        yield Peers()
+        yield RankGroup()
         return
     coordinator = _variable("JAX_COORDINATOR_ADDRESS")
-    # JAX's own preemption service would take SIGTERM from `StopRequest`.
+    # JAX's own preemption service would take SIGTERM from `StopSignal`.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -77,8 +81,8 @@ def join_jax(rank: Rank) -> Iterator[Peers]:
         num_processes=rank.world_size,
         process_id=rank.rank,
         local_device_ids=_device_ids(rank.local_rank),
-        initialization_timeout=JOIN_S,
-        shutdown_timeout_seconds=LEAVE_S,
+        initialization_timeout=JOIN_TIMEOUT_S,
+        shutdown_timeout_seconds=LEAVE_TIMEOUT_S,
     )
     # The key-value store behind `initialize` has no public name yet.
     from jax._src.distributed import global_state
@@ -91,33 +95,33 @@ def join_jax(rank: Rank) -> Iterator[Peers]:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
                 raise TimeoutError(f"{key} did not come in {seconds:g} s") from error
-            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
 
     def put(key: str, value: str) -> None:
         try:
             client.key_value_set(key, value)
         except jax.errors.JaxRuntimeError as error:
-            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
 
     def delete(key: str) -> None:
         try:
             client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as error:
-            raise Unreachable(_gone(error), where=coordinator, hint=_GONE) from error
+            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
 
     check_nonce(rank, put, get, where=coordinator)
     try:
-        yield Peers(rank.rank, put, get, rank.world_size, delete)
+        yield RankGroup(rank.rank, put, get, rank.world_size, delete)
     except BaseException:
         # JAX would wait for all ranks at exit, and then abort this one with a stack of its own after the true reason.
-        _abandon(global_state)
+        _exit_at_once(global_state)
         raise
-    client.wait_at_barrier("pit/end", COLLECTIVE_S * 1000)
+    client.wait_at_barrier("pit/end", COLLECTIVE_TIMEOUT_S * 1000)
     jax.distributed.shutdown()
 
 
 @contextmanager
-def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
+def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
     """Be one rank of torch's default process group until the end of the block. Raises WrongJob, ConfigError.
 
     backend: `nccl` or `gloo`.
@@ -127,54 +131,54 @@ def join_torch(rank: Rank, backend: str) -> Iterator[Peers]:
     from pitools.checkpoint.coordination.torch_store import torch_store
 
     if rank.world_size == 1:
-        yield Peers()
+        yield RankGroup()
         return
     host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
     lead = rank.rank == 0
-    store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_S))
+    store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_TIMEOUT_S))
 
     put, get, delete = torch_store(store)
     check_nonce(rank, put, get, where=f"{host}:{port}")
-    timeout = timedelta(seconds=COLLECTIVE_S)
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
-    yield Peers(rank.rank, put, get, rank.world_size, delete)
+    yield RankGroup(rank.rank, put, get, rank.world_size, delete)
     # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
     dist.barrier()
     dist.destroy_process_group()
 
 
-def check_nonce(rank: Rank, put: Put, get: Get, *, where: str) -> None:
+def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
     """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
     mine = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
     if rank.rank == 0:
         put("pit/nonce/0", mine)
-        found = {other: get(f"pit/nonce/{other}", ANSWER_S) for other in range(1, rank.world_size)}
+        found = {other: get(f"pit/nonce/{other}", NONCE_TIMEOUT_S) for other in range(1, rank.world_size)}
     else:
         # Looks before it shows itself: rank 0 waits for the latter, and may end, and the store with it, right after.
-        found = {0: get("pit/nonce/0", ANSWER_S)}
+        found = {0: get("pit/nonce/0", NONCE_TIMEOUT_S)}
         put(f"pit/nonce/{rank.rank}", mine)
     strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in found.items() if theirs != mine]
     verdict = f"rank {rank.rank} of job {mine[:8]} met {', '.join(strangers[:4])}" if strangers else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
-    if verdict := verdict or get("pit/verdict", ANSWER_S):
+    if verdict := verdict or get("pit/verdict", NONCE_TIMEOUT_S):
         hint = "two jobs share a coordinator address: end the older one, then resume this run"
         raise WrongJob(verdict, where=where, hint=hint)
 
 
-def require_same_order(agree: Agree, loader: State) -> None:
+def require_same_order(broadcast: Broadcast, loader: LoaderState) -> None:
     """Refuse ranks whose loaders have other samples, or another order: of each batch some would miss, some come twice.
 
     As where a node has a part of the dataset, or sees another quarantine. Raises ConfigError at each that differs.
     """
-    theirs = decode_json(agree("order", msgspec.json.encode(loader).decode()), State)
+    theirs = decode_json(broadcast("order", msgspec.json.encode(loader).decode()), LoaderState)
     for name in sorted(theirs.identity.keys() | loader.identity.keys()):
         if (mine := loader.identity.get(name)) != (first := theirs.identity.get(name)):
             hint = "do all nodes have all of the dataset, and see the same quarantine?"
             raise ConfigError(f"this rank's {name} is {mine!r}, rank 0's {first!r}", where="dataset", hint=hint)
 
 
-def _abandon(global_state: Any) -> None:
+def _exit_at_once(global_state: Any) -> None:
     """Let a process that failed end with its own last words, and at once; its peers see that it is gone."""
     import ctypes
 
@@ -184,10 +188,10 @@ def _abandon(global_state: Any) -> None:
     global_state.client = global_state.service = None
 
 
-_GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
+_STORE_GONE_HINT = "look at the log of rank 0, which keeps the store that ranks meet in"
 
 
-def _gone(error: Exception) -> str:
+def _store_gone_error(error: Exception) -> str:
     return f"rank 0 no longer answers: {next(iter(str(error).splitlines()), '')}"
 
 

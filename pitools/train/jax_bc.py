@@ -22,14 +22,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from msgspec import convert
 
 from pitools.loader.jax import jax_batches
-from pitools.loader.loader import Loader, State
+from pitools.loader.loader import Loader, LoaderState
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import rank as ranks
-from pitools.train.checkpointing import due, open_guard
-from pitools.train.dataset import Demonstrations
-from pitools.train.distributed import Peers, join_jax, require_same_order
-from pitools.train.preemption import SIGNALS, StopRequest, agreed
-from pitools.train.rank import Rank
+from pitools.train.checkpointing import make_checkpointer, should_save
+from pitools.train.dataset import DemonstrationDataset
+from pitools.train.distributed import RankGroup, join_jax, require_same_order
+from pitools.train.preemption import SIGNALS, StopSignal, combine_votes
+from pitools.train.rank import RankEnv
 
 MOMENTUM = 0.9
 CONVOLUTIONS = ((8, 4, 16), (4, 2, 32), (3, 2, 32))  # (kernel, stride, channels)
@@ -39,7 +39,7 @@ Params = dict[str, Any]
 Inputs = dict[str, Any]  # each camera's frames (b, H, W, C) uint8, proprio (b, P), action (b, A)
 
 
-def init(seed: int, data: Demonstrations) -> Params:
+def init(seed: int, data: DemonstrationDataset) -> Params:
     """Parameters by name, drawn from the seed: a convolutional net a camera, and two dense layers for the rest."""
     shapes: dict[str, tuple[int, ...]] = {}
     (features,), (actions,) = data.fields["proprio"].shape, data.fields["action"].shape
@@ -139,12 +139,12 @@ def main(
     batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
     after the checkpoint that SIGTERM or SIGUSR2 asked for.
     """
-    rank = ranks.from_environment()
-    if threads := ranks.threads():
+    rank = ranks.read_rank_env()
+    if threads := ranks.cpu_threads():
         os.environ.setdefault("NPROC", str(threads))  # by this XLA sizes its CPU thread pools
     # Without this a GPU multiplies in TF32, and the sum would depend on how the batch is cut.
     jax.config.update("jax_default_matmul_precision", "highest")
-    data = Demonstrations(ranks.dataset_path(dataset), seed=seed)
+    data = DemonstrationDataset(ranks.dataset_path(dataset), seed=seed)
     with join_jax(rank) as peers:
         stopped = train(rank, peers, data, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
@@ -152,9 +152,9 @@ def main(
 
 
 def train(
-    rank: Rank,
-    peers: Peers,
-    data: Demonstrations,
+    rank: RankEnv,
+    group: RankGroup,
+    data: DemonstrationDataset,
     steps: int,
     batch_size: int,
     learning_rate: float,
@@ -169,21 +169,21 @@ def train(
     momentum = jax.tree.map(np.zeros_like, params)
     loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = jax_batches(loader, device)
-    require_same_order(peers.agree, batches.state())
-    guard = open_guard(rank, peers, "jax")
+    require_same_order(group.broadcast, batches.state())
+    checkpointer = make_checkpointer(rank, group, "jax")
     done = 0
-    if guard and (found := guard.restore(as_state(params, momentum))):
-        done = found.step
-        params, momentum = found.state["params"], found.state["momentum"]
-        batches.load_state(convert(found.loader, State))
+    if checkpointer and (restored := checkpointer.restore(as_state(params, momentum))):
+        done = restored.step
+        params, momentum = restored.state["params"], restored.state["momentum"]
+        batches.load_state(convert(restored.loader, LoaderState))
     params, momentum = jax.device_put((params, momentum), device)
     compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop, closing(batches), guard or nullcontext():
+    with StopSignal() as stop, closing(batches), checkpointer or nullcontext():
         for step in range(done, steps):
-            if guard:
-                guard.poll()
+            if checkpointer:
+                checkpointer.poll()
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()
@@ -194,9 +194,9 @@ def train(
             params, momentum = jax.block_until_ready(update(params, momentum, summed))
             loss, *votes = np.asarray(summed)[: 1 + len(SIGNALS)].tolist()
             compute_s += watch.lap()
-            stopped = agreed(votes)
-            if guard and due(step + 1, steps, checkpoint_every, stopped):
-                guard.save(step + 1, as_state(params, momentum), batches.state())
+            stopped = combine_votes(votes)
+            if checkpointer and should_save(step + 1, steps, checkpoint_every, stopped):
+                checkpointer.save(step + 1, as_state(params, momentum), batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(

@@ -11,7 +11,7 @@ from typing import Any
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
-class StopRequest:
+class StopSignal:
     """Notes SIGTERM and SIGUSR2 instead of dying of them. Use in the main thread, as a context manager.
 
     A handler can only note: to save there and then, one rank alone would leave the others waiting in a collective.
@@ -21,7 +21,7 @@ class StopRequest:
         self.received = 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> StopSignal:
         self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
@@ -39,6 +39,6 @@ class StopRequest:
         self.received = self.received or number
 
 
-def agreed(votes: Sequence[float]) -> int:
+def combine_votes(votes: Sequence[float]) -> int:
     """The signal to stop for, from the votes summed over ranks, the same at every rank; 0 to go on."""
     return next((int(number) for number, count in zip(SIGNALS, votes, strict=True) if count > 0), 0)

@@ -11,7 +11,7 @@ import msgspec
 from pitools.core.errors import ConfigError
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
+class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a training job.
 
     rank, world_size: its number among all, and how many there are. local_rank: its number on this node.
@@ -27,7 +27,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: Path | None = None
 
 
-def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
+def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
     """This process's rank, from `PIT_*`. Raises ConfigError naming the variable that is not possible."""
     for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         # N tasks that each believe to be alone would train N models, and write over each other's checkpoints.
@@ -37,7 +37,7 @@ def from_environment(env: Mapping[str, str] = os.environ) -> Rank:
     rank, world_size = _count(env, "PIT_RANK", 0), _count(env, "PIT_WORLD_SIZE", 1)
     if rank >= world_size:
         raise ConfigError(f"PIT_RANK={rank} is not one of PIT_WORLD_SIZE={world_size} ranks", where="environment")
-    return Rank(
+    return RankEnv(
         rank=rank,
         world_size=world_size,
         local_rank=_count(env, "PIT_LOCAL_RANK", 0),
@@ -56,7 +56,7 @@ def dataset_path(name: str, env: Mapping[str, str] = os.environ) -> Path:
     return Path(env[variable])
 
 
-def threads(env: Mapping[str, str] = os.environ) -> int | None:
+def cpu_threads(env: Mapping[str, str] = os.environ) -> int | None:
     """CPU threads this rank may use, as its launcher or Slurm said; None when nobody did."""
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         if count := _count(env, name, 0):

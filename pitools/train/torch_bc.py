@@ -18,15 +18,15 @@ import torch.distributed as dist
 from msgspec import convert
 from torch import nn
 
-from pitools.loader.loader import Loader, State
+from pitools.loader.loader import Loader, LoaderState
 from pitools.loader.torch import torch_batches
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import rank as ranks
-from pitools.train.checkpointing import due, open_guard
-from pitools.train.dataset import Demonstrations
-from pitools.train.distributed import Peers, join_torch, require_same_order
-from pitools.train.preemption import SIGNALS, StopRequest, agreed
-from pitools.train.rank import Rank
+from pitools.train.checkpointing import make_checkpointer, should_save
+from pitools.train.dataset import DemonstrationDataset
+from pitools.train.distributed import RankGroup, join_torch, require_same_order
+from pitools.train.preemption import SIGNALS, StopSignal, combine_votes
+from pitools.train.rank import RankEnv
 
 MOMENTUM = 0.9
 CONVOLUTIONS = ((8, 4, 16), (4, 2, 32), (3, 2, 32))  # (kernel, stride, channels)
@@ -40,7 +40,7 @@ class Policy(nn.Module):  # type: ignore[misc]  # torch's classes are untyped to
     would depend on how many ranks made the sum.
     """
 
-    def __init__(self, data: Demonstrations) -> None:
+    def __init__(self, data: DemonstrationDataset) -> None:
         super().__init__()
         self.names, self.cameras = data.cameras, nn.ModuleList()
         (features,), (actions,) = data.fields["proprio"].shape, data.fields["action"].shape
@@ -104,13 +104,13 @@ def main(
     batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
     after the checkpoint that SIGTERM or SIGUSR2 asked for.
     """
-    rank = ranks.from_environment()
-    if threads := ranks.threads():
+    rank = ranks.read_rank_env()
+    if threads := ranks.cpu_threads():
         torch.set_num_threads(threads)
     # In TF32, or with an algorithm chosen by its speed, the sum would depend on how the batch is cut.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
-    data = Demonstrations(ranks.dataset_path(dataset), seed=seed)
+    data = DemonstrationDataset(ranks.dataset_path(dataset), seed=seed)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", rank.local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
@@ -122,9 +122,9 @@ def main(
 
 
 def train(
-    rank: Rank,
-    peers: Peers,
-    data: Demonstrations,
+    rank: RankEnv,
+    group: RankGroup,
+    data: DemonstrationDataset,
     device: Any,
     steps: int,
     batch_size: int,
@@ -139,33 +139,33 @@ def train(
     state = as_state(policy, momentum)
     loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = torch_batches(loader, device)
-    require_same_order(peers.agree, batches.state())
-    guard = open_guard(rank, peers, "torch")
+    require_same_order(group.broadcast, batches.state())
+    checkpointer = make_checkpointer(rank, group, "torch")
     done = 0
-    if guard and (found := guard.restore(state)):
-        done = found.step
-        batches.load_state(convert(found.loader, State))
+    if checkpointer and (restored := checkpointer.restore(state)):
+        done = restored.step
+        batches.load_state(convert(restored.loader, LoaderState))
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
-    with StopRequest() as stop, closing(batches), guard or nullcontext():
+    with StopSignal() as stop, closing(batches), checkpointer or nullcontext():
         for step in range(done, steps):
-            if guard:
-                guard.poll()
+            if checkpointer:
+                checkpointer.poll()
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()
-            vector = settled(compute(policy, batch.arrays, batch_size, stop.votes()))
+            vector = synchronized(compute(policy, batch.arrays, batch_size, stop.votes()))
             compute_s = watch.lap()
             if rank.world_size > 1:
                 dist.all_reduce(vector)
             loss, *votes = vector[: 1 + len(SIGNALS)].tolist()  # waits for the device
             comm_s = watch.lap()
             update(policy, momentum, vector[1 + len(SIGNALS) :], learning_rate)
-            settled(vector)
+            synchronized(vector)
             compute_s += watch.lap()
-            stopped = agreed(votes)
-            if guard and due(step + 1, steps, checkpoint_every, stopped):
-                guard.save(step + 1, state, batches.state())
+            stopped = combine_votes(votes)
+            if checkpointer and should_save(step + 1, steps, checkpoint_every, stopped):
+                checkpointer.save(step + 1, state, batches.state())
             wall_s = time.perf_counter() - began
             if log:
                 log.write(
@@ -193,7 +193,7 @@ def as_state(policy: Policy, momentum: dict[str, Any]) -> dict[str, Any]:
     return named | {f"momentum/{name}": tensor for name, tensor in momentum.items()}
 
 
-def settled(tensor: Any) -> Any:
+def synchronized(tensor: Any) -> Any:
     """The tensor, once its device has done all that was asked of it: else a lap would time the asking."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)

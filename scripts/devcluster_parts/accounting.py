@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.layout import Layout
 from devcluster_parts.tools import environment, run
 
@@ -36,25 +36,27 @@ def prepare_database(layout: Layout, *, limit_s: float) -> bool:
     return True
 
 
-def settle(layout: Layout, *, limit_s: float) -> bool:
+def ensure_accounts(layout: Layout, *, limit_s: float) -> bool:
     """Make the accounts, the user's associations and the QOS where they are missing; False when all was there.
 
     Raises Problem with sacctmgr's words when they are still not there afterwards.
     """
     user = environment()["USER"]
     clusters = [cluster.name for cluster in layout.clusters]
-    answers = _ask(layout, _questions(user), limit_s)
+    answers = _run_sacctmgr(layout, _queries(user), limit_s)
     if _is_settled(answers, clusters):
         return False
     said: list[str] = []
     if not _has_qos(answers):
-        said += _ask(layout, _qos_changes(), limit_s)
+        said += _run_sacctmgr(layout, _qos_changes(), limit_s)
     if missing := [cluster for cluster in clusters if not _has_accounts(answers, cluster)]:
         # In a process of its own: sacctmgr reads the names of the QOS once, and then does not know newer ones.
-        said += _ask(layout, _account_changes(user, missing), limit_s)
-    if not _is_settled(_ask(layout, _questions(user), limit_s), clusters):
+        said += _run_sacctmgr(layout, _account_changes(user, missing), limit_s)
+    if not _is_settled(_run_sacctmgr(layout, _queries(user), limit_s), clusters):
         log = str(layout.logs / "slurmdbd.log")
-        raise Problem("slurmdbd does not hold what it was given:\n" + "".join(said), where=log, hint="see that log")
+        raise ClusterProblem(
+            "slurmdbd does not hold what it was given:\n" + "".join(said), where=log, hint="see that log"
+        )
     return True
 
 
@@ -81,7 +83,7 @@ def _account_changes(user: str, clusters: Sequence[str]) -> list[str]:
     ]
 
 
-def _questions(user: str) -> list[str]:
+def _queries(user: str) -> list[str]:
     return [
         f"list associations user={user} format=cluster,account,defaultqos,qos",
         "list qos format=name,priority,preemptmode,preempt",
@@ -105,14 +107,16 @@ def _has_accounts(answers: Sequence[str], cluster: str) -> bool:
     return is_default and all((cluster, account, "normal") in allowed for account in ACCOUNTS)
 
 
-def _ask(layout: Layout, lines: Sequence[str], limit_s: float) -> list[str]:
+def _run_sacctmgr(layout: Layout, lines: Sequence[str], limit_s: float) -> list[str]:
     """The answers of one sacctmgr to several lines; one connection, because each costs 0.2 s."""
     argv = ["sacctmgr", "-i", "-n", "-P"]
     conf = str(layout.clusters[0].conf)
     told = "\n".join(lines) + "\n"
     # It repeats each line after its prompt, within the columns it believes to have; the answer follows.
-    said = run(argv, root=layout.root, limit_s=limit_s, told=told, SLURM_CONF=conf, COLUMNS="1000")
+    said = run(argv, root=layout.root, limit_s=limit_s, stdin=told, SLURM_CONF=conf, COLUMNS="1000")
     answers = [part.partition("\n")[2] for part in f"\n{said.out}".split(f"\n{PROMPT}")[1:]]
     if len(answers) < len(lines):
-        raise Problem(f"answered {len(answers)} of {len(lines)} lines:\n{said.out}{said.err}", where=" ".join(argv))
+        raise ClusterProblem(
+            f"answered {len(answers)} of {len(lines)} lines:\n{said.out}{said.err}", where=" ".join(argv)
+        )
     return [*answers[: len(lines) - 1], answers[len(lines) - 1] + said.err]

@@ -13,7 +13,7 @@ POD_LEAVES = 16
 MAX_CLOUD_NODES = 65_000
 
 
-def generated(count: int) -> tuple[str, str]:
+def generate_topology(count: int) -> tuple[str, str]:
     """The folded node list and the topology.conf of `count` nodes: leaves of 8, pods of 16 leaves, one core."""
     if not 1 <= count <= MAX_CLOUD_NODES:
         raise UsageProblem(f"{count} is not between 1 and {MAX_CLOUD_NODES}", where="--cloud")
@@ -32,7 +32,7 @@ def _folded(first: int, last: int, width: int) -> str:
     return f"cloud[{first:0{width}d}-{last:0{width}d}]"
 
 
-def converted(text: str, where: str) -> tuple[str, str]:
+def convert_topology(text: str, where: str) -> tuple[str, str]:
     """The folded node list of a topology.conf, and its lines of switches, each node named once.
 
     Raises FileProblem for a file of another topology plugin, or with nodes that cannot be read.
@@ -47,7 +47,7 @@ def converted(text: str, where: str) -> tuple[str, str]:
             what = f"{line.split('=')[0]!r} is not a line of topology/tree"
             raise FileProblem(what, where=at, hint="give a file of SwitchName lines")
         kept.append(" ".join(line.split()))
-        names = list(expanded(fields["nodes"], at)) if "nodes" in fields else []
+        names = list(expand_hosts(fields["nodes"], at)) if "nodes" in fields else []
         fresh = [name for name in dict.fromkeys(names) if name not in seen]
         seen.update(fresh)
         if fresh:
@@ -77,7 +77,7 @@ def _fields(line: str) -> dict[str, str]:
     return {key.lower(): value for key, value in re.findall(r"([A-Za-z]+)=(\S+)", line)}
 
 
-def expanded(folded: str, where: str) -> Iterator[str]:
+def expand_hosts(folded: str, where: str) -> Iterator[str]:
     """The names of a folded host list, such as `a[01-03,7],b2`; any number of brackets in a name."""
     if not re.fullmatch(r"([A-Za-z0-9_.-]|\[[0-9,-]+\]|,)+", folded):
         raise FileProblem(f"{folded[:80]!r} is not a host list", where=where)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster_parts.config import LOOPBACK
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.layout import Layout
 from devcluster_parts.process import Identity, is_alive, read_record, spawn
 from devcluster_parts.tools import environment
@@ -37,7 +37,7 @@ class Daemon:
         """What it wrote to stdout and stderr."""
         return self.log.with_suffix(".out")
 
-    def who(self) -> Identity | None:
+    def identity(self) -> Identity | None:
         """The process that runs now; None when it does not."""
         who = read_record(self.record)
         return who if who is not None and is_alive(who) else None
@@ -110,7 +110,7 @@ def check_port(daemon: Daemon) -> None:
             trial.bind((LOOPBACK, daemon.port))
         except OSError as error:
             what = f"port {daemon.port} for {daemon.name} cannot be had ({error.strerror})"
-            raise Problem(what, hint="name another --base-port") from error
+            raise ClusterProblem(what, hint="name another --base-port") from error
 
 
 def wait_for(waiting: Sequence[Daemon], ready: Callable[[], str], *, until: float, poll_s: float = 0.1) -> None:
@@ -120,11 +120,11 @@ def wait_for(waiting: Sequence[Daemon], ready: Callable[[], str], *, until: floa
     """
     while lacking := ready():
         for daemon in waiting:
-            if daemon.who() is None:
-                raise Problem(f"{daemon.name} ended:\n{tail(daemon)}", where=str(daemon.log))
+            if daemon.identity() is None:
+                raise ClusterProblem(f"{daemon.name} ended:\n{tail(daemon)}", where=str(daemon.log))
         if time.monotonic() > until:
             shown = waiting[0]
-            raise Problem(
+            raise ClusterProblem(
                 f"gave up waiting: {lacking}\n{tail(shown)}",
                 where=str(shown.log),
                 hint="run `devcluster up` again with a longer --timeout, or `devcluster down`",
@@ -142,7 +142,7 @@ def tail(daemon: Daemon) -> str:
     return "    (no log)"
 
 
-def answers(address: str | os.PathLike[str], port: int = 0) -> bool:
+def is_listening(address: str | os.PathLike[str], port: int = 0) -> bool:
     """Whether something listens at this address and port, or on this Unix socket when there is no port."""
     family = socket.AF_INET if port else socket.AF_UNIX
     with contextlib.closing(socket.socket(family)) as trial:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Problem(Exception):
+class ClusterProblem(Exception):
     """The machine or the clusters refused: what, where, and what to do next."""
 
     exit_code = 4
@@ -18,19 +18,19 @@ class Problem(Exception):
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
-class UsageProblem(Problem):
+class UsageProblem(ClusterProblem):
     """The command line asks for something that makes no sense."""
 
     exit_code = 2
 
 
-class FileProblem(Problem):
+class FileProblem(ClusterProblem):
     """A file a human wrote is wrong."""
 
     exit_code = 3
 
 
-class BusyProblem(Problem):
+class BusyProblem(ClusterProblem):
     """Nothing is wrong with the request; try again later."""
 
     exit_code = 75

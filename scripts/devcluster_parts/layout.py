@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from devcluster_parts.errors import Problem, UsageProblem
+from devcluster_parts.errors import ClusterProblem, UsageProblem
 
 DEFAULT_ROOT = Path("/var/tmp/pit-devcluster")
 DEFAULT_BASE_PORT = 17000
@@ -126,7 +126,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Overrides:
     """What the command line says; None where it says nothing. `cloud_topology` is the text of a topology.conf."""
 
     clusters: tuple[str, ...] | None = None
@@ -137,19 +137,19 @@ class Asked:
     cloud_topology: str = ""
 
 
-def resolve(root: Path, kept: Settings | None, asked: Asked) -> Settings:
+def resolve(root: Path, current: Settings | None, overrides: Overrides) -> Settings:
     """What shall be up: what is kept in the root, and what is asked for.
 
     A cloud cluster may be added to what is up; anything else that differs raises Problem.
     """
     fields = ("clusters", "nodes", "base_port", "cloud", "requeue_delay_s")
-    said = {field: value for field in fields if (value := getattr(asked, field)) is not None}
-    settings = replace(kept or Settings(), **said)
+    said = {field: value for field in fields if (value := getattr(overrides, field)) is not None}
+    settings = replace(current or Settings(), **said)
     _check_settings(settings)
     _check_socket_addresses(root, settings)
-    if kept is not None and settings != (kept if kept.cloud else replace(kept, cloud=settings.cloud)):
-        changed = ", ".join(field for field in fields if getattr(kept, field) != getattr(settings, field))
-        raise Problem(
+    if current is not None and settings != (current if current.cloud else replace(current, cloud=settings.cloud)):
+        changed = ", ".join(field for field in fields if getattr(current, field) != getattr(settings, field))
+        raise ClusterProblem(
             f"the clusters here have other settings: {changed}", where=str(root), hint="`devcluster down` first"
         )
     return settings

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster_parts import accounting, config, root, sites, stray_processes
-from devcluster_parts.daemons import Daemon, answers, check_port, daemons, start, wait_for
-from devcluster_parts.errors import Problem
-from devcluster_parts.layout import Asked, Cluster, Layout, resolve
-from devcluster_parts.nodes import not_ready
+from devcluster_parts.daemons import Daemon, check_port, daemons, is_listening, start, wait_for
+from devcluster_parts.errors import ClusterProblem
+from devcluster_parts.layout import Cluster, Layout, Overrides, resolve
+from devcluster_parts.nodes import nodes_not_ready
 from devcluster_parts.process import Identity, read_record, stop, write_atomically
 from devcluster_parts.tools import check_tools, this_host
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class StartUp:
     """One `up` at work: what to build, and how long it may take. `began` and `until` are monotonic times."""
 
     layout: Layout
@@ -29,30 +29,30 @@ class Start:
         """Seconds that remain, at least one."""
         return max(1.0, self.until - time.monotonic())
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """One line of progress."""
         print(f"devcluster: [{time.monotonic() - self.began:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def up(where: Path, asked: Asked, *, timeout_s: float) -> Layout:
+def up(where: Path, asked: Overrides, *, timeout_s: float) -> Layout:
     """Bring up what does not run; raises Problem when it cannot, UsageProblem before anything is touched."""
     resolve(where, None, asked)
     check_tools()
     host = this_host()
     began = time.monotonic()
-    with root.claimed(where, create=True, timeout_s=timeout_s):
-        settings = resolve(where, root.kept_settings(where), asked)
+    with root.lock_root(where, create=True, timeout_s=timeout_s):
+        settings = resolve(where, root.read_settings(where), asked)
         layout = Layout(root=where, settings=settings)
-        work = Start(layout=layout, began=began, until=began + timeout_s)
-        root.keep_settings(where, settings)
-        stop(stray_processes.of_setup(where), term_s=1.0)  # what an interrupted `up` may have left at work
+        work = StartUp(layout=layout, began=began, until=began + timeout_s)
+        root.write_settings(where, settings)
+        stop(stray_processes.setup_processes(where), term_s=1.0)  # what an interrupted `up` may have left at work
         root.make_folders(layout)
         _write_configs(layout, host, asked.cloud_topology)
         started = _start_all(work)
     if started:
-        work.say(f"up, {len(started)} daemons started")
+        work.report(f"up, {len(started)} daemons started")
     else:
-        work.say("already up")
+        work.report("already up")
     return layout
 
 
@@ -69,7 +69,7 @@ def _write_configs(layout: Layout, host: config.Host, cloud_topology: str) -> No
             text = config.slurm_conf(layout, cluster, host, layout.settings.cloud or "")
         _write_topology(cluster, topology)
         _write(cluster.conf, text)
-        _write(layout.sites / f"{cluster.name}.toml", sites.text(layout, cluster))
+        _write(layout.sites / f"{cluster.name}.toml", sites.site_file_text(layout, cluster))
 
 
 def _write_topology(cluster: Cluster, text: str) -> None:
@@ -77,7 +77,7 @@ def _write_topology(cluster: Cluster, text: str) -> None:
     if not text and path.exists():
         return  # a later `up` that does not name the cloud: it keeps the file it was made with
     if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise Problem("the cluster has another topology", where=str(path), hint="run `devcluster down` first")
+        raise ClusterProblem("the cluster has another topology", where=str(path), hint="run `devcluster down` first")
     _write(path, text)
 
 
@@ -86,10 +86,10 @@ def _write(path: Path, text: str, mode: int = 0o644) -> None:
         write_atomically(path, text, mode)
 
 
-def _start_all(work: Start) -> list[Daemon]:
+def _start_all(work: StartUp) -> list[Daemon]:
     everyone = daemons(work.layout)
     for daemon in everyone:
-        if daemon.who() is None:
+        if daemon.identity() is None:
             check_port(daemon)
     started = _start_accounting(work, everyone)
     controllers = _start_kind(work, everyone, "slurmctld")
@@ -99,32 +99,32 @@ def _start_all(work: Start) -> list[Daemon]:
     for cluster in work.layout.clusters:
         _wait_for_nodes(work, everyone, cluster, new)
         if any(daemon.cluster == cluster.name for daemon in started):
-            work.say(f"{cluster.name}: ready")
+            work.report(f"{cluster.name}: ready")
     return started
 
 
-def _start_accounting(work: Start, everyone: list[Daemon]) -> list[Daemon]:
+def _start_accounting(work: StartUp, everyone: list[Daemon]) -> list[Daemon]:
     database, dbd = everyone[:2]
     layout = work.layout
     started = []
-    if database.who() is None:
+    if database.identity() is None:
         if accounting.prepare_database(layout, limit_s=work.left_s()):
-            work.say("made the database")
+            work.report("made the database")
         started += _started(work, database)
     # Awaited whoever started them: an `up` that was killed leaves daemons that run but do not answer yet.
-    wait_for([database], lambda: "" if answers(layout.socket) else "mariadbd's socket", until=work.until)
-    if dbd.who() is None:
+    wait_for([database], lambda: "" if is_listening(layout.socket) else "mariadbd's socket", until=work.until)
+    if dbd.identity() is None:
         started += _started(work, dbd)
     wait_for([dbd], lambda: "" if _listens(dbd) else "slurmdbd's port", until=work.until)
     unknown = any(not (cluster.folder / "state" / "clustername").exists() for cluster in layout.clusters)
-    if (started or unknown) and accounting.settle(layout, limit_s=work.left_s()):
-        work.say(f"accounts {', '.join(accounting.ACCOUNTS)}; QOS {', '.join(accounting.QOS)}")
+    if (started or unknown) and accounting.ensure_accounts(layout, limit_s=work.left_s()):
+        work.report(f"accounts {', '.join(accounting.ACCOUNTS)}; QOS {', '.join(accounting.QOS)}")
     return started
 
 
-def _start_kind(work: Start, everyone: Iterable[Daemon], kind: str) -> list[Daemon]:
+def _start_kind(work: StartUp, everyone: Iterable[Daemon], kind: str) -> list[Daemon]:
     alike = [daemon for daemon in everyone if daemon.kind == kind]
-    wanted = [daemon for daemon in alike if daemon.who() is None]
+    wanted = [daemon for daemon in alike if daemon.identity() is None]
     if wanted:
         _started(work, *wanted)
     if kind == "slurmctld":
@@ -132,29 +132,31 @@ def _start_kind(work: Start, everyone: Iterable[Daemon], kind: str) -> list[Daem
     return wanted
 
 
-def _started(work: Start, *wanted: Daemon) -> list[Daemon]:
+def _started(work: StartUp, *wanted: Daemon) -> list[Daemon]:
     for daemon in wanted:
         start(daemon)
-    work.say(f"started {', '.join(daemon.name for daemon in wanted)}")
+    work.report(f"started {', '.join(daemon.name for daemon in wanted)}")
     return list(wanted)
 
 
 def _listens(daemon: Daemon) -> bool:
-    return answers(config.LOOPBACK, daemon.port)
+    return is_listening(config.LOOPBACK, daemon.port)
 
 
-def _wait_for_nodes(work: Start, everyone: list[Daemon], cluster: Cluster, new: set[str]) -> None:
+def _wait_for_nodes(work: StartUp, everyone: list[Daemon], cluster: Cluster, new: set[str]) -> None:
     waiting = [daemon for daemon in everyone if daemon.cluster == cluster.name]
-    wait_for(waiting, lambda: not_ready(cluster, new, root=work.layout.root, limit_s=work.left_s()), until=work.until)
+    wait_for(
+        waiting, lambda: nodes_not_ready(cluster, new, root=work.layout.root, limit_s=work.left_s()), until=work.until
+    )
 
 
 def down(where: Path, *, keep_logs: bool, timeout_s: float) -> bool:
     """End every process of this root and remove it; False when there is nothing."""
-    with root.claimed(where, create=False, timeout_s=timeout_s) as there:
+    with root.lock_root(where, create=False, timeout_s=timeout_s) as there:
         if not there:
             return False
         _stop_all(where)
-        root.empty(where, keep_logs=keep_logs)
+        root.remove_contents(where, keep_logs=keep_logs)
     return True
 
 
@@ -164,14 +166,14 @@ def _stop_all(where: Path) -> None:
     accounts = [recorded.pop(name) for name in ("slurmdbd", "mariadbd") if name in recorded]
     # Controllers and nodes first and all at once: then no job is started again, and no step waits for an answer.
     left = stop(recorded.values(), term_s=5.0)
-    left += stop(stray_processes.of_jobs(where), term_s=1.0)
-    left += stop(stray_processes.of_jobs(where), term_s=0.0)  # what a task started while it was being stopped
+    left += stop(stray_processes.job_processes(where), term_s=1.0)
+    left += stop(stray_processes.job_processes(where), term_s=0.0)  # what a task started while it was being stopped
     for who in accounts:
         left += stop([who], term_s=10.0)
-    left += stop(stray_processes.of_setup(where), term_s=1.0)
+    left += stop(stray_processes.setup_processes(where), term_s=1.0)
     if left:
         pids = ", ".join(str(who.pid) for who in left)
-        raise Problem(f"processes {pids} do not end", where=str(where), hint="run `devcluster down` again")
+        raise ClusterProblem(f"processes {pids} do not end", where=str(where), hint="run `devcluster down` again")
     print(f"devcluster: ended {len(names)} daemons", file=sys.stderr)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.layout import Cluster
 from devcluster_parts.tools import run
 
@@ -18,7 +18,7 @@ def states(cluster: Cluster, *, root: Path, limit_s: float) -> list[tuple[str, i
     return [(state, int(count)) for state, count in pairs]
 
 
-def not_ready(cluster: Cluster, new: Collection[str], *, root: Path, limit_s: float) -> str:
+def nodes_not_ready(cluster: Cluster, new: Collection[str], *, root: Path, limit_s: float) -> str:
     """What is still awaited before the cluster can be used, in words; empty when nothing is.
 
     `new` names the nodes whose slurmd was just started: those must come back even from `down`. Another node that is
@@ -29,7 +29,7 @@ def not_ready(cluster: Cluster, new: Collection[str], *, root: Path, limit_s: fl
             return "" if states(cluster, root=root, limit_s=limit_s) else f"{cluster.name} has no nodes"
         argv = ["sinfo", "-h", "-N", "-p", "train", "-o", "%N|%T"]
         answer = run(argv, root=root, limit_s=limit_s, SLURM_CONF=str(cluster.conf)).out
-    except Problem as problem:
+    except ClusterProblem as problem:
         return str(problem)
     pairs = [line.strip().split("|") for line in answer.splitlines() if line.strip()]
     waiting = [f"{node} is {state}" for node, state in pairs if _awaited(state, is_new=node in new)]

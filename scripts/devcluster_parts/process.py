@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 
 POLL_S = 0.05
 
@@ -100,7 +100,7 @@ def read_record(path: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise Problem(
+        raise ClusterProblem(
             f"is not a process record ({error})", where=str(path), hint="look at it, then remove it"
         ) from error
 
@@ -114,21 +114,21 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path, record: 
     told, tells = os.pipe()  # closed by exec when all is well, or carries what went wrong
     child = os.fork()
     if child == 0:
-        _become(list(argv), dict(env), output, record, tells)
+        _exec_daemon(list(argv), dict(env), output, record, tells)
     os.close(tells)
     os.waitpid(child, 0)
     with os.fdopen(told, "rb") as answer:
         trouble = answer.read().decode(errors="replace")
     if trouble:
         record.unlink(missing_ok=True)
-        raise Problem(f"cannot start {argv[0]}: {trouble}", where=str(output))
+        raise ClusterProblem(f"cannot start {argv[0]}: {trouble}", where=str(output))
     who = read_record(record)
     if who is None:
-        raise Problem(f"{argv[0]} ended before it began", where=str(record), hint="run it again")
+        raise ClusterProblem(f"{argv[0]} ended before it began", where=str(record), hint="run it again")
     return who
 
 
-def _become(argv: list[str], env: dict[str, str], output: Path, record: Path, tells: int) -> None:
+def _exec_daemon(argv: list[str], env: dict[str, str], output: Path, record: Path, tells: int) -> None:
     try:
         os.setsid()
         if os.fork():
@@ -136,7 +136,7 @@ def _become(argv: list[str], env: dict[str, str], output: Path, record: Path, te
         who = identify(os.getpid())
         assert who is not None
         write_atomically(record, json.dumps(asdict(who)) + "\n")
-        _clean_slate(output, tells)
+        _reset_process(output, tells)
         os.execvpe(argv[0], argv, env)
     except BaseException as error:  # noqa: BLE001  whatever it is, this copy of the interpreter must go no further
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _become(argv: list[str], env: dict[str, str], output: Path, record: Path, te
         os._exit(127)
 
 
-def _clean_slate(output: Path, keep: int) -> None:
+def _reset_process(output: Path, keep: int) -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)  # nohup's and Python's ignored signals would be inherited

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from devcluster_parts.errors import BusyProblem, Problem
+from devcluster_parts.errors import BusyProblem, ClusterProblem
 from devcluster_parts.layout import Layout, Settings
 from devcluster_parts.process import write_atomically
 
@@ -23,7 +23,7 @@ LOGS = "log"
 
 
 @contextlib.contextmanager
-def claimed(root: Path, *, create: bool, timeout_s: float) -> Iterator[bool]:
+def lock_root(root: Path, *, create: bool, timeout_s: float) -> Iterator[bool]:
     """Hold the root alone; yields False when it does not exist and `create` is False.
 
     Raises Problem for a folder that is not ours, BusyProblem when another devcluster holds it for `timeout_s`.
@@ -81,7 +81,7 @@ def _open(root: Path, *, create: bool) -> int | None:
         return None
     except OSError as error:
         what = f"is not a folder of our own, or is a symbolic link ({error.strerror})"
-        raise Problem(what, where=str(root), hint="name another --root") from error
+        raise ClusterProblem(what, where=str(root), hint="name another --root") from error
     _check_owned(root, fd)
     return fd
 
@@ -91,21 +91,23 @@ def _check_parents(root: Path) -> None:
         try:
             mode = parent.stat().st_mode
         except OSError as error:
-            raise Problem(
+            raise ClusterProblem(
                 f"cannot be used ({error.strerror})", where=str(parent), hint="make the parent folder first"
             ) from error
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise Problem("anyone may replace what lies in it", where=str(parent), hint="name another --root")
+            raise ClusterProblem("anyone may replace what lies in it", where=str(parent), hint="name another --root")
 
 
 def _check_owned(root: Path, fd: int) -> None:
     info = os.fstat(fd)
     if info.st_uid != os.geteuid():
-        raise Problem(
+        raise ClusterProblem(
             f"belongs to user {info.st_uid}, not to {os.geteuid()}", where=str(root), hint="name another --root"
         )
     if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        raise Problem("others may write into it", where=str(root), hint=f"chmod go-w {root}, or name another --root")
+        raise ClusterProblem(
+            "others may write into it", where=str(root), hint=f"chmod go-w {root}, or name another --root"
+        )
 
 
 def _check_marked(root: Path) -> None:
@@ -113,7 +115,7 @@ def _check_marked(root: Path) -> None:
         return  # empty, or `up` was interrupted as it wrote the marker: nobody else's
     kept = _marker(root)
     if kept is None or kept.get("schema") != SCHEMA:
-        raise Problem("holds files that devcluster did not write", where=str(root), hint="name another --root")
+        raise ClusterProblem("holds files that devcluster did not write", where=str(root), hint="name another --root")
 
 
 def _marker(root: Path) -> dict[str, object] | None:
@@ -127,7 +129,7 @@ def _marker(root: Path) -> dict[str, object] | None:
     return kept if isinstance(kept, dict) else None
 
 
-def kept_settings(root: Path) -> Settings | None:
+def read_settings(root: Path) -> Settings | None:
     """The settings of the clusters that live here; None when none do."""
     kept = (_marker(root) or {}).get("settings")
     if not isinstance(kept, dict):
@@ -136,10 +138,12 @@ def kept_settings(root: Path) -> Settings | None:
         return Settings(**{**kept, "clusters": tuple(kept["clusters"])})
     except (TypeError, KeyError) as error:
         hint = "end it with the devcluster that started it"
-        raise Problem(f"was written by another version ({error})", where=str(root / MARKER), hint=hint) from error
+        raise ClusterProblem(
+            f"was written by another version ({error})", where=str(root / MARKER), hint=hint
+        ) from error
 
 
-def keep_settings(root: Path, settings: Settings | None) -> None:
+def write_settings(root: Path, settings: Settings | None) -> None:
     """Write the marker: this folder is ours, and these clusters live in it."""
     text = json.dumps({"schema": SCHEMA, "settings": asdict(settings) if settings else None}, indent=1)
     write_atomically(root / MARKER, text + "\n")
@@ -155,7 +159,7 @@ def make_folders(layout: Layout) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def empty(root: Path, *, keep_logs: bool) -> None:
+def remove_contents(root: Path, *, keep_logs: bool) -> None:
     """Remove everything, the marker last, so that an interrupted `down` leaves a folder that is still ours."""
     for name in os.listdir(root):
         if name != MARKER and not (keep_logs and name == LOGS):
@@ -165,7 +169,7 @@ def empty(root: Path, *, keep_logs: bool) -> None:
             else:
                 path.unlink()
     if keep_logs:
-        keep_settings(root, None)
+        write_settings(root, None)
         return
     (root / MARKER).unlink(missing_ok=True)
     root.rmdir()

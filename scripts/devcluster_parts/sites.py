@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from devcluster_parts.accounting import ACCOUNTS
-from devcluster_parts.cloud import expanded
+from devcluster_parts.cloud import expand_hosts
 from devcluster_parts.layout import Cluster, Layout
 
 
-def text(layout: Layout, cluster: Cluster) -> str:
+def site_file_text(layout: Layout, cluster: Cluster) -> str:
     """The site file by which pitools knows a cluster."""
     if cluster.nodes:
         order = "do not follow" if cluster.name == layout.settings.clusters[0] else "follow"
         count = len(cluster.nodes)
         description = f"{count} nodes under {len(cluster.leaves)} leaves that {order} the names"
     else:
-        count = len(list(expanded(layout.settings.cloud or "", "cloud")))
+        count = len(list(expand_hosts(layout.settings.cloud or "", "cloud")))
         description = f"{count} nodes without slurmds"
     return f"""\
 # Written by scripts/devcluster; `devcluster up` writes it again.

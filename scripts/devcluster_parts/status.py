@@ -8,7 +8,7 @@ from pathlib import Path
 
 from devcluster_parts import root
 from devcluster_parts.daemons import Daemon, daemons
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.layout import Layout
 from devcluster_parts.nodes import states
 
@@ -18,7 +18,7 @@ COLUMNS = ("name", "kind", "cluster", "state", "pid", "port", "nodes", "log")
 
 def status(where: Path, *, timeout_s: float) -> list[Row]:
     """One row per daemon that should run; empty when nothing was brought up. Raises Problem for a root not ours."""
-    settings = root.kept_settings(where) if root.is_ours(where) else None
+    settings = root.read_settings(where) if root.is_ours(where) else None
     if settings is None:
         return []
     layout = Layout(root=where, settings=settings)
@@ -26,7 +26,7 @@ def status(where: Path, *, timeout_s: float) -> list[Row]:
 
 
 def _row(layout: Layout, daemon: Daemon, timeout_s: float) -> Row:
-    who = daemon.who()
+    who = daemon.identity()
     return {
         "schema": "pit.devcluster/1",
         "name": daemon.name,
@@ -44,7 +44,7 @@ def _nodes(layout: Layout, daemon: Daemon, timeout_s: float) -> str:
     cluster = next(cluster for cluster in layout.clusters if cluster.name == daemon.cluster)
     try:
         return " ".join(f"{count} {state}" for state, count in states(cluster, root=layout.root, limit_s=timeout_s))
-    except Problem:
+    except ClusterProblem:
         return "no answer"
 
 

@@ -11,7 +11,7 @@ SETUP_MARK = "PIT_DEVCLUSTER_SETUP"
 """In the environment of the programs that `up` runs and waits for, so that an interrupted `up` can be cleared up."""
 
 
-def of_jobs(root: Path) -> list[Identity]:
+def job_processes(root: Path) -> list[Identity]:
     """The slurmstepds under this root, their tasks, and what those tasks started.
 
     A slurmstepd is nobody's child (slurmd forks twice), so the tree of processes does not lead to it.
@@ -19,15 +19,15 @@ def of_jobs(root: Path) -> list[Identity]:
     parents = _parents()
     steps = {pid for pid in parents if _is_step(pid, root)}
     tasks = {pid for pid in parents if _is_task(pid, root)}
-    return _identities(_with_descendants(steps | tasks, parents) - _ourselves(parents))
+    return _identities(_with_descendants(steps | tasks, parents) - _own_processes(parents))
 
 
-def of_setup(root: Path) -> list[Identity]:
+def setup_processes(root: Path) -> list[Identity]:
     """The set-up programs of an `up` that was interrupted, and their children."""
     parents = _parents()
     mark = f"{SETUP_MARK}={root}".encode()
     found = {pid for pid in parents if mark in _environment(pid)}
-    return _identities(_with_descendants(found, parents) - _ourselves(parents))
+    return _identities(_with_descendants(found, parents) - _own_processes(parents))
 
 
 def _parents() -> dict[int, int]:
@@ -77,7 +77,7 @@ def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
     return everyone
 
 
-def _ourselves(parents: dict[int, int]) -> set[int]:
+def _own_processes(parents: dict[int, int]) -> set[int]:
     """This process and its ancestors, which must live to finish the work."""
     mine = {os.getpid(), 1}
     pid = os.getppid()

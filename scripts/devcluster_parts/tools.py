@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from devcluster_parts.config import LOOPBACK, Host
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.stray_processes import SETUP_MARK
 
 PACKAGES = {
@@ -27,7 +27,7 @@ PACKAGES = {
 """Program to the Debian package that brings it."""
 
 
-class Said(NamedTuple):
+class ProgramOutput(NamedTuple):
     """A program's two streams."""
 
     out: str
@@ -44,7 +44,7 @@ def check_tools() -> None:
     missing = [program for program in PACKAGES if shutil.which(program, path=search_path()) is None]
     if missing:
         packages = sorted({PACKAGES[program] for program in missing})
-        raise Problem(
+        raise ClusterProblem(
             f"not installed: {', '.join(missing)}", where="PATH", hint=f"apt-get install {' '.join(packages)}"
         )
 
@@ -62,7 +62,7 @@ def this_host() -> Host:
         address = f"nothing ({error})"
     if address != LOOPBACK:
         what = f"the host's name {name} leads to {address}; Slurm would listen there, trusting anyone, or not work"
-        raise Problem(what, where="/etc/hosts", hint=f"put first into /etc/hosts: {LOOPBACK} {name}")
+        raise ClusterProblem(what, where="/etc/hosts", hint=f"put first into /etc/hosts: {LOOPBACK} {name}")
     return Host(name=name.partition(".")[0], user=_user()[0])
 
 
@@ -81,8 +81,8 @@ def _user() -> tuple[str, str]:
     return user.pw_name, user.pw_dir
 
 
-def run(argv: Sequence[str], *, root: Path, limit_s: float, told: str = "", **env: str) -> Said:
-    """Run a program to its end and return what it said; `told` is its stdin.
+def run(argv: Sequence[str], *, root: Path, limit_s: float, stdin: str = "", **env: str) -> ProgramOutput:
+    """Run a program to its end and return what it said; `stdin` is its stdin.
 
     Raises Problem with what it said when it fails. A program that was told lines answers each of them: its exit code
     is that of one line, and says nothing.
@@ -92,7 +92,7 @@ def run(argv: Sequence[str], *, root: Path, limit_s: float, told: str = "", **en
             list(argv),
             env=environment(**{SETUP_MARK: str(root)}, **env),
             cwd="/",
-            input=told,
+            input=stdin,
             capture_output=True,
             text=True,
             errors="replace",
@@ -100,8 +100,8 @@ def run(argv: Sequence[str], *, root: Path, limit_s: float, told: str = "", **en
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise Problem(f"no answer within {limit_s:.0f} s", where=" ".join(argv), hint="see the logs") from error
-    if done.returncode != 0 and not told:
+        raise ClusterProblem(f"no answer within {limit_s:.0f} s", where=" ".join(argv), hint="see the logs") from error
+    if done.returncode != 0 and not stdin:
         said = (done.stdout + done.stderr).strip()[-2000:]
-        raise Problem(f"exit {done.returncode}: {said}", where=" ".join(argv))
-    return Said(out=done.stdout, err=done.stderr)
+        raise ClusterProblem(f"exit {done.returncode}: {said}", where=" ".join(argv))
+    return ProgramOutput(out=done.stdout, err=done.stderr)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pitools.core.output import table
-from pitools.core.units import duration_text, size_text
+from pitools.core.output import format_table
+from pitools.core.units import format_duration, format_size
 
 REPO = Path(__file__).resolve().parent.parent.parent
 WORK, HERE = Path(".quickstart"), Path("scripts/examples")  # in the checkout, so that the commands read short
@@ -66,16 +66,16 @@ def report(dataset: dict[str, Any], staged: dict[str, Any], run: dict[str, Any],
         ("dataset", f"{dataset['name']}: {dataset['episodes']} episodes, {dataset['steps']} steps"),
         (
             "staged",
-            f"{size_text(staged['copied_bytes'])} copied, {size_text(staged['verified_bytes'])} verified"
-            f" of {size_text(staged['bytes'])} ({staged['state']})",
+            f"{format_size(staged['copied_bytes'])} copied, {format_size(staged['verified_bytes'])} verified"
+            f" of {format_size(staged['bytes'])} ({staged['state']})",
         ),
         ("run", f"{run['state']}, {steps['ranks']} processes, {steps['steps']} steps"),
         ("loss", f"{steps['first_loss']:.4f} → {steps['last_loss']:.4f}"),
-        ("step time", f"{duration_text(steps['step_s'])}: {shares}"),
+        ("step time", f"{format_duration(steps['step_s'])}: {shares}"),
         ("run folder", run["run_dir"]),
     ]
     print()
-    for line in table(("what", "happened"), rows):
+    for line in format_table(("what", "happened"), rows):
         print(line)
 
 

@@ -26,9 +26,9 @@ def contents(seed: int) -> dict[str, bytes]:
 
 def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1, token: str = "") -> Path:
     """A building folder that is written and digested, for `seal.publish`."""
-    place = layout.begin(folder, step, token or os.urandom(4).hex())
+    place = layout.create_building(folder, step, token or os.urandom(4).hex())
     for name, data in files.items():
-        path = layout.payload(place) / name
+        path = layout.payload_path(place) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     for rank in range(ranks):
@@ -72,7 +72,7 @@ def save(folder: Path) -> Save:
         to: Path = folder,
     ) -> Path:
         place = build(to, step, contents(step) if files is None else files, ranks=ranks)
-        return publish.publish(
+        return publish.publish_checkpoint(
             to,
             place,
             step,

@@ -14,7 +14,6 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import build, contents, RUN, MODEL
-from pitools.checkpoint import tier_copy
 from pitools.checkpoint.store import publish, quarantine, retention
 
 def dying(call, left):
@@ -27,17 +26,15 @@ def dying(call, left):
 
 def save(folder, step):
     place = build(folder, step, contents(step))
-    publish.publish(folder, place, step, format="files", run=RUN, model=MODEL, world_size=1)
+    publish.publish_checkpoint(folder, place, step, format="files", run=RUN, model=MODEL, world_size=1)
 
 def one_step(folder):
     if sys.argv[3] == "save":
         save(folder, 9)
     elif sys.argv[3] == "prune":
-        retention.prune(folder, 1)
-    elif sys.argv[3] == "drain":
-        tier_copy.drain(folder / "step_6", folder / "shared")
+        retention.prune_checkpoints(folder, 1)
     else:
-        quarantine.put(folder / "step_6", ())
+        quarantine.quarantine_checkpoint(folder / "step_6", ())
 
 for number in range(1000):
     folder = Path(sys.argv[1]) / str(number)
@@ -58,8 +55,8 @@ for number in range(1000):
 
 
 def killed(what: str) -> Iterator[Path]:
-    """Folders with steps 3 and 6 in which a process died at each step of a `save` of step 9, a `prune` of step 3, a
-    `quarantine` or a `drain` of step 6; the last in which none died.
+    """Folders with steps 3 and 6 in which a process died at each step of a `save` of step 9, a `prune` of step 3 or
+    a `quarantine` of step 6; the last in which none died.
     """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         argv = [sys.executable, "-c", _KILLED, place, str(Path(__file__).parent), what]

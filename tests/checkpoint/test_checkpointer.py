@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from pitools.checkpoint import checkpointer
-from pitools.checkpoint.checkpointer import Guard, Restored
-from pitools.checkpoint.coordination.exchange import Meeting
+from pitools.checkpoint.checkpointer import Checkpointer, Restored
+from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.checkpoint.store import layout, lookup
 from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, Unreachable
 
@@ -58,7 +58,7 @@ class Files:
     def describe(self, state: State) -> dict[str, str]:
         return {name: f"bytes[{len(value)}]" for name, value in state.items()}
 
-    def stage(self, state: State, payload: Future[Path]) -> Callable[[Meeting], None]:
+    def copy_to_host(self, state: State, payload: Future[Path]) -> Callable[[SaveExchange], None]:
         self._hinder("stage")
         copy = dict(state)
         return lambda meet: self._write(copy, payload.result(0), meet)
@@ -68,7 +68,7 @@ class Files:
         assert set(names) == like.keys()
         return {name: (payload / f"0.{name}").read_bytes() for name in names}
 
-    def writer(self, path: str, world_size: int) -> int:
+    def rank_of_file(self, path: str, world_size: int) -> int:
         return int(path.split(".")[0]) % world_size if "." in path else 0
 
     def random_state(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Files:
     def set_random_state(self, states: dict[str, Any]) -> None:
         self.drawn = states["drawn"]
 
-    def _write(self, state: State, payload: Path, meet: Meeting) -> None:
+    def _write(self, state: State, payload: Path, meet: SaveExchange) -> None:
         for name, value in state.items():
             self._hinder(name)
             (payload / f"{self._rank}.{name}").write_bytes(value)
@@ -119,7 +119,7 @@ def saved(folder: Path, *steps: int, world_size: int = 1, **more: Any) -> None:
     """Checkpoints of these steps, saved by so many ranks."""
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options, **more) as guard:
+        with Checkpointer(folder, Files(rank), **options, **more) as guard:
             for step in steps:
                 guard.save(step, state(step), {"position": step})
 
@@ -129,20 +129,20 @@ def saved(folder: Path, *steps: int, world_size: int = 1, **more: Any) -> None:
 
 
 def restored(folder: Path, **more: Any) -> Restored | None:
-    with Guard(folder, Files(), **more) as guard:
+    with Checkpointer(folder, Files(), **more) as guard:
         return guard.restore(state(0))
 
 
 def test_what_was_saved_comes_back(folder: Path) -> None:
     """State, loader and extra of the newest; the state may change as soon as `save` has returned."""
     assert restored(folder) is None
-    with Guard(folder, Files(), keep_last=2) as guard:
+    with Checkpointer(folder, Files(), keep_last=2) as guard:
         for step in (1, 2, 3):
             now = state(step)
             guard.save(step, now, {"position": step}, {"lr": 0.5})
             now.clear()
     assert restored(folder) == Restored(3, state(3), {"position": 3}, {"lr": 0.5})
-    assert lookup.whole(folder) == [3, 2]
+    assert lookup.complete_steps(folder) == [3, 2]
     assert (folder / "latest").readlink() == Path("step_3")
 
 
@@ -152,11 +152,11 @@ def test_generators_go_on_where_they_were(folder: Path) -> None:
     np.random.seed(5)
     framework = Files()
     framework.drawn = 7
-    with Guard(folder, framework) as guard:
+    with Checkpointer(folder, framework) as guard:
         guard.save(1, state(1))
         drawn = random.random(), random.gauss(), np.random.random(), np.random.standard_normal()
     framework.drawn = 0
-    with Guard(folder, framework) as guard:
+    with Checkpointer(folder, framework) as guard:
         guard.restore(state(0))
     assert (random.random(), random.gauss(), np.random.random(), np.random.standard_normal()) == drawn
     assert framework.drawn == 7
@@ -165,18 +165,18 @@ def test_generators_go_on_where_they_were(folder: Path) -> None:
 def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
     """While a file is being written the loop goes on; the next save waits for it; nothing shows before it is whole."""
     go = threading.Event()
-    with Guard(folder, Files(hinder=lambda name: name == "momentum" and go.wait(10))) as guard:  # type: ignore[arg-type,return-value]
+    with Checkpointer(folder, Files(hinder=lambda name: name == "momentum" and go.wait(10))) as guard:  # type: ignore[arg-type,return-value]
         guard.save(1, state(1))
-        assert lookup.whole(folder) == []
+        assert lookup.complete_steps(folder) == []
         go.set()
         guard.save(2, state(2))
-        assert lookup.whole(folder) == [1]
-    assert lookup.whole(folder) == [2, 1]
+        assert lookup.complete_steps(folder) == [1]
+    assert lookup.complete_steps(folder) == [2, 1]
 
 
 def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making one on a slow file system is left to the background, and so is what was wrong with it."""
-    go, real = threading.Event(), checkpointer._made
+    go, real = threading.Event(), checkpointer._make_payload_dir
 
     def made(place: Path) -> Path:
         assert go.wait(10)
@@ -184,16 +184,16 @@ def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.M
             raise NoSpace("no inodes left", where=str(place))
         return real(place)
 
-    monkeypatch.setattr(checkpointer, "_made", made)
-    with Guard(folder, Files()) as guard:
+    monkeypatch.setattr(checkpointer, "_make_payload_dir", made)
+    with Checkpointer(folder, Files()) as guard:
         guard.save(1, state(1))
-        assert not layout.left_over(folder)
+        assert not layout.leftovers(folder)
         go.set()
         guard.save(2, state(2))
         with pytest.raises(NoSpace, match="no inodes left"):
             guard.wait()
         guard.save(3, state(3))
-    assert lookup.whole(folder) == [3, 1]
+    assert lookup.complete_steps(folder) == [3, 1]
 
 
 def test_a_failed_write_is_told_by_the_next_call(folder: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_failed_write_is_told_by_the_next_call(folder: Path) -> None:
             raise OSError(28, "No space left on device")
 
     broken = False
-    with Guard(folder, Files(hinder=full)) as guard:
+    with Checkpointer(folder, Files(hinder=full)) as guard:
         guard.save(1, state(1))
         guard.wait()
         broken = True
@@ -213,12 +213,12 @@ def test_a_failed_write_is_told_by_the_next_call(folder: Path) -> None:
             guard.save(3, state(3))
         assert ".step_2." in caught.value.where
         assert caught.value.__notes__ == ["in the background, while step 2 was saved"]
-        assert lookup.whole(folder) == [1]
+        assert lookup.complete_steps(folder) == [1]
         broken = False
         guard.save(4, state(4))
-    assert lookup.whole(folder) == [4, 1]
+    assert lookup.complete_steps(folder) == [4, 1]
     assert restored(folder).step == 4  # type: ignore[union-attr]
-    assert not layout.left_over(folder)
+    assert not layout.leftovers(folder)
 
 
 @pytest.mark.parametrize(("who", "what"), [(2, "stage"), (1, "w"), (2, "momentum"), (0, "w"), (0, "index")])
@@ -230,7 +230,7 @@ def test_one_rank_s_trouble_is_every_rank_s(folder: Path, who: int, what: str) -
             if rank == who and name == what:
                 raise ValueError("the disk said no")
 
-        with Guard(folder, Files(rank, hinder), **options, timeout_s=20) as guard:
+        with Checkpointer(folder, Files(rank, hinder), **options, timeout_s=20) as guard:
             guard.save(7, state(7))
             guard.wait()
 
@@ -242,7 +242,7 @@ def test_one_rank_s_trouble_is_every_rank_s(folder: Path, who: int, what: str) -
         if rank != who:
             assert isinstance(error, ClusterError)
             assert f"rank {who}" in str(error)
-    assert lookup.whole(folder) == []
+    assert lookup.complete_steps(folder) == []
 
 
 def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     def work(rank: int, options: dict[str, Any]) -> None:
         hinder = lambda name: rank == 2 and name == "w" and go.wait(60)  # noqa: E731
-        with Guard(folder, Files(rank, hinder), **options, timeout_s=20) as guard:  # type: ignore[arg-type]
+        with Checkpointer(folder, Files(rank, hinder), **options, timeout_s=20) as guard:  # type: ignore[arg-type]
             guard.restore(state(0))
             guard.save(2, state(2))
             try:
@@ -272,8 +272,8 @@ def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     for rank, error in enumerate(on_ranks(3, work, Impatient())):
         assert isinstance(error, Unreachable), (rank, error)
-        assert "rank 2 on n04 did not come to" in str(error)
-    assert lookup.whole(folder) == [1]
+        assert error.message.endswith("missing: rank 2 on n04")
+    assert lookup.complete_steps(folder) == [1]
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -295,7 +295,7 @@ def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, da
     DAMAGES[damage](folder / "step_2" / name)
 
     def work(rank: int, options: dict[str, Any]) -> int:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             found = guard.restore(state(0))
             assert found == Restored(1, state(1), {"position": 1}, {})
             guard.save(2, state(2))
@@ -305,7 +305,7 @@ def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, da
     (aside,) = (folder / "quarantine").iterdir()
     assert (aside / "step_2").is_dir()
     assert (aside / "reason.json").is_file()
-    assert lookup.whole(folder) == [2, 1]
+    assert lookup.complete_steps(folder) == [2, 1]
 
 
 def test_all_bad_is_none(folder: Path) -> None:
@@ -323,15 +323,15 @@ def test_a_kill_between_any_two_files_leaves_the_one_before(folder: Path, name: 
     saved(folder, 1)
     if not (child := os.fork()):
         die = lambda at: at == name and os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-        with Guard(folder, Files(hinder=die)) as guard:  # type: ignore[arg-type]
+        with Checkpointer(folder, Files(hinder=die)) as guard:  # type: ignore[arg-type]
             guard.save(2, state(2))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert bool(layout.left_over(folder)) == (name != "stage")  # until then nothing is made
+    assert bool(layout.leftovers(folder)) == (name != "stage")  # until then nothing is made
     found = restored(folder)
     assert found
     assert found.step == 1
-    assert not layout.left_over(folder)
+    assert not layout.leftovers(folder)
 
 
 def test_another_model_is_refused_and_the_difference_named(folder: Path) -> None:
@@ -339,15 +339,15 @@ def test_another_model_is_refused_and_the_difference_named(folder: Path) -> None
     saved(folder, 1, world_size=2)
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             guard.restore({"w": bytes(3000), "momentum": bytes(7)})
 
     for error in on_ranks(2, work):
         assert '"momentum" is bytes[1400] there, bytes[7] here' in str(error)
     assert isinstance(error, PitError)
-    with pytest.raises(ConfigError, match='"bias" is nothing there'), Guard(folder, Files()) as guard:
+    with pytest.raises(ConfigError, match='"bias" is nothing there'), Checkpointer(folder, Files()) as guard:
         guard.save(2, {**state(2), "bias": b""})
-    assert lookup.whole(folder) == [1]
+    assert lookup.complete_steps(folder) == [1]
 
 
 def test_another_run_s_folder_and_a_link_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_loop_that_fails_does_not_wait_for_its_peers(folder: Path) -> None:
             raise OSError(28, "No space left on device")
 
     def loop() -> None:
-        with Guard(folder, Files(hinder=full)) as guard:
+        with Checkpointer(folder, Files(hinder=full)) as guard:
             guard.save(1, state(1))
             raise RuntimeError("the loss diverged")
 
@@ -378,45 +378,12 @@ def test_a_loop_that_fails_does_not_wait_for_its_peers(folder: Path) -> None:
     assert "NoSpace" in note
 
 
-def test_a_save_next_to_the_node_reaches_the_shared_folder(folder: Path, tmp_path: Path) -> None:
-    """What is saved on the node's own disk stands in the shared folder at the end; a damaged near copy is passed by."""
-    near = tmp_path / "nvme"
-    saved(folder, 1, 2, world_size=2, stage=near, run="r")
-    (local,) = near.iterdir()
-    assert lookup.whole(folder)[0] == lookup.whole(local)[0] == 2
-    DAMAGES["flip"](local / "step_2" / "payload" / "0.w")
-    found = restored(folder, stage=near, run="r")
-    assert found == Restored(2, state(2), {"position": 2}, {})
-
-
-def test_what_a_killed_process_left_near_is_restored_and_drained(folder: Path, tmp_path: Path) -> None:
-    """A near checkpoint that was not copied any more is the newest, and reaches the shared folder later."""
-    near = tmp_path / "nvme"
-    saved(folder, 1, stage=near, run="r")
-    (local,) = near.iterdir()
-    saved(local, 2, run="r")
-    with Guard(folder, Files(), stage=near, run="r") as guard:
-        found = guard.restore(state(0))
-        assert found
-        assert found.step == 2
-    assert lookup.newest(folder) == 2
-
-
-def test_two_trainings_share_a_near_disk(tmp_path: Path) -> None:
-    """By hand neither has a name, and both folders are called the same: each goes on from its own."""
-    near, one, other = tmp_path / "nvme", tmp_path / "lr1" / "checkpoints", tmp_path / "lr2" / "checkpoints"
-    saved(one, 1, 2, stage=near)
-    assert restored(other, stage=near) is None
-    saved(other, 1, stage=near)
-    assert restored(one, stage=near).step == 2  # type: ignore[union-attr]
-
-
 def test_a_second_restore_finds_what_was_saved_since(folder: Path) -> None:
     """At every rank, also while the last save goes on, and after one that was refused."""
 
     def work(rank: int, options: dict[str, Any]) -> list[int]:
         slow = lambda name: name == "w" and time.sleep(0.1)  # noqa: E731
-        with Guard(folder, Files(rank, slow), **options) as guard:  # type: ignore[arg-type]
+        with Checkpointer(folder, Files(rank, slow), **options) as guard:  # type: ignore[arg-type]
             with pytest.raises((ConfigError, ClusterError), match="another model"):
                 guard.restore({"w": b""})
             assert guard.restore(state(0)) is None
@@ -441,7 +408,7 @@ def test_a_restore_tells_of_a_save_that_failed(folder: Path) -> None:
             raise OSError(28, "No space left on device")
 
     def work(rank: int, options: dict[str, Any]) -> int:
-        with Guard(folder, Files(rank, full if rank else lambda _: None), **options) as guard:
+        with Checkpointer(folder, Files(rank, full if rank else lambda _: None), **options) as guard:
             guard.save(1, state(1), {"position": 1})
             guard.wait()
             guard._barrier.wait("test: all have saved")

@@ -1,4 +1,4 @@
-"""What goes wrong around a loop: errors that pass, nodes that see other files, workers that stay, a near disk's end."""
+"""What goes wrong around a loop: errors that pass, nodes that see other files, and workers that stay."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pitools.checkpoint import checkpointer, local_tier, restore, tier_copy
-from pitools.checkpoint.checkpointer import Guard
+from pitools.checkpoint import checkpointer, restore
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.coordination.barrier import Barrier
 from pitools.checkpoint.store import layout, locks, lookup, quarantine, verify
-from pitools.checkpoint.store.problem import Problem
-from pitools.core import subprocesses
+from pitools.checkpoint.store.problem import CheckpointProblem
 from pitools.core.errors import ClusterError, NoSpace
 from tests.checkpoint.test_checkpointer import DAMAGES, Files, Store, on_ranks, restored, saved, state
 
@@ -37,7 +36,7 @@ def test_a_step_whose_save_failed_can_be_saved_again(folder: Path) -> None:
             if rank == 1 and name == "momentum" and broken[0]:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        with Guard(folder, Files(rank, full), **options) as guard:
+        with Checkpointer(folder, Files(rank, full), **options) as guard:
             guard.save(2, state(2), {"position": 2})
             with pytest.raises((NoSpace, ClusterError), match="no space left"):
                 guard.wait()
@@ -45,13 +44,13 @@ def test_a_step_whose_save_failed_can_be_saved_again(folder: Path) -> None:
             broken[0] = False
             guard.save(2, state(2), {"position": 2})
             if not rank:
-                left.append(layout.left_over(folder))
+                left.append(layout.leftovers(folder))
             guard.wait()
 
     assert on_ranks(3, work) == [None] * 3
-    assert lookup.whole(folder) == [2]
-    assert not verify.check(folder / "step_2")
-    assert not layout.left_over(folder)
+    assert lookup.complete_steps(folder) == [2]
+    assert not verify.verify_checkpoint(folder / "step_2")
+    assert not layout.leftovers(folder)
     assert [len(paths) for paths in left] <= [1]
 
 
@@ -72,7 +71,7 @@ def test_a_loop_learns_of_a_failed_save_before_the_next(folder: Path) -> None:
             if rank == 1 and name == "momentum":
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        with Guard(folder, Files(rank, held_up), **options) as guard:
+        with Checkpointer(folder, Files(rank, held_up), **options) as guard:
             guard.poll()
             guard.save(2, state(2), {"position": 2})
             guard.poll()
@@ -82,12 +81,12 @@ def test_a_loop_learns_of_a_failed_save_before_the_next(folder: Path) -> None:
                 in_a_loop(guard.poll)
 
     assert on_ranks(2, work) == [None] * 2
-    assert lookup.whole(folder) == []
+    assert lookup.complete_steps(folder) == []
 
 
 def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers do not wait for it until their time is up."""
-    real, lock, calls = checkpointer._made, threading.Lock(), [0]
+    real, lock, calls = checkpointer._make_payload_dir, threading.Lock(), [0]
 
     def made(place: Path) -> Path:
         with lock:
@@ -96,10 +95,10 @@ def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.Monk
                 raise NoSpace("no inodes left", where=str(place))
         return real(place)
 
-    monkeypatch.setattr(checkpointer, "_made", made)
+    monkeypatch.setattr(checkpointer, "_make_payload_dir", made)
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options, timeout_s=20) as guard:
+        with Checkpointer(folder, Files(rank), **options, timeout_s=20) as guard:
             guard.save(7, state(7))
             guard.wait()
 
@@ -108,55 +107,31 @@ def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.Monk
     assert store.timed_out == []
 
 
-def test_an_end_that_fails_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 cannot copy what is near: the others hear why, and do not wait for it; a second `close` does nothing."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise NoSpace("the quota is used up", where="shared")
-
-    monkeypatch.setattr(tier_copy, "drain", fails)
-    wait = local_tier.Near.wait
-
-    def wait_until_it_failed(self: local_tier.Near, _: float) -> None:
-        while not self._drainer.error:  # type: ignore[union-attr]
-            time.sleep(0.01)
-        wait(self, 0)
-
-    monkeypatch.setattr(local_tier.Near, "wait", wait_until_it_failed)
-
-    def work(rank: int, options: dict[str, Any]) -> None:
-        guard = Guard(folder, Files(rank), **options, stage=tmp_path / "nvme", timeout_s=20)
-        guard.save(1, state(1))
-        try:
-            guard.close()
-        finally:
-            guard.close()
-
-    for error in on_ranks(2, work):
-        assert "the quota is used up" in str(error)
-
-
 def test_a_node_that_sees_other_files_moves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only one node finds damage it is named, with what it found; the checkpoint is for the others to use."""
     saved(folder, 1, 2, world_size=2)
-    real = verify.check
+    real = verify.verify_checkpoint
 
-    def stale(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> list[Problem]:
+    def stale(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> list[CheckpointProblem]:
         if share == (1, 2):
-            return [Problem(checkpoint=path.name, path="payload/0.w", problem="missing", expected="a file", got="none")]
+            return [
+                CheckpointProblem(
+                    checkpoint=path.name, path="payload/0.w", problem="missing", expected="a file", got="none"
+                )
+            ]
         return real(path, share=share, **more)
 
-    monkeypatch.setattr(verify, "check", stale)
+    monkeypatch.setattr(verify, "verify_checkpoint", stale)
     monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
     monkeypatch.setenv("PIT_NODE", "n04")
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             guard.restore(state(0))
 
     for error in on_ranks(2, work):
         assert "rank 1 on n04 finds payload/0.w: missing" in str(error)
-    assert layout.steps(folder) == [2, 1]
+    assert layout.listed_steps(folder) == [2, 1]
     assert not (folder / "quarantine").exists()
 
 
@@ -164,33 +139,35 @@ def test_a_node_that_sees_other_files_moves_nothing(folder: Path, monkeypatch: p
 def test_damage_is_what_two_nodes_see(folder: Path, monkeypatch: pytest.MonkeyPatch, who: int | None) -> None:
     """A node that sees it alone is named, rank 0's as any other, and nothing is moved; what both see is."""
     saved(folder, 1, 2, world_size=2)
-    real, me = verify.check, threading.local()
+    real, me = verify.verify_checkpoint, threading.local()
 
-    def check(path: Path, **more: Any) -> list[Problem]:
+    def check(path: Path, **more: Any) -> list[CheckpointProblem]:
         if me.rank == who and path.name == "step_2":
-            return [Problem(checkpoint=path.name, path="payload/0.w", problem="digest", expected="a", got="b")]
+            return [
+                CheckpointProblem(checkpoint=path.name, path="payload/0.w", problem="digest", expected="a", got="b")
+            ]
         return real(path, **more)
 
     if who is None:
         DAMAGES["flip"](folder / "step_2" / "payload" / "0.w")
-    monkeypatch.setattr(verify, "check", check)
+    monkeypatch.setattr(verify, "verify_checkpoint", check)
     monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
 
     def work(rank: int, options: dict[str, Any]) -> int:
         me.rank = rank
-        look = restore.Look(Barrier(**options, nodes=("n1", "n2")), folder, None, "one")
-        with look.newest() as found:
+        look = restore.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
+        with look.newest_good() as found:
             return found[0].step if found else -1
 
     found = on_ranks(2, work)
     if who is None:
         assert found == [1, 1]
-        assert layout.steps(folder) == [1]
+        assert layout.listed_steps(folder) == [1]
         return
     for error in found:
         assert f"rank {who} on n{who + 1} finds payload/0.w: digest" in str(error)
         assert f"and rank {1 - who} on n{2 - who} finds it as it was saved" in str(error)
-    assert layout.steps(folder) == [2, 1]
+    assert layout.listed_steps(folder) == [2, 1]
 
 
 def test_a_second_look_is_at_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +198,7 @@ def test_latest_names_a_checkpoint_while_the_newest_is_moved(folder: Path, monke
         real(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
-    quarantine.put(folder / "step_2", ())
+    quarantine.quarantine_checkpoint(folder / "step_2", ())
     assert named == ["step_1"]
     assert (folder / "latest").readlink().name == "step_1"
 
@@ -230,7 +207,7 @@ def test_a_worker_that_outlives_a_killed_rank_holds_nothing(folder: Path) -> Non
     """A data loader's forked process lives on for seconds after its parent's `kill -9`: the next attempt goes on."""
     reads, writes = os.pipe()
     if not (rank := os.fork()):
-        with locks.writing(folder):
+        with locks.writer_lock(folder):
             if not (worker := os.fork()):
                 os.close(reads)
                 time.sleep(30)
@@ -244,75 +221,10 @@ def test_a_worker_that_outlives_a_killed_rank_holds_nothing(folder: Path) -> Non
     try:
         os.kill(rank, signal.SIGKILL)
         os.waitpid(rank, 0)
-        with locks.writing(folder, timeout_s=1) as sure:
+        with locks.writer_lock(folder, timeout_s=1) as sure:
             assert sure
     finally:
         os.kill(worker, signal.SIGKILL)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A node's own disk of 64 KiB."""
-    place = tmp_path / "nvme"
-    place.mkdir()
-    assert subprocesses.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], timeout_s=10).code == 0
-    yield place
-    subprocesses.run(["umount", "-l", str(place)], timeout_s=10)
-
-
-def large(step: int) -> dict[str, bytes]:
-    return {"w": bytes([step]) * 20_000}
-
-
-def save_near(folder: Path, disk: Path, *steps: int) -> None:
-    """By two ranks of one node."""
-
-    def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options, stage=disk, run="r") as guard:
-            for step in steps:
-                guard.save(step, large(step))
-
-    for error in filter(None, on_ranks(2, work)):
-        raise error
-
-
-@AS_ROOT
-def test_a_full_near_disk_is_passed_by(folder: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No room for even one: the save after it goes to the shared folder, with a warning, and nothing fails."""
-    (small_disk / "somebody's").write_bytes(bytes(30_000))
-    save_near(folder, small_disk, 1, 2, 3)
-    assert lookup.whole(folder) == [3, 2]
-    assert "go to" in capfd.readouterr().err
-    assert not verify.check(folder / "step_3")
-
-
-@AS_ROOT
-def test_a_near_disk_with_room_for_one_is_used_for_one(folder: Path, small_disk: Path) -> None:
-    """Where the next would not fit beside what is not copied yet, it goes to the shared folder: every step is safe."""
-    save_near(folder, small_disk, 1, 2, 3, 4)
-    assert lookup.newest(folder) == 4
-    assert not verify.check(folder / "step_4")
-
-
-@AS_ROOT
-def test_the_last_save_is_never_given_up(folder: Path, small_disk: Path) -> None:
-    """With no save after it, that it did not fit is an error."""
-    (small_disk / "somebody's").write_bytes(bytes(30_000))
-    with pytest.raises((NoSpace, ClusterError), match="no space left"):
-        save_near(folder, small_disk, 1)
-
-
-def test_a_near_disk_of_each_of_two_nodes_is_not_used(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It is said, once, and the checkpoints are whole in the shared folder."""
-    assert local_tier.folder_near(tmp_path, folder, "r", 2, lead=False) is None
-    local = local_tier.folder_near(tmp_path, folder, "r", 1, lead=False)
-    assert local
-    assert local.name.startswith("r.checkpoints.")
-    assert capfd.readouterr().err == ""
-    assert local_tier.folder_near(tmp_path, folder, "r", 2, lead=True) is None
-    assert "is not used: 2 nodes have a disk each" in capfd.readouterr().err
 
 
 HOSTILE: dict[str, Callable[[Path], object]] = {
@@ -334,9 +246,9 @@ def test_what_no_checkpoint_can_hold_is_refused(folder: Path, what: str, request
             HOSTILE[what](payload)
             super()._write(state, payload, meet)
 
-    with pytest.raises(Exception, match="a checkpoint cannot hold it"), Guard(folder, Odd()) as guard:
+    with pytest.raises(Exception, match="a checkpoint cannot hold it"), Checkpointer(folder, Odd()) as guard:
         guard.save(1, state(1))
-    assert lookup.whole(folder) == []
+    assert lookup.complete_steps(folder) == []
     saved(folder, 2, 3)
     HOSTILE[what](folder / "step_3" / "payload")
     assert restored(folder).step == 2  # type: ignore[union-attr]
@@ -366,10 +278,10 @@ def test_thousands_of_files(folder: Path) -> None:
             super()._write(state, payload, meet)
 
     def there_and_back() -> None:
-        with Guard(folder, Many()) as guard:
+        with Checkpointer(folder, Many()) as guard:
             guard.save(many, state(1))
         DAMAGES["longer"](folder / f"step_{many}" / "payload" / "0.77")
-        assert [problem.path for problem in verify.check(folder / f"step_{many}")] == ["payload/0.77"]
+        assert [problem.path for problem in verify.verify_checkpoint(folder / f"step_{many}")] == ["payload/0.77"]
 
     found = {}
     for many in (100, 3_000):

@@ -21,7 +21,7 @@ def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
 @pytest.fixture
 def run(folder: Path, save: Save) -> Path:
     """A run's folder with three checkpoints, one of them damaged, and what a killed save left."""
-    owner.claim(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
     (folder.parent / "plan.json").write_text("{}")
     for step in (10, 20, 30):
         save(step)
@@ -53,7 +53,7 @@ def test_check_and_quarantine(pit: Pit, run: Path) -> None:
     assert done.returncode == 1
     finding, summary = records(done)
     assert (finding["checkpoint"], finding["path"], finding["problem"]) == ("step_30", "payload/d/0a", "digest")
-    assert (summary["checkpoints"], summary["findings"], summary["good"]) == (3, 1, 20)
+    assert (summary["checkpoints"], summary["findings"], summary["newest_good_step"]) == (3, 1, 20)
     assert pit("checkpoint", "check", str(run / "checkpoints" / "step_20")).returncode == 0
     assert pit("checkpoint", "check", str(run), "--step", "30", "--quarantine").returncode == 1
     assert pit("checkpoint", "check", str(run)).returncode == 0
@@ -76,10 +76,10 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
         (20, "kept"),
         (10, "would be removed"),
     ]
-    assert lookup.whole(folder) == [30, 20, 10]
+    assert lookup.complete_steps(folder) == [30, 20, 10]
     done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
     assert "1 killed save left" in done.stderr
-    assert lookup.whole(folder) == [30, 20]
+    assert lookup.complete_steps(folder) == [30, 20]
     assert not list(folder.glob(".step_*"))
 
 
@@ -113,7 +113,7 @@ def test_login_node_needs_no_framework(run: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from pitools import cli; "
         "from pitools.checkpoint.store import lookup; "
-        "lookup.newest(Path(sys.argv[3])); code = cli.run(cli.group, 'pit'); "
+        "lookup.latest_step(Path(sys.argv[3])); code = cli.run(cli.group, 'pit'); "
         "sys.exit(', '.join({'jax', 'torch', 'orbax', 'numpy', 'zarr'} & sys.modules.keys()) or code)"
     )
     argv = [sys.executable, "-c", code, "checkpoint", "check", str(run)]

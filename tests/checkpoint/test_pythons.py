@@ -12,22 +12,22 @@ SCRIPT = """
 import platform
 import sys
 from pathlib import Path
-from pitools.checkpoint.checkpointer import Guard
+from pitools.checkpoint.checkpointer import Checkpointer
 from tests.checkpoint.adapters import rank_process
 
 what, framework, *folders = sys.argv[1:]
 if framework == "jax":
-    from pitools.checkpoint.adapters.orbax_adapter import Orbax as Adapter
+    from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter as Adapter
     state, check = rank_process.jax_state, rank_process.check_jax
 else:
-    from pitools.checkpoint.adapters.dcp_adapter import Dcp as Adapter
+    from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter as Adapter
     state, check = rank_process.torch_state, rank_process.check_torch
 for folder in folders:
-    with Guard(Path(folder), Adapter(), run="r") as guard:
+    with Checkpointer(Path(folder), Adapter(), run="r") as checkpointer:
         if what == "save":
-            guard.save(7, state(7), {"position": 7}, {"python": platform.python_version()})
+            checkpointer.save(7, state(7), {"position": 7}, {"python": platform.python_version()})
             continue
-        found = guard.restore(state(0))
+        found = checkpointer.restore(state(0))
         assert (found.step, found.loader) == (7, {"position": 7})
         check(found.state, 7)
         print(platform.python_version(), "restored", found.extra["python"])

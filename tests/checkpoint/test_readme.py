@@ -30,7 +30,7 @@ def test_recipes(repo: Path, tmp_path: Path) -> None:
     assert loop == []
     assert [line.split()[0] for line in upkeep[:4]] == ["STEP", "40", "30", "20"]
     assert '"checkpoint":"step_40","path":"payload/__0_0.distcp","problem":"size"' in upkeep[4]
-    assert '"quarantined":1,"good":30' in upkeep[5]
+    assert '"quarantined":1,"newest_good_step":30' in upkeep[5]
     assert '"findings":0' in upkeep[6]
     assert [line.partition('"state":')[2].partition(",")[0] for line in upkeep[7:]] == ['"kept"', '"kept"']
     assert by_hand == ["7 []"]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -181,7 +181,7 @@ def site_folder(clusters: Path, dev_sites: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     text = (dev_sites / "alpha.toml").read_text()
     for host in HOSTS:
-        reach = f'\n[reach]\nkind = "ssh"\nhost = "{host}"\ntimeout_s = {3 if host == "silent" else 20}\n'
+        reach = f'\n[connection]\nkind = "ssh"\nhost = "{host}"\ntimeout_s = {3 if host == "silent" else 20}\n'
         (folder / f"{host}.toml").write_text(text.replace('name = "alpha"', f'name = "{host}"') + reach)
     return folder
 
@@ -200,4 +200,4 @@ def far(pit: Pit, sshd: Sshd, site_folder: Path, tmp_path: Path) -> Pit:
 @pytest.fixture
 def alpha(clusters: Path) -> Client:
     """The same cluster without ssh, to see what was really done."""
-    return Client(Reach(env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}, timeout_s=20))
+    return Client(Transport(env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}, timeout_s=20))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pitools.launch import plan as planning
-from pitools.launch.request import Request, Watching
+from pitools.launch.request import HangWatch, Request
 from pitools.launch.submission import submit
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
@@ -47,7 +47,7 @@ def main(at):
 REQUESTS: dict[str, dict[str, Any]] = {
     "requeued": {"command": "[ $(basename $PIT_ATTEMPT_DIR) != 0 ] || sleep 60"},
     "killed": {"entry": "loop:main", "args": {"at": 3}},
-    "hangs": {"entry": "loop:main", "args": {"at": 3}, "watch": Watching(hang_min="1s", hang_factor=3)},
+    "hangs": {"entry": "loop:main", "args": {"at": 3}, "watch": HangWatch(min_stall="1s", hang_factor=3)},
     "fails": {"command": "if [ $PIT_RANK = 1 ]; then exit 7; fi; sleep 60"},
 }
 
@@ -62,10 +62,10 @@ def started(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PIT_RUNS", str(runs))
-            alpha = load.load("alpha")
+            alpha = load.load_site("alpha")
             for name, more in REQUESTS.items():
                 request = Request(name=name, nodes=2, time="5m", workdir=str(work), **more)
-                made[name] = submit.run(planning.make(request, alpha, "test"), alpha)
+                made[name] = submit.submit_run(planning.make_plan(request, alpha, "test"), alpha)
         yield made
     finally:
         slurm = connect.client(alpha)
@@ -85,7 +85,7 @@ def requeued(started: dict[str, Path], clusters: Path) -> Path:
 
 
 def job_id(run_dir: Path) -> str:
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     assert job is not None
     return job.job_id
 
@@ -99,20 +99,20 @@ def until(what: Callable[[], Any], timeout_s: float = 60) -> Any:
 
 
 def verdict(run_dir: Path) -> records.Verdict:
-    found = until(lambda: run_folder.read(run_dir / "verdict.json", records.Verdict))
+    found = until(lambda: run_folder.read_record(run_dir / "verdict.json", records.Verdict))
     assert isinstance(found, records.Verdict)
     return found
 
 
 def cause(run_dir: Path, attempt: int) -> records.Cause:
-    found = run_folder.read(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
+    found = run_folder.read_record(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
     assert found is not None
     return found
 
 
-def starts(run_dir: Path) -> list[records.Start]:
-    paths = [path / "start.json" for path in run_folder.attempts(run_dir)]
-    return [msgspec.json.decode(path.read_bytes(), type=records.Start) for path in paths]
+def starts(run_dir: Path) -> list[records.AttemptStart]:
+    paths = [path / "start.json" for path in run_folder.attempt_dirs(run_dir)]
+    return [msgspec.json.decode(path.read_bytes(), type=records.AttemptStart) for path in paths]
 
 
 def seconds_between(first: str, second: str) -> float:
@@ -126,7 +126,7 @@ def test_a_killed_rank_is_started_again_in_the_same_job(requeued: Path, started:
     run_dir = started["killed"]
     log = run_dir / "attempts" / "0" / "steps" / "0.jsonl"
     until(lambda: log.exists() and log.read_bytes().count(b"\n") > 3)
-    rank = run_folder.read(run_dir / "attempts" / "0" / "ranks" / "1.json", run_folder.Rank)
+    rank = run_folder.read_record(run_dir / "attempts" / "0" / "ranks" / "1.json", run_folder.RankRecord)
     assert rank is not None
     killed = time.monotonic()
     os.kill(rank.pid, signal.SIGKILL)
@@ -144,11 +144,11 @@ def test_a_rank_that_hangs_leaves_its_stack(started: dict[str, Path]) -> None:
     run_dir = started["hangs"]
     assert verdict(run_dir).state == "finished"
     attempt = run_dir / "attempts" / "0"
-    hang = run_folder.read(attempt / "hang.json", records.Hang)
-    ended = run_folder.read(attempt / "exit.json", run_folder.Attempt)
+    hang = run_folder.read_record(attempt / "hang.json", records.HangReport)
+    ended = run_folder.read_record(attempt / "exit.json", run_folder.AttemptExit)
     assert hang is not None
     assert ended is not None
-    assert (hang.step, hang.behind) == (3, (1,))
+    assert (hang.step, hang.slow_ranks) == (3, (1,))
     assert seconds_between(hang.t, ended.ended) < 10
     assert cause(run_dir, 0).kind == "hang"
     for rank in range(2):

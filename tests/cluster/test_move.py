@@ -39,14 +39,14 @@ def started(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     work = tmp_path / "work"
     work.mkdir()
     (work / "loop.py").write_text(LOOP)
-    alpha = load.load("alpha")
+    alpha = load.load_site("alpha")
     request = Request(name="t-move", entry="loop:main", args={"steps": 2000}, time="5m", workdir=str(work))
-    run_dir = submit.run(planning.make(request, alpha, "test"), alpha)
+    run_dir = submit.submit_run(planning.make_plan(request, alpha, "test"), alpha)
     yield run_dir
-    for made in run_folder.runs(tmp_path / "runs"):
-        job = run_folder.read(made / "job.json", run_folder.JobRef)
+    for made in run_folder.run_dirs(tmp_path / "runs"):
+        job = run_folder.read_record(made / "job.json", run_folder.JobRef)
         if job:
-            client(load.load(job.site)).cancel([job.job_id])
+            client(load.load_site(job.site)).cancel([job.job_id])
 
 
 def began(run_dir: Path) -> Path:
@@ -55,29 +55,29 @@ def began(run_dir: Path) -> Path:
 
 def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
     """alpha's job saves, ends, and does not come back; beta's begins at that step; one run is open in the end."""
-    alpha, beta = load.load("alpha"), load.load("beta")
+    alpha, beta = load.load_site("alpha"), load.load_site("beta")
     until(began(started).exists)
-    moved = move_run.move(started, alpha, beta)
+    moved = move_run.move_run(started, alpha, beta)
     new = Path(moved.run_dir)
     assert moved.step > 0
-    assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
+    assert verify.verify_checkpoint(new / "checkpoints" / f"step_{moved.step}") == []
     until(began(new).exists)
     assert began(new).read_text() == str(moved.step)
-    assert lookup.newest(started / "checkpoints") == moved.step
-    job = run_folder.read(started / "job.json", run_folder.JobRef)
+    assert lookup.latest_step(started / "checkpoints") == moved.step
+    job = run_folder.read_record(started / "job.json", run_folder.JobRef)
     assert job is not None
     assert is_finished(client(alpha).state_of([job.job_id])[job.job_id])
-    assert len(run_folder.attempts(started)) == 1
-    verdict = apply_decision.verdict(started)
+    assert len(run_folder.attempt_dirs(started)) == 1
+    verdict = apply_decision.read_verdict(started)
     assert verdict is not None
     assert (verdict.code, verdict.moved_to) == ("moved", new.name)
 
 
 def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What beta does not take goes on at alpha, in a fresh job, from the checkpoint that was made for the move."""
-    alpha, beta = load.load("alpha"), load.load("beta")
+    alpha, beta = load.load_site("alpha"), load.load_site("beta")
     until(began(started).exists)
-    real = planning.make
+    real = planning.make_plan
 
     def asking_too_much(*words: object, **more: object) -> planning.Plan:
         import msgspec
@@ -85,15 +85,15 @@ def test_a_refused_job_leaves_it_where_it_was(started: Path, monkeypatch: pytest
         plan = real(*words, **more)  # type: ignore[arg-type]
         return msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, constraint="nosuch"))
 
-    monkeypatch.setattr(planning, "make", asking_too_much)
-    job = run_folder.read(started / "job.json", run_folder.JobRef)
+    monkeypatch.setattr(planning, "make_plan", asking_too_much)
+    job = run_folder.read_record(started / "job.json", run_folder.JobRef)
     assert job is not None
     # Whoever looks keeps what Slurm said for others, for some seconds: the move is over sooner.
-    assert slurm_query.states(alpha, [job], max_age_s=0.0) == {job.job_id: "RUNNING"}
+    assert slurm_query.job_states(alpha, [job], max_age_s=0.0) == {job.job_id: "RUNNING"}
     with pytest.raises(PitError, match=r"(?i)feature|constraint|configuration"):
-        move_run.move(started, alpha, beta)
-    assert apply_decision.verdict(started) is None
+        move_run.move_run(started, alpha, beta)
+    assert apply_decision.read_verdict(started) is None
     assert [path.name for path in started.parent.iterdir() if path.is_dir()] == [started.name]
     second = started / "attempts" / "1" / "began"
     until(second.exists, 120)  # the cluster may have others to serve
-    assert second.read_text() == str(lookup.newest(started / "checkpoints")) != "0"
+    assert second.read_text() == str(lookup.latest_step(started / "checkpoints")) != "0"

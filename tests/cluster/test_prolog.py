@@ -17,8 +17,8 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.stage.cache import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -113,11 +113,11 @@ def dataset(tmp_path: Path) -> Path:
     folder = tmp_path / "pick" / "new"
     folder.mkdir(parents=True)
     (folder / "a").write_bytes(os.urandom(1000))
-    size, text = digest.of_file(folder / "a")
+    size, text = digest.digest_file(folder / "a")
     entry = FileEntry(path="a", bytes=size, digest=text)
-    data = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
     (folder / manifest.FILE_NAME).write_bytes(data)
-    return folder.rename(tmp_path / "pick" / manifest.version(data))
+    return folder.rename(tmp_path / "pick" / manifest.version_of(data))
 
 
 def see(nodes: Cluster, version: str) -> str:
@@ -127,7 +127,7 @@ def see(nodes: Cluster, version: str) -> str:
 def test_a_job_finds_its_set_leased_and_leaves_it_free(nodes: Cluster, dataset: Path):
     """From before its first step until its end, on every node of it, nobody can evict what its user has staged."""
     for node in NODES:
-        stage(load(dataset), nodes.root(node))
+        stage_version(load_dataset(dataset), nodes.root(node))
     out = nodes.call("srun", "-N2", "sh", "-c", see(nodes, dataset.name))
     assert sorted(out.splitlines()) == [f"{node} leased" for node in NODES]
     assert wait_until(lambda: not any(lease.is_leased(nodes.root(node), dataset.name) for node in NODES))
@@ -135,7 +135,7 @@ def test_a_job_finds_its_set_leased_and_leaves_it_free(nodes: Cluster, dataset: 
 
 def test_a_cancelled_job_leaves_it_free(nodes: Cluster, dataset: Path):
     """The epilog runs whatever ended the job."""
-    stage(load(dataset), nodes.root("delta01"))
+    stage_version(load_dataset(dataset), nodes.root("delta01"))
     job = nodes.call("sbatch", "--parsable", "-w", "delta01", "-o", "/dev/null", "--wrap", "sleep 60").strip()
     assert wait_until(lambda: lease.is_leased(nodes.root("delta01"), dataset.name))
     time.sleep(1)
@@ -146,7 +146,7 @@ def test_a_cancelled_job_leaves_it_free(nodes: Cluster, dataset: Path):
 
 def test_the_first_step_stages_what_is_missing(nodes: Cluster, dataset: Path):
     """One line in a job: a node that has the set says so, one that lost it has it again, under the prolog's leases."""
-    stage(load(dataset), nodes.root("delta01"))
+    stage_version(load_dataset(dataset), nodes.root("delta01"))
     shutil.rmtree(nodes.root("delta02"), ignore_errors=True)
     program = [sys.executable, "-c", "from pitools.cli import stage; stage()"]
     to = f"{nodes.folder}/nvme/{{node}}/{{user}}/pit"

@@ -55,7 +55,7 @@ time = "{time}"
 
 @pytest.fixture
 def alpha(clusters: Path) -> Client:
-    return connect.client(load.load("alpha"))
+    return connect.client(load.load_site("alpha"))
 
 
 @pytest.fixture
@@ -138,9 +138,9 @@ def test_scancel_is_the_end(made: Callable[..., dict[str, Any]], pit: Pit, alpha
     runs = {"PIT_RUNS": str(Path(run["run_dir"]).parent)}
     done = pit("launch", "tick", "--site", "alpha", **runs)
     assert (done.returncode, done.stdout) == (0, "")
-    assert submissions.numbers(Path(run["run_dir"])) == [0]
+    assert submissions.submission_numbers(Path(run["run_dir"])) == [0]
     done = pit("launch", "resume", run["run_dir"], **runs)
-    assert json.loads(done.stdout)["action"] == "over"
+    assert json.loads(done.stdout)["action"] == "already_ended"
 
 
 @pytest.mark.usefixtures("as_root")
@@ -200,12 +200,12 @@ def test_a_lost_login_session_is_made_good(made: Callable[..., dict[str, Any]], 
     for thread in threads:
         thread.join()
     assert sum('"action":"resubmit"' in text for text in said) == 1
-    assert submissions.numbers(run_dir) == [0, 1]
+    assert submissions.submission_numbers(run_dir) == [0, 1]
     # Its sender was killed before it heard the answer: the job is there, and its folder does not know it.
     second = json.loads((run_dir / "job.json").read_text())["job_id"]
     intent = json.loads((run_dir / "jobs" / "1" / "intent.json").read_text())
     old = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - 300))
-    (run_dir / "jobs" / "1" / "intent.json").write_text(json.dumps({**intent, "tried": old}))
+    (run_dir / "jobs" / "1" / "intent.json").write_text(json.dumps({**intent, "last_tried_at": old}))
     (run_dir / "jobs" / "1" / "job.json").unlink()
     (run_dir / "job.json").write_bytes((run_dir / "jobs" / "0" / "job.json").read_bytes())
     (run_dir / "jobs" / ".sending").write_text("")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 
 pytestmark = pytest.mark.slurm
 
@@ -37,7 +37,7 @@ def over_ssh(clusters: Path, sshd: Any, monkeypatch: pytest.MonkeyPatch) -> Over
     """Makes the client of alpha through a host of the ssh configuration."""
     monkeypatch.setenv("PATH", sshd.path)
     conf = str(clusters / "alpha" / "slurm.conf")
-    return lambda host: Client(Reach(host=host, env={"SLURM_CONF": conf}, timeout_s=20))
+    return lambda host: Client(Transport(host=host, env={"SLURM_CONF": conf}, timeout_s=20))
 
 
 def test_a_site_is_judged(far: Pit, site_folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_probed_site_file_loads(far: Pit, clusters: Path, site_folder: Path) -
     assert done.returncode == 0, done.stderr
     (site_folder / "x.toml").write_text(done.stdout)
     shown = {row["key"]: json.loads(row["value"]) for row in records(far("site", "show", "x"))}
-    assert (shown["reach.kind"], shown["reach.host"], shown["slurm.conf"]) == ("ssh", "far", conf)
+    assert (shown["connection.kind"], shown["connection.host"], shown["slurm.conf"]) == ("ssh", "far", conf)
     assert "lab" in shown["accounts"]
     (site_folder / "x.toml").write_text(done.stdout.replace("??", ""))
     assert records(far("site", "check", "x")) == []

@@ -32,10 +32,10 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
     from perf.launch import slurm_proxy
 
     # This cluster's own word would be 20 s; the proxy keeps a request for 4.
-    monkeypatch.setattr(find_job, "_digests_s", lambda _: 6.0)
+    monkeypatch.setattr(find_job, "_slurmctld_delay_s", lambda _: 6.0)
     faults = list(slurm_proxy.FAULTS)
     runs = tmp_path / secrets.token_hex(4)  # the jobs' names are made of it: accounting remembers those of another day
-    told, proxy = ways.many(
+    told, proxy = ways.submit_many(
         runs,
         len(faults) + 4,
         ways.ours,
@@ -44,7 +44,7 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
         at_once=12,
     )
     assert all(proxy.struck[fault] >= 1 for fault in faults)
-    assert ways.verdict(runs, told) == {
+    assert ways.count_outcomes(runs, told) == {
         "right": len(told),
         "jobs": len(told),
         "lost": 0,
@@ -59,16 +59,16 @@ def test_a_controller_that_is_away(ways: Any, tmp_path: Path) -> None:
     from perf.launch import slurm_proxy
 
     run_dir = ways.make(tmp_path / f"back-{secrets.token_hex(4)}")
-    with slurm_proxy.Proxy(ways.PORT, lambda _: "") as proxy:
+    with slurm_proxy.SlurmProxy(ways.PORT, lambda _: "") as proxy:
         site = ways.site(proxy.conf(ways.REAL, tmp_path / "slurm.conf", MessageTimeout=1))
-        with slurm_proxy.Proxy(ways.PORT, lambda _: "") as other:
+        with slurm_proxy.SlurmProxy(ways.PORT, lambda _: "") as other:
             away = ways.site(other.conf(ways.REAL, tmp_path / "away.conf", MessageTimeout=1))
         with pytest.raises(Unreachable, match="connect failure"):
-            exactly_once.send(run_dir, away, args=ways.FLAGS, patience_s=0)
-        assert submissions.numbers(run_dir) == []
-        ref = exactly_once.send(run_dir, site, args=ways.FLAGS)
+            exactly_once.submit_once(run_dir, away, args=ways.FLAGS, retry_for_s=0)
+        assert submissions.submission_numbers(run_dir) == []
+        ref = exactly_once.submit_once(run_dir, site, args=ways.FLAGS)
     assert (ref.cluster, ref.number) == ("alpha", 0)
-    assert exactly_once.send(run_dir, away, number=0) == ref, "what is known needs no controller"
+    assert exactly_once.submit_once(run_dir, away, number=0) == ref, "what is known needs no controller"
 
 
 def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., Any], tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., A
     from perf.launch import slurm_proxy
 
     (tmp_path / "request.toml").write_text('name = "found"\ncommand = "true"\nnodes = 1\ntime = "2m"\n')
-    with slurm_proxy.Proxy(ways.PORT, lambda number: "" if number else "drop") as proxy:
+    with slurm_proxy.SlurmProxy(ways.PORT, lambda number: "" if number else "drop") as proxy:
         conf = proxy.conf(ways.REAL, tmp_path / "slurm.conf", MessageTimeout=2)
         env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
         (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
@@ -84,7 +84,7 @@ def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., A
         assert done.returncode == 0, done.stderr
         assert "looking for job found-" in done.stderr
         (run_dir,) = (tmp_path / "runs").glob("found-*")
-        ref = run_folder.read(run_dir / "job.json", JobRef)
+        ref = run_folder.read_record(run_dir / "job.json", JobRef)
         assert ref
         assert [job.raw_id for job in alpha.jobs(name=run_dir.name, all_states=True)] == [ref.job_id]
         assert f"pitools.launch.rank.main plan {run_dir}/plan.json" in (run_dir / "script.sbatch").read_text()

@@ -22,7 +22,7 @@ Complete = Callable[..., "list[CompletionItem[str]]"]  # no generic class in the
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three runs at two sites, a folder that is none, and a site whose file is wrong."""
     monkeypatch.delenv("PIT_RUNS", raising=False)
-    for site in load.names():  # those that are shipped have runs of others
+    for site in load.site_names():  # those that are shipped have runs of others
         (tmp_path / f"{site}.toml").write_text(f'[paths]\nruns = "{tmp_path}/{site}"\n')
     for site, names in (("here", NAMES[:2]), ("there", NAMES[2:])):
         root = tmp_path / site

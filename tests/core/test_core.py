@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pitools.core import fs, hostlist, strict_toml, subprocesses
-from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, most_similar, nearest
+from pitools.core.errors import ClusterError, ConfigError, ToolMissing, Unreachable, UsageError, most_similar, suggest
 
 
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,7 +105,7 @@ def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     """The folder to run in is named, and the program is not called missing."""
     gone = tmp_path / "gone"
     with pytest.raises(ClusterError, match="in this folder") as caught:
-        subprocesses.start(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
+        subprocesses.start_detached(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
     assert caught.value.where == str(gone)
     assert not isinstance(caught.value, ToolMissing)
 
@@ -139,7 +139,7 @@ LEFT = {
 def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str) -> None:
     """What a program left behind, in another process group too."""
     code = f"import time; {LEFT[left]}; print('now', flush=True); time.sleep(60)"
-    process = subprocesses.start(
+    process = subprocesses.start_detached(
         ["bash", "-c", f'set -m; {sys.executable} -c "{code}" & echo $!; exit 0'],
         env=os.environ,
         log=tmp_path / "log",
@@ -164,7 +164,7 @@ def test_foreground_passes_signals_on() -> None:
         "import signal,sys,os,time; signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7)); "
         "os.kill(os.getppid(), signal.SIGUSR2); time.sleep(20)"
     )
-    assert subprocesses.foreground([sys.executable, "-c", child], env=os.environ) == 7
+    assert subprocesses.run_foreground([sys.executable, "-c", child], env=os.environ) == 7
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_toml_errors_name_the_key_and_its_neighbour(tmp_path: Path, text: str, k
     path = tmp_path / "f.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        strict_toml.convert(strict_toml.read(path), Outer, str(path))
+        strict_toml.convert_tables(strict_toml.read_toml(path), Outer, str(path))
     assert (caught.value.key, caught.value.hint, caught.value.where) == (key, hint, str(path))
-    assert key in caught.value.what
+    assert key in caught.value.message
 
 
 def test_an_error_crosses_processes_whole() -> None:
@@ -206,8 +206,8 @@ def test_a_hint_is_added_to_a_new_error() -> None:
 
 def test_nearest_falls_back_to_the_choices() -> None:
     """Nothing near: the choices; no choices: nothing."""
-    assert nearest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
-    assert nearest("zzz", []) == ""
+    assert suggest("zzz", ["alpha", "beta"]) == "known: alpha, beta"
+    assert suggest("zzz", []) == ""
     assert most_similar("alpa", {"beta", "alpha"}) == "alpha"
     assert most_similar("zzz", ["alpha", "beta"]) == ""
 

@@ -13,18 +13,18 @@ import pytest
 
 from pitools.core import forked_pool, shared_progress
 from pitools.core.errors import ClusterError, DataError, Unreachable
-from pitools.core.shared_progress import Board, Seat
+from pitools.core.shared_progress import SharedProgress, WorkerSlot
 
 
 class Square:
     """A worker that needs a moment for each number."""
 
-    def __init__(self, seat: Seat, wait_s: float = 0) -> None:
+    def __init__(self, seat: WorkerSlot, wait_s: float = 0) -> None:
         self.seat, self.wait_s = seat, wait_s
 
     def __call__(self, task: int) -> tuple[int, int, int]:
         time.sleep(self.wait_s)
-        self.seat.moved(task)
+        self.seat.add_bytes(task)
         return task, task * task, os.getpid()
 
     def close(self) -> None:
@@ -35,7 +35,7 @@ def test_every_task_is_done_once_by_other_processes():
     """More tasks than a pipe holds at a time, shared by processes and threads, each answered once."""
     found: list[tuple[int, int, int]] = []
     moved: list[int] = []
-    forked_pool.run(range(40_000), Square, found.append, readers=4, advance=moved.append)
+    forked_pool.run_tasks(range(40_000), Square, found.append, readers=4, advance=moved.append)
     assert sorted(task for task, _, _ in found) == list(range(40_000))
     assert all(square == task * task for task, square, _ in found)
     assert os.getpid() not in {pid for _, _, pid in found}
@@ -44,7 +44,7 @@ def test_every_task_is_done_once_by_other_processes():
 
 def test_nothing_to_do_starts_nothing():
     """An empty dataset needs no process."""
-    forked_pool.run([], Square, lambda _: None, readers=4, advance=lambda _: None)
+    forked_pool.run_tasks([], Square, lambda _: None, readers=4, advance=lambda _: None)
 
 
 class Failing(Square):
@@ -60,10 +60,10 @@ def test_the_first_failure_stops_the_others_and_is_the_one_raised():
     """What a worker raised is raised here, with its hint, and the other workers leave their tasks."""
     done: list[tuple[int, int, int]] = []
     with pytest.raises(DataError) as error:
-        forked_pool.run(
+        forked_pool.run_tasks(
             range(10_000), lambda seat: Failing(seat, 0.005), done.append, readers=4, advance=lambda _: None
         )
-    assert (error.value.what, error.value.where, error.value.hint) == ("broken", "there", "mend it")
+    assert (error.value.message, error.value.where, error.value.hint) == ("broken", "there", "mend it")
     assert len(done) < 200
 
 
@@ -77,7 +77,7 @@ def test_an_exception_of_the_caller_ends_the_workers():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forked_pool.run(range(10_000), lambda seat: Square(seat, 0.001), stop, readers=2, advance=lambda _: None)
+        forked_pool.run_tasks(range(10_000), lambda seat: Square(seat, 0.001), stop, readers=2, advance=lambda _: None)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
@@ -92,7 +92,7 @@ class Dying(Square):
 def test_a_worker_that_is_killed_is_an_error_not_a_hang():
     """The kernel's out-of-memory killer takes a worker: the caller hears of it."""
     with pytest.raises(ClusterError, match="signal 9"):
-        forked_pool.run(range(10), Dying, lambda _: None, readers=1, advance=lambda _: None)
+        forked_pool.run_tasks(range(10), Dying, lambda _: None, readers=1, advance=lambda _: None)
 
 
 def test_workers_die_with_their_parent(tmp_path: Path):
@@ -103,7 +103,7 @@ def test_workers_die_with_their_parent(tmp_path: Path):
         "    def __init__(self, seat): pass\n"
         "    def __call__(self, task): open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(600)\n"
         "    def close(self): pass\n"
-        "forked_pool.run(range(4), W, print, readers=2, advance=lambda n: None)\n"
+        "forked_pool.run_tasks(range(4), W, print, readers=2, advance=lambda n: None)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
     deadline = time.monotonic() + 60
@@ -128,11 +128,11 @@ def _runs(pid: str) -> bool:
 
 def test_a_source_that_gives_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
     """No byte from any reader for the limit: that is no answer, to be tried again later."""
-    monkeypatch.setattr(forked_pool, "STALLED_S", 0.3)
-    monkeypatch.setattr(forked_pool, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(forked_pool, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(forked_pool, "_STOP_TIMEOUT_S", 0.3)
     done: list[object] = []
     with pytest.raises(Unreachable):
-        forked_pool.run([0, 0], lambda seat: Square(seat, 60), done.append, readers=2, advance=lambda _: None)
+        forked_pool.run_tasks([0, 0], lambda seat: Square(seat, 60), done.append, readers=2, advance=lambda _: None)
     assert done == []
 
 
@@ -164,23 +164,23 @@ class Unspeakable(Square):
 def test_no_task_is_lost_without_a_word(worker: type[Square], error: type[Exception]):
     """Whatever ends a worker early is raised; less than all results is no success."""
     with pytest.raises(error):
-        forked_pool.run(range(10), worker, lambda _: None, readers=8, advance=lambda _: None)
+        forked_pool.run_tasks(range(10), worker, lambda _: None, readers=8, advance=lambda _: None)
 
 
 class Patient(Square):
     """Waits of its own will, longer than a source may be silent."""
 
     def __call__(self, task: int) -> tuple[int, int, int]:
-        self.seat.moved(10)
+        self.seat.add_bytes(10)
         self.seat.wait(10)
         return super().__call__(task)
 
 
 def test_who_waits_for_a_bandwidth_is_not_stalled(monkeypatch: pytest.MonkeyPatch):
     """A low limit is no sign that the source has gone."""
-    monkeypatch.setattr(forked_pool, "STALLED_S", 0.5)
+    monkeypatch.setattr(forked_pool, "STALL_TIMEOUT_S", 0.5)
     found: list[tuple[int, int, int]] = []
-    forked_pool.run(range(2), Patient, found.append, readers=2, advance=lambda _: None)
+    forked_pool.run_tasks(range(2), Patient, found.append, readers=2, advance=lambda _: None)
     assert len(found) == 2
 
 
@@ -190,13 +190,13 @@ def test_a_bandwidth_is_for_those_at_work(monkeypatch: pytest.MonkeyPatch, at_wo
     clock = SimpleNamespace(ns=10**12, monotonic_ns=lambda: clock.ns)
     clock.sleep = lambda s: setattr(clock, "ns", clock.ns + int(s * 1e9))
     monkeypatch.setattr(shared_progress, "time", clock)
-    board = Board(4)
-    seats = [Seat(board, number) for number in range(at_work)]
+    board = SharedProgress(4)
+    seats = [WorkerSlot(board, number) for number in range(at_work)]
 
     def move(count: int) -> float:
         began = clock.ns
         for number in range(count):
-            seats[number % at_work].moved(100)
+            seats[number % at_work].add_bytes(100)
             seats[number % at_work].wait(100)
         return (clock.ns - began) / 1e9
 

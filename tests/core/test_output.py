@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pitools.core.output import Output, cell, fitted
+from pitools.core.output import Output, fit_table, format_cell
 from pitools.core.record import Record
 
 
@@ -57,7 +57,7 @@ def test_hosts_folds_the_nodes() -> None:
 @pytest.mark.parametrize("hostile", ["a\nb", "a\x1b[31mb", "a\x00b"])
 def test_cells_are_printable(hostile: str) -> None:
     """Text of others cannot break a line or colour a terminal."""
-    assert cell(hostile).isprintable()
+    assert format_cell(hostile).isprintable()
 
 
 ROW = ["bc-20260101-000000-abc123", "RUNNING", "/scratch/runs/" + "x" * 40, "why it ended, at some length"]
@@ -66,16 +66,16 @@ NAMES = ("run_id", "state", "path", "reason")
 
 def test_a_table_fits_its_terminal() -> None:
     """Long cells are cut, paths at their front; then the last columns go, and the head says so. Names stay whole."""
-    assert list(fitted(NAMES, [ROW, ROW], 200))[1].split("  ") == ROW
+    assert list(fit_table(NAMES, [ROW, ROW], 200))[1].split("  ") == ROW
     for width in (100, 80, 60, 40, 30):
-        head, *lines = fitted(NAMES, [ROW, ROW], width)
+        head, *lines = fit_table(NAMES, [ROW, ROW], width)
         assert max(map(len, [head, *lines])) <= max(width, len(ROW[0]) + 2 + len(ROW[1]) + 3)
         assert all(line.startswith(ROW[0] + "  RUNNING") for line in lines)
         assert head.endswith("…") == (width < 93)
-    assert "  …" + "x" * 23 in list(fitted(NAMES, [ROW, ROW], 80))[1]
+    assert "  …" + "x" * 23 in list(fit_table(NAMES, [ROW, ROW], 80))[1]
 
 
 def test_one_wide_row_stands_upright() -> None:
     """Nothing of it is cut; one that fits stays a table."""
-    assert list(fitted(NAMES, [ROW], 80))[2] == f"PATH    {ROW[2]}"
-    assert len(list(fitted(NAMES, [ROW], 200))) == 2
+    assert list(fit_table(NAMES, [ROW], 80))[2] == f"PATH    {ROW[2]}"
+    assert len(list(fit_table(NAMES, [ROW], 200))) == 2

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pitools.core import progress
-from pitools.core.progress import bar
+from pitools.core.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -24,11 +24,11 @@ def test_a_terminal_gets_a_bar_of_bytes_and_files(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     before = threading.enumerate()
-    with bar("pick", 4 << 20, parts=2) as advance:
+    with progress_bar("pick", 4 << 20, parts=2) as advance:
         assert threading.enumerate() == before
         advance(4 << 20)
-        advance.part()
-        advance.part()
+        advance.add_file()
+        advance.add_file()
     assert "pick" in shown.getvalue()
     assert "4.0/4.0 MiB" in shown.getvalue()
     assert "2/2 files" in shown.getvalue()
@@ -36,34 +36,34 @@ def test_a_terminal_gets_a_bar_of_bytes_and_files(monkeypatch: pytest.MonkeyPatc
 
 def test_a_log_gets_a_line_of_json_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys):
     """Only of work that takes long: a job's log is read by people too."""
-    with bar("pick", 100, parts=4) as advance:
+    with progress_bar("pick", 100, parts=4) as advance:
         advance(10)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
-    with bar("pick", 100, parts=4) as advance:
-        advance.part()
+    with progress_bar("pick", 100, parts=4) as advance:
+        advance.add_file()
         advance(25)
     (line,) = capsys.readouterr().err.splitlines()
     told = json.loads(line)
-    assert (told["schema"], told["what"], told["done"], told["total"]) == ("pit.progress/1", "pick", 25, 100)
-    assert (told["parts"], told["all_parts"]) == (1, 4)
-    assert told["left_s"] == pytest.approx(3 * told["wall_s"], abs=0.2)
+    assert (told["schema"], told["title"], told["done"], told["total"]) == ("pit.progress/1", "pick", 25, 100)
+    assert (told["parts"], told["total_parts"]) == (1, 4)
+    assert told["remaining_s"] == pytest.approx(3 * told["wall_s"], abs=0.2)
 
 
 def test_an_unknown_total_is_no_full_bar(monkeypatch: pytest.MonkeyPatch, capsys):
     """Neither 100 % nor a time that is left is claimed; more than the total is not less than none left."""
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
-    with bar("run", 0, unit="steps") as advance:
+    with progress_bar("run", 0, unit="steps") as advance:
         advance(25)
-    with bar("run", 10, unit="steps") as advance:
+    with progress_bar("run", 10, unit="steps") as advance:
         advance(25)
     unknown, over = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (unknown["done"], unknown["total"], unknown["left_s"]) == (25, 0, None)
-    assert over["left_s"] == 0
+    assert (unknown["done"], unknown["total"], unknown["remaining_s"]) == (25, 0, None)
+    assert over["remaining_s"] == 0
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    with bar("run", 0, unit="steps") as advance:
+    with progress_bar("run", 0, unit="steps") as advance:
         advance(25)
     assert "25/?" in shown.getvalue()
 
@@ -71,7 +71,7 @@ def test_an_unknown_total_is_no_full_bar(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_quiet_bar_says_nothing(monkeypatch: pytest.MonkeyPatch):
     """Cron mails whatever is printed, so nothing is, not even on a terminal."""
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    with bar("pick", 100, quiet=True) as advance:
+    with progress_bar("pick", 100, quiet=True) as advance:
         advance(100)
     assert shown.getvalue() == ""
     assert advance.done == 100

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.signals import held_back, interrupted
+from pitools.core.signals import defer_sigint, interrupt_on_termination
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 
@@ -42,7 +42,7 @@ def work(number):
     threading.Condition.__enter__ = enter
     signal.alarm(20)
     try:
-        assert sorted(worker_pool.run(Square, range(6), workers=2)) == [0, 1, 4, 9, 16, 25]
+        assert sorted(worker_pool.run_jobs(Square, range(6), workers=2)) == [0, 1, 4, 9, 16, 25]
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -60,7 +60,7 @@ for number in range(1000):
 
 def with_ctrl_c(reached: list[str], error: Exception | None = None) -> None:
     """A block in which Ctrl-C comes, and then perhaps an error."""
-    with held_back():
+    with defer_sigint():
         signal.raise_signal(signal.SIGINT)
         reached.append("end")
         if error:
@@ -87,9 +87,9 @@ def test_heard_beside_an_error() -> None:
 
 def test_nothing_came() -> None:
     """Without Ctrl-C the block is as any other, and so is its error."""
-    with held_back():
+    with defer_sigint():
         pass
-    with pytest.raises(ValueError, match="wrong"), held_back():
+    with pytest.raises(ValueError, match="wrong"), defer_sigint():
         raise ValueError("wrong")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -108,7 +108,7 @@ def test_in_another_thread() -> None:
     reached: list[str] = []
 
     def work() -> None:
-        with held_back():
+        with defer_sigint():
             reached.append("end")
 
     thread = threading.Thread(target=work)
@@ -131,11 +131,11 @@ def test_signals_are_met_as_ctrl_c_is() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         before = signal.signal(number, signal.SIG_DFL)
         try:
-            with pytest.raises(KeyboardInterrupt), interrupted():
+            with pytest.raises(KeyboardInterrupt), interrupt_on_termination():
                 signal.raise_signal(number)
             assert signal.getsignal(number) == signal.SIG_DFL
             signal.signal(number, signal.SIG_IGN)
-            with interrupted():
+            with interrupt_on_termination():
                 signal.raise_signal(number)
         finally:
             signal.signal(number, before)

@@ -27,19 +27,19 @@ def conf(tmp_path: Path) -> Path:
 def refused(path: Path, **options: object) -> str:
     """Where the path was refused."""
     with pytest.raises(ConfigError) as caught:
-        trust.check(path, "conf", **options)
+        trust.require_trusted(path, "conf", **options)
     assert caught.value.exit_code == 3
     return caught.value.where
 
 
 def test_what_is_ours_alone_is_taken(conf: Path) -> None:
     """Below the sticky temporary folder too, and through links of our own."""
-    trust.check(conf, "conf")
-    trust.check(Path("/etc/passwd"), "conf")
+    trust.require_trusted(conf, "conf")
+    trust.require_trusted(Path("/etc/passwd"), "conf")
     link = conf.with_name("link")
     link.symlink_to("../folder/conf")
-    trust.check(link, "conf")
-    trust.check(conf.parent / ".." / "folder" / "conf", "conf")
+    trust.require_trusted(link, "conf")
+    trust.require_trusted(conf.parent / ".." / "folder" / "conf", "conf")
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o646, 0o664])
@@ -64,7 +64,7 @@ def test_a_folder_on_the_way_must_keep_its_entries(
         request.getfixturevalue("as_root")
     conf.parent.chmod(mode)
     if ok:
-        trust.check(conf, "conf")
+        trust.require_trusted(conf, "conf")
         return
     assert refused(conf) == str(conf.parent)
     assert refused(conf, group_above=True) == str(conf.parent)  # a group that is none of ours
@@ -72,7 +72,7 @@ def test_a_folder_on_the_way_must_keep_its_entries(
 
 def test_a_folder_to_make_something_in_may_be_sticky(conf: Path) -> None:
     """As the temporary folder is; one that everybody can rename in is refused itself."""
-    trust.check(Path("/tmp"), "conf", inside=True)
+    trust.require_trusted(Path("/tmp"), "conf", inside=True)
     assert refused(Path("/tmp")) == "/tmp"
     conf.parent.chmod(0o777)
     assert refused(conf.parent, inside=True) == str(conf.parent)
@@ -85,7 +85,7 @@ def test_a_group_is_trusted_with_folders_where_that_is_said(conf: Path, monkeypa
     conf.parent.chmod(0o2770)
     assert refused(conf) == refused(conf, group_above=True) == str(conf.parent)
     monkeypatch.setattr(os, "getgroups", lambda: [STRANGER])
-    trust.check(conf, "conf", group_above=True)
+    trust.require_trusted(conf, "conf", group_above=True)
     assert refused(conf) == str(conf.parent)
     os.chown(conf, STRANGER, STRANGER)
     assert refused(conf, group_above=True) == str(conf)
@@ -107,10 +107,10 @@ def test_what_belongs_to_another_is_refused(conf: Path, of: str) -> None:
 
 @pytest.mark.usefixtures("as_root")
 def test_a_trusted_account_is_as_good_as_root(conf: Path) -> None:
-    """`also` names one; a name that is no account's trusts nobody."""
+    """`trusted_user` names one; a name that is no account's trusts nobody."""
     os.chown(conf, 1, -1)  # daemon
-    trust.check(conf, "conf", also="daemon")
-    assert refused(conf, also="no such account") == str(conf)
+    trust.require_trusted(conf, "conf", trusted_user="daemon")
+    assert refused(conf, trusted_user="no such account") == str(conf)
 
 
 @pytest.mark.parametrize(

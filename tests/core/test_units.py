@@ -29,20 +29,20 @@ from pitools.core.errors import UsageError
 )
 def test_seconds_reads_ours_and_slurms(text: str, expected: int) -> None:
     """Both ways of writing a duration give the same seconds as sbatch."""
-    assert units.seconds(text) == expected
+    assert units.parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "h", "2x", "1:2:3:4", "-5", "2 hours", "∞"])
 def test_seconds_refuses_the_rest(text: str) -> None:
     """What is not a duration is a usage error that names it."""
     with pytest.raises(UsageError, match="duration"):
-        units.seconds(text)
+        units.parse_duration(text)
 
 
 @given(st.integers(0, 10**7))
 def test_slurm_time_round_trips(total: int) -> None:
     """Every number of seconds survives the way to Slurm and back."""
-    assert units.seconds(units.slurm_time(total)) == total
+    assert units.parse_duration(units.to_slurm_time(total)) == total
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_slurm_time_round_trips(total: int) -> None:
 )
 def test_size_knows_both_powers(text: str, expected: int) -> None:
     """Decimal and binary units differ."""
-    assert units.size(text) == expected
+    assert units.parse_size(text) == expected
 
 
 def test_size_refuses_the_rest() -> None:
     """An unknown unit is a usage error."""
     with pytest.raises(UsageError, match="size"):
-        units.size("3 parsecs")
+        units.parse_size("3 parsecs")

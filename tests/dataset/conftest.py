@@ -152,7 +152,7 @@ def write(
             os.link(shares / path, temporary / path)
         else:
             (temporary / path).write_bytes(content)
-        entries.append(FileEntry(path=path, bytes=len(content), digest=digest.of_bytes(content)))
+        entries.append(FileEntry(path=path, bytes=len(content), digest=digest.digest_bytes(content)))
     manifest = Manifest(
         name=name,
         episodes=episodes,
@@ -164,9 +164,9 @@ def write(
         **({"tasks": tasks} if tasks else {}),
         **({"subset": Subset(parent=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
     )
-    data = manifests.encode(manifest)
+    data = manifests.encode_manifest(manifest)
     write_atomic(temporary / manifests.FILE_NAME, data, durable=False)
-    final = root / name / manifests.version(data)
+    final = root / name / manifests.version_of(data)
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.rename(temporary, final)

@@ -14,8 +14,8 @@ from pitools.core.errors import DataError, UsageError
 from pitools.dataset.catalog import compare
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
-from pitools.dataset.rebuild import rebuild
-from pitools.dataset.versions import describe
+from pitools.dataset.rebuild import rebuild_version
+from pitools.dataset.versions import describe_version
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Statistics, Subset
@@ -38,7 +38,7 @@ def test_identical(robomimic, archive, below, tmp_path) -> None:
     (archive / "other").mkdir()
     (archive / "other/take_2.hdf5").write_bytes(b"another one of that name")
     before = below(tmp_path / "root")
-    record, differences = rebuild(Path(version.path), [tmp_path / "archive"])
+    record, differences = rebuild_version(Path(version.path), [tmp_path / "archive"])
     assert (record.state, record.rebuilt, differences) == ("identical", version.version, [])
     assert {name for name in below(tmp_path / "root") if ".catalog" not in name} == before
 
@@ -48,10 +48,10 @@ def test_appended(robomimic, archive, tmp_path) -> None:
     one = ingest([robomimic(3, name="a.hdf5")], root=tmp_path / "root", name="x")
     two = ingest([robomimic(5, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=Path(one.path))
     (tmp_path / "a.hdf5").unlink()
-    assert rebuild(Path(two.path), [tmp_path])[0].state == "identical"
+    assert rebuild_version(Path(two.path), [tmp_path])[0].state == "identical"
     shutil.rmtree(one.path)
     with pytest.raises(UsageError, match=f"appended to {one.version}"):
-        rebuild(Path(two.path), [tmp_path])
+        rebuild_version(Path(two.path), [tmp_path])
 
 
 def test_schema(robomimic, tmp_path) -> None:
@@ -59,20 +59,20 @@ def test_schema(robomimic, tmp_path) -> None:
     schema = tmp_path / "schema.toml"
     schema.write_text('[rename]\naction = "command"\n')
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x", schema=schema)
-    assert "command" in describe(Path(version.path))[1].arrays
+    assert "command" in describe_version(Path(version.path))[1].arrays
     schema.unlink()
-    assert rebuild(Path(version.path), [tmp_path])[0].state == "identical"
+    assert rebuild_version(Path(version.path), [tmp_path])[0].state == "identical"
 
 
 def test_changed_recording(robomimic, tmp_path) -> None:
     """A recording of the same name and size with other bytes in it gives another version, and what differs is told."""
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     robomimic(3, 4, seed=1)
-    record, differences = rebuild(Path(version.path), [tmp_path])
+    record, differences = rebuild_version(Path(version.path), [tmp_path])
     assert record.state == "differs"
     assert {("source", "changed"), ("files", "changed")} <= {(each.kind, each.change) for each in differences}
     assert not (tmp_path / "root/x" / record.rebuilt).exists()
-    published, _ = rebuild(Path(version.path), [tmp_path], to_publish=True)
+    published, _ = rebuild_version(Path(version.path), [tmp_path], to_publish=True)
     assert open_dataset(Path(published.path)).version.version == record.rebuilt
 
 
@@ -81,9 +81,9 @@ def test_other_release(robomimic, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("pitools.dataset.ingest.ingest.__version__", "0.0.1")
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     monkeypatch.undo()
-    record, differences = rebuild(Path(version.path), [tmp_path])
+    record, differences = rebuild_version(Path(version.path), [tmp_path])
     assert record.state == "same-files"
-    assert [(each.kind, each.what, each.before) for each in differences if each.change != "shared"] == [
+    assert [(each.kind, each.subject, each.before) for each in differences if each.change != "shared"] == [
         ("option", "pitools", "0.0.1")
     ]
 
@@ -95,10 +95,10 @@ def test_repairs(robomimic, tmp_path) -> None:
     shards = sorted(file for file in path.glob("obs/*/c/**/*") if file.is_file())
     shards[0].unlink()
     (path / "reward/c/0").write_bytes(bytes(9))
-    record, _ = rebuild(path, [tmp_path], to_publish=True)
+    record, _ = rebuild_version(path, [tmp_path], to_publish=True)
     assert (record.state, record.repaired_files, record.path) == ("identical", 2, str(path))
-    entries = manifests.load(path)[0].files
-    assert all(digest.of_file(path / entry.path) == (entry.bytes, entry.digest) for entry in entries)
+    entries = manifests.load_manifest(path)[0].files
+    assert all(digest.digest_file(path / entry.path) == (entry.bytes, entry.digest) for entry in entries)
 
 
 def test_one_of_several(robomimic, archive, tmp_path) -> None:
@@ -112,7 +112,7 @@ def test_one_of_several(robomimic, archive, tmp_path) -> None:
         (archive / f"{number}" / file.name).write_bytes(right.read_bytes()[:-1] + bytes([number]))
     (archive / "link").mkdir()
     (archive / "link" / file.name).symlink_to("/nowhere")
-    assert rebuild(Path(version.path), [archive, right.parent])[0].state == "identical"
+    assert rebuild_version(Path(version.path), [archive, right.parent])[0].state == "identical"
 
 
 def test_refused_episodes(robomimic, tmp_path) -> None:
@@ -120,9 +120,9 @@ def test_refused_episodes(robomimic, tmp_path) -> None:
     with h5py.File(file := robomimic(3, 4), "r+") as opened:
         del opened["data/demo_1/actions"]
         opened["data/demo_1/actions"] = np.zeros((2, 7), np.float32)
-    version = ingest([file], root=tmp_path / "root", name="x", skip_refused=True)
+    version = ingest([file], root=tmp_path / "root", name="x", skip_rejected=True)
     assert version.episodes == 1
-    assert rebuild(Path(version.path), [tmp_path])[0].state == "identical"
+    assert rebuild_version(Path(version.path), [tmp_path])[0].state == "identical"
 
 
 def test_held_meanwhile(robomimic, tmp_path) -> None:
@@ -132,15 +132,15 @@ def test_held_meanwhile(robomimic, tmp_path) -> None:
     two = ingest([robomimic(3, name="b.hdf5", seed=1)], root=root, name="x", append=Path(one.path))
 
     def readers() -> list[int]:
-        found = (version_state.readers(root, "x", each.version, version_state.now()) for each in (one, two))
-        return [sum(reader.what.startswith("rebuild") for reader in each) for each in found]
+        found = (version_state.lease_records(root, "x", each.version, version_state.utc_now()) for each in (one, two))
+        return [sum(reader.purpose.startswith("rebuild") for reader in each) for each in found]
 
     seen = []
     with patch(
         "pitools.dataset.ingest.ingest.ingest",
         lambda *files, **asked: (seen.append(readers()), ingest(*files, **asked))[1],
     ):
-        rebuild(Path(two.path), [tmp_path])
+        rebuild_version(Path(two.path), [tmp_path])
     assert seen == [[1, 1]]
     assert readers() == [0, 0]
 
@@ -149,7 +149,7 @@ def test_part(publish, tmp_path) -> None:
     """A part of a version is refused, and told where it came from."""
     path = publish(tmp_path, "x", part_of="1" * 32)
     with pytest.raises(UsageError, match="a part of a version") as caught:
-        rebuild(path, [tmp_path])
+        rebuild_version(path, [tmp_path])
     assert "1" * 32 in caught.value.hint
 
 
@@ -157,11 +157,11 @@ def test_another_in_its_place(robomimic, tmp_path) -> None:
     """Into a folder that has the version's name, but says something else of itself, no file is put."""
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     robomimic(3, 4, seed=1)
-    made = Path(rebuild(Path(version.path), [tmp_path], to_publish=True)[0].path)
+    made = Path(rebuild_version(Path(version.path), [tmp_path], to_publish=True)[0].path)
     (made / "reward/c/0").unlink()
     (made / "manifest.json").write_bytes((Path(version.path) / "manifest.json").read_bytes())
     with pytest.raises(DataError, match="another version"):
-        rebuild(Path(version.path), [tmp_path], to_publish=True)
+        rebuild_version(Path(version.path), [tmp_path], to_publish=True)
     assert not (made / "reward/c/0").exists()
 
 
@@ -174,10 +174,10 @@ def test_damage_that_the_parent_shares(robomimic, tmp_path, monkeypatch) -> None
     linked = [file for file in Path(two.path).rglob("*") if file.is_file() and file.stat().st_nlink > 1]
     linked[0].write_bytes(bytes(linked[0].stat().st_size))
     with pytest.raises(DataError, match="not what the manifest says") as caught:
-        rebuild(Path(two.path), [tmp_path], to_publish=True)
+        rebuild_version(Path(two.path), [tmp_path], to_publish=True)
     assert one.version in caught.value.hint
-    assert rebuild(Path(one.path), [tmp_path], to_publish=True)[0].repaired_files == 1
-    assert rebuild(Path(two.path), [tmp_path], to_publish=True)[0].repaired_files == 1
+    assert rebuild_version(Path(one.path), [tmp_path], to_publish=True)[0].repaired_files == 1
+    assert rebuild_version(Path(two.path), [tmp_path], to_publish=True)[0].repaired_files == 1
 
 
 def test_same_files_of_another_recording(robomimic, tmp_path) -> None:
@@ -189,14 +189,14 @@ def test_same_files_of_another_recording(robomimic, tmp_path) -> None:
         file["data"].move("demo_0/rewardz", "demo_0/rewards")
     size = (tmp_path / "reach.hdf5").stat().st_size
     assert size == data
-    done = rebuild(Path(version.path), [tmp_path])
+    done = rebuild_version(Path(version.path), [tmp_path])
     assert done[0].state == "differs"
     assert [(each.kind, each.change) for each in done[1]] == [("source", "changed"), ("files", "shared")]
 
 
 def test_every_field_is_compared(publish, tmp_path) -> None:
     """Two manifests that differ in anything have a difference that says so."""
-    one = manifests.load(publish(tmp_path, "x"))[0]
+    one = manifests.load_manifest(publish(tmp_path, "x"))[0]
     numbers = Statistics(rows=1, minimum=(0.0,), maximum=(1.0,), mean=(0.5,), deviation=(0.0,))
     for field, value in (
         ("name", "y"),
@@ -212,7 +212,7 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
     ):
         two = msgspec.structs.replace(one, **{field: value})
         for pair in ((one, two), (two, one)):
-            told = [each for each in compare.compare_manifests(*pair) if each.change != compare.SAME]
+            told = [each for each in compare.compare_manifests(*pair) if each.change != compare.SHARED_KIND]
             assert told, field
     other = msgspec.structs.replace(numbers, mean=(0.5, 0.5))
     a, b = (msgspec.structs.replace(one, statistics={"action": each}) for each in (numbers, other))
@@ -224,11 +224,11 @@ def test_not_found(robomimic, publish, tmp_path) -> None:
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     (tmp_path / "else").mkdir()
     with pytest.raises(UsageError, match=r"reach.hdf5 is not there with \d+ bytes"):
-        rebuild(Path(version.path), [tmp_path / "else"])
+        rebuild_version(Path(version.path), [tmp_path / "else"])
     with (tmp_path / "reach.hdf5").open("ab") as file:
         file.write(b"more")
     with pytest.raises(UsageError, match=r"reach\.hdf5 is not there"):
-        rebuild(Path(version.path), [tmp_path])
+        rebuild_version(Path(version.path), [tmp_path])
 
 
 def test_command(pit, robomimic, tmp_path) -> None:
@@ -237,4 +237,4 @@ def test_command(pit, robomimic, tmp_path) -> None:
     done = pit("dataset", "rebuild", "root/x", "--from", ".")
     assert done.returncode == 0, done.stderr
     (line,) = map(json.loads, done.stdout.splitlines())
-    assert (line["schema"], line["state"]) == ("pit.dataset-rebuilt/1", "identical")
+    assert (line["schema"], line["state"]) == ("pit.dataset-rebuild/1", "identical")

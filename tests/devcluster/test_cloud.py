@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from ClusterShell.NodeSet import NodeSet
-from devcluster_parts.cloud import converted, expanded, generated
+from devcluster_parts.cloud import convert_topology, expand_hosts, generate_topology
 from devcluster_parts.errors import FileProblem, UsageProblem
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 def test_folded_lists_expand_as_clustershell_expands_them(numbers, width):
     """Any list that ClusterShell folds is read back to the same names."""
     names = NodeSet.fromlist([f"n{number:0{width}d}" for number in numbers])
-    assert set(expanded(str(names), "here")) == set(names)
+    assert set(expand_hosts(str(names), "here")) == set(names)
 
 
 def test_two_brackets_in_a_name():
     """A rack and a node number may both be folded."""
-    assert list(expanded("r[1-2]n[08-10],x", "here")) == [
+    assert list(expand_hosts("r[1-2]n[08-10],x", "here")) == [
         *("r1n08", "r1n09", "r1n10", "r2n08", "r2n09", "r2n10"),
         "x",
     ]
@@ -26,18 +26,18 @@ def test_two_brackets_in_a_name():
 @pytest.mark.parametrize("count", [1, 8, 9, 128, 129, 4096])
 def test_generated_topology_holds_every_node_once(count):
     """Each node is under exactly one leaf of at most 8, and each switch but the core under one other."""
-    folded, text = generated(count)
+    folded, text = generate_topology(count)
     nodes, switches, names = [], [], []
     for line in text.splitlines():
         fields = dict(field.split("=") for field in line.split())
         names.append(fields["SwitchName"])
         if "Nodes" in fields:
-            leaf = list(expanded(fields["Nodes"], "here"))
+            leaf = list(expand_hosts(fields["Nodes"], "here"))
             assert len(leaf) <= 8
             nodes += leaf
         else:
-            switches += expanded(fields["Switches"], "here")
-    assert nodes == list(expanded(folded, "here"))
+            switches += expand_hosts(fields["Switches"], "here")
+    assert nodes == list(expand_hosts(folded, "here"))
     assert len(nodes) == count
     assert sorted([*switches, "core"]) == sorted(names)
 
@@ -45,7 +45,7 @@ def test_generated_topology_holds_every_node_once(count):
 def test_generated_count_is_bounded():
     """slurmctld holds no more than 65,536 nodes."""
     with pytest.raises(UsageProblem):
-        generated(1_000_000)
+        generate_topology(1_000_000)
 
 
 def test_a_site_file_is_converted():
@@ -57,7 +57,7 @@ switchname=s2 nodes=a[3-6],b1
 SwitchName=top \\
   Switches=s[1-2]
 """
-    folded, kept = converted(text, "topology.conf")
+    folded, kept = convert_topology(text, "topology.conf")
     assert folded == "a[1-4],a5,a6,b1"
     assert kept.splitlines() == [
         "SwitchName=s1 Nodes=a[1-4] LinkSpeed=100",
@@ -80,6 +80,6 @@ SwitchName=top \\
 def test_a_wrong_file_is_refused_with_its_line(text, where):
     """A file of another plugin, or with nodes that cannot be read, is the file's fault: exit 3."""
     with pytest.raises(FileProblem) as caught:
-        converted(text, "t")
+        convert_topology(text, "t")
     assert caught.value.where == where
     assert caught.value.exit_code == 3

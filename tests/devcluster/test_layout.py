@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from devcluster_parts.daemons import daemons
-from devcluster_parts.errors import Problem, UsageProblem
-from devcluster_parts.layout import DEFAULT_ROOT, Asked, Layout, Settings, check_root_path, resolve
+from devcluster_parts.errors import ClusterProblem, UsageProblem
+from devcluster_parts.layout import DEFAULT_ROOT, Layout, Overrides, Settings, check_root_path, resolve
 
 ROOT = Path("/srv/dc")
 
@@ -43,15 +43,15 @@ def test_no_port_is_used_twice():
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked(clusters=("alpha", "alpha")),
-        Asked(clusters=("Alpha",)),
-        Asked(clusters=("a\nNodeName=evil",)),
-        Asked(clusters=("cloud",)),
-        Asked(clusters=()),
-        Asked(nodes=0),
-        Asked(nodes=91),
-        Asked(base_port=32500),
-        Asked(base_port=80),
+        Overrides(clusters=("alpha", "alpha")),
+        Overrides(clusters=("Alpha",)),
+        Overrides(clusters=("a\nNodeName=evil",)),
+        Overrides(clusters=("cloud",)),
+        Overrides(clusters=()),
+        Overrides(nodes=0),
+        Overrides(nodes=91),
+        Overrides(base_port=32500),
+        Overrides(base_port=80),
     ],
 )
 def test_settings_that_slurm_cannot_hold_are_refused(asked):
@@ -70,24 +70,25 @@ def test_roots_that_slurm_cannot_hold_are_refused(root):
 def test_too_long_a_root_is_refused():
     """slurmstepd's socket lies below the root, and a socket's address is short."""
     with pytest.raises(UsageProblem, match="too long"):
-        resolve(Path("/" + "x" * 80), None, Asked())
+        resolve(Path("/" + "x" * 80), None, Overrides())
 
 
 def test_kept_settings_hold_without_options():
     """A later `up` needs no options."""
     kept = Settings(clusters=("g",), nodes=3, base_port=20000, cloud="cloud[1-2]")
-    assert resolve(ROOT, kept, Asked()) == kept
+    assert resolve(ROOT, kept, Overrides()) == kept
 
 
 def test_the_cloud_may_be_added_to_what_is_up():
     """The cloud cluster can come later."""
-    assert resolve(ROOT, Settings(), Asked(cloud="cloud[1-2]")) == Settings(cloud="cloud[1-2]")
+    assert resolve(ROOT, Settings(), Overrides(cloud="cloud[1-2]")) == Settings(cloud="cloud[1-2]")
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(nodes=4), Asked(base_port=20000), Asked(cloud="cloud[1-3]"), Asked(requeue_delay_s=120)]
+    "asked",
+    [Overrides(nodes=4), Overrides(base_port=20000), Overrides(cloud="cloud[1-3]"), Overrides(requeue_delay_s=120)],
 )
 def test_other_settings_than_those_that_are_up_are_refused(asked):
     """What is up is not silently rebuilt, and the message names what differs."""
-    with pytest.raises(Problem, match="other settings"):
+    with pytest.raises(ClusterProblem, match="other settings"):
         resolve(ROOT, Settings(cloud="cloud[1-2]"), asked)

@@ -110,7 +110,7 @@ def slow(pid: int) -> Iterator[None]:
 def set_up_by(root: Path) -> set[str]:
     """The programs that an `up` of this root waits for."""
     found = set()
-    for who in stray_processes.of_setup(root):
+    for who in stray_processes.setup_processes(root):
         with contextlib.suppress(OSError):
             found.add(Path(f"/proc/{who.pid}/comm").read_text().strip())
     return found
@@ -141,7 +141,7 @@ def test_up_heal_down(root, devcluster, interrupted):
     script = "setsid sleep 600 & srun sh -c 'trap : TERM; sleep 600; sleep 600'"
     client(root, "sbatch", "-N2", "-o", "/dev/null", "--wrap", script)
     end = time.monotonic() + 20
-    while len(tasks := stray_processes.of_jobs(root)) < 10 and time.monotonic() < end:
+    while len(tasks := stray_processes.job_processes(root)) < 10 and time.monotonic() < end:
         time.sleep(0.1)
     everyone = [read_record(path) for path in (root / "processes").glob("*.json")] + tasks
     assert len(everyone) >= 15

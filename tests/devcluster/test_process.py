@@ -10,7 +10,7 @@ import time
 
 import pytest
 from devcluster_parts import stray_processes, tools
-from devcluster_parts.errors import Problem
+from devcluster_parts.errors import ClusterProblem
 from devcluster_parts.process import identify, is_alive, read_record, send, spawn, stop
 
 
@@ -98,7 +98,7 @@ print(os.getcwd(), os.readlink("/proc/self/fd/0"))
 
 def test_a_program_that_is_not_there_leaves_no_record(tmp_path):
     """The failure is told where it happened, at once."""
-    with pytest.raises(Problem, match="cannot start no-such-daemon"):
+    with pytest.raises(ClusterProblem, match="cannot start no-such-daemon"):
         start(tmp_path, "no-such-daemon")
     assert not (tmp_path / "who.json").exists()
 
@@ -109,7 +109,7 @@ def test_what_an_interrupted_up_left_is_found_with_its_children(tmp_path):
     with subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env) as shell:
         other = subprocess.Popen(["sleep", "60"], env={stray_processes.SETUP_MARK: f"{tmp_path}x"})
         end = time.monotonic() + 10
-        while len(found := stray_processes.of_setup(tmp_path)) < 2 and time.monotonic() < end:
+        while len(found := stray_processes.setup_processes(tmp_path)) < 2 and time.monotonic() < end:
             time.sleep(0.02)
         assert shell.pid in [who.pid for who in found]
         assert stop(found, term_s=5.0) == []
@@ -124,7 +124,7 @@ def test_a_task_is_told_from_a_users_shell(tmp_path):
     shell = subprocess.Popen(["sleep", "60"], env=ours)
     task = subprocess.Popen(["sleep", "60"], env={**ours, "SLURMD_NODENAME": "alpha01"})
     try:
-        assert [who.pid for who in stray_processes.of_jobs(tmp_path)] == [task.pid]
+        assert [who.pid for who in stray_processes.job_processes(tmp_path)] == [task.pid]
     finally:
         for process in (shell, task):
             process.kill()
@@ -134,7 +134,7 @@ def test_a_task_is_told_from_a_users_shell(tmp_path):
 def test_missing_programs_are_named_with_their_packages(monkeypatch):
     """Exit 4 with the line to type, for all of them at once."""
     monkeypatch.setattr(tools, "PACKAGES", {"no-slurmctld": "slurmctld", "sh": "dash", "no-mariadbd": "mariadb-server"})
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ClusterProblem) as caught:
         tools.check_tools()
     assert caught.value.hint == "apt-get install mariadb-server slurmctld"
     assert caught.value.exit_code == 4

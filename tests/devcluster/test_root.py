@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 from devcluster_parts import root
-from devcluster_parts.errors import BusyProblem, Problem
+from devcluster_parts.errors import BusyProblem, ClusterProblem
 from devcluster_parts.layout import Settings
 
 MARKER = "devcluster.json"
 
 
 def claim(path, *, create=True):
-    with root.claimed(path, create=create, timeout_s=0.2) as there:
+    with root.lock_root(path, create=create, timeout_s=0.2) as there:
         return there
 
 
@@ -21,9 +21,9 @@ def test_a_new_folder_is_made_and_marked(tmp_path):
     folder = tmp_path / "dc"
     settings = Settings(clusters=("g",), nodes=2, cloud="cloud[1-2]")
     assert claim(folder)
-    root.keep_settings(folder, settings)
+    root.write_settings(folder, settings)
     assert claim(folder)
-    assert root.kept_settings(folder) == settings
+    assert root.read_settings(folder) == settings
 
 
 def test_nothing_there_is_no_error_for_down(tmp_path):
@@ -38,7 +38,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path, devcluster):
     folder = tmp_path / "dc"
     folder.mkdir()
     (folder / "thesis.tex").touch()
-    with pytest.raises(Problem, match="did not write"):
+    with pytest.raises(ClusterProblem, match="did not write"):
         claim(folder)
     for verb in ("down", "status"):
         done = devcluster(verb, "--root", folder)
@@ -50,7 +50,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path, devcluster):
 def test_a_marker_of_another_schema_is_refused(tmp_path):
     """A file of the same name is not enough."""
     (tmp_path / MARKER).write_text('{"schema": "other/1"}')
-    with pytest.raises(Problem, match="did not write"):
+    with pytest.raises(ClusterProblem, match="did not write"):
         claim(tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_a_marker_that_is_a_link_is_refused(tmp_path):
     real = tmp_path / "real.json"
     real.write_text('{"schema": "pit.devcluster/1"}')
     (folder / MARKER).symlink_to(real)
-    with pytest.raises(Problem, match="did not write"):
+    with pytest.raises(ClusterProblem, match="did not write"):
         claim(folder)
 
 
@@ -69,7 +69,7 @@ def test_a_link_to_a_folder_of_ours_is_refused(tmp_path):
     """Whoever can make a link could choose what `down` removes."""
     (tmp_path / "real").mkdir()
     (tmp_path / "dc").symlink_to(tmp_path / "real")
-    with pytest.raises(Problem, match="symbolic link"):
+    with pytest.raises(ClusterProblem, match="symbolic link"):
         claim(tmp_path / "dc")
 
 
@@ -78,7 +78,7 @@ def test_a_folder_others_may_write_into_is_refused(tmp_path):
     folder = tmp_path / "dc"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(Problem, match="others may write"):
+    with pytest.raises(ClusterProblem, match="others may write"):
         claim(folder)
 
 
@@ -87,7 +87,7 @@ def test_a_parent_in_which_anyone_may_replace_it_is_refused(tmp_path):
     parent = tmp_path / "open"
     parent.mkdir()
     parent.chmod(0o777)
-    with pytest.raises(Problem, match="anyone may replace"):
+    with pytest.raises(ClusterProblem, match="anyone may replace"):
         claim(parent / "dc")
     parent.chmod(0o1777)
     assert claim(parent / "dc")
@@ -99,13 +99,13 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
     folder = tmp_path / "dc"
     folder.mkdir()
     shutil.chown(folder, "nobody")
-    with pytest.raises(Problem, match="belongs to user"):
+    with pytest.raises(ClusterProblem, match="belongs to user"):
         claim(folder)
 
 
 def test_one_devcluster_at_a_time(tmp_path):
     """The second finds the root held, and says to try again (exit 75)."""
-    with root.claimed(tmp_path / "dc", create=True, timeout_s=1.0), pytest.raises(BusyProblem) as caught:
+    with root.lock_root(tmp_path / "dc", create=True, timeout_s=1.0), pytest.raises(BusyProblem) as caught:
         claim(tmp_path / "dc")
     assert caught.value.exit_code == 75
 
@@ -116,7 +116,7 @@ def test_an_up_interrupted_at_its_first_write_is_recovered(tmp_path):
     folder.mkdir()
     (folder / f".{MARKER}.123").write_text('{"sch')
     assert claim(folder)
-    root.empty(folder, keep_logs=False)
+    root.remove_contents(folder, keep_logs=False)
     assert not folder.exists()
 
 
@@ -124,13 +124,13 @@ def test_down_may_keep_the_logs(tmp_path):
     """With the logs kept the folder is still ours, and holds no cluster."""
     folder = tmp_path / "dc"
     claim(folder)
-    root.keep_settings(folder, Settings())
+    root.write_settings(folder, Settings())
     for name in ("log", "db"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
-    root.empty(folder, keep_logs=True)
+    root.remove_contents(folder, keep_logs=True)
     assert sorted(os.listdir(folder)) == [MARKER, "log"]
-    assert root.kept_settings(folder) is None
+    assert root.read_settings(folder) is None
     assert claim(folder)
 
 
@@ -143,6 +143,6 @@ def test_removal_does_not_follow_links(tmp_path):
     (folder / "nvme").symlink_to(outside)
     (folder / "alpha").mkdir()
     (folder / "alpha" / "link").symlink_to(outside)
-    root.empty(folder, keep_logs=False)
+    root.remove_contents(folder, keep_logs=False)
     assert (outside / "precious").exists()
     assert not folder.exists()

@@ -23,13 +23,13 @@ from pitools.launch.recovery import apply_decision, requeue_hold, slurm_query
 from pitools.launch.request import Request
 from pitools.launch.submission import exactly_once, next_job, submissions
 from pitools.run import run_folder
-from pitools.run.attempt_records import Start
+from pitools.run.attempt_records import AttemptStart
 from pitools.site import dialect, load
-from pitools.site.schema import Partition, Site
+from pitools.site.schema import Site, SitePartition
 from pitools.slurm.errors import SlurmReason, SlurmRefused
-from pitools.slurm.records import Accounting, Job
+from pitools.slurm.records import AccountingRow, SlurmJob
 from pitools.slurm.states import UNKNOWN
-from pitools.slurm.transport import Reach
+from pitools.slurm.transport import Transport
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -44,12 +44,12 @@ def make_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePlan:
         wanted = {"name": "t", "time": "5m", "workdir": str(tmp_path), **asked}
         if "entry" not in wanted:
             wanted.setdefault("command", "true")
-        return planning.make(Request(**wanted), load.load(site), "test")
+        return planning.make_plan(Request(**wanted), load.load_site(site), "test")
 
     return make
 
 
-SITE = Site(name="s", partitions={"p": Partition(nodes=8)})
+SITE = Site(name="s", partitions={"p": SitePartition(nodes=8)})
 
 
 class Cluster:
@@ -75,23 +75,25 @@ class Cluster:
         self.shown: list[str] = []
         self.patience: list[float] = []
         self.nodes_text = ""
-        self.reach = Reach()
+        self.transport = Transport()
 
     def ask(self, site: Site, ids: Sequence[str], *, max_age_s: float = 0.0) -> dict[str, str]:
         self.asked += 1
         return {job_id: self.states.get(job_id, UNKNOWN) for job_id in ids}
 
-    def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[Accounting]:
-        ends = {one: self.ended_at or timestamps.now() for one in self.ended} if attempts else {}
+    def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[AccountingRow]:
+        ends = {one: self.ended_at or timestamps.now_rfc3339() for one in self.ended} if attempts else {}
         known = self.states | self.ended if attempts else self.states
         return [
-            Accounting(job_id=one, raw_id=one, state=known[one], end=ends.get(one, "")) for one in ids if one in known
+            AccountingRow(job_id=one, raw_id=one, state=known[one], end=ends.get(one, ""))
+            for one in ids
+            if one in known
         ]
 
-    def job(self, job_id: str) -> list[Job]:
+    def job(self, job_id: str) -> list[SlurmJob]:
         self.shown.append(job_id)
         reason, restarts = self.waits.get(job_id, ("Priority", 0))
-        return [Job(job_id=job_id, raw_id=job_id, state=self.states[job_id], reason=reason, restarts=restarts)]
+        return [SlurmJob(job_id=job_id, raw_id=job_id, state=self.states[job_id], reason=reason, restarts=restarts)]
 
     def jobs(self, ids: Sequence[str], *, all_states: bool = False) -> list[SimpleNamespace]:
         now = self.states | self.queue
@@ -107,21 +109,29 @@ class Cluster:
         self.requeued += ids
 
     def send(
-        self, run_dir: Path, site: Site, *, args: Sequence[str] = (), number: int | None = None, patience_s: float = 0.0
+        self,
+        run_dir: Path,
+        site: Site,
+        *,
+        args: Sequence[str] = (),
+        number: int | None = None,
+        retry_for_s: float = 0.0,
     ) -> run_folder.JobRef:
-        self.patience.append(patience_s)
+        self.patience.append(retry_for_s)
         if self.refuses:
             raise self.refuses
         if any("99" in word for word in args):
             raise SlurmRefused("Invalid node name specified", where="sbatch", reason=SlurmReason.INVALID_NODE_NAME)
-        number = submissions.due(run_dir) if number is None else number
-        if found := submissions.known(run_dir, number):
+        number = submissions.next_number(run_dir) if number is None else number
+        if found := submissions.read_job(run_dir, number):
             return found
         self.meanwhile()
-        ref = run_folder.JobRef(job_id=str(100 + number), site=site.name, submitted=timestamps.now(), number=number)
-        submissions.intend(run_dir, number, site, tuple(args))
-        run_folder.write(submissions.at(run_dir, number) / "job.json", ref)
-        run_folder.write(run_dir / "job.json", ref)
+        ref = run_folder.JobRef(
+            job_id=str(100 + number), site=site.name, submitted=timestamps.now_rfc3339(), number=number
+        )
+        submissions.record_intent(run_dir, number, site, tuple(args))
+        run_folder.write_record(submissions.job_dir(run_dir, number) / "job.json", ref)
+        run_folder.write_record(run_dir / "job.json", ref)
         self.states.setdefault(ref.job_id, "PENDING")
         self.sent.append(tuple(args))
         return ref
@@ -131,13 +141,13 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A Slurm of the test's own in place of the real one; `exactly_once` has its own tests, with a real sbatch."""
     made: Any = Cluster()
-    monkeypatch.setattr(slurm_cache, "ask", made.ask)
+    monkeypatch.setattr(slurm_cache, "require_states", made.ask)
     monkeypatch.setattr(slurm_query, "client", lambda site: made)
     monkeypatch.setattr(apply_decision, "client", lambda site: made)
     monkeypatch.setattr(next_job, "client", lambda site: made)
     monkeypatch.setattr(requeue_hold, "client", lambda site: made)
-    monkeypatch.setattr(unreachable_nodes, "call", lambda *_, **__: Completed((), 0, made.nodes_text, ""))
-    monkeypatch.setattr(exactly_once, "send", made.send)
+    monkeypatch.setattr(unreachable_nodes, "run_command", lambda *_, **__: Completed((), 0, made.nodes_text, ""))
+    monkeypatch.setattr(exactly_once, "submit_once", made.send)
     return made
 
 
@@ -152,11 +162,11 @@ class Runs:
         run_dir = self.root / name
         (run_dir / "attempts").mkdir(parents=True)
         request = Request(name="t", command="true", nodes=nodes, **asked)
-        job = dialect.Job(name="t", nodes=nodes, partition="p")
+        job = dialect.JobSpec(name="t", nodes=nodes, partition="p")
         plan = Plan(name="t", site="s", request=request, job=job, data=(), runs=str(self.root), nvme="", python="p")
         (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
         (run_dir / "script.sbatch").write_text("#!/bin/sh\n")
-        run_folder.note(run_dir, "created", site="s")
+        run_folder.append_event(run_dir, "created", site="s")
         self.cluster.send(run_dir, SITE)
         self.cluster.sent.clear()
         self.cluster.patience.clear()
@@ -164,29 +174,30 @@ class Runs:
 
     def attempt(self, run_dir: Path, *, error: str = "", code: int | None = None, progress: int = 0) -> Path:
         """One more attempt of the newest job, with the log that a rank leaves behind that fails so."""
-        made = run_dir / "attempts" / str(len(run_folder.attempts(run_dir)))
+        made = run_dir / "attempts" / str(len(run_folder.attempt_dirs(run_dir)))
         (made / "logs").mkdir(parents=True)
-        ref = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+        ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
         assert ref is not None
-        start = Start(
+        start = AttemptStart(
             attempt=made.name,
-            job=ref.number,
+            submission=ref.number,
             job_id=ref.job_id,
             cluster="",
             restart=0,
             node_list="n[1-2]",
             nodes=2,
-            started=timestamps.now(),
-            progress=progress,
+            started=timestamps.now_rfc3339(),
+            saved_steps=progress,
         )
-        run_folder.write(made / "start.json", start)
+        run_folder.write_record(made / "start.json", start)
         if error:
             trace = f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n{error}\n'
             (made / "logs" / "0.out").write_text(trace)
             (made / "first_failure").write_text("1 0 n1")
         if code is not None:
-            run_folder.write(
-                made / "exit.json", run_folder.Attempt(job_id=ref.job_id, exit_code=code, ended=timestamps.now())
+            run_folder.write_record(
+                made / "exit.json",
+                run_folder.AttemptExit(job_id=ref.job_id, exit_code=code, ended=timestamps.now_rfc3339()),
             )
         return made
 
@@ -239,8 +250,8 @@ def make_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mak
         wanted = {"name": "t", "time": "5m", "workdir": str(work), **asked}
         if "entry" not in wanted:
             wanted.setdefault("command", "true")
-        at = load.load(site)
-        plan = planning.make(msgspec.convert(wanted, Request), at, "test")
+        at = load.load_site(site)
+        plan = planning.make_plan(msgspec.convert(wanted, Request), at, "test")
         run_dir = tmp_path / "runs" / name
         building = run_dir.with_name(f".{name}")
         building.mkdir(parents=True)

@@ -42,10 +42,10 @@ class Queue:
 def quick(monkeypatch) -> None:
     """Looks often, and gives up soon."""
     for name, seconds in (
-        ("_LOOK_EVERY_S", 0.01),
-        ("_LOOK_LATER_S", 0.01),
-        ("_ASK_EVERY_S", 0.02),
-        ("_UNHEARD_S", 0.3),
+        ("_PROGRESS_EVERY_S", 0.01),
+        ("_PROGRESS_LONGEST_S", 0.01),
+        ("_STATE_EVERY_S", 0.02),
+        ("_UNREACHABLE_S", 0.3),
     ):
         monkeypatch.setattr(array, name, seconds)
 
@@ -61,7 +61,7 @@ def tasks(tmp_path) -> Iterator[list[Task]]:
 def test_ended_without_a_word(tasks) -> None:
     """A task that Slurm no longer knows, and that leaves nothing, is an error that names it and how to go on."""
     with pytest.raises(ClusterError, match="7_1 ended without a word: NODE_FAIL") as caught:
-        array._attend(tasks, Queue("RUNNING", "NODE_FAIL"), lambda _: None, lambda: 0)
+        array._wait_for_tasks(tasks, Queue("RUNNING", "NODE_FAIL"), lambda _: None, lambda: 0)
     assert "run the same command again" in caught.value.hint
 
 
@@ -76,7 +76,7 @@ def test_a_result_that_shows_late(tasks) -> None:
             return said
 
     shown: list[int] = []
-    array._attend(tasks, Late("COMPLETED", "PENDING", "COMPLETED", "COMPLETED"), shown.append, lambda: 5)
+    array._wait_for_tasks(tasks, Late("COMPLETED", "PENDING", "COMPLETED", "COMPLETED"), shown.append, lambda: 5)
     assert sum(shown) == 5
 
 
@@ -84,7 +84,7 @@ def test_what_a_task_met(tasks) -> None:
     """An error of ours is raised as it was on the node."""
     tasks[0].told = DataError("cut short", where="a.hdf5")
     with pytest.raises(DataError, match="cut short"):
-        array._attend(tasks, Queue("RUNNING"), lambda _: None, lambda: 0)
+        array._wait_for_tasks(tasks, Queue("RUNNING"), lambda _: None, lambda: 0)
 
 
 def test_slurm_that_does_not_answer() -> None:
@@ -93,4 +93,4 @@ def test_slurm_that_does_not_answer() -> None:
     def state_of(_: object) -> None:
         raise TryLater("no answer")
 
-    assert array._Slurm(SimpleNamespace(state_of=state_of), "7").state() == "RUNNING"
+    assert array._SlurmTasks(SimpleNamespace(state_of=state_of), "7").state() == "RUNNING"

@@ -111,7 +111,7 @@ def test_a_controller_that_is_gone(clusters: Path, refused: Callable[..., str], 
     lines = ["SlurmctldPort=19" if line.startswith("SlurmctldPort") else line for line in text.splitlines()]
     conf.write_text("\n".join([*lines, "MessageTimeout=1"]) + "\n")
     (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
-    said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_PATIENCE="1s")
+    said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_RETRY_FOR="1s")
     assert "Unable to contact slurm controller" in said
     assert "next:" in said
 
@@ -167,7 +167,7 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     from pitools.launch import request as requests
     from pitools.launch.submission import submit
     from pitools.site.connect import client
-    from pitools.site.load import load
+    from pitools.site.load import load_site
 
     seen: list[str] = []
     replace = os.replace
@@ -181,10 +181,10 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     monkeypatch.setattr("os.replace", full)
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "request.toml").write_text(GOOD)
-    site = load("alpha")
-    plan = planning.make(requests.load(tmp_path / "request.toml"), site, "test")
+    site = load_site("alpha")
+    plan = planning.make_plan(requests.load_request(tmp_path / "request.toml"), site, "test")
     with pytest.raises(PitError) as caught:
-        submit.run(plan, site)
+        submit.submit_run(plan, site)
     assert caught.value.exit_code == 75
     assert not list((tmp_path / "runs").iterdir())
     (job_id,) = seen

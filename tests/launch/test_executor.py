@@ -38,8 +38,8 @@ def fail(code: int) -> None:
 
 
 def executor(plan: planning.Plan, run_dir: Path) -> PitExecutor:
-    site = load.load(plan.site)
-    return PitExecutor(plan, site, run_dir, send=lambda path: client(site).submit(path=str(path)).job_id)
+    site = load.load_site(plan.site)
+    return PitExecutor(plan, site, run_dir, submit_script=lambda path: client(site).submit(path=str(path)).job_id)
 
 
 def test_what_we_override_is_still_there() -> None:
@@ -73,7 +73,7 @@ def test_a_plan_is_submitted_without_a_pickle(make_plan: MakePlan, tmp_path: Pat
         sent.append(script)
         return "7"
 
-    made = PitExecutor(make_plan("alpha"), load.load("alpha"), run_dir, send)
+    made = PitExecutor(make_plan("alpha"), load.load_site("alpha"), run_dir, send)
     assert made.submit_plan() == "7"
     assert sent == [run_dir / "script.sbatch"]
     assert f'"$PIT_PYTHON" -u -m pitools.launch.rank.main plan {run_dir}/plan.json\n' in sent[0].read_text()
@@ -110,9 +110,9 @@ def sent(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Sent:
 
     def plan(**asked: Any) -> planning.Plan:
         request = Request(name="t", time="5m", workdir=str(base), command="true", **asked)
-        return planning.make(request, load.load("alpha"), "test")
+        return planning.make_plan(request, load.load_site("alpha"), "test")
 
-    array_dir, failing_dir = base / run_folder.new_id("array"), base / run_folder.new_id("code")
+    array_dir, failing_dir = base / run_folder.new_run_id("array"), base / run_folder.new_run_id("code")
     array = executor(plan(), array_dir).map_array(square, [1, 2, 3])
     return Sent(array, array_dir, executor(plan(nodes=2), failing_dir).submit(fail, 7), failing_dir)
 
@@ -127,7 +127,7 @@ def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
     script = (run_dir / "script.sbatch").read_text()
     assert "#SBATCH --array=0-2" in script
     assert "PIT_ATTEMPT_DIR" in script
-    assert [path.name for path in run_folder.attempts(run_dir)] == ["0.0", "1.0", "2.0"]
+    assert [path.name for path in run_folder.attempt_dirs(run_dir)] == ["0.0", "1.0", "2.0"]
 
 
 @pytest.mark.slurm
@@ -136,10 +136,10 @@ def test_its_folder_is_a_run(sent: Sent) -> None:
     until(lambda: all(job.paths.result_pickle.exists() for job in sent.array))
     assert ["squaring 2" in (job.stdout() or "") for job in sent.array] == [False, True, False]
     assert sent.array[1].paths.stdout == sent.array_dir / "attempts" / "1.0" / "logs" / "0.out"
-    site = load.load("alpha")
-    run = status.show(sent.array_dir, site)
+    site = load.load_site("alpha")
+    run = status.run_status(sent.array_dir, site)
     assert (run.job_id, run.attempts) == (sent.array[0].job_id.partition("_")[0], 3)
-    assert "squaring 3" in "".join(rank_log.read(sent.array_dir, site, 0, follow=False))
+    assert "squaring 3" in "".join(rank_log.read_log(sent.array_dir, site, 0, follow=False))
     # Before its ranks begin, a job's output is the job's own file.
     until(lambda: sent.failing.task(1).paths.stdout.name == "1.out")
     assert not (sent.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
@@ -150,10 +150,10 @@ def test_the_job_s_exit_code_is_the_ranks(clusters: Path, sent: Sent) -> None:
     """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
     job, run_dir = sent.failing, sent.failing_dir
     until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
-    ended = run_folder.read(run_dir / "attempts" / "0" / "exit.json", run_folder.Attempt)
+    ended = run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
     assert ended is not None
     assert ended.exit_code == 7
-    until(lambda: client(load.load("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")
+    until(lambda: client(load.load_site("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")
     shown = subprocess.run(
         ["scontrol", "-o", "show", "job", job.job_id],
         env={**os.environ, "SLURM_CONF": f"{clusters}/alpha/slurm.conf"},

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from pitools.core.errors import ConfigError, DataError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.launch import plan as planning
-from pitools.launch.request import Request, with_data
+from pitools.launch.request import Request, fill_datasets
 from pitools.site import load
 from pitools.store import manifest, tags
-from pitools.store.manifest import Manifest, encode, version
+from pitools.store.manifest import Manifest, encode_manifest, version_of
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -40,7 +40,7 @@ def test_what_a_site_has_not_is_refused_before_slurm(
     """Exit code 3, with what the site has instead."""
     with pytest.raises(ConfigError) as caught:
         make_plan(site, **asked)
-    assert what in caught.value.what
+    assert what in caught.value.message
     assert hint in caught.value.hint
 
 
@@ -54,8 +54,8 @@ def test_a_dataset_is_found_where_the_site_keeps_them(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name that is no folder here is looked for below the site's paths.data, and its one version is meant."""
-    raw = manifest.encode(manifest.Manifest(name="pick", episodes=0, steps=0, arrays={}, files=()))
-    version = tmp_path / "data" / "pick" / manifest.version(raw)
+    raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=0, steps=0, arrays={}, files=()))
+    version = tmp_path / "data" / "pick" / manifest.version_of(raw)
     version.mkdir(parents=True)
     (version / manifest.FILE_NAME).write_bytes(raw)
     (tmp_path / "local.toml").write_text(f'[paths]\ndata = "{tmp_path}/data"\n')
@@ -73,7 +73,7 @@ def test_a_plan_survives_a_pipe(make_plan: MakePlan) -> None:
 def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
     """The same request is spelt as each site wants it; a flag that a site rejects is not there."""
     texts = {
-        site: planning.script(make_plan(site, nodes=2), load.load(site), run_dir="/r/t-1", payload="true")
+        site: planning.render_script(make_plan(site, nodes=2), load.load_site(site), run_dir="/r/t-1", payload="true")
         for site in ("alpha", "aws-p5-efa", "gb200-nvl72")
     }
     assert "#SBATCH --account=lab" in texts["alpha"]
@@ -81,8 +81,8 @@ def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
     assert "--mem" not in texts["aws-p5-efa"]
     assert "#SBATCH --mem=0" in texts["gb200-nvl72"]
     assert "#SBATCH --exclusive" in texts["gb200-nvl72"]
-    block = planning.script(
-        make_plan("gb200-nvl72", nodes=36, segment=18), load.load("gb200-nvl72"), run_dir="/r", payload="true"
+    block = planning.render_script(
+        make_plan("gb200-nvl72", nodes=36, segment=18), load.load_site("gb200-nvl72"), run_dir="/r", payload="true"
     )
     assert "#SBATCH --segment=18" in block
     assert all("--kill-on-bad-exit=1" in text and "wckey" not in text for text in texts.values())
@@ -91,7 +91,7 @@ def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
 def test_hostile_values_stay_values(make_plan: MakePlan) -> None:
     """What looks like shell in a value reaches the script quoted."""
     plan = make_plan("alpha", env={"A": "$(touch /tmp/owned); `id` 'x' \"y\""}, constraint="a&b")
-    text = planning.script(plan, load.load("alpha"), run_dir="/r/it's", payload="true")
+    text = planning.render_script(plan, load.load_site("alpha"), run_dir="/r/it's", payload="true")
     assert """export A='$(touch /tmp/owned); `id` '"'"'x'"'"' "y"'""" in text
     assert "#SBATCH --constraint='a&b'" in text
     assert """export PIT_RUN_DIR='/r/it'"'"'s'""" in text
@@ -101,14 +101,14 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
     """`--data demo=data/bridge@good` is the version that the tag names now, from here and below `paths.data`."""
     home = tmp_path / "data/bridge"
     manifest = Manifest(name="bridge", episodes=1, steps=1, arrays={}, files=())
-    data = [encode(msgspec.structs.replace(manifest, episodes=number)) for number in (1, 2)]
+    data = [encode_manifest(msgspec.structs.replace(manifest, episodes=number)) for number in (1, 2)]
     for text in data:
-        (home / version(text)).mkdir(parents=True)
-        (home / version(text) / "manifest.json").write_bytes(text)
-    old, new = map(version, data)
+        (home / version_of(text)).mkdir(parents=True)
+        (home / version_of(text) / "manifest.json").write_bytes(text)
+    old, new = map(version_of, data)
     os.utime(home / old / "manifest.json", (1, 1))
-    tags.move(home.parent, "bridge", "good", old)
-    site = load.load("alpha")
+    tags.move_tag(home.parent, "bridge", "good", old)
+    site = load.load_site("alpha")
     site = msgspec.structs.replace(site, paths=msgspec.structs.replace(site.paths, data=str(tmp_path / "data")))
     monkeypatch.chdir(tmp_path)
     for text, meant in (
@@ -120,10 +120,10 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
         (f"bridge/{new[:6]}", new),
     ):
         asked = Request(name="t", command="true", time="5m", workdir=str(tmp_path), data={"demo": ""})
-        made = planning.make(with_data(asked, {"demo": text}), site, "test")
+        made = planning.make_plan(fill_datasets(asked, {"demo": text}), site, "test")
         assert (made.data[0].version, made.data[0].source) == (meant, str(home / meant)), text
-    retire(home / new)
-    assert planning.make(with_data(asked, {"demo": "bridge"}), site, "test").data[0].version == old
+    retire_version(home / new)
+    assert planning.make_plan(fill_datasets(asked, {"demo": "bridge"}), site, "test").data[0].version == old
 
 
 @pytest.mark.parametrize("framework", ["none", "jax", "torch"])

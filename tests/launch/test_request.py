@@ -21,7 +21,7 @@ def write(folder: Path, text: str) -> Path:
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     """Where a request is called from does not matter; a name that is no folder is left for the site to know."""
     (tmp_path / "sets" / "demo").mkdir(parents=True)
-    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = "sets/demo"\nother = "pick"\n'))
+    request = requests.load_request(write(tmp_path, GOOD + '[data]\ndemo = "sets/demo"\nother = "pick"\n'))
     assert request.workdir == str(tmp_path)
     assert request.data == {"demo": str(tmp_path / "sets" / "demo"), "other": "pick"}
 
@@ -61,8 +61,8 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, what: str, hint: str)
     """Exit code 3 with the file, the key, and what to write instead."""
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        requests.load(path)
-    assert what in caught.value.what
+        requests.load_request(path)
+    assert what in caught.value.message
     assert hint in caught.value.hint
     assert caught.value.where == str(path)
 
@@ -70,24 +70,24 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, what: str, hint: str)
 def test_a_secret_s_value_is_never_in_the_message(tmp_path: Path) -> None:
     """The error names the variable, not what it holds."""
     with pytest.raises(ConfigError) as caught:
-        requests.load(write(tmp_path, GOOD + '[env]\nHF_TOKEN = "hunter2"\n'))
-    assert "hunter2" not in f"{caught.value.what}{caught.value.where}{caught.value.hint}"
+        requests.load_request(write(tmp_path, GOOD + '[env]\nHF_TOKEN = "hunter2"\n'))
+    assert "hunter2" not in f"{caught.value.message}{caught.value.where}{caught.value.hint}"
 
 
 def test_datasets_are_filled_in_by_name(tmp_path: Path) -> None:
     """--data fills an open name, refuses an unknown one, and a name left open is an error."""
-    request = requests.load(write(tmp_path, GOOD + '[data]\ndemo = ""\n'))
-    assert requests.with_data(request, {"demo": "/d"}).data == {"demo": "/d"}
+    request = requests.load_request(write(tmp_path, GOOD + '[data]\ndemo = ""\n'))
+    assert requests.fill_datasets(request, {"demo": "/d"}).data == {"demo": "/d"}
     with pytest.raises(ConfigError, match="no path"):
-        requests.with_data(request, {})
+        requests.fill_datasets(request, {})
     with pytest.raises(ConfigError, match='no dataset "dmeo"') as caught:
-        requests.with_data(request, {"dmeo": "/d"})
+        requests.fill_datasets(request, {"dmeo": "/d"})
     assert caught.value.hint == 'did you mean "demo"?'
 
 
 def test_the_examples_are_valid(repo: Path) -> None:
     """The requests we ship load."""
-    names = [requests.load(path).name for path in sorted((repo / "scripts" / "examples").glob("*.toml"))]
+    names = [requests.load_request(path).name for path in sorted((repo / "scripts" / "examples").glob("*.toml"))]
     assert names == ["bc-jax", "bc-torch"]
 
 
@@ -113,10 +113,10 @@ def test_the_reference_names_every_key(repo: Path) -> None:
 def test_a_launcher_is_seen_behind_what_stands_before_it(tmp_path: Path, command: str) -> None:
     """Ranks that each began a world of their own would train so many models that know nothing of each other."""
     with pytest.raises(ConfigError, match="ranks of its own"):
-        requests.load(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
+        requests.load_request(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
 
 
 @pytest.mark.parametrize("command", ["python torchrun.py", "echo 'a; torchrun b'", "python a.py --with torchrun"])
 def test_the_name_of_a_launcher_alone_is_none(tmp_path: Path, command: str) -> None:
     """An argument, a quoted text or a file of that name starts nothing."""
-    requests.load(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))
+    requests.load_request(write(tmp_path, f'name = "x"\ncommand = """{command}"""\n'))

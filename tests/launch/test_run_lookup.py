@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from pitools import cli
-from pitools.commands.run_lookup import run_folder
+from pitools.commands.run_lookup import find_run_dir
 from pitools.core import trust
 from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.launch import plan as planning
@@ -30,8 +30,8 @@ from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, tick
 from pitools.launch.submission import local_process
 from pitools.run import run_folder as folder
-from pitools.run.attempt_records import Cause, Start
-from pitools.site.load import load
+from pitools.run.attempt_records import AttemptStart, Cause
+from pitools.site.load import load_site
 
 MakePlan = Callable[..., planning.Plan]
 Pit = Callable[..., subprocess.CompletedProcess[str]]
@@ -80,20 +80,20 @@ def test_a_run_without_its_plan_is_named_as_such(run: Path) -> None:
 def test_what_an_id_begins_with_names_the_newest(run: Path) -> None:
     """A name, or the first letters of an id, is no run: one of those that begin so may be meant."""
     runs = run.parent
-    assert suggestions(folder.find, runs, "x-2026") == (NAME,)
-    assert suggestions(folder.find, runs, "y") == ()
+    assert suggestions(folder.find_run, runs, "x-2026") == (NAME,)
+    assert suggestions(folder.find_run, runs, "y") == ()
     newer = ("x-long-20251231-000000-ffffff", "x-20260102-000000-000000")
     for name in newer:
         (runs / name).mkdir()
         (runs / name / "plan.json").touch()
-    assert suggestions(folder.find, runs, "x") == (newer[1], NAME, newer[0])
+    assert suggestions(folder.find_run, runs, "x") == (newer[1], NAME, newer[0])
 
 
 def suggestions(find: Callable[..., Path], *args: object) -> tuple[str, ...]:
     """The ids that are offered for one that no run has."""
     with pytest.raises(folder.RunNotFound) as caught:
         find(*args)
-    if find is run_folder:
+    if find is find_run_dir:
         assert all(name in caught.value.hint for name in caught.value.suggestions[:1])
     return caught.value.suggestions
 
@@ -103,24 +103,28 @@ def test_ids_at_any_site_are_offered(run: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
     monkeypatch.delenv("PIT_RUNS", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert suggestions(run_folder, "x-2026", "local") == suggestions(run_folder, NAME[:-1] + "4", "local") == (NAME,)
-    assert suggestions(run_folder, "qqq", "local") == ()
+    assert (
+        suggestions(find_run_dir, "x-2026", "local") == suggestions(find_run_dir, NAME[:-1] + "4", "local") == (NAME,)
+    )
+    assert suggestions(find_run_dir, "qqq", "local") == ()
     (own := tmp_path / "runs" / "x-20250101-000000-abc123").mkdir(parents=True)
     (own / "plan.json").touch()
-    assert suggestions(run_folder, "x-2", "local") == (own.name,)
+    assert suggestions(find_run_dir, "x-2", "local") == (own.name,)
     shutil.copytree(own, newer := own.with_name("x-20250102-000000-abc123"))
-    assert suggestions(run_folder, "x-2", "local") == (newer.name, own.name)
+    assert suggestions(find_run_dir, "x-2", "local") == (newer.name, own.name)
 
 
 @pytest.fixture
 def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run with two attempts behind it, and its verdict."""
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    folder.write(run / "job.json", folder.JobRef(job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z"))
+    folder.write_record(
+        run / "job.json", folder.JobRef(job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z")
+    )
     for number in "01":
-        made = folder.Attempt(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
-        folder.write(run / "attempts" / number / "exit.json", made)
-    apply_decision.conclude(run, "finished", "the program ended with code 0", 0)
+        made = folder.AttemptExit(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
+        folder.write_record(run / "attempts" / number / "exit.json", made)
+    apply_decision.write_verdict(run, "finished", "the program ended with code 0", 0)
     return run
 
 
@@ -221,15 +225,15 @@ def test_two_local_runs_of_one_process_id(run: Path, tmp_path: Path, monkeypatch
     lives = run.with_name("y-20260102-000000-abc123")
     shutil.copytree(run, lives)
     ref = folder.JobRef(job_id=f"local-{os.getpid()}", site="other", submitted="2026-01-01T00:00:00Z", pid=os.getpid())
-    site, dead = load("other"), msgspec.structs.replace(ref, start_ticks=1)
+    site, dead = load_site("other"), msgspec.structs.replace(ref, start_ticks=1)
     ref = msgspec.structs.replace(ref, start_ticks=local_process._start_ticks(os.getpid()))
     for path, job in ((lives, ref), (run, dead)):
-        folder.write(path / "job.json", job)
+        folder.write_record(path / "job.json", job)
         (path / "attempts" / "0").mkdir(parents=True)
     for order in ([run, lives], [lives, run]):
-        states = {Path(one.run_dir): one.state for one in status.show_all(order, site)}
+        states = {Path(one.run_dir): one.state for one in status.run_statuses(order, site)}
         assert states == {run: "FAILED", lives: "RUNNING"}
-        due = tick._due({path: folder.read(path / "job.json", folder.JobRef) for path in order}, site, no_fault)
+        due = tick._due({path: folder.read_record(path / "job.json", folder.JobRef) for path in order}, site, no_fault)
         assert list(due) == [(run, "FAILED")]
 
 
@@ -244,13 +248,13 @@ def test_a_run_of_another_user_ends_no_process_of_ours(
         ref = folder.JobRef(
             job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z", pid=ours.pid, start_ticks=ticks
         )
-        folder.write(run / "job.json", ref)
+        folder.write_record(run / "job.json", ref)
         os.chown(run, 12345, 12345)
         with pytest.raises(ClusterError):
-            status.cancel(run, load("other"))
+            status.cancel_run(run, load_site("other"))
         assert ours.poll() is None
         os.chown(run, 0, 0)
-        status.cancel(run, load("other"))
+        status.cancel_run(run, load_site("other"))
         assert ours.wait(10) == -15
 
 
@@ -260,10 +264,10 @@ def no_fault(path: Path, error: PitError) -> None:
 
 def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`list` does not call it that: it fails; a folder that is not there yet has no runs."""
-    assert folder.runs(tmp_path / "nothing") == []
+    assert folder.run_dirs(tmp_path / "nothing") == []
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError):
-        folder.runs(tmp_path / "file")
+        folder.run_dirs(tmp_path / "file")
 
     def refuse(path: object) -> list[str]:
         raise PermissionError(13, "Permission denied", str(path))
@@ -278,10 +282,12 @@ def test_the_newest_log_is_that_of_the_newest_job(ended: Path) -> None:
     for job_id in (99, 100, 9):
         (ended / f"slurm-{job_id}.out").touch()
     (ended / "attempts" / "1" / "logs").mkdir()
-    found = rank_log.path(ended, 0)
+    found = rank_log.log_path(ended, 0)
     assert found is not None
     assert found.name == "slurm-100.out"
-    start = Start(attempt="1", job=0, job_id="9", cluster="", restart=0, node_list="", nodes=1, started="")
+    start = AttemptStart(
+        attempt="1", submission=0, job_id="9", cluster="", restart=0, node_list="", nodes=1, started=""
+    )
     own = log_scan._slurm_logs(ended, ended / "attempts" / "1", start)
     assert [path.name for path, _ in own] == ["slurm-9.out"]
 
@@ -304,17 +310,17 @@ def test_an_attempt_has_one_name(ended: Path, capsys: pytest.CaptureFixture[str]
     assert dict(zip(head, row, strict=True))["attempt"] == "1"
     pit_here("why", str(ended), "--format", "table")
     assert capsys.readouterr().out.splitlines()[-1].startswith("attempt 1: ")
-    assert status.show(ended, load("other")).attempt == "1"
+    assert status.run_status(ended, load_site("other")).attempt == "1"
 
 
 def test_a_watch_that_is_ended(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that the runs are not."""
 
-    def interrupted(*_: object) -> Iterator[list[folder.Run]]:
+    def interrupted(*_: object) -> Iterator[list[folder.RunRecord]]:
         raise KeyboardInterrupt
         yield []
 
-    monkeypatch.setattr(follow_runs, "rounds", interrupted)
+    monkeypatch.setattr(follow_runs, "poll_runs", interrupted)
     monkeypatch.setenv("PIT_SITE_PATH", str(run.parents[1]))
     with pytest.raises(click.Abort):
         pit_here("watch", str(run))
@@ -372,7 +378,9 @@ def test_runs_fit_a_terminal(ended: Path, tmp_path: Path) -> None:
     assert [line.split()[:2] for line in lines[1:]] == [[other.name, "UNKNOWN"], [NAME, "COMPLETED"]]
     assert max(map(len, lines)) <= 80
     reason = "a reason of a few words, " * 9
-    folder.write(ended / "attempts/1/cause.json", Cause(attempt="1", kind="user", confidence="certain", reason=reason))
+    folder.write_record(
+        ended / "attempts/1/cause.json", Cause(attempt="1", kind="user", confidence="certain", reason=reason)
+    )
     lines = in_terminal("launch", "why", str(ended), env=env)
     assert max(map(len, lines)) <= 80
     assert "of a few words, a reason of a few" in " ".join(line.strip() for line in lines)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 from tests.loader.conftest import Record
 
 
@@ -33,9 +33,9 @@ def test_no_file_stays_open(record: Record, close: bool):
     gc.disable()
     try:
         for _ in range(20):
-            arrays = Arrays(path, resident_bytes=0)
-            windows = Windows(arrays.offsets, np.arange(2), {"obs/image": Span(0, 4), "action": Span(0, 8)})
-            batches = Loader(Windowed(arrays, windows), batch_size=8)
+            arrays = VersionReader(path, resident_bytes=0)
+            windows = Windows(arrays.offsets, np.arange(2), {"obs/image": WindowSpan(0, 4), "action": WindowSpan(0, 8)})
+            batches = Loader(WindowSamples(arrays, windows), batch_size=8)
             next(batches)
             assert open_files(path)
             if close:

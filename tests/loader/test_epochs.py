@@ -15,9 +15,9 @@ import pytest
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -37,9 +37,9 @@ def path(record: Callable[..., Path]) -> Path:
 
 def make(path: Path, seed: int = 0) -> Loader:
     """A loader of a module, as workers import it."""
-    arrays = Arrays(path)
-    windows = Windows(arrays.offsets, np.arange(5), {"action": Span(0, 8)}, pad=True)
-    return Loader(Windowed(arrays, windows, seed=seed), batch_size=16)
+    arrays = VersionReader(path)
+    windows = Windows(arrays.offsets, np.arange(5), {"action": WindowSpan(0, 8)}, pad=True)
+    return Loader(WindowSamples(arrays, windows, seed=seed), batch_size=16)
 
 
 def steps(batches: Iterator[Any] | list[Any]) -> list[int]:

@@ -24,15 +24,15 @@ from itertools import islice
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 def loader(path=sys.argv[-1], **more):
-    arrays = Arrays(Path(path), resident_bytes=0)
-    spans = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(1, 1)}
+    arrays = VersionReader(Path(path), resident_bytes=0)
+    spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8), "obs/state": WindowSpan(1, 1)}
     windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
-    return Loader(Windowed(arrays, windows), **{"batch_size": 16, **more})
+    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
 """
 
 
@@ -84,7 +84,7 @@ mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 plain, batches = loader(), jax_batches(loader(), NamedSharding(mesh, PartitionSpec("data")))
 kept = []
 for batch, expected in zip(islice(batches, 6), plain):
-    for part in ("arrays", "inside"):
+    for part in ("arrays", "valid_mask"):
         for name, array in getattr(expected, part).items():
             found = getattr(batch, part)[name]
             assert found.sharding.spec == PartitionSpec("data") and found.addressable_shards[0].data.shape[0] == 4

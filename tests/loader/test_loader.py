@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, DataError, Unreachable, UsageError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Drawn, Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import DrawnSamples, WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (40, 3, 25, 60, 17)
-SPANS = {"obs/image": Span(1, 1), "action": Span(0, 8), "obs/state": Span(2, 1)}
+SPANS = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8), "obs/state": WindowSpan(2, 1)}
 
 
 @pytest.fixture(scope="module", params=["lz4", "raw", "zstd"])
@@ -53,9 +53,9 @@ def write(folder: Path, codec: str) -> Path:
     return Path(ingest([folder / "r.hdf5"], root=folder / "data", name="pick", codec=codec).path)
 
 
-def windowed(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0) -> Windowed:
-    arrays = Arrays(path, resident_bytes=resident)
-    return Windowed(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=pad), seed=seed)
+def windowed(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0) -> WindowSamples:
+    arrays = VersionReader(path, resident_bytes=resident)
+    return WindowSamples(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=pad), seed=seed)
 
 
 def loader(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0, **more: Any) -> Loader:
@@ -111,16 +111,16 @@ def test_batches_are_those_of_a_naive_reader(version: Path, pad: bool, resident:
 def test_padded_steps_are_told(raw: Path):
     """`inside` is False exactly where a window reaches over an end of its episode."""
     batch = next(loader(raw, pad=True, batch_size=sum(LENGTHS)))
-    assert set(batch.inside) == set(SPANS)
-    assert batch.inside["obs/image"].shape == (sum(LENGTHS), 2)
+    assert set(batch.valid_mask) == set(SPANS)
+    assert batch.valid_mask["obs/image"].shape == (sum(LENGTHS), 2)
     outside = sum(
         min(length, 7 - k) and sum(1 for a in range(length) if a + 7 - k >= length)
         for length in LENGTHS
         for k in range(7)
     )
-    assert (~batch.inside["action"]).sum() == outside
-    assert (~batch.inside["obs/state"]).sum() == sum(min(2, length) + min(1, length) for length in LENGTHS)
-    assert next(loader(raw, pad=False)).inside == {}
+    assert (~batch.valid_mask["action"]).sum() == outside
+    assert (~batch.valid_mask["obs/state"]).sum() == sum(min(2, length) + min(1, length) for length in LENGTHS)
+    assert next(loader(raw, pad=False)).valid_mask == {}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
@@ -162,7 +162,7 @@ def test_workers_take_turns(raw: Path):
     workers = [loader(raw) for _ in range(3)]
     for number, worker in enumerate(workers):
         worker.load_state(begun.state())
-        worker.only(number, 3)
+        worker.restrict_to_worker(number, 3)
     found = [next(workers[number % 3]) for number in range(10)]
     assert [batch.samples.tolist() for batch in found] == expected[1:]
     assert [batch.step for batch in found] == list(range(1, 11))
@@ -189,7 +189,7 @@ def test_damage_ends_the_iteration_by_its_name(version: Path, tmp_path: Path):
     batches.close()
 
 
-class Failing(Windowed):
+class Failing(WindowSamples):
     """Windows of which one sample cannot be read for a while."""
 
     fails: int | None = None
@@ -204,15 +204,15 @@ class Failing(Windowed):
 def test_an_error_is_that_of_its_batch_and_does_not_end_the_loader(raw: Path):
     """Batches before come first; the next call reads the failed one again; others can be gone to meanwhile."""
     expected = numbers(loader(raw), 8)
-    arrays = Arrays(raw)
+    arrays = VersionReader(raw)
     samples = Failing(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=True))
     samples.fails = expected[3][5]
-    batches = Loader(samples, batch_size=16, ahead=3)
+    batches = Loader(samples, batch_size=16, prefetch=3)
     assert numbers(batches, 3) == expected[:3]
     for _ in range(2):
         with pytest.raises(Unreachable, match="Input/output error"):
             next(batches)
-        assert not batches.ready
+        assert not batches.is_ready
     here = batches.state()
     assert here.position == 3 * 16
     samples.fails = None
@@ -287,11 +287,11 @@ def test_a_stuck_read_holds_up_nothing_else(raw: Path, monkeypatch: pytest.Monke
 
 def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: pytest.MonkeyPatch):
     """Gone elsewhere while a thread still reads ahead: what it reads in the end is in no batch that is given since."""
-    samples, read = windowed(raw), Windowed.read
-    second = samples.at(np.arange(16, 32)).samples.tolist()
+    samples, read = windowed(raw), WindowSamples.read
+    second = samples.draw(np.arange(16, 32)).samples.tolist()
     begun, go, over = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(self: Windowed, drawn: Drawn, *more: Any) -> None:
+    def slow(self: WindowSamples, drawn: DrawnSamples, *more: Any) -> None:
         late = drawn.samples.tolist() == second and not begun.is_set()
         if late:
             begun.set()
@@ -301,7 +301,7 @@ def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: 
             over.set()
 
     expected = [batch.arrays["action"].copy() for batch in islice(loader(raw), 3)]
-    monkeypatch.setattr(Windowed, "read", slow)
+    monkeypatch.setattr(WindowSamples, "read", slow)
     batches = Loader(samples, batch_size=16)
     state = batches.state()
     next(batches)
@@ -357,7 +357,7 @@ def test_buffers_are_used_again(raw: Path):
     batches = loader(raw)
     places = {batch.arrays["obs/image"].__array_interface__["data"][0] for batch in islice(batches, 100)}
     assert len(places) <= 4
-    assert batches.times.batches == 100
+    assert batches.stats.batches == 100
 
 
 def test_bytes_are_those_that_were_read(version: Path):
@@ -368,7 +368,7 @@ def test_bytes_are_those_that_were_read(version: Path):
         read += batch.bytes_read
         assert batch.bytes_read > 0
         assert batch.waited_s > 0
-    assert batches.times.bytes_read == read
+    assert batches.stats.bytes_read == read
     batches.close()
     # What was read ahead of the last batch, indexes of shards, and this question itself.
     assert 0.9 * (rchar() - before) - 20_000 < read <= rchar() - before
@@ -383,12 +383,12 @@ def rchar() -> int:
 
 def test_what_cannot_be_loaded_is_said(raw: Path):
     """An array that is not there, windows that fit nowhere, more ranks than samples in a batch."""
-    arrays = Arrays(raw)
+    arrays = VersionReader(raw)
     with pytest.raises(UsageError, match="no array 'obs/imag'") as error:
-        Windowed(arrays, Windows(arrays.offsets, np.arange(5), {"obs/imag": Span(0, 1)}))
+        WindowSamples(arrays, Windows(arrays.offsets, np.arange(5), {"obs/imag": WindowSpan(0, 1)}))
     assert "obs/image" in error.value.hint
     with pytest.raises(ConfigError, match="long enough"):
-        Windowed(arrays, Windows(arrays.offsets, np.arange(5), {"action": Span(0, 99)}))
+        WindowSamples(arrays, Windows(arrays.offsets, np.arange(5), {"action": WindowSpan(0, 99)}))
     with pytest.raises(ConfigError, match="no part"):
         loader(raw, batch_size=2, rank=0, world_size=3)
     with pytest.raises(ConfigError, match="batch of 0"):

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 # Python 3.12 on warns of forks beside threads, which is what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
@@ -31,25 +31,28 @@ CHILD = """
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
 
 def sums(arrays, queue):
-    windows = Windows(arrays.offsets, np.arange(5), {"obs/image": Span(1, 1), "action": Span(0, 8)}, pad=True)
-    loader = Loader(Windowed(arrays, windows), batch_size=16)
+    spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
+    windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
+    loader = Loader(WindowSamples(arrays, windows), batch_size=16)
     queue.put([int(next(loader).arrays["obs/image"].sum()) for _ in range(6)])
 """
 
 
 @pytest.fixture(scope="module", params=[0, 64 << 20], ids=["from files", "from memory"])
-def arrays(request: pytest.FixtureRequest, record: Callable[..., Path]) -> Arrays:
+def arrays(request: pytest.FixtureRequest, record: Callable[..., Path]) -> VersionReader:
     """A small version."""
-    return Arrays(record(LENGTHS), resident_bytes=request.param)
+    return VersionReader(record(LENGTHS), resident_bytes=request.param)
 
 
-def loader(arrays: Arrays, **more: Any) -> Loader:
-    windows = Windows(arrays.offsets, np.arange(5), {"obs/image": Span(1, 1), "action": Span(0, 8)}, pad=True)
-    return Loader(Windowed(arrays, windows), **{"batch_size": 16, **more})
+def loader(arrays: VersionReader, **more: Any) -> Loader:
+    windows = Windows(
+        arrays.offsets, np.arange(5), {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}, pad=True
+    )
+    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
 
 
 def sums(batches: Loader, count: int) -> list[int]:
@@ -68,10 +71,10 @@ def answers(queue: Any, children: list[Any]) -> list[Any]:
             assert not hung
 
 
-def test_forked_children_read_on(arrays: Arrays):
+def test_forked_children_read_on(arrays: VersionReader):
     """Forked while the parent's threads read, ten of ten go on where the parent was, and so does the parent."""
     expected = sums(loader(arrays), 40)
-    batches, context = loader(arrays, ahead=4), multiprocessing.get_context("fork")
+    batches, context = loader(arrays, prefetch=4), multiprocessing.get_context("fork")
     queue, children = context.SimpleQueue(), []
 
     def read(place: int) -> None:
@@ -98,7 +101,7 @@ def test_forked_children_read_on(arrays: Arrays):
     batches.close()
 
 
-def test_spawned_children_read(arrays: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_spawned_children_read(arrays: VersionReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """After the parent has read: a version is sent by pickle, and read by processes that are new."""
     (tmp_path / "read_by_children.py").write_text(CHILD)
     monkeypatch.syspath_prepend(tmp_path)
@@ -114,14 +117,14 @@ def test_spawned_children_read(arrays: Arrays, tmp_path: Path, monkeypatch: pyte
     del sys.modules["read_by_children"]
 
 
-def test_threads_read_out_of_one_version(arrays: Arrays):
+def test_threads_read_out_of_one_version(arrays: VersionReader):
     """Loaders of several threads over the same open files, at different places, give what each alone would."""
     expected = sums(loader(arrays), 30)
     found: dict[int, list[int]] = {}
 
     def read(place: int) -> None:
         batches = loader(arrays, threads=3)
-        batches.only(place, 1)
+        batches.restrict_to_worker(place, 1)
         found[place] = sums(batches, 10)
         batches.close()
 
@@ -133,7 +136,7 @@ def test_threads_read_out_of_one_version(arrays: Arrays):
     assert found == {place: expected[place : place + 10] for place in range(TRIALS)}
 
 
-def test_a_child_forked_by_a_thread_reads(arrays: Arrays):
+def test_a_child_forked_by_a_thread_reads(arrays: VersionReader):
     """As some frameworks fork: from a thread that is not the main one, while the main one reads."""
     expected = sums(loader(arrays), 6)
     batches, ends = loader(arrays), []
@@ -162,7 +165,7 @@ def test_a_child_forked_by_a_thread_reads(arrays: Arrays):
     batches.close()
 
 
-def test_closing_leaves_no_thread(arrays: Arrays):
+def test_closing_leaves_no_thread(arrays: VersionReader):
     """Neither after `close`, nor after a loader that nobody closed is gone; a closed one reads again."""
     before = threading.active_count()
     batches = loader(arrays, threads=4)

@@ -25,7 +25,7 @@ def test_the_example_of_the_readme_works(repo: Path, tmp_path: Path):
     batch, state = names["batch"], names["state"]
     assert batch.arrays["action"].shape == (64, 16, 7)
     assert batch.arrays["obs/image"].shape == (64, 2, 8, 8, 3)
-    assert batch.inside["action"].shape == (64, 16)
+    assert batch.valid_mask["action"].shape == (64, 16)
     assert state["position"] == 64  # type: ignore[index]
-    assert batch.aside["instruction"].tolist() == [-1] * 64
+    assert batch.extras["instruction"].tolist() == [-1] * 64
     assert len(names["scale"].mean) == 7

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -31,15 +31,15 @@ WORKERS = """
 from pathlib import Path
 import numpy as np
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 def make(path, seed=0):
-    arrays = Arrays(Path(path), resident_bytes=0)
-    spans = {"obs/image": Span(1, 1), "action": Span(0, 8)}
+    arrays = VersionReader(Path(path), resident_bytes=0)
+    spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
     windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
-    return Loader(Windowed(arrays, windows, seed=seed), batch_size=16)
+    return Loader(WindowSamples(arrays, windows, seed=seed), batch_size=16)
 
 def total(batch):
     return {"step": batch.step, "samples": batch.samples, "total": batch.arrays["obs/image"].sum(dtype=int)}
@@ -65,10 +65,10 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def loader(path: Path, **more: Any) -> Loader:
-    arrays = Arrays(path, resident_bytes=0)
-    spans = {"obs/image": Span(1, 1), "action": Span(0, 8)}
+    arrays = VersionReader(path, resident_bytes=0)
+    spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
     windows = Windows(arrays.offsets, np.arange(len(LENGTHS)), spans, pad=True)
-    return Loader(Windowed(arrays, windows), **{"batch_size": 16, **more})
+    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
 
 
 def test_tensors_are_views_of_the_batch(path: Path):
@@ -77,7 +77,7 @@ def test_tensors_are_views_of_the_batch(path: Path):
     places = set()
     for batch, expected in zip(islice(batches, 20), plain, strict=False):
         assert batch.step == expected.step
-        for name in ("arrays", "inside"):
+        for name in ("arrays", "valid_mask"):
             for key, array in getattr(expected, name).items():
                 np.testing.assert_array_equal(getattr(batch, name)[key].numpy(), array)
         np.testing.assert_array_equal(batch.samples.numpy(), expected.samples)
@@ -87,7 +87,7 @@ def test_tensors_are_views_of_the_batch(path: Path):
         if expected.step == 19:
             break
     assert len(places) <= 4
-    assert batches.times.batches == 20
+    assert batches.stats.batches == 20
     assert batches.state() == plain.state()
     batches.load_state(batches.state())
     assert next(batches).samples.tolist() == next(plain).samples.tolist()
@@ -95,11 +95,11 @@ def test_tensors_are_views_of_the_batch(path: Path):
 
 
 class Copied:
-    """A device as far as `OnDevice` sees one: copies that begin at `put` and are over at `settle`."""
+    """A device as far as `DevicePrefetcher` sees one: copies that begin at `put` and are over at `settle`."""
 
     def __init__(self, batches: Loader) -> None:
         self.events: list[tuple[str, int]] = []
-        self.on = device_prefetch.OnDevice(batches, self.put, self.settle, early=True)
+        self.on = device_prefetch.DevicePrefetcher(batches, self.put, self.settle, early=True)
 
     def put(self, batch: Any) -> Any:
         self.events.append(("put", batch.step))
@@ -116,7 +116,7 @@ def test_the_next_batch_is_copied_while_this_one_is_trained_on(path: Path):
     batches = loader(path)
     copied = Copied(batches)
     for step in range(4):
-        while step and not batches.ready:
+        while step and not batches.is_ready:
             pass
         given = next(copied.on)
         np.testing.assert_array_equal(given[1], expected[step])
@@ -124,7 +124,7 @@ def test_the_next_batch_is_copied_while_this_one_is_trained_on(path: Path):
         order = [event for event in copied.events if event[1] >= step]
         assert order[:2] == [("put", step), ("settle", step)]
         assert ("settle", step + 1) not in order
-    assert ("put", 4) in copied.events or not batches.ready
+    assert ("put", 4) in copied.events or not batches.is_ready
     copied.on.close()
     np.testing.assert_array_equal(next(copied.on)[1], expected[4])  # nothing is lost by closing
     copied.on.load_state(copied.on.state())
@@ -147,12 +147,12 @@ def test_a_copy_that_fails_loses_no_batch(path: Path, step: int, where: str):
             raise MemoryError(number)
         return copy(given)
 
-    on = device_prefetch.OnDevice(
+    on = device_prefetch.DevicePrefetcher(
         batches, *(fail if name == where else getattr(copied, name) for name in ("put", "settle")), early=True
     )
     for number in range(5):
         until = time.monotonic() + 0.1  # after an error nothing is read ahead
-        while not batches.ready and time.monotonic() < until:
+        while not batches.is_ready and time.monotonic() < until:
             pass
         if number == step:
             with pytest.raises(MemoryError):
@@ -196,10 +196,10 @@ def test_pinned_buffers_are_numpy_arrays(path: Path, monkeypatch: pytest.MonkeyP
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **more: empty(*size, **more))
     for shape, dtype in (((7,), "float64"), ((3, 2, 5), "uint8"), ((0,), "int32")):
-        buffer = to_torch.pinned(shape, np.dtype(dtype))
+        buffer = to_torch.allocate_pinned(shape, np.dtype(dtype))
         assert (buffer.shape, buffer.dtype) == (shape, dtype)
         buffer[...] = 3
-    batches = loader(path, allocate=to_torch.pinned)
+    batches = loader(path, allocate=to_torch.allocate_pinned)
     expected = loader(path)
     for _ in range(5):
         np.testing.assert_array_equal(next(batches).arrays["action"], next(expected).arrays["action"])
@@ -210,7 +210,7 @@ def test_another_kind_of_device_is_given_copies(path: Path):
     batches = to_torch.torch_batches(loader(path), "meta")
     for step, batch in enumerate(islice(batches, 3)):
         assert batch.step == step
-        assert {tensor.device.type for tensor in (*batch.arrays.values(), *batch.inside.values(), batch.keys)} == {
+        assert {tensor.device.type for tensor in (*batch.arrays.values(), *batch.valid_mask.values(), batch.keys)} == {
             "meta"
         }
         assert batch.arrays["action"].shape == (16, 8, 3)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from pitools.place.clusters.account_limits import Standing
+from pitools.place.clusters.account_limits import AccountLimits
 from pitools.place.clusters.snapshot import Snapshot
-from pitools.site.schema import Partition as Said
 from pitools.site.schema import Site
-from pitools.slurm.records import Association, Job, Node, Partition
+from pitools.site.schema import SitePartition as Said
+from pitools.slurm.records import Association, Node, Partition, SlurmJob
 
 # What stands at the end of the command line is what the far side's shell would run. The host says how it answers.
 SSH = """\
@@ -66,7 +66,7 @@ def node(name: str, **values: Any) -> Node:
     return Node(node=name, **{**plain, **values})
 
 
-def job(job_id: str, **values: Any) -> Job:
+def job(job_id: str, **values: Any) -> SlurmJob:
     """Somebody's running job on one whole node of partition `gpu`."""
     plain = {
         "raw_id": job_id.split("_")[0],
@@ -78,7 +78,7 @@ def job(job_id: str, **values: Any) -> Job:
         "gres": "gpu:8",
         "name": f"their-{job_id}",
     }
-    return Job(job_id=job_id, **{**plain, **values})
+    return SlurmJob(job_id=job_id, **{**plain, **values})
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ class Made:
             "seen_s": time.time(),
             "skew_s": 0.0,
             "cluster": "x",
-            "enforces": (),
+            "enforced_limits": (),
             "nodes": nodes,
             "jobs": (),
             "partitions": (Partition(partition="gpu", **fields),),
@@ -120,7 +120,7 @@ class Made:
         return Snapshot(**{**plain, **values})
 
     @classmethod
-    def standing(cls, *rows: Association, **values: Any) -> Standing:
+    def standing(cls, *rows: Association, **values: Any) -> AccountLimits:
         """Ours at the site."""
         plain = {
             "user": "me",
@@ -128,7 +128,7 @@ class Made:
             "qos": (),
             "gpu_hours": 0.0,
         }
-        return Standing(**{**plain, **values})
+        return AccountLimits(**{**plain, **values})
 
 
 class Far:
@@ -150,7 +150,7 @@ class Far:
         """A site file: alpha, reached through this host."""
         text = (self.sites / "alpha.toml").read_text()
         text = text.replace('name = "alpha"', f'name = "{name}"')
-        (self.sites / f"{name}.toml").write_text(f'{text}\n[reach]\nkind = "ssh"\nhost = "{host}"\n{more}')
+        (self.sites / f"{name}.toml").write_text(f'{text}\n[connection]\nkind = "ssh"\nhost = "{host}"\n{more}')
         return name
 
     def without_accounting(self) -> None:

@@ -17,15 +17,15 @@ STRANGER = 54321  # a uid and gid of nobody
 @pytest.mark.parametrize(("access", "mode"), [("owner", 0o700), ("group", 0o750)])
 def test_a_run_is_made_where_nobody_can_exchange_it(tmp_path: Path, access: str, mode: int) -> None:
     """In a folder that is open to everybody only where that is sticky; nothing is left where it is refused."""
-    run_folder.make(tmp_path / "a", access)
+    run_folder.make_run_dir(tmp_path / "a", access)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError):
-        run_folder.make(tmp_path / "b", access)
+        run_folder.make_run_dir(tmp_path / "b", access)
     with pytest.raises(ConfigError):
-        run_folder.require_own(tmp_path / "a", group_above=access == "group")
+        run_folder.require_own_run(tmp_path / "a", group_above=access == "group")
     tmp_path.chmod(0o1777)
-    run_folder.make(tmp_path / "c", access)
+    run_folder.make_run_dir(tmp_path / "c", access)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
@@ -38,16 +38,16 @@ def test_a_group_s_folder_of_runs_is_taken_where_the_site_says_so(
     tmp_path.chmod(0o2770)
     monkeypatch.setattr(os, "getgroups", lambda: [STRANGER])
     with pytest.raises(ConfigError) as caught:
-        run_folder.make(tmp_path / "a", "owner")
+        run_folder.make_run_dir(tmp_path / "a", "owner")
     assert 'runs_access = "group"' in caught.value.hint
-    run_folder.make(tmp_path / "a", "group")
+    run_folder.make_run_dir(tmp_path / "a", "group")
 
 
 @pytest.mark.parametrize("name", ["plan.json", "script.sbatch", "code", "submitit", "jobs"])
 def test_what_decides_in_a_run_is_its_owner_s(tmp_path: Path, name: str) -> None:
     """Each file and folder of a run by which something is started."""
     (tmp_path / name).mkdir()
-    run_folder.require_own(tmp_path)
+    run_folder.require_own_run(tmp_path)
     (tmp_path / name).chmod(0o777)
     with pytest.raises(ConfigError):
-        run_folder.require_own(tmp_path)
+        run_folder.require_own_run(tmp_path)

@@ -17,7 +17,7 @@ from pitools.run.steps import StepLog
 
 def test_ids_sort_by_time_and_differ() -> None:
     """Two runs made in the same second have different ids."""
-    ids = {run_folder.new_id("x") for _ in range(50)}
+    ids = {run_folder.new_run_id("x") for _ in range(50)}
     assert len(ids) == 50
     assert all(run_id.startswith("x-20") for run_id in ids)
 
@@ -26,29 +26,29 @@ def test_attempts_sort_as_numbers(tmp_path: Path) -> None:
     """Restarts of a job, and of an array's tasks, in the order of their numbers; nothing else counts."""
     for name in ("10", "2", "0", "1.0", "1.10", "1.9", "x", "logs"):
         (tmp_path / "attempts" / name).mkdir(parents=True)
-    assert [path.name for path in run_folder.attempts(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
+    assert [path.name for path in run_folder.attempt_dirs(tmp_path)] == ["0", "1.0", "1.9", "1.10", "2", "10"]
 
 
 def test_how_the_last_attempt_ended(tmp_path: Path) -> None:
     """Of the newest alone, whose end counts once its record is whole."""
     assert (run_folder.last_attempt(tmp_path), run_folder.last_exit(tmp_path)) == (None, None)
-    ends = [run_folder.Attempt(job_id="7", exit_code=code, ended="") for code in (1, 0)]
-    run_folder.write(tmp_path / "attempts" / "9" / "exit.json", ends[0])
+    ends = [run_folder.AttemptExit(job_id="7", exit_code=code, ended="") for code in (1, 0)]
+    run_folder.write_record(tmp_path / "attempts" / "9" / "exit.json", ends[0])
     assert run_folder.last_exit(tmp_path) == ends[0]
     newest = tmp_path / "attempts" / "10"
     newest.mkdir()
     assert (run_folder.last_attempt(tmp_path), run_folder.last_exit(tmp_path)) == (newest, None)
     (newest / "exit.json").write_bytes(b"")
     assert run_folder.last_exit(tmp_path) is None
-    run_folder.write(newest / "exit.json", ends[1])
+    run_folder.write_record(newest / "exit.json", ends[1])
     assert run_folder.last_exit(tmp_path) == ends[1]
 
 
 def test_the_first_event_is_read_alone(tmp_path: Path) -> None:
     """Whatever follows it; where it is none, or there is none, nothing is known."""
     assert run_folder.first_event(tmp_path) is None
-    run_folder.note(tmp_path, "created", site="alpha")
-    run_folder.note(tmp_path, "submitted", why='"event":"created"')
+    run_folder.append_event(tmp_path, "created", site="alpha")
+    run_folder.append_event(tmp_path, "submitted", why='"event":"created"')
     first = run_folder.first_event(tmp_path)
     assert first is not None
     assert (first.event, first.detail) == ("created", {"site": "alpha"})
@@ -70,24 +70,26 @@ def test_a_run_is_found_by_id_and_by_path(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "bc-20261121-013341-9f3c2a"
     run.mkdir(parents=True)
     (run / "plan.json").write_text("{}")
-    assert run_folder.find(tmp_path / "runs", run.name) == run
-    assert run_folder.find(tmp_path / "elsewhere", str(run)) == run
+    assert run_folder.find_run(tmp_path / "runs", run.name) == run
+    assert run_folder.find_run(tmp_path / "elsewhere", str(run)) == run
     with pytest.raises(run_folder.RunNotFound) as caught:
-        run_folder.find(tmp_path / "runs", "bc-20261121-013341-9f3c2b")
+        run_folder.find_run(tmp_path / "runs", "bc-20261121-013341-9f3c2b")
     assert caught.value.suggestions == (run.name,)
 
 
 def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
     """No file is None; a file of something else, or a pipe, is a DataError that names it."""
     path = tmp_path / "exit.json"
-    assert run_folder.read(path, run_folder.Attempt) is None
-    run_folder.write(path, run_folder.Attempt(job_id="1", exit_code=0, ended="now"))
-    assert run_folder.read(path, run_folder.Attempt) == run_folder.Attempt(job_id="1", exit_code=0, ended="now")
+    assert run_folder.read_record(path, run_folder.AttemptExit) is None
+    run_folder.write_record(path, run_folder.AttemptExit(job_id="1", exit_code=0, ended="now"))
+    assert run_folder.read_record(path, run_folder.AttemptExit) == run_folder.AttemptExit(
+        job_id="1", exit_code=0, ended="now"
+    )
     for write in (lambda: path.write_text("{}"), lambda: os.mkfifo(path)):
         path.unlink()
         write()
         with pytest.raises(DataError) as caught:
-            run_folder.read(path, run_folder.Attempt)
+            run_folder.read_record(path, run_folder.AttemptExit)
         assert caught.value.where == str(path)
 
 
@@ -97,13 +99,15 @@ def test_a_lax_umask_lets_nobody_else_write(tmp_path: Path, access: str, above: 
     run = tmp_path / "lab" / "runs" / "a"
     before = os.umask(0o002)
     try:
-        run_folder.make(run, access)
+        run_folder.make_run_dir(run, access)
         for name in ("jobs", "attempts", "attempts/0"):  # as they are made before there is anything in them
             (run / name).mkdir(0o755)
-        run_folder.write(run / "jobs" / "0" / "job.json", run_folder.JobRef(job_id="1", site="alpha", submitted="now"))
-        run_folder.note(run, "created")
+        run_folder.write_record(
+            run / "jobs" / "0" / "job.json", run_folder.JobRef(job_id="1", site="alpha", submitted="now")
+        )
+        run_folder.append_event(run, "created")
         StepLog(run / "attempts" / "0" / "steps", 0).close()
-        grant.take(run / "jobs" / "1", grant.NO)
+        grant.claim(run / "jobs" / "1", grant.REVOKED)
     finally:
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (run.parent, run.parent.parent)] == [above, above]

@@ -25,27 +25,27 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, 0, [3.0, 2.0])
     path = tmp_path / "0.jsonl"
     path.write_bytes(path.read_bytes() + b'{"schema":"pit.step/1","t":')
-    assert [step.loss for step in steps.read(path)] == [3.0, 2.0]
+    assert [step.loss for step in steps.read_step_log(path)] == [3.0, 2.0]
 
 
 def test_what_is_no_step_log_is_told(tmp_path: Path) -> None:
     """A whole line that is no step is damage, not a kill."""
     (tmp_path / "0.jsonl").write_text("{}\n")
     with pytest.raises(DataError, match="not a step log"):
-        steps.read(tmp_path / "0.jsonl")
+        steps.read_step_log(tmp_path / "0.jsonl")
 
 
 def test_a_loss_that_is_no_number_is_none(tmp_path: Path) -> None:
     """A run that diverged can still be read."""
     write(tmp_path, 0, [1.0, math.nan, math.inf])
-    assert [step.loss for step in steps.read(tmp_path / "0.jsonl")] == [1.0, None, None]
+    assert [step.loss for step in steps.read_step_log(tmp_path / "0.jsonl")] == [1.0, None, None]
 
 
 def test_the_summary_adds_up(tmp_path: Path) -> None:
     """Shares are of rank 0's wall time and sum to one; the step time leaves the compiling step out."""
     for rank in (0, 1):
         write(tmp_path, rank, [3.0, 2.0, 1.0])
-    summary = steps.summarize(steps.read(tmp_path / f"{rank}.jsonl") for rank in (1, 0))
+    summary = steps.summarize_steps(steps.read_step_log(tmp_path / f"{rank}.jsonl") for rank in (1, 0))
     assert summary is not None
     assert (summary.ranks, summary.steps, summary.first_loss, summary.last_loss) == (2, 3, 3.0, 1.0)
     assert summary.step_s == 1.0
@@ -55,4 +55,4 @@ def test_the_summary_adds_up(tmp_path: Path) -> None:
 
 def test_no_steps_are_no_summary() -> None:
     """A run that made no step has nothing to add up."""
-    assert steps.summarize([[], []]) is None
+    assert steps.summarize_steps([[], []]) is None

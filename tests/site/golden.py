@@ -16,8 +16,8 @@ CASES = [(site, script) for site in SITES for script in ("train", "stage")]
 def text(site: str, script: str) -> str:
     """Four nodes, one dataset, and for ranks a command that needs quoting."""
     command = [] if script == "stage" else ["python", "train.py", "--note", "it's 100% $HOME"]
-    return user_scripts.text(
-        load.load(site),
+    return user_scripts.render_for_user(
+        load.load_site(site),
         script,
         command,
         nodes=4,
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     os.environ["PIT_SITE_PATH"] = tempfile.mkdtemp()
     made = layout.Layout(root=layout.DEFAULT_ROOT, settings=layout.Settings())
     for cluster in made.clusters:
-        Path(os.environ["PIT_SITE_PATH"], f"{cluster.name}.toml").write_text(sites.text(made, cluster))
+        Path(os.environ["PIT_SITE_PATH"], f"{cluster.name}.toml").write_text(sites.site_file_text(made, cluster))
     folder = Path(__file__).resolve().parent.parent / "golden"
     for name, kind in CASES:
         (folder / name).mkdir(parents=True, exist_ok=True)

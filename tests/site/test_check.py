@@ -63,7 +63,7 @@ def test_a_site_file_of_others_is_found(pit: Pit, tmp_path: Path) -> None:
 def test_a_site_that_is_away_does_not_end_the_check(pit: Pit, tmp_path: Path) -> None:
     """The sites after it are judged, it is named, and the exit code says to try again."""
     tool(tmp_path / "bin" / "ssh", "echo 'ssh: connect to host x: Connection refused' >&2; exit 255")
-    away = 'name = "{}"\n[reach]\nkind = "ssh"\nhost = "{}"\n[partitions.a]\n[paths]\nnvme = "/x"\n'
+    away = 'name = "{}"\n[connection]\nkind = "ssh"\nhost = "{}"\n[partitions.a]\n[paths]\nnvme = "/x"\n'
     for name in ("away", "gone"):
         (tmp_path / f"{name}.toml").write_text(away.format(name, name))
     (tmp_path / "odd.toml").write_text('name = "odd"\nscheduler = "none"\n')
@@ -127,7 +127,7 @@ def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Pa
     assert "lab" in site["accounts"]
     assert site["defaults"]["partition"] == "train"
     # KillWait of beta's slurm.conf, where no partition or QOS gives more.
-    assert site["recover"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
+    assert site["recovery"] == {"grace_s": 5, "submit_from": "node", "chain": "fresh"}
     assert "after 10 s (cred_expire)" in text
 
 

@@ -22,7 +22,7 @@ def test_list_is_a_record_a_site(pit: Pit) -> None:
     """One JSON line a site, with its schema; nothing heavy is needed for it."""
     rows = [json.loads(line) for line in pit("site", "list").stdout.splitlines()]
     assert {row["schema"] for row in rows} == {"pit.site/1"}
-    assert [row["site"] for row in rows] == load.names()
+    assert [row["site"] for row in rows] == load.site_names()
 
 
 def test_one_bad_file_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_one_bad_file_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None
     bad[2].write_text(f"a = {'[' * 5000}{']' * 5000}")
     done = pit("site", "list", PIT_SITE_PATH=str(tmp_path))
     assert done.returncode == 3
-    assert len(done.stdout.splitlines()) == len(load.names())
+    assert len(done.stdout.splitlines()) == len(load.site_names())
     assert [str(path) in done.stderr for path in bad] == [True] * 3
     assert "Traceback" not in done.stderr
 
@@ -148,8 +148,8 @@ def test_stage_has_no_ranks(pit: Pit) -> None:
 )
 def test_a_job_is_named_after_its_file(command: str, name: str) -> None:
     """The first word that looks like a file names the job; without one, the script does."""
-    script = user_scripts.text(
-        load.load("alpha"),
+    script = user_scripts.render_for_user(
+        load.load_site("alpha"),
         "train",
         command.split(),
         nodes=1,

@@ -38,7 +38,7 @@ from pitools.site.schema import Site
 def test_secrets_are_refused(name: str) -> None:
     """A secret's word anywhere in the name."""
     with pytest.raises(UsageError, match="looks like a secret"):
-        dialect.variable(name)
+        dialect.require_variable(name)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_secrets_are_refused(name: str) -> None:
 )
 def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
     """Variables that people do set pass."""
-    assert dialect.variable(name) == name
+    assert dialect.require_variable(name) == name
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_names_that_only_hold_a_secret_s_word_are_not(name: str) -> None:
     [
         ("PIT_ATTEMPT_DIR", False, False),
         ("PIT_PYTHON", False, False),
-        ("PIT_CHECKPOINT_NVME", True, True),
+        ("PIT_CHECKPOINT_NVME", False, False),
         ("PATH", False, True),
         ("LD_PRELOAD", False, True),
         ("LD_LIBRARY_PATH", False, True),
@@ -86,26 +86,26 @@ def test_what_decides_what_runs_is_not_a_request_s(name: str, of_request: bool, 
     """Our own variables are nobody's to set; those that load programs and libraries are the site's."""
     for is_allowed, of in ((of_request, False), (of_site, True)):
         if is_allowed:
-            assert dialect.settable(name, of_site=of) == name
+            assert dialect.require_settable(name, by_site=of) == name
             continue
         with pytest.raises(UsageError):
-            dialect.settable(name, of_site=of)
+            dialect.require_settable(name, by_site=of)
 
 
 def test_segments_are_not_dropped() -> None:
     """A site without --segment refuses the job that asks for it; one with it gets the flag."""
-    job = dialect.Job(name="x", segment=16)
-    assert "--segment=16" in dialect.flags(load.load("gb200-nvl72"), job)
+    job = dialect.JobSpec(name="x", segment=16)
+    assert "--segment=16" in dialect.sbatch_flags(load.load_site("gb200-nvl72"), job)
     with pytest.raises(ConfigError, match='"alpha" has no --segment'):
-        dialect.flags(load.load("alpha"), job)
+        dialect.sbatch_flags(load.load_site("alpha"), job)
 
 
 @pytest.mark.parametrize(
     ("variable", "use"),
     [
-        ("PIT_PARTITION", lambda site: dialect.partition(site, site.defaults.partition, "file")),
-        ("PIT_TIER", lambda site: dialect.qos(site, site.defaults.tier, "file")),
-        ("PIT_ACCOUNT", lambda site: dialect.account(site, site.defaults.account, "file")),
+        ("PIT_PARTITION", lambda site: dialect.require_partition(site, site.defaults.partition, "file")),
+        ("PIT_TIER", lambda site: dialect.qos_for_tier(site, site.defaults.tier, "file")),
+        ("PIT_ACCOUNT", lambda site: dialect.require_account(site, site.defaults.account, "file")),
     ],
 )
 def test_a_variable_is_judged_where_it_is_used(
@@ -113,7 +113,7 @@ def test_a_variable_is_judged_where_it_is_used(
 ) -> None:
     """The site loads; using the value is an error that names the variable."""
     monkeypatch.setenv(variable, "elsewhere")
-    site = load.load("alpha")
+    site = load.load_site("alpha")
     with pytest.raises(ConfigError, match='"elsewhere"') as caught:
         use(site)
     assert caught.value.where == f"env {variable}"
@@ -122,10 +122,10 @@ def test_a_variable_is_judged_where_it_is_used(
 def test_a_wrong_name_that_no_variable_says_is_the_asker_s() -> None:
     """Without a variable, the error is where the caller says."""
     with pytest.raises(ConfigError) as caught:
-        dialect.account(load.load("alpha"), "labb", "request.toml")
+        dialect.require_account(load.load_site("alpha"), "labb", "request.toml")
     assert (caught.value.where, caught.value.hint) == ("request.toml", 'did you mean "lab"?')
     # The account is not emitted there, so none is wrong.
-    assert dialect.account(load.load("gcp-a3-tpu"), "lab", "request.toml") == "lab"
+    assert dialect.require_account(load.load_site("gcp-a3-tpu"), "lab", "request.toml") == "lab"
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,15 +135,15 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    assert template.fill("/a/{user}/{node}", node="n1") == f"/a/{os.getuid()}/n1"
+    assert template.expand_placeholders("/a/{user}/{node}", node="n1") == f"/a/{os.getuid()}/n1"
     monkeypatch.setattr(os, "getuid", nobody)
-    assert template.fill("/a/{node}", node="n1") == "/a/n1"
+    assert template.expand_placeholders("/a/{node}", node="n1") == "/a/n1"
 
 
 def test_no_partition_at_all_is_said_as_that(write_site: Callable[[str, str], object]) -> None:
     """A site without a default and a request without a partition: exit code 3, and where to say one."""
     write_site("bare", 'name = "bare"\n[partitions.train]\n')
     with pytest.raises(ConfigError) as caught:
-        dialect.partition(load.load("bare"), "", "r.toml")
-    assert "no partition is asked for" in caught.value.what
+        dialect.require_partition(load.load_site("bare"), "", "r.toml")
+    assert "no partition is asked for" in caught.value.message
     assert ["[defaults]" in caught.value.hint, "train" in caught.value.hint] == [True, True]

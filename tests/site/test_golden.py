@@ -23,7 +23,7 @@ CASES = GOLDEN["CASES"]
 @pytest.mark.parametrize(("site", "script"), CASES, ids=[f"{site}-{script}" for site, script in CASES])
 def test_scripts_are_as_reviewed(repo: Path, site: str, script: str) -> None:
     """A site's script is the golden file, to the byte."""
-    here = str(Path(load.load("alpha").slurm.conf).parents[1])
+    here = str(Path(load.load_site("alpha").slurm.conf).parents[1])
     text = GOLDEN["text"](site, script).replace(here, "/var/tmp/pit-devcluster")
     assert text == (repo / "tests" / "golden" / site / f"{script}.sbatch").read_text()
 
@@ -54,14 +54,14 @@ def test_the_script_itself_writes_an_end_that_nothing_else_wrote(
 ) -> None:
     """As the record has it, with the first failure's code, and marked as a success where it is one; again as well."""
     text = (repo / "tests" / "golden" / "alpha" / "train.sbatch").read_text()
-    function = text[text.index("last_word() {") :].partition("\n}\n")[0] + "\n}\n"
+    function = text[text.index("record_exit() {") :].partition("\n}\n")[0] + "\n}\n"
     (tmp_path / "first_failure").write_text(first_failure)
     env = {"PATH": "/usr/bin:/bin", "PIT_ATTEMPT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     for _ in range(2):
-        argv = ["bash", "-c", f"{function}last_word {code}"]
+        argv = ["bash", "-c", f"{function}record_exit {code}"]
         done = subprocess.run(argv, env=env, check=True, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"{ended}\n", "")
-        record = run_folder.read(tmp_path / "exit.json", run_folder.Attempt)
+        record = run_folder.read_record(tmp_path / "exit.json", run_folder.AttemptExit)
         assert record is not None
         assert (record.job_id, record.exit_code) == ("7", ended)
         assert (tmp_path / SUCCEEDED).exists() == (ended == 0)
@@ -73,5 +73,5 @@ def test_the_script_itself_writes_an_end_that_nothing_else_wrote(
 @pytest.mark.parametrize("script", ["train", "stage"])
 def test_slurm_takes_the_scripts(clusters: Path, name: str, script: str) -> None:
     """`sbatch --test-only` of the running cluster accepts the script."""
-    verdicts = list(user_scripts.verdicts(load.load(name), GOLDEN["text"](name, script)))
+    verdicts = list(user_scripts.check_script(load.load_site(name), GOLDEN["text"](name, script)))
     assert [(verdict.check, verdict.ok) for verdict in verdicts] == [("bash", True), ("sbatch", True)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.site.load import shipped
+from pitools.site.load import bundled_dir
 
 FILES = ("site_configs", "sbatch_templates", "scripts/cron", "scripts/pit-prolog")
 
@@ -59,6 +59,6 @@ def test_a_package_in_any_folder_has_them(wheel: Path, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "pitools", *words]
         return subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert len(pit("site", "list").splitlines()) == len(list(shipped("site_configs").glob("*.toml")))
+    assert len(pit("site", "list").splitlines()) == len(list(bundled_dir("site_configs").glob("*.toml")))
     assert "-m pitools stage run" in pit("script", "render", "train", "--data", "d=/x", "--", "true")
     assert pit("site", "show", "local", "--origin").count(str(tmp_path / "target" / "pitools" / "shipped")) > 3

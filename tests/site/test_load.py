@@ -17,8 +17,8 @@ SHIPPED = ["aws-p5-efa", "gb200-nvl72", "gcp-a3-tpu", "h100-ib", "local"]
 
 def test_every_shipped_site_loads() -> None:
     """The sites we ship are found and valid, and none names a slurm.conf of this machine."""
-    assert {path.stem for path in load.shipped("site_configs").glob("*.toml")} == set(SHIPPED)
-    sites = [load.load(name) for name in SHIPPED]
+    assert {path.stem for path in load.bundled_dir("site_configs").glob("*.toml")} == set(SHIPPED)
+    sites = [load.load_site(name) for name in SHIPPED]
     assert [site.name for site in sites] == SHIPPED
     assert not [site.name for site in sites if site.slurm.conf]
 
@@ -29,9 +29,9 @@ def test_a_later_layer_changes_only_its_keys(
     """A file of one key overrides that key, a variable overrides the file, and each origin is told."""
     mine = write_site("alpha", '[defaults]\npartition = "dev"\n')
     monkeypatch.setenv("PIT_ACCOUNT", "infra")
-    site = load.load("alpha")
+    site = load.load_site("alpha")
     assert (site.defaults.partition, site.defaults.account, site.tiers["high"]) == ("dev", "infra", "high")
-    origin = {setting.key: setting.origin for setting in load.origins("alpha")}
+    origin = {setting.key: setting.origin for setting in load.setting_origins("alpha")}
     assert origin["defaults.partition"] == str(mine)
     assert origin["defaults.account"] == "env PIT_ACCOUNT"
     assert origin["slurm.conf"].endswith("pitools/sites/alpha.toml")
@@ -41,7 +41,7 @@ def test_a_later_layer_changes_only_its_keys(
 def test_an_unknown_site_names_the_nearest() -> None:
     """A misspelt site is a usage error."""
     with pytest.raises(UsageError) as caught:
-        load.load("alhpa")
+        load.load_site("alhpa")
     assert caught.value.hint == 'did you mean "alpha"?'
     assert caught.value.exit_code == 2
 
@@ -50,7 +50,7 @@ def test_an_unknown_site_names_the_nearest() -> None:
 def test_a_name_cannot_leave_its_folder(name: str) -> None:
     """A site's name is one path component."""
     with pytest.raises(UsageError):
-        load.load(name)
+        load.load_site(name)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_name_cannot_leave_its_folder(name: str) -> None:
         ('[defaults]\npartition = "trian"\n[partitions.train]\n', "is no partition", "train"),
         ('[defaults]\ntier = "hihg"\n[tiers]\nhigh = "h"\n', "is no tier", "high"),
         ('name = "y"\n', "differs from the file's name", 'name = "x"'),
-        ('[reach]\nkind = "ssh"\nhost = "-oProxyCommand=id"\n', "is no host", ""),
-        ('[reach]\nkind = "shh"\n', "reach.kind", ""),
+        ('[connection]\nkind = "ssh"\nhost = "-oProxyCommand=id"\n', "is no host", ""),
+        ('[connection]\nkind = "shh"\n', "connection.kind", ""),
         ("[network]\nports = [2000, 2001]\n", "too small a range", ""),
         ("[network]\nports = [60000, 65536]\n", "network.ports", "65535"),
         ("[network]\nports = [1000, 2000]\n", "network.ports", "1024"),
@@ -80,8 +80,8 @@ def test_a_wrong_file_is_named_with_its_key(
     """Exit code 3, the file, the key and what it should be."""
     path = write_site("x", text if "name" in text.split("\n")[0] else f'name = "x"\n{text}')
     with pytest.raises(ConfigError) as caught:
-        load.load("x")
-    assert what in caught.value.what
+        load.load_site("x")
+    assert what in caught.value.message
     assert hint in caught.value.hint
     assert str(path) in caught.value.where
     assert caught.value.exit_code == 3
@@ -90,7 +90,7 @@ def test_a_wrong_file_is_named_with_its_key(
 def test_the_reference_names_every_key(repo: Path) -> None:
     """site_configs/README.md has each key of a site file."""
     text = (repo / "site_configs" / "README.md").read_text()
-    keys = {setting.key.split(".")[-1] for setting in load.origins("local")}
+    keys = {setting.key.split(".")[-1] for setting in load.setting_origins("local")}
     assert not [key for key in keys if f"`{key}`" not in text]
 
 
@@ -98,7 +98,7 @@ def test_something_depends_on_every_key(repo: Path) -> None:
     """Each key of a site file is read somewhere besides the model."""
     sources = [path for path in (repo / "pitools").rglob("*.py") if path.parts[-2:] != ("site", "model.py")]
     attributes = {name for path in sources for name in re.findall(r"\.(\w+)", path.read_text())}
-    assert {setting.key.split(".")[-1] for setting in load.origins("local")} - attributes == set()
+    assert {setting.key.split(".")[-1] for setting in load.setting_origins("local")} - attributes == set()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_something_depends_on_every_key(repo: Path) -> None:
 def test_slurm_s_own_words_are_no_limit(write_site: Callable[[str, str], Path], said: str, limit: int | None) -> None:
     """max_time takes what scontrol prints."""
     write_site("x", f'name = "x"\n[partitions.a]\nmax_time = "{said}"\n')
-    assert dialect.limit_s(load.load("x").partitions["a"]) == limit
+    assert dialect.time_limit_s(load.load_site("x").partitions["a"]) == limit
 
 
 def test_a_template_lies_beside_the_file_that_names_it(
@@ -116,7 +116,7 @@ def test_a_template_lies_beside_the_file_that_names_it(
     """A relative path does not start where the command happens to be typed."""
     path = write_site("x", 'name = "x"\n[templates]\nmine = "mine.j2"\nhome = "~/home.j2"\nfar = "/far.j2"\n')
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load.load("x").templates == {
+    assert load.load_site("x").templates == {
         "mine": str(path.with_name("mine.j2")),
         "home": str(tmp_path / "home.j2"),
         "far": "/far.j2",
@@ -130,7 +130,7 @@ def test_a_site_that_others_can_write_is_refused(write_site: Callable[[str, str]
     at = path.parent if folder else path
     at.chmod(0o777)
     with pytest.raises(ConfigError) as caught:
-        load.load("x")
+        load.load_site("x")
     assert caught.value.where == str(at)
 
 
@@ -141,7 +141,7 @@ def test_a_site_that_is_no_file_is_said(write_site: Callable[[str, str], Path], 
     path.unlink()
     make(path)
     with pytest.raises(ConfigError) as caught:
-        load.load("x")
+        load.load_site("x")
     assert caught.value.where == str(path)
 
 
@@ -150,21 +150,21 @@ def test_what_python_cannot_read_is_a_wrong_file(write_site: Callable[[str, str]
     """Nesting and digits without end are exit 3 with the file's name, not a traceback."""
     path = write_site("x", f"a = {value}")
     with pytest.raises(ConfigError) as caught:
-        load.load("x")
+        load.load_site("x")
     assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize("key", ["runs", "data", "python"])
 def test_a_site_over_ssh_has_no_relative_paths(write_site: Callable[[str, str], Path], key: str) -> None:
     """Nothing there tells where such a path starts: the file and the key are named, and none is needed for psbatch."""
-    ssh = 'name = "x"\n[reach]\nkind = "ssh"\nhost = "login.far"\n'
+    ssh = 'name = "x"\n[connection]\nkind = "ssh"\nhost = "login.far"\n'
     path = write_site("x", f'{ssh}[paths]\n{key} = "here"\n')
     with pytest.raises(ConfigError) as caught:
-        load.load("x")
-    assert (f"paths.{key}" in caught.value.what, caught.value.where) == (True, str(path))
+        load.load_site("x")
+    assert (f"paths.{key}" in caught.value.message, caught.value.where) == (True, str(path))
     write_site("x", f'{ssh}[paths]\n{key} = "/home/{{user}}/here"\n')
-    assert getattr(load.load("x").paths, key) == "/home/{user}/here"
+    assert getattr(load.load_site("x").paths, key) == "/home/{user}/here"
     write_site("x", ssh)
-    assert load.load("x").paths.runs == "runs"
+    assert load.load_site("x").paths.runs == "runs"
     write_site("x", f'name = "x"\n[paths]\n{key} = "here"\n')
-    assert getattr(load.load("x").paths, key) == "here"
+    assert getattr(load.load_site("x").paths, key) == "here"

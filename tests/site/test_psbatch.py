@@ -27,7 +27,7 @@ def no_slurm_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def added(args: list[str], script: str = "#!/bin/bash\ntrue\n") -> set[str]:
     """Names of the flags that alpha adds to `sbatch ARGS < script`."""
-    call = psbatch.prepare(load.load("alpha"), args, io.StringIO(script))
+    call = psbatch.prepare_call(load.load_site("alpha"), args, io.StringIO(script))
     extra = call.argv[1 : len(call.argv) - len(args)]
     assert call.argv[len(call.argv) - len(args) :] == args
     return {flag[2:].split("=")[0] for flag in extra}
@@ -87,29 +87,29 @@ def test_arguments_of_the_script_are_not_options(tmp_path: Path) -> None:
 def test_a_missing_script_or_slurm_is_told(tmp_path: Path) -> None:
     """No script, no such file, no Slurm: usage errors that say what to do."""
     with pytest.raises(UsageError, match="no script"):
-        psbatch.prepare(load.load("alpha"), ["-p", "dev"], None)
+        psbatch.prepare_call(load.load_site("alpha"), ["-p", "dev"], None)
     with pytest.raises(UsageError, match="cannot read script"):
-        psbatch.prepare(load.load("alpha"), [str(tmp_path / "none.sh")], None)
+        psbatch.prepare_call(load.load_site("alpha"), [str(tmp_path / "none.sh")], None)
     with pytest.raises(UsageError, match='"local" has no Slurm'):
-        psbatch.prepare(load.load("local"), ["job.sh"], None)
+        psbatch.prepare_call(load.load_site("local"), ["job.sh"], None)
 
 
 def test_the_site_s_own_sbatch_is_called(write_site: Callable[[str, str], Path], tmp_path: Path) -> None:
     """Where the site names the folder of Slurm's commands."""
     (tmp_path / "bin").mkdir()
     write_site("x", f'name = "x"\n[slurm]\nbin = "{tmp_path}/bin"\n')
-    assert psbatch.prepare(load.load("x"), ["--wrap=true"], None).argv[0] == f"{tmp_path}/bin/sbatch"
+    assert psbatch.prepare_call(load.load_site("x"), ["--wrap=true"], None).argv[0] == f"{tmp_path}/bin/sbatch"
 
 
 def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], Path]) -> None:
     """The remote command is one quoted word, and the script's text is sent."""
-    write_site("far", 'name = "far"\n[reach]\nkind = "ssh"\nhost = "login.far"\n[defaults]\ntime = "2h"\n')
-    call = psbatch.prepare(load.load("far"), ["--comment=it's"], io.StringIO("#!/bin/bash\n"))
+    write_site("far", 'name = "far"\n[connection]\nkind = "ssh"\nhost = "login.far"\n[defaults]\ntime = "2h"\n')
+    call = psbatch.prepare_call(load.load_site("far"), ["--comment=it's"], io.StringIO("#!/bin/bash\n"))
     assert (call.argv[0], call.argv[-2]) == ("ssh", "login.far")
     assert shlex.split(call.argv[-1])[-3:] == ["sbatch", "--time=02:00:00", "--comment=it's"]
     assert call.stdin == "#!/bin/bash\n"
     # --dry-run leaves out what clears the far side's variables, and can be pasted.
-    assert [shlex.split(word) for word in shlex.split(call.shown)] == [
+    assert [shlex.split(word) for word in shlex.split(call.command_text)] == [
         ["ssh"],
         ["login.far"],
         ["sbatch", "--time=02:00:00", "--comment=it's"],
@@ -127,9 +127,11 @@ def test_a_script_need_not_be_utf_8() -> None:
 def test_a_short_option_is_no_beginning_of_a_long_one(write_site: Callable[[str, str], Path]) -> None:
     """-e names a file and -m a distribution, so a site's --exclusive and --mem are added all the same."""
     write_site("x", 'name = "x"\n[dialect]\nexclusive = true\nmemory = "all"\nextra = ["--gpus-per-node=8"]\n')
-    call = psbatch.prepare(load.load("x"), ["-e", "err", "-m", "block", "--gpus=4"], io.StringIO("#!/bin/bash\n"))
+    call = psbatch.prepare_call(
+        load.load_site("x"), ["-e", "err", "-m", "block", "--gpus=4"], io.StringIO("#!/bin/bash\n")
+    )
     assert {"--exclusive", "--mem=0", "--gpus-per-node=8"} <= set(call.argv)
-    call = psbatch.prepare(load.load("x"), ["--overs", "--mem-per-c=1"], io.StringIO("#!/bin/bash\n"))
+    call = psbatch.prepare_call(load.load_site("x"), ["--overs", "--mem-per-c=1"], io.StringIO("#!/bin/bash\n"))
     assert not {"--exclusive", "--mem=0"} & set(call.argv)
 
 

@@ -45,21 +45,21 @@ def content(folder: Path) -> dict[str, bytes | None]:
 def test_a_folder_goes_and_comes_back(site: Site, folder: Path, tmp_path: Path) -> None:
     """Whole, by every name, with what may be executed; once there it is not sent again."""
     to = f"{tmp_path}/there/{ODD}/run"
-    sent = remote_files.put(site, folder, to)
-    assert (sent.made, sent.bytes) == (True, (3 << 20) + 10)
+    sent = remote_files.put_tree(site, folder, to)
+    assert (sent.created, sent.bytes) == (True, (3 << 20) + 10)
     assert content(Path(to)) == content(folder)
     assert os.access(f"{to}/run", os.X_OK)
     (folder / "more").write_text("x")
-    assert remote_files.put(site, folder, to).made is False
+    assert remote_files.put_tree(site, folder, to).created is False
     assert not (Path(to) / "more").exists()
     (Path(to) / "link").symlink_to("run")
-    assert remote_files.get(site, to, tmp_path / "back", without=["no"])
+    assert remote_files.get_tree(site, to, tmp_path / "back", without=["no"])
     assert {name for name, data in content(tmp_path / "back").items() if data is not None} == {
         f"{ODD}/large",
         "run",
         "x",
     }
-    assert remote_files.get(site, to, tmp_path / "back", without=[ODD.replace("\\", "\\\\").replace("*", "\\*")])
+    assert remote_files.get_tree(site, to, tmp_path / "back", without=[ODD.replace("\\", "\\\\").replace("*", "\\*")])
     assert set(content(tmp_path / "back")) == {"run", "x"}
     assert [path.name for path in Path(to).parent.iterdir()] == ["run"]
     assert not list(tmp_path.glob(".*"))
@@ -71,7 +71,7 @@ def test_what_is_just_being_written_stays(site: Site, tmp_path: Path) -> None:
     there.mkdir()
     for name in (".a.json.28672.8d3c8a58", "..verdict.28672.931f2747.28672.8d3c8a58", ".a.json", "a.json"):
         (there / name).write_text("x")
-    assert remote_files.get(site, str(there), tmp_path / "back")
+    assert remote_files.get_tree(site, str(there), tmp_path / "back")
     assert sorted(path.name for path in (tmp_path / "back").iterdir()) == [".a.json", "a.json"]
 
 
@@ -79,45 +79,45 @@ def test_what_is_refused(site: Site, folder: Path, tmp_path: Path) -> None:
     """Links and devices do not travel, nor more than was allowed, which names the largest; nothing is left there."""
     to = f"{tmp_path}/there/run"
     with pytest.raises(DataError, match=r"3\.0 MiB are more than the 1\.0 MiB") as caught:
-        remote_files.put(site, folder, to, limit=1 << 20)
+        remote_files.put_tree(site, folder, to, limit=1 << 20)
     assert "large, 3.0 MiB" in caught.value.hint
     (folder / "link").symlink_to("/etc/passwd")
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        remote_files.put(site, folder, to)
+        remote_files.put_tree(site, folder, to)
     (folder / "link").unlink()
     os.mkfifo(folder / "fifo")
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        remote_files.put(site, folder, to)
+        remote_files.put_tree(site, folder, to)
     assert not (tmp_path / "there").exists() or not list((tmp_path / "there").iterdir())
 
 
 def test_a_file_that_goes_while_it_is_sent(site: Site, folder: Path, tmp_path: Path) -> None:
     """What cannot be read, or shrinks, ends the whole of it."""
-    entries = [tar_stream.Entry(name="a", data=b"x"), tar_stream.Entry(name="b", path=folder / "run")]
-    listed = remote_files._fits
+    entries = [tar_stream.TarEntry(name="a", data=b"x"), tar_stream.TarEntry(name="b", path=folder / "run")]
+    listed = remote_files._require_fits
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_files, "_fits", lambda *words: (listed(*words), (folder / "run").unlink())[0])
+        patch.setattr(remote_files, "_require_fits", lambda *words: (listed(*words), (folder / "run").unlink())[0])
         with pytest.raises(ClusterError, match="No such file"):
-            remote_files.put(site, entries, f"{tmp_path}/there/run")
+            remote_files.put_tree(site, entries, f"{tmp_path}/there/run")
     assert not list((tmp_path / "there").iterdir())
 
 
 def test_small_files(site: Site, tmp_path: Path) -> None:
     """Written whole, read back, told apart from what is not there, and from what is a link or too long."""
     path = f"{tmp_path}/{ODD}"
-    assert remote_files.read(site, path) is None
-    remote_files.write(site, path, bytes(range(256)))
-    assert remote_files.read(site, path) == bytes(range(256))
-    assert remote_files.exists(site, [path, f"{tmp_path}/no", str(tmp_path)]) == {path, str(tmp_path)}
+    assert remote_files.read_file(site, path) is None
+    remote_files.write_file(site, path, bytes(range(256)))
+    assert remote_files.read_file(site, path) == bytes(range(256))
+    assert remote_files.existing(site, [path, f"{tmp_path}/no", str(tmp_path)]) == {path, str(tmp_path)}
     with pytest.raises(ClusterError, match="256 bytes"):
-        remote_files.read(site, path, limit=255)
+        remote_files.read_file(site, path, limit=255)
     (tmp_path / "link").symlink_to(path)
-    assert remote_files.exists(site, [f"{tmp_path}/link"]) == set()
+    assert remote_files.existing(site, [f"{tmp_path}/link"]) == set()
     with pytest.raises(ClusterError, match="not a file"):
-        remote_files.read(site, f"{tmp_path}/link")
+        remote_files.read_file(site, f"{tmp_path}/link")
     with pytest.raises(ClusterError, match=r"No such file|nonexistent"):
-        remote_files.write(site, f"{tmp_path}/no/file", b"x")
-    remote_files.remove(site, path, f"{tmp_path}/link", f"{tmp_path}/no")
+        remote_files.write_file(site, f"{tmp_path}/no/file", b"x")
+    remote_files.remove_paths(site, path, f"{tmp_path}/link", f"{tmp_path}/no")
     assert not list(tmp_path.iterdir())
 
 
@@ -126,9 +126,9 @@ def test_what_stands_in_the_way(site: Site, folder: Path, tmp_path: Path) -> Non
     (tmp_path / "real").mkdir()
     (tmp_path / "root").symlink_to("real")
     with pytest.raises(ClusterError, match="is a link, not a folder"):
-        remote_files.put(site, folder, f"{tmp_path}/root/run")
+        remote_files.put_tree(site, folder, f"{tmp_path}/root/run")
     (tmp_path / "real" / "run").symlink_to("/nowhere")
-    assert remote_files.put(site, folder, f"{tmp_path}/real/run").made is False
+    assert remote_files.put_tree(site, folder, f"{tmp_path}/real/run").created is False
     assert [path.name for path in (tmp_path / "real").iterdir()] == ["run"]
 
 
@@ -137,8 +137,8 @@ def test_too_much_comes_back(site: Site, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / "old").write_text("x")
     with pytest.raises(ClusterError, match="it holds 3145738 bytes"):
-        remote_files.get(site, str(folder), tmp_path / "back", limit=1 << 20)
-    assert remote_files.get(site, f"{tmp_path}/no", tmp_path / "back") is False
+        remote_files.get_tree(site, str(folder), tmp_path / "back", limit=1 << 20)
+    assert remote_files.get_tree(site, f"{tmp_path}/no", tmp_path / "back") is False
     assert content(tmp_path / "back") == {"old": b"x"}
 
 
@@ -146,17 +146,17 @@ def test_too_much_comes_back(site: Site, folder: Path, tmp_path: Path) -> None:
 def test_paths_that_are_none(site: Site, bad: str, tmp_path: Path) -> None:
     """Relative, of two lines, climbing, or a root: refused before anything runs."""
     for use in (
-        lambda: remote_files.put(site, tmp_path, bad),
-        lambda: remote_files.read(site, bad),
-        lambda: remote_files.write(site, bad, b""),
-        lambda: remote_files.exists(site, [bad]),
-        lambda: remote_files.remove(site, bad),
-        lambda: remote_files.get(site, bad, tmp_path),
+        lambda: remote_files.put_tree(site, tmp_path, bad),
+        lambda: remote_files.read_file(site, bad),
+        lambda: remote_files.write_file(site, bad, b""),
+        lambda: remote_files.existing(site, [bad]),
+        lambda: remote_files.remove_paths(site, bad),
+        lambda: remote_files.get_tree(site, bad, tmp_path),
     ):
         with pytest.raises(ConfigError):
             use()
     with pytest.raises(ConfigError, match="not removed"):
-        remote_files.remove(site, "/home")
+        remote_files.remove_paths(site, "/home")
 
 
 def made(add: Callable[[tarfile.TarFile], None]) -> io.BytesIO:
@@ -185,7 +185,7 @@ def test_hostile_answers(info: tarfile.TarInfo, tmp_path: Path) -> None:
     """Names that lead out, links, devices: nothing of it is made."""
     (tmp_path / "in").mkdir()
     with pytest.raises(DataError, match="neither file nor folder"):
-        tar_stream.read(made(lambda archive: archive.addfile(info)), tmp_path / "in", limit=1 << 20)
+        tar_stream.unpack_tar(made(lambda archive: archive.addfile(info)), tmp_path / "in", limit=1 << 20)
     assert not list((tmp_path / "in").iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -195,7 +195,7 @@ def test_a_bomb(tmp_path: Path) -> None:
     info = member("zeros")
     info.size = 1 << 40
     with pytest.raises(DataError, match="more than"):
-        tar_stream.read(io.BytesIO(info.tobuf()), tmp_path, limit=1 << 20)
+        tar_stream.unpack_tar(io.BytesIO(info.tobuf()), tmp_path, limit=1 << 20)
     assert not list(tmp_path.iterdir())
 
 
@@ -207,7 +207,7 @@ def test_half_an_answer_is_told(tmp_path: Path, cut: int, noise: bytes) -> None:
     to = tmp_path / os.urandom(4).hex()
     to.mkdir()
     try:
-        tar_stream.read(io.BytesIO(whole.getvalue()[:cut] + noise), to, limit=1 << 20)
+        tar_stream.unpack_tar(io.BytesIO(whole.getvalue()[:cut] + noise), to, limit=1 << 20)
     except DataError:
         return
     assert all(path.read_bytes() == b"x" * 700 for path in to.iterdir())

@@ -20,8 +20,8 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
         template = path.with_name("own.sbatch.j2")
         if not template.exists():
             template.write_text(text)
-        return user_scripts.text(
-            load.load("x"),
+        return user_scripts.render_for_user(
+            load.load_site("x"),
             "own",
             ["true"],
             nodes=1,
@@ -38,8 +38,8 @@ def render(write_site: Callable[[str, str], Path]) -> Callable[[str], str]:
 def test_the_folder_of_slurm_s_commands_is_on_the_job_s_path(write_site: Callable[[str, str], Path]) -> None:
     """Before the first step that needs them, and after modules and variables that may change the PATH."""
     write_site("x", 'name = "x"\nmodules = ["m"]\n[slurm]\nbin = "/opt/s 1/bin"\n[environment]\nPATH = "/usr/bin"\n')
-    text = user_scripts.text(
-        load.load("x"),
+    text = user_scripts.render_for_user(
+        load.load_site("x"),
         "train",
         ["true"],
         nodes=1,

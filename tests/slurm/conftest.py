@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core import subprocesses
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.slurm.parse_jobs import JOB_FORMAT
 
 VERSIONS = ("22.05", "23.11", "25.05")
@@ -39,7 +39,7 @@ def squeue_fields() -> tuple[str, ...]:
 def told() -> Callable[..., tuple[Client, list[list[str]]]]:
     """Makes a client whose commands answer (code, stdout, stderr) as a function says, and the list of what it ran."""
 
-    def make(answer: Told, reach: Reach | None = None) -> tuple[Client, list[list[str]]]:
+    def make(answer: Told, reach: Transport | None = None) -> tuple[Client, list[list[str]]]:
         ran: list[list[str]] = []
 
         def run(argv: Sequence[str], **options: object) -> subprocesses.Completed:
@@ -55,4 +55,4 @@ def told() -> Callable[..., tuple[Client, list[list[str]]]]:
 @pytest.fixture(scope="session")
 def alpha(clusters: Path) -> Client:
     """A client of the real cluster alpha."""
-    return Client(Reach(env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}, timeout_s=20))
+    return Client(Transport(env={"SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}, timeout_s=20))

@@ -13,7 +13,7 @@ from pitools.slurm import argv
 
 def test_squeue_narrows_and_separates() -> None:
     """Ids, user and name are options with `=`; the columns stand between the mark of the call."""
-    words = argv.jobs(["4", "6_0", "11+1"], "ann", "run-1", all_states=True, each_task=True, sep="|m|")
+    words = argv.squeue(["4", "6_0", "11+1"], "ann", "run-1", all_states=True, each_task=True, sep="|m|")
     assert words[:-1] == [
         "squeue",
         "-h",
@@ -32,13 +32,13 @@ def test_squeue_narrows_and_separates() -> None:
 def test_sacct_asks_in_utc() -> None:
     """A moment in any zone is asked for in UTC, which is the zone that sacct runs in."""
     since = datetime(2026, 11, 21, 10, 0, tzinfo=ZoneInfo("Asia/Tokyo"))
-    words = argv.accounting(["4"], since=since, sep="|m|")
+    words = argv.sacct(["4"], since=since, sep="|m|")
     assert "--starttime=2026-11-21T01:00:00" in words
     assert "-D" in words
     assert "--delimiter=|m|" in words
-    assert "-D" not in argv.accounting(["4"], attempts=False)
+    assert "-D" not in argv.sacct(["4"], attempts=False)
     with pytest.raises(UsageError, match="a time to look back to"):
-        argv.accounting(user="ann")
+        argv.sacct(user="ann")
 
 
 def test_a_script_file_comes_after_the_options() -> None:
@@ -50,11 +50,11 @@ def test_a_script_file_comes_after_the_options() -> None:
 @pytest.mark.parametrize("job_id", ["", "x", "-1", "4 5", "4,5", "--all", "4;rm", "4\n"])
 def test_what_is_no_job_id(job_id: str) -> None:
     """Nothing but a job id goes where a job id belongs."""
-    for request in (argv.cancel, argv.requeue, argv.jobs, argv.accounting):
+    for request in (argv.cancel, argv.requeue, argv.squeue, argv.sacct):
         with pytest.raises(UsageError):
             request([job_id])
     with pytest.raises(UsageError):
-        argv.job(job_id)
+        argv.show_job(job_id)
 
 
 @pytest.mark.parametrize("job_id", ["4", "6_0", "6_[3-9%3]", "6_[1,3,5-7]", "11+1"])
@@ -73,7 +73,7 @@ def test_cancelling_nothing_is_refused() -> None:
 def test_what_is_no_host_list(names: str) -> None:
     """An option or a second command is no host list."""
     with pytest.raises(UsageError):
-        argv.nodes(names)
+        argv.show_nodes(names)
 
 
 @pytest.mark.parametrize("name", ["a,b", "-x", "a\nb", "", " x"])
@@ -82,4 +82,4 @@ def test_what_is_no_name(name: str) -> None:
     with pytest.raises(UsageError):
         argv.associations(name or "a,b")
     with pytest.raises(UsageError):
-        argv.jobs(user=name or "a,b")
+        argv.squeue(user=name or "a,b")

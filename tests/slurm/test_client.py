@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pitools.core.errors import ClusterError, PitError, ToolMissing, Unreachable
-from pitools.slurm.client import Client, Reach
-from pitools.slurm.errors import SlurmRefused, SlurmUnreachable, Unanswered
+from pitools.slurm.client import Client, Transport
+from pitools.slurm.errors import OutcomeUnknown, SlurmRefused, SlurmUnreachable
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
 
@@ -144,7 +144,7 @@ def test_a_topology_that_nobody_answered_is_not_flat(told: Make) -> None:
     ("stdout", "stderr", "kind"),
     [
         ("", DOWN, SlurmUnreachable),
-        ("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", Unanswered),
+        ("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", OutcomeUnknown),
         ("", "sbatch: error: Batch job submission failed: Invalid qos specification\n", SlurmRefused),
     ],
 )
@@ -154,14 +154,14 @@ def test_submitting_in_doubt_is_said(told: Make, stdout: str, stderr: str, kind:
     with pytest.raises(kind) as caught:
         client.submit("#!/bin/sh\n")
     assert type(caught.value) is kind
-    if kind is Unanswered:
+    if kind is OutcomeUnknown:
         assert "look for its name" in caught.value.hint
 
 
 def test_an_answer_without_an_id_is_in_doubt(told: Make) -> None:
     """sbatch that succeeds and names no job has probably queued one."""
     client, _ = told(lambda argv: (0, "thank you\n", ""))
-    with pytest.raises(Unanswered, match="names no job"):
+    with pytest.raises(OutcomeUnknown, match="names no job"):
         client.submit("#!/bin/sh\n")
 
 
@@ -206,14 +206,14 @@ def test_cancelling_another_users_job_is_refused(told: Make) -> None:
 
 def test_ssh_failures_name_the_host(told: Make) -> None:
     """255 is ssh's, 127 is a missing command; both name the host."""
-    client, ran = told(lambda argv: (255, "", "Connection closed by 10.0.0.1\n"), Reach(host="login"))
+    client, ran = told(lambda argv: (255, "", "Connection closed by 10.0.0.1\n"), Transport(host="login"))
     with pytest.raises(Unreachable, match='ssh to "login" failed: Connection closed'):
         client.nodes()
     assert ran[0][:5] == ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
     assert ran[0][-3:-1] == ["--", "login"]
-    with pytest.raises(Unanswered):
+    with pytest.raises(OutcomeUnknown):
         client.submit("#!/bin/sh\n")
-    client, _ = told(lambda argv: (127, "", "env: 'sinfo': No such file or directory\n"), Reach(host="login"))
+    client, _ = told(lambda argv: (127, "", "env: 'sinfo': No such file or directory\n"), Transport(host="login"))
     with pytest.raises(ToolMissing, match="login"):
         client.version()
 

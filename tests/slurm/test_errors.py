@@ -62,7 +62,7 @@ def test_what_slurm_said(repo: Path, name: str, meaning: tuple[str, str]) -> Non
     found = list(repo.glob(f"tests/replay/slurm-*/{name}.txt.err"))
     assert found
     for path in found:
-        error = errors.refusal("x", "", 1, path.read_text())
+        error = errors.error_for("x", "", 1, path.read_text())
         assert isinstance(error, errors.SlurmError)
         assert (error.reason, error.delivery) == meaning
         assert type(error) is (SlurmBusy if meaning[0] == "busy" else CLASSES[meaning[1]])
@@ -72,7 +72,7 @@ def test_what_slurm_said(repo: Path, name: str, meaning: tuple[str, str]) -> Non
 def test_what_ssh_said(repo: Path, name: str, meaning: tuple[str, str]) -> None:
     """Each recorded failure of ssh tells whether a command can have been run at the other end."""
     said = (repo / f"tests/replay/openssh-9.2/{name}.txt.err").read_text()
-    error = errors.refusal("sbatch", "login", errors.SSH_FAILED, f"Welcome!\nConnection refused\n\n{said}")
+    error = errors.error_for("sbatch", "login", errors.SSH_FAILED, f"Welcome!\nConnection refused\n\n{said}")
     assert isinstance(error, SlurmUnreachable)
     assert (error.reason, error.delivery) == meaning
 
@@ -84,7 +84,7 @@ def test_every_reason_is_recorded() -> None:
 
 def test_an_error_crosses_processes() -> None:
     """Pickled and back, it is of its class and has its fields."""
-    error = errors.refusal("sbatch", "h", 1, "sbatch: error: Unable to contact slurm controller (connect failure)")
+    error = errors.error_for("sbatch", "h", 1, "sbatch: error: Unable to contact slurm controller (connect failure)")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is SlurmUnreachable
     assert vars(again) == vars(error)
@@ -93,11 +93,11 @@ def test_an_error_crosses_processes() -> None:
 @pytest.mark.parametrize("name", ["down_squeue", "down_sinfo", "down_sbatch"])
 def test_a_controller_that_is_gone(recorded: Recorded, name: str) -> None:
     """Whoever asks, a controller that does not answer is Unreachable, with Slurm's sentence."""
-    error = errors.refusal("squeue", "", 1, recorded(f"{name}.txt.err"))
+    error = errors.error_for("squeue", "", 1, recorded(f"{name}.txt.err"))
     assert isinstance(error, Unreachable)
     assert error.exit_code == 75
-    assert error.what == "Unable to contact slurm controller (connect failure)"
-    assert errors.was_never_sent(error)
+    assert error.message == "Unable to contact slurm controller (connect failure)"
+    assert errors.was_not_sent(error)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_a_controller_that_is_gone(recorded: Recorded, name: str) -> None:
 )
 def test_what_a_cluster_refuses(recorded: Recorded, name: str, what: str, hint: str) -> None:
     """A wrong request is a ClusterError with Slurm's sentence and what to do."""
-    error = errors.refusal("sbatch", "login", 1, recorded(f"{name}.txt.err"))
+    error = errors.error_for("sbatch", "login", 1, recorded(f"{name}.txt.err"))
     assert isinstance(error, ClusterError)
     assert error.exit_code == 4
-    assert (error.what, error.where) == (what, "sbatch on login")
+    assert (error.message, error.where) == (what, "sbatch on login")
     assert hint in error.hint
 
 
@@ -130,7 +130,7 @@ def test_what_a_cluster_refuses(recorded: Recorded, name: str, what: str, hint: 
 )
 def test_what_slurm_denies(said: str, is_denied: bool) -> None:
     """Only what the controller does not let this user do will be refused again tomorrow."""
-    assert errors.is_denied(errors.refusal("scancel", "", 1, said)) is is_denied
+    assert errors.is_denied(errors.error_for("scancel", "", 1, said)) is is_denied
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_what_slurm_denies(said: str, is_denied: bool) -> None:
 def test_the_hint_is_about_what_was_refused(said: str, hint: str) -> None:
     """Who asked for too much memory is not told to ask for fewer GPUs, though the same sentence follows."""
     after = "\nsbatch: error: Batch job submission failed: Requested node configuration is not available"
-    assert hint in errors.refusal("sbatch", "", 1, said + after).hint
+    assert hint in errors.error_for("sbatch", "", 1, said + after).hint
 
 
 def test_a_block_refusal(repo: Path) -> None:
     """The block topology refuses in the same words."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment_bad.txt.err").read_text()
-    assert "ask for fewer" in errors.refusal("sbatch", "", 1, text).hint
+    assert "ask for fewer" in errors.error_for("sbatch", "", 1, text).hint
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_block_refusal(repo: Path) -> None:
 )
 def test_kinds(stderr: str, kind: type) -> None:
     """What to wait for and what to change are told apart; unknown words are shown as they are."""
-    error = errors.refusal("x", "", 1, stderr)
+    error = errors.error_for("x", "", 1, stderr)
     assert isinstance(error, kind)
     assert error.exit_code == kind.exit_code
     assert isinstance(error, Unreachable) is (kind is Unreachable)
-    assert error.what
+    assert error.message
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_kinds(stderr: str, kind: type) -> None:
 )
 def test_what_certainly_changed_nothing(said: str, certain: bool) -> None:
     """Only a request that was never sent may be repeated without looking: one line may tell of another try."""
-    assert errors.was_never_sent(errors.refusal("sbatch", "", 1, said)) is certain
+    assert errors.was_not_sent(errors.error_for("sbatch", "", 1, said)) is certain
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_what_certainly_changed_nothing(said: str, certain: bool) -> None:
 )
 def test_what_ssh_certainly_did_not_run(said: str, certain: bool) -> None:
     """Only where ssh itself says that it never logged in; a login script may have said anything else."""
-    assert errors.was_never_sent(errors.refusal("sbatch", "h", 255, said)) is certain
+    assert errors.was_not_sent(errors.error_for("sbatch", "h", 255, said)) is certain
 
 
 def test_no_answer_is_never_certain() -> None:
     """A time-out, or an answer cut short, says nothing of the request; nor does a refusal say that it was not sent."""
-    assert not errors.was_never_sent(Unreachable("no answer within 30 s"))
-    assert not errors.was_never_sent(errors.refusal("sbatch", "", 1, "Invalid qos specification"))
+    assert not errors.was_not_sent(Unreachable("no answer within 30 s"))
+    assert not errors.was_not_sent(errors.error_for("sbatch", "", 1, "Invalid qos specification"))
 
 
 @pytest.mark.parametrize(
@@ -238,10 +238,10 @@ def test_no_answer_is_never_certain() -> None:
 )
 def test_what_is_worth_another_try(host: str, code: int, said: str, busy: bool) -> None:
     """Only what was certainly not done, and what waiting may mend, is asked again as it is."""
-    assert errors.is_busy(errors.refusal("sbatch", host, code, said)) is busy
+    assert errors.is_busy(errors.error_for("sbatch", host, code, said)) is busy
 
 
-@pytest.mark.parametrize("error", [Unreachable("no answer within 30 s"), errors.Unanswered("Connection refused")])
+@pytest.mark.parametrize("error", [Unreachable("no answer within 30 s"), errors.OutcomeUnknown("Connection refused")])
 def test_what_may_have_been_done_is_not_asked_again(error: PitError) -> None:
     """In doubt the job is looked for first."""
     assert not errors.is_busy(error)
@@ -261,23 +261,23 @@ def test_what_may_have_been_done_is_not_asked_again(error: PitError) -> None:
 )
 def test_a_command_that_was_ended(code: int, stderr: str, silent: bool) -> None:
     """One that was killed, or failed without a word, has not said what became of its request."""
-    assert errors.is_silent(subprocesses.Completed(("sbatch",), code, "", stderr)) is silent
+    assert errors.died_without_message(subprocesses.Completed(("sbatch",), code, "", stderr)) is silent
 
 
 def test_an_unknown_job_is_gone(recorded: Recorded) -> None:
     """Each version's words for a job that is not there."""
-    assert errors.means_gone(recorded("squeue_gone.txt.err"))
-    assert errors.means_gone(recorded("job_unknown.txt.err"))
-    assert not errors.means_gone(recorded("down_squeue.txt.err"))
-    assert not errors.means_gone(recorded("squeue_gone.txt.err") + recorded("down_squeue.txt.err"))
-    assert not errors.means_gone("")
+    assert errors.job_not_found(recorded("squeue_gone.txt.err"))
+    assert errors.job_not_found(recorded("job_unknown.txt.err"))
+    assert not errors.job_not_found(recorded("down_squeue.txt.err"))
+    assert not errors.job_not_found(recorded("squeue_gone.txt.err") + recorded("down_squeue.txt.err"))
+    assert not errors.job_not_found("")
 
 
 def test_an_exit_code_of_zero_can_lie() -> None:
     """scontrol show topology exits with 0 when the controller is gone: an empty answer is then no answer."""
     said = "slurm_load_topo error: Unable to contact slurm controller (connect failure)\n"
-    assert errors.is_refused(subprocesses.Completed(("scontrol",), 0, "", said))
-    assert not errors.is_refused(
+    assert errors.has_failed(subprocesses.Completed(("scontrol",), 0, "", said))
+    assert not errors.has_failed(
         subprocesses.Completed(("scontrol",), 0, "", "scontrol: error: No topology information\n")
     )
-    assert not errors.is_refused(subprocesses.Completed(("squeue",), 0, "", ""))
+    assert not errors.has_failed(subprocesses.Completed(("squeue",), 0, "", ""))

@@ -24,7 +24,7 @@ def test_any_text_survives_between_marks(table: list[tuple[str, ...]], mark: str
     sep = f"|{mark}|"
     if any(sep in sep.join(row).replace(sep, "", 3) for row in table):
         return
-    assert fields.rows(printed(table, sep), sep, 4, "x") == [list(row) for row in table]
+    assert fields.split_rows(printed(table, sep), sep, 4, "x") == [list(row) for row in table]
 
 
 @given(st.lists(st.tuples(LINE, st.text(), LINE), min_size=1, max_size=4), st.data())
@@ -33,7 +33,7 @@ def test_half_an_answer_is_refused_or_a_prefix(table: list[tuple[str, ...]], dat
     text = printed(table, "|12ab|")
     cut = text[: data.draw(st.integers(0, len(text)))]
     try:
-        rows = fields.rows(cut, "|12ab|", 3, "x")
+        rows = fields.split_rows(cut, "|12ab|", 3, "x")
     except ClusterError:
         return
     assert rows == [list(row) for row in table][: len(rows)]
@@ -42,14 +42,14 @@ def test_half_an_answer_is_refused_or_a_prefix(table: list[tuple[str, ...]], dat
 def test_a_row_of_wrong_width_is_shown() -> None:
     """The error names the counts and shows the line that is wrong."""
     with pytest.raises(ClusterError) as caught:
-        fields.rows("a|b|c\nd|e\n", "|", 3, "squeue")
-    assert caught.value.what == "cannot read the answer of squeue: 2 values instead of 3"
+        fields.split_rows("a|b|c\nd|e\n", "|", 3, "squeue")
+    assert caught.value.message == "cannot read the answer of squeue: 2 values instead of 3"
     assert caught.value.where == "line: 'd|e'"
 
 
 def test_marks_are_never_the_same() -> None:
     """Two calls do not share a mark, so that one user cannot write down the next."""
-    assert len({fields.separator() for _ in range(100)}) == 100
+    assert len({fields.new_separator() for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_marks_are_never_the_same() -> None:
 )
 def test_moments(text: str, zone: str, moment: str) -> None:
     """Zoneless local times become UTC; Slurm's spellings of nothing become nothing."""
-    assert fields.moment(text, ZoneInfo(zone)) == moment
+    assert fields.parse_slurm_time(text, ZoneInfo(zone)) == moment
 
 
 def test_a_moment_without_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_moment_without_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert fields.moment("2026-11-21T09:00:00") == "2026-11-21T00:00:00.000Z"
+        assert fields.parse_slurm_time("2026-11-21T09:00:00") == "2026-11-21T00:00:00.000Z"
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -86,7 +86,7 @@ def test_a_moment_without_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_moment(text: str) -> None:
     """A time in another form is an error that shows it."""
     with pytest.raises(ClusterError, match="not a time"):
-        fields.moment(text)
+        fields.parse_slurm_time(text)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_is_no_moment(text: str) -> None:
 )
 def test_spans(text: str, unit_s: int, total_s: int | None) -> None:
     """Durations in each of Slurm's forms, in seconds; no limit is None."""
-    assert fields.span_s(text, unit_s) == total_s
+    assert fields.parse_slurm_duration(text, unit_s) == total_s
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_spans(text: str, unit_s: int, total_s: int | None) -> None:
 )
 def test_counts(text: str, number: int | None) -> None:
     """Numbers, shortened numbers and ranges."""
-    assert fields.count(text) == number
+    assert fields.parse_count(text) == number
 
 
-@pytest.mark.parametrize("function", [fields.count, fields.span_s])
+@pytest.mark.parametrize("function", [fields.parse_count, fields.parse_slurm_duration])
 def test_what_is_no_number(function: object) -> None:
     """A word where a number belongs is an error that shows it."""
     with pytest.raises(ClusterError, match="cannot read") as caught:
@@ -144,20 +144,20 @@ def test_what_is_no_number(function: object) -> None:
 )
 def test_gpus(gres: str, found: tuple[str, int]) -> None:
     """Type and number of GPUs in every form of a gres."""
-    assert fields.gpus(gres) == found
+    assert fields.parse_gpus(gres) == found
 
 
 def test_pairs_keep_spaces_and_the_first_of_a_key() -> None:
     """A value runs to the next key; a repeated key cannot override the first."""
-    values = fields.pairs("Node=n1 OS=Linux 6.1 #1 SMP @0  State=IDLE  ReqB:S:C:T=0:0:*:* State=DOWN Empty=")
+    values = fields.key_values("Node=n1 OS=Linux 6.1 #1 SMP @0  State=IDLE  ReqB:S:C:T=0:0:*:* State=DOWN Empty=")
     assert values == {"Node": "n1", "OS": "Linux 6.1 #1 SMP @0", "State": "IDLE", "ReqB:S:C:T": "0:0:*:*", "Empty": ""}
 
 
 @given(st.text())
 def test_pairs_take_any_text(text: str) -> None:
     """Garbage gives few or no pairs, never a failure."""
-    fields.pairs(text)
-    fields.pairs(text, ("A", "B"))
-    fields.gpus(text)
-    fields.gpus(f"gpu:{text}")
-    fields.tres(text)
+    fields.key_values(text)
+    fields.key_values(text, ("A", "B"))
+    fields.parse_gpus(text)
+    fields.parse_gpus(f"gpu:{text}")
+    fields.parse_tres(text)

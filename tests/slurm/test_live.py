@@ -13,9 +13,9 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.slurm.client import Client, Reach
-from pitools.slurm.errors import Unanswered
-from pitools.slurm.records import Accounting, Switch
+from pitools.slurm.client import Client, Transport
+from pitools.slurm.errors import OutcomeUnknown
+from pitools.slurm.records import AccountingRow, Switch
 from pitools.slurm.states import is_finished
 
 pytestmark = pytest.mark.slurm
@@ -90,7 +90,7 @@ def test_start_estimates(alpha: Client) -> None:
     estimate = alpha.test_only(SCRIPT, ["--nodes=2", "--time=5"])
     assert estimate.cpus >= 2
     assert estimate.partition == "train"
-    assert estimate.start > timestamps.text(datetime.now(UTC) - timedelta(minutes=1))
+    assert estimate.start > timestamps.to_rfc3339(datetime.now(UTC) - timedelta(minutes=1))
     for args, words in [
         (["--nodes=99"], "node configuration is not available"),
         (["--partition=nosuch"], "Invalid partition name"),
@@ -132,7 +132,7 @@ def test_the_callers_settings_change_nothing(
     job_id = queued(f"--job-name={name}")
     (job,) = alpha.jobs(name=name)
     assert (job.job_id, job.partition, job.state) == (job_id, "train", "PENDING")
-    assert alpha.test_only(SCRIPT).start < timestamps.text(datetime.now(UTC) + timedelta(hours=2))
+    assert alpha.test_only(SCRIPT).start < timestamps.to_rfc3339(datetime.now(UTC) + timedelta(hours=2))
 
 
 def test_states_of_jobs_arrays_and_strangers(alpha: Client, queued: Callable[..., str]) -> None:
@@ -157,7 +157,7 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
         alpha.cancel(ids)
     assert alpha.state_of([job_id]) == {job_id: "CANCELLED"}
 
-    def kept() -> list[Accounting]:
+    def kept() -> list[AccountingRow]:
         found = alpha.accounting(name=name, since=began)
         return [record for record in found if record.state == "CANCELLED"]
 
@@ -165,8 +165,8 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
     while not kept() and time.monotonic() < until:
         time.sleep(0.3)
     (record,) = kept()
-    assert (record.job_id, record.state, record.by_uid, record.user) == (job_id, "CANCELLED", 0, "root")
-    assert record.submit > timestamps.text(began)
+    assert (record.job_id, record.state, record.cancelled_by_uid, record.user) == (job_id, "CANCELLED", 0, "root")
+    assert record.submit > timestamps.to_rfc3339(began)
     assert alpha.accounting([job_id])[0].name == name
 
 
@@ -210,7 +210,7 @@ def test_a_controller_that_is_gone(clusters: Path, tmp_path: Path) -> None:
     conf = other_conf(
         clusters, tmp_path, SlurmctldPort=closed_port(), AccountingStoragePort=closed_port(), MessageTimeout=1
     )
-    client = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=10))
+    client = Client(Transport(env={"SLURM_CONF": str(conf)}, timeout_s=10))
     questions: list[Callable[[], object]] = [
         client.config,
         client.partitions,
@@ -236,18 +236,18 @@ def test_a_controller_that_is_gone(clusters: Path, tmp_path: Path) -> None:
         assert caught.value.hint
     with pytest.raises(Unreachable) as caught:
         client.submit(SCRIPT)
-    assert not isinstance(caught.value, Unanswered)
+    assert not isinstance(caught.value, OutcomeUnknown)
 
 
 def test_a_controller_that_never_answers(clusters: Path, tmp_path: Path) -> None:
     """A controller that takes the connection and says nothing: a reading times out, a submission is in doubt."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         conf = other_conf(clusters, tmp_path, SlurmctldPort=silent.getsockname()[1], MessageTimeout=60)
-        client = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=0.4))
+        client = Client(Transport(env={"SLURM_CONF": str(conf)}, timeout_s=0.4))
         with pytest.raises(Unreachable, match=r"no answer within 0\.4 s") as caught:
             client.nodes()
         assert caught.value.where == "scontrol"
-        with pytest.raises(Unanswered, match="no answer within") as caught:
+        with pytest.raises(OutcomeUnknown, match="no answer within") as caught:
             client.submit(SCRIPT)
         assert "look for its name" in caught.value.hint
 
@@ -255,7 +255,7 @@ def test_a_controller_that_never_answers(clusters: Path, tmp_path: Path) -> None
 def test_states_while_the_database_is_gone(clusters: Path, tmp_path: Path) -> None:
     """The controller answers and the database does not: a job that has left the queue is UNKNOWN."""
     conf = other_conf(clusters, tmp_path, AccountingStoragePort=closed_port())
-    client = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=10))
+    client = Client(Transport(env={"SLURM_CONF": str(conf)}, timeout_s=10))
     assert client.state_of(["999999"]) == {"999999": "UNKNOWN"}
     with pytest.raises(PitError):
         client.accounting(["999999"])

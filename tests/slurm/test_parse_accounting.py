@@ -19,7 +19,7 @@ Recorded = Callable[[str], str]
 
 def test_recorded_accounting(recorded: Recorded) -> None:
     """All 12 jobs of each version; the failed, the killed, a task and a pending one in detail."""
-    jobs = {job.job_id: job for job in parse_accounting.sacct(recorded("sacct_portable.txt"), zone=UTC)}
+    jobs = {job.job_id: job for job in parse_accounting.parse_sacct(recorded("sacct_portable.txt"), zone=UTC)}
     assert list(jobs) == ["1", "2", "3", "4", "5", "7", "11+0", "11+1", "6_0", "6_1", "6_2", "19"]
     assert (jobs["1"].state, jobs["1"].exit_code, jobs["1"].signal) == ("FAILED", 3, 0)
     assert (jobs["3"].state, jobs["3"].exit_code, jobs["3"].signal, jobs["3"].time_limit_s) == ("FAILED", 0, 9, 60)
@@ -43,25 +43,25 @@ def test_recorded_accounting_with_a_later_column(repo: object, recorded: Recorde
     if version != "25.05":
         assert text == ""
         with pytest.raises(ClusterError, match="it has no column JobID"):
-            parse_accounting.sacct(text)
+            parse_accounting.parse_sacct(text)
         return
-    jobs = parse_accounting.sacct(text, zone=UTC)
+    jobs = parse_accounting.parse_sacct(text, zone=UTC)
     assert {job.restarts for job in jobs} == {0}
-    plain = parse_accounting.sacct(recorded("sacct_portable.txt"), zone=UTC)
+    plain = parse_accounting.parse_sacct(recorded("sacct_portable.txt"), zone=UTC)
     assert [(job.job_id, job.state, job.submit) for job in jobs] == [(j.job_id, j.state, j.submit) for j in plain]
 
 
 def test_a_missing_column_is_named(recorded: Recorded) -> None:
     """A header without what we need is an error that names the columns."""
     with pytest.raises(ClusterError, match="it has no column JobIDRaw, JobName, User"):
-        parse_accounting.sacct(recorded("sacct_gone.txt"))
+        parse_accounting.parse_sacct(recorded("sacct_gone.txt"))
 
 
 @pytest.mark.parametrize("spoil", [lambda text: text[:-5], lambda text: text.replace("|FAILED|3:0|", "|FAILED|")])
 def test_half_a_row_is_refused(recorded: Recorded, spoil: Callable[[str], str]) -> None:
     """A row that is cut short, or lacks a value, is an error and not a shifted record."""
     with pytest.raises(ClusterError, match="cannot read the answer of sacct"):
-        parse_accounting.sacct(spoil(recorded("sacct_portable.txt")))
+        parse_accounting.parse_sacct(spoil(recorded("sacct_portable.txt")))
 
 
 @given(st.text(), st.text())
@@ -73,14 +73,14 @@ def test_any_name_and_comment_come_back(name: str, comment: str) -> None:
     text = "|7f3a9c|".join(ACCOUNTING_FORMAT) + "\n" + "|7f3a9c|".join(row.values()) + "\n"
     if text.count("|7f3a9c|") != 2 * (len(ACCOUNTING_FORMAT) - 1):
         return
-    (job,) = parse_accounting.sacct(text, "|7f3a9c|")
+    (job,) = parse_accounting.parse_sacct(text, "|7f3a9c|")
     assert (job.name, job.comment) == (name, comment)
-    assert (job.state, job.by_uid, job.signal, job.time_limit_s) == ("CANCELLED", 1001, 15, None)
+    assert (job.state, job.cancelled_by_uid, job.signal, job.time_limit_s) == ("CANCELLED", 1001, 15, None)
 
 
 def test_recorded_associations(recorded: Recorded) -> None:
     """The six associations of each version."""
-    found = parse_accounting.associations(recorded("assoc.txt"))
+    found = parse_accounting.parse_associations(recorded("assoc.txt"))
     assert len(found) == 6
     assert found[-1] == Association(
         cluster="gamma", account="lab", user="root", qos=("high", "low", "normal"), fairshare="1"
@@ -89,7 +89,7 @@ def test_recorded_associations(recorded: Recorded) -> None:
 
 def test_recorded_qos(recorded: Recorded) -> None:
     """The three QOS of each version, the preempting one exactly."""
-    normal, low, high = parse_accounting.qos(recorded("qos.txt"))
+    normal, low, high = parse_accounting.parse_qos(recorded("qos.txt"))
     assert (normal.preempt_mode, low.preempt_mode) == ("cluster", "requeue")
     assert high == Qos(
         qos="high",
@@ -103,11 +103,11 @@ def test_recorded_qos(recorded: Recorded) -> None:
 
 def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:
     """More values than we asked for are left out; fewer are an error that shows the line."""
-    assert parse_accounting.qos(recorded("qos.txt").replace("\n", "|more\n")) == parse_accounting.qos(
+    assert parse_accounting.parse_qos(recorded("qos.txt").replace("\n", "|more\n")) == parse_accounting.parse_qos(
         recorded("qos.txt")
     )
     with pytest.raises(ClusterError, match="2 values instead of 10") as caught:
-        parse_accounting.qos("normal|0\n")
+        parse_accounting.parse_qos("normal|0\n")
     assert caught.value.where == "line: 'normal|0'"
 
 
@@ -115,4 +115,4 @@ def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:
 def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
     """A word where a number or a duration belongs is an error."""
     with pytest.raises(ClusterError, match="cannot read"):
-        parse_accounting.qos(text)
+        parse_accounting.parse_qos(text)

@@ -17,7 +17,7 @@ Recorded = Callable[[str], str]
 
 def test_recorded_config(recorded: Recorded, version: str) -> None:
     """Every setting of each version, with the version as numbers."""
-    config = parse_cluster.config(recorded("config.txt"))
+    config = parse_cluster.parse_config(recorded("config.txt"))
     assert config.cluster == "gamma"
     assert config.version[:2] == tuple(int(part) for part in version.split("."))
     assert len(config.values) == recorded("config.txt").count(" = ")
@@ -32,22 +32,22 @@ def test_recorded_config(recorded: Recorded, version: str) -> None:
 def test_config_of_a_further_section_and_of_garbage() -> None:
     """Settings of Slurm's further sections are read too; an answer without the version is refused."""
     text = "ClusterName = c\nSLURM_VERSION = 26.05.1\n\nCgroup Support Configuration:\nAllowedRAMSpace = 100.0%\n"
-    config = parse_cluster.config(text)
+    config = parse_cluster.parse_config(text)
     assert (config.version, config.values["AllowedRAMSpace"]) == ((26, 5, 1), "100.0%")
     with pytest.raises(ClusterError, match="it has no SLURM_VERSION"):
-        parse_cluster.config("ClusterName = c\n")
+        parse_cluster.parse_config("ClusterName = c\n")
 
 
 def test_recorded_versions(recorded: Recorded, version: str) -> None:
     """What -V prints, whoever packaged it."""
-    assert parse_cluster.version(recorded("version.txt"))[:2] == tuple(int(part) for part in version.split("."))
+    assert parse_cluster.parse_version(recorded("version.txt"))[:2] == tuple(int(part) for part in version.split("."))
     with pytest.raises(ClusterError, match="no version"):
-        parse_cluster.version("command not found")
+        parse_cluster.parse_version("command not found")
 
 
 def test_recorded_tree(recorded: Recorded) -> None:
     """The switches of each version, leaves first."""
-    found = parse_cluster.topology(recorded("topology.txt"))
+    found = parse_cluster.parse_topology(recorded("topology.txt"))
     assert found == [
         Switch(switch="leaf1", level=0, node_list="h[01-04]"),
         Switch(switch="leaf2", level=0, node_list="h[05-08]"),
@@ -59,14 +59,14 @@ def test_recorded_tree(recorded: Recorded) -> None:
 
 def test_recorded_branch(recorded: Recorded, version: str) -> None:
     """The switches above one node, which 25.05 no longer tells."""
-    found = parse_cluster.topology(recorded("topology_node.txt"))
+    found = parse_cluster.parse_topology(recorded("topology_node.txt"))
     assert len(found) == (0 if version == "25.05" else 3)
 
 
 def test_recorded_blocks(repo: Path) -> None:
     """Base blocks, and the one that is made of two."""
     text = (repo / "tests/replay/slurm-25.05-block/topology.txt").read_text()
-    assert parse_cluster.topology(text) == [
+    assert parse_cluster.parse_topology(text) == [
         Block(block="b1", index=0, node_list="h[01-04]", size=4),
         Block(block="b2", index=1, node_list="h[05-08]", size=4),
         Block(block="b3", index=2, node_list="a[01-04]", size=4),
@@ -77,18 +77,18 @@ def test_recorded_blocks(repo: Path) -> None:
 def test_topologies_of_later_plugins(recorded: Recorded) -> None:
     """Unknown lines pass among known ones; nothing but unknown lines is an error."""
     text = recorded("topology.txt")
-    assert len(parse_cluster.topology(text + "RingName=r1 Nodes=x[1-4]\n")) == 5
-    assert parse_cluster.topology("") == []
+    assert len(parse_cluster.parse_topology(text + "RingName=r1 Nodes=x[1-4]\n")) == 5
+    assert parse_cluster.parse_topology("") == []
     with pytest.raises(ClusterError, match="neither switches nor blocks"):
-        parse_cluster.topology("RingName=r1 Nodes=x[1-4]\n")
+        parse_cluster.parse_topology("RingName=r1 Nodes=x[1-4]\n")
     with pytest.raises(ClusterError, match="Level"):
-        parse_cluster.topology("SwitchName=s1 Nodes=x[1-4]\n")
+        parse_cluster.parse_topology("SwitchName=s1 Nodes=x[1-4]\n")
 
 
 def test_recorded_estimates(recorded: Recorded) -> None:
     """When each version would start a job, with and without 25.05's stray word."""
-    now = parse_cluster.estimate(recorded("test_only_now.txt.err"), UTC)
-    later = parse_cluster.estimate(recorded("test_only_later.txt.err"), UTC)
+    now = parse_cluster.parse_estimate(recorded("test_only_now.txt.err"), UTC)
+    later = parse_cluster.parse_estimate(recorded("test_only_later.txt.err"), UTC)
     assert (now.cpus, now.node_list, now.partition) == (1, "h05", "train")
     assert (later.cpus, later.node_list) == (64, "h[01-04]")
     assert later.start > now.start > "2026-11-23T17:2"
@@ -97,12 +97,12 @@ def test_recorded_estimates(recorded: Recorded) -> None:
 def test_estimates_with_blocks_clusters_and_victims(repo: Path) -> None:
     """A segment, a named cluster, and the jobs that would be preempted."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment.txt.err").read_text()
-    assert parse_cluster.estimate(text, UTC).node_list == "h[05-08]"
+    assert parse_cluster.parse_estimate(text, UTC).node_list == "h[05-08]"
     said = (
         "sbatch: Job 4 to start at 2026-11-21T02:24:42 on cluster alpha using 16 processors on nodes beta[01-04]"
         " in partition train\nsbatch:   Preempts: 3,7\n"
     )
-    assert parse_cluster.estimate(said, UTC) == StartEstimate(
+    assert parse_cluster.parse_estimate(said, UTC) == StartEstimate(
         start="2026-11-21T02:24:42.000Z",
         cpus=16,
         node_list="beta[01-04]",
@@ -115,7 +115,7 @@ def test_estimates_with_blocks_clusters_and_victims(repo: Path) -> None:
 def test_what_is_no_estimate(recorded: Recorded) -> None:
     """A refusal is no estimate."""
     with pytest.raises(ClusterError, match="names no start"):
-        parse_cluster.estimate(recorded("test_only_never.txt.err"))
+        parse_cluster.parse_estimate(recorded("test_only_never.txt.err"))
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_what_is_no_estimate(recorded: Recorded) -> None:
 )
 def test_job_ids(text: str, job: Submitted) -> None:
     """The id, with a cluster or under a site's greeting."""
-    assert parse_cluster.submitted(text) == job
+    assert parse_cluster.parse_submitted(text) == job
 
 
 @pytest.mark.parametrize("text", ["", "Submitted batch job\n", "16\n17\n"])
 def test_what_is_no_job_id(text: str) -> None:
     """No id, or two, is an error."""
     with pytest.raises(ClusterError, match="it names"):
-        parse_cluster.submitted(text)
+        parse_cluster.parse_submitted(text)

@@ -23,7 +23,7 @@ LINE = (
 
 def test_recorded_nodes(recorded: Recorded, version: str) -> None:
     """All 12 nodes of each version, the drained one exactly."""
-    nodes = {node.node: node for node in parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)}
+    nodes = {node.node: node for node in parse_nodes.parse_nodes(recorded("nodes_o.txt"), UTC)}
     assert list(nodes) == ["a01", "a02", "a03", "a04", "h01", "h02", "h03", "h04", "h05", "h06", "h07", "h08"]
     free = nodes["h08"].free_memory_mib
     assert free
@@ -53,7 +53,7 @@ def test_recorded_nodes(recorded: Recorded, version: str) -> None:
 
 def test_recorded_partitions(recorded: Recorded) -> None:
     """The three partitions of each version, `dev` exactly."""
-    train, dev, whole = parse_nodes.partitions(recorded("partitions_o.txt"))
+    train, dev, whole = parse_nodes.parse_partitions(recorded("partitions_o.txt"))
     assert train.is_default
     assert not whole.is_default
     assert dev == Partition(
@@ -73,7 +73,7 @@ def test_recorded_partitions(recorded: Recorded) -> None:
 def test_allowed_accounts_of_a_partition(recorded: Recorded) -> None:
     """ALL means no restriction, names are kept."""
     text = recorded("partitions_o.txt").replace("AllowAccounts=ALL", "AllowAccounts=lab,infra DenyQos=low", 1)
-    first = parse_nodes.partitions(text)[0]
+    first = parse_nodes.parse_partitions(text)[0]
     assert (first.allow_accounts, first.allow_qos, first.deny_qos) == (("lab", "infra"), (), ("low",))
 
 
@@ -91,7 +91,7 @@ def test_allowed_accounts_of_a_partition(recorded: Recorded) -> None:
 )
 def test_what_people_write_stays_text(said: str, reason: str, user: str) -> None:
     """A reason or comment that looks like Slurm's keys changes nothing but itself."""
-    (node,) = parse_nodes.scontrol_nodes(LINE + said + "\n", UTC)
+    (node,) = parse_nodes.parse_nodes(LINE + said + "\n", UTC)
     assert (node.reason, node.reason_user) == (reason, user)
     assert (node.state, node.flags, node.gpus, node.weight) == ("idle", ("drain",), 8, 3)
     assert node.partitions == ("a", "b")
@@ -102,23 +102,23 @@ def test_what_people_write_stays_text(said: str, reason: str, user: str) -> None
 @given(st.text(st.characters(exclude_characters="\n[]@\r"), min_size=1).map(str.strip).filter(bool))
 def test_any_reason_comes_back(reason: str) -> None:
     """Any one-line reason comes through scontrol's form unchanged."""
-    (node,) = parse_nodes.scontrol_nodes(f"{LINE} Reason={reason} [root@2026-11-21T01:59:42]\n", UTC)
+    (node,) = parse_nodes.parse_nodes(f"{LINE} Reason={reason} [root@2026-11-21T01:59:42]\n", UTC)
     assert node.reason == reason
     assert node.node == "n1"
 
 
 def test_gpus_in_use_come_from_the_detailed_answer() -> None:
     """GresUsed of `-d` tells the GPUs in use where the TRES do not."""
-    (node,) = parse_nodes.scontrol_nodes(LINE + " GresUsed=gpu:h100:3(IDX:0-2)\n")
+    (node,) = parse_nodes.parse_nodes(LINE + " GresUsed=gpu:h100:3(IDX:0-2)\n")
     assert node.gpus_allocated == 3
 
 
 def test_later_versions_may_add(recorded: Recorded) -> None:
     """Keys, flags and states that a later version adds change nothing else."""
-    before = parse_nodes.scontrol_nodes(recorded("nodes_o.txt"), UTC)
+    before = parse_nodes.parse_nodes(recorded("nodes_o.txt"), UTC)
     text = recorded("nodes_o.txt").replace(" CPUTot=", " NewKey=some words here Topology=x:y CPUTot=")
     text = text.replace(" State=IDLE+DRAIN", " State=IDLE+DRAIN+QUARANTINE")
-    after = parse_nodes.scontrol_nodes(text, UTC)
+    after = parse_nodes.parse_nodes(text, UTC)
     assert after[:-1] == before[:-1]
     assert after[-1].flags == ("drain", "quarantine")
 
@@ -137,20 +137,20 @@ def test_later_versions_may_add(recorded: Recorded) -> None:
 def test_bad_answers_are_refused(text: str) -> None:
     """Garbage, half an answer and missing keys are errors that show the line."""
     with pytest.raises(ClusterError, match="cannot read the answer") as caught:
-        parse_nodes.scontrol_nodes(text)
+        parse_nodes.parse_nodes(text)
     assert caught.value.where.startswith("line: ")
 
 
 def test_a_partition_without_a_needed_key_is_refused(recorded: Recorded) -> None:
     """A partition that lacks its nodes is an error that names the key."""
     with pytest.raises(ClusterError, match="it has no 'Nodes'"):
-        parse_nodes.partitions(recorded("partitions_o.txt").replace(" Nodes=", " Knots="))
+        parse_nodes.parse_partitions(recorded("partitions_o.txt").replace(" Nodes=", " Knots="))
 
 
 @pytest.mark.parametrize("text", ["", "No nodes in the system\n"])
 def test_no_nodes(text: str) -> None:
     """An empty cluster has no nodes."""
-    assert parse_nodes.scontrol_nodes(text) == []
+    assert parse_nodes.parse_nodes(text) == []
 
 
 KEPT = (
@@ -167,7 +167,7 @@ KEPT = (
 
 def test_reservations() -> None:
     """As scontrol prints them, one with nodes and one of licenses; none at all is a sentence."""
-    assert parse_nodes.reservations(KEPT, UTC) == [
+    assert parse_nodes.parse_reservations(KEPT, UTC) == [
         Reservation(
             reservation="m1",
             start="2026-11-22T16:13:13.000Z",
@@ -187,11 +187,11 @@ def test_reservations() -> None:
             accounts=("lab", "infra"),
         ),
     ]
-    assert parse_nodes.reservations("No reservations in the system\n") == []
+    assert parse_nodes.parse_reservations("No reservations in the system\n") == []
 
 
 @pytest.mark.parametrize("text", [KEPT[:-1], KEPT.replace(" Flags=MAINT", " Flogs=MAINT"), "Reservation m1\n"])
 def test_half_a_reservation_is_refused(text: str) -> None:
     """Cut short, without a key, or something else."""
     with pytest.raises(ClusterError, match="scontrol show reservation"):
-        parse_nodes.reservations(text)
+        parse_nodes.parse_reservations(text)

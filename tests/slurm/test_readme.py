@@ -28,7 +28,7 @@ def test_asking_and_submitting(
     repo: Path, alpha: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The other recipes run on a real cluster."""
-    monkeypatch.setenv("SLURM_CONF", alpha.reach.env["SLURM_CONF"])
+    monkeypatch.setenv("SLURM_CONF", alpha.transport.env["SLURM_CONF"])
     exec(recipe(repo, 1), {})
     assert capsys.readouterr().out.startswith("alpha (2")
     left: dict[str, object] = {}

@@ -20,8 +20,9 @@ KEYS = {
     "pit.reservation/1": "reservation start end state node_list cpus flags users accounts",
     "pit.job/1": "job_id raw_id state array_job_id array_task name user account qos partition reason nodes node_list"
     " start end time_limit_s elapsed_s priority gres comment work_dir restarts batch_host",
-    "pit.accounting/1": "job_id raw_id state by_uid exit_code signal derived_exit_code name user account qos partition"
-    " submit eligible start end elapsed_s time_limit_s nodes node_list req_tres alloc_tres reason comment restarts",
+    "pit.accounting/1": "job_id raw_id state cancelled_by_uid exit_code signal derived_exit_code name user account qos"
+    " partition submit eligible start end elapsed_s time_limit_s nodes node_list req_tres alloc_tres reason comment"
+    " restarts",
     "pit.association/1": "cluster account user partition qos default_qos grp_tres max_tres max_jobs fairshare parent",
     "pit.qos/1": "qos priority preempt preempt_mode grace_s flags grp_tres max_tres_per_user max_wall_s usage_factor "
     "max_tres",

@@ -31,18 +31,18 @@ from pitools.slurm import states
 )
 def test_job_states(text: str, state: str, finished: bool) -> None:
     """A state is one whole word, and only the known last ones are finished."""
-    assert states.job_state(text) == state
+    assert states.parse_job_state(text) == state
     assert states.is_finished(text) is finished
 
 
 @given(st.text())
 def test_any_text_is_some_state(text: str) -> None:
     """No text makes the functions fail, and reading a state twice changes nothing."""
-    state = states.job_state(text)
+    state = states.parse_job_state(text)
     assert state
-    assert states.job_state(state) == state or " " in state
+    assert states.parse_job_state(state) == state or " " in state
     states.is_finished(text)
-    base, flags = states.node_state(text)
+    base, flags = states.parse_node_state(text)
     assert base
     assert len(set(flags)) == len(flags)
 
@@ -59,7 +59,7 @@ def test_any_text_is_some_state(text: str) -> None:
 )
 def test_joint_state(parts: list[str], whole: str) -> None:
     """A job of several parts is unfinished while one is, and completed only if all are."""
-    assert states.joint(parts) == whole
+    assert states.combined_state(parts) == whole
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_pending_reasons_of_a_real_queue(repo: Path) -> None:
 )
 def test_node_states(text: str, state: str, flags: tuple[str, ...]) -> None:
     """Flags spelt out and flags as marks give the same base state and flags; unknown words stay."""
-    assert states.node_state(text) == (state, flags)
+    assert states.parse_node_state(text) == (state, flags)
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_node_states(text: str, state: str, flags: tuple[str, ...]) -> None:
 )
 def test_which_nodes_take_jobs(state: str, flags: tuple[str, ...], takes: bool) -> None:
     """A node takes jobs when its base state can and no flag forbids it."""
-    assert states.takes_jobs(state, flags) is takes
+    assert states.is_schedulable(state, flags) is takes

@@ -14,7 +14,7 @@ import pytest
 from pitools import cli
 from pitools.commands.stage import group
 from pitools.core import subprocesses
-from pitools.core.shared_progress import Seat
+from pitools.core.shared_progress import WorkerSlot
 from pitools.store import digest, manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -34,12 +34,12 @@ def build_dataset(root: Path, files: Mapping[str, bytes | int], name: str = "pic
             os.truncate(file, content)
         else:
             file.write_bytes(content)
-        size, text = digest.of_file(file)
+        size, text = digest.digest_file(file)
         entries.append(FileEntry(path=path, bytes=size, digest=text))
     folder.mkdir(parents=True, exist_ok=True)
-    data = manifest.encode(Manifest(name=name, episodes=1, steps=1, arrays={}, files=tuple(entries)))
+    data = manifest.encode_manifest(Manifest(name=name, episodes=1, steps=1, arrays={}, files=tuple(entries)))
     (folder / manifest.FILE_NAME).write_bytes(data)
-    return folder.rename(root / name / manifest.version(data))
+    return folder.rename(root / name / manifest.version_of(data))
 
 
 @pytest.fixture
@@ -139,13 +139,13 @@ def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Ca
 
     However late this process comes to it on a busy machine, a first block has been written, and no second.
     """
-    acted, keep_pace = multiprocessing.get_context("fork").Event(), Seat.wait
+    acted, keep_pace = multiprocessing.get_context("fork").Event(), WorkerSlot.wait
 
-    def wait(seat: Seat, bytes_per_s: float) -> None:
+    def wait(seat: WorkerSlot, bytes_per_s: float) -> None:
         acted.wait()
         keep_pace(seat, bytes_per_s)
 
-    monkeypatch.setattr(Seat, "wait", wait)
+    monkeypatch.setattr(WorkerSlot, "wait", wait)
 
     def make(action: Callable[[], object]) -> Callable[[int], None]:
         left, lock = [action], threading.Lock()

@@ -317,7 +317,7 @@ def test_a_root_inside_the_source_is_refused(small: Path, tmp_path: Path, pit_st
         (["run", "SMALL", "--to", "ROOT", "--receipt", ""], ["an empty path", "where: --receipt"]),
         (["run", "SMALL", "--to", "ROOT", "--receipt", "-"], ["a path is wanted, not -", "stdout"]),
         (["run", "SMALL", "--to", "ROOT", "--receipt", "SMALL"], ["is a folder", "stage.jsonl"]),
-        (["run", "SMALL", "ROOT"], ["where to?", "--to ROOT"]),
+        (["run", "SMALL", "ROOT"], ["no staging folder", "--to ROOT"]),
         (["run", "SMALL", "--to", "ROOT", "--quota", "20M"], ['"20M" is not a size', "where: --quota", "200GiB"]),
         (["run", "SMALL", "--to", "ROOT", "--bwlimit", "1MiB/s"], ["where: --bwlimit"]),
         (["run", "SMALL", "--to", "ROOT", "--timeout", "soon"], ["where: --timeout", "90s"]),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.store import tags
 
 SCHEMAS = {
@@ -58,8 +58,8 @@ def test_run_stages_several_and_writes_the_receipt(small: Path, make_dataset, tm
 def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pit_stage):
     """What `pit dataset` accepts, `pit-stage` does; a retired version is staged when it is named, and that is said."""
     old, new = make_dataset({"a": b"1"}), make_dataset({"a": b"2"})
-    tags.move(old.parent.parent, old.parent.name, "good", old.name)
-    retire(new, why="blurred")
+    tags.move_tag(old.parent.parent, old.parent.name, "good", old.name)
+    retire_version(new, reason="blurred")
     for text, version, said in ((f"{old.parent}@good", old, False), (old.parent, old, False), (new, new, True)):
         for command in ("plan", "run"):
             code, out, err = pit_stage(command, text, "--to", tmp_path / "pit")

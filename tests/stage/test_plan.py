@@ -8,51 +8,54 @@ import pytest
 
 from pitools.core.errors import ClusterError, UsageError
 from pitools.stage import plan as planning
-from pitools.stage.plan import Work
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.plan import StageRequest
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 
 
 def test_a_plan_says_what_run_would_copy_and_changes_nothing(small: Path, tmp_path: Path):
     """Absent, then present, then damaged: as `run` will find it."""
     root = tmp_path / "deep" / "pit"
-    (plan,) = planning.plan([Work(load(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
     assert (plan.state, plan.copy_bytes, plan.fits) == ("absent", plan.bytes, True)
     assert not root.parent.exists()
-    path = stage(load(small), root).path
+    path = stage_version(load_dataset(small), root).path
     assert plan.path == path
-    (plan,) = planning.plan([Work(load(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
     assert (plan.state, plan.copy_bytes) == ("present", 0)
     (Path(path) / "zarr.json").chmod(0o644)
     os.truncate(Path(path) / "zarr.json", 1)
-    (plan,) = planning.plan([Work(load(small), root)])
+    (plan,) = planning.plan_requests([StageRequest(load_dataset(small), root)])
     assert (plan.state, plan.copy_bytes) == ("damaged", plan.bytes)
 
 
 def test_plans_add_up(make_dataset, tmpfs):
     """Each fits alone, both do not: the second one says so."""
     disk = tmpfs("size=20m")
-    datasets = [load(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two")]
-    assert [plan.fits for plan in planning.plan(Work(dataset, disk) for dataset in datasets)] == [True, False]
-    assert [next(planning.plan([Work(dataset, disk)])).fits for dataset in datasets] == [True, True]
+    datasets = [load_dataset(make_dataset({"a": os.urandom(6 << 20)}, name)) for name in ("one", "two")]
+    assert [plan.fits for plan in planning.plan_requests(StageRequest(dataset, disk) for dataset in datasets)] == [
+        True,
+        False,
+    ]
+    assert [next(planning.plan_requests([StageRequest(dataset, disk)])).fits for dataset in datasets] == [True, True]
 
 
 def test_an_unsafe_root_is_refused(small: Path, tmp_path: Path):
     """A plan refuses what `run` would."""
     (tmp_path / "objects").symlink_to("/tmp")
     with pytest.raises(ClusterError):
-        list(planning.plan([Work(load(small), tmp_path)]))
+        list(planning.plan_requests([StageRequest(load_dataset(small), tmp_path)]))
 
 
 def test_plans_are_read_back_as_written(small: Path, tmp_path: Path):
     """What `plan` prints, `run -` reads."""
-    plans = list(planning.plan([Work(load(small), tmp_path)]))
-    assert planning.read([msgspec.json.encode(plan).decode() for plan in plans]) == plans
+    plans = list(planning.plan_requests([StageRequest(load_dataset(small), tmp_path)]))
+    assert planning.read_plans([msgspec.json.encode(plan).decode() for plan in plans]) == plans
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"schema": "pit.node/1"}', "x"])
 def test_what_is_no_plan_is_refused_by_line(line: str):
     """The line's number is in the error."""
     with pytest.raises(UsageError) as error:
-        planning.read([line])
+        planning.read_plans([line])
     assert error.value.where == "stdin, line 1"

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, DataError
-from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import find, load
-from pitools.stage.stage import stage
+from pitools.stage.sources.open import find_source, load_dataset
+from pitools.stage.stage import stage_version
 from pitools.store import manifest
-from pitools.store.digest import RANGE, of_file
+from pitools.store.digest import RANGE_BYTES, digest_file
 from pitools.store.manifest import FileEntry, Manifest
 
 
@@ -27,7 +27,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_what_is_staged_is_the_source(small: Path, root: Path, residue):
     """Every file, byte for byte, and a record that says where."""
-    record = stage(load(small), root)
+    record = stage_version(load_dataset(small), root)
     assert (record.state, record.files, record.dataset) == ("staged", 5, "pick")
     assert record.copied_bytes == record.verified_bytes == record.bytes == 3 * 2**20 + 101_002
     assert tree(Path(record.path)) == tree(small)
@@ -41,22 +41,22 @@ def test_files_that_the_manifest_does_not_name_stay_behind(small: Path, root: Pa
     (small / "images/stray.partial").write_bytes(b"x")
     (small / "link").symlink_to("/etc/passwd")
     (small / "empty").mkdir()
-    record = stage(load(small), root)
+    record = stage_version(load_dataset(small), root)
     assert tree(Path(record.path)) == before
     assert not (Path(record.path) / "empty").exists()
 
 
 def test_a_second_run_copies_nothing(small: Path, root: Path):
     """The copy that stands is found by names and sizes; its files are not even opened."""
-    stage(load(small), root)
-    again = stage(load(small), root)
+    stage_version(load_dataset(small), root)
+    again = stage_version(load_dataset(small), root)
     assert (again.state, again.copied_bytes, again.verified_bytes) == ("present", 0, 0)
 
 
 def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: Path):
     """A node's copy is a dataset like any other, so that nodes can feed each other."""
-    first = stage(load(small), root)
-    second = stage(load(find(Path(first.path))), tmp_path / "other")
+    first = stage_version(load_dataset(small), root)
+    second = stage_version(load_dataset(find_source(Path(first.path))), tmp_path / "other")
     assert tree(Path(second.path)) == tree(small)
 
 
@@ -65,7 +65,7 @@ def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: P
 )
 def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: str):
     """Whatever stands in the version's place, a whole copy stands there afterwards and the old one is gone."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     file = final / "images/c/0/0"
     if damage == "missing":
         file.unlink()
@@ -86,7 +86,7 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
     else:
         shutil.rmtree(final)
         final.write_bytes(b"") if damage == "file" else final.symlink_to("nowhere")
-    assert stage(load(small), root).state == "repaired"
+    assert stage_version(load_dataset(small), root).state == "repaired"
     assert tree(final) == tree(small)
     assert not final.is_symlink()
     assert residue(root) == []
@@ -94,12 +94,12 @@ def test_a_damaged_copy_is_replaced(small: Path, root: Path, residue, damage: st
 
 def test_verify_finds_a_flipped_byte_at_rest(small: Path, root: Path):
     """Names and sizes cannot see it; reading the content does, and the copy is replaced."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     flip(final / "images/c/0/0")
-    assert stage(load(small), root).state == "present"
-    assert stage(load(small), root, verify=True).state == "repaired"
+    assert stage_version(load_dataset(small), root).state == "present"
+    assert stage_version(load_dataset(small), root, verify=True).state == "repaired"
     assert tree(final) == tree(small)
-    again = stage(load(small), root, verify=True)
+    again = stage_version(load_dataset(small), root, verify=True)
     assert (again.state, again.copied_bytes, again.verified_bytes) == ("present", 0, again.bytes)
 
 
@@ -121,11 +121,11 @@ def test_a_damaged_source_is_refused_naming_the_file(small: Path, root: Path, re
         elif damage == "fifo":
             os.mkfifo(file)
     with pytest.raises(DataError) as error:
-        stage(load(small), root)
+        stage_version(load_dataset(small), root)
     assert "images/c/" in error.value.where
     if damage in ("short", "long"):
-        assert str(3 << 20) in error.value.what
-        assert str(file.stat().st_size) in error.value.what
+        assert str(3 << 20) in error.value.message
+        assert str(file.stat().st_size) in error.value.message
     assert os.listdir(root / "objects") == []
     assert residue(root) == []
 
@@ -147,9 +147,9 @@ def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Pa
             (folder / "b").unlink()
 
     with pytest.raises(DataError) as error:
-        stage(load(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
+        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
     assert error.value.where == str(folder / ("b" if change == "unlink" else "a"))
-    assert {"rewrite": "xxh3_128", "unlink": "missing"}.get(change, "bytes, the file has") in error.value.what
+    assert {"rewrite": "xxh3_128", "unlink": "missing"}.get(change, "bytes, the file has") in error.value.message
     assert os.listdir(root / "objects") == []
     assert residue(root) == []
 
@@ -163,19 +163,19 @@ def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root:
         with (folder / "a").open("ab") as opened:
             opened.write(bytes(1000 if count else 0))
 
-    record = stage(load(folder), root, readers=1, bytes_per_s=16 << 20, advance=grow)
+    record = stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=grow)
     assert (Path(record.path) / "a").read_bytes() == whole
     assert (folder / "a").stat().st_size > len(whole)
 
 
 def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residue):
     """Jobs that still read it lose nothing before there is something better."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     (final / "actions/c/0").chmod(0o644)
     os.truncate(final / "actions/c/0", 1)
     flip(small / "images/c/0/0")
     with pytest.raises(DataError):
-        stage(load(small), root)
+        stage_version(load_dataset(small), root)
     assert (final / "images/c/0/0").stat().st_size == 3 << 20
     assert residue(root) == []
 
@@ -183,42 +183,43 @@ def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residu
 def test_many_small_files_are_staged(make_dataset, root: Path):
     """Above some hundreds of small files they are synced by file system, not one by one."""
     folder = make_dataset({f"a/c/{i // 50}/{i}": i.to_bytes(4) * 10 for i in range(400)})
-    record = stage(load(folder), root)
+    record = stage_version(load_dataset(folder), root)
     assert record.files == 400
     assert tree(Path(record.path)) == tree(folder)
 
 
 def test_a_dataset_of_no_files_is_a_dataset(make_dataset, root: Path):
     """The manifest alone is staged."""
-    record = stage(load(make_dataset({})), root)
+    record = stage_version(load_dataset(make_dataset({})), root)
     assert os.listdir(record.path) == ["manifest.json"]
 
 
 def test_large_files_are_copied_by_ranges(tmp_path: Path, build, root: Path):
     """A file of several ranges, its end not on a block's boundary, arrives whole; a flip in any range is found."""
-    size = 2 * RANGE + 12_345
-    folder = build(tmp_path / "data", {"a": size, "b": RANGE})
+    size = 2 * RANGE_BYTES + 12_345
+    folder = build(tmp_path / "data", {"a": size, "b": RANGE_BYTES})
     with (folder / "a").open("r+b") as file:
-        for offset in (0, RANGE - 3, 2 * RANGE - 5, size - 9):
+        for offset in (0, RANGE_BYTES - 3, 2 * RANGE_BYTES - 5, size - 9):
             file.seek(offset)
             file.write(b"012345678")
     files = tuple(
-        FileEntry(path=name, bytes=n, digest=of_file(folder / name)[1]) for name, n in (("a", size), ("b", RANGE))
+        FileEntry(path=name, bytes=n, digest=digest_file(folder / name)[1])
+        for name, n in (("a", size), ("b", RANGE_BYTES))
     )
     assert [entry.digest.partition(":")[0] for entry in files] == ["xxh3_128x64m", "xxh3_128"]
-    data = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files))
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=files))
     (folder / "manifest.json").write_bytes(data)
-    folder = folder.rename(folder.with_name(manifest.version(data)))
-    record = stage(load(folder), root, readers=3)
-    assert of_file(Path(record.path) / "a")[1] == files[0].digest
+    folder = folder.rename(folder.with_name(manifest.version_of(data)))
+    record = stage_version(load_dataset(folder), root, readers=3)
+    assert digest_file(Path(record.path) / "a")[1] == files[0].digest
     assert (Path(record.path) / "a").stat().st_mode & 0o777 == 0o444
     assert (Path(record.path) / "a").stat().st_size == size
     shutil.rmtree(record.path)
     with (folder / "a").open("r+b") as file:
-        file.seek(RANGE + 7)
+        file.seek(RANGE_BYTES + 7)
         file.write(b"x")
     with pytest.raises(DataError, match="the content is xxh3_128x64m"):
-        stage(load(folder), root)
+        stage_version(load_dataset(folder), root)
     assert os.listdir(root / "objects") == []
 
 
@@ -226,7 +227,7 @@ def test_a_limit_on_bandwidth_is_kept(make_dataset, root: Path):
     """All readers together stay below it, whether files are large or small."""
     folder = make_dataset({"a": os.urandom(2 << 20), **{f"c/{i}": os.urandom(10_000) for i in range(200)}})
     began = time.monotonic()
-    stage(load(folder), root, bytes_per_s=8 << 20)
+    stage_version(load_dataset(folder), root, bytes_per_s=8 << 20)
     assert time.monotonic() - began > 0.35
 
 
@@ -245,7 +246,7 @@ def test_any_tree_arrives_whole(files: dict[str, bytes], build):
     files = {path: content for path, content in files.items() if path not in folders}
     with tempfile.TemporaryDirectory() as temporary:
         folder = build(Path(temporary) / "data", files)
-        record = stage(load(folder), Path(temporary) / "pit", readers=2)
+        record = stage_version(load_dataset(folder), Path(temporary) / "pit", readers=2)
         assert tree(Path(record.path)) == tree(folder)
 
 
@@ -260,12 +261,12 @@ def test_any_flipped_bit_is_found(data: st.DataObject, build):
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         file.write_bytes(content)
         with pytest.raises(DataError):
-            stage(_load(folder), Path(temporary) / "pit", readers=2)
+            stage_version(_load(folder), Path(temporary) / "pit", readers=2)
         assert list((Path(temporary) / "pit").glob("objects/*")) == []
 
 
 def _load(folder: Path) -> Dataset:
-    return load(find(folder))
+    return load_dataset(find_source(folder))
 
 
 def flip(file: Path) -> None:
@@ -282,15 +283,15 @@ def flip(file: Path) -> None:
 
 def test_a_set_that_is_found_in_place_was_used_now(small: Path, root: Path):
     """A run that copies nothing is a use, so that the set is not the first to go."""
-    stage(load(small), root)
+    stage_version(load_dataset(small), root)
     lease = root / ".leases" / small.name
     os.utime(lease, (1, 1))
-    assert stage(load(small), root).state == "present"
+    assert stage_version(load_dataset(small), root).state == "present"
     assert lease.stat().st_mtime > 1
 
 
 def test_what_never_fits_leaves_nothing(small: Path, root: Path):
     """A set larger than the whole quota is refused for good, and no empty unfinished copy stays."""
     with pytest.raises(ClusterError, match="never fit"):
-        stage(load(small), root, limits=Limits(quota_bytes=1000))
+        stage_version(load_dataset(small), root, limits=QuotaLimits(quota_bytes=1000))
     assert os.listdir(root / ".tmp") == []

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pitools.stage import plan as planning
-from pitools.stage.cache.inventory import staged
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import check
+from pitools.stage.cache.inventory import list_sets
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
 
 FILES = {"zarr.json": b"{}", "a/c/0": b"0123456789" * 50, "a/c/1": b"x"}
 
@@ -31,13 +31,13 @@ class Staging(RuleBasedStateMachine):
     @initialize()
     def datasets(self) -> None:
         folders = [self.build(self.home / "data", {**FILES, "n": bytes([n])}, f"d{n}") for n in range(2)]
-        self.sets = [load(folder) for folder in folders]
+        self.sets = [load_dataset(folder) for folder in folders]
         self.finals = [self.root / "objects" / dataset.version for dataset in self.sets]
 
     @rule(n=st.integers(0, 1), verify=st.booleans())
     def run(self, n: int, verify: bool) -> None:
         """What `run` says it did follows from what was there; then it is whole, unless damage was not looked for."""
-        record = stage(self.sets[n], self.root, verify=verify, readers=1)
+        record = stage_version(self.sets[n], self.root, verify=verify, readers=1)
         seen = {"flipped": "damaged" if verify else "whole"}.get(self.truth[n], self.truth[n])
         assert record.state == {"absent": "staged", "damaged": "repaired", "whole": "present"}[seen]
         if record.state != "present":
@@ -69,13 +69,15 @@ class Staging(RuleBasedStateMachine):
     def judge(self) -> None:
         """`plan` and `list` see names and sizes, `check` sees content, and nothing unfinished stands about."""
         quick = [{"flipped": "whole"}.get(truth, truth) for truth in self.truth]
-        plans = [plan.state for plan in planning.plan(planning.Work(each, self.root) for each in self.sets)]
+        plans = [
+            plan.state for plan in planning.plan_requests(planning.StageRequest(each, self.root) for each in self.sets)
+        ]
         assert plans == [{"whole": "present"}.get(truth, truth) for truth in quick]
-        listed = {record.version: record.state for record in staged(self.root)}
+        listed = {record.version: record.state for record in list_sets(self.root)}
         assert listed == {s.version: truth for s, truth in zip(self.sets, quick, strict=True) if truth != "absent"}
         for final, truth in zip(self.finals, self.truth, strict=True):
             if truth != "absent":
-                *findings, _ = check(final, readers=1)
+                *findings, _ = check_versions(final, readers=1)
                 assert bool(findings) == (truth != "whole")
         assert not list(self.root.glob(".tmp/*"))
 

@@ -24,16 +24,16 @@ from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.stage import episode_offsets
-from pitools.stage.repair import repair
-from pitools.stage.resolve import Choice, Store, resolve
+from pitools.stage.repair import repair_set
+from pitools.stage.resolve import Selection, UnmanagedStore, resolve_source
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.sources.open import load
-from pitools.stage.sources.store_listing import describe, read_whole, survey
-from pitools.stage.stage import stage
-from pitools.stage.subset import subset
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.sources.store_listing import list_store, make_manifest, read_file
+from pitools.stage.stage import stage_version
+from pitools.stage.subset import make_subset
 from pitools.stage.unmanaged.stage_store import stage_store
-from pitools.stage.verify import Finding, check
+from pitools.stage.verify import FileFinding, check_versions
 from pitools.store import manifest
 from pitools.store.manifest import FILE_NAME, ArraySchema, FileEntry, Manifest, Subset
 from pitools.store.zarr import chunk_keys, metadata
@@ -64,8 +64,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def select(folder: Path, **choice: Any) -> Manifest:
-    known, data = manifest.load(folder)
-    return subset(known, manifest.version(data), lambda path: (folder / path).read_bytes(), **choice)
+    known, data = manifest.load_manifest(folder)
+    return make_subset(known, manifest.version_of(data), lambda path: (folder / path).read_bytes(), **choice)
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def take(tmp_path: Path) -> Take:
 
     def make(folder: Path, **choice: Any) -> Path:
         part = select(folder, **choice)
-        data = manifest.encode(part)
-        to = tmp_path / manifest.version(data)
+        data = manifest.encode_manifest(part)
+        to = tmp_path / manifest.version_of(data)
         for entry in part.files:
             (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / entry.path, to / entry.path)
@@ -112,9 +112,9 @@ def test_arrays(whole: Path, take: Take) -> None:
 def test_parts_side_by_side(whole: Path, root: Path) -> None:
     """Staged parts open in silence, each with just its arrays; their own files are judged and repaired like others."""
     for names in (["action"], ["obs/state"], ["obs"]):
-        wanted = resolve(whole, Choice(arrays=tuple(names)))
+        wanted = resolve_source(whole, Selection(arrays=tuple(names)))
         assert isinstance(wanted, Dataset)
-        done = stage(wanted, root)
+        done = stage_version(wanted, root)
         path = Path(done.path)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -126,22 +126,22 @@ def test_parts_side_by_side(whole: Path, root: Path) -> None:
         kept = own.read_bytes()
         own.chmod(0o600)
         own.write_bytes(kept[:-1] + b" ")
-        found = [item for item in check(path, readers=1) if isinstance(item, Finding)]
+        found = [item for item in check_versions(path, readers=1) if isinstance(item, FileFinding)]
         assert [item.path for item in found] == ["zarr.json"]
-        assert repair(root, done.version, found).state == "repaired"
+        assert repair_set(root, done.version, found).state == "repaired"
         assert own.read_bytes() == kept
-        assert stage(wanted, root).state == "present"
+        assert stage_version(wanted, root).state == "present"
 
 
 def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) -> None:
     """Nothing is written of a manifest that contradicts itself."""
-    wanted = resolve(whole, Choice(arrays=("action",)))
+    wanted = resolve_source(whole, Selection(arrays=("action",)))
     assert isinstance(wanted, Dataset)
     part = wanted.manifest
     assert part.subset
     part = structs.replace(part, subset=structs.replace(part.subset, metadata={"zarr.json": "{}"}))
     with pytest.raises(DataError, match="the manifest says"):
-        stage(structs.replace(wanted, manifest=part), root)
+        stage_version(structs.replace(wanted, manifest=part), root)
 
 
 def test_groups(whole: Path) -> None:
@@ -157,13 +157,13 @@ def test_groups(whole: Path) -> None:
 
 def test_a_part_says_what_it_is(whole: Path) -> None:
     """Parent, arrays and steps; counts and shapes are the whole's, and so is what is said of where it came from."""
-    known, data = manifest.load(whole)
+    known, data = manifest.load_manifest(whole)
     part = select(whole, arrays=["action"], steps="10:50")
     names = ("action", "episode_json", "episode_offsets")
     assert part.subset
     assert part.subset.own_files.keys() == {"zarr.json"}
     assert structs.replace(part.subset, metadata=UNSET) == Subset(
-        parent=manifest.version(data), arrays=names, steps=((10, 50),)
+        parent=manifest.version_of(data), arrays=names, steps=((10, 50),)
     )
     assert (part.steps, part.episodes, part.source, part.name) == (
         known.steps,
@@ -171,7 +171,7 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
         known.source,
         known.name,
     )
-    assert manifest.decode(manifest.encode(part), "x") == part
+    assert manifest.decode_manifest(manifest.encode_manifest(part), "x") == part
     assert select(whole, arrays=["action"], steps="10:50") == part
     assert {entry for entry in part.files if entry.path != "zarr.json"} < set(known.files)
 
@@ -180,11 +180,11 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
 @given(st.tuples(st.integers(0, STEPS), st.integers(0, STEPS)).map(sorted).filter(lambda pair: pair[0] < pair[1]))
 def test_steps(whole: Path, pair: list[int]) -> None:
     """Exactly the shards that hold a wanted step are kept, of every array along steps, and all else."""
-    known, _ = manifest.load(whole)
-    arrays = metadata.read((entry.path for entry in known.files), lambda path: (whole / path).read_bytes())
-    shards = {key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.keys(arrays[name])}
+    known, _ = manifest.load_manifest(whole)
+    arrays = metadata.read_arrays((entry.path for entry in known.files), lambda path: (whole / path).read_bytes())
+    shards = {key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.chunk_keys(arrays[name])}
     wanted = {
-        key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.keys(arrays[name], tuple(pair))
+        key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.chunk_keys(arrays[name], tuple(pair))
     }
     everything = {entry.path for entry in known.files}
     assert paths(select(whole, steps=f"{pair[0]}:{pair[1]}")) == everything - shards | wanted
@@ -228,7 +228,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
     for entry in part.files:
         (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
         (to / entry.path).hardlink_to(whole / entry.path)
-    (to / FILE_NAME).write_bytes(manifest.encode(part))
+    (to / FILE_NAME).write_bytes(manifest.encode_manifest(part))
     for resident in (0, 1 << 28):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(reading, "RESIDENT_BYTES", resident)
@@ -324,7 +324,7 @@ def test_steps_and_episodes_at_once(whole: Path) -> None:
 
 def test_a_choice_of_everything_is_the_version_itself(whole: Path) -> None:
     """Where no file is left out there is no other version, and the copy of the whole serves."""
-    known, _ = manifest.load(whole)
+    known, _ = manifest.load_manifest(whole)
     for choice in ({}, {"steps": ":"}, {"episodes": "0-3"}, {"arrays": sorted(known.arrays)}, {"steps": "1:-1"}):
         assert select(whole, **choice) == known
 
@@ -359,17 +359,17 @@ def test_a_lost_shard_of_a_part(whole: Path, take: Take) -> None:
 @pytest.mark.parametrize("path", ["action/zarr.json", "episode_offsets/c/0"])
 def test_what_is_read_is_compared(whole: Path, path: str) -> None:
     """Metadata and offsets that are not what the manifest says choose nothing."""
-    known, _ = manifest.load(whole)
+    known, _ = manifest.load_manifest(whole)
 
     def read(name: str) -> bytes:
         data = (whole / name).read_bytes()
         return data[:-1] + bytes([data[-1] ^ 1]) if name == path else data
 
     with pytest.raises(DataError, match="not what the manifest says") as caught:
-        subset(known, "v", read, episodes="0")
+        make_subset(known, "v", read, episodes="0")
     assert caught.value.where == path
     with pytest.raises(DataError):
-        subset(known, "v", lambda name: b"", episodes="0")
+        make_subset(known, "v", lambda name: b"", episodes="0")
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")])
@@ -382,29 +382,29 @@ def test_a_file_that_a_choice_needs_is_named_in_full(
     damage(copy / "episode_offsets/c/0")
     for folder in (copy, tmp_path / "link" / whole.name):
         with pytest.raises(DataError) as caught:
-            resolve(folder, Choice(episodes="0"))
+            resolve_source(folder, Selection(episodes="0"))
         assert Path(caught.value.where).is_absolute()
         assert Path(caught.value.where).resolve() == copy / "episode_offsets/c/0"
 
 
 def test_a_manifest_of_other_arrays(whole: Path) -> None:
     """A manifest whose schema is not its metadata's cannot be chosen from."""
-    known, _ = manifest.load(whole)
+    known, _ = manifest.load_manifest(whole)
     other = structs.replace(known, arrays=known.arrays | {"action": ArraySchema(shape=(9, 2), dtype="int64")})
     with pytest.raises(DataError, match="name different arrays"):
-        subset(other, "v", lambda path: (whole / path).read_bytes(), arrays=["action"])
+        make_subset(other, "v", lambda path: (whole / path).read_bytes(), arrays=["action"])
 
 
 def describe_folder(folder: Path) -> Manifest:
     reader = LocalSource(folder=folder).connect()
     try:
-        return describe(survey(folder), lambda path: read_whole(reader, path))
+        return make_manifest(list_store(folder), lambda path: read_file(reader, path))
     finally:
         reader.close()
 
 
 def select_plain(folder: Path, **choice: Any) -> Manifest:
-    return subset(describe_folder(folder), "", lambda path: (folder / path).read_bytes(), **choice)
+    return make_subset(describe_folder(folder), "", lambda path: (folder / path).read_bytes(), **choice)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -418,10 +418,10 @@ def test_consolidated_metadata(tmp_path: Path, root: Path, zarr_format: int) -> 
         warnings.simplefilter("ignore")  # zarr-python's, that they are not in the v3 specification yet
         zarr.consolidate_metadata(folder, zarr_format=zarr_format)
         zarr.consolidate_metadata(folder, path="g", zarr_format=zarr_format)
-    store = resolve(folder, Choice(arrays=("g/b", "h")))
-    assert isinstance(store, Store)
+    store = resolve_source(folder, Selection(arrays=("g/b", "h")))
+    assert isinstance(store, UnmanagedStore)
     part = Path(stage_store(store, root).path)
-    assert not [item for item in check(part, readers=1) if isinstance(item, Finding)]
+    assert not [item for item in check_versions(part, readers=1) if isinstance(item, FileFinding)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         top = zarr.open_group(part, mode="r", use_consolidated=True)
@@ -503,8 +503,8 @@ def test_boundaries_of_any_codec(tmp_path: Path, codec: dict[str, Any]) -> None:
     made = zarr.create_array(folder, name="episode_offsets", shape=offsets.shape, fill_value=0, **codec)
     made[...] = offsets
     known = structs.replace(describe_folder(folder), steps=int(offsets[-1]))
-    arrays = metadata.read((entry.path for entry in known.files), lambda path: (folder / path).read_bytes())
-    assert episode_offsets.read(known, arrays, lambda path: (folder / path).read_bytes()) == offsets.tolist()
+    arrays = metadata.read_arrays((entry.path for entry in known.files), lambda path: (folder / path).read_bytes())
+    assert episode_offsets.read_offsets(known, arrays, lambda path: (folder / path).read_bytes()) == offsets.tolist()
 
 
 @pytest.mark.parametrize("values", [[1, 5, 9], [0, 5, 3, 9], [0, 5, 8], [0, 5, 10], []])
@@ -562,12 +562,12 @@ def test_boundaries_that_are_not_understood(tmp_path: Path, stored: dict[str, An
 
 def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path, take: Take, root: Path) -> None:
     """Nothing but its manifest says which part a set was: it is to be staged again, and its source did not change."""
-    part = load(take(whole, arrays=["action"]))
-    at = Path(stage(structs.replace(part, source=LocalSource(folder=whole)), root).path)
+    part = load_dataset(take(whole, arrays=["action"]))
+    at = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
     (at / FILE_NAME).chmod(0o600)
     (at / FILE_NAME).write_bytes(b"{")
-    found = [each for each in check(at, readers=1) if isinstance(each, Finding)]
-    record = repair(root, part.version, found)
+    found = [each for each in check_versions(at, readers=1) if isinstance(each, FileFinding)]
+    record = repair_set(root, part.version, found)
     assert (record.state, " now" in record.reason, "--arrays" in record.reason) == ("failed", False, True)
 
 
@@ -598,6 +598,6 @@ def test_100_000_files_cost_little() -> None:
         arrays={"images": ArraySchema(shape=(100_000, 64, 64, 3), dtype="uint8")},
     )
     started = time.process_time()
-    part = subset(known, "", lambda path: array, steps="20000:70000")
+    part = make_subset(known, "", lambda path: array, steps="20000:70000")
     assert len(part.files) == 50_001
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

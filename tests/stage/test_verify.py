@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.stage.cache.inventory import staged
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import Check, Finding, check
+from pitools.stage.cache.inventory import list_sets
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
 
-def judge(path: Path) -> tuple[dict[str, str], Check]:
+def judge(path: Path) -> tuple[dict[str, str], CheckTotals]:
     """Problem by path, and the summary that comes last."""
-    *findings, summary = check(path, readers=2)
-    assert isinstance(summary, Check)
+    *findings, summary = check_versions(path, readers=2)
+    assert isinstance(summary, CheckTotals)
     assert summary.findings == len(findings)
-    return {finding.path: finding.problem for finding in findings if isinstance(finding, Finding)}, summary
+    return {finding.path: finding.problem for finding in findings if isinstance(finding, FileFinding)}, summary
 
 
 def test_a_whole_dataset_has_no_findings(small: Path):
@@ -49,8 +49,8 @@ def test_each_problem_is_told_from_the_others(small: Path):
 def test_a_finding_says_what_was_expected(small: Path):
     """Both lengths, or both digests, are in the record."""
     os.truncate(small / "actions/c/0", 999)
-    finding = next(check(small, readers=2))
-    assert isinstance(finding, Finding)
+    finding = next(check_versions(small, readers=2))
+    assert isinstance(finding, FileFinding)
     assert (finding.dataset, finding.version, finding.expected, finding.got) == ("pick", small.name, "1000", "999")
 
 
@@ -59,19 +59,19 @@ def test_a_root_is_checked_object_by_object(small: Path, make_dataset, tmp_path:
     root = tmp_path / "pit"
     other = make_dataset({"a": b"1"}, "other")
     for folder in (small, other):
-        stage(load(folder), root)
+        stage_version(load_dataset(folder), root)
     assert judge(root)[1].datasets == 2
     (root / "objects/empty").mkdir()
     (root / "objects/odd").mkdir()
     (root / "objects/odd/manifest.json").write_text("{}")
     (root / "objects" / small.name).rename(root / "objects" / ("0" * 32))
-    *findings, summary = check(root, readers=1)
-    assert [(f.version, f.path, f.problem) for f in findings if isinstance(f, Finding)] == [
+    *findings, summary = check_versions(root, readers=1)
+    assert [(f.version, f.path, f.problem) for f in findings if isinstance(f, FileFinding)] == [
         ("0" * 32, "manifest.json", "digest"),
         ("empty", "manifest.json", "missing"),
         ("odd", "manifest.json", "digest"),
     ]
-    assert isinstance(summary, Check)
+    assert isinstance(summary, CheckTotals)
     assert (summary.datasets, summary.files) == (4, 1)
 
 
@@ -94,12 +94,12 @@ def test_the_list_tells_whole_from_damaged(small: Path, make_dataset, tmp_path: 
     """One record an object, also of one whose manifest is gone."""
     root = tmp_path / "pit"
     other = make_dataset({"a": b"1"}, "other")
-    assert list(staged(root)) == []
+    assert list(list_sets(root)) == []
     for folder in (small, other):
-        stage(load(folder), root)
+        stage_version(load_dataset(folder), root)
     (root / "objects/zz").mkdir()
     (root / "objects" / other.name / "a").unlink()
-    by_version = {record.version: record for record in staged(root)}
+    by_version = {record.version: record for record in list_sets(root)}
     assert {version: record.state for version, record in by_version.items()} == {
         small.name: "whole",
         other.name: "damaged",

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pitools.store.zarr import metadata
-from pitools.store.zarr.metadata import Array
+from pitools.store.zarr.metadata import ArrayMetadata
 
 
-def write(folder: Path, name: str = "", **settings: Any) -> tuple[Array, np.ndarray]:
+def write(folder: Path, name: str = "", **settings: Any) -> tuple[ArrayMetadata, np.ndarray]:
     """zarr-python writes an array of settings over these; returns our record of it, and its values."""
     import zarr
 
@@ -31,10 +31,10 @@ def write(folder: Path, name: str = "", **settings: Any) -> tuple[Array, np.ndar
             made = zarr.create_array(folder, name=name or None, shape=values.shape, dtype=values.dtype, **settings)
         made[...] = values
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return metadata.read(files, lambda path: (folder / path).read_bytes())[name], values
+    return metadata.read_arrays(files, lambda path: (folder / path).read_bytes())[name], values
 
 
 @pytest.fixture
-def write_array() -> Callable[..., tuple[Array, np.ndarray]]:
+def write_array() -> Callable[..., tuple[ArrayMetadata, np.ndarray]]:
     """`write`, above."""
     return write

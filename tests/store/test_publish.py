@@ -8,7 +8,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, NoSpace
 from pitools.store import publish as publishing
-from pitools.store.publish import TEMPORARY, publish
+from pitools.store.publish import STAGING_DIR, publish_dir
 
 
 def below(root: Path) -> set[str]:
@@ -18,7 +18,7 @@ def below(root: Path) -> set[str]:
 @pytest.fixture
 def filled(tmp_path) -> Path:
     """A folder with a file in a folder, where unfinished work lies."""
-    folder = tmp_path / TEMPORARY / "name.key"
+    folder = tmp_path / STAGING_DIR / "name.key"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "a").write_text("late")
     return folder
@@ -26,8 +26,8 @@ def filled(tmp_path) -> Path:
 
 def test_whole(tmp_path, filled) -> None:
     """A filled folder appears under its name, with all that is in it."""
-    assert publish(filled, tmp_path / "name" / "v1") is True
-    assert below(tmp_path) == {TEMPORARY, "name", "name/v1", "name/v1/sub", "name/v1/sub/a"}
+    assert publish_dir(filled, tmp_path / "name" / "v1") is True
+    assert below(tmp_path) == {STAGING_DIR, "name", "name/v1", "name/v1/sub", "name/v1/sub/a"}
 
 
 def test_first_one_stands(tmp_path, filled) -> None:
@@ -35,7 +35,7 @@ def test_first_one_stands(tmp_path, filled) -> None:
     final = tmp_path / "name" / "v1"
     (final / "sub").mkdir(parents=True)
     (final / "sub" / "a").write_text("early")
-    assert publish(filled, final) is False
+    assert publish_dir(filled, final) is False
     assert (final / "sub" / "a").read_text() == "early"
     assert (filled / "sub" / "a").exists()
 
@@ -43,7 +43,7 @@ def test_first_one_stands(tmp_path, filled) -> None:
 def test_renamed_meanwhile(tmp_path, filled, monkeypatch) -> None:
     """When another process renames the same folder while its names are synced, the late one is told so."""
     final = tmp_path / "name" / "v1"
-    sync = publishing.sync_dir
+    sync = publishing.fsync_dir
 
     def renamed(folder: Path) -> None:
         if folder == filled:
@@ -51,8 +51,8 @@ def test_renamed_meanwhile(tmp_path, filled, monkeypatch) -> None:
             filled.rename(final)
         sync(folder)
 
-    monkeypatch.setattr(publishing, "sync_dir", renamed)
-    assert publish(filled, final) is False
+    monkeypatch.setattr(publishing, "fsync_dir", renamed)
+    assert publish_dir(filled, final) is False
     assert (final / "sub" / "a").read_text() == "late"
 
 
@@ -60,7 +60,7 @@ def test_os_errors_become_ours(tmp_path, filled, monkeypatch) -> None:
     """A full disk is NoSpace, to be tried later; a name that is a file is a ClusterError; no empty folder stays."""
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError) as caught:
-        publish(filled, tmp_path / "file" / "v1")
+        publish_dir(filled, tmp_path / "file" / "v1")
     assert str(tmp_path / "file") in caught.value.where
 
     def full(*_: object) -> None:
@@ -68,13 +68,13 @@ def test_os_errors_become_ours(tmp_path, filled, monkeypatch) -> None:
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(NoSpace):
-        publish(filled, tmp_path / "name" / "v1")
+        publish_dir(filled, tmp_path / "name" / "v1")
     assert not (tmp_path / "name").exists()
 
 
 def test_names_survive_power_loss(tmp_path, filled, monkeypatch) -> None:
     """Every folder in which a name is new is synced: those of the version, and those that it is in."""
     synced: list[str] = []
-    monkeypatch.setattr(publishing, "sync_dir", lambda folder: synced.append(str(folder.relative_to(tmp_path))))
-    publish(filled, tmp_path / "name" / "v1")
+    monkeypatch.setattr(publishing, "fsync_dir", lambda folder: synced.append(str(folder.relative_to(tmp_path))))
+    publish_dir(filled, tmp_path / "name" / "v1")
     assert synced == [".tmp/name.key", ".tmp/name.key/sub", "name", "."]

@@ -16,7 +16,17 @@ from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.site.schema import Site, Topology
 from pitools.slurm.client import Client
 from pitools.topology import discover
-from pitools.topology.fabric_model import Fabric, Leaf, Torus, chain, grid, listed, natural, nodes, tree
+from pitools.topology.fabric_model import (
+    Fabric,
+    Leaf,
+    Torus,
+    block_fabric,
+    expand_ordered,
+    natural_sort_key,
+    nodes_of,
+    torus_fabric,
+    tree_fabric,
+)
 from pitools.topology.formats import conf, yaml
 
 
@@ -26,7 +36,7 @@ def lingjun(repo: Path) -> Fabric:
     path = repo.parent / "shared" / "data" / "topology" / "lingjun_2023.csv"
     if not path.is_file():
         pytest.skip("the Lingjun table is not beside the checkout (../shared/data/topology)")
-    return discover.read(path)
+    return discover.read_fabric(path)
 
 
 @st.composite
@@ -43,41 +53,43 @@ def fabrics(draw: st.DrawFn) -> Fabric:
                 mine, names = names[: deal.randint(1, 5)], names[5:]
                 leaves.append(Leaf(path=(*above, f"s{root}.{pod}-{leaf}"), nodes=tuple(mine)))
     if draw(st.booleans()):
-        return chain(leaves=[Leaf(path=leaf.path[-1:], nodes=leaf.nodes) for leaf in leaves], block_sizes=(4, 8))
+        return block_fabric(leaves=[Leaf(path=leaf.path[-1:], nodes=leaf.nodes) for leaf in leaves], block_sizes=(4, 8))
     switches = sorted({name for leaf in leaves for name in leaf.path})
-    return tree(leaves, {name: deal.choice([1.0, 0.125, 2.5]) for name in switches})
+    return tree_fabric(leaves, {name: deal.choice([1.0, 0.125, 2.5]) for name in switches})
 
 
 @given(fabrics())
 def test_what_is_written_is_read_again(fabric: Fabric) -> None:
     """Any tree or block topology survives topology.conf and topology.yaml whole, lengths of links included."""
-    assert conf.read(conf.write(fabric), "topology.conf") == fabric
-    assert yaml.read(yaml.write(fabric), "topology.yaml") == fabric
+    assert conf.read_conf(conf.write_conf(fabric), "topology.conf") == fabric
+    assert yaml.read_yaml(yaml.write_yaml(fabric), "topology.yaml") == fabric
 
 
 @given(fabrics(), st.randoms())
 def test_the_order_of_lines_says_nothing_of_a_tree(fabric: Fabric, shuffle: random.Random) -> None:
     """Switches may be named before or after those below them."""
-    lines = conf.write(fabric).splitlines()
+    lines = conf.write_conf(fabric).splitlines()
     if fabric.kind == "tree":
         shuffle.shuffle(lines)
-    assert conf.read("\n".join(lines), "topology.conf") == fabric
+    assert conf.read_conf("\n".join(lines), "topology.conf") == fabric
 
 
 def test_the_real_clos(lingjun: Fabric) -> None:
     """847 hosts in 3 pods and 119 leaves of at most 8, each leaf with a name of its own though pods repeat them."""
-    assert len(nodes(lingjun)) == len(set(nodes(lingjun))) == 847
+    assert len(nodes_of(lingjun)) == len(set(nodes_of(lingjun))) == 847
     assert len(lingjun.leaves) == len({leaf.path[-1] for leaf in lingjun.leaves}) == 119
     assert {leaf.path[:2] for leaf in lingjun.leaves} == {("G6", "P8"), ("G6", "P10"), ("G6", "P12")}
     assert max(len(leaf.nodes) for leaf in lingjun.leaves) == 8
     assert lingjun.leaves[0].path[-1] == "G6/P8/S1"
-    assert conf.read(conf.write(lingjun), "conf") == yaml.read(yaml.write(lingjun), "yaml") == lingjun
+    assert (
+        conf.read_conf(conf.write_conf(lingjun), "conf") == yaml.read_yaml(yaml.write_yaml(lingjun), "yaml") == lingjun
+    )
 
 
 @pytest.mark.parametrize("version", ["22.05", "23.11", "25.05"])
 def test_recorded_trees(repo: Path, version: str) -> None:
     """What every version of Slurm prints is one tree of uneven depth."""
-    fabric = discover.read(repo / "tests" / "replay" / f"slurm-{version}" / "topology.txt")
+    fabric = discover.read_fabric(repo / "tests" / "replay" / f"slurm-{version}" / "topology.txt")
     assert [(leaf.path, len(leaf.nodes)) for leaf in fabric.leaves] == [
         (("core", "leaf3"), 4),
         (("core", "spine1", "leaf1"), 4),
@@ -88,10 +100,10 @@ def test_recorded_trees(repo: Path, version: str) -> None:
 def test_recorded_blocks(repo: Path) -> None:
     """Slurm's answer and the file it came from are one fabric, aggregates included."""
     folder = repo / "tests" / "replay" / "slurm-25.05-block"
-    fabric = discover.read(folder / "topology.txt")
+    fabric = discover.read_fabric(folder / "topology.txt")
     assert fabric.block_sizes == (4, 8)
     assert [leaf.path for leaf in fabric.leaves] == [("b1",), ("b2",), ("b3",)]
-    assert discover.read(folder / "topology.conf") == fabric
+    assert discover.read_fabric(folder / "topology.conf") == fabric
 
 
 TOPOLOGIES = """---
@@ -130,27 +142,27 @@ def test_several_topologies_in_one_file(tmp_path: Path) -> None:
     """The cluster's default is taken, or the one that a partition names; x runs fastest in a torus."""
     path = tmp_path / "topology.yaml"
     path.write_text(TOPOLOGIES)
-    assert [leaf.path for leaf in discover.read(path).leaves] == [("sw_root", "s1"), ("sw_root", "s2")]
-    assert discover.read(Path(f"{path}#main")) == Fabric(kind="flat")
-    assert discover.read(Path(f"{path}#nvl")).block_sizes == (2, 4)
-    assert discover.read(Path(f"{path}#tpu")).torus == Torus(
+    assert [leaf.path for leaf in discover.read_fabric(path).leaves] == [("sw_root", "s1"), ("sw_root", "s2")]
+    assert discover.read_fabric(Path(f"{path}#main")) == Fabric(kind="flat")
+    assert discover.read_fabric(Path(f"{path}#nvl")).block_sizes == (2, 4)
+    assert discover.read_fabric(Path(f"{path}#tpu")).torus == Torus(
         dims=(2, 2, 4), nodes=tuple(f"node{i}" for i in range(1, 17))
     )
     with pytest.raises(UsageError) as error:
-        discover.read(Path(f"{path}#tpv"))
+        discover.read_fabric(Path(f"{path}#tpv"))
     assert "tpu" in error.value.hint
 
 
 def test_a_torus_is_written_and_read_again() -> None:
     """Its nodes keep their places whatever their names."""
     names = random.Random(3).sample([f"n{i}" for i in range(24)], 24)
-    torus = grid((2, 3, 4), names)
-    assert yaml.read(yaml.write(torus), "yaml") == torus
-    assert yaml.read(yaml.write(Fabric(kind="flat")), "yaml") == Fabric(kind="flat")
+    torus = torus_fabric((2, 3, 4), names)
+    assert yaml.read_yaml(yaml.write_yaml(torus), "yaml") == torus
+    assert yaml.read_yaml(yaml.write_yaml(Fabric(kind="flat")), "yaml") == Fabric(kind="flat")
     with pytest.raises(UsageError, match="torus"):
-        conf.write(torus)
+        conf.write_conf(torus)
     with pytest.raises(UsageError, match="2 dimensions"):
-        yaml.write(grid((2, 2), names[:4]))
+        yaml.write_yaml(torus_fabric((2, 2), names[:4]))
 
 
 LEAF = "SwitchName={} Nodes={}\n"
@@ -183,7 +195,7 @@ def test_a_file_that_cannot_be(tmp_path: Path, case: str) -> None:
     path = tmp_path / "topology.conf"
     path.write_text(text)
     with pytest.raises((ConfigError, DataError)) as error:
-        discover.read(path)
+        discover.read_fabric(path)
     assert str(error.value).startswith(str(path))
     with pytest.raises(type(error.value), match=message):
         raise error.value
@@ -213,29 +225,29 @@ def test_a_yaml_that_cannot_be(case: str) -> None:
     """Wrong types, keys and shapes are told with their lines, and a file of few lines cannot fill the memory."""
     text, message = BAD_YAML[case]
     with pytest.raises((ConfigError, DataError), match=message):
-        yaml.read(text, "topology.yaml")
+        yaml.read_yaml(text, "topology.yaml")
 
 
 def test_what_is_no_topology_at_all(tmp_path: Path) -> None:
     """A missing file, bytes, and half an answer are errors of ours, not of Python."""
     with pytest.raises(ConfigError, match="no such file"):
-        discover.read(tmp_path / "none.conf")
+        discover.read_fabric(tmp_path / "none.conf")
     bad = tmp_path / "bytes"
     bad.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
-        discover.read(bad)
+        discover.read_fabric(bad)
     bad.write_text("SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-4]\nSwitchName=b Level=1 LinkSp")
     with pytest.raises(PitError, match=str(bad)):
-        discover.read(bad)
+        discover.read_fabric(bad)
     bad.write_text("SwitchName=a Level=0 Nodes=n[1-2]\nSwitchName=r Level=1 Nodes=n[1-4] Switches=a,b\n")
     with pytest.raises(DataError, match='node "n3" is under "r" but under none of its switches'):
-        discover.read(bad)
+        discover.read_fabric(bad)
 
 
 @given(st.text(st.sampled_from("SwitchNameNodes=,[]-1ab#\\\n \t{}:"), max_size=60))
 def test_garbage_is_refused_in_words(text: str) -> None:
     """Whatever a file holds, reading it ends in a fabric or in an error of ours."""
-    for read in (conf.read, yaml.read):
+    for read in (conf.read_conf, yaml.read_yaml):
         with contextlib.suppress(PitError):
             assert isinstance(read(text, "file"), Fabric)
 
@@ -247,14 +259,14 @@ def test_a_site_says_where_its_fabric_is(tmp_path: Path) -> None:
     told = Client(
         run=lambda argv, **_: subprocesses.Completed(tuple(argv), 0, "SwitchName=s Level=0 Nodes=n[1-2]\n", "")
     )
-    assert [leaf.path for leaf in discover.of_site(Site(name="x"), told).leaves] == [("s",)]
-    assert discover.of_site(Site(name="x"), None) == Fabric(kind="flat")
+    assert [leaf.path for leaf in discover.fabric_of_site(Site(name="x"), told).leaves] == [("s",)]
+    assert discover.fabric_of_site(Site(name="x"), None) == Fabric(kind="flat")
     here = Site(name="x", topology=Topology(file=str(path), dims=(2, 1), nodes="n[1-2]"))
-    assert [leaf.path for leaf in discover.of_site(here, told).leaves] == [("a",), ("b",)]
-    torus = discover.of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[3-4],n[1-2]")), told)
+    assert [leaf.path for leaf in discover.fabric_of_site(here, told).leaves] == [("a",), ("b",)]
+    torus = discover.fabric_of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[3-4],n[1-2]")), told)
     assert torus.torus == Torus(dims=(2, 2), nodes=("n3", "n4", "n1", "n2"))
     with pytest.raises(DataError, match=r"x: topology.dims: 2 nodes for a torus of 2 by 2"):
-        discover.of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[1-2]")), None)
+        discover.fabric_of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[1-2]")), None)
 
 
 def test_a_flat_slurm_and_nodes_without_a_switch() -> None:
@@ -262,23 +274,23 @@ def test_a_flat_slurm_and_nodes_without_a_switch() -> None:
     silent = Client(
         run=lambda argv, **_: subprocesses.Completed(tuple(argv), 1, "", "No topology information available\n")
     )
-    assert discover.fabric(silent) == Fabric(kind="flat")
-    fabric = tree([Leaf(path=("a",), nodes=("n1", "n2"))])
-    assert discover.unwired(fabric, ["n3", "n1", "m", "n3"]) == ["n3", "m"]
+    assert discover.query_fabric(silent) == Fabric(kind="flat")
+    fabric = tree_fabric([Leaf(path=("a",), nodes=("n1", "n2"))])
+    assert discover.unknown_nodes(fabric, ["n3", "n1", "m", "n3"]) == ["n3", "m"]
 
 
 def test_lists_keep_their_order() -> None:
     """A list is read as it is written, with slashes in the names of switches."""
-    assert listed("b2,a[3,1-2],G6/P10/S[1-2],b2") == ["b2", "a1", "a2", "a3", "G6/P10/S1", "G6/P10/S2"]
-    assert listed("") == []
+    assert expand_ordered("b2,a[3,1-2],G6/P10/S[1-2],b2") == ["b2", "a1", "a2", "a3", "G6/P10/S1", "G6/P10/S2"]
+    assert expand_ordered("") == []
     with pytest.raises(UsageError):
-        listed("a[1-2")
+        expand_ordered("a[1-2")
 
 
 @given(st.lists(st.text(st.sampled_from("ab012٣²"), min_size=1, max_size=6), unique=True), st.randoms())
 def test_natural_order_tells_all_names_apart(names: list[str], shuffle: random.Random) -> None:
     """The order does not depend on the order before, leading zeros and odd digits included."""
-    ordered = sorted(names, key=natural)
+    ordered = sorted(names, key=natural_sort_key)
     shuffle.shuffle(names)
-    assert sorted(names, key=natural) == ordered
-    assert len({tuple(natural(name)) for name in names}) == len(names)
+    assert sorted(names, key=natural_sort_key) == ordered
+    assert len({tuple(natural_sort_key(name)) for name in names}) == len(names)

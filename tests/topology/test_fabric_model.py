@@ -6,10 +6,10 @@ import pytest
 
 from pitools.core.errors import DataError
 from pitools.slurm.records import Block
-from pitools.topology.fabric_model import Leaf, chain, from_blocks, grid, listed, tree
+from pitools.topology.fabric_model import Leaf, block_fabric, expand_ordered, from_blocks, torus_fabric, tree_fabric
 from pitools.topology.formats import table, yaml
-from pitools.topology.formats.conf import folded
-from pitools.topology.ring_cost import crossings, fewest
+from pitools.topology.formats.conf import fold_nodes
+from pitools.topology.ring_cost import min_ring_hops, ring_hops
 from pitools.topology.show import score
 
 
@@ -29,15 +29,15 @@ def test_blocks_are_in_slurms_order() -> None:
 def test_aggregates_are_blocks_side_by_side() -> None:
     """Of blocks of 4, two make an aggregate of 8 and four one of 16: a ring pays for each that it leaves."""
     leaves = [Leaf(path=(f"b{i}",), nodes=(f"n{i}",)) for i in range(8)]
-    fabric = chain(leaves, (4, 8, 16))
-    assert [crossings([f"n{a}", f"n{b}"], fabric) for a, b in ((0, 1), (0, 2), (1, 2), (0, 4), (3, 4))] == [
+    fabric = block_fabric(leaves, (4, 8, 16))
+    assert [ring_hops([f"n{a}", f"n{b}"], fabric) for a, b in ((0, 1), (0, 2), (1, 2), (0, 4), (3, 4))] == [
         2 * 2,
         2 * 4,
         2 * 4,
         2 * 6,
         2 * 6,
     ]
-    assert fewest(["n0", "n1", "n2"], fabric) == 2 * 3 + 2 * 2
+    assert min_ring_hops(["n0", "n1", "n2"], fabric) == 2 * 3 + 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_aggregates_are_blocks_side_by_side() -> None:
 def test_a_grid_has_a_node_for_each_place(dims: tuple[int, ...], nodes: str) -> None:
     """No more, no fewer, none twice."""
     with pytest.raises(DataError):
-        grid(dims, list(nodes))
+        torus_fabric(dims, list(nodes))
 
 
 def test_lists_for_slurm_have_one_bracket_a_name() -> None:
     """Older versions take no more in a topology.conf."""
-    assert folded([f"n{i}" for i in (1, 2, 3, 7)]) == "n[1-3,7]"
+    assert fold_nodes([f"n{i}" for i in (1, 2, 3, 7)]) == "n[1-3,7]"
     names = [f"r{rack}n{node}" for rack in (1, 2) for node in (1, 2)]
-    assert all(item.count("[") < 2 for item in folded(names).replace(",r", " r").split())
-    assert listed(folded(names)) == names
+    assert all(item.count("[") < 2 for item in fold_nodes(names).replace(",r", " r").split())
+    assert expand_ordered(fold_nodes(names)) == names
 
 
 def test_a_region_may_lie_over_the_edge_of_a_torus() -> None:
@@ -69,19 +69,19 @@ def test_a_region_may_lie_over_the_edge_of_a_torus() -> None:
             dims: {x: 3, y: 1, z: 1}
             nodes: n[1-3]
 """
-    torus = yaml.read(text, "t").torus
+    torus = yaml.read_yaml(text, "t").torus
     assert torus
     assert torus.nodes == ("n3", "n1", "n2")
 
 
 def test_columns_that_tell_each_other_are_from_the_root() -> None:
     """A leaf to each pod: the names say nothing of which is above, and the order of the columns counts."""
-    (first, second) = table.read("host,pod,leaf\nn1,P1,L1\nn2,P2,L2\n", "t").leaves
+    (first, second) = table.read_table("host,pod,leaf\nn1,P1,L1\nn2,P2,L2\n", "t").leaves
     assert (first.path, second.path) == (("P1", "L1"), ("P2", "L2"))
-    assert table.read("host,leaf,pod\nn1,L1,P1\nn2,L2,P1\n", "t").leaves[0].path == ("P1", "L1")
+    assert table.read_table("host,leaf,pod\nn1,L1,P1\nn2,L2,P1\n", "t").leaves[0].path == ("P1", "L1")
 
 
 def test_leaves_without_a_pod_need_none() -> None:
     """The best place for as many as they hold has no pod, and one more takes one."""
-    fabric = tree([Leaf(path=("a",), nodes=("a1", "a2")), Leaf(path=("p", "b"), nodes=("b1", "b2"))])
-    assert [score.best(k, fabric).pods for k in (2, 3, 4)] == [0, 1, 1]
+    fabric = tree_fabric([Leaf(path=("a",), nodes=("a1", "a2")), Leaf(path=("p", "b"), nodes=("b1", "b2"))])
+    assert [score.best_possible(k, fabric).pods for k in (2, 3, 4)] == [0, 1, 1]

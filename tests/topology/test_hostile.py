@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.topology import discover
-from pitools.topology.fabric_model import grid, listed
+from pitools.topology.fabric_model import expand_ordered, torus_fabric
 from pitools.topology.formats import matrix, nvlink, table
-from pitools.topology.rank_order import order
-from pitools.topology.ring_cost import crossings, fewest
+from pitools.topology.rank_order import rank_order
+from pitools.topology.ring_cost import min_ring_hops, ring_hops
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -33,9 +33,9 @@ def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
     """It is counted before it is expanded."""
     began = time.process_time()
     with pytest.raises(UsageError, match="stands for more than 262144 names"):
-        listed(folded)
+        expand_ordered(folded)
     assert time.process_time() - began < 0.5
-    assert len(listed("n[1-3,7,0010-0012],r[1-2]n[1-2]")) == 11
+    assert len(expand_ordered("n[1-3,7,0010-0012],r[1-2]n[1-2]")) == 11
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
         ("t.csv", "# by hand\n\nhost,leaf\n\nn1,a b\n", "'a b' is no name", ":5"),
         ("t.csv", "host,leaf\x1b[2J\nn1,\n", r"'leaf\\x1b\[2J' is empty", ":2"),
         ("t.csv", "latency" + "".join(f",n{i}" for i in range(20_000)) + "\n", "matrix of 20000 nodes", ""),
-        ("t.jsonl", '{"schema":"pit.nvlink/1","node":"n","cluster_uuid":"a\\nb"}', "is no name", ":1"),
+        ("t.jsonl", '{"schema":"pit.nvlink-domain/1","node":"n","cluster_uuid":"a\\nb"}', "is no name", ":1"),
     ],
 )
 def test_files_that_do_harm(tmp_path: Path, name: str, text: str, what: str, where: str) -> None:
@@ -60,10 +60,10 @@ def test_files_that_do_harm(tmp_path: Path, name: str, text: str, what: str, whe
     path.write_text(text)
     began = time.process_time()
     with pytest.raises((ConfigError, DataError), match=what) as caught:
-        discover.read(path)
+        discover.read_fabric(path)
     assert time.process_time() - began < 4
     assert caught.value.where.startswith(f"{path}{where}")
-    assert caught.value.what.isprintable()
+    assert caught.value.message.isprintable()
 
 
 def test_a_yaml_that_is_deep(tmp_path: Path) -> None:
@@ -79,13 +79,13 @@ def test_a_yaml_that_is_deep(tmp_path: Path) -> None:
 def test_what_is_no_file(path: str) -> None:
     """A name that cannot be, a device without an end, a folder: each is an error of ours."""
     with pytest.raises(ConfigError, match=r"cannot be read|larger than any topology"):
-        discover.read(Path(path))
+        discover.read_fabric(Path(path))
 
 
 def test_comments_may_be_indented(tmp_path: Path) -> None:
     """The form is told by the first line that says something."""
     (tmp_path / "t.conf").write_text("\n   # ours\nSwitchName=a Nodes=n1\n")
-    assert discover.read(tmp_path / "t.conf").leaves[0].nodes == ("n1",)
+    assert discover.read_fabric(tmp_path / "t.conf").leaves[0].nodes == ("n1",)
 
 
 @pytest.mark.parametrize("kind", [complex, str, "M8[s]"])
@@ -93,7 +93,7 @@ def test_arrays_of_no_numbers(tmp_path: Path, kind: type) -> None:
     """Nothing is measured in them."""
     np.savez(tmp_path / "m.npz", nodes=np.array(["a", "b"]), latency=np.zeros((2, 2), kind))
     with pytest.raises(ConfigError, match="no kind of number"):
-        discover.read(tmp_path / "m.npz")
+        discover.read_fabric(tmp_path / "m.npz")
 
 
 def test_an_array_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +102,11 @@ def test_an_array_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "latency.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header)
     (tmp_path / "latency.nodes").write_text("a b")
     with pytest.raises(PitError):
-        discover.read(tmp_path / "latency.npy")
-    monkeypatch.setattr(matrix, "_MOST_NODES", 100)
+        discover.read_fabric(tmp_path / "latency.npy")
+    monkeypatch.setattr(matrix, "_MAX_NODES", 100)
     np.savez_compressed(tmp_path / "m.npz", nodes=np.array(["a"]), latency=np.zeros((200, 200)))
     with pytest.raises(ConfigError, match="matrix of 200 nodes"):
-        discover.read(tmp_path / "m.npz")
+        discover.read_fabric(tmp_path / "m.npz")
 
 
 @pytest.mark.parametrize("unit", [1e-310, 1e-160, 1.0, 1e160, 1e307])
@@ -127,25 +127,25 @@ def test_a_matrix_in_any_unit(unit: float, is_bandwidth: bool) -> None:
 def test_names_stay_unique_whatever_they_are(paths: list[tuple[str, ...]]) -> None:
     """A switch's name stands for one switch, also where names hold the mark that joins them."""
     text = "host,a,b,c\n" + "".join(f"n{i},{','.join(path)}\n" for i, path in enumerate(paths))
-    leaves = table.read(text, "t").leaves
+    leaves = table.read_table(text, "t").leaves
     branches = {leaf.path[: depth + 1] for leaf in leaves for depth in range(3)}
     assert len({branch[-1] for branch in branches}) == len(branches)
 
 
 def test_nodes_that_a_torus_does_not_have() -> None:
     """They open the ring, and the bound is one for that ring."""
-    fabric = grid((4, 4), [f"t{i}" for i in range(16)])
+    fabric = torus_fabric((4, 4), [f"t{i}" for i in range(16)])
     for nodes in (["t0", "t1", "u"], ["t0", "u", "v"], ["u", "v"], ["t0", "t1", "t2", "t3", "u"]):
-        ranks = [slot.node for slot in order(nodes, fabric)]
-        assert fewest(nodes, fabric) <= crossings(ranks, fabric)
-    assert fewest(["t0", "t1", "u"], fabric) == 1
+        ranks = [slot.node for slot in rank_order(nodes, fabric)]
+        assert min_ring_hops(nodes, fabric) <= ring_hops(ranks, fabric)
+    assert min_ring_hops(["t0", "t1", "u"], fabric) == 1
 
 
 def test_one_domain_of_many_nodes() -> None:
     """A UUID as NVML prints it is a name, and so is none."""
     uuid = "12345678-1234-1234-1234-123456789abc"
-    lines = "\n".join(f'{{"schema":"pit.nvlink/1","node":"n{i}","cluster_uuid":"{uuid}"}}' for i in range(3))
-    assert len(nvlink.read(lines + '\n{"schema":"pit.nvlink/1","node":"m"}', "t").leaves) == 1
+    lines = "\n".join(f'{{"schema":"pit.nvlink-domain/1","node":"n{i}","cluster_uuid":"{uuid}"}}' for i in range(3))
+    assert len(nvlink.read_domains(lines + '\n{"schema":"pit.nvlink-domain/1","node":"m"}', "t").leaves) == 1
 
 
 def test_hostile_words_of_the_order_command(pit: Pit, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_hostile_words_of_the_order_command(pit: Pit, tmp_path: Path) -> None:
 
     assert call("n3\nn1 n2", "-H").stdout == "n1,n2,n3\n"
     assert call("n3\nn1 n2", "--as", "jax").returncode == 0
-    assert call("-", "-H", stdin='{"schema":"pit.choice/1","nodes":["n2","n1"]}\n').stdout == "n1,n2\n"
+    assert call("-", "-H", stdin='{"schema":"pit.node-choice/1","nodes":["n2","n1"]}\n').stdout == "n1,n2\n"
     for stdin in ('{"node":5}', '{"nodes":[1]}', '{"nodes":7}', "{" + "[" * 9, '{"a":1}'):
         done = call("-", stdin=stdin)
         assert (done.returncode, "is no record" in done.stderr) == (2, True), stdin

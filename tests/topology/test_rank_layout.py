@@ -17,7 +17,7 @@ from pitools.core.errors import UsageError
 from pitools.slurm.records import Switch
 from pitools.topology import rank_layout
 from pitools.topology.fabric_model import Fabric, from_switches
-from pitools.topology.rank_order import Slot, order
+from pitools.topology.rank_order import NodeSlot, rank_order
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -37,8 +37,8 @@ def leaves(*sizes: int) -> Fabric:
     )
 
 
-def slots_of(fabric: Fabric, group: int = 1) -> list[Slot]:
-    return order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group)
+def slots_of(fabric: Fabric, group: int = 1) -> list[NodeSlot]:
+    return rank_order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]), st.data())
@@ -48,9 +48,9 @@ def test_every_rank_has_one_place(sizes: list[int], gpus: int, data: st.DataObje
     tensor = data.draw(st.sampled_from([t for t in (1, 2, 4, 8) if gpus % t == 0]))
     world = len(slots) * gpus
     pipeline = data.draw(st.sampled_from([p for p in range(1, world + 1) if world % (p * tensor) == 0]))
-    seats = rank_layout.seats(slots, gpus, tensor, pipeline)
+    seats = rank_layout.place_ranks(slots, gpus, tensor, pipeline)
     places = [(seat.data, seat.pipeline, seat.tensor) for seat in seats]
-    shape = rank_layout.mesh(seats, [slot.node for slot in slots]).shape
+    shape = rank_layout.jax_mesh(seats, [slot.node for slot in slots]).shape
     assert places == [(d, p, t) for d in range(shape[0]) for p in range(shape[1]) for t in range(shape[2])]
     assert [(seat.rank, seat.node, seat.local_rank) for seat in seats] == [
         (rank, slots[rank // gpus].node, rank % gpus) for rank in range(world)
@@ -64,7 +64,7 @@ def test_every_rank_has_one_place(sizes: list[int], gpus: int, data: st.DataObje
 def test_pipelines_stay_below_a_leaf() -> None:
     """Replicas of two nodes on leaves of 4, 3 and 2: only the one that must goes over two leaves."""
     slots = slots_of(leaves(4, 3, 3), rank_layout.nodes_per_replica(8, 4, 4))
-    seats = rank_layout.seats(slots, 8, tensor=4, pipeline=4)
+    seats = rank_layout.place_ranks(slots, 8, tensor=4, pipeline=4)
     spread = [len({s.leaf for s in seats if s.data == d}) for d in range(5)]
     assert sorted(spread) == [1, 1, 1, 1, 2]
 
@@ -78,24 +78,24 @@ def test_axes_that_do_not_fit_are_refused() -> None:
         (16, 1, "would span several leaves"),
     ]:
         with pytest.raises(UsageError, match=what) as caught:
-            rank_layout.seats(slots, 8, tensor, pipeline)
+            rank_layout.place_ranks(slots, 8, tensor, pipeline)
         assert caught.value.hint
-    whole = rank_layout.seats(slots_of(leaves(2, 2)), 8, 16)  # an NVLink domain of two nodes is one tensor group
+    whole = rank_layout.place_ranks(slots_of(leaves(2, 2)), 8, 16)  # an NVLink domain of two nodes is one tensor group
     assert [{s.leaf for s in whole if s.data == d} for d in (0, 1)] == [{"leaf0"}, {"leaf1"}]
 
 
 def test_host_file_and_rank_file() -> None:
     """A line a task; cores of a node dealt out to its ranks."""
     slots = slots_of(leaves(1, 1))
-    assert rank_layout.hostfile(slots, 2) == "n00\nn00\nn01\nn01\n"
-    assert rank_layout.rankfile(slots, 2, cpus=4).splitlines() == [
+    assert rank_layout.format_hostfile(slots, 2) == "n00\nn00\nn01\nn01\n"
+    assert rank_layout.format_rankfile(slots, 2, cpus=4).splitlines() == [
         "rank 0=n00 slot=0-3",
         "rank 1=n00 slot=4-7",
         "rank 2=n01 slot=0-3",
         "rank 3=n01 slot=4-7",
     ]
-    assert rank_layout.rankfile(slots, 1).splitlines() == ["rank 0=n00 slot=0", "rank 1=n01 slot=0"]
-    assert rank_layout.torchrun([], 8) == ""
+    assert rank_layout.format_rankfile(slots, 1).splitlines() == ["rank 0=n00 slot=0", "rank 1=n01 slot=0"]
+    assert rank_layout.format_torchrun([], 8) == ""
 
 
 TOPOLOGY = "SwitchName=a Nodes=n1,n4\nSwitchName=b Nodes=n2,n3\nSwitchName=s Switches=a,b\n"
@@ -176,7 +176,7 @@ def test_forms_of_the_command(pit: Pit, site: str) -> None:
         == "n1\nn1\nn4\nn4\nn2\nn2\nn3\nn3\n"
     )
     first = json.loads(call("--as", "ranks", "--gpus", "4", "--tensor", "4").stdout.splitlines()[1])
-    assert first["schema"] == "pit.seat/1"
+    assert first["schema"] == "pit.rank-placement/1"
     assert (first["node"], first["local_rank"], first["tensor"], first["data"]) == ("n1", 1, 1, 0)
     assert call("-H", "--as", "ranks").returncode == 2
     strange = pit("topology", "order", "x1,n2", "--site", "wired", "-H", PIT_SITE_PATH=site)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
 from pitools.slurm.records import Block, Switch
-from pitools.topology.fabric_model import Fabric, from_blocks, from_switches, natural
-from pitools.topology.rank_order import order
+from pitools.topology.fabric_model import Fabric, from_blocks, from_switches, natural_sort_key
+from pitools.topology.rank_order import rank_order
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,7 +58,7 @@ def test_every_subtree_is_one_run_of_ranks(fanout: list[list[int]], data: st.Dat
     nodes = [node for leaf in fabric.leaves for node in leaf.nodes]
     assert len(set(nodes)) == len(nodes) == sum(map(sum, fanout))  # every node is under one leaf
     chosen = data.draw(st.lists(st.sampled_from(nodes), min_size=1, unique=True))
-    slots = order(chosen, fabric)
+    slots = rank_order(chosen, fabric)
     assert sorted(slot.node for slot in slots) == sorted(chosen)
     assert all(len(slot.path) == 3 for slot in slots)
     for depth in range(3):
@@ -70,7 +70,7 @@ def test_every_subtree_is_one_run_of_ranks(fanout: list[list[int]], data: st.Dat
 def test_nodes_the_fabric_does_not_know_come_last() -> None:
     """They keep their natural order, and name no leaf."""
     fabric = from_switches([Switch(switch="s", level=0, node_list="n[1-2]")])
-    assert [(s.node, s.leaf) for s in order(["x10", "n2", "x9", "n1"], fabric)] == [
+    assert [(s.node, s.leaf) for s in rank_order(["x10", "n2", "x9", "n1"], fabric)] == [
         ("n1", "s"),
         ("n2", "s"),
         ("x9", ""),
@@ -80,7 +80,7 @@ def test_nodes_the_fabric_does_not_know_come_last() -> None:
 
 def test_a_flat_network_is_name_order() -> None:
     """Without a topology, ranks follow names as people count."""
-    assert [slot.node for slot in order(["n10", "n9", "n1"], Fabric(leaves=()))] == ["n1", "n9", "n10"]
+    assert [slot.node for slot in rank_order(["n10", "n9", "n1"], Fabric(leaves=()))] == ["n1", "n9", "n10"]
 
 
 def test_blocks_follow_their_index() -> None:
@@ -90,7 +90,7 @@ def test_blocks_follow_their_index() -> None:
         Block(block="b[1-2]", index=2, node_list="n[1-4]", size=4, is_aggregated=True),
         Block(block="b1", index=0, node_list="n[1-2]", size=2),
     ]
-    assert [slot.leaf for slot in order(["n4", "n1"], from_blocks(blocks))] == ["b1", "b2"]
+    assert [slot.leaf for slot in rank_order(["n4", "n1"], from_blocks(blocks))] == ["b1", "b2"]
 
 
 def test_separate_trees_stay_apart() -> None:
@@ -98,7 +98,7 @@ def test_separate_trees_stay_apart() -> None:
     fabric = from_switches(
         [Switch(switch="b", level=0, node_list="n[1,3]"), Switch(switch="a", level=0, node_list="n[2,4]")]
     )
-    assert [slot.node for slot in order(["n1", "n2", "n3", "n4"], fabric)] == ["n2", "n4", "n1", "n3"]
+    assert [slot.node for slot in rank_order(["n1", "n2", "n3", "n4"], fabric)] == ["n2", "n4", "n1", "n3"]
 
 
 def leaf(name: str, nodes: str = "", switches: str = "") -> Switch:
@@ -120,7 +120,7 @@ def test_an_impossible_fabric_is_refused(switches: list[Switch], what: str) -> N
 
 def test_natural_order_counts() -> None:
     """Digits compare as numbers, wherever they stand."""
-    assert sorted(["r2n10", "r10n1", "r2n9"], key=natural) == ["r2n9", "r2n10", "r10n1"]
+    assert sorted(["r2n10", "r10n1", "r2n9"], key=natural_sort_key) == ["r2n9", "r2n10", "r10n1"]
 
 
 def test_orders_pipe_into_each_other(pit: Pit, write_conf: Path) -> None:
@@ -145,5 +145,5 @@ def test_groups_stay_below_a_switch() -> None:
     """With groups of 4, switches that hold whole groups come first: one group is over two switches, and not two."""
     sizes = {"a": 6, "b": 4, "c": 2}
     fabric = from_switches([leaf(name, ",".join(f"{name}{i}" for i in range(size))) for name, size in sizes.items()])
-    ranks = [slot.leaf for slot in order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group=4)]
+    ranks = [slot.leaf for slot in rank_order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group=4)]
     assert [len(set(ranks[at : at + 4])) for at in (0, 4, 8)] == [1, 1, 2]

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.site.connect import client
-from pitools.site.load import load
+from pitools.site.load import load_site
 from pitools.slurm.records import Switch
 from pitools.slurm.states import is_finished
 from pitools.topology import discover
-from pitools.topology.fabric_model import Fabric, Torus, from_switches, natural
-from pitools.topology.rank_order import order
-from pitools.topology.ring_cost import crossings, fewest
-from pitools.topology.torus_order import tour
+from pitools.topology.fabric_model import Fabric, Torus, from_switches, natural_sort_key
+from pitools.topology.rank_order import rank_order
+from pitools.topology.ring_cost import min_ring_hops, ring_hops
+from pitools.topology.torus_order import torus_order
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 SHAPES = st.recursive(st.integers(1, 4), lambda below: st.lists(below, min_size=1, max_size=4), max_leaves=10)
@@ -66,9 +66,13 @@ def drawn(fabric: Fabric, data: st.DataObject, most: int) -> list[str]:
 def test_no_permutation_is_better(fabric: Fabric, data: st.DataObject) -> None:
     """Of six nodes, every ring there is goes through as many links or more."""
     chosen = drawn(fabric, data, 6)
-    ours = crossings([slot.node for slot in order(chosen, fabric)], fabric)
+    ours = ring_hops([slot.node for slot in rank_order(chosen, fabric)], fabric)
     first, *rest = chosen
-    assert ours == min(crossings([first, *others], fabric) for others in permutations(rest)) == fewest(chosen, fabric)
+    assert (
+        ours
+        == min(ring_hops([first, *others], fabric) for others in permutations(rest))
+        == min_ring_hops(chosen, fabric)
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -76,17 +80,21 @@ def test_no_permutation_is_better(fabric: Fabric, data: st.DataObject) -> None:
 def test_the_least_there_can_be(fabric: Fabric, group: int, data: st.DataObject) -> None:
     """Each used link out and back once, whatever is kept together, and never more than in order of name."""
     chosen = drawn(fabric, data, 40)
-    ours = [slot.node for slot in order(chosen, fabric, group)]
+    ours = [slot.node for slot in rank_order(chosen, fabric, group)]
     assert sorted(ours) == sorted(chosen)
-    assert crossings(ours, fabric) == fewest(chosen, fabric) <= crossings(sorted(chosen, key=natural), fabric)
+    assert (
+        ring_hops(ours, fabric)
+        == min_ring_hops(chosen, fabric)
+        <= ring_hops(sorted(chosen, key=natural_sort_key), fabric)
+    )
 
 
 def test_heavy_pods_come_first() -> None:
     """The pod with more of the nodes leads, and so does the fuller leaf in it; equals stay as the fabric has them."""
     fabric = forest([[[1, 2], [2, 3], [3, 2]]], 1)
     every = [node for leaf in fabric.leaves for node in leaf.nodes]
-    assert [slot.path[1] for slot in order(every, fabric)] == ["s4"] * 5 + ["s7"] * 5 + ["s1"] * 3
-    sizes = [len(list(leaf)) for leaf in grouped(order(every, fabric))]
+    assert [slot.path[1] for slot in rank_order(every, fabric)] == ["s4"] * 5 + ["s7"] * 5 + ["s1"] * 3
+    sizes = [len(list(leaf)) for leaf in grouped(rank_order(every, fabric))]
     assert sizes == [3, 2, 3, 2, 2, 1]
 
 
@@ -105,7 +113,7 @@ def test_groups_span_leaves_only_where_they_must() -> None:
     """Leaves of 3, 2, 3 and 4 nodes in groups of two: one group spans two leaves, and in order of size two would."""
     fabric = forest([[3, 2, 3, 4]], 2)
     every = [node for leaf in fabric.leaves for node in leaf.nodes]
-    slots = order(every, fabric, 2)
+    slots = rank_order(every, fabric, 2)
     assert sum(a.leaf != b.leaf for a, b in zip(slots[::2], slots[1::2], strict=True)) == 1
 
 
@@ -121,21 +129,21 @@ def test_a_torus_is_walked_from_neighbour_to_neighbour(dims: list[int], data: st
         at[tuple((a + b) % size for a, b, size in zip(corner, cell, dims, strict=True))]
         for cell in product(*map(range, sides))
     ]
-    way = tour(box, torus)
+    way = torus_order(box, torus)
     assert sorted(way) == sorted(box)
     fabric = Fabric(kind="torus", torus=torus)
-    hops = [crossings([a, b], fabric) // 2 for a, b in pairwise(way)]
+    hops = [ring_hops([a, b], fabric) // 2 for a, b in pairwise(way)]
     assert all(hop == 1 for hop in hops)
     if any(side % 2 == 0 and prod(sides) > side for side in sides):
-        assert crossings(way, fabric) == len(box)
-    assert [slot.node for slot in order(box, fabric)] == way
+        assert ring_hops(way, fabric) == len(box)
+    assert [slot.node for slot in rank_order(box, fabric)] == way
 
 
 def test_a_torus_with_holes_keeps_every_node() -> None:
     """Nodes that are no box are all there, and a node of no torus comes last."""
     torus = Torus(dims=(3, 3), nodes=tuple("abcdefghi"))
-    assert [slot.node for slot in order("aegx", Fabric(kind="torus", torus=torus))] == ["a", "e", "g", "x"]
-    assert tour([], torus) == []
+    assert [slot.node for slot in rank_order("aegx", Fabric(kind="torus", torus=torus))] == ["a", "e", "g", "x"]
+    assert torus_order([], torus) == []
 
 
 SCRIPT = """#!/bin/bash
@@ -153,7 +161,7 @@ touch done
 @pytest.mark.slurm
 def test_against_slurms_own_order(clusters: Path, repo: Path) -> None:
     """On a real Slurm: tasks run as our host file says, through half the links of Slurm's own order."""
-    site = load("alpha")
+    site = load_site("alpha")
     slurm = client(site)
     folder = Path(f"/var/tmp/pit-test-order-{time.time_ns()}")
     folder.mkdir()
@@ -172,6 +180,6 @@ def test_against_slurms_own_order(clusters: Path, repo: Path) -> None:
     finally:
         slurm.cancel([job])
         shutil.rmtree(folder)
-    fabric = discover.of_site(site, slurm)
-    assert ran["ours"] == hosts == [slot.node for slot in order(hosts, fabric)]
-    assert crossings(hosts, fabric) == fewest(hosts, fabric) == crossings(ran["slurm"], fabric) / 2
+    fabric = discover.fabric_of_site(site, slurm)
+    assert ran["ours"] == hosts == [slot.node for slot in rank_order(hosts, fabric)]
+    assert ring_hops(hosts, fabric) == min_ring_hops(hosts, fabric) == ring_hops(ran["slurm"], fabric) / 2

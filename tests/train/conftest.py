@@ -96,7 +96,7 @@ class Job:
     def log(self, rank: int = 0) -> list[steps.Step]:
         """The step log of a rank so far."""
         path = self.folder / "steps" / f"{rank}.jsonl"
-        return steps.read(path) if path.exists() else []
+        return steps.read_step_log(path) if path.exists() else []
 
     def losses(self, rank: int = 0) -> list[float]:
         """The losses a rank has logged."""

@@ -16,12 +16,12 @@ from pitools.core.errors import DataError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.loader import Loader
 from pitools.store.manifest import Statistics
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.version_reader import VersionReader
 from pitools.train import dataset
-from pitools.train.dataset import Demonstrations
+from pitools.train.dataset import DemonstrationDataset
 
 
-def epoch(data: Demonstrations, samples: int, batch_size: int = 6) -> dict[str, Any]:
+def epoch(data: DemonstrationDataset, samples: int, batch_size: int = 6) -> dict[str, Any]:
     """All samples of an epoch, by array, in the dataset's order."""
     loader = Loader(data, batch_size=batch_size)
     read = [({**batch.arrays}, batch.samples) for batch in islice(copies(loader), samples // batch_size)]
@@ -37,7 +37,7 @@ def copies(loader: Loader) -> Any:
 
 def test_an_epoch_is_the_split_to_train_on(small: Path) -> None:
     """Frames are the recording's own, of the split `train` alone; what is no image or vector is left out."""
-    data, raw = Demonstrations(small), Arrays(small)
+    data, raw = DemonstrationDataset(small), VersionReader(small)
     assert (data.cameras, data.proprio) == (["obs/eye_image"], ["obs/joints"])
     assert list(data.fields) == ["obs/eye_image", "action", "proprio"]
     found = epoch(data, 60)
@@ -50,33 +50,33 @@ def test_an_epoch_is_the_split_to_train_on(small: Path) -> None:
 
 def test_ranks_share_a_batch(small: Path) -> None:
     """Parts of 2 ranks are the batch of one; with a seed, the order is another."""
-    whole = next(Loader(Demonstrations(small), batch_size=15))
-    parts = [next(Loader(Demonstrations(small), batch_size=15, rank=rank, world_size=2)) for rank in range(2)]
+    whole = next(Loader(DemonstrationDataset(small), batch_size=15))
+    parts = [next(Loader(DemonstrationDataset(small), batch_size=15, rank=rank, world_size=2)) for rank in range(2)]
     for name, array in whole.arrays.items():
         np.testing.assert_array_equal(np.concatenate([part.arrays[name] for part in parts]), array)
-    assert next(Loader(Demonstrations(small, seed=1), batch_size=15)).samples.tolist() != whole.samples.tolist()
+    assert next(Loader(DemonstrationDataset(small, seed=1), batch_size=15)).samples.tolist() != whole.samples.tolist()
 
 
 def test_columns_are_brought_to_one_scale(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean 0 and deviation 1 a column, whatever the size of the blocks that the sums are made in."""
-    raw = Arrays(small)
+    raw = VersionReader(small)
     rows = raw.read("obs/joints", 0, 70)
     for block in (7, 1 << 16):
-        monkeypatch.setattr(dataset, "BLOCK", block)
-        mean, deviation = dataset.computed(raw, "obs/joints")
+        monkeypatch.setattr(dataset, "BLOCK_ROWS", block)
+        mean, deviation = dataset.compute_moments(raw, "obs/joints")
         np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(deviation, rows.std(axis=0), rtol=1e-12)
 
 
 def test_statistics_are_the_manifest_s(small: Path) -> None:
     """Where the manifest has them nothing is read for them; else they are computed."""
-    raw = Arrays(small)
+    raw = VersionReader(small)
     known = Statistics(rows=70, minimum=(0.0,) * 3, maximum=(9.0,) * 3, mean=(1.0, 2.0, 3.0), deviation=(2.0, 4.0, 0.0))
     raw.manifest = msgspec.structs.replace(raw.manifest, statistics={"action": known})
-    scale = dataset.scale(raw, "action")
+    scale = dataset.make_normalizer(raw, "action")
     assert (scale.mean.tolist(), scale.deviation.tolist()) == ([1, 2, 3], [2, 4, 1])
     np.testing.assert_allclose(scale.apply(np.array([[3.0, 2.0, 5.0]])), [[1, 0, 2]])
-    joints = dataset.scale(raw, "obs/joints")
+    joints = dataset.make_normalizer(raw, "obs/joints")
     np.testing.assert_allclose(joints.mean, raw.read("obs/joints", 0, 70).mean(axis=0))
 
 
@@ -85,7 +85,7 @@ def test_a_column_that_never_changes_stays_finite(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         file["data/demo_0/actions"] = np.tile(np.float32([0.3, 1.0]), (9, 1)) * np.arange(9)[:, None] ** [[1, 0]]
         file["data/demo_0/obs/joints"] = np.ones((9, 2))
-    data = Demonstrations(Path(ingest([tmp_path / "a.hdf5"], root=tmp_path / "r", name="a").path))
+    data = DemonstrationDataset(Path(ingest([tmp_path / "a.hdf5"], root=tmp_path / "r", name="a").path))
     found = epoch(data, 9, 3)
     assert found.keys() == {"proprio", "action"}
     assert np.isfinite(found["action"]).all()
@@ -98,5 +98,5 @@ def test_a_dataset_with_nothing_to_see_is_refused(tmp_path: Path, recording: Cal
     skip = ["obs/eye_image", "obs/joints"]
     version = ingest([recording(tmp_path / "a.hdf5", (4, 4))], root=tmp_path / "r", name="a", skip=skip)
     with pytest.raises(DataError) as caught:
-        Demonstrations(Path(version.path))
+        DemonstrationDataset(Path(version.path))
     assert "obs/depth" in caught.value.hint

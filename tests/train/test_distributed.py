@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.train.distributed import WrongJob, check_nonce
-from pitools.train.rank import Rank
+from pitools.train.rank import RankEnv
 
 
 class Store:
@@ -39,7 +39,7 @@ def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
     told: list[WrongJob | None] = [None] * len(nonces)
 
     def one(number: int) -> None:
-        rank = Rank(rank=number, world_size=len(nonces), nonce=nonces[number])
+        rank = RankEnv(rank=number, world_size=len(nonces), nonce=nonces[number])
         try:
             check_nonce(rank, store.put, store.get, where="n01:29500")
         except WrongJob as error:
@@ -83,4 +83,4 @@ def test_a_rank_that_comes_late_is_told_too() -> None:
     store = Store()
     assert meet(["aa", "aa"], store) == [None, None]
     with pytest.raises(WrongJob):
-        check_nonce(Rank(rank=1, world_size=2, nonce="bb"), store.put, store.get, where="n01:29500")
+        check_nonce(RankEnv(rank=1, world_size=2, nonce="bb"), store.put, store.get, where="n01:29500")

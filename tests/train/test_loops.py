@@ -66,11 +66,11 @@ def test_two_ranks_learn_what_one_does(
         assert 60 * 16 * 16 * 3 < sum(step.bytes_read for step in log[:3]) < 100_000
         assert {step.bytes_read for step in log[3:]} == {0}
     # What is no lap is saving, and rank 1 saves nothing. Of the steps in the middle: others wait for a busy machine.
-    summary = steps.summarize([logs[1]])
+    summary = steps.summarize_steps([logs[1]])
     assert summary is not None
     assert summary.steps == 40
     assert median(1 - (step.input_s + step.compute_s + step.comm_s) / step.wall_s for step in logs[1]) < 0.1
-    assert lookup.whole(tmp_path / "checkpoints") == [40, 32, 16]
+    assert lookup.complete_steps(tmp_path / "checkpoints") == [40, 32, 16]
 
 
 def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
@@ -83,7 +83,7 @@ def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
     assert job.wait() == [128 + signal.SIGTERM] * 2, job.text()
     done = len(job.log(0))
     assert len(job.log(1)) == done < STEPS
-    assert lookup.newest(tmp_path / "checkpoints") == done
+    assert lookup.latest_step(tmp_path / "checkpoints") == done
     resumed = start(tmp_path / "1", module, small, steps=STEPS, batch_size=BATCH).ok()
     assert [step.step for step in resumed.log()] == list(range(done, STEPS))
     np.testing.assert_allclose(job.losses() + resumed.losses(), alone, atol=CLOSE, rtol=0)
@@ -104,7 +104,7 @@ def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
             until(lambda job=job: len(job.log()) > 16 or job.processes[0].poll() is not None)  # type: ignore[misc]
             job.kill()
             assert job.wait() == [-signal.SIGKILL], job.text()
-            kept = lookup.newest(tmp_path / "checkpoints")
+            kept = lookup.latest_step(tmp_path / "checkpoints")
             # What was made after the last checkpoint is made again, and is the same.
             assert found + job.losses() == alone[: done + len(job.losses())]
             found += job.losses()[: kept - done]
@@ -130,7 +130,9 @@ def test_ranks_that_would_draw_other_samples_are_refused(
     """One version at two places, an episode of it in quarantine at one of them: said before any step is made."""
     copy = tmp_path / "data" / small.parent.name / small.name
     shutil.copytree(small, copy)
-    version_state.set_quarantine(copy, version_state.Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    version_state.set_quarantine(
+        copy, version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
+    )
     job = start(tmp_path / "0", either, [small, copy], ["aa"] * 2, steps=5, batch_size=6)
     until(lambda: job.processes[1].poll() is not None)
     job.kill()  # rank 0 waits for the other's answer

@@ -8,12 +8,12 @@ import pytest
 
 from pitools.core.errors import ConfigError
 from pitools.train import rank
-from pitools.train.rank import Rank
+from pitools.train.rank import RankEnv
 
 
 def test_without_a_launcher_there_is_one_rank() -> None:
     """An empty environment is rank 0 of 1, which keeps nothing."""
-    assert rank.from_environment({}) == Rank()
+    assert rank.read_rank_env({}) == RankEnv()
 
 
 def test_a_launcher_says_everything() -> None:
@@ -27,7 +27,7 @@ def test_a_launcher_says_everything() -> None:
         "PIT_ATTEMPT_DIR": "/r/attempts/0",
         "PIT_CHECKPOINT_DIR": "/r/checkpoints",
     }
-    expected = Rank(
+    expected = RankEnv(
         rank=3,
         world_size=8,
         local_rank=1,
@@ -35,7 +35,7 @@ def test_a_launcher_says_everything() -> None:
         attempt_dir=Path("/r/attempts/0"),
         checkpoint_dir=Path("/r/checkpoints"),
     )
-    assert rank.from_environment(env) == expected
+    assert rank.read_rank_env(env) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_launcher_says_everything() -> None:
 def test_an_impossible_environment_is_refused(env: dict[str, str], what: str) -> None:
     """A rank that is none, or tasks that would each train alone, are named by their variable."""
     with pytest.raises(ConfigError, match=what):
-        rank.from_environment(env)
+        rank.read_rank_env(env)
 
 
 def test_a_dataset_is_found_by_name() -> None:
@@ -63,6 +63,6 @@ def test_a_dataset_is_found_by_name() -> None:
 
 def test_threads_are_what_was_granted() -> None:
     """OMP_NUM_THREADS goes before Slurm's number; with neither the library decides."""
-    assert rank.threads({"OMP_NUM_THREADS": "2", "SLURM_CPUS_PER_TASK": "8"}) == 2
-    assert rank.threads({"SLURM_CPUS_PER_TASK": "8"}) == 8
-    assert rank.threads({}) is None
+    assert rank.cpu_threads({"OMP_NUM_THREADS": "2", "SLURM_CPUS_PER_TASK": "8"}) == 2
+    assert rank.cpu_threads({"SLURM_CPUS_PER_TASK": "8"}) == 8
+    assert rank.cpu_threads({}) is None

@@ -1,4 +1,4 @@
-"""What a framework has to be able to do for a `Guard`, and what its errors mean."""
+"""What a framework has to be able to do for a `Checkpointer`, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
-from pitools.checkpoint.coordination.exchange import Meeting
-from pitools.checkpoint.store.hashing import Hashed
+from pitools.checkpoint.coordination.exchange import SaveExchange
+from pitools.checkpoint.store.hashing import FileDigest
 from pitools.core.errors import ClusterError, NoSpace, PitError
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 
 # What a rank has digested while it wrote it, and made durable: by path below the payload.
-Digests = Mapping[str, Hashed]
+Digests = Mapping[str, FileDigest]
 
 
-class Adapter(Protocol):
-    """A framework's. `Orbax` and `Dcp` are such."""
+class FrameworkAdapter(Protocol):
+    """A framework's. `OrbaxAdapter` and `DcpAdapter` are such."""
 
     format: str
 
     def describe(self, state: Any) -> dict[str, str]:
         """Name → type and shape of all that a state holds, the same at every rank."""
 
-    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests | None]:
+    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests | None]:
         """Copy a state to this host; returns what writes it, to be called once, in any thread.
 
         payload: where to write. It comes, or its error does, after `stage` has returned: training does not wait for a
@@ -34,7 +34,7 @@ class Adapter(Protocol):
     def load(self, payload: Path, like: Any) -> Any:
         """What was written, as `like` is. Raises DataError."""
 
-    def writer(self, path: str, world_size: int) -> int:
+    def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below the payload."""
 
     def random_state(self) -> dict[str, Any]:
@@ -44,15 +44,15 @@ class Adapter(Protocol):
         """Undo what was drawn since `random_state`."""
 
 
-def as_ours(error: BaseException, place: Path) -> BaseException:
+def as_pit_error(error: BaseException, path: Path) -> BaseException:
     """What a library's error means to the user."""
     if isinstance(error, OSError):
-        ours: PitError = os_error(error, place)
+        ours: PitError = from_os_error(error, path)
     elif isinstance(error, PitError) or not isinstance(error, Exception):
         return error
     else:
         line = next((line for line in str(error).splitlines() if line.strip()), "")
         kind = NoSpace if "No space left" in str(error) or "Disk quota" in str(error) else ClusterError
-        ours = kind(f"cannot save: {type(error).__name__}: {line}", where=str(place))
+        ours = kind(f"cannot save: {type(error).__name__}: {line}", where=str(path))
     ours.__cause__ = error
     return ours

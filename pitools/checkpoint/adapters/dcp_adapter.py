@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from pitools.checkpoint.adapters.base import Digests
-from pitools.checkpoint.adapters.dcp_files import Files
-from pitools.checkpoint.coordination.exchange import Meeting
+from pitools.checkpoint.adapters.dcp_files import DigestingFileSystem
+from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.core.errors import ConfigError, DataError
 
 # Who describes what is stored, name by name: a class beside these may open whatever address it is given.
@@ -42,16 +42,16 @@ _DESCRIBING = {
     "torch.distributed.checkpoint.planner": "BytesIOWriteData SavePlan TensorWriteData WriteItem WriteItemType",
     "torch.distributed.checkpoint.storage": "WriteResult",
 }
-_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
+_ALLOWED_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
 # Python 3.13's name is another than that of those before and after.
-_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+_ALLOWED_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 # What needs no try whether it would be loaded again, by itself, in lists and in tuples.
-_PLAIN = {int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter}
-_WRITER = re.compile(r"__(\d+)_\d+\.distcp$")
+_PLAIN_TYPES = {int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter}
+_RANK_IN_NAME = re.compile(r"__(\d+)_\d+\.distcp$")
 
 
-class Dcp:
-    """The adapter of a `Guard` for torch: states are (nested) dicts of tensors and plain values.
+class DcpAdapter:
+    """The adapter of a `Checkpointer` for torch: states are (nested) dicts of tensors and plain values.
 
     Tensors are saved where they are and loaded in place.
     """
@@ -72,9 +72,9 @@ class Dcp:
         """Name → type and shape of all that a state holds, over all ranks."""
         planner = DefaultSavePlanner()
         planner.set_up_planner(state)
-        return {str(name): _described(value) for name, value in planner.state_dict.items()}
+        return {str(name): _type_and_shape(value) for name, value in planner.state_dict.items()}
 
-    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], Digests]:
+    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests]:
         """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread.
 
         Raises ConfigError for what could be written and not be loaded.
@@ -108,15 +108,15 @@ class Dcp:
         if "cuda" in decoded and torch.cuda.is_available():
             torch.cuda.set_rng_state(decoded["cuda"])
 
-    def writer(self, path: str, world_size: int) -> int:
+    def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below `payload`."""
-        found = _WRITER.match(path)
+        found = _RANK_IN_NAME.match(path)
         return int(found[1]) % world_size if found else 0
 
     def _read(self, payload: Path, like: Any) -> None:
         planner, reader = _LoadPlanner(), FileSystemReader(payload)
-        reader.fs = Files()
-        metadata = _unpickled((payload / ".metadata").read_bytes())
+        reader.fs = DigestingFileSystem()
+        metadata = _unpickle((payload / ".metadata").read_bytes())
         planner.set_up_planner(like, metadata, True)
         reader.set_up_storage_reader(metadata, True)
         # Every rank plans for itself: what it reads is no other's concern.
@@ -124,28 +124,28 @@ class Dcp:
         (plan,) = reader.prepare_global_plan([plan])
         reader.read_data(planner.finish_plan(plan), planner).wait()
 
-    def _write(self, staged: Any, payload: Path, meet: Meeting) -> Digests:
+    def _write(self, staged: Any, payload: Path, exchange: SaveExchange) -> Digests:
         lead = self._rank == 0
         # Its files are synced as they are closed, once all bytes are theirs; its own sync comes before the last.
         planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
-        writer.fs = files = Files()
+        writer.fs = files = DigestingFileSystem()
         planner.set_up_planner(staged, writer.storage_meta(), lead)
         writer.set_up_storage_writer(lead)
         described: list[Any] = []
 
         def divide(plans: list[bytes]) -> list[bytes]:
-            shared, metadata = planner.create_global_plan([_unpickled(plan) for plan in plans])
+            shared, metadata = planner.create_global_plan([_unpickle(plan) for plan in plans])
             described.append(metadata)
             return [pickle.dumps(plan) for plan in writer.prepare_global_plan(shared)]
 
         def finish(results: list[bytes]) -> list[bytes]:
-            writer.finish(described[0], [_unpickled(result) for result in results])
+            writer.finish(described[0], [_unpickle(result) for result in results])
             return []
 
         plan = writer.prepare_local_plan(planner.create_local_plan())
-        share = planner.finish_plan(_unpickled(meet(pickle.dumps(plan), divide)))
+        share = planner.finish_plan(_unpickle(exchange(pickle.dumps(plan), divide)))
         results = writer.write_data(share, planner).wait()
-        meet(pickle.dumps(results), finish)
+        exchange(pickle.dumps(results), finish)
         return files.digests
 
 
@@ -177,12 +177,12 @@ class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
         raise pickle.UnpicklingError(f"the extension {code} has no place in a checkpoint")
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _PATHS:
+        if (module, name) in _ALLOWED_PATHS:
             return pathlib.PosixPath
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
         # By name before anything is looked up: to import a module is to run it.
-        if (module, name) in _NAMES:
+        if (module, name) in _ALLOWED_NAMES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
             return vars(torch)[name]
@@ -196,7 +196,7 @@ def _enum_member(kind: Any, name: Any) -> Enum:
     raise pickle.UnpicklingError(f"getattr of {kind!r} has no place in a checkpoint (expected a member of an enum)")
 
 
-def _unpickled(data: bytes) -> Any:
+def _unpickle(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
@@ -211,21 +211,21 @@ class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes
 
 def _require_loadable(value: Any, name: str = "") -> None:
     """See that the leaves of a state that are no tensors come back, before the first of them is saved."""
-    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+    if type(value) in _PLAIN_TYPES or isinstance(value, torch.Tensor):
         return
     parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None
     if type(value) in (list, tuple):
         parts = dict(enumerate(value))
-    if parts is not None and {*map(type, parts.values())} <= _PLAIN:  # soon done: a state has thousands of leaves
+    if parts is not None and {*map(type, parts.values())} <= _PLAIN_TYPES:  # soon done: a state has thousands of leaves
         return
     if parts is None or isinstance(value, tuple):  # torch takes a tuple as one leaf
-        _require_comes_back(value, name)
+        _require_round_trip(value, name)
         return
     for key, part in parts.items():
         _require_loadable(part, f"{name}.{key}" if name else str(key))
 
 
-def _require_comes_back(value: Any, name: str) -> None:
+def _require_round_trip(value: Any, name: str) -> None:
     written = io.BytesIO()
     try:
         torch.save(value, written)
@@ -237,7 +237,7 @@ def _require_comes_back(value: Any, name: str) -> None:
         raise ConfigError(what, where="the state to save", hint=hint) from error
 
 
-def _described(value: Any) -> str:
+def _type_and_shape(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return "value"
     return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"

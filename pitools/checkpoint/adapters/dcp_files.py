@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from pitools.checkpoint.store.hashing import Hashed
+from pitools.checkpoint.store.hashing import FileDigest
 from pitools.checkpoint.store.manifest import is_inside
-from pitools.core.daemon_pool import Threads
+from pitools.core.daemon_pool import DaemonPool
 from pitools.core.errors import DataError
 from pitools.store.digest import Hasher
 
@@ -23,12 +23,12 @@ from pitools.store.digest import Hasher
 _BUFFER = 256 << 10
 
 
-class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to mypy
+class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to mypy
     """Where a writer of DCP's puts its files. digests: of those that it has written and made durable, by name."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.digests: dict[str, Hashed] = {}
+        self.digests: dict[str, FileDigest] = {}
 
     def concat_path(self, path: Any, suffix: Any) -> Any:
         """Where a file lies that a description names. Raises DataError for one that is not below `path`."""
@@ -43,8 +43,8 @@ class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to
             with super().create_stream(path, mode) as stream:
                 yield stream
             return
-        with Threads(1, "digest") as pool, Path(path).open("wb", buffering=_BUFFER) as file:
-            written = _Written(file, pool)
+        with DaemonPool(1, "digest") as pool, Path(path).open("wb", buffering=_BUFFER) as file:
+            written = _DigestedFile(file, pool)
             yield written
             written.close()
         self.digests[Path(path).name] = written.digest()
@@ -56,10 +56,10 @@ class Files(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to
             self.digests[Path(new_path).name] = found
 
 
-class _Written:
+class _DigestedFile:
     """What DCP takes for an open file. It cannot seek: bytes that come out of order would have no digest."""
 
-    def __init__(self, file: BinaryIO, pool: Threads) -> None:
+    def __init__(self, file: BinaryIO, pool: DaemonPool) -> None:
         self._file, self._pool, self._hasher, self._count = file, pool, Hasher(), 0
 
     def write(self, data: Any) -> int:
@@ -92,6 +92,6 @@ class _Written:
             os.fsync(self._file.fileno())
             self._file.close()
 
-    def digest(self) -> Hashed:
+    def digest(self) -> FileDigest:
         """Of all that was written."""
-        return Hashed(self._count, self._hasher.text())
+        return FileDigest(self._count, self._hasher.digest())

@@ -19,15 +19,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]
 
-from pitools.checkpoint.coordination.exchange import Meeting
-from pitools.core.daemon_pool import Threads
+from pitools.checkpoint.coordination.exchange import SaveExchange
+from pitools.core.daemon_pool import DaemonPool
 from pitools.core.errors import DataError
 
-_WRITER = re.compile(r"(?:ocdbt\.|array_metadatas/)process_(\d+)(?:/|$)")
+_RANK_IN_NAME = re.compile(r"(?:ocdbt\.|array_metadatas/)process_(\d+)(?:/|$)")
 
 
-class Orbax:
-    """The adapter of a `Guard` for JAX.
+class OrbaxAdapter:
+    """The adapter of a `Checkpointer` for JAX.
 
     An array that is whole in each process counts as the same in all, and is written once.
     """
@@ -40,25 +40,25 @@ class Orbax:
     def describe(self, state: Any) -> dict[str, str]:
         """Name → type and shape of all that a state holds, over all processes."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-        return {_name(path): _described(leaf) for path, leaf in leaves}
+        return {_name(path): _type_and_shape(leaf) for path, leaf in leaves}
 
-    def stage(self, state: Any, payload: Future[Path]) -> Callable[[Meeting], None]:
+    def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], None]:
         """Copy a state to this host; returns what waits until it is in `payload`, to be called once, in any thread."""
-        args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_plain, state)))
+        args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_key_data, state)))
         # Copies, and writes once the folder is there; before that its threads would take turns with this one.
-        futures = _run(self._handler.async_save(_Awaited(payload), args=args))
+        futures = _run(self._handler.async_save(_AwaitedPath(payload), args=args))
         return lambda meet: self._write(futures, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
         """What is in `payload`, as `like` is: arrays, or jax.ShapeDtypeStruct with a sharding. Raises DataError."""
-        plain = jax.tree.map(_plain, like)
+        plain = jax.tree.map(_key_data, like)
         args = ocp.args.PyTreeRestore(item=plain, restore_args=jax.tree.map(_for_restoring, plain))
         try:
             found = self._handler.restore(epath.Path(payload), args=args)
         except Exception as error:
             line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise DataError(f"cannot be loaded: {line}", where=str(payload)) from error
-        return jax.tree.map(_as, like, jax.tree.map(_placed, plain, found))
+        return jax.tree.map(_match_type, like, jax.tree.map(_with_sharding, plain, found))
 
     def random_state(self) -> dict[str, Any]:
         """Nothing: JAX's keys are a part of the state."""
@@ -67,12 +67,12 @@ class Orbax:
     def set_random_state(self, states: dict[str, Any]) -> None:
         """Nothing."""
 
-    def writer(self, path: str, world_size: int) -> int:
+    def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below `payload`."""
-        found = _WRITER.match(path)
+        found = _RANK_IN_NAME.match(path)
         return int(found[1]) % world_size if found else 0
 
-    def _write(self, futures: Any, payload: Path, meet: Meeting) -> None:
+    def _write(self, futures: Any, payload: Path, exchange: SaveExchange) -> None:
         for future in futures:
             future.result()
 
@@ -80,22 +80,22 @@ class Orbax:
             self._handler.finalize(epath.Path(payload))  # merges the processes' databases into one
             return []
 
-        meet(answer=finish)
+        exchange(answer=finish)
 
 
-class _Awaited:
+class _AwaitedPath:
     """A folder that will be there, or something in it: orbax's protocol `PathAwaitingCreation`."""
 
     def __init__(self, folder: Future[Path], *names: str) -> None:
         self._folder, self._names = folder, names
 
-    def __truediv__(self, name: str) -> _Awaited:
-        return _Awaited(self._folder, *self._names, name)
+    def __truediv__(self, name: str) -> _AwaitedPath:
+        return _AwaitedPath(self._folder, *self._names, name)
 
     @property
     def path(self) -> epath.Path:
         """Where it is."""
-        return _Come(self._folder.result(), *self._names)
+        return _PresentPath(self._folder.result(), *self._names)
 
     async def await_creation(self) -> epath.Path:
         """Where it is, once it is there."""
@@ -103,7 +103,7 @@ class _Awaited:
         return self.path
 
 
-class _Come(type(epath.Path("/"))):  # type: ignore[misc]
+class _PresentPath(type(epath.Path("/"))):  # type: ignore[misc]
     """A folder that is there. Of two threads of orbax's that saw it awaited, the slower awaits this."""
 
     async def await_creation(self) -> epath.Path:
@@ -116,7 +116,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run_alone(coroutine)
-    with Threads(1, "orbax") as threads:  # in a notebook's own event loop
+    with DaemonPool(1, "orbax") as threads:  # in a notebook's own event loop
         return threads.submit(_run_alone, coroutine).result()
 
 
@@ -133,7 +133,7 @@ def _name(path: Any) -> str:
     return str(jax.tree_util.keystr(path, simple=True, separator="/"))
 
 
-def _described(leaf: Any) -> str:
+def _type_and_shape(leaf: Any) -> str:
     if not hasattr(leaf, "shape"):
         return "value"
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
@@ -143,30 +143,30 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _plain(leaf: Any) -> Any:
+def _key_data(leaf: Any) -> Any:
     """A random key as the numbers it is made of: a format of their own would not be read by another world size."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _as(leaf: Any, found: Any) -> Any:
+def _match_type(leaf: Any, found: Any) -> Any:
     return jax.random.wrap_key_data(found, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else found
 
 
-def _local(leaf: Any) -> bool:
+def _is_addressable(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jax.process_count() > 1 and leaf.is_fully_addressable
 
 
 def _for_saving(leaf: Any) -> Any:
-    return np.asarray(leaf) if _local(leaf) else leaf
+    return np.asarray(leaf) if _is_addressable(leaf) else leaf
 
 
 def _for_restoring(leaf: Any) -> Any:
-    if _local(leaf) or isinstance(leaf, np.ndarray | np.generic):
+    if _is_addressable(leaf) or isinstance(leaf, np.ndarray | np.generic):
         return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
     return ocp.RestoreArgs(restore_type=type(leaf))
 
 
-def _placed(leaf: Any, found: Any) -> Any:
-    return jax.device_put(found, leaf.sharding) if _local(leaf) else found
+def _with_sharding(leaf: Any, found: Any) -> Any:
+    return jax.device_put(found, leaf.sharding) if _is_addressable(leaf) else found

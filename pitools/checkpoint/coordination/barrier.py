@@ -1,6 +1,6 @@
-"""Ranks meet, with a name and a time-out, over a key-value store; who does not come is named.
+"""Named barriers with a time-out over a key-value store; an error names the missing ranks.
 
-Rank 0 looks for the others and tells all what it found, so that either all go on or all raise.
+Rank 0 collects the ranks' messages and publishes one result, so that either all ranks go on or all raise.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.core.record import decode_json
 
-# Rank 0 may itself be late by all of a barrier's time, and then has to tell the others.
+# Rank 0 may itself be late by a barrier's whole time-out, and only then publishes the result.
 _SLACK_S = 10.0
-_MOST_NAMED = 16
-# Keys that are left in the store: to delete each at once would cost a short save as much as its meetings.
-_KEPT = 1000
+_MAX_NAMED = 16
+# Keys left in the store before they are deleted: deleting each at once would cost a short save as much as its barriers.
+_MAX_WRITTEN_KEYS = 1000
 
 
 Put = Callable[[str, str], None]
@@ -27,15 +27,15 @@ Delete = Callable[[str], None]
 
 
 class RemoteRankError(ClusterError):
-    """What is wrong at a rank, as all of them learn it. error_kind: the class of that rank's own error."""
+    """A failure of another rank, raised at all ranks. error_kind: class name of that rank's own error."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", error_kind: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
         self.error_kind = error_kind
 
 
-class _Word(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one rank says, as JSON. error_kind: the class of what is wrong there, "" where nothing is."""
+class _RankMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One rank's message, as JSON. error_kind: class name of its error, "" for none."""
 
     value: str = ""
     error: str = ""
@@ -43,7 +43,7 @@ class _Word(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What rank 0 tells all, as JSON. missing: who did not come. failed: whose word is an error; that of the first."""
+    """Rank 0's result for all, as JSON. missing, failed: ranks. error, error_kind: of the first that failed."""
 
     missing: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
@@ -52,10 +52,10 @@ class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Barrier:
-    """Where the ranks of one job meet.
+    """Barrier, gather and broadcast over the ranks of one job.
 
-    put, get, delete: of a store that all ranks share; a key is written once, and deleted by rank 0 when no rank will
-    ask for it any more. nodes: of each rank, where they are known. timeout_s: how long the first waits for the last.
+    put, get, delete: of a store that all ranks share; a key is written once, and deleted by rank 0 after every rank
+    has read it. nodes: of each rank, if known. timeout_s: how long the first rank waits for the last, seconds.
     """
 
     def __init__(
@@ -75,113 +75,113 @@ class Barrier:
         self._nodes, self._prefix = nodes, prefix
         self._written: list[str] = []  # rank 0's: keys that some rank may not have read yet
 
-    def wait(self, name: str, trouble: BaseException | None = None) -> None:
-        """Return when every rank is here and none has trouble. name: never used twice, the same at all.
+    def wait(self, name: str, error: BaseException | None = None) -> None:
+        """Return when every rank has called this and none gave an error.
 
-        trouble: what is wrong at this rank: every rank then raises its first line at once. Raises Unreachable naming
-        the ranks that did not come and their nodes, RemoteRankError naming the first with trouble.
+        name: unique, the same at all ranks. error: of this rank; every rank then raises its first line at once. Raises
+        Unreachable naming the missing ranks and their nodes, RemoteRankError naming the first rank that failed.
         """
-        self.gather(name, "", trouble=trouble)
+        self.gather(name, "", error=error)
 
-    def gather(self, name: str, value: str, *, trouble: BaseException | None = None) -> list[str]:
-        """As `wait`; returns the values of all ranks, in order, at rank 0, and [] at the others."""
-        word = _Word(value, first_line(trouble), type(trouble).__name__) if trouble else _Word(value)
+    def gather(self, name: str, value: str, *, error: BaseException | None = None) -> list[str]:
+        """Wait as `wait` does; return the values of all ranks, in order, at rank 0, and [] at the others."""
+        message = _RankMessage(value, first_line(error), type(error).__name__) if error else _RankMessage(value)
         if self.world_size == 1:
-            self._judge(name, self._verdict([word]))
+            self._raise_error(name, self._combine_errors([message]))
             return [value]
         if self.rank:
-            self._put(f"{self._prefix}/{name}/{self.rank}", _encoded(word))
-            self._judge(name, decode_json(self._from_rank_0(name, "verdict"), BarrierResult))
+            self._put(f"{self._prefix}/{name}/{self.rank}", _encoded(message))
+            self._raise_error(name, decode_json(self._read_from_rank0(name, "verdict"), BarrierResult))
             return []
-        # With trouble here there is nothing to wait for.
-        words = [word] if trouble else self._words(name, word)
-        verdict = self._verdict(words)
+        # After an error here there is nothing to wait for.
+        messages = [message] if error else self._collect(name, message)
+        verdict = self._combine_errors(messages)
         self._put(f"{self._prefix}/{name}/verdict", _encoded(verdict))
-        if len(words) == self.world_size and not verdict.missing and len(self._written) > _KEPT:
+        if len(messages) == self.world_size and not verdict.missing and len(self._written) > _MAX_WRITTEN_KEYS:
             self._delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
-        self._judge(name, verdict)
-        return [word.value for word in words if word]
+        self._raise_error(name, verdict)
+        return [word.value for word in messages if word]
 
-    def tell(self, name: str, value: str = "") -> str:
-        """Rank 0's value at every rank. Raises Unreachable when rank 0 does not come to say it."""
+    def broadcast(self, name: str, value: str = "") -> str:
+        """Return rank 0's value at every rank. Raises Unreachable on a time-out."""
         if self.world_size == 1:
             return value
         if self.rank == 0:
             self._put(f"{self._prefix}/{name}/told", value)
             self._written.append(f"{self._prefix}/{name}/told")
             return value
-        return self._from_rank_0(name, "told")
+        return self._read_from_rank0(name, "told")
 
     @property
-    def witness(self) -> int | None:
-        """The first rank on another node than rank 0's; None where there is none, or the nodes are not known."""
+    def second_node_rank(self) -> int | None:
+        """Return the first rank on another node than rank 0's; None for one node, or when nodes are not known."""
         return next((rank for rank, node in enumerate(self._nodes) if node != self._nodes[0]), None)
 
     def _delete_written(self) -> None:
-        """Delete the keys of all calls before this one: every rank has come to it, and so has read them."""
+        """Delete the keys of all earlier calls: every rank has reached this one, and so has read them."""
         keys, self._written = self._written, []
         if self._delete:
             for key in keys:
                 self._delete(key)
 
-    def _words(self, name: str, mine: _Word) -> list[_Word | None]:
-        """What each rank put; None of those that did not come in time."""
-        until = time.monotonic() + self.timeout_s
-        words: list[_Word | None] = [mine]
+    def _collect(self, name: str, own_message: _RankMessage) -> list[_RankMessage | None]:
+        """Return each rank's message; None for those missing after the time-out."""
+        deadline = time.monotonic() + self.timeout_s
+        messages: list[_RankMessage | None] = [own_message]
         for rank in range(1, self.world_size):
             try:
-                # When time is over those who have come are still heard: a list of the missing has to be right.
-                text = self._get(f"{self._prefix}/{name}/{rank}", max(until - time.monotonic(), 0.05))
-                words.append(decode_json(text, _Word))
+                # After the time-out, messages already there are still read: the list of missing ranks has to be right.
+                text = self._get(f"{self._prefix}/{name}/{rank}", max(deadline - time.monotonic(), 0.05))
+                messages.append(decode_json(text, _RankMessage))
             except TimeoutError:
-                words.append(None)
-        return words
+                messages.append(None)
+        return messages
 
     @staticmethod
-    def _verdict(words: Sequence[_Word | None]) -> BarrierResult:
-        missing = tuple(rank for rank, word in enumerate(words) if not word)
-        failed = {rank: word for rank, word in enumerate(words) if word and word.error_kind}
-        first = next(iter(failed.values()), _Word())
+    def _combine_errors(messages: Sequence[_RankMessage | None]) -> BarrierResult:
+        missing = tuple(rank for rank, word in enumerate(messages) if not word)
+        failed = {rank: word for rank, word in enumerate(messages) if word and word.error_kind}
+        first = next(iter(failed.values()), _RankMessage())
         return BarrierResult(missing, tuple(failed), first.error, first.error_kind)
 
-    def _judge(self, name: str, verdict: BarrierResult) -> None:
+    def _raise_error(self, name: str, verdict: BarrierResult) -> None:
         if verdict.missing:
-            what = f"{self.named(verdict.missing)} did not come to {name} in {self.timeout_s:g} s"
+            what = f"{name}: barrier timed out ({self.timeout_s:g} s), missing: {self.format_ranks(verdict.missing)}"
             raise Unreachable(what, where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
         if verdict.failed:
             more = f", and {len(verdict.failed) - 1} more" if len(verdict.failed) > 1 else ""
             kind = verdict.error_kind
-            what = f"{self.named(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
+            what = f"{self.format_ranks(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
             where, hint = f"rank {self.rank} at {name}", "look at that rank's log"
             raise RemoteRankError(what, where=where, hint=hint, error_kind=kind)
 
-    def _from_rank_0(self, name: str, key: str) -> str:
+    def _read_from_rank0(self, name: str, key: str) -> str:
         timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
         try:
             return self._get(f"{self._prefix}/{name}/{key}", timeout_s)
         except TimeoutError as error:
-            what = f"{self.named([0])} did not come to {name} in {timeout_s:g} s"
+            what = f"{name}: barrier timed out ({timeout_s:g} s), missing: {self.format_ranks([0])}"
             raise Unreachable(what, where=f"rank {self.rank}", hint="look at that rank's log and node") from error
 
-    def named(self, ranks: Iterable[int]) -> str:
-        """These ranks and their nodes in words: `ranks 3, 7 on n04, rank 9 on n05`."""
+    def format_ranks(self, ranks: Iterable[int]) -> str:
+        """Format ranks with their nodes: `ranks 3, 7 on n04, rank 9 on n05`."""
         by_node: dict[str, list[int]] = {}
         ranks = list(ranks)
-        for rank in ranks[:_MOST_NAMED]:
+        for rank in ranks[:_MAX_NAMED]:
             by_node.setdefault(self._nodes[rank] if rank < len(self._nodes) else "", []).append(rank)
         parts = [
             f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}" + (f" on {node}" if node else "")
             for node, some in by_node.items()
         ]
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+        more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
         return ", ".join(parts) + more
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what its library adds below."""
+    """Return the first line of an error's message."""
     return next(iter(str(error).splitlines()), "")
 
 
-def _encoded(message: _Word | BarrierResult) -> str:
+def _encoded(message: _RankMessage | BarrierResult) -> str:
     return msgspec.json.encode(message).decode()

@@ -19,10 +19,10 @@ from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.record import decode_json
 
 # What each rank said, in order → what rank 0 answers each.
-Answer = Callable[[list[bytes]], Sequence[bytes]]
+ComputeReplies = Callable[[list[bytes]], Sequence[bytes]]
 
 
-class Meeting:
+class SaveExchange:
     """One save's. Every rank makes the same calls in the same order; one that cannot go on says so with `fail`.
 
     folder: of this save alone, seen by all ranks, there already.
@@ -31,39 +31,39 @@ class Meeting:
     def __init__(self, barrier: Barrier, name: str, folder: Path) -> None:
         self._barrier, self._name, self._folder = barrier, name, folder
         self._count = 0
-        self._told = False
+        self._reported = False
 
-    def __call__(self, said: bytes = b"", answer: Answer | None = None) -> bytes:
+    def __call__(self, message: bytes = b"", answer: ComputeReplies | None = None) -> bytes:
         """What rank 0 answers this rank, when all ranks have come and said something; b"" where it answers nothing.
 
         Raises Unreachable naming who did not come, ClusterError saying what another rank's trouble is, and whatever
         `answer` raises at rank 0.
         """
         rank = self._barrier.rank
-        if said:
-            self._path(self._count + 1, rank, "said").write_bytes(said)
+        if message:
+            self._path(self._count + 1, rank, "said").write_bytes(message)
         self._count += 1
-        self._told = True
+        self._reported = True
         name = f"{self._name}.{self._count}"
         self._barrier.wait(name)
         if not answer:
-            self._told = False
+            self._reported = False
             return b""
         if rank == 0:
-            self._answer(answer)
-        if problem := self._barrier.tell(f"{name}.answer"):
+            self._reply(answer)
+        if problem := self._barrier.broadcast(f"{name}.answer"):
             raise ClusterError(problem, where=f"rank {rank}", hint="look at rank 0's log")
-        self._told = False
+        self._reported = False
         return self._read(rank, "answer")
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks that wait for this one, unless they know, so that they do not wait until their time is up."""
-        if self._told:
+        if self._reported:
             return
         with suppress(PitError):
             self._barrier.wait(f"{self._name}.{self._count + 1}", error)
 
-    def _answer(self, answer: Answer) -> None:
+    def _reply(self, answer: ComputeReplies) -> None:
         try:
             said = [self._read(rank, "said") for rank in range(self._barrier.world_size)]
             for rank, data in enumerate(answer(said)):
@@ -71,7 +71,7 @@ class Meeting:
                     self._path(self._count, rank, "answer").write_bytes(data)
         except BaseException as error:
             problem = f"rank 0: {type(error).__name__}: {first_line(error)}"
-            self._barrier.tell(f"{self._name}.{self._count}.answer", problem)
+            self._barrier.broadcast(f"{self._name}.{self._count}.answer", problem)
             raise
 
     def _path(self, count: int, rank: int, kind: str) -> Path:
@@ -83,8 +83,8 @@ class Meeting:
 
 
 @contextmanager
-def together(barrier: Barrier, name: str) -> Iterator[None]:
-    """Either the block goes well at every rank, or it raises at all: its own error where it has one."""
+def all_or_none(barrier: Barrier, name: str) -> Iterator[None]:
+    """Raise at every rank if the block raises at any: the rank's own error, else RemoteRankError."""
     try:
         yield
     except Exception as error:
@@ -94,21 +94,26 @@ def together(barrier: Barrier, name: str) -> Iterator[None]:
     barrier.wait(name)
 
 
-def introduce(
+def handshake(
     put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
-) -> tuple[Barrier, str, int]:
-    """A barrier that knows the ranks' nodes, a word that these ranks alone share, and the number of nodes.
+) -> tuple[Barrier, str]:
+    """Return a barrier that knows the ranks' nodes, and a token that these ranks alone share.
 
-    name: of whom the ranks are introduced for; never used twice with one store. Raises ConfigError, Unreachable.
+    name: of the caller; unique in one store. Raises ConfigError, Unreachable.
     """
     if put is None or get is None:
         if world_size != 1:
-            raise ConfigError(f"{world_size} ranks need a store to meet in", where="Guard(put=, get=)")
+            raise ConfigError(
+                f"{world_size} ranks need a shared key-value store (put and get are missing)",
+                where="Checkpointer(put=, get=)",
+            )
         put, get = (lambda _, __: None), (lambda _, __: "")
     prefix = f"pit/{name}"
     barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix)
     names = barrier.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
-    told = barrier.tell("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
-    token, *nodes = decode_json(told, list[str])
-    known = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
-    return known, token, len(set(nodes))
+    names_json = barrier.broadcast("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
+    token, *nodes = decode_json(names_json, list[str])
+    barrier_with_nodes = Barrier(
+        put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete
+    )
+    return barrier_with_nodes, token

@@ -1,4 +1,4 @@
-"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Guard` in a loop of one's own."""
+"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Checkpointer` in a loop of one's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
 from pitools.core.errors import ConfigError, Unreachable
 
-_GONE = "look at the log of rank 0, which keeps the store that ranks meet in"
+_STORE_GONE_HINT = "look at the log of rank 0, which keeps the store that ranks meet in"
 
 
 def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
@@ -38,19 +38,19 @@ def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
                 pause = min(1.5 * pause, 0.05)
             return bytes(own.get(key)).decode()
         except dist.DistError as error:
-            raise _gone(error, where) from error
+            raise _store_gone_error(error, where) from error
 
     def put(key: str, value: str) -> None:
         try:
             own.set(key, value)
         except dist.DistError as error:
-            raise _gone(error, where) from error
+            raise _store_gone_error(error, where) from error
 
     def delete(key: str) -> None:
         try:
             own.delete_key(key)
         except dist.DistError as error:
-            raise _gone(error, where) from error
+            raise _store_gone_error(error, where) from error
 
     return put, get, delete
 
@@ -62,6 +62,6 @@ def _where(store: Any) -> str:
     return f"{host}:{store.port}" if host else type(store).__name__
 
 
-def _gone(error: Exception, where: str) -> Unreachable:
+def _store_gone_error(error: Exception, where: str) -> Unreachable:
     line = next(iter(str(error).splitlines()), "")
-    return Unreachable(f"rank 0 no longer answers: {line}", where=where, hint=_GONE)
+    return Unreachable(f"rank 0 no longer answers: {line}", where=where, hint=_STORE_GONE_HINT)

@@ -8,23 +8,23 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pitools.checkpoint.store import layout, locks, lookup, quarantine
-from pitools.checkpoint.store.manifest import load
-from pitools.checkpoint.store.problem import Problem
-from pitools.checkpoint.store.verify import check as check_one
+from pitools.checkpoint.store.manifest import load_manifest
+from pitools.checkpoint.store.problem import CheckpointProblem
+from pitools.checkpoint.store.verify import verify_checkpoint as check_one
 from pitools.core.errors import DataError, PitError
-from pitools.core.progress import bar
+from pitools.core.progress import progress_bar
 from pitools.core.record import Record
 
 # About a second's reading.
-_WORTH_A_BAR = 1 << 30
+_PROGRESS_BAR_BYTES = 1 << 30
 # Before what cannot be read is moved: a server may have been away for a moment.
 _PAUSE_S = 3.0
 
 
-class Check(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
+class FolderCheck(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
     """What a check went through, less what the run itself removed meanwhile. bytes: as the manifests name them.
 
-    good: the newest without findings, None for none. quarantined: how many were moved aside.
+    newest_good_step: the newest without findings, None for none. quarantined: how many were moved aside.
     """
 
     path: str
@@ -32,62 +32,64 @@ class Check(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
     bytes: int
     findings: int
     quarantined: int
-    good: int | None
+    newest_good_step: int | None
     wall_s: float
 
 
-def check(folder: Path, steps: Sequence[int], *, threads: int = 0, aside: bool = False) -> Iterator[Problem | Check]:
+def check_folder(
+    folder: Path, steps: Sequence[int], *, threads: int = 0, move_aside: bool = False
+) -> Iterator[CheckpointProblem | FolderCheck]:
     """The findings of each checkpoint, newest first (a bar for each large one, on a terminal), then one Check.
 
-    aside: move those with findings to the quarantine. Raises NoSpace, ClusterError.
+    move_aside: move those with findings to the quarantine. Raises NoSpace, ClusterError.
     """
     started, n_bytes, checked, findings, moved = time.monotonic(), 0, 0, 0, 0
     good: int | None = None
     for step in sorted(steps, reverse=True):
         path = layout.step_path(folder, step)
-        size, problems = _looked_at(path, threads)
-        if aside and problems and all(problem.problem == "unreadable" for problem in problems):
+        size, problems = _check_one(path, threads)
+        if move_aside and problems and all(problem.problem == "unreadable" for problem in problems):
             time.sleep(_PAUSE_S)
-            size, problems = _looked_at(path, threads)
-        if problems and step not in layout.steps(folder):
+            size, problems = _check_one(path, threads)
+        if problems and step not in layout.listed_steps(folder):
             continue  # a live run's own retention was faster
         yield from problems
         n_bytes, checked, findings = n_bytes + size, checked + 1, findings + len(problems)
         if not problems and good is None:
             good = step
-        if problems and aside:
-            moved += quarantine.put(path, problems) is not None
-    yield Check(
+        if problems and move_aside:
+            moved += quarantine.quarantine_checkpoint(path, problems) is not None
+    yield FolderCheck(
         path=str(folder.absolute()),
         checkpoints=checked,
         bytes=n_bytes,
         findings=findings,
         quarantined=moved,
-        good=good,
+        newest_good_step=good,
         wall_s=round(time.monotonic() - started, 3),
     )
 
 
-def newest_good(folder: Path) -> int | None:
+def newest_good_step(folder: Path) -> int | None:
     """Steps of the newest checkpoint whose every byte is as it was saved; None for none. Raises ClusterError."""
-    for step in lookup.whole(folder):
-        if not _looked_at(layout.step_path(folder, step))[1]:
+    for step in lookup.complete_steps(folder):
+        if not _check_one(layout.step_path(folder, step))[1]:
             return step
     return None
 
 
-def _looked_at(path: Path, threads: int = 0) -> tuple[int, list[Problem]]:
+def _check_one(path: Path, threads: int = 0) -> tuple[int, list[CheckpointProblem]]:
     """Bytes of a checkpoint, and what is wrong with it; while they are read its run does not remove it."""
     with ExitStack() as stack:
         with suppress(PitError):  # without a manifest that can be locked: the check tells why
-            stack.enter_context(locks.reading(path))
+            stack.enter_context(locks.read_lock(path))
         size = _bytes(path)
-        advance = stack.enter_context(bar(path.name, size, quiet=size < _WORTH_A_BAR))
+        advance = stack.enter_context(progress_bar(path.name, size, quiet=size < _PROGRESS_BAR_BYTES))
         return size, check_one(path, threads=threads, advance=advance)
 
 
 def _bytes(step_dir: Path) -> int:
     try:
-        return load(step_dir).total_bytes
+        return load_manifest(step_dir).total_bytes
     except DataError:
         return 0

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import xxhash
 
-from pitools.core.daemon_pool import Threads
-from pitools.core.fs import plain_file
+from pitools.core.daemon_pool import DaemonPool
+from pitools.core.fs import open_regular
 from pitools.core.progress import Advance
-from pitools.store.digest import ALGORITHM, RANGE, of_ranges
+from pitools.store.digest import ALGORITHM, RANGE_BYTES, digest_ranges
 
 _BLOCK = 1 << 20
 
 
-class Hashed(NamedTuple):
+class FileDigest(NamedTuple):
     """One file as it was found: its size, its digest ("" where it has another size than expected), what failed."""
 
     bytes: int
@@ -33,74 +33,74 @@ def default_threads() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
-def digests(
+def hash_files(
     root: Path, sizes: Mapping[str, int], *, threads: int, sync: bool = False, advance: Advance = lambda _: None
-) -> Iterator[tuple[str, Hashed]]:
+) -> Iterator[tuple[str, FileDigest]]:
     """Every file below `root` once, in no order. sizes: bytes by relative path.
 
     sync: make each file's bytes survive power loss as well. A file that cannot be read is told, not raised.
     """
-    reader = _Reader(root, advance, sync=sync)
-    with Threads(threads, "digest") as pool:
-        todo: list[tuple[str, list[Future[Hashed]]]] = []
+    reader = _RangeHasher(root, advance, sync=sync)
+    with DaemonPool(threads, "digest") as pool:
+        todo: list[tuple[str, list[Future[FileDigest]]]] = []
         # Large ones first: of two threads none is left alone with the largest.
         for path, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            if size > RANGE and (found := reader.size(path)) != size:
+            if size > RANGE_BYTES and (found := reader.size(path)) != size:
                 # A forged manifest may claim more ranges than memory holds.
-                yield path, found if isinstance(found, Hashed) else Hashed(found, "")
+                yield path, found if isinstance(found, FileDigest) else FileDigest(found, "")
                 continue
-            starts = range(0, size, RANGE) if size > RANGE else range(1)
+            starts = range(0, size, RANGE_BYTES) if size > RANGE_BYTES else range(1)
             todo.append((path, [pool.submit(reader.range, path, size, start) for start in starts]))
         for path, ranges in todo:
-            yield path, _together([future.result() for future in ranges])
+            yield path, _combine_ranges([future.result() for future in ranges])
 
 
-def _together(ranges: list[Hashed]) -> Hashed:
+def _combine_ranges(ranges: list[FileDigest]) -> FileDigest:
     if len(ranges) == 1:
         return ranges[0]
     for part in ranges:
         if not part.digest:
             return part
-    return Hashed(ranges[0].bytes, of_ranges(bytes.fromhex(part.digest) for part in ranges))
+    return FileDigest(ranges[0].bytes, digest_ranges(bytes.fromhex(part.digest) for part in ranges))
 
 
-class _Reader:
+class _RangeHasher:
     """Reads ranges of files into a buffer of each thread's own."""
 
     def __init__(self, root: Path, advance: Advance, *, sync: bool) -> None:
         self._root, self._advance, self._sync = root, advance, sync
         self._own = threading.local()
 
-    def size(self, path: str) -> int | Hashed:
+    def size(self, path: str) -> int | FileDigest:
         """Bytes of a file now; what failed where there is none."""
         try:
             return (self._root / path).lstat().st_size
         except OSError as error:
-            return Hashed(0, "", error)
+            return FileDigest(0, "", error)
 
-    def range(self, path: str, size: int, start: int) -> Hashed:
+    def range(self, path: str, size: int, start: int) -> FileDigest:
         """The digest of one range: as text of the whole file where that is one range, else its hex digits."""
         try:
             return self._range(path, size, start)
         except OSError as error:
-            return Hashed(0, "", error)
+            return FileDigest(0, "", error)
 
-    def _range(self, path: str, size: int, start: int) -> Hashed:
-        with plain_file(self._root / path) as file:
+    def _range(self, path: str, size: int, start: int) -> FileDigest:
+        with open_regular(self._root / path) as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
-                return Hashed(found, "")
+                return FileDigest(found, "")
             if self._sync and not start:
                 os.fsync(file.fileno())  # costs little where the writer has done so
-            state, left, place = xxhash.xxh3_128(), min(RANGE, size - start), start
+            state, left, place = xxhash.xxh3_128(), min(RANGE_BYTES, size - start), start
             buffer = self._buffer()
             while left and (count := os.preadv(file.fileno(), [buffer[: min(left, _BLOCK)]], place)):
                 state.update(buffer[:count])
                 left, place = left - count, place + count
                 self._advance(count)
         if left:
-            return Hashed(place, "")
-        return Hashed(size, state.hexdigest() if size > RANGE else f"{ALGORITHM}:{state.hexdigest()}")
+            return FileDigest(place, "")
+        return FileDigest(size, state.hexdigest() if size > RANGE_BYTES else f"{ALGORITHM}:{state.hexdigest()}")
 
     def _buffer(self) -> memoryview:
         # Page-aligned, as store/digest.py says.

@@ -1,7 +1,7 @@
 """Where a run's checkpoints stand, and the names that are ours.
 
 <checkpoints>/
-    owner.json                  pit.checkpoints/1: whose they are (`owner.py`)
+    owner.json                  pit.checkpoint-owner/1: whose they are (`owner.py`)
     step_<n>/                   a checkpoint after n steps: appears whole, by one rename, and is never changed
         payload/                what the framework wrote
         manifest.json           pit.checkpoint/1: written last
@@ -9,7 +9,7 @@
     quarantine/step_<n>.<stamp>/    a bad one and reason.json (`quarantine.py`)
     .step_<n>.<token>/          being saved, or left by a save that was killed
     .old.step_<n>.<token>/      being removed
-    .unread.step_<n>            why a run went on from an older one than step_<n> (`unreadable.py`)
+    .unreadable.step_<n>        why a run went on from an older one than step_<n> (`unreadable.py`)
     .writer                     flock of the one process that saves here (`locks.py`)
 """
 
@@ -20,14 +20,14 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pitools.checkpoint.store.manifest import MAX_STEP, is_inside
 from pitools.core.errors import ClusterError, DataError, UsageError
-from pitools.core.fs import os_error, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir
 
-PAYLOAD, SHARES, QUARANTINE, LATEST, OLD = "payload", ".digests", "quarantine", "latest", ".old."
+PAYLOAD, DIGESTS_DIR, QUARANTINE, LATEST, OLD_PREFIX = "payload", ".digests", "quarantine", "latest", ".old."
 _STEP = re.compile(r"step_(0|[1-9][0-9]{0,14})")
 _BUILDING = re.compile(r"\.step_(0|[1-9][0-9]{0,14})\.([\w-]{1,64})", re.ASCII)
 _TOKEN = re.compile(r"[\w-]{1,64}", re.ASCII)
@@ -44,68 +44,64 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def building(folder: Path, step: int, token: str) -> Path:
+def building_path(folder: Path, step: int, token: str) -> Path:
     """Where a save builds; the same at every rank. Raises UsageError for a step or token that makes no name."""
     if not 0 <= step <= MAX_STEP or not _TOKEN.fullmatch(token):
         raise UsageError(f"no checkpoint can have step {step} and token {token!r}", where=str(folder))
     return folder / f".step_{step}.{token}"
 
 
-def building_of(path: Path) -> tuple[int, str] | None:
+def parse_building(path: Path) -> tuple[int, str] | None:
     """Return the step and token that a building folder's name says; None where it is no such folder's."""
     match = _BUILDING.fullmatch(path.name)
     return (int(match[1]), match[2]) if match else None
 
 
-def payload(place: Path) -> Path:
+def payload_path(checkpoint_dir: Path) -> Path:
     """What the framework writes in a building folder, and reads in a checkpoint. The framework makes it."""
-    return place / PAYLOAD
+    return checkpoint_dir / PAYLOAD
 
 
-def begin(folder: Path, step: int, token: str) -> Path:
+def create_building(folder: Path, step: int, token: str) -> Path:
     """Make the folder that a save builds in, empty; rank 0 alone calls this. Raises NoSpace, ClusterError."""
-    place = building(folder, step, token)
+    place = building_path(folder, step, token)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            sync_dir(folder.parent)
+            fsync_dir(folder.parent)
         place.mkdir()
-        (place / SHARES).mkdir()
+        (place / DIGESTS_DIR).mkdir()
     except OSError as error:
-        discard(place)
-        raise os_error(error, place) from error
+        remove_building(place)
+        raise from_os_error(error, place) from error
     return place
 
 
-def discard(place: Path) -> None:
+def remove_building(path: Path) -> None:
     """Remove a folder of ours as far as that is possible: what stays is swept by the next save."""
     with contextlib.suppress(OSError):
-        if place.is_symlink():
-            place.unlink()
-    shutil.rmtree(place, ignore_errors=True)
+        if path.is_symlink():
+            path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
-def steps(folder: Path) -> list[int]:
+def listed_steps(folder: Path) -> list[int]:
     """Steps that have a folder by name, newest first; none where there is no folder. Raises ClusterError."""
-    return sorted((step for path in _inside(folder) if (step := step_of(path)) is not None), reverse=True)
+    return sorted((step for path in _list_dir(folder) if (step := step_of(path)) is not None), reverse=True)
 
 
-def left_over(folder: Path, keep: Collection[str] = ()) -> list[Path]:
-    """What unfinished saves and removals left; keep: tokens of those that still go on."""
-    found = []
-    for path in _inside(folder):
-        built = building_of(path)
-        if path.name.startswith((f"{OLD}step_", f".{LATEST}.")) or (built and built[1] not in keep):
-            found.append(path)
-    return found
+def leftovers(folder: Path) -> list[Path]:
+    """Return what unfinished saves and removals left."""
+    prefixes = (f"{OLD_PREFIX}step_", f".{LATEST}.")
+    return [path for path in _list_dir(folder) if path.name.startswith(prefixes) or parse_building(path)]
 
 
-def files(place: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+def walk_files(top: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
     """(relative path, entry) of all that is not a folder, links not followed. skip: a folder in it. Raises OSError."""
     todo = [""]
     while todo:
         prefix = todo.pop()
-        with os.scandir(place / prefix) as entries:
+        with os.scandir(top / prefix) as entries:
             for entry in entries:
                 if not entry.is_dir(follow_symlinks=False):
                     yield f"{prefix}{entry.name}", entry
@@ -113,21 +109,23 @@ def files(place: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]
                     todo.append(f"{prefix}{entry.name}/")
 
 
-def sizes(place: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
+def file_sizes(building: Path, is_wanted: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
     """Bytes of every wanted file of a building folder by path. Raises DataError for what is not a plain file, OSError.
 
     Only wanted ones are asked for their size: a thousand ranks that each look at every file would hold the servers up.
     """
     found = {}
-    for path, entry in files(place, skip=SHARES):
+    for path, entry in walk_files(building, skip=DIGESTS_DIR):
         if not entry.is_file(follow_symlinks=False) or not is_inside(path):
-            raise DataError(f"no plain file of a plain name: {path!r}: a checkpoint cannot hold it", where=str(place))
-        if wanted(path):
+            raise DataError(
+                f"no plain file of a plain name: {path!r}: a checkpoint cannot hold it", where=str(building)
+            )
+        if is_wanted(path):
             found[path] = entry.stat(follow_symlinks=False).st_size
     return found
 
 
-def _inside(folder: Path) -> list[Path]:
+def _list_dir(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from pitools.checkpoint.store import layout, lookup, owner, quarantine, unreadable
-from pitools.checkpoint.store.manifest import load
+from pitools.checkpoint.store.manifest import load_manifest
 from pitools.core.errors import DataError
 from pitools.core.record import Record
-from pitools.run.run_folder import read
+from pitools.run.run_folder import read_record
 
-State = Literal["whole", "damaged", "foreign", "unread", "quarantined", "unfinished"]
+State = Literal["whole", "damaged", "foreign", "unreadable", "quarantined", "unfinished"]
 
 
-class Listed(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
+class CheckpointListing(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
     """One checkpoint. step: None of what is only left of one. newest: the one that a run would go on from."""
 
     step: int | None
@@ -30,34 +30,38 @@ class Listed(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
     reason: str = ""
 
 
-def listing(folder: Path) -> Iterator[Listed]:
+def list_checkpoints(folder: Path) -> Iterator[CheckpointListing]:
     """Checkpoints, newest first; then what is in quarantine and what killed saves left. Raises ClusterError."""
-    whose, newest = owner.read(folder), True
-    for step in layout.steps(folder):
+    whose, newest = owner.read_owner(folder), True
+    for step in layout.listed_steps(folder):
         record = _describe(layout.step_path(folder, step), step, whose, newest=newest)
         newest = newest and not record.newest
         yield record
     for path in sorted((folder / layout.QUARANTINE).glob("step_*")):
-        yield Listed(step=None, state="quarantined", path=str(path), reason=_reason(path))
-    for path in (path for path in layout.left_over(folder) if not path.is_symlink()):
-        yield Listed(step=None, state="unfinished", path=str(path), reason="being saved, or left by a killed save")
+        yield CheckpointListing(step=None, state="quarantined", path=str(path), reason=_reason(path))
+    for path in (path for path in layout.leftovers(folder) if not path.is_symlink()):
+        yield CheckpointListing(
+            step=None, state="unfinished", path=str(path), reason="being saved, or left by a killed save"
+        )
 
 
-def _describe(path: Path, step: int, whose: owner.Owner | None, *, newest: bool) -> Listed:
+def _describe(path: Path, step: int, whose: owner.FolderOwner | None, *, newest: bool) -> CheckpointListing:
     try:
-        manifest = load(path)
+        manifest = load_manifest(path)
     except DataError as error:
-        missed = unreadable.reason(path)
-        return Listed(step=step, state="unread" if missed else "damaged", path=str(path), reason=missed or error.what)
+        missed = unreadable.unreadable_reason(path)
+        return CheckpointListing(
+            step=step, state="unreadable" if missed else "damaged", path=str(path), reason=missed or error.message
+        )
     state: State = "whole"
     reason = ""
-    if unreadable.is_marked(path):
-        state, reason = "unread", unreadable.reason(path)
-    elif lookup.whole_at(path) is None:
+    if unreadable.is_marked_unreadable(path):
+        state, reason = "unreadable", unreadable.unreadable_reason(path)
+    elif lookup.read_if_complete(path) is None:
         state, reason = "damaged", "a file is missing, or has another size: `check` says which"
-    elif whose and not owner.fits(whose, manifest):
+    elif whose and not owner.is_owned_by(whose, manifest):
         state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"
-    return Listed(
+    return CheckpointListing(
         step=step,
         state=state,
         path=str(path),
@@ -73,7 +77,7 @@ def _describe(path: Path, step: int, whose: owner.Owner | None, *, newest: bool)
 
 def _reason(path: Path) -> str:
     try:
-        reason = read(path / quarantine.REASON, quarantine.Reason)
+        reason = read_record(path / quarantine.REASON_FILE, quarantine.QuarantineReason)
     except (DataError, OSError):
         reason = None
-    return reason.why if reason else "no reason was left"
+    return reason.reason if reason else "no reason was left"

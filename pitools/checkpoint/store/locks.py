@@ -1,7 +1,7 @@
-"""Who reads a checkpoint and who saves: flock(2), which any death ends.
+"""Lock checkpoints for reading and folders for saving, by flock(2), which ends with its process.
 
-A checkpoint's own manifest is what its readers lock, so that the lock moves with it; nothing else has to be kept.
-Where a file system has no locks, readers read without, and nobody may clean up after others.
+Readers lock a checkpoint's own manifest, so that the lock moves with it. On a file system without locks, readers read
+unlocked, and leftovers of other processes are not removed.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from pathlib import Path
 
 from pitools.checkpoint.store.manifest import FILE_NAME
 from pitools.core.errors import DataError, TryLater
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 
-WRITER = ".writer"
-# The ranks of an attempt that was killed may take some seconds to die.
+WRITER_LOCK = ".writer"
+# The ranks of a killed attempt may take some seconds to die.
 _TIMEOUT_S = 30.0
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_UNSUPPORTED_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Of `writing`, in this process: forked children let go of them.
-_held: set[int] = set()
-_GONE = "another process removed it or moved it aside; look again for the newest"
+# Descriptors of `writer_lock` in this process: forked children close them.
+_held_descriptors: set[int] = set()
+_GONE_HINT = "another process removed or quarantined it; pit checkpoint list"
 
 
 @contextmanager
-def reading(step_dir: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-    """Keep a checkpoint where it is for as long as the block runs. Raises DataError when it is gone, TryLater."""
+def read_lock(step_dir: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
+    """Keep a checkpoint from being removed while the block runs. Raises DataError when it is gone, TryLater."""
     path = step_dir / FILE_NAME
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", where=str(path), hint=_GONE) from error
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path), hint=_GONE_HINT) from error
     try:
-        if flock(descriptor, fcntl.LOCK_SH, timeout_s=timeout_s) is False:
-            raise TryLater("another process is about to remove this checkpoint", where=str(step_dir), hint=_GONE)
-        # Only now: who removes may have been faster, and none can come from here on.
-        if not _same(descriptor, path):
-            raise DataError("this checkpoint is gone", where=str(step_dir), hint=_GONE)
+        if flock_within(descriptor, fcntl.LOCK_SH, timeout_s=timeout_s) is False:
+            raise TryLater("checkpoint: locked for removal by another process", where=str(step_dir), hint=_GONE_HINT)
+        # Checked under the lock: a removal may have been faster, and none can begin from here on.
+        if not _is_same_file(descriptor, path):
+            raise DataError("checkpoint: removed by another process", where=str(step_dir), hint=_GONE_HINT)
         yield
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def alone(step_dir: Path) -> Iterator[bool]:
-    """Whether a checkpoint stands there and nobody reads it; while the block runs, none begins to. Raises OSError."""
+def exclusive_lock(step_dir: Path) -> Iterator[bool]:
+    """Yield whether a checkpoint exists and has no readers; none can begin while the block runs. Raises OSError."""
     path = step_dir / FILE_NAME
     try:
         # For writing: over NFS an exclusive flock is a write lock.
@@ -59,53 +59,58 @@ def alone(step_dir: Path) -> Iterator[bool]:
     except FileNotFoundError:
         descriptor = -1
     try:
-        yield descriptor >= 0 and flock(descriptor, fcntl.LOCK_EX) is not False and _same(descriptor, path)
+        yield (
+            descriptor >= 0 and flock_within(descriptor, fcntl.LOCK_EX) is not False and _is_same_file(descriptor, path)
+        )
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
 @contextmanager
-def writing(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool]:
-    """Be the one process that saves into a folder; yields whether that is sure, so that leftovers may be removed.
+def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool]:
+    """Lock a folder for the one process that saves there; yield False where the file system has no locks.
 
-    Raises TryLater when another process saves there, NoSpace, ClusterError.
+    Raises TryLater when another process holds the lock, NoSpace, ClusterError.
     """
-    path = folder / WRITER
+    path = folder / WRITER_LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
     except OSError as error:
-        raise os_error(error, path) from error
-    # Where nobody closes it, this runs when the interpreter ends and names have gone.
-    pid, getpid, close, held = os.getpid(), os.getpid, os.close, _held
+        raise from_os_error(error, path) from error
+    # If the caller never closes it, this runs at interpreter exit, when module globals are gone.
+    pid, getpid, close, held = os.getpid(), os.getpid, os.close, _held_descriptors
     try:
-        had = flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
-        if had is False:
-            who = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            what, hint = f"{who} saves checkpoints here", "does an older attempt of this run still live? end it first"
-            raise TryLater(what, where=str(folder), hint=hint)
-        _sign(descriptor)
-        _let_children_go()
-        _held.add(descriptor)
-        yield had is True
+        is_locked = flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        if is_locked is False:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            message, hint = (
+                f"{owner} saves checkpoints here",
+                "end the older attempt of this run first: pit launch cancel RUN",
+            )
+            raise TryLater(message, where=str(folder), hint=hint)
+        _write_owner(descriptor)
+        _close_in_children()
+        _held_descriptors.add(descriptor)
+        yield is_locked is True
     finally:
         held.discard(descriptor)
         if getpid() == pid:
             close(descriptor)
 
 
-def flock(descriptor: int, how: int, *, timeout_s: float = 0.0) -> bool | None:
-    """Take a lock within a time; whether it was had, None where the file system has none. Raises OSError."""
+def flock_within(descriptor: int, mode: int, *, timeout_s: float = 0.0) -> bool | None:
+    """Lock a descriptor within `timeout_s`; return whether it succeeded, None without lock support. Raises OSError."""
     until, pause = time.monotonic() + timeout_s, 0.001
     while True:
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             pass
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in _UNSUPPORTED_ERRNOS:
                 return None
             raise
         if time.monotonic() >= until:
@@ -115,26 +120,26 @@ def flock(descriptor: int, how: int, *, timeout_s: float = 0.0) -> bool | None:
 
 
 @lru_cache(maxsize=1)
-def _let_children_go() -> None:
-    """A data loader's forked worker that outlives a killed rank would go on to hold its lock."""
+def _close_in_children() -> None:
+    """Close locks in forked children: a data loader's worker that outlives a killed rank would keep its lock."""
 
     def after() -> None:
-        while _held:
-            os.close(_held.pop())
+        while _held_descriptors:
+            os.close(_held_descriptors.pop())
 
     os.register_at_fork(after_in_child=after)
 
 
-def _same(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
         return False
 
 
-def _sign(descriptor: int) -> None:
+def _write_owner(descriptor: int) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    except OSError:  # a full disk takes nobody's lock away
+    except OSError:  # the lock holds on a full disk too
         pass

@@ -10,29 +10,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pitools.checkpoint.store import layout, owner, unreadable
-from pitools.checkpoint.store.manifest import Manifest, load
+from pitools.checkpoint.store.manifest import CheckpointManifest, load_manifest
 from pitools.core.errors import DataError, PitError
-from pitools.core.fs import sync_dir
+from pitools.core.fs import fsync_dir
 
 
-def newest(folder: Path) -> int | None:
+def latest_step(folder: Path) -> int | None:
     """Return the steps of the newest checkpoint that looks whole, None for none. Raises ClusterError where none can be
     listed.
     """
-    return next(_whole(folder), None)
+    return next(_iter_complete(folder), None)
 
 
-def whole(folder: Path) -> list[int]:
+def complete_steps(folder: Path) -> list[int]:
     """Steps of all checkpoints that look whole, newest first. Raises ClusterError where none can be listed."""
-    return list(_whole(folder))
+    return list(_iter_complete(folder))
 
 
-def whole_at(step_dir: Path) -> Manifest | None:
+def read_if_complete(step_dir: Path) -> CheckpointManifest | None:
     """The manifest of a checkpoint's folder where every file has the size that it says; else None."""
     try:
         if not stat.S_ISDIR(step_dir.lstat().st_mode):
             return None
-        manifest = load(step_dir)
+        manifest = load_manifest(step_dir)
         if manifest.step != layout.step_of(step_dir):
             return None
         prefix = f"{step_dir}/"
@@ -45,14 +45,14 @@ def whole_at(step_dir: Path) -> Manifest | None:
     return manifest
 
 
-def point(folder: Path, *, without: int | None = None) -> None:
+def update_latest_link(folder: Path, *, except_step: int | None = None) -> None:
     """Let `latest` name the newest, or nothing where there is none. Best effort: nothing of ours reads it.
 
-    without: a step that is about to go.
+    except_step: a step that is about to go.
     """
     with contextlib.suppress(OSError, PitError):
         latest = folder / layout.LATEST
-        step = next((step for step in _whole(folder) if step != without), None)
+        step = next((step for step in _iter_complete(folder) if step != except_step), None)
         if step is None:
             latest.unlink(missing_ok=True)
             return
@@ -63,14 +63,14 @@ def point(folder: Path, *, without: int | None = None) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        sync_dir(folder)
+        fsync_dir(folder)
 
 
-def _whole(folder: Path) -> Iterator[int]:
-    whose = owner.read(folder)
-    for step in layout.steps(folder):
+def _iter_complete(folder: Path) -> Iterator[int]:
+    whose = owner.read_owner(folder)
+    for step in layout.listed_steps(folder):
         path = layout.step_path(folder, step)
-        manifest = None if unreadable.is_marked(path) else whole_at(path)
+        manifest = None if unreadable.is_marked_unreadable(path) else read_if_complete(path)
         # A copy out of another run's folder is no progress of this one.
-        if manifest and (whose is None or owner.fits(whose, manifest)):
+        if manifest and (whose is None or owner.is_owned_by(whose, manifest)):
             yield step

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.core.record import Record, decode_json
-from pitools.store.digest import ALGORITHM, of_bytes
+from pitools.store.digest import ALGORITHM, digest_bytes
 from pitools.store.manifest import FileEntry as FileEntry
 
 FILE_NAME = "manifest.json"
@@ -25,13 +25,13 @@ MAX_BYTES = 64 << 20
 MAX_FILES = 250_000
 MAX_STEP = 10**15 - 1
 
-_UNSEALED = f"{ALGORITHM}:{'0' * 32}"
+_EMPTY_SEAL = f"{ALGORITHM}:{'0' * 32}"
 _SEAL = re.compile(rf"{ALGORITHM}:[0-9a-f]{{32}}")
 _DIGEST = re.compile(r"xxh3_128(x64m)?:[0-9a-f]{32}")
 _HINT = "go on from the checkpoint before it; `pit checkpoint check --quarantine` moves this one aside"
 
 
-class Manifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
+class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
     """What a checkpoint is made of, and where the run stands in it.
 
     seal: of these bytes. step: steps made when it was saved. t: when. format: who wrote the files below `payload`
@@ -40,7 +40,7 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
     """
 
     # First, so that its place in the bytes is the first place where a digest stands.
-    seal: str = _UNSEALED
+    seal: str = _EMPTY_SEAL
     step: int
     t: str
     format: str
@@ -57,25 +57,25 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
         return sum(entry.bytes for entry in self.files)
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """The manifest's bytes, sealed. Raises DataError when no reader would take them."""
-    record = msgspec.structs.replace(manifest, seal=_UNSEALED)
+    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL)
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
         what = f"the manifest would have {len(blank)} bytes, of {MAX_BYTES} at most"
         raise DataError(what, where=f"step {manifest.step}", hint="keep less in `extra`, or write fewer files")
-    return blank.replace(_UNSEALED.encode(), of_bytes(blank).encode(), 1)
+    return blank.replace(_EMPTY_SEAL.encode(), digest_bytes(blank).encode(), 1)
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     """The manifest in these bytes. Raises DataError when they are none, were changed, or name what cannot be."""
     try:
-        manifest = decode_json(data, Manifest)
+        manifest = decode_json(data, CheckpointManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"not a checkpoint's manifest: {error}", where=where, hint=_HINT) from error
     sealed = _SEAL.fullmatch(manifest.seal)
-    if not sealed or of_bytes(data.replace(sealed[0].encode(), _UNSEALED.encode(), 1)) != manifest.seal:
+    if not sealed or digest_bytes(data.replace(sealed[0].encode(), _EMPTY_SEAL.encode(), 1)) != manifest.seal:
         raise DataError("the manifest was changed since it was written", where=where, hint=_HINT)
     if not 0 <= manifest.step <= MAX_STEP:
         raise DataError(f"the manifest's step is not possible: {manifest.step}", where=where, hint=_HINT)
@@ -83,12 +83,12 @@ def decode(data: bytes, where: str) -> Manifest:
     return manifest
 
 
-def load(step_dir: Path) -> Manifest:
+def load_manifest(step_dir: Path) -> CheckpointManifest:
     """The manifest of a checkpoint's folder. Raises DataError where it has none that can be believed."""
     path = step_dir / FILE_NAME
     try:
         # A link, a FIFO and a file without end are no manifests, and none of them may keep us waiting.
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError("it has no manifest", where=str(step_dir), hint=_HINT) from error
@@ -96,7 +96,7 @@ def load(step_dir: Path) -> Manifest:
         raise DataError(f"its manifest cannot be read: {error.strerror}", where=str(path), hint=_HINT) from error
     if len(data) > MAX_BYTES:
         raise DataError(f"its manifest has more than {MAX_BYTES} bytes", where=str(path), hint=_HINT)
-    return decode(data, str(path))
+    return decode_manifest(data, str(path))
 
 
 def check_entries(files: Iterable[FileEntry], where: str) -> None:

@@ -9,56 +9,56 @@ from pathlib import Path
 import msgspec
 
 from pitools.checkpoint.store import layout
-from pitools.checkpoint.store.manifest import Manifest, load
+from pitools.checkpoint.store.manifest import CheckpointManifest, load_manifest
 from pitools.core.errors import ConfigError, DataError
-from pitools.core.fs import os_error, plain_file, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir, open_regular
 from pitools.core.record import Record, decode_json
 
 FILE_NAME = "owner.json"
 _MAX_BYTES = 1 << 20
-_ELSEWHERE = "give another checkpoint folder (PIT_CHECKPOINT_DIR), or move that one away"
+_OTHER_FOLDER_HINT = "give another checkpoint folder (PIT_CHECKPOINT_DIR), or move that one away"
 
 
-class Owner(Record, frozen=True, kw_only=True, tag="pit.checkpoints/1"):
+class FolderOwner(Record, frozen=True, kw_only=True, tag="pit.checkpoint-owner/1"):
     """Whose checkpoints these are. model: fingerprint of the names, shapes and dtypes of the training state."""
 
     run: str
     model: str
 
 
-def claim(folder: Path, run: str, model: str) -> None:
+def claim_folder(folder: Path, run: str, model: str) -> None:
     """Make a folder this run's and model's, or see that it is; any number of ranks may do so at once.
 
     Raises ConfigError when it is another's, a link, or holds what is not ours; NoSpace, ClusterError.
     """
-    mine = Owner(run=run, model=model)
+    mine = FolderOwner(run=run, model=model)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            sync_dir(folder.parent)
-        _require_plain(folder)
-        if (theirs := read(folder)) is None:
-            _require_ours(folder, mine)
+            fsync_dir(folder.parent)
+        _require_regular(folder)
+        if (theirs := read_owner(folder)) is None:
+            _require_claimable(folder, mine)
             theirs = _write(folder, mine)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError("not a folder", where=str(folder), hint=_ELSEWHERE) from error
+        raise ConfigError("not a folder", where=str(folder), hint=_OTHER_FOLDER_HINT) from error
     except OSError as error:
-        raise os_error(error, folder) from error
+        raise from_os_error(error, folder) from error
     if theirs.run != run:
         what = f'these are the checkpoints of run "{theirs.run}", and this is "{run}"'
-        raise ConfigError(what, where=str(folder), hint=_ELSEWHERE)
+        raise ConfigError(what, where=str(folder), hint=_OTHER_FOLDER_HINT)
     if theirs.model != model:
         what = f"these are checkpoints of another model ({theirs.model}) than this run's ({model})"
-        hint = f"{_ELSEWHERE}; or give the run the model back that it began with"
+        hint = f"{_OTHER_FOLDER_HINT}; or give the run the model back that it began with"
         raise ConfigError(what, where=str(folder), hint=hint)
 
 
-def read(folder: Path) -> Owner | None:
+def read_owner(folder: Path) -> FolderOwner | None:
     """Who claimed a folder; None where nobody did. Raises ConfigError when its word cannot be read."""
     path = folder / FILE_NAME
     try:
-        with plain_file(path) as file:
-            return decode_json(file.read(_MAX_BYTES), Owner)
+        with open_regular(path) as file:
+            return decode_json(file.read(_MAX_BYTES), FolderOwner)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
@@ -68,21 +68,23 @@ def read(folder: Path) -> Owner | None:
         ) from error
 
 
-def fits(owner: Owner, manifest: Manifest) -> bool:
+def is_owned_by(owner: FolderOwner, manifest: CheckpointManifest) -> bool:
     """Whether a checkpoint is of the folder's run and model."""
     return (manifest.run, manifest.model) == (owner.run, owner.model)
 
 
-def _require_plain(folder: Path) -> None:
+def _require_regular(folder: Path) -> None:
     if folder.is_symlink():
         what = f"the checkpoint folder is a symbolic link, to {folder.resolve()}"
         raise ConfigError(what, where=str(folder), hint="give the folder itself (PIT_CHECKPOINT_DIR)")
     user, me = folder.stat().st_uid, os.geteuid()
     if me != 0 and user not in (me, 0):
-        raise ConfigError(f"the folder belongs to another user (uid {user})", where=str(folder), hint=_ELSEWHERE)
+        raise ConfigError(
+            f"the folder belongs to another user (uid {user})", where=str(folder), hint=_OTHER_FOLDER_HINT
+        )
 
 
-def _require_ours(folder: Path, mine: Owner) -> None:
+def _require_claimable(folder: Path, owner: FolderOwner) -> None:
     """Nobody's folder may be empty, or hold checkpoints that say themselves that they are this run's."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in (layout.LATEST, layout.QUARANTINE, FILE_NAME):
@@ -90,30 +92,30 @@ def _require_ours(folder: Path, mine: Owner) -> None:
         whose = None
         if layout.step_of(path) is not None and stat.S_ISDIR(path.lstat().st_mode):
             try:
-                manifest = load(path)
+                manifest = load_manifest(path)
             except DataError:
                 continue  # half deleted: verification is who judges it
-            if fits(mine, manifest):
+            if is_owned_by(owner, manifest):
                 continue
             whose = manifest.run
         what = f'it holds "{path.name}"' + (f' of run "{whose}"' if whose else ", which is not ours")
-        raise ConfigError(f"not a folder of this run's checkpoints: {what}", where=str(folder), hint=_ELSEWHERE)
+        raise ConfigError(f"not a folder of this run's checkpoints: {what}", where=str(folder), hint=_OTHER_FOLDER_HINT)
 
 
-def _write(folder: Path, mine: Owner) -> Owner:
+def _write(folder: Path, owner: FolderOwner) -> FolderOwner:
     """Whoever links the name first owns the folder; the others read who that is."""
     temporary = folder / f".{FILE_NAME}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(mine))
+            file.write(msgspec.json.encode(owner))
             file.flush()
             os.fsync(file.fileno())
         try:
             os.link(temporary, folder / FILE_NAME)
         except FileExistsError:
-            return read(folder) or mine
-        sync_dir(folder)
+            return read_owner(folder) or owner
+        fsync_dir(folder)
     finally:
         temporary.unlink(missing_ok=True)
-    return mine
+    return owner

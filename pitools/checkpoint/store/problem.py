@@ -6,10 +6,10 @@ from typing import Literal
 
 from pitools.core.record import Record
 
-Kind = Literal["missing", "extra", "size", "digest", "unreadable", "manifest", "owner"]
+ProblemKind = Literal["missing", "extra", "size", "digest", "unreadable", "manifest", "owner"]
 
 
-class Problem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-problem/1"):
+class CheckpointProblem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-problem/1"):
     """One file that is not what the manifest says, or a manifest that cannot be believed.
 
     path: relative to the checkpoint's folder; "" for the folder itself.
@@ -17,7 +17,7 @@ class Problem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-problem/1")
 
     checkpoint: str
     path: str
-    problem: Kind
+    problem: ProblemKind
     expected: str
     got: str
 

@@ -22,65 +22,67 @@ from typing import Any
 import msgspec
 
 from pitools.checkpoint.store import layout, lookup, quarantine, unreadable
-from pitools.checkpoint.store.hashing import Hashed, default_threads, digests
-from pitools.checkpoint.store.manifest import FILE_NAME, FileEntry, Manifest, encode
+from pitools.checkpoint.store.hashing import FileDigest, default_threads, hash_files
+from pitools.checkpoint.store.manifest import FILE_NAME, CheckpointManifest, FileEntry, encode_manifest
 from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.fs import os_error, write_atomic
+from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store import publish as renaming
 
 _UNCOVERED = "was it written after the ranks had met, or do they see different folders?"
 
 
-class Share(Record, frozen=True, kw_only=True, tag="pit.checkpoint-share/1"):
+class RankDigests(Record, frozen=True, kw_only=True, tag="pit.checkpoint-rank-digests/1"):
     """What one rank digested."""
 
     rank: int
     files: tuple[FileEntry, ...]
 
 
-def by_name(path: str, world_size: int) -> int:
+def rank_by_name(path: str, world_size: int) -> int:
     """A rank for a file, the same at every rank, where nobody knows who wrote it."""
     return zlib.crc32(path.encode()) % world_size
 
 
 def digest_share(
-    place: Path,
+    building: Path,
     rank: int,
     world_size: int,
     *,
-    writer: Callable[[str, int], int] = by_name,
+    rank_of_file: Callable[[str, int], int] = rank_by_name,
     threads: int = 0,
-    known: Mapping[str, Hashed] = MappingProxyType({}),
-) -> Share:
+    known_digests: Mapping[str, FileDigest] = MappingProxyType({}),
+) -> RankDigests:
     """Digest this rank's files of a building folder, make them durable, and leave word for rank 0.
 
-    writer: (path below `place`, ranks) → the rank that digests it; best the one that wrote it, which has it in memory.
-    known: what this rank digested while it wrote it, and made durable: it is not read again.
-    Call when all have written. Raises NoSpace, ClusterError, DataError.
+    rank_of_file: (path below `building`, ranks) → the rank that digests it; best the one that wrote it, which has it in
+    memory. known_digests: what this rank digested while it wrote it, and made durable: it is not read again. Call when
+    all have written. Raises NoSpace, ClusterError, DataError.
     """
     try:
-        mine = layout.sizes(place, lambda path: writer(path, world_size) == rank)
-        had = {path: known[path] for path in mine.keys() & known.keys()}
-        entries = [_as_written(place, path, mine.pop(path), found) for path, found in had.items()]
-        for path, found in digests(place, mine, threads=threads or default_threads(), sync=True):
+        mine = layout.file_sizes(building, lambda path: rank_of_file(path, world_size) == rank)
+        had = {path: known_digests[path] for path in mine.keys() & known_digests.keys()}
+        entries = [_entry_of_written(building, path, mine.pop(path), found) for path, found in had.items()]
+        for path, found in hash_files(building, mine, threads=threads or default_threads(), sync=True):
             if found.error:
                 raise found.error
             if not found.digest:
-                raise DataError("still being written while it was digested", where=str(place / path), hint=_UNCOVERED)
+                raise DataError(
+                    "still being written while it was digested", where=str(building / path), hint=_UNCOVERED
+                )
             entries.append(FileEntry(path=path, bytes=found.bytes, digest=found.digest))
-        share = Share(rank=rank, files=tuple(entries))
+        share = RankDigests(rank=rank, files=tuple(entries))
         # Not durable: after power loss the whole folder is a leftover.
-        write_atomic(place / layout.SHARES / f"{rank}.json", msgspec.json.encode(share), durable=False)
+        write_atomic(building / layout.DIGESTS_DIR / f"{rank}.json", msgspec.json.encode(share), durable=False)
     except OSError as error:
-        raise os_error(error, place) from error
+        raise from_os_error(error, building) from error
     return share
 
 
-def publish(
+def publish_checkpoint(
     folder: Path,
-    place: Path,
+    building: Path,
     step: int,
     *,
     format: str,  # noqa: A002
@@ -89,22 +91,19 @@ def publish(
     world_size: int,
     loader: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-    shares: int = 0,
-    t: str = "",
 ) -> Path:
-    """Seal a building folder and show it as the checkpoint after `step` steps; rank 0 alone, when all have digested.
+    """Seal a building folder and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
 
-    shares: how many there are, one of each rank unless said. t: when it was saved, now unless said.
     Where a whole checkpoint of that step stands already it stays, and this one goes; a damaged one is moved aside.
     On failure the building folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
     ClusterError.
     """
     final = layout.step_path(folder, step)
     try:
-        entries = _merge(place, shares or world_size)
-        record = Manifest(
+        entries = _merge_digests(building, world_size)
+        record = CheckpointManifest(
             step=step,
-            t=t or timestamps.now(),
+            t=timestamps.now_rfc3339(),
             format=format,
             run=run,
             model=model,
@@ -113,52 +112,54 @@ def publish(
             loader=dict(loader or {}),
             extra=dict(extra or {}),
         )
-        data = encode(record)
-        shutil.rmtree(place / layout.SHARES)
-        write_atomic(place / FILE_NAME, data)
+        data = encode_manifest(record)
+        shutil.rmtree(building / layout.DIGESTS_DIR)
+        write_atomic(building / FILE_NAME, data)
         if os.path.lexists(final):
-            if unreadable.is_marked(final):
-                quarantine.put(final, (), why=f"not readable, and saved again: {unreadable.reason(final)}")
-            elif lookup.whole_at(final) is None:
-                quarantine.put(final, (), why="damaged, and saved again")
-        unreadable.clear(final)  # of one that somebody removed
-        if not renaming.publish(place, final):
-            layout.discard(place)
+            if unreadable.is_marked_unreadable(final):
+                quarantine.quarantine_checkpoint(
+                    final, (), cause_text=f"not readable, and saved again: {unreadable.unreadable_reason(final)}"
+                )
+            elif lookup.read_if_complete(final) is None:
+                quarantine.quarantine_checkpoint(final, (), cause_text="damaged, and saved again")
+        unreadable.clear_mark(final)  # of one that somebody removed
+        if not renaming.publish_dir(building, final):
+            layout.remove_building(building)
     except BaseException as error:
-        layout.discard(place)
+        layout.remove_building(building)
         if isinstance(error, OSError):
-            raise os_error(error, place) from error
+            raise from_os_error(error, building) from error
         raise
-    lookup.point(folder)
+    lookup.update_latest_link(folder)
     return final
 
 
-def _as_written(place: Path, path: str, size: int, written: Hashed) -> FileEntry:
+def _entry_of_written(place: Path, path: str, size: int, written: FileDigest) -> FileEntry:
     if size != written.bytes:
         what = f"it has {size} bytes, and {written.bytes} were written"
         raise DataError(what, where=str(place / path), hint=_UNCOVERED)
     return FileEntry(path=path, bytes=size, digest=written.digest)
 
 
-def _merge(place: Path, shares: int) -> tuple[FileEntry, ...]:
-    """The entries of all shares, by path. Raises DataError unless they are just the files that are there."""
-    told: dict[str, FileEntry] = {}
-    for rank in range(shares):
-        path = place / layout.SHARES / f"{rank}.json"
+def _merge_digests(building: Path, world_size: int) -> tuple[FileEntry, ...]:
+    """Return the entries of all ranks, by path. Raises DataError unless they are just the files that are there."""
+    entries: dict[str, FileEntry] = {}
+    for rank in range(world_size):
+        path = building / layout.DIGESTS_DIR / f"{rank}.json"
         try:
-            share = decode_json(path.read_bytes(), Share)
+            share = decode_json(path.read_bytes(), RankDigests)
         except FileNotFoundError as error:
             raise DataError(f"rank {rank} left no digests", where=str(path), hint=_UNCOVERED) from error
         except msgspec.DecodeError as error:
             raise DataError(f"rank {rank}'s digests cannot be read: {error}", where=str(path)) from error
         for entry in share.files:
-            if told.setdefault(entry.path, entry) != entry:
-                raise DataError("two ranks found different bytes", where=str(place / entry.path), hint=_UNCOVERED)
-    found = layout.sizes(place)
-    for name in sorted(found.keys() | told.keys()):
-        if name not in told:
-            raise DataError("no rank digested this file", where=str(place / name), hint=_UNCOVERED)
-        if found.get(name) != told[name].bytes:
-            what = f"it had {told[name].bytes} bytes when it was digested, and now {found.get(name, 'none')}"
-            raise DataError(what, where=str(place / name), hint=_UNCOVERED)
-    return tuple(told[name] for name in sorted(told))
+            if entries.setdefault(entry.path, entry) != entry:
+                raise DataError("two ranks found different bytes", where=str(building / entry.path), hint=_UNCOVERED)
+    sizes = layout.file_sizes(building)
+    for name in sorted(sizes.keys() | entries.keys()):
+        if name not in entries:
+            raise DataError("no rank digested this file", where=str(building / name), hint=_UNCOVERED)
+        if sizes.get(name) != entries[name].bytes:
+            what = f"it had {entries[name].bytes} bytes when it was digested, and now {sizes.get(name, 'none')}"
+            raise DataError(what, where=str(building / name), hint=_UNCOVERED)
+    return tuple(entries[name] for name in sorted(entries))

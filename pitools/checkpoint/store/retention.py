@@ -12,14 +12,14 @@ from typing import Literal
 
 from pitools.checkpoint.store import layout, locks, lookup
 from pitools.core.errors import PitError, TryLater, UsageError
-from pitools.core.fs import sync_dir
+from pitools.core.fs import fsync_dir
 from pitools.core.record import Record
 
 KEEP_LAST = 3
 PruneState = Literal["kept", "removed", "would be removed", "failed"]
 
 
-class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
+class PruneResult(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
     """What became of one checkpoint. reason: why it is still there, or ""; of "failed", the system's error."""
 
     step: int
@@ -28,62 +28,67 @@ class Pruned(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
     path: str
 
 
-def prune(
-    folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = (), dry_run: bool = False
-) -> list[Pruned]:
+def prune_checkpoints(
+    folder: Path,
+    keep_last: int = KEEP_LAST,
+    keep_every: int = 0,
+    *,
+    kept_steps: Collection[int] = (),
+    dry_run: bool = False,
+) -> list[PruneResult]:
     """Remove all but the newest `keep_last` whole checkpoints and those whose steps `keep_every` divides, oldest first.
 
-    keep: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`), what
-    is damaged: that is for `quarantine`, and what cannot be removed. Raises UsageError, ClusterError.
+    kept_steps: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`),
+    what is damaged: that is for `quarantine`, and what cannot be removed. Raises UsageError, ClusterError.
     """
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
-    steps = lookup.whole(folder)
+    steps = lookup.complete_steps(folder)
     found = []
     for step in reversed(steps):
         path = layout.step_path(folder, step)
         state: PruneState = "kept"
-        reason = _reason(step, steps[:keep_last], keep_every, keep)
+        reason = _keep_reason(step, steps[:keep_last], keep_every, kept_steps)
         if not reason and dry_run:
             state = "would be removed"
         elif not reason:
             state, reason = _remove(path)
-        found.append(Pruned(step=step, state=state, reason=reason, path=str(path)))
+        found.append(PruneResult(step=step, state=state, reason=reason, path=str(path)))
     return found[::-1]
 
 
-def tidy(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0, *, keep: Collection[int] = ()) -> None:
-    """As `prune`, after a save: what does not go is told and never raised, for what was saved is safe."""
+def prune_after_save(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0) -> None:
+    """As `prune_checkpoints`, after a save: what does not go is told and never raised, for what was saved is safe."""
     try:
-        for record in prune(folder, keep_last, keep_every, keep=keep):
+        for record in prune_checkpoints(folder, keep_last, keep_every):
             if record.state == "failed":
-                _tell(f"{record.path} cannot be removed: {record.reason}")
+                _print(f"{record.path} cannot be removed: {record.reason}")
     except PitError as error:
-        _tell(str(error))
+        _print(str(error))
 
 
-def sweep(folder: Path, *, keep: Collection[str] = (), sure: bool = False) -> list[Path]:
+def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path]:
     """Remove what killed saves and removals left, and say what; nothing while another process saves there.
 
-    keep: tokens of saves that go on. sure: the caller is in `held.writing`, which was sure. Raises ClusterError.
+    is_only_writer: the caller is in `locks.writer_lock`, which yielded True. Raises ClusterError.
     """
-    left = layout.left_over(folder, keep)
+    left = layout.leftovers(folder)
     if not left:
         return []
     with contextlib.ExitStack() as stack:
-        if not sure:
+        if not is_only_writer:
             try:
-                sure = stack.enter_context(locks.writing(folder, timeout_s=0))
+                is_only_writer = stack.enter_context(locks.writer_lock(folder, timeout_s=0))
             except TryLater:
-                sure = False
+                is_only_writer = False
         # What is being removed is nobody's, whoever saves.
-        gone = [path for path in left if sure or path.name.startswith(layout.OLD)]
+        gone = [path for path in left if is_only_writer or path.name.startswith(layout.OLD_PREFIX)]
         for path in gone:
-            layout.discard(path)
+            layout.remove_building(path)
     return gone
 
 
-def _reason(step: int, last: Collection[int], every: int, keep: Collection[int]) -> str:
+def _keep_reason(step: int, last: Collection[int], every: int, keep: Collection[int]) -> str:
     if step in last:
         return f"of the newest {len(last)}"
     if step in keep:
@@ -93,20 +98,20 @@ def _reason(step: int, last: Collection[int], every: int, keep: Collection[int])
 
 def _remove(path: Path) -> tuple[PruneState, str]:
     """Remove a checkpoint; returns what became of it, and why it is still there."""
-    aside = path.with_name(f"{layout.OLD}{path.name}.{secrets.token_hex(4)}")
+    aside = path.with_name(f"{layout.OLD_PREFIX}{path.name}.{secrets.token_hex(4)}")
     try:
-        with locks.alone(path) as free:
+        with locks.exclusive_lock(path) as free:
             if not free:
                 return ("kept", "being read") if path.exists() else ("removed", "")
             os.rename(path, aside)
-            sync_dir(path.parent)
+            fsync_dir(path.parent)
     except FileNotFoundError:
         return "removed", ""  # somebody else was faster
     except OSError as error:  # somebody else's, or write-protected: the others may go
         return "failed", str(error.strerror)
-    layout.discard(aside)
+    layout.remove_building(aside)
     return "removed", ""
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     print(f"older checkpoints stay: {text}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from pitools.core.record import decode_json
 FILE_NAME = "random.json"
 
 
-class Generators(Protocol):
+class FrameworkGenerators(Protocol):
     """A framework's."""
 
     def random_state(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Generators(Protocol):
         """Put them there."""
 
 
-class States(NamedTuple):
+class RngState(NamedTuple):
     """Where a process's generators are, as each of them tells it."""
 
     python: Any
@@ -38,28 +38,28 @@ class States(NamedTuple):
     framework: dict[str, Any]
 
 
-def taken(framework: Generators) -> States:
+def capture_rng_state(framework: FrameworkGenerators) -> RngState:
     """Where this process's generators are now."""
     numpy = sys.modules.get("numpy")
-    return States(random.getstate(), numpy and numpy.random.get_state(legacy=True), framework.random_state())
+    return RngState(random.getstate(), numpy and numpy.random.get_state(legacy=True), framework.random_state())
 
 
-def encoded(states: States) -> bytes:
+def encode_rng_state(states: RngState) -> bytes:
     """As `write` takes them."""
     version, words, gauss = states.python
-    record: dict[str, Any] = {"python": [version, _packed(words), gauss], "framework": states.framework}
+    record: dict[str, Any] = {"python": [version, _encode_words(words), gauss], "framework": states.framework}
     if states.numpy:
         kind, keys, *rest = states.numpy
-        record["numpy"] = [kind, _packed(keys.tolist()), *rest]
+        record["numpy"] = [kind, _encode_words(keys.tolist()), *rest]
     return msgspec.json.encode(record)
 
 
-def write(place: Path, by_rank: list[bytes]) -> None:
+def write_rng_state(building: Path, by_rank: list[bytes]) -> None:
     """Keep those of all ranks; sealed with the state."""
-    (place / FILE_NAME).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
+    (building / FILE_NAME).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
 
 
-def restore(step_dir: Path, rank: int, framework: Generators) -> None:
+def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators) -> None:
     """Put this process's generators where they were. Raises DataError."""
     path = step_dir / FILE_NAME
     try:
@@ -67,22 +67,22 @@ def restore(step_dir: Path, rank: int, framework: Generators) -> None:
         if rank >= len(by_rank):
             return
         version, words, gauss = by_rank[rank]["python"]
-        random.setstate((version, _unpacked(words), gauss))
+        random.setstate((version, _decode_words(words), gauss))
         if "numpy" in by_rank[rank]:
             import numpy as np
 
             kind, keys, *rest = by_rank[rank]["numpy"]
-            np.random.set_state((kind, np.array(_unpacked(keys), np.uint32), *rest))
+            np.random.set_state((kind, np.array(_decode_words(keys), np.uint32), *rest))
         if states := by_rank[rank]["framework"]:
             framework.set_random_state(states)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"its random states cannot be used: {error}", where=str(path)) from error
 
 
-def _packed(words: Any) -> str:
+def _encode_words(words: Any) -> str:
     return base64.b64encode(b"".join(word.to_bytes(4, "little") for word in words)).decode()
 
 
-def _unpacked(text: str) -> tuple[int, ...]:
+def _decode_words(text: str) -> tuple[int, ...]:
     data = base64.b64decode(text)
     return tuple(int.from_bytes(data[start : start + 4], "little") for start in range(0, len(data), 4))

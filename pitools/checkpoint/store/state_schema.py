@@ -12,47 +12,47 @@ import msgspec
 
 from pitools.checkpoint.store import layout, owner
 from pitools.core.errors import ConfigError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
-from pitools.store.digest import of_bytes
+from pitools.store.digest import digest_bytes
 
-FILE_NAME = "model.json"
+STATE_SCHEMA_FILE = "model.json"
 _MAX_BYTES = 64 << 20
 _HINT = "resume with the model it was made with, or give another checkpoint folder"
 
 
-def fingerprint(table: Mapping[str, str]) -> str:
+def schema_fingerprint(table: Mapping[str, str]) -> str:
     """Of name → type and shape."""
-    return of_bytes(_encoded(table))
+    return digest_bytes(_encoded(table))
 
 
-def write(place: Path, table: Mapping[str, str]) -> None:
+def write_schema(building: Path, table: Mapping[str, str]) -> None:
     """Put the table beside the state; it is sealed with it."""
-    (place / FILE_NAME).write_bytes(_encoded(table))
+    (building / STATE_SCHEMA_FILE).write_bytes(_encoded(table))
 
 
-def require_same(folder: Path, table: Mapping[str, str]) -> None:
+def require_same_schema(folder: Path, table: Mapping[str, str]) -> None:
     """Raises ConfigError naming the first difference where a folder's checkpoints are of another model.
 
     Where no file says what that model was, it is left to `owner.claim`.
     """
-    whose = owner.read(folder)
-    if whose is None or whose.model == fingerprint(table):
+    whose = owner.read_owner(folder)
+    if whose is None or whose.model == schema_fingerprint(table):
         return
-    for step in layout.steps(folder):
-        path = layout.step_path(folder, step) / FILE_NAME
+    for step in layout.listed_steps(folder):
+        path = layout.step_path(folder, step) / STATE_SCHEMA_FILE
         try:
-            with plain_file(path) as file:
+            with open_regular(path) as file:
                 theirs = decode_json(file.read(_MAX_BYTES), dict[str, str])
         except (OSError, msgspec.DecodeError):
             continue
-        if fingerprint(theirs) == whose.model:
-            raise ConfigError(_difference(theirs, table), where=str(path.parent), hint=_HINT)
+        if schema_fingerprint(theirs) == whose.model:
+            raise ConfigError(_first_difference(theirs, table), where=str(path.parent), hint=_HINT)
 
 
-def _difference(theirs: Mapping[str, str], mine: Mapping[str, str]) -> str:
-    for name in sorted(theirs.keys() | mine.keys()):
-        found, wanted = (table.get(name, "nothing") for table in (theirs, mine))
+def _first_difference(saved: Mapping[str, str], current: Mapping[str, str]) -> str:
+    for name in sorted(saved.keys() | current.keys()):
+        found, wanted = (table.get(name, "nothing") for table in (saved, current))
         if found != wanted:
             return f'of another model: "{name}" is {found} there, {wanted} here'
     return "of another model"

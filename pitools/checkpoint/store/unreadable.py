@@ -1,7 +1,7 @@
-"""Checkpoints that a run could not read, though they are there, and went on without.
+"""Mark checkpoints that are there but could not be read, so that a run resumed from an older one.
 
-They stay where they are, for a server that comes back; `.unread.step_<n>` beside one says why. Until it has been read
-again it is no progress of the run: `latest` passes it by, and it is not removed for being old.
+They stay where they are, for a server that comes back; `.unreadable.step_<n>` beside one has the reason. Until one is
+read again it does not count as progress: `latest` skips it, and retention does not remove it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from pitools.core import timestamps
 from pitools.core.errors import PitError
 from pitools.core.fs import write_atomic
 
-PREFIX = ".unread."
+MARK_PREFIX = ".unreadable."
 
 
-def mark(step_dir: Path, why: str) -> None:
-    """Leave word that it could not be read. Best effort: where nothing can be written, nothing is removed either."""
+def mark_unreadable(step_dir: Path, reason: str) -> None:
+    """Mark a checkpoint as unreadable. Best effort: where nothing can be written, nothing is removed either."""
     with contextlib.suppress(OSError, PitError):
-        write_atomic(_mark(step_dir), f"{timestamps.now()} {why}\n")
+        write_atomic(_mark_path(step_dir), f"{timestamps.now_rfc3339()} {reason}\n")
 
 
-def is_marked(step_dir: Path) -> bool:
-    """Whether there is word of it."""
-    return os.path.lexists(_mark(step_dir))
+def is_marked_unreadable(step_dir: Path) -> bool:
+    """Return whether a checkpoint is marked as unreadable."""
+    return os.path.lexists(_mark_path(step_dir))
 
 
-def reason(step_dir: Path) -> str:
-    """What was left as word; "" for none."""
+def unreadable_reason(step_dir: Path) -> str:
+    """Return the time and reason in the mark; "" where there is none."""
     try:
-        with _mark(step_dir).open(errors="replace") as file:
+        with _mark_path(step_dir).open(errors="replace") as file:
             return file.read(500).strip()
     except OSError:
         return ""
 
 
-def clear(step_dir: Path) -> None:
-    """It can be read, or is no longer there."""
+def clear_mark(step_dir: Path) -> None:
+    """Remove the mark: the checkpoint can be read, or is gone."""
     with contextlib.suppress(OSError):
-        _mark(step_dir).unlink(missing_ok=True)
+        _mark_path(step_dir).unlink(missing_ok=True)
 
 
-def _mark(step_dir: Path) -> Path:
-    return step_dir.with_name(f"{PREFIX}{step_dir.name}")
+def _mark_path(step_dir: Path) -> Path:
+    return step_dir.with_name(f"{MARK_PREFIX}{step_dir.name}")

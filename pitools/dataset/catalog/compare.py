@@ -1,4 +1,4 @@
-"""What differs between two versions: their arrays, episodes, files, values and where they came from."""
+"""Compare two versions: arrays, episodes, files, statistics and provenance."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from pitools.core.record import Record
 from pitools.dataset.reader import open_dataset
 from pitools.store import manifest as manifests
-from pitools.store.manifest import FileEntry, Manifest, Statistics
+from pitools.store.manifest import EPISODE_JSON, FileEntry, Manifest, Statistics
 
-SAME = "shared"
+SHARED_KIND = "shared"
 # What a provenance record says of a file itself; the rest is how it was read.
-_CONTENT = ("file", "bytes", "digest")
+_FILE_FIELDS = ("file", "bytes", "digest")
 _DIGITS = 12  # of a recording's digest, with each of its episodes
 # Of a manifest, besides what is compared part by part.
 _FIELDS = ("name", "episodes", "steps", "subset")
 
 
-class Difference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
+class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
     """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `parent`, `manifest`
     (another field of it), `files`.
 
@@ -31,7 +31,7 @@ class Difference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
     """
 
     kind: str
-    what: str
+    subject: str
     change: str
     before: str = ""
     after: str = ""
@@ -40,103 +40,115 @@ class Difference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
     shift: float | None = None
 
 
-def compare(first: Path, second: Path) -> Iterator[Difference]:
-    """What differs between the versions in these folders; nothing but files they share where they are the same.
+def compare_versions(left: Path, right: Path) -> Iterator[VersionDifference]:
+    """Yield the differences between the versions in two folders; equal versions yield only the files they share.
 
-    Raises DataError for one that is no dataset, or damaged.
+    Raises DataError for a folder that is no dataset, or is damaged.
     """
-    one, two = manifests.load(first)[0], manifests.load(second)[0]
-    if one.files != two.files:
-        yield from _by_name("episode", _episodes(first, one), _episodes(second, two))
-    yield from compare_manifests(one, two)
+    left_manifest, right_manifest = manifests.load_manifest(left)[0], manifests.load_manifest(right)[0]
+    if left_manifest.files != right_manifest.files:
+        yield from _compare_by_name("episode", _episodes(left, left_manifest), _episodes(right, right_manifest))
+    yield from compare_manifests(left_manifest, right_manifest)
 
 
-def compare_manifests(one: Manifest, two: Manifest) -> Iterator[Difference]:
-    """What differs, as far as it shows without reading any array."""
-    yield from _by_name("parent", {"": one.parent} if one.parent else {}, {"": two.parent} if two.parent else {})
-    yield from _by_name(
+def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
+    """Yield the differences that two manifests show, without reading any array."""
+    yield from _compare_by_name(
+        "parent", {"": left.parent} if left.parent else {}, {"": right.parent} if right.parent else {}
+    )
+    yield from _compare_by_name(
         "manifest",
         *(
-            {field: _text(getattr(known, field)) for field in _FIELDS if getattr(known, field) is not msgspec.UNSET}
-            for known in (one, two)
+            {
+                field: _text(getattr(manifest, field))
+                for field in _FIELDS
+                if getattr(manifest, field) is not msgspec.UNSET
+            }
+            for manifest in (left, right)
         ),
     )
-    yield from _by_name(
+    yield from _compare_by_name(
         "array",
-        *({name: f"{each.dtype} {list(each.shape)}" for name, each in known.arrays.items()} for known in (one, two)),
+        *(
+            {name: f"{schema.dtype} {list(schema.shape)}" for name, schema in manifest.arrays.items()}
+            for manifest in (left, right)
+        ),
     )
-    yield from _by_name(
-        "task", *({task: f"{count} episodes" for task, count in (known.tasks or {}).items()} for known in (one, two))
+    yield from _compare_by_name(
+        "task",
+        *({task: f"{count} episodes" for task, count in (manifest.tasks or {}).items()} for manifest in (left, right)),
     )
-    yield from _statistics(one.statistics or {}, two.statistics or {})
-    yield from _sources(one, two)
-    yield from _files(one.files, two.files)
+    yield from _statistics(left.statistics or {}, right.statistics or {})
+    yield from _sources(left, right)
+    yield from _files(left.files, right.files)
 
 
-def _sources(one: Manifest, two: Manifest) -> Iterator[Difference]:
+def _sources(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
     """How the recordings that two versions were made of differ, and what was asked to be made of them."""
     contents, options = [], []
-    for known in (one, two):
-        records = _numbered([(str(record.get("file")), record) for record in known.source])
-        contents.append({name: f"{each.get('digest')}, {each.get('bytes')} bytes" for name, each in records.items()})
+    for manifest in (left, right):
+        records = _numbered([(str(record.get("file")), record) for record in manifest.source])
+        contents.append({name: f"{entry.get('digest')}, {entry.get('bytes')} bytes" for name, entry in records.items()})
         asked: dict[str, set[str]] = {}
-        for record in known.source:
-            for key in record.keys() - set(_CONTENT):
+        for record in manifest.source:
+            for key in record.keys() - set(_FILE_FIELDS):
                 asked.setdefault(key, set()).add(_text(record[key]))
         options.append({key: ", ".join(sorted(values)) for key, values in asked.items()})
-    yield from _by_name("source", *contents)
-    yield from _by_name("option", *options)
+    yield from _compare_by_name("source", *contents)
+    yield from _compare_by_name("option", *options)
 
 
-def _by_name(kind: str, one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[Difference]:
-    for name in [*one, *(name for name in two if name not in one)]:
-        before, after = one.get(name), two.get(name)
+def _compare_by_name(kind: str, left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[VersionDifference]:
+    for name in [*left, *(name for name in right if name not in left)]:
+        before, after = left.get(name), right.get(name)
         if before != after:
             change = "added" if before is None else "removed" if after is None else "changed"
-            yield Difference(kind=kind, what=name, change=change, before=before or "", after=after or "")
+            yield VersionDifference(kind=kind, subject=name, change=change, before=before or "", after=after or "")
 
 
 def _episodes(path: Path, manifest: Manifest) -> dict[str, str]:
     """What each episode is, by the file it came from and its name there."""
-    if "episode_json" not in manifest.arrays:
+    if EPISODE_JSON not in manifest.arrays:
         return {}
-    found = []
+    pairs = []
     for episode in open_dataset(path).episodes:
         number = episode.get("source", -1)
-        known: Mapping[str, Any] = manifest.source[number] if 0 <= number < len(manifest.source) else {}
-        text = f"{episode.get('steps')} steps of {str(known.get('digest', 'unknown')).rpartition(':')[2][:_DIGITS]}"
+        source: Mapping[str, Any] = manifest.source[number] if 0 <= number < len(manifest.source) else {}
+        text = f"{episode.get('steps')} steps of {str(source.get('digest', 'unknown')).rpartition(':')[2][:_DIGITS]}"
         language = episode.get("language") or ""
-        place = f"{known.get('file', '?')}: {episode.get('name')}"
-        found.append((place, f"{text}, {language}" if language else text))
-    return _numbered(found)
+        name = f"{source.get('file', '?')}: {episode.get('name')}"
+        pairs.append((name, f"{text}, {language}" if language else text))
+    return _numbered(pairs)
 
 
 def _numbered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """By name; the second and later of one name are told apart by a number."""
-    seen: Counter[str] = Counter()
-    found = {}
+    counts: Counter[str] = Counter()
+    numbered = {}
     for name, value in pairs:
-        seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} ({seen[name]})"] = value
-    return found
+        counts[name] += 1
+        numbered[name if counts[name] == 1 else f"{name} ({counts[name]})"] = value
+    return numbered
 
 
-def _statistics(one: Mapping[str, Statistics], two: Mapping[str, Statistics]) -> Iterator[Difference]:
-    for name in sorted(one.keys() | two.keys()):
-        a, b = one.get(name), two.get(name)
+def _statistics(left: Mapping[str, Statistics], right: Mapping[str, Statistics]) -> Iterator[VersionDifference]:
+    for name in sorted(left.keys() | right.keys()):
+        a, b = left.get(name), right.get(name)
         if a and b and a != b:
             comparable = len(a.mean) == len(b.mean) == len(a.deviation)
             shift = max(map(_shift, a.mean, b.mean, a.deviation), default=0.0) if comparable else None
-            yield Difference(
+            yield VersionDifference(
                 kind="statistics",
-                what=name,
+                subject=name,
                 change="changed",
-                before=_brief(a),
-                after=_brief(b),
+                before=_format_statistics(a),
+                after=_format_statistics(b),
                 shift=None if shift is None else round(shift, 4),
             )
         elif not (a and b):
-            yield from _by_name("statistics", *({name: _brief(known)} if known else {} for known in (a, b)))
+            yield from _compare_by_name(
+                "statistics", *({name: _format_statistics(statistics)} if statistics else {} for statistics in (a, b))
+            )
 
 
 def _shift(before: float, after: float, deviation: float) -> float:
@@ -144,24 +156,24 @@ def _shift(before: float, after: float, deviation: float) -> float:
     return moved / deviation if deviation > 0 else 0.0 if moved == 0 else float("inf")
 
 
-def _brief(known: Statistics) -> str:
-    low, high = min(known.minimum, default=0.0), max(known.maximum, default=0.0)
-    return f"{low:.4g} to {high:.4g}" + (f", {known.bad} bad" if known.bad else "")
+def _format_statistics(statistics: Statistics) -> str:
+    low, high = min(statistics.minimum, default=0.0), max(statistics.maximum, default=0.0)
+    return f"{low:.4g} to {high:.4g}" + (f", {statistics.non_finite} bad" if statistics.non_finite else "")
 
 
-def _files(one: tuple[FileEntry, ...], two: tuple[FileEntry, ...]) -> Iterator[Difference]:
-    old, new = ({entry.path: entry for entry in files} for files in (one, two))
+def _files(left: tuple[FileEntry, ...], right: tuple[FileEntry, ...]) -> Iterator[VersionDifference]:
+    old, new = ({entry.path: entry for entry in files} for files in (left, right))
     both = old.keys() & new.keys()
     groups = {
-        SAME: [new[path] for path in both if old[path] == new[path]],
+        SHARED_KIND: [new[path] for path in both if old[path] == new[path]],
         "changed": [new[path] for path in both if old[path] != new[path]],
         "added": [new[path] for path in new.keys() - both],
         "removed": [old[path] for path in old.keys() - both],
     }
     for change, files in groups.items():
         if files:
-            yield Difference(
-                kind="files", what="", change=change, count=len(files), bytes=sum(entry.bytes for entry in files)
+            yield VersionDifference(
+                kind="files", subject="", change=change, count=len(files), bytes=sum(entry.bytes for entry in files)
             )
 
 

@@ -1,4 +1,4 @@
-"""The episodes of a version, as a list that people read."""
+"""List the episodes of a version."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pitools.dataset.reader import open_dataset
 from pitools.store import version_state
 
 
-class Episode(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"):
-    """One episode: its number, its name in the recording `source`, its steps [start, start + steps) of the arrays.
+class EpisodeInfo(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"):
+    """One episode: number, name in the recording `source`, and its steps [start, start + steps) of the arrays.
 
-    quarantined: why it is not to be trained on; nothing where it is.
+    quarantined: reasons why it must not be trained on; empty where it may be.
     """
 
     episode: int
@@ -26,25 +26,29 @@ class Episode(Record, frozen=True, kw_only=True, tag="pit.dataset-episode-row/1"
     quarantined: tuple[str, ...] = ()
 
 
-def episodes(path: Path, number: int | None = None) -> Iterator[Episode]:
-    """All episodes of the version in folder `path`, or one. Raises UsageError for one that it has not, DataError."""
+def list_episodes(path: Path, number: int | None = None) -> Iterator[EpisodeInfo]:
+    """Yield all episodes of the version in folder `path`, or episode `number`. Raises UsageError for a missing one,
+    DataError."""
     opened = open_dataset(path)
-    held = version_state.quarantine(path)
+    quarantine = version_state.read_quarantine(path)
     offsets = opened.episode_offsets.tolist()
     if number is not None and number >= len(offsets) - 1:
         raise UsageError(f"there is no episode {number}", where=str(path), hint=f"it has 0 to {len(offsets) - 2}")
-    for i, known in enumerate(opened.episodes):
+    for i, record in enumerate(opened.episodes):
         if number is None or i == number:
-            from_ = known.get("source", -1)
+            source = record.get("source", -1)
             sources = opened.manifest.source
-            yield Episode(
+            yield EpisodeInfo(
                 episode=i,
-                name=str(known.get("name", "")),
+                name=str(record.get("name", "")),
                 start=offsets[i],
                 steps=offsets[i + 1] - offsets[i],
-                language=str(known.get("language") or ""),
-                source=str(sources[from_].get("file", "")) if 0 <= from_ < len(sources) else "",
-                quarantined=(held.episodes.get(i) or (held.reasons or ("all of it",) if held.whole else ()))
-                if held
+                language=str(record.get("language") or ""),
+                source=str(sources[source].get("file", "")) if 0 <= source < len(sources) else "",
+                quarantined=(
+                    quarantine.episodes.get(i)
+                    or (quarantine.reasons or ("all of it",) if quarantine.whole_version else ())
+                )
+                if quarantine
                 else (),
             )

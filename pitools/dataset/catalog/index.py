@@ -18,21 +18,21 @@ import msgspec
 
 from pitools.core import user_dirs
 from pitools.core.errors import ClusterError, PitError
-from pitools.core.fs import os_error, plain_file, write_atomic
-from pitools.core.progress import bar
+from pitools.core.fs import from_os_error, open_regular, write_atomic
+from pitools.core.progress import progress_bar
 from pitools.dataset.versions import source_bytes
 from pitools.store import manifest as manifests
 from pitools.store import retirement, tags, version_state
 from pitools.store.version_list import is_name, is_version, lost_manifest_of
 
-FORM = 2  # of the file
-_SUM_BYTES = 4
+FORMAT = 2  # of the file
+_CHECKSUM_BYTES = 4
 # Two changes within one tick of the file system's clock look like one: so young a folder is read again.
 _TICK_NS = 2_000_000_000
-_MANY = 500
+_PROGRESS_AFTER = 500
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One version. folder: its name, and version: "" where that is the same. fields, tasks: numbers in its home's."""
 
     folder: str
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tasks: int
 
 
-class Home(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DatasetIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One dataset. stamps: when a folder last changed (ctime), by its path; 0 where that was too recent to tell. rows:
     oldest first.
 
@@ -58,7 +58,7 @@ class Home(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     stamps: dict[str, int]
-    rows: tuple[Row, ...]
+    rows: tuple[VersionRow, ...]
     fields: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     tags: dict[str, str] = {}
@@ -67,64 +67,64 @@ class Home(msgspec.Struct, frozen=True, array_like=True, gc=False):
     damaged: tuple[str, ...] = ()
 
 
-class Index(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RootIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All datasets of a root, by name."""
 
-    form: int
+    format: int
     root: str
-    homes: dict[str, Home]
+    datasets: dict[str, DatasetIndex]
 
 
-def load(root: Path, *, rebuild: bool = False) -> tuple[Index, list[PitError]]:
+def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[PitError]]:
     """What is in a root now, and what of it is damaged. rebuild: from the versions themselves."""
-    known = {} if rebuild else _kept(root)
-    wanted = sorted(folder.name for folder in os.scandir(root) if is_name(folder.name) and folder.is_dir())
-    homes: dict[str, Home] = {}
+    cached = {} if rebuild else _read_index(root)
+    names = sorted(folder.name for folder in os.scandir(root) if is_name(folder.name) and folder.is_dir())
+    datasets: dict[str, DatasetIndex] = {}
     errors: list[PitError] = []
-    changed = len(wanted) != len(known)
-    for name in wanted:
-        entry = known.get(name)
+    changed = len(names) != len(cached)
+    for name in names:
+        entry = cached.get(name)
         if entry is None or entry.damaged or not _is_current(entry.stamps):
-            entry = home(root, name, entry, errors)
+            entry = index_dataset(root, name, entry, errors)
             changed = True
-        homes[name] = entry
-    index = Index(FORM, str(root.absolute()), homes)
+        datasets[name] = entry
+    index = RootIndex(FORMAT, str(root.absolute()), datasets)
     if changed:
-        _keep(root, index)
+        _write_index(root, index)
     return index, errors
 
 
-def file_for(root: Path) -> Path:
+def index_path(root: Path) -> Path:
     """Where the index of a root is kept. Two roots may have one file: whose it is stands in it."""
-    folder = user_dirs.base("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
+    folder = user_dirs.xdg_dir("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
     return folder / f"{zlib.crc32(os.fsencode(root.absolute())):08x}.msgpack"
 
 
-def _kept(root: Path) -> dict[str, Home]:
+def _read_index(root: Path) -> dict[str, DatasetIndex]:
     try:
-        with plain_file(file_for(root)) as file:
+        with open_regular(index_path(root)) as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return {}
             data = file.read()
-        if data[:_SUM_BYTES] != _sum(data[_SUM_BYTES:]):
+        if data[:_CHECKSUM_BYTES] != _checksum(data[_CHECKSUM_BYTES:]):
             return {}
-        index = msgspec.msgpack.decode(data[_SUM_BYTES:], type=Index)
+        index = msgspec.msgpack.decode(data[_CHECKSUM_BYTES:], type=RootIndex)
     except (OSError, RuntimeError, ValueError):  # msgspec's errors are ValueErrors
         return {}
-    return index.homes if index.form == FORM and index.root == str(root.absolute()) else {}
+    return index.datasets if index.format == FORMAT and index.root == str(root.absolute()) else {}
 
 
-def _keep(root: Path, index: Index) -> None:
-    path = file_for(root)
+def _write_index(root: Path, index: RootIndex) -> None:
+    path = index_path(root)
     with contextlib.suppress(OSError, PitError):  # it is a shortcut; a home that is full or read-only has none
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = msgspec.msgpack.encode(index)
-        write_atomic(path, _sum(data) + data, mode=0o600, durable=False)
+        write_atomic(path, _checksum(data) + data, mode=0o600, durable=False)
 
 
-def _sum(data: bytes) -> bytes:
-    return zlib.crc32(data).to_bytes(_SUM_BYTES, "big")
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "big")
 
 
 def _is_current(stamps: dict[str, int]) -> bool:
@@ -135,19 +135,19 @@ def _is_current(stamps: dict[str, int]) -> bool:
         return False
 
 
-def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> Home:
-    """What is there of a dataset. before: what was known of it. errors: what is damaged is added here."""
-    stamps = _stamps(root, name)
+def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: list[PitError]) -> DatasetIndex:
+    """What is there of a dataset. previous: what was known of it. errors: what is damaged is added here."""
+    stamps = _dir_mtimes(root, name)
     try:
         folders = sorted(folder for folder in os.listdir(root / name) if not folder.startswith("."))
     except OSError as error:
         errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
-        return Home(stamps, (), damaged=(name,))
-    known = {row.folder: row for row in before.rows} if before else {}
-    fields, tasks = _Lines(before.fields if before else ()), _Lines(before.tasks if before else ())
+        return DatasetIndex(stamps, (), damaged=(name,))
+    known = {row.folder: row for row in previous.rows} if previous else {}
+    fields, tasks = _TextTable(previous.fields if previous else ()), _TextTable(previous.tasks if previous else ())
     damaged: list[str] = []
     rows = []
-    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _MANY):
+    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _PROGRESS_AFTER):
         if not mtime_ns:
             if lost := lost_manifest_of(root / name / folder):
                 errors.append(lost)
@@ -156,7 +156,7 @@ def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> 
         row = known.get(folder)
         if row is None or row.mtime_ns != mtime_ns:
             try:
-                row = _row(root / name / folder, mtime_ns, fields, tasks)
+                row = _version_row(root / name / folder, mtime_ns, fields, tasks)
             except PitError as error:
                 errors.append(error)
                 damaged.append(folder)
@@ -166,18 +166,22 @@ def home(root: Path, name: str, before: Home | None, errors: list[PitError]) -> 
     gone: tuple[str, ...] = ()
     held: dict[str, int] = {}
     try:
-        tagged = {tag: value.version for tag, value in tags.read(root, name).items()}
-        gone = tuple(retirement.read(root, name))
-        kept = version_state.names(version_state.quarantine_file(root, name, "").parent, ".json")
-        held = {path.stem: count for path in kept if (count := _held(root / name / path.stem))}
+        tagged = {tag: value.version for tag, value in tags.read_tags(root, name).items()}
+        gone = tuple(retirement.read_retirements(root, name))
+        kept = version_state.list_names(version_state.quarantine_file(root, name, "").parent, ".json")
+        held = {path.stem: count for path in kept if (count := _quarantined_count(root / name / path.stem))}
     except (PitError, OSError) as error:
-        errors.append(error if isinstance(error, PitError) else os_error(error, version_state.catalog_dir(root, name)))
+        errors.append(
+            error if isinstance(error, PitError) else from_os_error(error, version_state.catalog_dir(root, name))
+        )
         damaged.append(version_state.CATALOG)
     rows.sort(key=lambda row: (row.mtime_ns, row.folder))
-    return Home(stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged))
+    return DatasetIndex(
+        stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged)
+    )
 
 
-class _Lines:
+class _TextTable:
     """Texts by number. Most versions of a dataset have the same."""
 
     def __init__(self, known: tuple[str, ...]) -> None:
@@ -187,7 +191,7 @@ class _Lines:
         return self.numbers.setdefault("\n".join(lines), len(self.numbers))
 
 
-def _stamps(root: Path, name: str) -> dict[str, int]:
+def _dir_mtimes(root: Path, name: str) -> dict[str, int]:
     """The folders that a dataset's part is made of; one that is missing shows in the one above when it is made."""
     home = version_state.catalog_dir(root, name)
     folders = [root / name]
@@ -198,7 +202,7 @@ def _stamps(root: Path, name: str) -> dict[str, int]:
             version_state.quarantine_file(root, name, "").parent,
         ]
         named = version_state.tags_dir(root, name)
-        folders += [named, *version_state.names(named)]
+        folders += [named, *version_state.list_names(named)]
     young = time.time_ns() - _TICK_NS
     stamps = {}
     for folder in folders:
@@ -210,7 +214,7 @@ def _stamps(root: Path, name: str) -> dict[str, int]:
 
 def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[tuple[str, int]]:
     """The folders of versions and their manifests' times of last write, 0 for one that has none."""
-    with bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
+    with progress_bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
         for folder in folders:
             advance(1)
             try:
@@ -222,15 +226,15 @@ def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[t
             yield folder, mtime_ns
 
 
-def _held(path: Path) -> int:
-    record = version_state.quarantine(path)
-    return 0 if record is None else -1 if record.whole else len(record.episodes)
+def _quarantined_count(path: Path) -> int:
+    record = version_state.read_quarantine(path)
+    return 0 if record is None else -1 if record.whole_version else len(record.episodes)
 
 
-def _row(path: Path, mtime_ns: int, fields: _Lines, tasks: _Lines) -> Row:
-    manifest, data = manifests.load(path)
-    version = manifests.version(data)
-    return Row(
+def _version_row(path: Path, mtime_ns: int, fields: _TextTable, tasks: _TextTable) -> VersionRow:
+    manifest, data = manifests.load_manifest(path)
+    version = manifests.version_of(data)
+    return VersionRow(
         path.name,
         "" if version == path.name else version,
         mtime_ns,

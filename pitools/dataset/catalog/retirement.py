@@ -1,4 +1,4 @@
-"""To retire a version, and to take that back; `gc` removes it once the grace is over."""
+"""Retire versions, and undo a retirement; `gc` removes a retired version once its grace is over."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from pathlib import Path
 
 from pitools.core import timestamps
 from pitools.core.errors import TryLater, UsageError
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 from pitools.store import retirement, tags, version_state
 from pitools.store.manifest import FILE_NAME
-from pitools.store.retirement import Retired
-from pitools.store.version_list import published
+from pitools.store.retirement import Retirement
+from pitools.store.version_list import published_at
 
 
-def retire(path: Path, *, why: str = "", grace_s: int = 0, present: datetime | None = None) -> Retired:
-    """Retire the version in folder `path`; again is as good as once. Raises UsageError when a tag names it."""
-    root, name, version = _place(path)
-    if known := retirement.of(root, name, version, path):
-        return known
+def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datetime | None = None) -> Retirement:
+    """Retire the version in folder `path`; idempotent. Raises UsageError when it is missing or has a tag."""
+    root, name, version = _split_path(path)
+    if existing := retirement.retirement_of(root, name, version, path):
+        return existing
     try:
         written_ns = (path / FILE_NAME).stat().st_mtime_ns
     except OSError as error:
         raise UsageError("there is no such version", where=str(path), hint=f"see `pit dataset list {root}`") from error
-    record = Retired(
+    record = Retirement(
         name=name,
         version=version,
-        published=published(written_ns),
-        when=timestamps.text(present or version_state.now()),
-        by=version_state.author(),
-        why=why,
+        published=published_at(written_ns),
+        retired_at=timestamps.to_rfc3339(now or version_state.utc_now()),
+        retired_by=version_state.current_user(),
+        reason=reason,
         grace_s=grace_s,
     )
     file = version_state.retired_file(root, name, version)
     for written in (False, True):  # a tag may be set meanwhile: one of the two sees the other
-        if named := [tag for tag, value in tags.read(root, name).items() if value.version == version]:
+        if named := [tag for tag, value in tags.read_tags(root, name).items() if value.version == version]:
             file.unlink(missing_ok=True)
             hint = "move the tag to another version first, or remove it: `pit dataset tag`"
             raise UsageError(f"the tag {named[0]} names it", where=str(path), hint=hint)
         if not written:
-            version_state.write(file, record)
+            version_state.write_annotation(file, record)
     return record
 
 
-def undo(root: Path, name: str, version: str) -> None:
-    """Take a retirement back. Raises TryLater when `gc` has just taken the version, UsageError when it is gone."""
+def restore_version(root: Path, name: str, version: str) -> None:
+    """Undo a retirement. Raises TryLater while `gc` has the version aside, UsageError when it is gone."""
     file = version_state.retired_file(root, name, version)
     try:
         file.unlink(missing_ok=True)
     except OSError as error:
-        raise os_error(error, file) from error
+        raise from_os_error(error, file) from error
     path = root / name / version
     if (path / FILE_NAME).is_file():
         return
-    aside = [
-        each.name
-        for each in version_state.names(root / version_state.TRASH)
-        if each.name.startswith(f"{name}.{version}.")
+    trashed = [
+        entry.name
+        for entry in version_state.list_names(root / version_state.TRASH)
+        if entry.name.startswith(f"{name}.{version}.")
     ]
-    if any(not each.endswith(".gone") for each in aside):
+    if any(not entry.endswith(".gone") for entry in trashed):
         hint = "see `pit dataset list`; what a killed `gc` left aside, the next `pit dataset gc` brings back"
         raise TryLater("`gc` has taken it, and will bring it back unless it was decided", where=str(path), hint=hint)
     if (path / FILE_NAME).is_file():  # brought back in between
@@ -66,6 +66,6 @@ def undo(root: Path, name: str, version: str) -> None:
     raise UsageError("there is no such version any more", where=str(path), hint="ingest it again")
 
 
-def _place(path: Path) -> tuple[Path, str, str]:
+def _split_path(path: Path) -> tuple[Path, str, str]:
     whole = path.resolve()
     return whole.parent.parent, whole.parent.name, whole.name

@@ -1,7 +1,7 @@
-"""Versions by what they hold: `episodes>=100`, `task~pick`, `field=obs/*_image`, `published>=2026-11-01`, `tag=prod`.
+"""Select versions by condition: `episodes>=100`, `task~pick`, `field=obs/*_image`, `published>=2026-11-01`, `tag=prod`.
 
-= != of text take globs, and of what a version has several of (tags, fields, tasks) one that fits is enough. ~ is
-"contains", in either case. Sizes as 1GiB, dates as 2026-11-01 or RFC 3339.
+= and != take globs for text; of several values (tags, fields, tasks) one match is enough. ~ is "contains", ignoring
+case. Sizes as 1GiB, dates as 2026-11-01 or RFC 3339.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pitools.core.errors import UsageError, nearest
-from pitools.dataset.catalog.index import Home, Index, Row
-from pitools.dataset.versions import Version
-from pitools.store.version_list import published
+from pitools.core.errors import UsageError, suggest
+from pitools.dataset.catalog.index import DatasetIndex, RootIndex, VersionRow
+from pitools.dataset.versions import VersionInfo
+from pitools.store.version_list import published_at
 
 _CONDITION = re.compile(r"([a-z_]+)\s*(>=|<=|!=|=|~|>|<)\s*(.*)", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -30,10 +30,10 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class Listed(Version, frozen=True, kw_only=True, tag="pit.dataset/1"):
-    """A version, and what is said of it. state: `live`, `retired`, `quarantined` (as a whole).
+class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset/1"):
+    """One version as `pit dataset list` prints it. state: `live`, `retired`, `quarantined` (the whole version).
 
-    quarantined_episodes: all of them where it is as a whole. parent: the version it was made of, or "".
+    quarantined_episodes: all where the whole version is in quarantine. parent: version it was made from, or "".
     """
 
     tags: tuple[str, ...] = ()
@@ -42,40 +42,40 @@ class Listed(Version, frozen=True, kw_only=True, tag="pit.dataset/1"):
     parent: str = ""
 
 
-class _Place:
+class _DatasetView:
     """A dataset, as conditions look at its versions."""
 
-    def __init__(self, name: str, home: Home) -> None:
+    def __init__(self, name: str, home: DatasetIndex) -> None:
         self.name, self.home = name, home
         self.tags: dict[str, list[str]] = {}
         for tag, version in home.tags.items():
             self.tags.setdefault(version, []).append(tag)
 
-    def state(self, row: Row) -> str:
+    def state(self, row: VersionRow) -> str:
         if row.folder in self.home.retired:
             return "retired"
         return "quarantined" if self.home.quarantined.get(row.folder, 0) < 0 else "live"
 
-    def named(self, row: Row) -> str:
+    def named(self, row: VersionRow) -> str:
         return "\n".join(sorted(self.tags.get(row.folder, ())))
 
 
-Condition = Callable[[_Place, Sequence[Row]], Sequence[Row]]
-Fits = Callable[[str], bool]
+Condition = Callable[[_DatasetView, Sequence[VersionRow]], Sequence[VersionRow]]
+Predicate = Callable[[str], bool]
 # Text that all versions of a dataset have, that a version has one of a few of, and of its own.
-_OF_ALL: dict[str, Callable[[_Place], str]] = {"name": lambda place: place.name}
-_SHARED: dict[str, Callable[[_Place], Sequence[str]]] = {
+_DATASET_KEYS: dict[str, Callable[[_DatasetView], str]] = {"name": lambda place: place.name}
+_SHARED_KEYS: dict[str, Callable[[_DatasetView], Sequence[str]]] = {
     "field": lambda place: place.home.fields,
     "task": lambda place: place.home.tasks,
     "language": lambda place: place.home.tasks,
 }
-_OWN: dict[str, Callable[[_Place, Row], str]] = {
+_VERSION_KEYS: dict[str, Callable[[_DatasetView, VersionRow], str]] = {
     "version": lambda _, row: row.version or row.folder,
     "parent": lambda _, row: row.parent,
     "state": lambda place, row: place.state(row),
     "tag": lambda place, row: place.named(row),
 }
-_NUMBERS: dict[str, Callable[[Row], int]] = {
+_NUMERIC_KEYS: dict[str, Callable[[VersionRow], int]] = {
     "episodes": operator.attrgetter("episodes"),
     "steps": operator.attrgetter("steps"),
     "bytes": operator.attrgetter("bytes"),
@@ -84,52 +84,52 @@ _NUMBERS: dict[str, Callable[[Row], int]] = {
     "published": operator.attrgetter("mtime_ns"),
     "date": operator.attrgetter("mtime_ns"),
 }
-KEYS = (*_OF_ALL, *_SHARED, *_OWN, *_NUMBERS)
+KEYS = (*_DATASET_KEYS, *_SHARED_KEYS, *_VERSION_KEYS, *_NUMERIC_KEYS)
 
 
-def find(root: Path, index: Index, conditions: Sequence[str]) -> Iterator[Listed]:
-    """The versions of a root that meet every condition, by name, oldest first. Raises UsageError."""
-    parsed = [parse(text) for text in conditions]
-    for name, home in index.homes.items():
-        place = _Place(name, home)
-        rows: Sequence[Row] = home.rows
+def search(root: Path, index: RootIndex, conditions: Sequence[str]) -> Iterator[VersionListing]:
+    """Yield the versions of a root that meet every condition, by name, oldest first. Raises UsageError."""
+    parsed = [parse_condition(text) for text in conditions]
+    for name, home in index.datasets.items():
+        place = _DatasetView(name, home)
+        rows: Sequence[VersionRow] = home.rows
         for condition in parsed:
             rows = condition(place, rows) if rows else ()
-        yield from (_listed(root, place, row) for row in rows)
+        yield from (_version_listing(root, place, row) for row in rows)
 
 
-def parse(text: str) -> Condition:
-    """A condition: of a dataset's versions, those that meet it. Raises UsageError."""
+def parse_condition(text: str) -> Condition:
+    """Parse a condition into a function that selects a dataset's matching versions. Raises UsageError."""
     found = _CONDITION.fullmatch(text.strip())
     if not found:
         raise UsageError(f'"{text}" is not a condition', where="--where", hint="such as 'episodes>=100' or 'task~pick'")
     key, sign, value = found.groups()
     try:
-        if key in _NUMBERS:
-            return _number(key, sign, value)
+        if key in _NUMERIC_KEYS:
+            return _numeric_condition(key, sign, value)
         if key in KEYS:
-            return _text(key, _fits(key, sign, value))
-        raise UsageError(f'nothing is called "{key}"', hint=nearest(key, KEYS))
+            return _text_condition(key, _text_predicate(key, sign, value))
+        raise UsageError(f'nothing is called "{key}"', hint=suggest(key, KEYS))
     except UsageError as error:
-        raise UsageError(error.what, where=f"--where '{text}'", hint=error.hint) from error
+        raise UsageError(error.message, where=f"--where '{text}'", hint=error.hint) from error
 
 
-def _text(key: str, fits: Fits) -> Condition:
-    if key in _OF_ALL:
-        return lambda place, rows: rows if fits(_OF_ALL[key](place)) else ()
-    if key in _OWN:
-        own = _OWN[key]
+def _text_condition(key: str, fits: Predicate) -> Condition:
+    if key in _DATASET_KEYS:
+        return lambda place, rows: rows if fits(_DATASET_KEYS[key](place)) else ()
+    if key in _VERSION_KEYS:
+        own = _VERSION_KEYS[key]
         return lambda place, rows: [row for row in rows if fits(own(place, row))]
-    number: Callable[[Row], int] = operator.attrgetter("fields" if key == "field" else "tasks")
+    number: Callable[[VersionRow], int] = operator.attrgetter("fields" if key == "field" else "tasks")
 
-    def shared(place: _Place, rows: Sequence[Row]) -> Sequence[Row]:
-        good = {i for i, lines in enumerate(_SHARED[key](place)) if fits(lines)}
+    def shared(place: _DatasetView, rows: Sequence[VersionRow]) -> Sequence[VersionRow]:
+        good = {i for i, lines in enumerate(_SHARED_KEYS[key](place)) if fits(lines)}
         return [row for row in rows if number(row) in good]
 
     return shared
 
 
-def _fits(key: str, sign: str, value: str) -> Fits:
+def _text_predicate(key: str, sign: str, value: str) -> Predicate:
     if sign == "~":
         wanted = value.casefold()
         return lambda lines: wanted in lines.casefold()
@@ -140,37 +140,37 @@ def _fits(key: str, sign: str, value: str) -> Fits:
     raise UsageError(f"{key} is text", hint=f"'{key}={value}' (a glob) or '{key}~{value}'")
 
 
-def _number(key: str, sign: str, value: str) -> Condition:
-    get = _NUMBERS[key]
+def _numeric_condition(key: str, sign: str, value: str) -> Condition:
+    get = _NUMERIC_KEYS[key]
     if sign not in _COMPARE:
         raise UsageError(f"{key} is a number", hint=f"'{key}>={value}'")
     compare = _COMPARE[sign]
     if key in ("published", "date"):
-        return _published(sign, value)
-    bound = _amount(key, value)
+        return _date_condition(sign, value)
+    bound = _parse_amount(key, value)
     return lambda _, rows: [row for row in rows if compare(get(row), bound)]
 
 
-def _published(sign: str, value: str) -> Condition:
-    first, last = _moments(value)
+def _date_condition(sign: str, value: str) -> Condition:
+    first, last = _parse_date_range(value)
     if sign in ("=", "!="):
         return lambda _, rows: [row for row in rows if (first <= row.mtime_ns <= last) == (sign == "=")]
     compare, bound = _COMPARE[sign], last if sign in (">", "<=") else first
     return lambda _, rows: [row for row in rows if compare(row.mtime_ns, bound)]
 
 
-def _amount(key: str, value: str) -> int:
+def _parse_amount(key: str, value: str) -> int:
     if key in ("bytes", "size"):
         from pitools.core import units
 
-        return units.size(value)
+        return units.parse_size(value)
     if not re.fullmatch(r"[0-9]+", value):
         raise UsageError(f'"{value}" is not a number', hint=f"'{key}>=100', and a --where for each condition")
     return int(value)
 
 
-def _moments(value: str) -> tuple[int, int]:
-    """The first and the last nanosecond of a day, or of the millisecond of a time as `list` shows it."""
+def _parse_date_range(value: str) -> tuple[int, int]:
+    """Return the first and last nanosecond of a day, or of the millisecond of a time as `list` prints it."""
     try:
         moment = datetime.fromisoformat(value)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -182,9 +182,9 @@ def _moments(value: str) -> tuple[int, int]:
     return first, first + length - 1
 
 
-def _listed(root: Path, place: _Place, row: Row) -> Listed:
+def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> VersionListing:
     held = place.home.quarantined.get(row.folder, 0)
-    return Listed(
+    return VersionListing(
         name=place.name,
         version=row.version or row.folder,
         path=f"{root}/{place.name}/{row.folder}",
@@ -193,7 +193,7 @@ def _listed(root: Path, place: _Place, row: Row) -> Listed:
         bytes=row.bytes,
         files=row.files,
         source_bytes=row.source_bytes,
-        published=published(row.mtime_ns),
+        published=published_at(row.mtime_ns),
         tags=tuple(sorted(place.tags.get(row.folder, ()))),
         state=place.state(row),
         quarantined_episodes=row.episodes if held < 0 else held,

@@ -3,7 +3,7 @@
 `version` reads a version and yields what is wrong with it; `gate` compares two manifests, and reads nothing.
 """
 
-from pitools.dataset.check.check_version import version
-from pitools.dataset.check.drift import gate
+from pitools.dataset.check.check_version import check_version
+from pitools.dataset.check.drift import check_drift
 
-__all__ = ["gate", "version"]
+__all__ = ["check_drift", "check_version"]

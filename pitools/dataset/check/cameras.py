@@ -13,47 +13,47 @@ import xxhash
 from numpy.typing import NDArray
 
 from pitools.dataset.check.finding import Finding
-from pitools.dataset.check.thresholds import Bounds
-from pitools.dataset.check.vectors import Bad, Floats, Parts
+from pitools.dataset.check.thresholds import Thresholds
+from pitools.dataset.check.vectors import EpisodeParts, Floats, NonFiniteCounts
 
-_NOT_LIGHT = re.compile(r"depth|mask|segm|label|instance")
-_LIGHT = re.compile(r"image|rgb|cam|frame|video")
+_NOT_CAMERA_NAME = re.compile(r"depth|mask|segm|label|instance")
+_CAMERA_NAME = re.compile(r"image|rgb|cam|frame|video")
 _CHANNELS = (3, 4)
 # A camera that shows so many frames an episode lives, and one of its frames is frozen that lasts for so many.
-_SLOW = 4
+_SLOW_CAMERA_STEPS = 4
 # Points of a frame, along each axis, that stand for its light.
-_POINTS = 48
+_SAMPLE_POINTS = 48
 # Words of a frame that are compared first: two frames of a living camera differ in most of them.
-_PROBES = 64
+_PROBE_ROWS = 64
 
 
 def is_camera(name: str, row: tuple[int, ...], dtype: str) -> bool:
     """Whether an array holds pictures of light: uint8 in three or four channels, or one if its name says so."""
-    if dtype != "uint8" or len(row) not in (2, 3) or _NOT_LIGHT.search(name):
+    if dtype != "uint8" or len(row) not in (2, 3) or _NOT_CAMERA_NAME.search(name):
         return False
     colours = len(row) == 3 and (row[-1] in _CHANNELS or row[0] in _CHANNELS)
-    return colours or bool(_LIGHT.search(name) and (len(row) == 2 or 1 in (row[0], row[-1])))
+    return colours or bool(_CAMERA_NAME.search(name) and (len(row) == 2 or 1 in (row[0], row[-1])))
 
 
-class Bulk:
+class SampledArray:
     """An array whose items are too many: of each chunk the first and the last step, and an episode's, are looked at,
     or all. bad: of those. looked: how many steps."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
-        self.name, self.bad, self.looked = name, Bad(len(offsets) - 1), 0
+        self.name, self.non_finite, self.looked = name, NonFiniteCounts(len(offsets) - 1), 0
         self._offsets, self._chunk, self._deep = offsets, chunk, deep
         self._lock = threading.Lock()
 
-    def look(self, start: int, rows: NDArray[Any]) -> None:
+    def add_steps(self, start: int, rows: NDArray[Any]) -> None:
         """Take in a run of steps, from any thread."""
-        at = self._chosen(start, len(rows))
+        at = self._sampled_rows(start, len(rows))
         finite = np.isfinite(rows[at].reshape(len(at), -1)).all(axis=1)
         with self._lock:
             self.looked += len(at)
             if not finite.all():
-                self.bad.add(Parts(self._offsets, start, len(rows)), start, at[~finite])
+                self.non_finite.add(EpisodeParts(self._offsets, start, len(rows)), start, at[~finite])
 
-    def _chosen(self, start: int, count: int) -> NDArray[np.intp]:
+    def _sampled_rows(self, start: int, count: int) -> NDArray[np.intp]:
         """Rows of a run that are looked at."""
         if self._deep:
             return np.arange(count)
@@ -65,10 +65,10 @@ class Bulk:
         return both[(both >= 0) & (both < count)].astype(np.intp)
 
 
-class Camera(Bulk):
+class CameraFrames(SampledArray):
     """One camera's frames, (steps, H, W[, C]) uint8. repeats: (steps,), whether a frame is the one before, byte by
-    byte; all are compared. firsts: (episodes,), a digest of each one's first frame. light: of those looked at, (n, 3):
-    step, mean, and deviation of the channel that has most, in grey levels."""
+    byte; all are compared. firsts: (episodes,), a digest of each one's first frame. brightness: of those looked at, (n,
+    3): step, mean, and deviation of the channel that has most, in grey levels."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
         super().__init__(name, offsets, chunk, deep=deep)
@@ -78,19 +78,19 @@ class Camera(Bulk):
         self._edges: list[tuple[int, int, int, int]] = []
 
     @property
-    def light(self) -> Floats:
+    def brightness(self) -> Floats:
         """As said above, in the order of steps."""
         light = np.concatenate(self._light) if self._light else np.zeros((0, 3))
         return light[np.argsort(light[:, 0], kind="stable")]
 
-    def look(self, start: int, rows: NDArray[Any]) -> None:
+    def add_steps(self, start: int, rows: NDArray[Any]) -> None:
         """Take in a run of frames, from any thread."""
-        at = self._chosen(start, len(rows))
-        light = np.column_stack([start + at, *_light(_thinned(rows)[at])])
+        at = self._sampled_rows(start, len(rows))
+        light = np.column_stack([start + at, *_brightness(_subsample(rows)[at])])
         for i in np.flatnonzero(light[:, 2] == 0).tolist():  # something small may be between the points
-            light[i, 1:] = np.concatenate(_light(rows[at[i]][None]))
+            light[i, 1:] = np.concatenate(_brightness(rows[at[i]][None]))
         flat = rows.reshape(len(rows), -1)
-        repeats = _repeats(flat)
+        repeats = _repeated_rows(flat)
         ends = xxhash.xxh3_64_intdigest(flat[0]), xxhash.xxh3_64_intdigest(flat[-1])
         low, high = np.searchsorted(self._offsets[:-1], [start, start + len(rows)])
         firsts = [xxhash.xxh3_64_intdigest(flat[first - start]) for first in self._offsets[low:high]]
@@ -101,7 +101,7 @@ class Camera(Bulk):
             self.repeats[start + 1 : start + len(rows)] = repeats
             self._edges.append((start, start + len(rows), *ends))
 
-    def frozen(self, at_least: int) -> Iterator[tuple[int, int, int]]:
+    def frozen_runs(self, at_least: int) -> Iterator[tuple[int, int, int]]:
         """Runs of one and the same frame, of so many steps or more, and longer than a slow camera's frames last:
         episode, first step, stop."""
         for (_, stop, _, last), (start, _, first, _) in pairwise(sorted(self._edges)):
@@ -110,17 +110,17 @@ class Camera(Bulk):
         begins = self._offsets[:-1]
         repeats[begins[begins < len(repeats)]] = False  # the last frame of one episode is no part of the next
         lasts = np.diff(np.flatnonzero(~repeats), append=len(repeats))
-        if len(lasts) >= _SLOW * len(begins):
-            at_least = max(at_least, int(_SLOW * np.median(lasts)))
+        if len(lasts) >= _SLOW_CAMERA_STEPS * len(begins):
+            at_least = max(at_least, int(_SLOW_CAMERA_STEPS * np.median(lasts)))
         edges = np.flatnonzero(np.diff(repeats, prepend=False, append=False))
         for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             if high - low + 1 >= at_least:
                 yield int(np.searchsorted(self._offsets, low, "right")) - 1, low - 1, high
 
 
-def blank(camera: Camera, offsets: NDArray[np.int64], bounds: Bounds) -> Iterator[Finding]:
+def find_blank(camera: CameraFrames, offsets: NDArray[np.int64], bounds: Thresholds) -> Iterator[Finding]:
     """Episodes with frames that show nothing: black, or of one colour."""
-    light = camera.light
+    light = camera.brightness
     dark = (light[:, 1] < bounds.blank_mean) & (light[:, 2] < bounds.blank_deviation)
     wrong = light[dark | (light[:, 2] == 0)]
     episodes = np.searchsorted(offsets, wrong[:, 0], "right") - 1
@@ -133,13 +133,13 @@ def blank(camera: Camera, offsets: NDArray[np.int64], bounds: Bounds) -> Iterato
             array=camera.name,
             episode=episode,
             step=int(step - offsets[episode]),
-            what=f"{len(mine)} of the frames looked at show nothing",
+            problem=f"{len(mine)} of the frames looked at show nothing",
             got=f"mean {mean:.1f}, deviation {deviation:.1f}",
             expected=f"a mean of {bounds.blank_mean:g} or more, or a deviation of {bounds.blank_deviation:g} or more",
         )
 
 
-def _light(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+def _brightness(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     """(n,) and (n,): mean, and deviation of the channel that has most, of (n, H, W[, C]) or (n, C, H, W)."""
     if frames.ndim == 4 and frames.shape[3] in (1, *_CHANNELS):
         frames = np.moveaxis(frames, 3, 1)
@@ -149,16 +149,16 @@ def _light(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     return mean.mean(axis=1), spread.max(axis=1)
 
 
-def _thinned(frames: NDArray[Any]) -> NDArray[Any]:
+def _subsample(frames: NDArray[Any]) -> NDArray[Any]:
     """A view of evenly spaced points of each frame."""
-    steps = (max(1, size // _POINTS) for size in frames.shape[1:])
+    steps = (max(1, size // _SAMPLE_POINTS) for size in frames.shape[1:])
     return frames[(slice(None), *(slice(None, None, step) for step in steps))]
 
 
-def _repeats(flat: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _repeated_rows(flat: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """(n - 1,): whether row i + 1 is row i."""
     words = flat.view(np.uint64) if flat.shape[1] % 8 == 0 else flat
-    probes = words[:, :: max(1, words.shape[1] // _PROBES)]
+    probes = words[:, :: max(1, words.shape[1] // _PROBE_ROWS)]
     same: NDArray[np.bool_] = (probes[1:] == probes[:-1]).all(axis=1)
     for i in np.flatnonzero(same).tolist():
         same[i] = np.array_equal(words[i], words[i + 1])

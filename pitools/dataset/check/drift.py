@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pitools.dataset.check.cameras import is_camera
 from pitools.dataset.check.finding import Finding, Level
-from pitools.dataset.check.thresholds import Bounds
+from pitools.dataset.check.thresholds import Thresholds
 from pitools.dataset.check.values import is_action
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statistics
@@ -44,61 +44,62 @@ _ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared with the parent: all of the new version, or what was added. known: episodes of the parent."""
+class ComparedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compared with the parent: all of the new version, or what was added. parent_episodes: episodes of the
+    parent."""
 
     episodes: int
-    known: int
+    parent_episodes: int
     steps: int
     statistics: dict[str, Statistics]
     tasks: dict[str, int]
     appended: bool
 
-    def leeway(self, few: tuple[float, float] = _FEW) -> float:
-        """Return the factor by which a bound is wider for so few episodes, new and known."""
-        return 1 + few[0] / sqrt(max(self.episodes, 1)) + few[1] / sqrt(max(self.known, 1))
+    def tolerance_factor(self, constants: tuple[float, float] = _FEW) -> float:
+        """Return the factor by which a threshold widens for few episodes, new and in the parent."""
+        return 1 + constants[0] / sqrt(max(self.episodes, 1)) + constants[1] / sqrt(max(self.parent_episodes, 1))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of sums that float64 cannot hold
-def gate(new: Manifest, parent: Manifest, bounds: Bounds | None = None) -> list[Finding]:
-    """How the new version drifts from its parent, by manifests alone; nothing is read.
+def check_drift(new: Manifest, parent: Manifest, bounds: Thresholds | None = None) -> list[Finding]:
+    """Yield the drift of a version from its parent, from the two manifests alone.
 
-    Only a `fault` is a reason not to publish. Where a manifest has no statistics there is nothing to say of values.
+    Only a `fault` forbids publishing. Without statistics in a manifest, values are not compared.
     """
-    bounds = bounds or Bounds()
-    part = compared(new, parent)
+    bounds = bounds or Thresholds()
+    part = new_part(new, parent)
     found = [*_schema(new, parent), *_lengths(part, parent, bounds), *_tasks(part, parent, bounds)]
     told = parent.statistics or {}
     for name in sorted(part.statistics.keys() & told.keys() & new.arrays.keys() & parent.arrays.keys()):
         if _row(new.arrays[name]) == _row(parent.arrays[name]):
             found += _values(name, new.arrays[name], part, told[name], bounds)
-    return list(bounds.judged(found))
+    return list(bounds.apply_levels(found))
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def compared(new: Manifest, parent: Manifest) -> Part:
-    """What is new of a version: the steps it appends where it only appends, else all of it."""
+def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
+    """Return what to compare: the appended steps where the version only appends, else all of it."""
     statistics, tasks = new.statistics or {}, new.tasks or {}
-    version = manifests.version(manifests.encode(parent))
+    version = manifests.version_of(manifests.encode_manifest(parent))
     appended = (
         new.parent == version and new.episodes > parent.episodes and new.source[: len(parent.source)] == parent.source
     )
     if not appended:
-        return Part(
+        return ComparedPart(
             episodes=new.episodes,
-            known=parent.episodes,
+            parent_episodes=parent.episodes,
             steps=new.steps,
             statistics=statistics,
             tasks=tasks,
             appended=False,
         )
     told, before = parent.statistics or {}, parent.tasks or {}
-    return Part(
+    return ComparedPart(
         episodes=new.episodes - parent.episodes,
-        known=parent.episodes,
+        parent_episodes=parent.episodes,
         steps=new.steps - parent.steps,
         statistics={
-            name: _added(known, told[name]) if name in told and known.rows > told[name].rows else known
+            name: _statistics_of_added(known, told[name]) if name in told and known.rows > told[name].rows else known
             for name, known in statistics.items()
         },
         tasks={task: count - before.get(task, 0) for task, count in tasks.items() if count > before.get(task, 0)},
@@ -106,7 +107,7 @@ def compared(new: Manifest, parent: Manifest) -> Part:
     )
 
 
-def _added(whole: Statistics, before: Statistics) -> Statistics:
+def _statistics_of_added(whole: Statistics, before: Statistics) -> Statistics:
     """Statistics of the rows that a whole has more than before; minimum and maximum stay the whole's, and a deviation
     that cannot be told is NaN."""
     if len(whole.mean) != len(before.mean):
@@ -125,7 +126,7 @@ def _added(whole: Statistics, before: Statistics) -> Statistics:
     return msgspec.structs.replace(
         whole,
         rows=rows,
-        bad=max(0, whole.bad - before.bad),
+        non_finite=max(0, whole.non_finite - before.non_finite),
         mean=tuple(added.tolist()),
         deviation=tuple(np.sqrt(square).tolist()),
     )
@@ -140,31 +141,33 @@ def _schema(new: Manifest, parent: Manifest) -> Iterator[Finding]:
         if name.rpartition("/")[2].startswith(EPISODE_PREFIX):
             continue
         if name not in new.arrays:
-            yield _drift("schema", name, "the parent has this array", "no such array", "the array", level="warning")
+            yield _drift_finding(
+                "schema", name, "the parent has this array", "no such array", "the array", level="warning"
+            )
         elif name not in parent.arrays:
-            yield _drift("schema", name, "the parent has no such array", "an array", "none", level="warning")
+            yield _drift_finding("schema", name, "the parent has no such array", "an array", "none", level="warning")
         elif _row(new.arrays[name]) != _row(parent.arrays[name]):
             got, expected = (f"{dtype} {shape}" for shape, dtype in map(_row, (new.arrays[name], parent.arrays[name])))
-            yield _drift("schema", name, "a step has another form than in the parent", got, expected)
+            yield _drift_finding("schema", name, "a step has another form than in the parent", got, expected)
 
 
-def _lengths(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
+def _lengths(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
     if not (part.episodes and part.steps and parent.episodes and parent.steps):
         return
     mean, before = part.steps / part.episodes, parent.steps / parent.episodes
-    limit = 1 + (bounds.length_ratio - 1) * part.leeway()
+    limit = 1 + (bounds.length_ratio - 1) * part.tolerance_factor()
     if not before / limit <= mean <= before * limit:
-        yield _drift(
+        yield _drift_finding(
             "length",
             "",
-            f"{_whose(part)} episodes have another length",
+            f"{_describe_part(part)} episodes have another length",
             f"{mean:.1f} steps on average",
             f"{before:.1f} in the parent, or {limit:.3g} times it",
-            "fault" if part.known >= _MANY else "warning",
+            "fault" if part.parent_episodes >= _MANY else "warning",
         )
 
 
-def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
+def _tasks(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
     before = parent.tasks or {}
     all_new, all_before = sum(part.tasks.values()), sum(before.values())
     if not (all_new and all_before):
@@ -174,27 +177,29 @@ def _tasks(part: Part, parent: Manifest, bounds: Bounds) -> Iterator[Finding]:
         for task in part.tasks.keys() | before.keys()
     }
     shift = sum(map(abs, moved.values())) / 2
-    if shift > bounds.task_shift * part.leeway():
+    if shift > bounds.task_shift * part.tolerance_factor():
         most = max(moved, key=lambda task: (abs(moved[task]), task))
-        yield _drift(
+        yield _drift_finding(
             "task",
             "",
-            f"{_whose(part)} episodes have other tasks",
+            f"{_describe_part(part)} episodes have other tasks",
             f"{shift:.0%} would have to change, most of them {most!r} ({moved[most]:+.0%})",
-            f"at most {bounds.task_shift * part.leeway():.0%}",
+            f"at most {bounds.task_shift * part.tolerance_factor():.0%}",
             level="warning",
         )
 
 
-def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds: Bounds) -> Iterator[Finding]:
+def _values(
+    name: str, schema: ArraySchema, part: ComparedPart, told: Statistics, bounds: Thresholds
+) -> Iterator[Finding]:
     now = part.statistics[name]
-    if now.bad / max(now.rows, 1) > 2 * part.leeway() * told.bad / max(told.rows, 1):
-        yield _drift(
+    if now.non_finite / max(now.rows, 1) > 2 * part.tolerance_factor() * told.non_finite / max(told.rows, 1):
+        yield _drift_finding(
             "nan",
             name,
             "more of its numbers are none",
-            f"{now.bad} in {now.rows} rows",
-            f"{told.bad} in {told.rows} rows",
+            f"{now.non_finite} in {now.rows} rows",
+            f"{told.non_finite} in {told.rows} rows",
         )
     mean, mean_0, deviation, deviation_0, low, low_0, high, high_0 = (
         np.asarray(values) for pair in zip(_numbers(now), _numbers(told), strict=True) for values in pair
@@ -210,32 +215,32 @@ def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds
     yield from _constants(name, part, moves, moved, (mean, deviation), (mean_0, deviation_0, low_0, high_0))
     if is_camera(name, schema.shape[1:], schema.dtype):
         shift = float(mean.mean() - mean_0.mean())
-        if abs(shift) > bounds.brightness * part.leeway(_FEW_GREY):
-            yield _drift(
+        if abs(shift) > bounds.brightness * part.tolerance_factor(_FEW_GREY):
+            yield _drift_finding(
                 "brightness",
                 name,
-                f"{_whose(part)} frames are {'brighter' if shift > 0 else 'darker'}",
+                f"{_describe_part(part)} frames are {'brighter' if shift > 0 else 'darker'}",
                 f"grey level {mean.mean():.0f}",
                 f"{mean_0.mean():.0f} in the parent",
             )
         return
-    limit = bounds.mean_shift * part.leeway(_FEW_MEAN)
+    limit = bounds.mean_shift * part.tolerance_factor(_FEW_MEAN)
     # Another scene or task has other poses, and that is why it is added; commands are of one kind wherever they act.
-    level: Level = "fault" if is_action(name) and part.known >= _MANY else "warning"
-    yield from _worst(
+    level: Level = "fault" if is_action(name) and part.parent_episodes >= _MANY else "warning"
+    yield from _worst_columns(
         "mean",
         name,
         away / np.where(moved, deviation_0, 1),
         moved,
         limit,
-        f"the mean of {_whose(part)} steps is elsewhere",
+        f"the mean of {_describe_part(part)} steps is elsewhere",
         mean,
         mean_0,
         level,
     )
-    yield from _spread(name, part, ratio, moved & (deviation > 0), deviation, deviation_0, bounds)
-    limit = bounds.range_growth * part.leeway(_FEW_RANGE)
-    yield from _worst(
+    yield from _compare_spread(name, part, ratio, moved & (deviation > 0), deviation, deviation_0, bounds)
+    limit = bounds.range_growth * part.tolerance_factor(_FEW_RANGE)
+    yield from _worst_columns(
         "range",
         name,
         growth,
@@ -250,7 +255,7 @@ def _values(name: str, schema: ArraySchema, part: Part, told: Statistics, bounds
 
 def _constants(
     name: str,
-    part: Part,
+    part: ComparedPart,
     moves: NDArray[np.bool_],
     moved: NDArray[np.bool_],
     now: tuple[Floats, Floats],
@@ -263,11 +268,11 @@ def _constants(
         size = np.where(moved, high_0 - low_0, 1)
         at_end = np.minimum(np.abs(mean - low_0), np.abs(mean - high_0)) <= _ROUNDING * size
         elsewhere = np.clip(np.abs(mean - mean_0) / size, 0, 1)
-        usual = (part.known >= _MANY) & at_end & ((1 - elsewhere) ** part.episodes > _CHANCE)
+        usual = (part.parent_episodes >= _MANY) & at_end & ((1 - elsewhere) ** part.episodes > _CHANCE)
         if is_action(name):
             usual &= (deviation_0 / size) ** 2 >= _TWO_VALUED * elsewhere * (1 - elsewhere)
         level: Level = "fault" if (dead & ~usual).any() else "warning"
-        yield _drift(
+        yield _drift_finding(
             "constant",
             name,
             f"{_columns(dead)} no longer changes",
@@ -276,7 +281,7 @@ def _constants(
             level,
         )
     if (~moved & moves).any():
-        yield _drift(
+        yield _drift_finding(
             "constant",
             name,
             f"{_columns(~moved & moves)} changes, and never did in the parent",
@@ -286,40 +291,40 @@ def _constants(
         )
 
 
-def _spread(
+def _compare_spread(
     name: str,
-    part: Part,
+    part: ComparedPart,
     ratio: Floats,
     both: NDArray[np.bool_],
     deviation: Floats,
     deviation_0: Floats,
-    bounds: Bounds,
+    bounds: Thresholds,
 ) -> Iterator[Finding]:
     """Columns that spread wider or narrower; both: those that move, now as before.
 
     A joint may well hardly move in an episode or two, added or in the parent.
     """
-    what, base = f"{_whose(part)} steps spread otherwise", bounds.deviation_ratio - 1
+    problem, base = f"{_describe_part(part)} steps spread otherwise", bounds.deviation_ratio - 1
     narrow, together = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
-    if part.known >= _MANY:
-        limit = 1 + base * part.leeway(_FEW_WIDE)
-        yield from _worst("deviation", name, ratio, both, limit, what, deviation, deviation_0)
+    if part.parent_episodes >= _MANY:
+        limit = 1 + base * part.tolerance_factor(_FEW_WIDE)
+        yield from _worst_columns("deviation", name, ratio, both, limit, problem, deviation, deviation_0)
     elif together and np.median(ratio[both]) > _UNIT_WIDE:
-        yield from _worst("deviation", name, ratio, both, _UNIT_WIDE, what, deviation, deviation_0)
+        yield from _worst_columns("deviation", name, ratio, both, _UNIT_WIDE, problem, deviation, deviation_0)
     if part.episodes >= _MANY_NARROW:
-        limit = 1 + base * part.leeway(_FEW_NARROW)
-        yield from _worst("deviation", name, narrow, both, limit, what, deviation, deviation_0)
+        limit = 1 + base * part.tolerance_factor(_FEW_NARROW)
+        yield from _worst_columns("deviation", name, narrow, both, limit, problem, deviation, deviation_0)
     elif together and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
-        yield from _worst("deviation", name, narrow, both, _UNIT_NARROW, what, deviation, deviation_0)
+        yield from _worst_columns("deviation", name, narrow, both, _UNIT_NARROW, problem, deviation, deviation_0)
 
 
-def _worst(
+def _worst_columns(
     check: str,
     name: str,
     measure: Floats,
     where: NDArray[np.bool_],
     limit: float,
-    what: str,
+    problem: str,
     now: Floats,
     before: Floats,
     level: Level = "fault",
@@ -329,7 +334,7 @@ def _worst(
         column = int(np.where(over, measure, -1).argmax())
         expected = f"{before[column]:.4g} ({measure[column]:.3g}, where {limit:.3g} is allowed)"
         got = f"{now[column]:.4g} in column {column}"
-        yield _drift(check, name, f"{what}: {_columns(over)}", got, expected, level)
+        yield _drift_finding(check, name, f"{problem}: {_columns(over)}", got, expected, level)
 
 
 def _numbers(known: Statistics) -> tuple[tuple[float, ...], ...]:
@@ -341,9 +346,9 @@ def _columns(which: NDArray[np.bool_]) -> str:
     return f"column {columns[0]}" + (f" and {len(columns) - 1} more" if len(columns) > 1 else "")
 
 
-def _whose(part: Part) -> str:
+def _describe_part(part: ComparedPart) -> str:
     return "added" if part.appended else "its"
 
 
-def _drift(check: str, array: str, what: str, got: str, expected: str, level: Level = "fault") -> Finding:
-    return Finding(level=level, check=f"{check}-drift", array=array, what=what, got=got, expected=expected)
+def _drift_finding(check: str, array: str, problem: str, got: str, expected: str, level: Level = "fault") -> Finding:
+    return Finding(level=level, check=f"{check}-drift", array=array, problem=problem, got=got, expected=expected)

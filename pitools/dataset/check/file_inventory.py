@@ -12,60 +12,62 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.dataset.check.finding import Finding
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import FileEntry, Manifest
 from pitools.store.version_list import is_version
 from pitools.store.zarr import chunk_keys, metadata
-from pitools.store.zarr.metadata import Array, Coordinate
+from pitools.store.zarr.metadata import ArrayMetadata, Coordinate
 
 _METADATA_BYTES = 16 << 20
-_NAMED_AT_MOST = 16
+_MAX_NAMED = 16
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
+class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of an array, there and of the right size. coordinate: of the chunk that it is."""
 
     entry: FileEntry
-    array: Array
+    array: ArrayMetadata
     coordinate: Coordinate
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to read, and what is already known to be wrong. arrays: those whose metadata can be believed."""
 
-    arrays: dict[str, Array]
-    shards: tuple[Shard, ...]
+    arrays: dict[str, ArrayMetadata]
+    shards: tuple[ShardFile, ...]
     findings: tuple[Finding, ...]
 
 
-def take(path: Path, manifest: Manifest, data: bytes) -> Inventory:
+def take_inventory(path: Path, manifest: Manifest, data: bytes) -> Inventory:
     """Compare a version's folder with its manifest; shards are not read."""
     found = list(_misnamed(path, data))
     there: list[FileEntry] = []
     texts: dict[str, bytes] = {}
     for entry in manifest.files:
-        if wrong := _stat(path, entry):
+        if wrong := _check_size(path, entry):
             found.append(wrong)
-        elif entry.path.rpartition("/")[2] in metadata.METADATA:
+        elif entry.path.rpartition("/")[2] in metadata.METADATA_NAMES:
             try:
                 texts[entry.path] = _metadata(path, entry)
             except DataError as error:
-                found.append(_damage(entry.path, error.what, expected=entry.digest))
+                found.append(_damage_finding(entry.path, error.message, expected=entry.digest))
         else:
             there.append(entry)
     arrays, wrong_arrays = _arrays(manifest, texts)
     found += wrong_arrays
     for name, array in arrays.items():
-        found += _incomplete(manifest, name, array)
+        found += _find_missing_chunks(manifest, name, array)
     shards, foreign = _shards(manifest, arrays, there)
-    return Inventory(arrays=arrays, shards=tuple(shards), findings=(*found, *foreign, *_extras(path, manifest)))
+    return Inventory(
+        arrays=arrays, shards=tuple(shards), findings=(*found, *foreign, *_find_extra_files(path, manifest))
+    )
 
 
 def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
-    name, known = path.resolve().name, manifests.version(data)
+    name, known = path.resolve().name, manifests.version_of(data)
     if is_version(name) and name != known:
         yield Finding(
             level="damage",
@@ -73,19 +75,19 @@ def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
             file=manifests.FILE_NAME,
             got=known,
             expected=name,
-            what="the manifest is not the one that the folder is named after",
+            problem="the manifest is not the one that the folder is named after",
         )
 
 
-def _stat(path: Path, entry: FileEntry) -> Finding | None:
+def _check_size(path: Path, entry: FileEntry) -> Finding | None:
     try:
         found = os.lstat(f"{path}/{entry.path}")
     except OSError as error:
-        return _damage(entry.path, "the file is missing", got=os.strerror(error.errno or 0), check="file")
+        return _damage_finding(entry.path, "the file is missing", got=os.strerror(error.errno or 0), check="file")
     if not stat.S_ISREG(found.st_mode):
-        return _damage(entry.path, "not a regular file", check="file")
+        return _damage_finding(entry.path, "not a regular file", check="file")
     if found.st_size != entry.bytes:
-        return _damage(
+        return _damage_finding(
             entry.path,
             "the file has another size",
             got=f"{found.st_size} bytes",
@@ -100,26 +102,26 @@ def _metadata(path: Path, entry: FileEntry) -> bytes:
     if entry.bytes > _METADATA_BYTES:
         raise DataError(f"metadata of {entry.bytes} bytes")
     try:
-        with plain_file(path / entry.path) as file:
+        with open_regular(path / entry.path) as file:
             text = file.read(entry.bytes)
     except OSError as error:
         raise DataError(f"the file cannot be read: {error.strerror}") from error
     hasher = digest.hasher_for(entry.digest)
     hasher.update(text)
-    if hasher.text() != entry.digest:
+    if hasher.digest() != entry.digest:
         raise DataError("the metadata are not what the manifest says")
     return text
 
 
-def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Array], list[Finding]]:
+def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, ArrayMetadata], list[Finding]]:
     """The arrays whose metadata agree with the manifest's schema, by name."""
     found: list[Finding] = []
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, ArrayMetadata] = {}
     for path, text in texts.items():
         try:
-            array = metadata.parse(path.rpartition("/")[0], text, path)
+            array = metadata.parse_metadata(path.rpartition("/")[0], text, path)
         except DataError as error:
-            found.append(_damage(path, error.what))
+            found.append(_damage_finding(path, error.message))
             continue
         if array is not None:
             arrays[array.name] = array
@@ -127,15 +129,17 @@ def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Arra
     for name, schema in manifest.arrays.items():
         known = arrays.get(name)
         if known is None:
-            found.append(Finding(level="damage", check="schema", array=name, what="it has no metadata to be believed"))
+            found.append(
+                Finding(level="damage", check="schema", array=name, problem="it has no metadata to be believed")
+            )
         elif (known.shape, known.dtype) != (schema.shape, schema.dtype):
-            got, expected = _form(known.dtype, known.shape), _form(schema.dtype, schema.shape)
+            got, expected = _format_type(known.dtype, known.shape), _format_type(schema.dtype, schema.shape)
             found.append(
                 Finding(
                     level="damage",
                     check="schema",
                     array=name,
-                    what="it is not of the manifest's form",
+                    problem="it is not of the manifest's form",
                     got=got,
                     expected=expected,
                 )
@@ -145,49 +149,53 @@ def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Arra
     return believed, found
 
 
-def _form(dtype: str, shape: tuple[int, ...]) -> str:
+def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype} ({', '.join(map(str, shape))})"
 
 
-def _incomplete(manifest: Manifest, name: str, array: Array) -> Iterator[Finding]:
+def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) -> Iterator[Finding]:
     """Chunks that the manifest itself does not name: Zarr would read zeros there."""
     named = {entry.path for entry in manifest.files}
     runs = manifest.runs(name)
     rest = prod(array.grid[1:])
-    count = sum(len(chunk_keys.rows(array, *run)) for run in runs) * rest if array.shape else 1
-    absent = (key for run in runs for key in chunk_keys.keys(array, run if array.shape else None) if key not in named)
+    count = sum(len(chunk_keys.chunk_numbers(array, *run)) for run in runs) * rest if array.shape else 1
+    absent = (
+        key for run in runs for key in chunk_keys.chunk_keys(array, run if array.shape else None) if key not in named
+    )
     # An array may claim 2^60 chunks, so no more are looked at than can be named.
-    for key in islice(absent, min(_NAMED_AT_MOST, count)):
-        yield Finding(level="damage", check="manifest", array=name, file=key, what="the manifest lacks a file of it")
+    for key in islice(absent, min(_MAX_NAMED, count)):
+        yield Finding(level="damage", check="manifest", array=name, file=key, problem="the manifest lacks a file of it")
 
 
 def _shards(
-    manifest: Manifest, arrays: dict[str, Array], entries: list[FileEntry]
-) -> tuple[list[Shard], list[Finding]]:
+    manifest: Manifest, arrays: dict[str, ArrayMetadata], entries: list[FileEntry]
+) -> tuple[list[ShardFile], list[Finding]]:
     """Files by what they are of; those of an array that is not to be believed are left out."""
-    finders = {name: chunk_keys.finder(array) for name, array in arrays.items()}
+    finders = {name: chunk_keys.make_key_parser(array) for name, array in arrays.items()}
     by_path = {array.path: array for array in arrays.values()}
-    shards: list[Shard] = []
+    shards: list[ShardFile] = []
     found: list[Finding] = []
-    owners = chunk_keys.owners(by_path, [entry.path for entry in entries])
+    owners = chunk_keys.arrays_of_paths(by_path, [entry.path for entry in entries])
     for entry, (_, owner) in zip(entries, owners, strict=True):
         coordinate = finders[owner.name](entry.path) if owner else None
         if owner is not None and coordinate is not None:
-            shards.append(Shard(entry=entry, array=owner, coordinate=coordinate))
+            shards.append(ShardFile(entry=entry, array=owner, coordinate=coordinate))
         elif owner is not None or not any(entry.path.startswith(f"{name}/") for name in manifest.arrays):
-            found.append(Finding(level="warning", check="extra", file=entry.path, what="it is no array's file"))
+            found.append(Finding(level="warning", check="extra", file=entry.path, problem="it is no array's file"))
     return shards, found
 
 
-def _extras(path: Path, manifest: Manifest) -> Iterator[Finding]:
+def _find_extra_files(path: Path, manifest: Manifest) -> Iterator[Finding]:
     known = {entry.path for entry in manifest.files} | {manifests.FILE_NAME}
     for folder, folders, names in os.walk(path):
         links = [name for name in folders if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
         for name in names + links:
             relative = os.path.relpath(f"{folder}/{name}", path)
             if relative not in known:
-                yield Finding(level="fault", check="extra", file=relative, what="the manifest does not name this file")
+                yield Finding(
+                    level="fault", check="extra", file=relative, problem="the manifest does not name this file"
+                )
 
 
-def _damage(file: str, what: str, *, got: str = "", expected: str = "", check: str = "manifest") -> Finding:
-    return Finding(level="damage", check=check, file=file, what=what, got=got, expected=expected)
+def _damage_finding(file: str, problem: str, *, got: str = "", expected: str = "", check: str = "manifest") -> Finding:
+    return Finding(level="damage", check=check, file=file, problem=problem, got=got, expected=expected)

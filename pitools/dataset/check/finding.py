@@ -1,4 +1,4 @@
-"""What a check finds, and what it went through."""
+"""Records of a check: findings, summary and counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Level = Literal["damage", "fault", "warning"]
 
 
 class Finding(Record, frozen=True, kw_only=True, tag="pit.dataset-finding/1"):
-    """One thing that is not as it should be.
+    """One fault of a version.
 
-    level: `damage` (the files are not what the manifest says, or cannot be read as a dataset), `fault` (they are, and
-    should not be trained on) or `warning` (look at it). check: which check says so. array, episode, file, step: where,
-    as far as that is known; step counts from the episode's first, or from the dataset's where no episode is named.
+    level: `damage` (files contradict the manifest, or cannot be read as a dataset), `fault` (readable, but not fit for
+    training) or `warning` (for a human to judge). check: name of the check. array, episode, file, step: location, as
+    far as known; step counts from the episode's first, or from the dataset's where no episode is given.
     """
 
     level: Level
@@ -25,20 +25,20 @@ class Finding(Record, frozen=True, kw_only=True, tag="pit.dataset-finding/1"):
     episode: int | None = None
     file: str = ""
     step: int | None = None
-    what: str
+    problem: str
     got: str = ""
     expected: str = ""
 
     @property
     def reason(self) -> str:
-        """The finding in one line, without its episode."""
+        """Return the finding in one line, without its episode."""
         step = "" if self.step is None else f"step {self.step}"
         where = ", ".join(filter(None, (self.array, step)))
-        return f"{self.check}: {f'{where}: ' if where else ''}{self.what}"
+        return f"{self.check}: {f'{where}: ' if where else ''}{self.problem}"
 
 
-class Summary(Record, frozen=True, kw_only=True, tag="pit.dataset-check/1"):
-    """What a check went through. read_bytes: of files, each counted once. frames: of cameras, that were looked at."""
+class CheckSummary(Record, frozen=True, kw_only=True, tag="pit.dataset-check/1"):
+    """Counts of a check. read_bytes: of files, each counted once. frames: examined camera frames."""
 
     name: str
     version: str
@@ -55,8 +55,8 @@ class Summary(Record, frozen=True, kw_only=True, tag="pit.dataset-check/1"):
     wall_s: float
 
 
-class Tally(msgspec.Struct):
-    """What has been read so far; the check that fills it runs in one thread."""
+class ReadCounts(msgspec.Struct):
+    """Running counts of what was read; written by one thread."""
 
     files: int = 0
     read_bytes: int = 0

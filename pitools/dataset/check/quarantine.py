@@ -1,4 +1,4 @@
-"""What is wrong is kept from training, and not removed: a record beside the version, which stays as it is."""
+"""Quarantine faulty episodes: a record beside the version, which itself never changes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pitools.dataset.check.finding import Finding
 from pitools.store import version_state
 from pitools.store.version_state import Quarantine
 
-_REASONS_AT_MOST = 20
+_MAX_REASONS = 20
 
 
-def quarantine(path: Path, findings: Iterable[Finding]) -> Quarantine | None:
-    """Keep the version in folder `path` from training: all of it where it is damaged, else the episodes with faults.
+def quarantine_episodes(path: Path, findings: Iterable[Finding]) -> Quarantine | None:
+    """Quarantine the version in folder `path`: all of it for damage, else the episodes with faults.
 
-    What was in quarantine stays there, as another check may have looked closer. None, and nothing is changed, where
-    nothing that was found asks for it. Raises NoSpace or ClusterError.
+    Returns the record; episodes in quarantine before stay there. Returns None, and changes nothing, without such
+    findings. Raises NoSpace or ClusterError.
     """
     whole: list[str] = []
     episodes: dict[int, list[str]] = {}
@@ -29,38 +29,40 @@ def quarantine(path: Path, findings: Iterable[Finding]) -> Quarantine | None:
             episodes.setdefault(finding.episode, []).append(finding.reason)
     if not whole and not episodes:
         return None
-    known = _known(path)
-    for number, reasons in known.episodes.items():
+    existing = _read_quarantine(path)
+    for number, reasons in existing.episodes.items():
         episodes.setdefault(number, []).extend(reasons)
     record = Quarantine(
-        whole=bool(whole) or known.whole,
-        reasons=_some([*whole, *known.reasons]),
-        at=timestamps.now(),
-        by=version_state.author(),
-        episodes={number: _some(reasons) for number, reasons in sorted(episodes.items())},
+        whole_version=bool(whole) or existing.whole_version,
+        reasons=_first_reasons([*whole, *existing.reasons]),
+        set_at=timestamps.now_rfc3339(),
+        set_by=version_state.current_user(),
+        episodes={number: _first_reasons(reasons) for number, reasons in sorted(episodes.items())},
     )
     version_state.set_quarantine(path, record)
     return record
 
 
-def _known(path: Path) -> Quarantine:
+def _read_quarantine(path: Path) -> Quarantine:
     try:
-        known = version_state.quarantine(path)
+        known = version_state.read_quarantine(path)
     except DataError:  # what it was cannot be known any more
-        known = Quarantine(whole=True, at="", by="", reasons=("the record of an earlier quarantine was damaged",))
-    return known or Quarantine(whole=False, at="", by="")
+        known = Quarantine(
+            whole_version=True, set_at="", set_by="", reasons=("the record of an earlier quarantine was damaged",)
+        )
+    return known or Quarantine(whole_version=False, set_at="", set_by="")
 
 
-def _some(reasons: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(reasons))[:_REASONS_AT_MOST]
+def _first_reasons(reasons: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(reasons))[:_MAX_REASONS]
 
 
-def release(path: Path) -> Quarantine | None:
-    """Let the version in folder `path` be trained on again. What was lifted; None where nothing was.
+def release_quarantine(path: Path) -> Quarantine | None:
+    """Remove the quarantine of the version in folder `path`. Returns the removed record, or None.
 
-    Raises NoSpace, ClusterError, or DataError where the record cannot be read.
+    Raises NoSpace, ClusterError, or DataError for an unreadable record.
     """
-    known = version_state.quarantine(path)
-    if known is not None:
+    existing = version_state.read_quarantine(path)
+    if existing is not None:
         version_state.set_quarantine(path, None)
-    return known
+    return existing

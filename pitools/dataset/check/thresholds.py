@@ -1,4 +1,4 @@
-"""What is still all right: numbers that a lab may set in a file of its own."""
+"""Thresholds of the checks, which a site may set in a TOML file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.core.errors import ConfigError, nearest
+from pitools.core.errors import ConfigError, suggest
 from pitools.dataset.check.finding import Finding
 
 # Checks that a file of bounds can make stricter, milder or silent. Damage is always damage.
@@ -41,7 +41,7 @@ CHECKS = (
 )
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a check speaks. Sigmas are robust: what is wrong does not widen its own bounds.
 
     levels: check → fault, warning or off, over what it would say. min_steps: the shortest episode. length_sigmas: of
@@ -74,21 +74,21 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     length_ratio: float = 2.0
     length_shift: float = 0.4
 
-    def judged(self, findings: Iterable[Finding]) -> Iterator[Finding]:
-        """The findings at the levels that are set, without those that are off."""
+    def apply_levels(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Yield findings with their levels overridden by `levels`, without those that are off."""
         for finding in findings:
             level = finding.level if finding.level == "damage" else self.levels.get(finding.check, finding.level)
             if level != "off":
                 yield finding if level == finding.level else msgspec.structs.replace(finding, level=level)
 
 
-def load(path: Path) -> Bounds:
-    """The bounds of a TOML file, the others as they are. Raises ConfigError naming the key."""
-    tables: dict[str, Any] = strict_toml.read(path)
-    bounds = strict_toml.convert(tables, Bounds, str(path))
+def load_thresholds(path: Path) -> Thresholds:
+    """Read thresholds from a TOML file; missing keys keep their defaults. Raises ConfigError naming the key."""
+    tables: dict[str, Any] = strict_toml.read_toml(path)
+    bounds = strict_toml.convert_tables(tables, Thresholds, str(path))
     for name in bounds.levels:
         if name not in CHECKS:
-            raise ConfigError(f'unknown check "levels.{name}"', where=str(path), hint=nearest(name, CHECKS))
+            raise ConfigError(f'unknown check "levels.{name}"', where=str(path), hint=suggest(name, CHECKS))
     for field in bounds.__struct_fields__:
         value = getattr(bounds, field)
         if isinstance(value, (int, float)) and not 0 <= value < float("inf"):

@@ -1,4 +1,4 @@
-"""Judge the values of vectors: what is no number, never changes, or lies far from the rest."""
+"""Check the values of vectors: non-finite numbers, constants and outliers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.check.cameras import Bulk, Camera
+from pitools.dataset.check.cameras import CameraFrames, SampledArray
 from pitools.dataset.check.finding import Finding
-from pitools.dataset.check.thresholds import Bounds
-from pitools.dataset.check.vectors import Floats, Vectors
+from pitools.dataset.check.thresholds import Thresholds
+from pitools.dataset.check.vectors import Floats, VectorStats
 from pitools.store.manifest import Statistics
 
 ACTION = "action"
@@ -20,37 +20,37 @@ _NORMAL_MAD, _NORMAL_80 = 1.4826, 2.563  # deviation over median distance, and t
 _ROUNDING = 1e-5
 _NAMED_AT_MOST, _LEAST_STILL = 8, 3
 # The share of episodes that outliers are at most, and sigmas that an episode's furthest value may well be away.
-_ALONE, _REACH = 0.05, 3.0
+_MAX_LONELY_SHARE, _MAX_REACH = 0.05, 3.0
 
 
 def is_action(name: str) -> bool:
-    """Whether an array is what the robot was told to do."""
+    """Return whether an array is a command to the robot."""
     return name == ACTION or name.startswith((f"{ACTION}/", f"{ACTION}s/"))
 
 
 def is_observed(name: str) -> bool:
-    """Whether an array is what the robot saw of itself."""
+    """Return whether an array is a proprioceptive observation."""
     return name.startswith(("obs/", "observation"))
 
 
-def bad(array: Vectors | Bulk, offsets: NDArray[np.int64]) -> Iterator[Finding]:
-    """Episodes with numbers that are none."""
-    for episode in np.flatnonzero(array.bad.count).tolist():
-        count, first = int(array.bad.count[episode]), int(array.bad.first[episode])
-        looked = " of those looked at" if isinstance(array, Bulk) else ""
+def find_non_finite(array: VectorStats | SampledArray, offsets: NDArray[np.int64]) -> Iterator[Finding]:
+    """Yield episodes with NaN or infinite numbers."""
+    for episode in np.flatnonzero(array.non_finite.count).tolist():
+        count, first = int(array.non_finite.count[episode]), int(array.non_finite.first_steps[episode])
+        looked = " of those looked at" if isinstance(array, SampledArray) else ""
         yield Finding(
             level="fault",
             check="nan",
             array=array.name,
             episode=episode,
             got=f"{count} steps",
-            what=f"{count} steps{looked} have a NaN or an infinity",
+            problem=f"{count} steps{looked} have a NaN or an infinity",
             step=first - int(offsets[episode]),
             expected="0 steps",
         )
 
 
-def constant(array: Vectors) -> Iterator[Finding]:
+def find_constant(array: VectorStats) -> Iterator[Finding]:
     """Columns that are the same in all episodes: worth a look, as those that pad or are never used are too; a fault
     where nothing of an action ever changes."""
     if not (is_action(array.name) or is_observed(array.name)) or array.rows.max(initial=0) < 2:
@@ -64,13 +64,13 @@ def constant(array: Vectors) -> Iterator[Finding]:
             level="fault" if dead else "warning",
             check="constant",
             array=array.name,
-            what=f"{_columns(columns, array)} the same in every step",
+            problem=f"{_columns(columns, array)} the same in every step",
             got=values,
             expected="values that differ",
         )
 
 
-def still(array: Vectors, lengths: NDArray[np.int64]) -> Iterator[Finding]:
+def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[Finding]:
     """Episodes in which no column of actions or observations changes, where it does in most others. One or two columns,
     such as a gripper's, may well rest."""
     if not (is_action(array.name) or is_observed(array.name)) or array.columns < _LEAST_STILL:
@@ -86,14 +86,16 @@ def still(array: Vectors, lengths: NDArray[np.int64]) -> Iterator[Finding]:
             array=array.name,
             episode=episode,
             expected="values that differ",
-            what="no value changes from the first step to the last",
+            problem="no value changes from the first step to the last",
         )
 
 
-def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]) -> Iterator[Finding]:
+def find_outliers(
+    array: VectorStats, bounds: Thresholds, read_episode: Callable[[int], NDArray[Any]]
+) -> Iterator[Finding]:
     """Episodes that go far beyond what is ordinary: of actions a fault, of observations worth a look.
 
-    read: the steps of an episode, to say which of them it is; what it raises is raised.
+    read_episode: the steps of an episode, to say which of them it is; what it raises is raised.
     """
     if not (is_action(array.name) or is_observed(array.name)) or not len(array.sample):
         return
@@ -102,36 +104,36 @@ def outliers(array: Vectors, bounds: Bounds, read: Callable[[int], NDArray[Any]]
         column = int(reach[episode].argmax())
         low, high = array.low[episode, column], array.high[episode, column]
         far = high if high - middle[column] >= middle[column] - low else low
-        rows = read(episode)
+        rows = read_episode(episode)
         yield Finding(
             level="fault" if is_action(array.name) else "warning",
             check="outlier",
             array=array.name,
             episode=episode,
             step=int((rows.reshape(len(rows), -1)[:, column] == far).argmax()),
-            what=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median",
+            problem=f"column {column} goes {reach[episode, column]:.0f} sigmas from its median",
             got=f"{far:g}",
             expected=f"within {bounds.outlier_sigmas:g} sigmas ({sigma[column]:.3g}) of {middle[column]:.3g}",
         )
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # next to the largest numbers there are
-def _reaches(array: Vectors, sigmas: float) -> tuple[Floats, Floats, Floats]:
+def _reaches(array: VectorStats, sigmas: float) -> tuple[Floats, Floats, Floats]:
     """(episodes, columns): how many sigmas an episode goes from the median; medians and sigmas: (columns,)."""
-    middle, sigma = _ordinary(array.sample)
+    middle, sigma = _robust_spread(array.sample)
     away = np.maximum(array.high - middle, middle - array.low)
     away[~np.isfinite(away)] = 0
     # A gripper rests, but for its noise, and closes in many an episode: they are judged by each other.
     for column in np.flatnonzero((away > sigmas * sigma).any(axis=0)).tolist():
         beyond = away[away[:, column] > sigmas * sigma[column], column]
-        if len(beyond) > max(1, _ALONE * len(away)):
-            sigma[column] = max(sigma[column], float(np.median(beyond)) / _REACH)
+        if len(beyond) > max(1, _MAX_LONELY_SHARE * len(away)):
+            sigma[column] = max(sigma[column], float(np.median(beyond)) / _MAX_REACH)
     reach = away / sigma
     reach[~np.isfinite(reach)] = 0
     return reach, middle, sigma
 
 
-def _ordinary(sample: Floats) -> tuple[Floats, Floats]:
+def _robust_spread(sample: Floats) -> tuple[Floats, Floats]:
     """Median and robust deviation of each column. One that mostly rests is judged by its typical excursion."""
     rows = sample[np.isfinite(sample).all(axis=1)]
     if not len(rows):
@@ -146,7 +148,9 @@ def _ordinary(sample: Floats) -> tuple[Floats, Floats]:
     return middle, sigma
 
 
-def duplicates(arrays: Iterable[Vectors], cameras: Iterable[Camera], lengths: NDArray[np.int64]) -> Iterator[Finding]:
+def find_duplicates(
+    arrays: Iterable[VectorStats], cameras: Iterable[CameraFrames], lengths: NDArray[np.int64]
+) -> Iterator[Finding]:
     """Episodes that are another one again: the same actions and observations, bit for bit, and the same first frames:
     what a simulator drew again in another light is no copy."""
     told = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
@@ -157,11 +161,11 @@ def duplicates(arrays: Iterable[Vectors], cameras: Iterable[Camera], lengths: ND
     for episode, key in enumerate(zip(lengths.tolist(), *alike, strict=True)):
         first = seen.setdefault(key, episode)
         if first != episode and lengths[episode]:
-            what = f"it is episode {first} again, in {_listed([array.name for array in told])}"
-            yield Finding(level="fault", check="duplicate", episode=episode, what=what, got=f"episode {first}")
+            problem = f"it is episode {first} again, in {_join_names([array.name for array in told])}"
+            yield Finding(level="fault", check="duplicate", episode=episode, problem=problem, got=f"episode {first}")
 
 
-def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
+def check_statistics(array: VectorStats, recorded: Statistics) -> Iterator[Finding]:
     """What the manifest says of the values, against the values. Only of vectors: of an array of more axes it describes
     channels, from some of the steps."""
     if array.axes > 1:
@@ -172,11 +176,11 @@ def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
     # Squares of values beyond 1e154 are beyond float64: what became of them depends on how many were summed at a time.
     scale = np.where(np.isfinite(deviation), np.maximum(np.abs(array.mean), deviation) * _ROUNDING + 1e-12, np.inf)
     mean, deviation = np.nan_to_num(array.mean), np.nan_to_num(deviation)
-    for what, got, expected, near in (
-        ("minimum", np.where(some, low, 0), told.minimum, 0),
-        ("maximum", np.where(some, high, 0), told.maximum, 0),
-        ("mean", mean, told.mean, scale),
-        ("deviation", deviation, told.deviation, scale),
+    for problem, got, expected, near in (
+        ("minimum", np.where(some, low, 0), recorded.minimum, 0),
+        ("maximum", np.where(some, high, 0), recorded.maximum, 0),
+        ("mean", mean, recorded.mean, scale),
+        ("deviation", deviation, recorded.deviation, scale),
     ):
         if len(expected) != len(got):
             yield Finding(
@@ -184,7 +188,7 @@ def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
                 check="statistics",
                 array=array.name,
                 got=f"{len(expected)}",
-                what="the manifest's statistics are of another width",
+                problem="the manifest's statistics are of another width",
                 expected=f"{len(got)}",
             )
             return
@@ -195,20 +199,20 @@ def statistics(array: Vectors, told: Statistics) -> Iterator[Finding]:
                 level="fault",
                 check="statistics",
                 array=array.name,
-                what=f"the manifest's {what} is not that of the values, in {_columns(wrong, array, verb='')}",
+                problem=f"the manifest's {problem} is not that of the values, in {_columns(wrong, array, verb='')}",
                 got=f"{expected[column]:.9g}",
                 expected=f"{got[column]:.9g}",
             )
 
 
-def _columns(columns: NDArray[np.intp], array: Vectors, *, verb: str = "is") -> str:
+def _columns(columns: NDArray[np.intp], array: VectorStats, *, verb: str = "is") -> str:
     if len(columns) == array.columns:
         return f"every column {verb}".strip()
-    names = _listed([str(column) for column in columns.tolist()])
+    names = _join_names([str(column) for column in columns.tolist()])
     plural = len(columns) > 1
     return f"column{'s' if plural else ''} {names} {'are' if plural and verb else verb}".strip()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
     return ", ".join(names[:_NAMED_AT_MOST]) + more

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 # Rows of an array that stand for all where an order of values is asked for.
 SAMPLE_ROWS = 100_000
-NEVER = np.iinfo(np.int64).max
+NO_STEP = np.iinfo(np.int64).max
 Floats = NDArray[np.float64]
 
 
-class Parts:
+class EpisodeParts:
     """The parts of episodes that a run of steps is made of.
 
     episodes: their numbers. begins: their first rows in the run. counts: rows of each.
@@ -30,39 +30,41 @@ class Parts:
         self.begins, self.counts = begins[kept], (ends - begins)[kept]
 
 
-class Bad:
+class NonFiniteCounts:
     """Rows with an item that is NaN or infinite. count, first: of each episode; first is a step of the dataset."""
 
     def __init__(self, episodes: int) -> None:
         self.count = np.zeros(episodes, np.int64)
-        self.first = np.full(episodes, NEVER)
+        self.first_steps = np.full(episodes, NO_STEP)
 
-    def add(self, parts: Parts, start: int, rows: NDArray[np.intp]) -> None:
+    def add(self, parts: EpisodeParts, start: int, rows: NDArray[np.intp]) -> None:
         """Rows of a run that begins at the step `start`."""
         which = parts.episodes[np.searchsorted(parts.begins, rows, "right") - 1]
         np.add.at(self.count, which, 1)
-        np.minimum.at(self.first, which, start + rows)
+        np.minimum.at(self.first_steps, which, start + rows)
 
 
-class Vectors:
+class VectorStats:
     """One array of (steps, *row). `columns` below is the product of the row, which has `axes`; a scalar is one column.
 
     low, high: (episodes, columns), infinite where there is no finite value. identity: (episodes,), alike for episodes
     of the same bytes. rows, mean, deviation: (columns,) of all finite values. sample: some of the rows, evenly spread.
-    values: all of them, where `keep`, NaN where they were not seen.
+    values: all of them, where `keep_values`, NaN where they were not seen.
     """
 
-    def __init__(self, name: str, offsets: NDArray[np.int64], row: tuple[int, ...], *, keep: bool = False) -> None:
+    def __init__(
+        self, name: str, offsets: NDArray[np.int64], row: tuple[int, ...], *, keep_values: bool = False
+    ) -> None:
         episodes, columns = len(offsets) - 1, int(np.prod(row, dtype=np.int64))
         self.name, self.columns, self.axes, self._offsets = name, columns, len(row), offsets
         self.low, self.high = np.full((episodes, columns), np.inf), np.full((episodes, columns), -np.inf)
         self.identity = np.zeros(episodes, np.uint64)
-        self.bad = Bad(episodes)
+        self.non_finite = NonFiniteCounts(episodes)
         self.rows, self.mean, self._squares = np.zeros(columns), np.zeros(columns), np.zeros(columns)
         self._stride = max(1, int(offsets[-1]) // SAMPLE_ROWS)
         self._sample: dict[int, Floats] = {}
-        self.values = np.full((int(offsets[-1]), columns), np.nan) if keep else None
-        self._keys = _mixed(np.arange(1, columns + 1, dtype=np.uint64)) | np.uint64(1)
+        self.values = np.full((int(offsets[-1]), columns), np.nan) if keep_values else None
+        self._keys = _mix64(np.arange(1, columns + 1, dtype=np.uint64)) | np.uint64(1)
         self._lock = threading.Lock()
 
     @property
@@ -76,9 +78,9 @@ class Vectors:
         parts = [self._sample[start] for start in sorted(self._sample)]
         return np.concatenate(parts) if parts else np.zeros((0, self.columns))
 
-    def look(self, start: int, rows: NDArray[Any]) -> None:
+    def add_steps(self, start: int, rows: NDArray[Any]) -> None:
         """Take in a run of steps, from any thread."""
-        parts = Parts(self._offsets, start, len(rows))
+        parts = EpisodeParts(self._offsets, start, len(rows))
         flat = rows.reshape(len(rows), self.columns)
         identity = np.add.reduceat(self._identities(flat, start, parts), parts.begins)
         values = flat.astype(np.float64)
@@ -95,7 +97,7 @@ class Vectors:
             self.low[parts.episodes] = np.minimum(self.low[parts.episodes], low)
             self.high[parts.episodes] = np.maximum(self.high[parts.episodes], high)
             if not whole:
-                self.bad.add(parts, start, np.flatnonzero(~finite.all(axis=1)))
+                self.non_finite.add(parts, start, np.flatnonzero(~finite.all(axis=1)))
             self._merge(values, finite, whole=whole)
             self._sample[start] = values[(-start) % self._stride :: self._stride].copy()
             if self.values is not None:
@@ -115,14 +117,14 @@ class Vectors:
         self.mean += shift * count / both
         self.rows += count
 
-    def _identities(self, flat: NDArray[Any], start: int, parts: Parts) -> NDArray[np.uint64]:
+    def _identities(self, flat: NDArray[Any], start: int, parts: EpisodeParts) -> NDArray[np.uint64]:
         """A number for each row, of its bytes and its place in the episode: the sum tells steps and order."""
         words = np.ascontiguousarray(flat).view(f"u{flat.dtype.itemsize}").astype(np.uint64)
         place = np.arange(start, start + len(flat)) - np.repeat(self._offsets[parts.episodes], parts.counts)
-        return _mixed(words @ self._keys + _mixed(place.astype(np.uint64)))
+        return _mix64(words @ self._keys + _mix64(place.astype(np.uint64)))
 
 
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's last step: each bit depends on all."""
     numbers = (numbers + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -14,48 +14,52 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import hdf5
-from pitools.dataset.formats.attributes import of_array
-from pitools.dataset.formats.model import Episode, Hdf5, Recording, describe, language, refusal, skipped
+from pitools.dataset.formats.attributes import array_attributes
+from pitools.dataset.formats.model import (
+    Episode,
+    Hdf5Source,
+    Recording,
+    is_skipped,
+    make_episode,
+    rejection,
+    take_language,
+)
 
-_SUFFIXES = {
-    "observations/images/": "_image",
-    "observations/images_depth/": "_depth",
-    "observations/depth/": "_depth",
-}
+_SUFFIXES = {"observations/images/": "_image", "observations/images_depth/": "_depth", "observations/depth/": "_depth"}
 
 
-def scan(path: Path, file: h5py.File, skip: Sequence[str], *, expected: str) -> Recording:
+def scan_aloha(path: Path, file: h5py.File, skip: Sequence[str], *, expected: str) -> Recording:
     """What the file holds. Raises DataError when it is not of this layout."""
-    action = hdf5.child(file, "action", h5py.Dataset)
-    if action is None or hdf5.child(file, "observations", h5py.Group) is None:
+    action = hdf5.get_child(file, "action", h5py.Dataset)
+    if action is None or hdf5.get_child(file, "observations", h5py.Group) is None:
         raise DataError(f"not ALOHA's layout: it needs {expected}", where=str(path), hint="give --layout auto")
     found = Recording(path=path, layout="aloha", episodes=(), files=(path,))
     try:
-        with hdf5.reading(path):
-            episode = _episode(hdf5.place(path), file, hdf5.steps(action), skip)
+        with hdf5.translate_errors(path):
+            episode = _episode(hdf5.column_source(path), file, hdf5.step_count(action), skip)
     except DataError as error:
-        return msgspec.structs.replace(found, refused=(refusal(path.stem, path, error),))
+        return msgspec.structs.replace(found, rejected=(rejection(path.stem, path, error),))
     return msgspec.structs.replace(found, episodes=(episode,))
 
 
-def _episode(place: Hdf5, file: h5py.File, steps: int, skip: Sequence[str]) -> Episode:
+def _episode(place: Hdf5Source, file: h5py.File, steps: int, skip: Sequence[str]) -> Episode:
     columns, about = [], {}
-    for key, dataset in hdf5.walk(file):
+    for key, dataset in hdf5.walk_datasets(file):
         name, camera = _name(key)
         # compress_len is where a picture ends in its padded row; the picture says so itself.
-        if key.rpartition("/")[2] == "compress_len" or skipped(name, skip, key):
+        if key.rpartition("/")[2] == "compress_len" or is_skipped(name, skip, key):
             continue
-        columns.append((name, hdf5.column_or_pictures(dataset, steps, place, camera=camera)))
-        about[name] = of_array(hdf5.attributes(dataset))
+        columns.append((name, hdf5.describe_column_or_images(dataset, steps, place, camera=camera)))
+        about[name] = array_attributes(hdf5.attributes(dataset))
     kept = hdf5.attributes(file)
-    return describe(
+    return make_episode(
         place.path.stem,
         place.path,
         steps,
         columns,
         "action",
         str(place.path),
-        language=language(kept),
+        language=take_language(kept),
         attributes=kept,
         array_attributes=about,
     )

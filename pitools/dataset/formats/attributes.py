@@ -15,21 +15,21 @@ from typing import Any
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.dataset.formats.model import Episode, Recording, Refused, refusal
+from pitools.dataset.formats.model import Episode, Recording, RejectedEpisode, rejection
 
 # Attributes of an array that say how another format stores it, and the one that is written by an ingest.
-_NOT_KEPT = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_ARRAY_DIMENSIONS", "statistics"}
+_SKIPPED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_ARRAY_DIMENSIONS", "statistics"}
 _ESCAPED = re.compile("[\udc80-\udcff]")  # by which Python holds a byte that is not UTF-8
 
 Attributes = dict[str, Any]
 
 
-def of_array(found: Mapping[str, Any]) -> Attributes:
+def array_attributes(attributes: Mapping[str, Any]) -> Attributes:
     """The attributes of an array that mean something in a version: units, names of its columns."""
-    return {key: value for key, value in found.items() if key not in _NOT_KEPT}
+    return {key: value for key, value in attributes.items() if key not in _SKIPPED}
 
 
-def as_json(recording: Recording) -> Recording:
+def with_json_attributes(recording: Recording) -> Recording:
     """The recording with attributes that JSON can hold, and notes of those that had to be changed.
 
     An episode whose name is not text is refused. Raises DataError for a file whose name is not, and for attributes that
@@ -38,8 +38,8 @@ def as_json(recording: Recording) -> Recording:
     try:
         return _as_json(recording)
     except RecursionError as error:
-        what = "its attributes are nested too deep"
-        raise DataError(what, where=str(recording.path), hint="take them out of its metadata") from error
+        problem = "its attributes are nested too deep"
+        raise DataError(problem, where=str(recording.path), hint="take them out of its metadata") from error
 
 
 def _as_json(recording: Recording) -> Recording:
@@ -47,30 +47,30 @@ def _as_json(recording: Recording) -> Recording:
         _check_text(path.name, str(path))
     changed: dict[str, str] = {}
     kept: list[Episode] = []
-    refused: list[Refused] = []
+    refused: list[RejectedEpisode] = []
     shared: dict[int, Any] = {}  # many episodes of a layout have one and the same
     for episode in recording.episodes:
         if id(about := episode.array_attributes) not in shared:
-            shared[id(about)] = _value(about, "", changed)
+            shared[id(about)] = _as_json_value(about, "", changed)
         try:
             _check_text(episode.name, f"{episode.path}: {episode.name!r}")
         except DataError as error:
-            refused.append(refusal(episode.name, episode.path, error))
+            refused.append(rejection(episode.name, episode.path, error))
             continue
         kept.append(
             msgspec.structs.replace(
                 episode,
-                language=_value(episode.language, "language", changed),
-                attributes=_value(episode.attributes, "", changed),
+                language=_as_json_value(episode.language, "language", changed),
+                attributes=_as_json_value(episode.attributes, "", changed),
                 array_attributes=shared[id(about)],
             )
         )
-    attributes = _value(recording.attributes, "", changed)
-    notes = (f"attribute {key}: {why}" for key, why in changed.items())
+    attributes = _as_json_value(recording.attributes, "", changed)
+    notes = (f"attribute {key}: {reason}" for key, reason in changed.items())
     return msgspec.structs.replace(
         recording,
         episodes=tuple(kept),
-        refused=(*recording.refused, *refused),
+        rejected=(*recording.rejected, *refused),
         attributes=attributes,
         notes=(*recording.notes, *notes),
     )
@@ -83,15 +83,15 @@ def _check_text(name: str, where: str) -> None:
         raise DataError("its name is not UTF-8", where=ascii(where), hint="rename it") from error
 
 
-def _value(value: Any, key: str, changed: dict[str, str]) -> Any:
+def _as_json_value(value: Any, key: str, changed: dict[str, str]) -> Any:
     """A value as JSON can hold it; `changed` says of each key what had to be made otherwise."""
     if isinstance(value, dict):
         return {
-            _text(name, name, changed): _value(item, f"{key}/{name}".lstrip("/"), changed)
+            _text(name, name, changed): _as_json_value(item, f"{key}/{name}".lstrip("/"), changed)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_value(item, key, changed) for item in value]
+        return [_as_json_value(item, key, changed) for item in value]
     if isinstance(value, str):
         return _text(value, key, changed)
     if isinstance(value, float) and not math.isfinite(value):
@@ -117,7 +117,7 @@ def _shown(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def common(
+def common_attributes(
     recordings: Sequence[Recording], parent: Mapping[str, Attributes] | None
 ) -> tuple[dict[str, Attributes], list[tuple[Path, str]]]:
     """The attributes that an array has in all episodes, by array, and notes of those that are not the same in all.

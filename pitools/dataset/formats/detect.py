@@ -8,13 +8,13 @@ from pathlib import Path
 from pitools.core.errors import DataError
 from pitools.dataset.formats.model import Recording, listed
 
-EXPECTED = {
+EXPECTED_CONTENT = {
     "robomimic": "data/<demo>/actions",
     "aloha": "action and observations/",
     "lerobot": "meta/info.json",
     "zarr": "zarr.json or .zgroup",
 }
-_CONVERT = "unpack it, or convert it to HDF5, a folder of LeRobot v3, or Zarr"
+_CONVERT_HINT = "unpack it, or convert it to HDF5, a folder of LeRobot v3, or Zarr"
 _SIGNATURES = {
     b"\x89MCAP0\r\n": "an MCAP log",
     b"#ROSBAG V": "a ROS 1 bag",
@@ -25,10 +25,10 @@ _SIGNATURES = {
     b"\x1f\x8b": "a gzip file",
     b"\x28\xb5\x2f\xfd": "a Zstandard file",
 }
-_LOOKED_AT = 32  # files of a folder
+_SIGNATURE_BYTES = 32  # files of a folder
 
 
-def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
+def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
     """What a file or folder holds, by its metadata alone; `layout` may be "auto".
 
     Episodes that are not whole, or not like most, are in `refused`. Raises DataError for what cannot be read, or is not
@@ -36,32 +36,32 @@ def scan(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bo
     """
     if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe keeps who opens it waiting
         raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
-    if path.is_file() and (what := _other_format(path)):
-        raise DataError(f"it is {what}, which is not read", where=str(path), hint=_CONVERT)
-    found = detect(path) if layout == "auto" else layout
+    if path.is_file() and (problem := _other_format(path)):
+        raise DataError(f"it is {problem}, which is not read", where=str(path), hint=_CONVERT_HINT)
+    found = detect_layout(path) if layout == "auto" else layout
     if found == "lerobot":
         from pitools.dataset.formats import lerobot
 
         if (path / "meta").is_dir():
             listed(path / "meta")  # of the rest only files are opened that it names
-        return lerobot.scan(path, skip)
+        return lerobot.scan_lerobot(path, skip)
     if found == "zarr":
         if (path / "manifest.json").is_file():
             from pitools.dataset.formats import version_source
 
-            return version_source.scan(path, skip)
+            return version_source.scan_version(path, skip)
         from pitools.dataset.formats import zarr_store
 
-        return zarr_store.scan(path, skip, keep_next_obs=keep_next_obs)
+        return zarr_store.scan_zarr_store(path, skip, keep_next_obs=keep_next_obs)
     from pitools.dataset.formats import aloha, hdf5, robomimic
 
-    with hdf5.opened(path) as file:
+    with hdf5.open_hdf5(path) as file:
         if found == "robomimic":
-            return robomimic.scan(path, file, skip, keep_next_obs=keep_next_obs)
-        return aloha.scan(path, file, skip, expected=EXPECTED["aloha"])
+            return robomimic.scan_robomimic(path, file, skip, keep_next_obs=keep_next_obs)
+        return aloha.scan_aloha(path, file, skip, expected=EXPECTED_CONTENT["aloha"])
 
 
-def detect(path: Path) -> str:
+def detect_layout(path: Path) -> str:
     """The layout of a file or folder, by what is in it. Raises DataError when it is none that we know."""
     if path.is_dir():
         if (path / "meta" / "info.json").is_file():
@@ -74,16 +74,16 @@ def detect(path: Path) -> str:
 
         from pitools.dataset.formats import hdf5
 
-        with hdf5.opened(path) as file:
-            if hdf5.child(file, "data", h5py.Group) is not None:
+        with hdf5.open_hdf5(path) as file:
+            if hdf5.get_child(file, "data", h5py.Group) is not None:
                 return "robomimic"
-            if hdf5.child(file, "action", h5py.Dataset) is not None:
+            if hdf5.get_child(file, "action", h5py.Dataset) is not None:
                 return "aloha"
             names, known = sorted(file), ("robomimic", "aloha")
-    hint = "; ".join(f"{layout} has {EXPECTED[layout]}" for layout in known)
-    inside = (path / name for name in names[:_LOOKED_AT]) if path.is_dir() else ()
-    if what := next(filter(None, map(_other_format, inside)), ""):
-        raise DataError(f"it holds {what}, which is not read", where=str(path), hint=f"{_CONVERT}; {hint}")
+    hint = "; ".join(f"{layout} has {EXPECTED_CONTENT[layout]}" for layout in known)
+    inside = (path / name for name in names[:_SIGNATURE_BYTES]) if path.is_dir() else ()
+    if problem := next(filter(None, map(_other_format, inside)), ""):
+        raise DataError(f"it holds {problem}, which is not read", where=str(path), hint=f"{_CONVERT_HINT}; {hint}")
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     raise DataError(f"unknown layout: it has {shown or 'nothing'}", where=str(path), hint=hint)
 
@@ -104,4 +104,4 @@ def _other_format(path: Path) -> str:
     masked = ((sum_of_length >> 15 | sum_of_length << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if data[8:12] == masked.to_bytes(4, "little"):
         return "a TFRecord file, such as RLDS has"
-    return next((what for mark, what in _SIGNATURES.items() if data.startswith(mark)), "")
+    return next((problem for mark, problem in _SIGNATURES.items() if data.startswith(mark)), "")

@@ -14,7 +14,7 @@ from PIL import Image
 from pitools.core.errors import DataError
 
 END_OF_JPEG = b"\xff\xd9"
-READ = ("JPEG", "PNG")
+READABLE_FORMATS = ("JPEG", "PNG")
 # What picture files have at which byte.
 _SIGNATURES = (
     ("JPEG", 0, b"\xff\xd8\xff"),
@@ -30,7 +30,7 @@ _SIGNATURES = (
 # A JPEG XL without a container has no more than two bytes to know it by.
 _BARE_JPEG_XL = b"\xff\x0a"
 # No frame is a file of fewer bytes: a shorter row is measurements, or a colour, whatever it begins with.
-_SHORTEST = 64
+_MIN_BYTES = 64
 # Whatever colours a JPEG is stored in, it is RGB to who looks at it. A PNG is what it says.
 _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
     "RGB": ((3,), "uint8"),
@@ -40,48 +40,48 @@ _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
 }
 
 
-def kind(data: bytes) -> str:
+def image_format(data: bytes) -> str:
     """The format of a picture file, by its first bytes; "" for anything else."""
     otherwise = "JPEG XL" if data.startswith(_BARE_JPEG_XL) else ""
     return next((name for name, at, mark in _SIGNATURES if data[at : at + len(mark)] == mark), otherwise)
 
 
-def kind_of_rows(rows: Sequence[bytes]) -> str:
+def format_of_rows(rows: Sequence[bytes]) -> str:
     """The format of the picture files that rows are, judged by some of them; "" where they are numbers. A row of zeros,
     or one that is damaged, does not make the others numbers."""
-    rows = [row for row in rows if len(row) >= _SHORTEST and any(row)]
-    if found := {kind(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
+    rows = [row for row in rows if len(row) >= _MIN_BYTES and any(row)]
+    if found := {image_format(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
         return min(found)
     bare = rows and all(row.startswith(_BARE_JPEG_XL) for row in rows)
     return "JPEG XL" if bare else ""
 
 
-def check_read(found: str, where: str) -> None:
+def require_readable(image_format: str, where: str) -> None:
     """Raises DataError for a format of pictures that is not read."""
-    if found not in (*READ, ""):
+    if image_format not in (*READABLE_FORMATS, ""):
         hint = "write it as JPEG, PNG or raw frames where it was recorded; or leave it out with --skip"
-        raise DataError(f"{found} pictures are not read, only JPEG and PNG", where=where, hint=hint)
+        raise DataError(f"{image_format} pictures are not read, only JPEG and PNG", where=where, hint=hint)
 
 
-def describe(data: bytes, where: str) -> tuple[tuple[int, ...], str]:
+def describe_image(data: bytes, where: str) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a picture, from its header alone: (H, W, 3) uint8, or (H, W) uint16. Raises DataError."""
     with _open(data, where) as image:
-        channels, dtype = _form(image, where)
+        channels, dtype = _image_form(image, where)
         return (image.height, image.width, *channels), dtype
 
 
-def decode(data: bytes, out: NDArray[Any], where: str) -> None:
+def decode_image(data: bytes, out: NDArray[Any], where: str) -> None:
     """Decode a picture, padded with zeros or not, into `out`. The GIL is free meanwhile.
 
     Raises DataError when it is damaged, or of another size or kind than `out`.
     """
     with _open(data, where) as image:
         # Compared before decoding: a header may claim gigapixels.
-        channels, dtype = _form(image, where)
+        channels, dtype = _image_form(image, where)
         if (image.height, image.width, *channels) != out.shape or dtype != out.dtype:
             mine, others = (image.height, image.width, *channels), f"{out.dtype} {out.shape}"
-            what, hint = f"the {image.format} is {dtype} {mine}, others {others}", "repair or remove the episode"
-            raise DataError(what, where=where, hint=hint)
+            problem, hint = f"the {image.format} is {dtype} {mine}, others {others}", "repair or remove the episode"
+            raise DataError(problem, where=where, hint=hint)
         try:
             image.load()
             # `convert` copies even where there is nothing to convert.
@@ -90,7 +90,7 @@ def decode(data: bytes, out: NDArray[Any], where: str) -> None:
             raise _damaged(image.format, error, where) from error
 
 
-def _form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
+def _image_form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
     known = ((3,), "uint8") if image.format == "JPEG" else _PNG_MODES.get(image.mode)
     if known is None:
         hint = "leave it out with --skip"
@@ -99,15 +99,15 @@ def _form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
 
 
 def _open(data: bytes, where: str) -> Any:
-    found = kind(data)
-    check_read(found, where)
+    found = image_format(data)
+    require_readable(found, where)
     # A decoder fills the rest of a cut JPEG with grey and says nothing; its end marker is what shows the cut.
     if found == "PNG":
         _check_png(data, where)
         # Pillow cuts 16 bits of a colour down to 8, and blows fewer bits of grey up to them.
         if data[24] != 8 and data[24:26] != b"\x10\0":
-            what, hint = f"a PNG of {data[24]} bits a channel; known: 8, and 16 of grey", "leave it out with --skip"
-            raise DataError(what, where=where, hint=hint)
+            problem, hint = f"a PNG of {data[24]} bits a channel; known: 8, and 16 of grey", "leave it out with --skip"
+            raise DataError(problem, where=where, hint=hint)
     else:
         data = data.rstrip(b"\0")
         if not data.endswith(END_OF_JPEG):

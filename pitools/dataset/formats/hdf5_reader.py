@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import encoded_images, hdf5
-from pitools.dataset.formats.model import Changed, Column, Hdf5
+from pitools.dataset.formats.model import ChangedDuringRead, Column, Hdf5Source
 
-_CHANGED = "it changed while it was read"
-_AGAIN = "ingest it when it is complete"
+_CHANGED_MESSAGE = "it changed while it was read"
+_RETRY_HINT = "ingest it when it is complete"
 # Bytes between two chunks that are read along with them rather than by a call of their own.
 _GAP_BYTES = 16 << 10
 _IOV_MAX = 512
 # Rows of pictures that are held encoded.
-_PICTURES = 32
+_IMAGE_CACHE = 32
 
 
-class _Extents(NamedTuple):
+class _RowExtents(NamedTuple):
     """Where the rows of a dataset lie: `rows` of them from each offset on, one after the other."""
 
     rows: int
@@ -37,16 +37,16 @@ class _Extents(NamedTuple):
     offsets: numbers[int]
 
 
-class File:
+class Hdf5Reader:
     """One HDF5 file, open to be read by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Raises DataError."""
         self._path = path
-        self._extents: dict[str, _Extents | None] = {}
+        self._extents: dict[str, _RowExtents | None] = {}
         self._gap: memoryview | None = None
         hdf5.load_filters()
-        with hdf5.reading(path):
+        with hdf5.translate_errors(path):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._file = h5py.File(path, "r", locking="best-effort")
@@ -59,47 +59,49 @@ class File:
         os.close(self._descriptor)
         self._file.close()
 
-    def read_into(self, column: Column, place: Hdf5, out: NDArray[Any], start: int, stop: int) -> None:
+    def read_into(self, column: Column, source: Hdf5Source, out: NDArray[Any], start: int, stop: int) -> None:
         """Fill `out` with rows [start, stop). Raises DataError for damage, and for a file of another size than then."""
-        if os.fstat(self._descriptor).st_size != place.bytes:
-            raise Changed(_CHANGED, where=str(self._path), hint=_AGAIN)
-        if place.pictures:
-            self._decode(place, out, start, stop)
+        if os.fstat(self._descriptor).st_size != source.bytes:
+            raise ChangedDuringRead(_CHANGED_MESSAGE, where=str(self._path), hint=_RETRY_HINT)
+        if source.encoded_images:
+            self._decode(source, out, start, stop)
             return
-        if place.name not in self._extents:
-            with hdf5.reading(self._path):
-                dataset = self._file[place.name]
+        if source.name not in self._extents:
+            with hdf5.translate_errors(self._path):
+                dataset = self._file[source.name]
                 if dataset.shape[1:] != column.row or dataset.dtype.name != column.dtype or len(dataset) < column.steps:
-                    raise Changed(_CHANGED, where=f"{self._path}: {place.name}", hint=_AGAIN)
-                self._extents[place.name] = _extents(dataset)
-        extents = self._extents[place.name]
+                    raise ChangedDuringRead(_CHANGED_MESSAGE, where=f"{self._path}: {source.name}", hint=_RETRY_HINT)
+                self._extents[source.name] = _row_extents(dataset)
+        extents = self._extents[source.name]
         if extents and out.flags.c_contiguous and out.dtype == column.dtype:
             self._read(extents, out.reshape(-1).view(np.uint8).data, start, stop)
         else:
-            self._read_filtered(place.name, out, start, stop)
+            self._read_filtered(source.name, out, start, stop)
 
     def _read_filtered(self, name: str, out: NDArray[Any], start: int, stop: int) -> None:
         """By HDF5 itself. A failure names the first chunk that cannot be read."""
         try:
-            with hdf5.reading(self._path):
+            with hdf5.translate_errors(self._path):
                 self._file[name].read_direct(out, np.s_[start:stop])
         except DataError as error:
             dataset = self._file[name]
             rows = dataset.chunks[0] if dataset.chunks else len(dataset)
             for low in range(start - start % rows, stop, rows):
                 where = f"{self._path}: {name}: steps {low} to {min(low + rows, len(dataset))}"
-                with hdf5.reading(self._path, where):
+                with hdf5.translate_errors(self._path, where):
                     dataset[max(low, start)]
             raise error
 
-    def _decode(self, place: Hdf5, out: NDArray[Any], start: int, stop: int) -> None:
-        for low in range(start, stop, _PICTURES):
-            with hdf5.reading(self._path, f"{self._path}: {place.name}: from row {low}"):
-                rows = self._file[place.name][low : min(stop, low + _PICTURES)]
+    def _decode(self, source: Hdf5Source, out: NDArray[Any], start: int, stop: int) -> None:
+        for low in range(start, stop, _IMAGE_CACHE):
+            with hdf5.translate_errors(self._path, f"{self._path}: {source.name}: from row {low}"):
+                rows = self._file[source.name][low : min(stop, low + _IMAGE_CACHE)]
             for number, row in enumerate(rows, low):
-                encoded_images.decode(bytes(row), out[number - start], f"{self._path}: {place.name}: row {number}")
+                encoded_images.decode_image(
+                    bytes(row), out[number - start], f"{self._path}: {source.name}: row {number}"
+                )
 
-    def _read(self, extents: _Extents, out: memoryview, start: int, stop: int) -> None:
+    def _read(self, extents: _RowExtents, out: memoryview, start: int, stop: int) -> None:
         """Neighbouring chunks by one call, into `out` and what lies between them into a scratch."""
         todo: list[memoryview] = []
         begin = end = done = 0
@@ -127,10 +129,13 @@ class File:
             try:
                 count = os.preadv(self._descriptor, views, offset)
             except OSError as error:
-                what, hint = f"cannot be read: {error.strerror}", "try again; else copy it from where it was recorded"
-                raise DataError(what, where=str(self._path), hint=hint) from error
+                problem, hint = (
+                    f"cannot be read: {error.strerror}",
+                    "try again; else copy it from where it was recorded",
+                )
+                raise DataError(problem, where=str(self._path), hint=hint) from error
             if not count:
-                raise DataError(f"it ends after byte {offset}", where=str(self._path), hint=_AGAIN)
+                raise DataError(f"it ends after byte {offset}", where=str(self._path), hint=_RETRY_HINT)
             offset += count
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))
@@ -138,7 +143,7 @@ class File:
                 views[0] = views[0][count:]
 
 
-def _extents(dataset: h5py.Dataset) -> _Extents | None:
+def _row_extents(dataset: h5py.Dataset) -> _RowExtents | None:
     """Where the rows lie, None where that takes HDF5 to tell."""
     row_bytes = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
     plain = dataset.dtype.kind in "iuf" and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype.newbyteorder("="))
@@ -147,13 +152,13 @@ def _extents(dataset: h5py.Dataset) -> _Extents | None:
         return None
     if dataset.chunks is None:
         offset = dataset.id.get_offset()  # None: inside of the metadata, or nowhere yet
-        return None if offset is None else _Extents(len(dataset), row_bytes, numbers("Q", [offset]))
+        return None if offset is None else _RowExtents(len(dataset), row_bytes, numbers("Q", [offset]))
     if dataset.id.get_create_plist().get_nfilters() or dataset.chunks[1:] != dataset.shape[1:]:
         return None
     return _chunks(dataset, row_bytes) if hasattr(dataset.id, "chunk_iter") else None
 
 
-def _chunks(dataset: h5py.Dataset, row_bytes: int) -> _Extents | None:
+def _chunks(dataset: h5py.Dataset, row_bytes: int) -> _RowExtents | None:
     rows = dataset.chunks[0]
     count = -(-len(dataset) // rows)
     offsets = numbers("Q", bytes(8 * count))
@@ -168,4 +173,4 @@ def _chunks(dataset: h5py.Dataset, row_bytes: int) -> _Extents | None:
 
     dataset.id.chunk_iter(note)
     # A chunk that was never written reads as the fill value.
-    return _Extents(rows, row_bytes, offsets) if found == count else None
+    return _RowExtents(rows, row_bytes, offsets) if found == count else None

@@ -20,28 +20,28 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import lerobot_meta
-from pitools.dataset.formats.lerobot_meta import Feature, Info, Row
+from pitools.dataset.formats.lerobot_meta import EpisodeRow, Feature, LeRobotInfo
 from pitools.dataset.formats.model import (
     Column,
     Episode,
-    Parquet,
+    ParquetSource,
     Recording,
-    Refused,
-    Video,
-    describe,
-    refusal,
-    skipped,
+    RejectedEpisode,
+    VideoSource,
+    is_skipped,
+    make_episode,
+    rejection,
 )
-from pitools.dataset.formats.readers import lerobot_tools
+from pitools.dataset.formats.readers import require_lerobot_tools
 
 # Where a row lies, which we know already.
 _BOOKKEEPING = ("frame_index", "episode_index", "index")
 
 
-class _Files:
+class _FileChecks:
     """The data files and videos that the episodes name, each looked at once."""
 
-    def __init__(self, info: Info, rows: Sequence[Row]) -> None:
+    def __init__(self, info: LeRobotInfo, rows: Sequence[EpisodeRow]) -> None:
         self.info = info
         self.first: dict[Path, int] = {}
         self.notes: list[str] = []
@@ -64,17 +64,22 @@ class _Files:
                 there = path.is_file()
                 self._wrong[path] = (self._video if video else self._data)(path) if there else "the file is missing"
             except DataError as error:
-                self._wrong[path] = error.what
+                self._wrong[path] = error.message
         if self._wrong[path]:
-            raise DataError(self._wrong[path], where=str(path), hint=lerobot_meta.AGAIN)
+            raise DataError(self._wrong[path], where=str(path), hint=lerobot_meta.RETRY_HINT)
 
     def _data(self, path: Path) -> str:
         """Whether its rows are those of its episodes, one episode after the other."""
-        with lerobot_tools():
+        with require_lerobot_tools():
             from pitools.dataset.formats import parquet_reader
-        found, claimed = parquet_reader.runs(parquet_reader.column(path, "episode_index")), self._episodes[path]
+        found, claimed = (
+            parquet_reader.run_lengths(parquet_reader.read_column(path, "episode_index")),
+            self._episodes[path],
+        )
         if found == claimed:
-            self._steps(claimed, parquet_reader.column(path, "frame_index"), parquet_reader.column(path, "timestamp"))
+            self._steps(
+                claimed, parquet_reader.read_column(path, "frame_index"), parquet_reader.read_column(path, "timestamp")
+            )
             return ""
         at = next((i for i, pair in enumerate(zip(found, claimed, strict=False)) if pair[0] != pair[1]), None)
         if at is None:
@@ -97,48 +102,50 @@ class _Files:
                 self._disordered[number] = f"step {at} is of {seconds[at]:.4f} s, at {self.info.fps:g} frames a second"
             low += steps
 
-    def check_steps(self, row: Row, where: str) -> None:
+    def check_steps(self, row: EpisodeRow, where: str) -> None:
         """Raises DataError for an episode whose rows are not in order. Its data file has been checked."""
-        if why := self._disordered.get(row.number):
-            raise DataError(why, where=where, hint=lerobot_meta.AGAIN)
+        if reason := self._disordered.get(row.number):
+            raise DataError(reason, where=where, hint=lerobot_meta.RETRY_HINT)
 
     def _video(self, path: Path) -> str:
         """Whether it has enough frames. That each is there, at its time, is seen when they are read."""
-        with lerobot_tools():
+        with require_lerobot_tools():
             from pitools.dataset.formats import video_reader
         clips = sorted(self._clips[path])
         for (_, stop_s, _), (start_s, _, _) in pairwise(clips):
             if (stop_s - start_s) * self.info.fps > 0.5:
                 return f"an episode of it ends at {stop_s:.4f} s, and the next begins at {start_s:.4f} s"
-        found, claimed = video_reader.frames(path), sum(steps for _, _, steps in clips)
+        found, claimed = video_reader.frame_count(path), sum(steps for _, _, steps in clips)
         if found > claimed:
             self.notes.append(f"{path.relative_to(self.info.path)} has {found - claimed} frames of no episode")
         # A container need not say how many it has.
         return f"it has {found} frames, its episodes {claimed}" if 0 < found < claimed else ""
 
 
-def scan(path: Path, skip: Sequence[str]) -> Recording:
+def scan_lerobot(path: Path, skip: Sequence[str]) -> Recording:
     """What the dataset holds. Raises DataError when it is not a LeRobot dataset, or one of another version than v3;
     ToolMissing where pyarrow or PyAV is not installed."""
-    info = lerobot_meta.load(path)
-    tasks = lerobot_meta.tasks(info)
-    rows = _with_tasks(info, lerobot_meta.episodes(info), tasks)
-    features = _named(info, rows, skip)
+    info = lerobot_meta.load_info(path)
+    tasks = lerobot_meta.read_tasks(info)
+    rows = _with_tasks(info, lerobot_meta.read_episodes(info), tasks)
+    features = _features_by_store_name(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
-    files = _Files(info, rows)
+    files = _FileChecks(info, rows)
     episodes: list[Episode] = []
-    refused: list[Refused] = []
-    about = {name: {"names": feature.names} for name, feature in features.items() if feature.names is not None}
+    refused: list[RejectedEpisode] = []
+    array_attributes = {
+        name: {"names": feature.names} for name, feature in features.items() if feature.names is not None
+    }
     for row in rows:
         try:
-            episodes.append(_episode(path, row, features, files, about))
+            episodes.append(_episode(path, row, features, files, array_attributes))
         except DataError as error:
-            refused.append(refusal(row.name, path, error))
+            refused.append(rejection(row.name, path, error))
     taken = {episode.name for episode in episodes}
     splits = {
         split: tuple(name for name in names if name in taken)
-        for split, names in lerobot_meta.splits(info, rows).items()
+        for split, names in lerobot_meta.read_splits(info, rows).items()
     }
     if without := sum(not row.tasks for row in rows):
         files.notes.append(f"no task is named of {without} of {len(rows)} episodes: they have no instruction")
@@ -146,7 +153,7 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
         place.path
         for episode in episodes
         for column in episode.columns.values()
-        if isinstance(place := column.place, Parquet | Video)
+        if isinstance(place := column.source, ParquetSource | VideoSource)
     }
     return Recording(
         path=path,
@@ -154,13 +161,13 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
         episodes=tuple(episodes),
         splits=splits,
         attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": [tasks[i] for i in sorted(tasks)]},
-        refused=tuple(refused),
+        rejected=tuple(refused),
         notes=tuple(files.notes),
-        files=(*lerobot_meta.files(path), *sorted(used)),
+        files=(*lerobot_meta.meta_files(path), *sorted(used)),
     )
 
 
-def _with_tasks(info: Info, rows: Sequence[Row], tasks: Mapping[int, str]) -> tuple[Row, ...]:
+def _with_tasks(info: LeRobotInfo, rows: Sequence[EpisodeRow], tasks: Mapping[int, str]) -> tuple[EpisodeRow, ...]:
     """The episodes. One of which meta/episodes names no task has those of its steps' `task_index`, in their order."""
     first: dict[Path, int] = {}
     indices: dict[Path, NDArray[Any]] = {}
@@ -178,26 +185,26 @@ def _with_tasks(info: Info, rows: Sequence[Row], tasks: Mapping[int, str]) -> tu
 
 
 def _task_indices(path: Path) -> NDArray[Any]:
-    with lerobot_tools():
+    with require_lerobot_tools():
         from pitools.dataset.formats import parquet_reader
     try:
-        return parquet_reader.column(path, "task_index")
+        return parquet_reader.read_column(path, "task_index")
     except DataError:  # the episodes of a file that cannot be read are refused one by one
         return np.zeros(0, np.int64)
 
 
-def _named(info: Info, rows: Sequence[Row], skip: Sequence[str]) -> dict[str, Feature]:
+def _features_by_store_name(info: LeRobotInfo, rows: Sequence[EpisodeRow], skip: Sequence[str]) -> dict[str, Feature]:
     """The features by the names that they have in a store. Raises DataError for two of one name."""
     # With one task to an episode it is the episode's language, and says nothing of its steps.
     left_out = {*_BOOKKEEPING, *(() if any(len(row.tasks) != 1 for row in rows) else ("task_index",))}
     named: dict[str, Feature] = {}
     for key, feature in info.features.items():
         name = store_name(key)
-        if key in left_out or skipped(name, skip, key):
+        if key in left_out or is_skipped(name, skip, key):
             continue
         if name in named:
-            what = f"{named[name].key} and {key} would both be {name!r}"
-            raise DataError(what, where=str(info.path), hint=f"leave one of them out: --skip {key}")
+            problem = f"{named[name].key} and {key} would both be {name!r}"
+            raise DataError(problem, where=str(info.path), hint=f"leave one of them out: --skip {key}")
         named[name] = msgspec.structs.replace(feature, key=key)
     return named
 
@@ -212,10 +219,14 @@ def store_name(key: str) -> str:
     return key.replace(".", "/")
 
 
-def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, about: dict[str, Any]) -> Episode:
+def _episode(
+    path: Path, row: EpisodeRow, features: dict[str, Feature], files: _FileChecks, array_attributes: dict[str, Any]
+) -> Episode:
     where = f"{path}: {row.name}"
     if row.stop - row.start != row.steps:
-        raise DataError(f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=lerobot_meta.AGAIN)
+        raise DataError(
+            f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=lerobot_meta.RETRY_HINT
+        )
     data = files.info.data_file(row)
     files.check(data, video=False)
     files.check_steps(row, where)
@@ -225,12 +236,12 @@ def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, 
             place: Any = _video(row, feature, files, where)
         else:
             first = row.start - files.first[data]
-            place = Parquet(path=data, key=feature.key, first=first, pictures=feature.dtype == "image")
+            place = ParquetSource(path=data, key=feature.key, first_row=first, encoded_images=feature.dtype == "image")
         columns.append(
-            (name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy, place=place))
+            (name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy, source=place))
         )
     attributes = {"tasks": list(row.tasks)} if len(row.tasks) > 1 else {}
-    return describe(
+    return make_episode(
         row.name,
         path,
         row.steps,
@@ -239,17 +250,17 @@ def _episode(path: Path, row: Row, features: dict[str, Feature], files: _Files, 
         where,
         language=row.tasks[0] if row.tasks else "",
         attributes=attributes,
-        array_attributes=about,
+        array_attributes=array_attributes,
     )
 
 
-def _video(row: Row, feature: Feature, files: _Files, where: str) -> Video:
+def _video(row: EpisodeRow, feature: Feature, files: _FileChecks, where: str) -> VideoSource:
     if feature.key not in row.videos:
-        raise DataError(f"no video of {feature.key} is named for it", where=where, hint=lerobot_meta.AGAIN)
+        raise DataError(f"no video of {feature.key} is named for it", where=where, hint=lerobot_meta.RETRY_HINT)
     path = files.info.video_file(feature.key, row)
     files.check(path, video=True)
     at, fps = row.videos[feature.key], files.info.fps
     if not (at.start_s >= 0 and abs((at.stop_s - at.start_s) * fps - row.steps) <= 0.5):
-        what = f"{at.stop_s - at.start_s:.4f} s of {feature.key} for {row.steps} steps at {fps:g} frames a second"
-        raise DataError(what, where=where, hint=lerobot_meta.AGAIN)
-    return Video(path=path, start_s=at.start_s, fps=fps)
+        problem = f"{at.stop_s - at.start_s:.4f} s of {feature.key} for {row.steps} steps at {fps:g} frames a second"
+        raise DataError(problem, where=where, hint=lerobot_meta.RETRY_HINT)
+    return VideoSource(path=path, start_s=at.start_s, fps=fps)

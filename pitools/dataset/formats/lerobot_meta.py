@@ -13,9 +13,9 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats.model import check_row
-from pitools.dataset.formats.readers import lerobot_tools
+from pitools.dataset.formats.readers import require_lerobot_tools
 
-AGAIN = "download it again, or convert it again from where it was recorded"
+RETRY_HINT = "download it again, or convert it again from where it was recorded"
 _VERSION = "v3."
 _FIELD = re.compile(r"\{(chunk_index|file_index)(?::0(\d))?d?\}|\{(video_key)\}")
 _DTYPES = {
@@ -69,7 +69,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
         check_row(self.row, self.numpy, where)
 
 
-class Clip(msgspec.Struct, frozen=True):
+class VideoClip(msgspec.Struct, frozen=True):
     """An episode's part of a video, in seconds."""
 
     chunk: int
@@ -78,7 +78,7 @@ class Clip(msgspec.Struct, frozen=True):
     stop_s: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One episode: its rows [start, stop) of the dataset, the data file they are in, and its clips by feature."""
 
     number: int
@@ -88,7 +88,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int
     file: int
     tasks: tuple[str, ...]
-    videos: dict[str, Clip]
+    videos: dict[str, VideoClip]
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return f"episode_{self.number:06d}"
 
 
-class Info(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class LeRobotInfo(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """`meta/info.json`, as far as it matters here. path: the dataset's folder."""
 
     fps: float
@@ -113,11 +113,11 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Features that are videos."""
         return tuple(key for key, feature in self.features.items() if feature.dtype == "video")
 
-    def data_file(self, row: Row) -> Path:
+    def data_file(self, row: EpisodeRow) -> Path:
         """The Parquet file of an episode. Raises DataError."""
         return self._file(self.data_path, row.chunk, row.file, "")
 
-    def video_file(self, key: str, row: Row) -> Path:
+    def video_file(self, key: str, row: EpisodeRow) -> Path:
         """The video of one of its cameras. Raises DataError."""
         return self._file(self.video_path or "", row.videos[key].chunk, row.videos[key].file, key)
 
@@ -127,11 +127,13 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         name = _FIELD.sub(lambda found: key if found[3] else f"{numbers[found[1]]:0{found[2] or 1}d}", pattern)
         inside = PurePosixPath(name)
         if not inside.parts or inside.is_absolute() or ".." in inside.parts or "\0" in name or "{" in name:
-            raise DataError(f"a file cannot be named {name!r}", where=str(self.path / "meta/info.json"), hint=AGAIN)
+            raise DataError(
+                f"a file cannot be named {name!r}", where=str(self.path / "meta/info.json"), hint=RETRY_HINT
+            )
         return self.path / inside
 
 
-def load(path: Path) -> Info:
+def load_info(path: Path) -> LeRobotInfo:
     """The dataset's own description. Raises DataError when there is none, or it is of another version than v3."""
     where = path / "meta" / "info.json"
     try:
@@ -146,15 +148,17 @@ def load(path: Path) -> Info:
         )
         raise DataError(f"a LeRobot dataset of {version}, of which only v3 is read", where=str(where), hint=hint)
     try:
-        info = msgspec.convert({**tables, "path": ""}, Info, strict=False, dec_hook=lambda kind, value: kind(value))
+        info = msgspec.convert(
+            {**tables, "path": ""}, LeRobotInfo, strict=False, dec_hook=lambda kind, value: kind(value)
+        )
     except (msgspec.ValidationError, TypeError) as error:
-        raise DataError(f"not as LeRobot writes it: {error}", where=str(where), hint=AGAIN) from error
+        raise DataError(f"not as LeRobot writes it: {error}", where=str(where), hint=RETRY_HINT) from error
     if not 0 < info.fps < math.inf:
-        raise DataError(f"{info.fps} frames a second", where=str(where), hint=AGAIN)
+        raise DataError(f"{info.fps} frames a second", where=str(where), hint=RETRY_HINT)
     return msgspec.structs.replace(info, path=path)
 
 
-def files(path: Path) -> tuple[Path, ...]:
+def meta_files(path: Path) -> tuple[Path, ...]:
     """The files of the description."""
     return (
         path / "meta" / "info.json",
@@ -167,9 +171,9 @@ def _episode_files(path: Path) -> list[Path]:
     return sorted((path / "meta" / "episodes").glob("*/*.parquet"))
 
 
-def episodes(info: Info) -> tuple[Row, ...]:
+def read_episodes(info: LeRobotInfo) -> tuple[EpisodeRow, ...]:
     """All episodes, in order. Raises DataError when they are not as many as there should be."""
-    with lerobot_tools():
+    with require_lerobot_tools():
         from pitools.dataset.formats import parquet_reader
     columns = [
         "episode_index",
@@ -184,28 +188,28 @@ def episodes(info: Info) -> tuple[Row, ...]:
     columns += [f"videos/{key}/{part}" for key in info.videos for part in clips]
     found = []
     for file in _episode_files(info.path):
-        for row in parquet_reader.records(file, columns):
+        for row in parquet_reader.read_records(file, columns):
             try:
                 found.append(_row(row, info.videos, clips))
             except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"an episode without {error}", where=str(file), hint=AGAIN) from error
+                raise DataError(f"an episode without {error}", where=str(file), hint=RETRY_HINT) from error
     found.sort(key=lambda row: row.number)
     where = str(info.path / "meta" / "episodes")
     if [row.number for row in found] != list(range(len(found))):
-        raise DataError("an episode is missing, or there twice", where=where, hint=AGAIN)
+        raise DataError("an episode is missing, or there twice", where=where, hint=RETRY_HINT)
     if info.total_episodes not in (None, len(found)) or not found:
-        what = f"it has {len(found)} episodes, info.json says {info.total_episodes}"
-        raise DataError(what, where=where, hint=AGAIN)
+        problem = f"it has {len(found)} episodes, info.json says {info.total_episodes}"
+        raise DataError(problem, where=where, hint=RETRY_HINT)
     return tuple(found)
 
 
-def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Row:
+def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> EpisodeRow:
     clips = {}
     for key in videos:
         values = [row.get(f"videos/{key}/{part}") for part in parts]
         if None not in values:
-            clips[key] = Clip(int(values[0]), int(values[1]), float(values[2]), float(values[3]))  # type: ignore[arg-type]
-    return Row(
+            clips[key] = VideoClip(int(values[0]), int(values[1]), float(values[2]), float(values[3]))  # type: ignore[arg-type]
+    return EpisodeRow(
         number=int(row["episode_index"]),
         steps=int(row["length"]),
         start=int(row["dataset_from_index"]),
@@ -217,22 +221,22 @@ def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Ro
     )
 
 
-def tasks(info: Info) -> dict[int, str]:
+def read_tasks(info: LeRobotInfo) -> dict[int, str]:
     """The instructions by task index. Raises DataError."""
-    with lerobot_tools():
+    with require_lerobot_tools():
         from pitools.dataset.formats import parquet_reader
     file = info.path / "meta" / "tasks.parquet"
-    rows = parquet_reader.records(file, None) if file.is_file() else []
+    rows = parquet_reader.read_records(file, None) if file.is_file() else []
     return {int(row.pop("task_index")): str(next(iter(row.values()), "")) for row in rows if "task_index" in row}
 
 
-def splits(info: Info, rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
+def read_splits(info: LeRobotInfo, rows: Sequence[EpisodeRow]) -> dict[str, tuple[str, ...]]:
     """Names of the episodes of each split, which info.json gives as `first:stop`. Raises DataError."""
     found = {}
     for split, text in info.splits.items():
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
         if not match or int(match[2]) > len(rows):
             where = str(info.path / "meta" / "info.json")
-            raise DataError(f"split {split} is {text!r} of {len(rows)} episodes", where=where, hint=AGAIN)
+            raise DataError(f"split {split} is {text!r} of {len(rows)} episodes", where=where, hint=RETRY_HINT)
         found[split] = tuple(row.name for row in rows[int(match[1]) : int(match[2])])
     return found

@@ -19,45 +19,46 @@ from pitools.core.errors import DataError, PitError
 from pitools.core.fs import plain_files
 
 MAX_ROW_BYTES = 256 << 20
-APART = "ingest them apart, or leave the array out with --skip"
-RESERVED = "episode_"
-LEFT_OUT_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in a --schema file keeps it)"
+SEPARATE_HINT = "ingest them apart, or leave the array out with --skip"
+RESERVED_PREFIX = "episode_"
+SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in a --schema file keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr keeps names with a leading `__` to itself, and `*.json` would meet its files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
-_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; none begins with . or - or __ or {RESERVED}, or ends in .json"
+_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; none begins with . or - or __ or {RESERVED_PREFIX}, or ends in .json"
 
 
-class Changed(DataError):
+class ChangedDuringRead(DataError):
     """A recording is written to while it is read."""
 
 
-class Damaged(DataError):
+class EpisodeUnreadable(DataError):
     """An episode whose metadata are whole cannot be read."""
 
 
-class Hdf5(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+class Hdf5Source(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """A dataset of an HDF5 file, one row a step. bytes: size of the file when it was scanned.
 
-    pictures: each row is one JPEG or PNG file, padded with zeros, or of a length of its own.
+    encoded_images: each row is one JPEG or PNG file, padded with zeros, or of a length of its own.
     """
 
     path: Path
     name: str
     bytes: int
-    pictures: bool = False
+    encoded_images: bool = False
 
 
-class Parquet(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """A column of a Parquet file, from its row `first` on. pictures: each is the bytes of a JPEG or PNG file."""
+class ParquetSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """A column of a Parquet file, from its row `first_row` on. encoded_images: each is the bytes of a JPEG or PNG
+    file."""
 
     path: Path
     key: str
-    first: int
-    pictures: bool = False
+    first_row: int
+    encoded_images: bool = False
 
 
-class Video(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+class VideoSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     """Frames of a video: step i is shown `start_s` + i / `fps` seconds into it."""
 
     path: Path
@@ -65,37 +66,37 @@ class Video(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
     fps: float
 
 
-class ZarrArray(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """An array of a Zarr store, from its row `first` on. published: the store is a version of ours."""
+class ZarrSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
+    """An array of a Zarr store, from its row `first_row` on. is_own_version: the store is a version of ours."""
 
     path: Path
     name: str
-    first: int
-    published: bool = False
+    first_row: int
+    is_own_version: bool = False
 
 
-class Resized(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ResizeOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Another column's images in another size. method: area, bilinear or nearest."""
 
-    of: Column
+    input: Column
     method: str
 
 
-class Cast(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CastOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Another column's values in another dtype."""
 
-    of: Column
+    input: Column
 
 
-class Derived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DeriveOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a function makes of whole columns of one episode. where: file and episode, for messages."""
 
     function: str
-    of: tuple[Column, ...]
+    inputs: tuple[Column, ...]
     where: str
 
 
-Place = Hdf5 | Parquet | Video | ZarrArray | Resized | Cast | Derived
+ColumnSource = Hdf5Source | ParquetSource | VideoSource | ZarrSource | ResizeOp | CastOp | DeriveOp
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +109,10 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     row: tuple[int, ...]
     dtype: str
-    place: Place
+    source: ColumnSource
 
 
-class Reader(Protocol):
+class ColumnReader(Protocol):
     """What reads columns. Of one thread at a time; any number may be open, in any threads and processes."""
 
     def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
@@ -139,12 +140,12 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     array_attributes: dict[str, dict[str, Any]] = {}
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode that is not whole, or not like the others: which, why, what to do. where: file, and place in it."""
+class RejectedEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """An incomplete or incompatible episode: name, reason and hint. where: file, and place in it."""
 
     name: str
     path: Path
-    why: str
+    reason: str
     hint: str = ""
     where: str = ""
 
@@ -152,7 +153,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """One file, or folder: its episodes in order, its split masks as episode names, and its own attributes.
 
-    refused: episodes that it has and that cannot be taken. files: all that was read to tell, and will be. notes: what
+    rejected: episodes that it has and that cannot be taken. files: all that was read to tell, and will be. notes: what
     somebody should hear of, though nothing is wrong by the letter.
     """
 
@@ -161,59 +162,59 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     episodes: tuple[Episode, ...]
     splits: dict[str, tuple[str, ...]] = {}
     attributes: dict[str, Any] = {}
-    refused: tuple[Refused, ...] = ()
+    rejected: tuple[RejectedEpisode, ...] = ()
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def natural(text: str) -> tuple[list[str | int], str]:
-    """A sort key that counts: demo_2 before demo_10."""
+def natural_sort_key(text: str) -> tuple[list[str | int], str]:
+    """Return a sort key with numbers as numbers: demo_2 before demo_10."""
     parts = re.split(r"([0-9]+)", text)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], text
 
 
 def listed(path: Path) -> list[str]:
-    """Every file of a recording that is a folder, by its path from there, sorted. Raises DataError."""
+    """List every file of a recording that is a folder, by relative path, sorted. Raises DataError."""
     try:
         return sorted(plain_files(path))
     except OSError as error:
         hint = "give the folder of the recording itself, of files alone"
-        what = f"cannot be listed: {error.strerror}"
-        raise DataError(what, where=str(error.filename or path), hint=hint) from error
+        problem = f"cannot be listed: {error.strerror}"
+        raise DataError(problem, where=str(error.filename or path), hint=hint) from error
 
 
-def skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
+def is_skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
     """Whether an array matches one of the glob patterns, by its name in a version or by `key`, what the recording
     calls it: of two that would have one name, the second alone tells them apart."""
     return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(key, pattern) for pattern in skip)
 
 
 def check_unique(names: Sequence[str], where: str) -> None:
-    """Raises DataError for a name that two arrays of a recording would have."""
+    """Raise DataError for a name that two arrays of a recording would have."""
     if twice := next((name for name, count in Counter(names).items() if count > 1), ""):
-        what = f"two arrays of the recording would both be {twice!r}"
-        raise DataError(what, where=where, hint="rename one in the recording, or leave it out with --skip")
+        problem = f"two arrays of the recording would both be {twice!r}"
+        raise DataError(problem, where=where, hint="rename one in the recording, or leave it out with --skip")
 
 
 def _may_be_named(name: str) -> bool:
-    return not name.startswith(RESERVED) and all(_NAME_PART.fullmatch(part) for part in name.split("/"))
+    return not name.startswith(RESERVED_PREFIX) and all(_NAME_PART.fullmatch(part) for part in name.split("/"))
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
-    """Raises DataError for an array name that cannot be a path in the store, or that stands in another's way."""
+    """Raise DataError for an array name that cannot be a path in the store, or is a prefix of another's."""
     wrong = [repr(name) for name in names if not _may_be_named(name)]
     if wrong:
         more = f", nor {len(wrong) - 5} others as they are" if len(wrong) > 5 else ""
-        what = f"an array cannot be named {' or '.join(wrong[:5])}{more} (expected {_NAMES})"
+        problem = f"an array cannot be named {' or '.join(wrong[:5])}{more} (expected {_NAMES})"
         hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
-        raise DataError(what, where=where, hint=hint)
+        raise DataError(problem, where=where, hint=hint)
     for name in names:
         if clash := next((other for other in names if other.startswith(name + "/")), ""):
             hint = "rename one by [rename] in a --schema file, or leave it out with --skip"
             raise DataError(f"{clash!r} lies in {name!r}", where=where, hint=hint)
 
 
-def describe(
+def make_episode(
     name: str,
     path: Path,
     steps: int,
@@ -250,21 +251,21 @@ def describe(
     )
 
 
-def refuse_names(recording: Recording) -> Recording:
+def reject_bad_names(recording: Recording) -> Recording:
     """The recording without the episodes that have an array of a name that cannot be stored. A schema may rename it,
     so that this is for when that has been applied."""
     kept: list[Episode] = []
-    refused = list(recording.refused)
+    refused = list(recording.rejected)
     for episode in recording.episodes:
         try:
             _check_names(list(episode.columns), f"{episode.path}: {episode.name}")
             kept.append(episode)
         except DataError as error:
-            refused.append(refusal(episode.name, episode.path, error))
-    return msgspec.structs.replace(recording, episodes=tuple(kept), refused=tuple(refused))
+            refused.append(rejection(episode.name, episode.path, error))
+    return msgspec.structs.replace(recording, episodes=tuple(kept), rejected=tuple(refused))
 
 
-def language(attributes: dict[str, Any]) -> str:
+def take_language(attributes: dict[str, Any]) -> str:
     """The instruction, taken out of the attributes; of a list, which stays there where it has more, the first one."""
     for key in ("language", "language_instruction"):
         match attributes.get(key):
@@ -280,8 +281,8 @@ def check_row(row: tuple[int, ...], dtype: str, where: str) -> None:
     """Raises DataError for a step of no bytes, or of more than can be stored."""
     row_bytes = math.prod(row) * np.dtype(dtype).itemsize
     if not 0 < row_bytes <= MAX_ROW_BYTES:
-        what = f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored"
-        raise DataError(what, where=where, hint="leave it out with --skip")
+        problem = f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored"
+        raise DataError(problem, where=where, hint="leave it out with --skip")
 
 
 def is_own_fault(error: Exception) -> bool:
@@ -292,25 +293,25 @@ def is_own_fault(error: Exception) -> bool:
     return ours and isinstance(error, TypeError | KeyError)
 
 
-def refusal(name: str, path: Path, error: PitError) -> Refused:
+def rejection(name: str, path: Path, error: PitError) -> RejectedEpisode:
     """An episode that could not be described, for this reason."""
-    return Refused(name=name, path=path, why=error.what, hint=error.hint, where=error.where)
+    return RejectedEpisode(name=name, path=path, reason=error.message, hint=error.hint, where=error.where)
 
 
-def alike(first: Episode, other: Episode) -> str:
+def schema_difference(left: Episode, right: Episode) -> str:
     """Why both cannot be in one dataset, "" when they have the same arrays with the same step shape and dtype."""
-    for name in sorted(first.columns.keys() ^ other.columns.keys()):
-        has, lacks = (first, other) if name in first.columns else (other, first)
+    for name in sorted(left.columns.keys() ^ right.columns.keys()):
+        has, lacks = (left, right) if name in left.columns else (right, left)
         return f"{lacks.name} has no {name}, which {has.name} has"
-    for name, column in first.columns.items():
-        theirs = other.columns[name]
+    for name, column in left.columns.items():
+        theirs = right.columns[name]
         if (theirs.row, theirs.dtype) != (column.row, column.dtype):
-            mine = f"{column.dtype} {column.row} in {first.name} of {first.path.name}"
+            mine = f"{column.dtype} {column.row} in {left.name} of {left.path.name}"
             return f"a step of {name} is {theirs.dtype} {theirs.row}, but {mine}"
     return ""
 
 
-def common(episodes: Sequence[Episode]) -> Episode:
+def most_common(episodes: Sequence[Episode]) -> Episode:
     """The first of those that most are like: one odd episode at the start must not refuse all the others."""
     forms = [
         tuple((name, column.row, column.dtype) for name, column in sorted(episode.columns.items()))
@@ -319,17 +320,19 @@ def common(episodes: Sequence[Episode]) -> Episode:
     return episodes[forms.index(Counter(forms).most_common(1)[0][0])]
 
 
-def sort_out(episodes: Sequence[Episode]) -> tuple[tuple[Episode, ...], tuple[Refused, ...]]:
+def partition_by_schema(episodes: Sequence[Episode]) -> tuple[tuple[Episode, ...], tuple[RejectedEpisode, ...]]:
     """Those that are alike, and those that are not like most."""
     if not episodes:
         return (), ()
-    first = common(episodes)
+    first = most_common(episodes)
     kept: list[Episode] = []
-    refused: list[Refused] = []
+    refused: list[RejectedEpisode] = []
     for episode in episodes:
-        if why := alike(first, episode):
+        if reason := schema_difference(first, episode):
             where = f"{episode.path}: {episode.name}"
-            refused.append(Refused(name=episode.name, path=episode.path, why=why, hint=APART, where=where))
+            refused.append(
+                RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=SEPARATE_HINT, where=where)
+            )
         else:
             kept.append(episode)
     return tuple(kept), tuple(refused)

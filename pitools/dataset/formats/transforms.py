@@ -10,29 +10,29 @@ from PIL import Image
 
 from pitools.core.errors import DataError, PitError
 from pitools.dataset.formats import derive_functions
-from pitools.dataset.formats.model import Cast, Column, Derived, Reader, Resized
+from pitools.dataset.formats.model import CastOp, Column, ColumnReader, DeriveOp, ResizeOp
 
 # Of what is read to be resized or cast, at a time.
 _BLOCK_BYTES = 16 << 20
 # A shard ends in the middle of an episode, and the next one begins there: its arrays are made once.
-_KEPT_BYTES = 256 << 20
-Kept = dict[Column, NDArray[Any]]
+_CACHE_BYTES = 256 << 20
+DerivedCache = dict[Column, NDArray[Any]]
 _FILTERS = {"area": Image.Resampling.BOX, "bilinear": Image.Resampling.BILINEAR}
 
 
-def resize(reader: Reader, column: Column, place: Resized, out: NDArray[Any], start: int, stop: int) -> None:
+def read_resized(reader: ColumnReader, column: Column, op: ResizeOp, out: NDArray[Any], start: int, stop: int) -> None:
     """Fill `out` with steps of images in the column's size. Raises as the reader."""
-    source, (height, width) = place.of, column.row[:2]
+    source, (height, width) = op.input, column.row[:2]
     rows = _centres(source.row[0], height)[:, None], _centres(source.row[1], width)[None, :]
     for low, block in _blocks(reader, source, start, stop):
         target = out[low - start : low - start + len(block)]
-        if place.method == "nearest":
+        if op.method == "nearest":
             target[:] = block[:, rows[0], rows[1]]
             continue
         for frame, result in zip(block, target, strict=True):
             # Pillow takes all pixels that a result covers into account, with either filter: nothing aliases.
             image = Image.fromarray(frame[..., 0] if frame.shape[2:] == (1,) else frame)
-            result[:] = np.asarray(image.resize((width, height), _FILTERS[place.method])).reshape(result.shape)
+            result[:] = np.asarray(image.resize((width, height), _FILTERS[op.method])).reshape(result.shape)
 
 
 def _centres(have: int, want: int) -> NDArray[np.intp]:
@@ -40,9 +40,9 @@ def _centres(have: int, want: int) -> NDArray[np.intp]:
     return ((np.arange(want) + 0.5) * have / want).astype(np.intp)
 
 
-def cast(reader: Reader, place: Cast, out: NDArray[Any], start: int, stop: int) -> None:
+def read_cast(reader: ColumnReader, op: CastOp, out: NDArray[Any], start: int, stop: int) -> None:
     """Fill `out` with steps in its own dtype. Raises DataError for a value that this cannot hold."""
-    for low, block in _blocks(reader, place.of, start, stop):
+    for low, block in _blocks(reader, op.input, start, stop):
         target = out[low - start : low - start + len(block)]
         with np.errstate(over="ignore", invalid="ignore"):
             target[:] = block
@@ -52,10 +52,10 @@ def cast(reader: Reader, place: Cast, out: NDArray[Any], start: int, stop: int) 
         if lost.any():
             step = low + int(np.argwhere(lost)[0][0])
             hint = f"cast it to a wider type than {out.dtype}"
-            raise DataError(f"a value does not fit {out.dtype}", where=f"{_where(place.of)}: step {step}", hint=hint)
+            raise DataError(f"a value does not fit {out.dtype}", where=f"{_location(op.input)}: step {step}", hint=hint)
 
 
-def _blocks(reader: Reader, column: Column, start: int, stop: int) -> Any:
+def _blocks(reader: ColumnReader, column: Column, start: int, stop: int) -> Any:
     row_bytes = int(np.prod(column.row, dtype=np.int64)) * np.dtype(column.dtype).itemsize
     rows = max(1, min(stop - start, _BLOCK_BYTES // row_bytes))
     block = np.empty((rows, *column.row), column.dtype)
@@ -65,52 +65,52 @@ def _blocks(reader: Reader, column: Column, start: int, stop: int) -> Any:
         yield low, part
 
 
-def derive(
-    reader: Reader, kept: Kept, column: Column, place: Derived, out: NDArray[Any], start: int, stop: int
+def read_derived(
+    reader: ColumnReader, cache: DerivedCache, column: Column, op: DeriveOp, out: NDArray[Any], start: int, stop: int
 ) -> None:
     """Fill `out` with steps of what a function makes of the episode, which is kept for the next call.
 
     Raises DataError when it makes something else.
     """
-    values = kept.get(column)
+    values = cache.get(column)
     if values is None:
-        values = kept[column] = _derived(reader, column, place)
-        while len(kept) > 1 and sum(each.nbytes for each in kept.values()) > _KEPT_BYTES:
-            del kept[next(iter(kept))]
+        values = cache[column] = _derived(reader, column, op)
+        while len(cache) > 1 and sum(each.nbytes for each in cache.values()) > _CACHE_BYTES:
+            del cache[next(iter(cache))]
     out[:] = values[start:stop]
 
 
-def _derived(reader: Reader, column: Column, place: Derived) -> NDArray[Any]:
+def _derived(reader: ColumnReader, column: Column, place: DeriveOp) -> NDArray[Any]:
     inputs = []
-    for source in place.of:
+    for source in place.inputs:
         values = np.empty((source.steps, *source.row), source.dtype)
         reader.read_into(source, values, 0, source.steps)
         values.flags.writeable = False
         inputs.append(values)
-    what = f"{place.function} for {column.dataset}"
+    problem = f"{place.function} for {column.dataset}"
     try:
-        result = np.asarray(derive_functions.find(place.function)(*inputs))
+        result = np.asarray(derive_functions.find_function(place.function)(*inputs))
     except PitError:
         raise
     except Exception as error:  # it is the user's function
-        text = f"{what} raised {type(error).__name__}: {error}"
+        text = f"{problem} raised {type(error).__name__}: {error}"
         raise DataError(text, where=place.where, hint="run it on this episode alone") from error
     shape = (column.steps, *column.row)
     if result.shape != shape or result.dtype != column.dtype:
         hint = "correct the function, or its shape and dtype in the schema (shape is that of one step)"
         found, expected = f"{result.dtype} {result.shape}", f"{column.dtype} {shape}"
-        raise DataError(f"{what} gave {found}, expected {expected}", where=place.where, hint=hint)
+        raise DataError(f"{problem} gave {found}, expected {expected}", where=place.where, hint=hint)
     if result.dtype.kind in "fc" and not np.isfinite(result).all():
         step = int(np.argwhere(~np.isfinite(result))[0][0])
         hint = "correct the function, or remove the episode if its inputs are none"
-        raise DataError(f"{what} gave a value that is not finite at step {step}", where=place.where, hint=hint)
+        raise DataError(f"{problem} gave a value that is not finite at step {step}", where=place.where, hint=hint)
     return result
 
 
-def _where(column: Column) -> str:
+def _location(column: Column) -> str:
     """The file and name of what a column is made of, for messages."""
-    place = column.place
-    while isinstance(place, Resized | Cast):
-        column = place.of
-        place = column.place
-    return place.where if isinstance(place, Derived) else f"{place.path}: {column.dataset}"
+    place = column.source
+    while isinstance(place, ResizeOp | CastOp):
+        column = place.input
+        place = column.source
+    return place.where if isinstance(place, DeriveOp) else f"{place.path}: {column.dataset}"

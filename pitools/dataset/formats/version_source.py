@@ -1,11 +1,10 @@
-"""A version of ours as a recording, for a backfill: its episodes become another version's, with a schema or a codec.
+"""Read one of our own versions as a recording, to ingest it again with a schema or a codec.
 
-Read are episode_offsets and episode_json; splits, instructions and attributes are kept. It has no holes.
+Splits, instructions and attributes are kept. It must be a whole version.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,42 +12,41 @@ from typing import Any
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import zarr_store
-from pitools.dataset.formats.model import Recording, skipped
+from pitools.dataset.formats.model import Recording, is_skipped
 from pitools.store import manifest as manifests
 from pitools.store import version_state
-from pitools.store.reader.version_reader import Arrays
-from pitools.store.resolve import discarded
-
-_EPISODES = "episode_json"
-_HINT = "check the version, or stage it again"
+from pitools.store.manifest import EPISODE_JSON
+from pitools.store.reader.version_reader import VersionReader
+from pitools.store.resolve import unusable_reason
 
 
-def scan(path: Path, skip: Sequence[str]) -> Recording:
+def scan_version(path: Path, skip: Sequence[str]) -> Recording:
     """What the version holds. Raises DataError for one that is damaged, or a part of another.
 
     What is read of it is compared with its manifest's digests, here and later: a new version would have digests of its
     own, by which no damage that came in could ever be found.
     """
-    store = Arrays(path, check="always", verify=True)
+    store = VersionReader(path, check_mode="always", verify=True)
     manifest = store.manifest
     if manifest.subset:
         raise DataError(
             "a part of a version, not all of it", where=str(path), hint=f"give version {manifest.subset.parent}"
         )
-    lines = _lines(store)
+    lines: list[dict[str, Any]] = (
+        store.episode_records()
+        if EPISODE_JSON in manifest.arrays
+        else [{"name": f"episode_{number}"} for number in range(manifest.episodes)]
+    )
     offsets = store.offsets.tolist()
-    if len(lines) != manifest.episodes or len(offsets) != manifest.episodes + 1:
-        what = f"it has {manifest.episodes} episodes, {_EPISODES} {len(lines)}"
-        raise DataError(what, where=str(path), hint=_HINT)
     columns = {
-        name: store.array(name)
+        name: store.metadata_of(name)
         for name in sorted(manifest.arrays)
-        if manifest.along_steps(name) and not skipped(name, skip)
+        if manifest.along_steps(name) and not is_skipped(name, skip)
     }
-    names = _names(lines, store.attributes)
-    about = zarr_store.array_attributes(path, columns)
+    names = _episode_names(lines, store.attributes)
+    array_attributes = zarr_store.read_array_attributes(path, columns)
     episodes = tuple(
-        zarr_store.episode(
+        zarr_store.make_zarr_episode(
             path,
             name,
             columns,
@@ -57,7 +55,7 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
             published=True,
             language=str(line.get("language") or ""),
             attributes=dict(line.get("attributes") or {}),
-            array_attributes=about,
+            array_attributes=array_attributes,
         )
         for name, line, low, high in zip(names, lines, offsets[:-1], offsets[1:], strict=True)
     )
@@ -78,25 +76,15 @@ def scan(path: Path, skip: Sequence[str]) -> Recording:
 
 
 def _notes(path: Path) -> Iterator[str]:
-    """What is said against the version: that is not carried over. Raises DataError for a record that is damaged."""
-    if why := discarded(path):
-        yield f"it is {why}"
-    elif known := version_state.quarantine(path):
-        yield f"{len(known.episodes)} of its episodes are in quarantine: they come in, and it is not carried over"
+    """Yield remarks on retirement and quarantine, which are not carried over. Raises DataError for a damaged record."""
+    if reason := unusable_reason(path):
+        yield f"it is {reason}"
+    elif quarantine := version_state.read_quarantine(path):
+        yield f"{len(quarantine.episodes)} of its episodes are in quarantine: they come in, and it is not carried over"
 
 
-def _lines(store: Arrays) -> list[dict[str, Any]]:
-    if _EPISODES not in store.manifest.arrays:
-        return [{"name": f"episode_{number}"} for number in range(store.manifest.episodes)]
-    data = store.read(_EPISODES, 0, store.array(_EPISODES).shape[0]).tobytes()
-    try:
-        return [dict(json.loads(line)) for line in data.splitlines()]
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{_EPISODES} is not readable: {error}", where=str(store.path), hint=_HINT) from error
-
-
-def _names(lines: Sequence[dict[str, Any]], attributes: dict[str, Any]) -> list[str]:
-    """The episodes' names; where two recordings had one of the same name, after the file it was in: `take_2/demo_0`."""
+def _episode_names(lines: Sequence[dict[str, Any]], attributes: dict[str, Any]) -> list[str]:
+    """Return the episodes' names; duplicates are prefixed by their recording: `take_2/demo_0`."""
     names = [str(line.get("name", "")) for line in lines]
     counts = Counter(names)
     if max(counts.values(), default=0) > 1:

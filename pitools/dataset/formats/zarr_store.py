@@ -23,64 +23,71 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import zarr_reader
-from pitools.dataset.formats.attributes import of_array
+from pitools.dataset.formats.attributes import array_attributes
 from pitools.dataset.formats.model import (
-    LEFT_OUT_NEXT_OBS,
     SINGULAR,
+    SKIPPED_NEXT_OBS,
     Column,
     Episode,
     Recording,
-    Refused,
-    ZarrArray,
+    RejectedEpisode,
+    ZarrSource,
     check_row,
-    describe,
+    is_skipped,
     listed,
-    refusal,
-    skipped,
+    make_episode,
+    rejection,
 )
 from pitools.store.version_list import lost_manifest_of
 from pitools.store.zarr import chunk_keys, metadata
-from pitools.store.zarr.metadata import Array
+from pitools.store.zarr.metadata import ArrayMetadata
 
-_ENDS = ("episode_offsets", "episode_ends", "meta/episode_offsets", "meta/episode_ends")
+_END_ARRAYS = ("episode_offsets", "episode_ends", "meta/episode_offsets", "meta/episode_ends")
 _HINT = "leave it out with --skip"
 _ASCENDING = "it has to be the step after each episode's last, in order; is the copy complete?"
 
 
-def scan(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Recording:
+def scan_zarr_store(path: Path, skip: Sequence[str], *, keep_next_obs: bool = False) -> Recording:
     """What the store holds. Raises DataError when it is not one, or does not say where its episodes end."""
     if lost := lost_manifest_of(path):
         raise lost
     files = listed(path)
     found = _arrays(path, files)
-    offsets, ends = _offsets(path, found)
-    columns = _columns(found, int(offsets[-1]), ends, skip, path, keep_next_obs)
-    holes, notes = _holes(columns, files)
-    about = array_attributes(path, columns)
+    offsets, ends = _read_offsets(path, found)
+    columns = _columns_by_store_name(found, int(offsets[-1]), ends, skip, path, keep_next_obs)
+    holes, notes = _find_missing_steps(columns, files)
+    about = read_array_attributes(path, columns)
     left_out = [key for key in found if key.removeprefix("data/").startswith("next_obs/")]
-    if not keep_next_obs and any(not skipped(key.removeprefix("data/"), skip, key) for key in left_out):
-        notes.append(LEFT_OUT_NEXT_OBS)
+    if not keep_next_obs and any(not is_skipped(key.removeprefix("data/"), skip, key) for key in left_out):
+        notes.append(SKIPPED_NEXT_OBS)
     whole: list[Episode] = []
-    refused: list[Refused] = []
+    refused: list[RejectedEpisode] = []
     for number, (low, high) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         try:
-            _check_holes(path, number, low, high, holes)
-            whole.append(episode(path, f"episode_{number}", columns, low, high, array_attributes=about))
+            _require_no_missing(path, number, low, high, holes)
+            whole.append(make_zarr_episode(path, f"episode_{number}", columns, low, high, array_attributes=about))
         except DataError as error:
-            refused.append(refusal(f"episode_{number}", path, error))
+            refused.append(rejection(f"episode_{number}", path, error))
     return Recording(
         path=path,
         layout="zarr",
         episodes=tuple(whole),
         attributes=_attributes(path),
-        refused=tuple(refused),
+        rejected=tuple(refused),
         files=tuple(path / name for name in files),
         notes=tuple(notes),
     )
 
 
-def episode(
-    path: Path, name: str, columns: dict[str, Array], low: int, high: int, *, published: bool = False, **rest: Any
+def make_zarr_episode(
+    path: Path,
+    name: str,
+    columns: dict[str, ArrayMetadata],
+    low: int,
+    high: int,
+    *,
+    published: bool = False,
+    **rest: Any,
 ) -> Episode:
     """The episode of rows [low, high) of these arrays. Raises DataError when it has none."""
     steps = high - low
@@ -92,23 +99,23 @@ def episode(
                 steps=steps,
                 row=array.shape[1:],
                 dtype=array.dtype,
-                place=ZarrArray(path=path, name=array.path, first=low, published=published),
+                source=ZarrSource(path=path, name=array.path, first_row=low, is_own_version=published),
             ),
         )
         for key, array in columns.items()
     ]
-    return describe(name, path, steps, made, "it", f"{path}: {name}", **rest)
+    return make_episode(name, path, steps, made, "it", f"{path}: {name}", **rest)
 
 
-def _arrays(path: Path, listed: Sequence[str]) -> dict[str, Array]:
+def _arrays(path: Path, listed: Sequence[str]) -> dict[str, ArrayMetadata]:
     """The arrays in a store, by name. Raises DataError."""
     kinds = (metadata.V3, metadata.V2_ARRAY)
     files = [path / name for name in listed if name.rpartition("/")[2] in kinds]
     found = {}
     for file in files:
         name = file.parent.relative_to(path).as_posix()
-        with zarr_reader.reading(path, name):
-            array = metadata.parse("" if name == "." else name, file.read_bytes(), str(file))
+        with zarr_reader.translate_errors(path, name):
+            array = metadata.parse_metadata("" if name == "." else name, file.read_bytes(), str(file))
         if array is not None:
             found[name] = array
     if not found:
@@ -116,13 +123,15 @@ def _arrays(path: Path, listed: Sequence[str]) -> dict[str, Array]:
     return found
 
 
-def _offsets(path: Path, found: dict[str, Array]) -> tuple[NDArray[np.int64], str]:
+def _read_offsets(path: Path, arrays: dict[str, ArrayMetadata]) -> tuple[NDArray[np.int64], str]:
     """(episodes + 1,) from 0, and the array they come from. Raises DataError."""
-    name = next((name for name in _ENDS if name in found), "")
+    name = next((name for name in _END_ARRAYS if name in arrays), "")
     if not name:
-        what = f"it has none of {', '.join(_ENDS)}, to tell where an episode ends"
-        raise DataError(what, where=str(path), hint="write an array meta/episode_ends: the step after each one's last")
-    values = zarr_reader.read_all(path, name)
+        problem = f"it has none of {', '.join(_END_ARRAYS)}, to tell where an episode ends"
+        raise DataError(
+            problem, where=str(path), hint="write an array meta/episode_ends: the step after each one's last"
+        )
+    values = zarr_reader.read_array(path, name)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataError(f"{name} is not a list of step numbers", where=str(path), hint=_ASCENDING)
     values = values.astype(np.int64)
@@ -133,19 +142,19 @@ def _offsets(path: Path, found: dict[str, Array]) -> tuple[NDArray[np.int64], st
     return values, name
 
 
-def _columns(
-    found: dict[str, Array], steps: int, ends: str, skip: Sequence[str], path: Path, keep_next_obs: bool
-) -> dict[str, Array]:
+def _columns_by_store_name(
+    arrays: dict[str, ArrayMetadata], steps: int, ends: str, skip: Sequence[str], path: Path, keep_next_obs: bool
+) -> dict[str, ArrayMetadata]:
     """The arrays along steps by the names that they have in a version. Raises DataError, also for two of one name."""
-    columns: dict[str, Array] = {}
-    for key, array in found.items():
+    columns: dict[str, ArrayMetadata] = {}
+    for key, array in arrays.items():
         name = key.removeprefix("data/")
         name = SINGULAR.get(name, name)
-        if key == ends or skipped(name, skip, key) or (name.startswith("next_obs/") and not keep_next_obs):
+        if key == ends or is_skipped(name, skip, key) or (name.startswith("next_obs/") and not keep_next_obs):
             continue
         if name in columns:
-            what = f"{columns[name].path} and {key} would both be {name!r}"
-            raise DataError(what, where=str(path), hint=f"leave one of them out: --skip {key}")
+            problem = f"{columns[name].path} and {key} would both be {name!r}"
+            raise DataError(problem, where=str(path), hint=f"leave one of them out: --skip {key}")
         where = f"{path}: {key}"
         try:
             kind = np.dtype(array.dtype).kind
@@ -154,23 +163,25 @@ def _columns(
         if kind not in "biufc":
             raise DataError(f"dtype {array.dtype} is not one of numbers", where=where, hint=_HINT)
         if array.shape[:1] != (steps,):
-            what = f"its shape is {array.shape}, where {ends} says there are {steps} steps"
-            raise DataError(what, where=where, hint=_HINT)
+            problem = f"its shape is {array.shape}, where {ends} says there are {steps} steps"
+            raise DataError(problem, where=where, hint=_HINT)
         check_row(array.shape[1:], array.dtype, where)
         zarr_reader.check_readable(path, array)
         columns[name] = array
     return columns
 
 
-def _holes(columns: dict[str, Array], listed: Sequence[str]) -> tuple[dict[str, list[tuple[int, int]]], list[str]]:
+def _find_missing_steps(
+    columns: dict[str, ArrayMetadata], listed: Sequence[str]
+) -> tuple[dict[str, list[tuple[int, int]]], list[str]]:
     """Steps [low, high) of images and actions that no file holds, by array; and what to say of holes in others."""
     holes: dict[str, list[tuple[int, int]]] = {}
     notes = []
     for name, array in columns.items():
-        find, chunk = chunk_keys.finder(array), array.chunk[0]
+        find, chunk = chunk_keys.make_key_parser(array), array.chunk[0]
         stored = Counter(place[0] for place in map(find, listed) if place)
         missing = math.prod(array.grid) - stored.total()
-        if missing and zarr_reader.never_empty(array.path, array.shape[1:]):
+        if missing and zarr_reader.must_be_stored(array.path, array.shape[1:]):
             whole = sorted(number for number, count in stored.items() if count == math.prod(array.grid[1:]))
             gaps = pairwise([-1, *whole, array.grid[0]])
             holes[name] = [((a + 1) * chunk, min(b * chunk, array.shape[0])) for a, b in gaps if b - a > 1]
@@ -179,7 +190,7 @@ def _holes(columns: dict[str, Array], listed: Sequence[str]) -> tuple[dict[str, 
     return holes, notes
 
 
-def _check_holes(path: Path, number: int, low: int, high: int, holes: dict[str, list[tuple[int, int]]]) -> None:
+def _require_no_missing(path: Path, number: int, low: int, high: int, holes: dict[str, list[tuple[int, int]]]) -> None:
     for name, runs in holes.items():
         for first, last in runs:
             if first < high and low < last:
@@ -190,15 +201,15 @@ def _check_holes(path: Path, number: int, low: int, high: int, holes: dict[str, 
                 )
 
 
-def array_attributes(path: Path, columns: dict[str, Array]) -> dict[str, dict[str, Any]]:
+def read_array_attributes(path: Path, columns: dict[str, ArrayMetadata]) -> dict[str, dict[str, Any]]:
     """What the arrays say of themselves, by their names in a version. Raises DataError."""
-    return {name: of_array(_attributes(path / array.path)) for name, array in columns.items()}
+    return {name: array_attributes(_attributes(path / array.path)) for name, array in columns.items()}
 
 
 def _attributes(path: Path) -> dict[str, Any]:
     """A group's, or an array's. Raises DataError."""
     v3, v2 = path / metadata.V3, path / metadata.V2_ATTRIBUTES
-    with zarr_reader.reading(path, "its attributes"):
+    with zarr_reader.translate_errors(path, "its attributes"):
         found = json.loads(v3.read_bytes()).get("attributes") if v3.is_file() else None
         found = json.loads(v2.read_bytes()) if found is None and v2.is_file() else found
     return dict(found) if isinstance(found, dict) else {}

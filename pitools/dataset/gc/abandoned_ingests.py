@@ -1,4 +1,4 @@
-"""Ingests that were begun, and that nobody went on with."""
+"""Remove the working folders of abandoned ingests."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from pitools.core.fs import below, remove_tree
 from pitools.store import version_state
-from pitools.store.publish import TEMPORARY
+from pitools.store.publish import STAGING_DIR
 
 _TOO_DEEP = (errno.ENAMETOOLONG,)  # for an ingest to be at work there
 # An ingest that is at work writes more often than this, whatever grace is given.
 IDLE_S = 600
 # As an ingest or a rebuild names its folder. Others may keep something in a folder of that name, too.
-_OURS = re.compile(r".+\.[0-9a-f]{32}(\.[0-9a-f]{8})?|rebuild\..+\.[0-9a-f]{8}")
+_INGEST_DIR = re.compile(r".+\.[0-9a-f]{32}(\.[0-9a-f]{8})?|rebuild\..+\.[0-9a-f]{8}")
 
 
-def collect(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Iterator[tuple[str, int]]:
-    """Remove what lies in `<root>/.tmp/` and was not written to for `grace_s` seconds, at least IDLE_S: name and bytes
-    of each."""
+def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Iterator[tuple[str, int]]:
+    """Remove folders in `<root>/.tmp/` not written to for `grace_s` seconds (at least IDLE_S); yield name and bytes of
+    each."""
     limit = moment.timestamp() - max(grace_s, IDLE_S)
-    for path in () if (root / TEMPORARY).is_symlink() else version_state.names(root / TEMPORARY):
-        size = _abandoned(path, limit) if _OURS.fullmatch(path.name) else None
+    for path in () if (root / STAGING_DIR).is_symlink() else version_state.list_names(root / STAGING_DIR):
+        size = _abandoned_bytes(path, limit) if _INGEST_DIR.fullmatch(path.name) else None
         if size is None:
             continue
         if not dry_run:
@@ -39,8 +39,8 @@ def collect(root: Path, grace_s: int, moment: datetime, *, dry_run: bool) -> Ite
         yield path.name, size
 
 
-def _abandoned(path: Path, limit: float) -> int | None:
-    """Bytes below a folder; None where something in it was written to since `limit`, or it is no folder."""
+def _abandoned_bytes(path: Path, limit: float) -> int | None:
+    """Return the bytes below a folder; None where a file changed since `limit`, or for no folder."""
     size = 0
     try:
         if path.is_symlink() or not path.is_dir() or path.stat().st_mtime > limit:

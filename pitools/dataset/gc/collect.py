@@ -22,168 +22,174 @@ from typing import Literal
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, PitError
-from pitools.core.fs import below, os_error, remove_tree
+from pitools.core.fs import below, from_os_error, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.gc import abandoned_ingests
-from pitools.dataset.gc.references import Key, Marks
+from pitools.dataset.gc.references import References, VersionKey
 from pitools.store import retirement, version_state
 from pitools.store.manifest import FILE_NAME
 from pitools.store.version_list import is_version
 
 GRACE_S = 7 * 86400
-_TAKEN = re.compile(r"(.+)\.([0-9a-f]{32})\.[0-9a-f]{8}")
-_DECIDED = re.compile(r"(.+\.[0-9a-f]{8})\.gone")
+_TRASHED_NAME = re.compile(r"(.+)\.([0-9a-f]{32})\.[0-9a-f]{8}")
+_CONDEMNED_NAME = re.compile(r"(.+\.[0-9a-f]{8})\.gone")
 
 
-class Collected(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
-    """What became of a retired version, or of an unfinished ingest (version "").
+class GcResult(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
+    """Outcome for a retired version, or for an abandoned ingest (version "").
 
-    state: `would-remove` says a dry run. why: it is `kept`, or what could not be deleted; else "". freed_bytes: of
-    files that no other version has a hard link to.
+    state: `would-remove` in a dry run. reason: why it is `kept`, or which files could not be deleted; else "".
+    freed_bytes: of files without a hard link in another version.
     """
 
     name: str
     version: str
     state: Literal["kept", "removed", "would-remove"]
-    why: str = ""
+    reason: str = ""
     freed_bytes: int = 0
 
 
-def gc(
-    root: Path,
-    *,
-    runs: Sequence[Path] = (),
-    grace_s: int = GRACE_S,
-    present: datetime | None = None,
-    dry_run: bool = False,
-) -> Iterator[Collected]:
-    """Remove what was retired `grace_s` seconds ago and is named by no tag, lease, run or younger manifest.
+def collect_garbage(
+    root: Path, *, runs: Sequence[Path] = (), grace_s: int = GRACE_S, now: datetime | None = None, dry_run: bool = False
+) -> Iterator[GcResult]:
+    """Remove versions retired at least `grace_s` seconds ago without a tag, lease, run or derived version.
 
-    runs: folders of runs whose plans are read. One record a retired version and unfinished ingest. Raises ClusterError
-    for a root that cannot be read.
+    runs: folders of runs whose plans are read. Yields one record per retired version and abandoned ingest. Raises
+    ClusterError for an unreadable root.
     """
     trash = root / version_state.TRASH
     if trash.is_symlink():
         raise ClusterError("it is a link, and what it names is not ours", where=str(trash), hint="remove the link")
     # A clock that is ahead must end no grace and no lease: the file system's counts where it is earlier.
-    moment = present or min(
-        version_state.now(), (None if dry_run else version_state.refresh(root)) or version_state.now()
+    moment = now or min(
+        version_state.utc_now(), (None if dry_run else version_state.revalidate_nfs(root)) or version_state.utc_now()
     )
     if not dry_run:
         _finish(root, trash, moment)
     taken = {
-        Key(*found.groups()): path for path in version_state.names(trash) if (found := _TAKEN.fullmatch(path.name))
+        VersionKey(*matched.groups()): path
+        for path in version_state.list_names(trash)
+        if (matched := _TRASHED_NAME.fullmatch(path.name))
     }
-    due: list[Key] = []
+    due: list[VersionKey] = []
     for key in _retired(root):
         try:
-            record = retirement.of(root, *key, root / key.name / key.version)
+            record = retirement.retirement_of(root, *key, root / key.name / key.version)
         except PitError as error:
-            yield _kept(key, str(error))
+            yield _kept_result(key, str(error))
             continue
         if record is None:  # of one that another `gc` has taken, or that went by hand
             continue
-        if record.over(grace_s) > moment:
-            yield _kept(key, f"within its grace until {timestamps.text(record.over(grace_s))}")
+        if record.grace_ends(grace_s) > moment:
+            yield _kept_result(key, f"within its grace until {timestamps.to_rfc3339(record.grace_ends(grace_s))}")
         else:
             due.append(key)
     if due or taken:
-        marks = Marks(root, runs, moment)
-        yield from _plan(root, due, taken, marks) if dry_run else _collect(root, due, taken, marks, moment)
-    for name, size in abandoned_ingests.collect(root, grace_s, moment, dry_run=dry_run):
-        yield Collected(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
+        references = References(root, runs, moment)
+        yield from (
+            _plan_removals(root, due, taken, references) if dry_run else _remove(root, due, taken, references, moment)
+        )
+    for name, size in abandoned_ingests.remove_abandoned(root, grace_s, moment, dry_run=dry_run):
+        yield GcResult(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
     if not dry_run:
         _end_leases(root, moment)
         with contextlib.suppress(OSError):
             trash.rmdir()
 
 
-def _plan(root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks) -> Iterator[Collected]:
-    """What `_collect` would do."""
-    marks.look(taken.items())
-    going, kept = _judge(root, {**dict.fromkeys(due), **taken}, marks)
-    yield from (_kept(key, why) for key, why in kept.items())
-    for key, size in _freed([(key, taken.get(key) or root / key.name / key.version) for key in going]):
-        yield Collected(name=key.name, version=key.version, state="would-remove", freed_bytes=size)
+def _plan_removals(
+    root: Path, due: list[VersionKey], trashed: dict[VersionKey, Path], references: References
+) -> Iterator[GcResult]:
+    """Yield what `_remove` would do."""
+    references.update(trashed.items())
+    removable, kept = _decide(root, {**dict.fromkeys(due), **trashed}, references)
+    yield from (_kept_result(key, reason) for key, reason in kept.items())
+    for key, size in _freed_bytes([(key, trashed.get(key) or root / key.name / key.version) for key in removable]):
+        yield GcResult(name=key.name, version=key.version, state="would-remove", freed_bytes=size)
 
 
-def _collect(root: Path, due: list[Key], taken: dict[Key, Path], marks: Marks, moment: datetime) -> Iterator[Collected]:
-    """Take aside what may go, look again, and remove it or bring it back. taken: by a `gc` that was killed."""
-    marks.look(taken.items())
-    going, kept = _judge(root, {**dict.fromkeys(due), **taken}, marks)
-    done = [_kept(key, kept[key]) for key in due if key in kept]
+def _remove(
+    root: Path, due: list[VersionKey], trashed: dict[VersionKey, Path], references: References, moment: datetime
+) -> Iterator[GcResult]:
+    """Move versions aside, check references again, then remove or restore them. trashed: left aside by a killed
+    `gc`."""
+    references.update(trashed.items())
+    removable, kept = _decide(root, {**dict.fromkeys(due), **trashed}, references)
+    done = [_kept_result(key, kept[key]) for key in due if key in kept]
     try:
-        for key in going:
-            if key not in taken:
+        for key in removable:
+            if key not in trashed:
                 path = root / version_state.TRASH / f"{key.name}.{key.version}.{os.urandom(4).hex()}"
-                if why := _rename(root / key.name / key.version, path):
-                    done.append(_kept(key, why))
+                if reason := _rename(root / key.name / key.version, path):
+                    done.append(_kept_result(key, reason))
                 else:
-                    taken[key] = path
+                    trashed[key] = path
         # From here on, whoever names one of them sees that it is not there.
-        for key in taken:
+        for key in trashed:
             _refresh(root, key)
-        marks.look(taken.items(), fresh=True)
-        going, kept = _judge(root, taken, marks)
-        sizes = dict(_freed([(key, taken[key]) for key in going]))
+        references.update(trashed.items(), fresh=True)
+        removable, kept = _decide(root, trashed, references)
+        sizes = dict(_freed_bytes([(key, trashed[key]) for key in removable]))
     except BaseException:  # interrupted, say: nothing was decided
-        for key, path in taken.items():
+        for key, path in trashed.items():
             _rename(path, root / key.name / key.version)
         raise
-    done += [told for key, why in kept.items() if (told := _bring_back(root, key, taken[key], why))]
-    decided = {key: taken[key].with_name(f"{taken[key].name}.gone") for key in going}
-    decided = {key: path for key, path in decided.items() if not _rename(taken[key], path)}
+    done += [result for key, reason in kept.items() if (result := _restore(root, key, trashed[key], reason))]
+    decided = {key: trashed[key].with_name(f"{trashed[key].name}.gone") for key in removable}
+    decided = {key: path for key, path in decided.items() if not _rename(trashed[key], path)}
     # Nobody waits for what is told: a reader that has enough must not leave a version aside.
     yield from done
     for key, path in decided.items():
-        _forget(root, key, moment)
+        _remove_annotations(root, key, moment)
         remove_tree(path)
-        why = f"what cannot be deleted of it is left in {path}" if path.exists() else ""
-        yield Collected(name=key.name, version=key.version, state="removed", why=why, freed_bytes=sizes[key])
+        reason = f"what cannot be deleted of it is left in {path}" if path.exists() else ""
+        yield GcResult(name=key.name, version=key.version, state="removed", reason=reason, freed_bytes=sizes[key])
 
 
-def _judge(root: Path, wanted: Mapping[Key, Path | None], marks: Marks) -> tuple[list[Key], dict[Key, str]]:
-    """Which of the versions may go, and why the others stay. Those that were taken aside have a path."""
-    kept: dict[Key, str] = {}
-    again = {key for key, path in wanted.items() if path and _is_there(root, key)}
-    for key, path in wanted.items():
-        if key in again:  # ingested again while it was aside: what is aside is a copy
+def _decide(
+    root: Path, candidates: Mapping[VersionKey, Path | None], references: References
+) -> tuple[list[VersionKey], dict[VersionKey, str]]:
+    """Return the versions to remove, and the reasons to keep the others. A path: where the version was moved aside."""
+    kept: dict[VersionKey, str] = {}
+    reingested = {key for key, path in candidates.items() if path and _is_there(root, key)}
+    for key, path in candidates.items():
+        if key in reingested:  # ingested again while it was aside: what is aside is a copy
             continue
         try:
             if not path and ((root / key.name).is_symlink() or (root / key.name / key.version).is_symlink()):
                 kept[key] = "it is reached by a link, and what that names is not ours"
-            elif path and not retirement.of(root, *key, path):
+            elif path and not retirement.retirement_of(root, *key, path):
                 kept[key] = "its retirement was taken back"
-            elif why := marks.keeps(key):
-                kept[key] = why
+            elif reason := references.reference_to(key):
+                kept[key] = reason
         except (OSError, PitError) as error:  # what cannot be read may be what keeps it
             kept[key] = str(error)
-    kept |= marks.descendants(wanted.keys() - kept.keys() - again)
-    return [key for key in wanted if key not in kept], kept
+    kept |= references.kept_descendants(candidates.keys() - kept.keys() - reingested)
+    return [key for key in candidates if key not in kept], kept
 
 
-def _retired(root: Path) -> Iterator[Key]:
-    for home in _homes(root):
+def _retired(root: Path) -> Iterator[VersionKey]:
+    for home in _dataset_dirs(root):
         with contextlib.suppress(PermissionError):  # of somebody who keeps it to himself
-            for path in retirement.records(root, home.name):
+            for path in retirement.retirement_files(root, home.name):
                 if is_version(path.stem):
-                    yield Key(home.name, path.stem)
+                    yield VersionKey(home.name, path.stem)
 
 
-def _homes(root: Path) -> list[Path]:
+def _dataset_dirs(root: Path) -> list[Path]:
     try:
-        return version_state.names(root)
+        return version_state.list_names(root)
     except OSError as error:
-        raise os_error(error, root) from error
+        raise from_os_error(error, root) from error
 
 
-def _kept(key: Key, why: str) -> Collected:
-    return Collected(name=key.name, version=key.version, state="kept", why=why)
+def _kept_result(key: VersionKey, reason: str) -> GcResult:
+    return GcResult(name=key.name, version=key.version, state="kept", reason=reason)
 
 
 def _rename(old: Path, new: Path) -> str:
-    """Why it could not be renamed, "" when it was: another `gc` may have been first, or a version be on a disk of its
-    own."""
+    """Rename, and return "" or why it failed: another `gc` may have been first, or the version be on another file
+    system."""
     try:
         new.parent.mkdir(exist_ok=True)
         os.rename(old, new)
@@ -192,72 +198,72 @@ def _rename(old: Path, new: Path) -> str:
     return ""
 
 
-def _is_there(root: Path, key: Key) -> bool:
+def _is_there(root: Path, key: VersionKey) -> bool:
     return (root / key.name / key.version / FILE_NAME).is_file()
 
 
-def _bring_back(root: Path, key: Key, path: Path, why: str) -> Collected | None:
-    """Put a version where it was; None where another `gc` has removed it."""
+def _restore(root: Path, key: VersionKey, path: Path, reason: str) -> GcResult | None:
+    """Move a version back; None where another `gc` has removed it."""
     failed = _rename(path, root / key.name / key.version)
     if not failed or _is_there(root, key):
-        return _kept(key, why)
-    return _kept(key, f"{why}; it is in {path}: {failed}") if path.exists() else None
+        return _kept_result(key, reason)
+    return _kept_result(key, f"{reason}; it is in {path}: {failed}") if path.exists() else None
 
 
-def _refresh(root: Path, key: Key) -> None:
-    """See what names a version as it is now, on a network file system too."""
+def _refresh(root: Path, key: VersionKey) -> None:
+    """Revalidate the folders of a version's references on a network file system."""
     tags, leases = version_state.tags_dir(root, key.name), version_state.leases_dir(root, *key)
     home = version_state.catalog_dir(root, key.name)
     for folder in (
         home,
         tags,
-        *version_state.names(tags),
+        *version_state.list_names(tags),
         leases.parent,
         leases,
         version_state.retired_file(root, *key).parent,
     ):
         if folder.is_dir():
-            version_state.refresh(folder)
+            version_state.revalidate_nfs(folder)
 
 
-def _forget(root: Path, key: Key, moment: datetime) -> None:
-    """Remove what was said of a version that was decided to go, unless it is there once more."""
+def _remove_annotations(root: Path, key: VersionKey, moment: datetime) -> None:
+    """Remove the retirement, quarantine and leases of a removed version, unless it exists again."""
     if _is_there(root, key):
         return
     with contextlib.suppress(OSError):
         version_state.retired_file(root, *key).unlink(missing_ok=True)
         version_state.quarantine_file(root, *key).unlink(missing_ok=True)
-        version_state.end_leases(version_state.leases_dir(root, *key), moment)
+        version_state.remove_expired_leases(version_state.leases_dir(root, *key), moment)
         version_state.leases_dir(root, *key).rmdir()
 
 
 def _end_leases(root: Path, moment: datetime) -> None:
-    """Remove leases that are over: of processes that were killed."""
-    for home in _homes(root):
+    """Remove expired leases of killed processes."""
+    for home in _dataset_dirs(root):
         with contextlib.suppress(OSError):
-            for folder in version_state.names(version_state.leases_dir(root, home.name, "")):
-                version_state.end_leases(folder, moment)
+            for folder in version_state.list_names(version_state.leases_dir(root, home.name, "")):
+                version_state.remove_expired_leases(folder, moment)
 
 
 def _finish(root: Path, trash: Path, moment: datetime) -> None:
-    """Remove what an earlier `gc` decided, and what was said of it."""
-    for path in version_state.names(trash):
-        if found := _DECIDED.fullmatch(path.name):
-            if version := _TAKEN.fullmatch(found[1]):
-                _forget(root, Key(*version.groups()), moment)
+    """Finish the removals that an earlier `gc` decided."""
+    for path in version_state.list_names(trash):
+        if matched := _CONDEMNED_NAME.fullmatch(path.name):
+            if version := _TRASHED_NAME.fullmatch(matched[1]):
+                _remove_annotations(root, VersionKey(*version.groups()), moment)
             remove_tree(path)
 
 
-def _freed(wanted: Iterable[tuple[Key, Path]]) -> Iterator[tuple[Key, int]]:
-    """Bytes that each of these sets free, in this order: a file with several names does when the last one goes."""
+def _freed_bytes(versions: Iterable[tuple[VersionKey, Path]]) -> Iterator[tuple[VersionKey, int]]:
+    """Yield the bytes freed by each version, in this order: a hard-linked file counts when its last link goes."""
     links: dict[tuple[int, int], int] = {}
-    for key, path in wanted:
+    for key, path in versions:
         size = 0
         for entry in below(path, passed=(*errno.errorcode,)):
             with contextlib.suppress(OSError):
                 if not entry.is_dir(follow_symlinks=False):
-                    found = entry.stat(follow_symlinks=False)
-                    place = (found.st_dev, found.st_ino)
-                    links[place] = links.get(place, 0) + 1
-                    size += found.st_size if links[place] == found.st_nlink else 0
+                    status = entry.stat(follow_symlinks=False)
+                    inode = (status.st_dev, status.st_ino)
+                    links[inode] = links.get(inode, 0) + 1
+                    size += status.st_size if links[inode] == status.st_nlink else 0
         yield key, size

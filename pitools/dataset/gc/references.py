@@ -1,4 +1,4 @@
-"""Why a version must stay: what names it, looked at as often as wanted."""
+"""Find the references that keep a version: tags, leases, runs and derived versions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.core.errors import UsageError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.store import tags, version_state
 from pitools.store.manifest import FILE_NAME
 
 
-class Key(NamedTuple):
-    """One version in a root."""
+class VersionKey(NamedTuple):
+    """Name and version of one version in a root."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class _Subset(msgspec.Struct):
 
 
 class _Ancestors(msgspec.Struct):
-    """As much of a manifest as says which versions it came from."""
+    """The fields of a manifest that name the versions it came from."""
 
     parent: str = ""
     subset: _Subset | None = None
@@ -40,13 +40,14 @@ class _Staged(msgspec.Struct):
 
 
 class _Plan(msgspec.Struct):
-    """As much of a run's plan as says which versions it reads."""
+    """The fields of a run's plan that name the versions it reads."""
 
     data: tuple[_Staged, ...] = ()
 
 
-class Marks:
-    """What names the versions of a root, as of the last `look`. Manifests and plans never change: each is read once."""
+class References:
+    """References to the versions of a root, as of the last `update`. Manifests and plans never change: each is read
+    once."""
 
     def __init__(self, root: Path, runs: Iterable[Path], moment: datetime) -> None:
         self._root, self._runs, self._moment = root, tuple(runs), moment
@@ -54,45 +55,45 @@ class Marks:
             with contextlib.suppress(PermissionError):  # there may be runs in it: see `_list`
                 if not folder.is_dir():
                     raise UsageError("there is no such folder of runs", where=str(folder))
-        self._parents: dict[Key, tuple[str, ...]] = {}
+        self._parents: dict[VersionKey, tuple[str, ...]] = {}
         self._plans: dict[Path, tuple[str, ...]] = {}
         self._named: dict[str, str] = {}
         self._tagged: dict[str, dict[str, str]] = {}
-        self._broken: dict[Key, str] = {}
+        self._broken: dict[VersionKey, str] = {}
         self._unknown = ""
 
-    def look(self, also: Iterable[tuple[Key, Path]] = (), *, fresh: bool = False) -> None:
-        """Read what is new. also: versions that `gc` has taken aside, and where they are. fresh: not what a network
-        file system remembers."""
+    def update(self, trashed: Iterable[tuple[VersionKey, Path]] = (), *, fresh: bool = False) -> None:
+        """Read new references. trashed: folders of versions that `gc` moved aside. fresh: bypass a network file
+        system's cache."""
         self._unknown, self._named, self._tagged = "", {}, {}
         homes = self._list(self._root, fresh)
-        here = [(Key(home.name, path.name), path) for home in homes for path in self._list(home, fresh)]
-        for key, path in (*here, *also):
+        here = [(VersionKey(home.name, path.name), path) for home in homes for path in self._list(home, fresh)]
+        for key, path in (*here, *trashed):
             if key not in self._parents:
                 self._read(key, path / FILE_NAME)
         for folder in self._runs:
             for path in self._list(folder, fresh):
-                self._run(path, fresh)
+                self._read_run(path, fresh)
 
-    def keeps(self, key: Key) -> str:
-        """What names this version now, its descendants aside; "" where nothing does. Raises DataError."""
+    def reference_to(self, key: VersionKey) -> str:
+        """Describe what references this version, its descendants aside; "" where nothing does. Raises DataError."""
         if self._unknown:
             return self._unknown
         if key.version in self._named:
             return self._named[key.version]
         if key.name not in self._tagged:
-            known = tags.read(self._root, key.name)
+            known = tags.read_tags(self._root, key.name)
             self._tagged[key.name] = {value.version: tag for tag, value in known.items()}
         if tag := self._tagged[key.name].get(key.version):
             return f"tag {tag}"
-        for reader in version_state.readers(self._root, key.name, key.version, self._moment):
-            return f"lease of {reader.host}:{reader.pid} ({reader.what}) until {reader.until}"
+        for reader in version_state.lease_records(self._root, key.name, key.version, self._moment):
+            return f"lease of {reader.host}:{reader.pid} ({reader.purpose}) until {reader.until}"
         return ""
 
-    def descendants(self, going: Collection[Key]) -> dict[Key, str]:
-        """Which of the versions that are to go must stay after all, since one that stays was made of them, and why."""
-        kept: dict[Key, str] = {}
-        by_version: dict[str, list[Key]] = {}
+    def kept_descendants(self, going: Collection[VersionKey]) -> dict[VersionKey, str]:
+        """Return the versions to keep, with reasons, because a version that stays was made from them."""
+        kept: dict[VersionKey, str] = {}
+        by_version: dict[str, list[VersionKey]] = {}
         for key in going:
             by_version.setdefault(key.version, []).append(key)
         stay = [key for key in self._parents if key not in going]
@@ -108,18 +109,18 @@ class Marks:
         return kept
 
     def _list(self, folder: Path, fresh: bool) -> list[Path]:
-        """What is in a folder. One that cannot be read may hold what names any version."""
+        """List a folder. An unreadable one may hold references to any version."""
         try:
             if fresh and folder.is_dir():
-                version_state.refresh(folder)
-            return version_state.names(folder)
+                version_state.revalidate_nfs(folder)
+            return version_state.list_names(folder)
         except OSError as error:
             self._unknown = f"not known: {folder} cannot be read, and may hold what names it: {error.strerror}"
             return []
 
-    def _read(self, key: Key, path: Path) -> None:
+    def _read(self, key: VersionKey, path: Path) -> None:
         try:
-            with plain_file(path) as file:
+            with open_regular(path) as file:
                 found = decode_json(file.read(), _Ancestors)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -130,12 +131,12 @@ class Marks:
             return
         self._parents[key] = tuple(filter(None, (found.parent, found.subset.parent if found.subset else "")))
 
-    def _run(self, path: Path, fresh: bool) -> None:
+    def _read_run(self, path: Path, fresh: bool) -> None:
         if path not in self._plans:
             if fresh:  # an NFS client may also remember that a file was not there
                 self._list(path, fresh)
             try:
-                with plain_file(path / "plan.json") as file:
+                with open_regular(path / "plan.json") as file:
                     plan = decode_json(file.read(), _Plan)
             except (FileNotFoundError, NotADirectoryError):
                 return

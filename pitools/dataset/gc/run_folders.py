@@ -7,46 +7,46 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pitools.core.errors import ClusterError
-from pitools.site.load import load
-from pitools.site.template import fill
+from pitools.site.load import load_site
+from pitools.site.template import expand_placeholders
 
-USER = "{user}"
+USER_PLACEHOLDER = "{user}"
 
 
-def of_site(name: str) -> list[Path]:
-    """The folders of runs of a site's users, as `pit launch` makes them; none where nobody has one yet.
+def run_roots(name: str) -> list[Path]:
+    """Return the run folders of all users of a site, as `pit launch` creates them; empty where there is none.
 
-    One that cannot be looked into is among them. Raises ClusterError where the site's storage is not there: what cannot
-    be seen from here may name any version.
+    Unreadable ones are included. Raises ClusterError where the site's storage is not mounted: invisible runs may
+    reference any version.
     """
-    text = load(name).paths.runs
+    text = load_site(name).paths.runs
     parts = Path(text).parts
-    personal = next((i for i, part in enumerate(parts) if USER in part), len(parts))
-    base = Path(fill(str(Path(*parts[:personal]))))
+    personal = next((i for i, part in enumerate(parts) if USER_PLACEHOLDER in part), len(parts))
+    base = Path(expand_placeholders(str(Path(*parts[:personal]))))
     if personal == len(parts):
         found = [base.absolute()]
     else:
         try:
-            people = sorted(person for person in os.listdir(base) if _is_ones(person, parts[personal]))
+            people = sorted(person for person in os.listdir(base) if _is_users_dir(person, parts[personal]))
         except OSError as error:
-            raise _not_there(base, name) from error
+            raise _missing_root_error(base, name) from error
         found = [base / person / Path(*parts[personal + 1 :]) for person in people]
     if base.is_absolute() and not base.parent.is_dir():
-        raise _not_there(base, name)
-    return [folder for folder in found if _may_be_there(folder)]
+        raise _missing_root_error(base, name)
+    return [folder for folder in found if _exists_or_unreadable(folder)]
 
 
-def _is_ones(person: str, part: str) -> bool:
-    return fnmatchcase(person, part.replace(USER, "*")) and not person.startswith(".")
+def _is_users_dir(person: str, part: str) -> bool:
+    return fnmatchcase(person, part.replace(USER_PLACEHOLDER, "*")) and not person.startswith(".")
 
 
-def _may_be_there(folder: Path) -> bool:
+def _exists_or_unreadable(folder: Path) -> bool:
     try:
         return folder.is_dir()
     except PermissionError:
         return True
 
 
-def _not_there(folder: Path, site: str) -> ClusterError:
+def _missing_root_error(folder: Path, site: str) -> ClusterError:
     hint = "run this where the site's runs can be seen, or say which keep a version: --runs FOLDER"
     return ClusterError(f"the runs of site {site} cannot be seen from here", where=str(folder), hint=hint)

@@ -1,4 +1,4 @@
-"""What an append asks of the version that it begins with, and of what comes of it: silent regressions stop here."""
+"""Check the parent of an append, and the drift of the result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.dataset.check.finding import Finding
 from pitools.store import version_state
-from pitools.store.resolve import discarded, resolve
+from pitools.store.resolve import resolve_version, unusable_reason
 
-HELD_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
+PARENT_LEASE_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
 # What is behind it most often, by what drifts.
-_LOOK = {
+_DRIFT_HINTS = {
     "mean": "same units, joint order and calibration?",
     "deviation": "same units, and the same kind of motion?",
     "range": "same units, and no spikes?",
@@ -27,55 +27,55 @@ _LOOK = {
 }
 
 
-class Drifted(DataError):
-    """What was added is not like what was there."""
+class DriftError(DataError):
+    """The added episodes drift from the parent's."""
 
 
-def to_append(text: str) -> Path:
-    """The folder of the version that is named. Raises UsageError for one that nobody is to begin with, and as
-    `resolve`."""
-    path = resolve(text)
-    if why := discarded(path):
-        raise UsageError(f"it is {why}", where=str(path), hint="append to another version, or take that back")
+def parent_dir(text: str) -> Path:
+    """Return the folder of the named version. Raises UsageError for a retired or quarantined one, and as
+    `resolve_version`."""
+    path = resolve_version(text)
+    if reason := unusable_reason(path):
+        raise UsageError(f"it is {reason}", where=str(path), hint="append to another version, or take that back")
     return path
 
 
 @contextmanager
-def held(parent: Path | None) -> Iterator[None]:
-    """Keep `gc` from the parent for the length of the block. Raises NoSpace, DataError when it is not there, or
-    its quarantine cannot be read."""
+def parent_lease(parent: Path | None) -> Iterator[None]:
+    """Hold a lease on the parent for the block. Raises NoSpace, or DataError for a missing version or unreadable
+    quarantine."""
     with ExitStack() as stack:
         if parent:
             try:
-                stack.enter_context(version_state.lease(parent, HELD_S, "an append"))
+                stack.enter_context(version_state.leased_version(parent, PARENT_LEASE_S, "an append"))
             except ClusterError as error:  # in a root of somebody else's, whose `gc` cannot be told
-                print(f"pit: {error.where}: `gc` cannot be kept from it: {error.what}", file=sys.stderr)
-            version_state.quarantine(parent)  # one that cannot be read is told now, not when all is made
+                print(f"pit: {error.where}: `gc` cannot be kept from it: {error.message}", file=sys.stderr)
+            version_state.read_quarantine(parent)  # one that cannot be read is told now, not when all is made
         yield
 
 
-def judge(findings: Sequence[Finding], parent: Path, *, refuse: bool) -> None:
-    """Say how what was added differs from the parent. Raises Drifted for faults that are to be refused."""
+def enforce_drift_policy(findings: Sequence[Finding], parent: Path, *, fail_on_drift: bool) -> None:
+    """Print the drift from the parent. Raises DriftError for faults with `fail_on_drift`."""
     for finding in findings:
-        ask = _LOOK.get(finding.check.removesuffix("-drift"), "")
+        ask = _DRIFT_HINTS.get(finding.check.removesuffix("-drift"), "")
         numbers = f": {finding.got}; expected: {finding.expected}" if finding.got else ""
         print(f"pit: {finding.level}: {finding.reason}{numbers}; {ask}", file=sys.stderr)
     faults = [finding for finding in findings if finding.level == "fault"]
-    if faults and refuse:
-        raise Drifted(
+    if faults and fail_on_drift:
+        raise DriftError(
             f"what is added is not like the parent: {len(faults)} faults, the first: {faults[0].reason}",
             where=str(parent),
             hint="look at the recordings; --accept-drift takes them as they are, and makes nothing again",
         )
 
 
-def carry_quarantine(parent: Path, final: Path) -> None:
-    """Keep from training in the version to be what is kept from it in its parent: those episodes have the same numbers.
+def inherit_quarantine(parent: Path, final: Path) -> None:
+    """Copy the parent's quarantine to the new version, whose first episodes have the same numbers.
 
-    Raises DataError for a record that cannot be read, NoSpace or ClusterError.
+    Raises DataError for an unreadable record, NoSpace or ClusterError.
     """
-    known = version_state.quarantine(parent)
+    known = version_state.read_quarantine(parent)
     if known and not final.exists():
         version_state.set_quarantine(final, known)
-        what = "it" if known.whole else f"{len(known.episodes)} of the parent's episodes"
-        print(f"pit: {what} stays in quarantine, as in the parent", file=sys.stderr)
+        problem = "it" if known.whole_version else f"{len(known.episodes)} of the parent's episodes"
+        print(f"pit: {problem} stays in quarantine, as in the parent", file=sys.stderr)

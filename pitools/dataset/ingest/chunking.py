@@ -24,7 +24,7 @@ LOW_DIM_STEPS = 256
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkGrid(msgspec.Struct, frozen=True, kw_only=True):
     """One array on disk: (steps, *row), `chunk` steps to an inner chunk and `shard` steps to a file."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * self.itemsize
 
 
-def choose(shape: tuple[int, ...], dtype: str, codec: str) -> Grid:
+def choose_grid(shape: tuple[int, ...], dtype: str, codec: str) -> ChunkGrid:
     """Inner chunks of a power of two steps, up to 1 MiB, of images half that; shards of whole chunks up to 64 MiB.
 
     A step of two or more axes is an image. A row larger than a chunk has a chunk of its own.
@@ -66,7 +66,7 @@ def choose(shape: tuple[int, ...], dtype: str, codec: str) -> Grid:
     chunk = min(limit, 1 << (max(1, limit_bytes // row_bytes).bit_length() - 1))
     whole = math.ceil(max(steps, 1) / chunk) * chunk
     shard = min(whole, max(chunk, SHARD_BYTES // row_bytes // chunk * chunk))
-    return Grid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
+    return ChunkGrid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
 
 
 def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ..
 
 
 def array_metadata(
-    grid: Grid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
+    grid: ChunkGrid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The metadata of an array."""
     row = grid.shape[1:]
@@ -117,7 +117,7 @@ def shard_path(name: str, index: int, axes: int) -> str:
     return f"{name}/c/{index}" + "/0" * (axes - 1)
 
 
-def _inner_codecs(grid: Grid) -> list[dict[str, Any]]:
+def _inner_codecs(grid: ChunkGrid) -> list[dict[str, Any]]:
     """Core Zarr v3 names only, and crc32c last, so that no reader takes a flipped bit for data.
 
     lz4: for NVMe (in blosc, shuffled where an item has more than one byte). zstd: for the archive. raw: as it is.

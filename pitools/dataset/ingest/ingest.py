@@ -23,45 +23,45 @@ import msgspec
 from pitools import __version__
 from pitools.core import worker_pool
 from pitools.core.errors import DataError, TryLater, UsageError
-from pitools.core.fs import os_error, require_local
-from pitools.core.progress import bar
-from pitools.dataset.check.drift import gate
+from pitools.core.fs import from_os_error, require_local_path
+from pitools.core.progress import progress_bar
+from pitools.dataset.check.drift import check_drift
 from pitools.dataset.formats import schema_file
-from pitools.dataset.formats.model import Damaged
+from pitools.dataset.formats.model import EpisodeUnreadable
 from pitools.dataset.ingest import append_policy, chunking, execute, finalize, plan, scan, unreadable_episodes
-from pitools.dataset.ingest.journal import Entry, Reader
-from pitools.dataset.ingest.parent import Parent
-from pitools.dataset.ingest.plan import Plan, Range, Source, range_key
-from pitools.dataset.ingest.scan import Intake
-from pitools.dataset.ingest.shard_worker import hash_range
-from pitools.dataset.ingest.staging_dir import Place, open_place
-from pitools.dataset.versions import Version, check_complete, check_name, describe
+from pitools.dataset.ingest.journal import FinishedJob, JournalReader
+from pitools.dataset.ingest.parent import ParentVersion
+from pitools.dataset.ingest.plan import HashJob, IngestPlan, RecordingFile, range_key
+from pitools.dataset.ingest.scan import ScanResult
+from pitools.dataset.ingest.shard_worker import hash_source_range
+from pitools.dataset.ingest.staging_dir import StagingDir, open_staging_dir
+from pitools.dataset.versions import VersionInfo, check_complete, check_name, describe_version
 from pitools.store import manifest as manifests
-from pitools.store.digest import RANGE
-from pitools.store.version_list import versions
-from pitools.store.version_state import refresh
+from pitools.store.digest import RANGE_BYTES
+from pitools.store.version_list import version_dirs
+from pitools.store.version_state import revalidate_nfs
 
-_TRIES = 4
+_PUBLISH_TRIES = 4
 # Of these may depend what bytes are made: two that differ in them do not share their work.
 _LIBRARIES = ("numcodecs", "numpy", "pillow", "av")
 # What a folder's absence is called, also by NFS.
-_GONE = (errno.ENOENT, errno.ESTALE)
+_REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)
 
 # Has other nodes take part in a folder's plan until all of `total` jobs are done, as `count()` counts them.
-Spread = Callable[[Path, str, int, Callable[[], int]], None]
+SubmitArray = Callable[[Path, str, int, Callable[[], int]], None]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be made, as far as it does not lie in the recordings. options: as provenance holds them."""
+class IngestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of an ingest besides its recordings. options: as provenance records them."""
 
     root: Path
     name: str
     codec: str
     options: dict[str, Any]
-    parent: Parent | None
+    parent: ParentVersion | None
     workers: int
-    spread: Spread | None
-    refuse_drift: bool
+    submit_array: SubmitArray | None
+    fail_on_drift: bool
 
 
 def ingest(
@@ -75,265 +75,277 @@ def ingest(
     schema: Path | None = None,
     append: Path | None = None,
     workers: int = 0,
-    skip_refused: bool = False,
-    refuse_drift: bool = False,
+    skip_rejected: bool = False,
+    fail_on_drift: bool = False,
     report: Path | None = None,
-    spread: Spread | None = None,
-) -> Version:
+    submit_array: SubmitArray | None = None,
+) -> VersionInfo:
     """Write the recordings to `<root>/<name>/<version>/`; the same content and options again change nothing.
 
     files: in natural order of their names, whatever order they are given in; each may be a folder. codec: "" is the
     parent's, or lz4. skip: globs of array names to leave out. schema: file that says how to rename, cast, resize and
     derive. append: version to begin with, of which whole shards are taken as they are. workers: processes, 0 for two a
-    core. skip_refused: leave out episodes that cannot be taken. refuse_drift: do not publish what `check.gate` finds
-    faults in next to the parent. report: file for a record of each episode. spread: has other nodes work too.
+    core. skip_rejected: leave out episodes that cannot be taken. fail_on_drift: do not publish what `check.gate` finds
+    faults in next to the parent. report: file for a record of each episode. submit_array: has other nodes work too.
 
     Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. What
     was done before an interrupt, or on a full disk, is kept for the same call to go on from.
     """
     check_name(name)
-    require_local(root, "root")
-    parent = Parent(append, name) if append else None
+    require_local_path(root, "root")
+    parent = ParentVersion(append, name) if append else None
     if parent and codec and codec != parent.codec:
         raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")
     codec = codec or (parent.codec if parent else "lz4")
     workers = workers or worker_pool.default_workers()
-    made = schema_file.load(schema) if schema else None
+    schema_rules = schema_file.load_schema(schema) if schema else None
     options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
-    if made:
-        options["schema"] = schema_file.provenance(made)
-    asked = Asked(
+    if schema_rules:
+        options["schema"] = schema_file.schema_provenance(schema_rules)
+    request = IngestRequest(
         root=root,
         name=name,
         codec=codec,
         options=options,
         parent=parent,
         workers=workers,
-        spread=spread,
-        refuse_drift=refuse_drift,
+        submit_array=submit_array,
+        fail_on_drift=fail_on_drift,
     )
-    with append_policy.held(append):
-        found = scan.take(files, layout=layout, skip=skip, made=made, parent=parent, workers=workers)
+    with append_policy.parent_lease(append):
+        scanned = scan.scan_recordings(
+            files, layout=layout, skip=skip, schema=schema_rules, parent=parent, workers=workers
+        )
         if report:
-            scan.report(found, report)
-        scan.judge(found, skip_refused=skip_refused)
-        tries = _TRIES
+            scan.write_report(scanned, report)
+        scan.require_accepted(scanned, skip_rejected=skip_rejected)
+        tries = _PUBLISH_TRIES
         while tries:
             try:
-                known, hashes = _published(asked, found)
-                if known or (known := _make(asked, found, hashes)):
-                    return known
-            except Damaged:
-                if not skip_refused:
+                version, hashes = _find_published(request, scanned)
+                if version or (version := _make_version(request, scanned, hashes)):
+                    return version
+            except EpisodeUnreadable:
+                if not skip_rejected:
                     raise
-                found = _without_damaged(asked, found, report)
+                scanned = _without_unreadable(request, scanned, report)
                 continue
             tries -= 1
-            refresh(root / name)  # somebody else's version may not show yet, on a network file system
+            revalidate_nfs(root / name)  # somebody else's version may not show yet, on a network file system
     raise TryLater("other processes keep removing the working folder", where=str(root), hint="run this again")
 
 
-def _without_damaged(asked: Asked, found: Intake, report: Path | None) -> Intake:
-    """What is left without the episodes that cannot be read: all are read once, so that each is met now.
+def _without_unreadable(request: IngestRequest, scanned: ScanResult, report: Path | None) -> ScanResult:
+    """Return the scan without unreadable episodes, after reading every episode once.
 
     Raises DataError where none is left, TryLater where all can be read now.
     """
-    scan.check_unchanged(found.sources)
-    episodes = [episode for recording in found.recordings for episode in recording.episodes]
-    refused = unreadable_episodes.damaged(episodes, asked.workers)
+    scan.check_unchanged(scanned.sources)
+    episodes = [episode for recording in scanned.recordings for episode in recording.episodes]
+    refused = unreadable_episodes.find_unreadable(episodes, request.workers)
     if not refused:
         raise TryLater("an episode that could not be read can be read now", hint="run this again")
-    left = scan.without(found, refused)
+    readable = scan.without_episodes(scanned, refused)
     if report:
-        scan.report(left, report)
-    if not left.recordings:
+        scan.write_report(readable, report)
+    if not readable.recordings:
         raise DataError("no episode is left", where=refused[0].where, hint="see --report FILE")
-    return left
+    return readable
 
 
-def _published(asked: Asked, found: Intake) -> tuple[Version | None, dict[str, Entry]]:
-    """The version that an earlier ingest made of the same, if there is one, and what had to be hashed to know.
+def _find_published(request: IngestRequest, scanned: ScanResult) -> tuple[VersionInfo | None, dict[str, FinishedJob]]:
+    """Return the version that an earlier ingest made of the same input, or None; and the hashes computed to know.
 
-    Raises DataError if it is damaged, UsageError for a recording that the parent has.
+    Raises DataError for a damaged one, UsageError for a recording that the parent has.
     """
-    parent = asked.parent
-    before = parent.manifest.source if parent else ()
-    sizes = [sum(found.sources[number].bytes for number in numbers) for numbers in found.places]
-    likely = []
-    for path in versions(asked.root, asked.name):
+    parent = request.parent
+    parent_source = parent.manifest.source if parent else ()
+    sizes = [sum(scanned.sources[number].bytes for number in numbers) for numbers in scanned.source_indices]
+    candidates = []
+    for path in version_dirs(request.root, request.name):
         try:
-            version, manifest = describe(path)
+            version, manifest = describe_version(path)
         except DataError:
             continue  # another version's damage is no matter here
-        known = manifest.source[len(before) :]
-        alike = manifest.parent == (parent.version if parent else "") and version.version == path.name
-        names = [(str(record.get("file")), record.get("bytes")) for record in known]
-        if alike and names == [(each.path.name, size) for each, size in zip(found.recordings, sizes, strict=True)]:
-            likely.append((path, version, manifest))
-    if not likely and not (parent and parent.may_have(sizes)):
+        own_source = manifest.source[len(parent_source) :]
+        same_parent = manifest.parent == (parent.version if parent else "") and version.version == path.name
+        names = [(str(record.get("file")), record.get("bytes")) for record in own_source]
+        if same_parent and names == [
+            (recording.path.name, size) for recording, size in zip(scanned.recordings, sizes, strict=True)
+        ]:
+            candidates.append((path, version, manifest))
+    if not candidates and not (parent and parent.may_contain(sizes)):
         return None, {}
-    hashes = _hash(found.sources, asked.workers)
-    source = _provenance(asked, found, hashes)
+    hashes = _hash_sources(scanned.sources, request.workers)
+    source = _provenance(request, scanned, hashes)
     if parent:
-        parent.check_new(source)
-    for path, version, manifest in likely:
-        if manifest.source == (*before, *source):
+        parent.require_new(source)
+    for path, version, manifest in candidates:
+        if manifest.source == (*parent_source, *source):
             check_complete(path, manifest)
             return version, hashes
     return None, hashes
 
 
-def _make(asked: Asked, found: Intake, hashes: dict[str, Entry]) -> Version | None:
-    """Make the version and publish it; None when somebody else, who made the same, has done so meanwhile."""
-    made = _plan(asked, found)
+def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str, FinishedJob]) -> VersionInfo | None:
+    """Make and publish the version; None where another process published or removed it meanwhile."""
+    ingest_plan = _make_plan(request, scanned)
     try:
-        place = open_place(asked.root, asked.name, _key(asked, found, made))
+        staging = open_staging_dir(request.root, request.name, _ingest_key(request, scanned, ingest_plan))
     except OSError as error:
-        raise os_error(error, asked.root) from error
+        raise from_os_error(error, request.root) from error
     try:
-        entries = _fill(asked, made, place, hashes)
-        source = _provenance(asked, found, entries)
-        scan.check_unchanged(found.sources)
-        scan.tell_twins(source)
-        data = finalize.manifest(
-            asked.name,
-            made,
-            place,
+        entries = _write_shards(request, ingest_plan, staging, hashes)
+        source = _provenance(request, scanned, entries)
+        scan.check_unchanged(scanned.sources)
+        scan.warn_duplicates(source)
+        data = finalize.write_metadata(
+            request.name,
+            ingest_plan,
+            staging,
             entries,
-            found.recordings,
+            scanned.recordings,
             source,
-            asked.parent,
-            asked.codec,
-            found.array_attributes,
+            request.parent,
+            request.codec,
+            scanned.array_attributes,
         )
-        return _publish(asked, place, data)
+        return _publish(request, staging, data)
     except (DataError, UsageError) as error:
-        if isinstance(error, append_policy.Drifted):  # which may be accepted, and then nothing is to be made again
-            _say_what_stays(place, made)
+        if isinstance(error, append_policy.DriftError):  # which may be accepted, and then nothing is to be made again
+            _report_leftovers(staging, ingest_plan)
         else:
-            place.remove()  # the same command would end here again
+            staging.remove()  # the same command would end here again
         raise
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _GONE and place.is_gone():
+        if isinstance(error, OSError) and error.errno in _REMOVED_ERRNOS and staging.is_gone():
             return None
-        _say_what_stays(place, made)
+        _report_leftovers(staging, ingest_plan)
         if isinstance(error, OSError):
-            raise os_error(error, asked.root) from error
+            raise from_os_error(error, request.root) from error
         raise
 
 
-def _publish(asked: Asked, place: Place, data: bytes) -> Version | None:
-    """Let the version appear; None when its files are not all there, since another process removed the folder."""
-    known = manifests.decode(data, str(place.store))
-    final = asked.root / asked.name / manifests.version(data)
-    if parent := asked.parent:
-        append_policy.judge(gate(known, parent.manifest), parent.path, refuse=asked.refuse_drift)
-        append_policy.carry_quarantine(parent.path, final)
-    if not place.holds(known.files):
+def _publish(request: IngestRequest, staging: StagingDir, data: bytes) -> VersionInfo | None:
+    """Publish the version; None where its files are incomplete because another process removed the folder."""
+    manifest = manifests.decode_manifest(data, str(staging.store))
+    final = request.root / request.name / manifests.version_of(data)
+    if parent := request.parent:
+        append_policy.enforce_drift_policy(
+            check_drift(manifest, parent.manifest), parent.path, fail_on_drift=request.fail_on_drift
+        )
+        append_policy.inherit_quarantine(parent.path, final)
+    if not staging.has_files(manifest.files):
         return None
-    return describe(final, new=place.publish(final))[0]
+    return describe_version(final, new=staging.publish(final))[0]
 
 
-def _plan(asked: Asked, found: Intake) -> Plan:
-    episodes = tuple(episode for recording in found.recordings for episode in recording.episodes)
-    parent = asked.parent
-    first = parent.steps if parent else 0
-    offsets = tuple(accumulate((episode.steps for episode in episodes), initial=first))
+def _make_plan(request: IngestRequest, scanned: ScanResult) -> IngestPlan:
+    episodes = tuple(episode for recording in scanned.recordings for episode in recording.episodes)
+    parent = request.parent
+    first_step = parent.steps if parent else 0
+    offsets = tuple(accumulate((episode.steps for episode in episodes), initial=first_step))
     grids = {
-        name: chunking.choose((offsets[-1], *column.row), column.dtype, asked.codec)
+        name: chunking.choose_grid((offsets[-1], *column.row), column.dtype, request.codec)
         for name, column in sorted(episodes[0].columns.items())
     }
-    linked = parent.linked(grids) if parent else {}
-    return Plan(
+    reusable = parent.reusable_shards(grids) if parent else {}
+    return IngestPlan(
         grids=grids,
         episodes=episodes,
         offsets=offsets,
-        sources=found.sources,
-        linked=linked,
-        jobs=plan.in_order(grids, found.recordings, found.places, found.sources, first),
+        sources=scanned.sources,
+        reusable_shards=reusable,
+        jobs=plan.jobs_in_order(grids, scanned.recordings, scanned.source_indices, scanned.sources, first_step),
         parent=parent.path.absolute() if parent else None,
-        base=parent.base(linked) if parent else {},
+        base_statistics=parent.base_statistics(reusable) if parent else {},
     )
 
 
-def _key(asked: Asked, found: Intake, made: Plan) -> str:
-    """What tells this ingest from any other: content by stamps, for digests would take reading it."""
+def _ingest_key(request: IngestRequest, scanned: ScanResult, ingest_plan: IngestPlan) -> str:
+    """Return a digest of the request and the sources' fingerprints, which names the working folder."""
     parts = {
-        **asked.options,
-        "parent": asked.parent.version if asked.parent else "",
-        "grids": made.grids,
-        "sources": [(source.path.name, source.stamp) for source in found.sources],
-        "episodes": [[episode.name for episode in recording.episodes] for recording in found.recordings],
-        "layouts": [recording.layout for recording in found.recordings],
-        "libraries": list(map(_release, _LIBRARIES)),
+        **request.options,
+        "parent": request.parent.version if request.parent else "",
+        "grids": ingest_plan.grids,
+        "sources": [(source.path.name, source.fingerprint) for source in scanned.sources],
+        "episodes": [[episode.name for episode in recording.episodes] for recording in scanned.recordings],
+        "layouts": [recording.layout for recording in scanned.recordings],
+        "libraries": list(map(_library_version, _LIBRARIES)),
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
 
 
-def _release(library: str) -> str:
+def _library_version(library: str) -> str:
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _fill(asked: Asked, made: Plan, place: Place, hashes: dict[str, Entry]) -> dict[str, Entry]:
-    this = secrets.token_hex(4)
-    if asked.spread:
-        journals = Reader(place.journal)
+def _write_shards(
+    request: IngestRequest, plan: IngestPlan, staging: StagingDir, hashes: dict[str, FinishedJob]
+) -> dict[str, FinishedJob]:
+    run_id = secrets.token_hex(4)
+    if request.submit_array:
+        journals = JournalReader(staging.journal)
 
         def done() -> int:
-            place.touch()  # it may be long until a first task runs
-            return journals.look()
+            staging.touch()  # it may be long until a first task runs
+            return journals.poll()
 
-        asked.spread(place.path, f"{this}.{execute.keep(made, place, this)}", len(made.jobs), done)
-    return execute.complete(made, place, run=this, workers=asked.workers, done=hashes)
-
-
-def _provenance(asked: Asked, found: Intake, ranges: Mapping[str, Entry]) -> tuple[dict[str, Any], ...]:
-    return finalize.provenance(found.recordings, found.places, found.sources, ranges, asked.options, found.refused)
+        request.submit_array(staging.path, f"{run_id}.{execute.save_plan(plan, staging, run_id)}", len(plan.jobs), done)
+    return execute.run_plan(plan, staging, run=run_id, workers=request.workers, finished=hashes)
 
 
-def _hash(sources: Sequence[Source], workers: int) -> dict[str, Entry]:
-    """Entries for all ranges of the sources. Raises DataError."""
-    jobs = [Range(file, number) for file, source in enumerate(sources) for number in range(source.ranges)]
+def _provenance(
+    request: IngestRequest, scanned: ScanResult, ranges: Mapping[str, FinishedJob]
+) -> tuple[dict[str, Any], ...]:
+    return finalize.provenance_records(
+        scanned.recordings, scanned.source_indices, scanned.sources, ranges, request.options, scanned.rejected
+    )
+
+
+def _hash_sources(sources: Sequence[RecordingFile], workers: int) -> dict[str, FinishedJob]:
+    """Hash all ranges of the sources. Raises DataError."""
+    jobs = [HashJob(file, number) for file, source in enumerate(sources) for number in range(source.ranges)]
     total = sum(source.bytes for source in sources)
-    workers = 1 if total <= RANGE else min(workers, len(jobs))
+    workers = 1 if total <= RANGE_BYTES else min(workers, len(jobs))
     entries = {}
-    with bar("digest", total) as advance:
-        for entry in worker_pool.run(partial(_Hasher, sources), jobs, workers=workers):
+    with progress_bar("digest", total) as advance:
+        for entry in worker_pool.run_jobs(partial(_Hasher, sources), jobs, workers=workers):
             entries[entry.key] = entry
             advance(entry.bytes)
     return entries
 
 
 class _Hasher:
-    """Hashes ranges of files."""
+    """Hash ranges of files."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[RecordingFile]) -> None:
         self._sources = sources
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def __call__(self, job: Range) -> Entry:
+    def __call__(self, job: HashJob) -> FinishedJob:
         source = self._sources[job.file]
-        size = min(RANGE, source.bytes - job.number * RANGE)
-        return hash_range(range_key(*job), source.path, job.number, size)
+        size = min(RANGE_BYTES, source.bytes - job.range_index * RANGE_BYTES)
+        return hash_source_range(range_key(*job), source.path, job.range_index, size)
 
 
-def _say_what_stays(place: Place, made: Plan) -> None:
-    """On stderr: how to go on, or to be rid of it. Where nothing was done, nothing stays."""
-    journals = Reader(place.journal)
+def _report_leftovers(staging: StagingDir, ingest_plan: IngestPlan) -> None:
+    """Print how to resume or remove an interrupted ingest; remove it where no shard is done."""
+    journals = JournalReader(staging.journal)
     with contextlib.suppress(OSError):  # what went wrong is being told
-        journals.look()
+        journals.poll()
     shards = sum(not key.startswith("#") for key in journals.entries)
     if not shards:
-        place.remove()
+        staging.remove()
         return
-    total = sum(known.shards for known in made.grids.values())
+    total = sum(grid.shards for grid in ingest_plan.grids.values())
     print(
-        f"pit: {shards} of {total} shards are kept in {place.path}: run the same command to go on, or remove that "
+        f"pit: {shards} of {total} shards are kept in {staging.path}: run the same command to go on, or remove that "
         "folder; `pit dataset gc` does when nobody has gone on for a week",
         file=sys.stderr,
     )

@@ -17,22 +17,22 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.dataset.ingest.statistics import Partial
+from pitools.dataset.ingest.statistics import PartialStats
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FinishedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job that is done: a shard by its path, or a range of a source file by their numbers, as `source/3/0`.
 
-    digest: of the shard, as manifests say it; of a range, the hex digits alone. partial: statistics of its steps.
+    digest: of the shard, as manifests say it; of a range, the hex digits alone. statistics: statistics of its steps.
     """
 
     key: str
     bytes: int
     digest: str
-    partial: Partial | None = None
+    statistics: PartialStats | None = None
 
 
-class Journal:
+class IngestJournal:
     """One process's journal. run: whose work this is; entries of one's own run need not be looked at again."""
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -41,7 +41,7 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(folder / name, flags, 0o644)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: FinishedJob) -> None:
         """One more is done. Raises OSError."""
         line = memoryview(msgspec.json.encode(entry) + b"\n")
         while line:
@@ -53,23 +53,23 @@ class Journal:
         os.close(self._descriptor)
 
 
-class Reader:
+class JournalReader:
     """All that stands in the journals of a folder, read once each, however often it is asked."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[str, int] = {}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, FinishedJob] = {}
         self.runs: dict[str, str] = {}  # key → the run that wrote it last
         self.new: list[tuple[str, str]] = []  # run and key of what the last look brought
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """Read what has come since; returns how many jobs are done."""
         self.new = []
-        decode = msgspec.json.Decoder(Entry).decode
+        decode = msgspec.json.Decoder(FinishedJob).decode
         with contextlib.suppress(FileNotFoundError):
             for name in sorted(os.listdir(self._folder)):
-                for line in self._new(name):
+                for line in self._read_new(name):
                     try:
                         entry = decode(line)
                     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -79,13 +79,13 @@ class Reader:
                     self.new.append((self.runs[entry.key], entry.key))
         return len(self.entries)
 
-    def others(self, run: str) -> bool:
+    def has_other_runs(self, run: str) -> bool:
         """Whether any other run has worked here, or is about to."""
         with contextlib.suppress(FileNotFoundError):
             return any(name.partition(".")[0] != run for name in os.listdir(self._folder))
         return False
 
-    def _new(self, name: str) -> list[bytes]:
+    def _read_new(self, name: str) -> list[bytes]:
         with (self._folder / name).open("rb") as file:
             file.seek(self._read.get(name, 0))
             data = file.read()

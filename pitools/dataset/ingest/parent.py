@@ -1,4 +1,4 @@
-"""The version that an append begins with: what of it can be taken as it is, and what has to agree."""
+"""Open the parent of an append: reusable shards, and what must agree."""
 
 from __future__ import annotations
 
@@ -12,73 +12,74 @@ import msgspec
 import numpy as np
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.formats.attributes import of_array
-from pitools.dataset.formats.model import RESERVED, Episode, Refused
+from pitools.dataset.formats.attributes import array_attributes
+from pitools.dataset.formats.model import RESERVED_PREFIX, Episode, RejectedEpisode
 from pitools.dataset.ingest import chunking
-from pitools.dataset.ingest.chunking import Grid
-from pitools.dataset.ingest.statistics import Partial, columns
-from pitools.dataset.versions import check_complete, describe
+from pitools.dataset.ingest.chunking import ChunkGrid
+from pitools.dataset.ingest.statistics import PartialStats, column_count
+from pitools.dataset.versions import check_complete, describe_version
 from pitools.store.manifest import ArraySchema
-from pitools.store.reader.version_reader import Arrays
-from pitools.store.zarr.chunk_layout import layout
+from pitools.store.reader.version_reader import VersionReader
+from pitools.store.zarr.chunk_layout import chunk_layout
 
 STATISTICS = "statistics"  # attribute of an array: the fold over its full shards, for whoever appends
 _CODECS = {"raw": "raw", "blosc": "lz4", "zstd": "zstd"}
 
 
-class Parent:
+class ParentVersion:
     """A whole version of ours, open to be appended to. What is read of it is compared with its manifest's digests."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Raises UsageError for a version of another dataset, DataError for a damaged one or a part of one."""
-        described, self.manifest = describe(path)
+        described, self.manifest = describe_version(path)
         where, self.path, self.version = str(path), path, described.version
         if self.manifest.name != name:
-            what = f'it is a version of "{self.manifest.name}", not of "{name}"'
-            raise UsageError(what, where=where, hint=f"--name {self.manifest.name}")
+            problem = f'it is a version of "{self.manifest.name}", not of "{name}"'
+            raise UsageError(problem, where=where, hint=f"--name {self.manifest.name}")
         if self.manifest.subset:
             raise DataError("it is a part of a version", where=where, hint="append to the whole one")
         check_complete(path, self.manifest)
-        self._store = Arrays(path, verify=True)
+        self._store = VersionReader(path, verify=True)
         self.arrays: dict[str, ArraySchema] = {
-            key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED)
+            key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED_PREFIX)
         }
 
     @property
     def steps(self) -> int:
-        """How many steps it has."""
+        """Return the number of steps."""
         return self.manifest.steps
 
     @cached_property
     def codec(self) -> str:
         """The codec of its arrays, by our name. Raises DataError where they are not all of one that we write."""
-        found = {known.codec if (known := layout(self._store.array(name))) else None for name in self.arrays}
+        found = {
+            known.codec if (known := chunk_layout(self._store.metadata_of(name))) else None for name in self.arrays
+        }
         if len(found) != 1 or None in found:
             raise DataError("its arrays are not of one codec of ours", where=str(self.path), hint="ingest anew")
         return _CODECS[str(found.pop())]
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        """Its own attributes."""
+        """Return the group's attributes."""
         return dict(self._metadata("")["attributes"])
 
     @cached_property
     def array_attributes(self) -> dict[str, dict[str, Any]]:
         """What its arrays say of themselves, by name, but for what an ingest writes."""
-        return {name: of_array(self._metadata(name)["attributes"]) for name in self.arrays}
+        return {name: array_attributes(self._metadata(name)["attributes"]) for name in self.arrays}
 
     @property
     def offsets(self) -> list[int]:
-        """(episodes + 1,)."""
+        """Return the episodes' offsets, (episodes + 1,)."""
         return [int(offset) for offset in self._store.offsets]
 
     @property
-    def lines(self) -> bytes:
-        """What it says of its episodes, a JSON object a line."""
-        size = self.manifest.arrays["episode_json"].shape[0]
-        return self._store.read("episode_json", 0, size).tobytes()
+    def episode_json(self) -> bytes:
+        """Return the recorded JSON objects of its episodes, one a line."""
+        return self._store.episode_json
 
-    def linked(self, grids: Mapping[str, Grid]) -> dict[str, int]:
+    def reusable_shards(self, grids: Mapping[str, ChunkGrid]) -> dict[str, int]:
         """How many first shards of each array are, byte for byte, those of the larger one: its full ones, where both
         are cut and encoded in the same way."""
         counts = {}
@@ -90,14 +91,14 @@ class Parent:
             counts[name] = self.steps // new.shard if same else 0
         return counts
 
-    def base(self, linked: Mapping[str, int]) -> dict[str, Partial]:
+    def base_statistics(self, linked: Mapping[str, int]) -> dict[str, PartialStats]:
         """The statistics of those shards, folded, of each array that has kept them."""
         found = {}
         for name, count in linked.items():
             kept = self._metadata(name)["attributes"].get(STATISTICS)
             if count and isinstance(kept, dict) and kept.get("shards") == count:
-                partial = msgspec.convert({key: kept[key] for key in kept if key != "shards"}, Partial)
-                if len(partial.count) == columns(self.arrays[name].shape[1:]):
+                partial = msgspec.convert({key: kept[key] for key in kept if key != "shards"}, PartialStats)
+                if len(partial.count) == column_count(self.arrays[name].shape[1:]):
                     found[name] = partial
         return found
 
@@ -112,33 +113,35 @@ class Parent:
         except ValueError as error:
             raise DataError(f"{path} is not readable: {error}", where=str(self.path), hint="ingest anew") from error
 
-    def unlike(self, episode: Episode) -> Refused | None:
+    def incompatibility(self, episode: Episode) -> RejectedEpisode | None:
         """Why an episode cannot be appended, None when it has the parent's arrays."""
-        if why := _difference(self.arrays, episode):
+        if reason := _array_difference(self.arrays, episode):
             hint = "ingest it apart, or make it alike with --skip or --schema"
             where = f"{episode.path}: {episode.name}"
-            return Refused(name=episode.name, path=episode.path, why=why, hint=hint, where=where)
+            return RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=hint, where=where)
         return None
 
-    def check_new(self, source: Sequence[Mapping[str, Any]]) -> None:
+    def require_new(self, source: Sequence[Mapping[str, Any]]) -> None:
         """Raises UsageError for a recording that it has already."""
         mine = {known["digest"]: known["file"] for known in self.manifest.source if "digest" in known}
         for record in source:
             if record["digest"] in mine:
-                what = f"{record['file']} is in it already, as {mine[record['digest']]}"
-                raise UsageError(what, where=str(self.path), hint="leave it out; an append takes new recordings alone")
+                problem = f"{record['file']} is in it already, as {mine[record['digest']]}"
+                raise UsageError(
+                    problem, where=str(self.path), hint="leave it out; an append takes new recordings alone"
+                )
 
-    def may_have(self, sizes: Sequence[int]) -> bool:
+    def may_contain(self, sizes: Sequence[int]) -> bool:
         """Whether a recording of one of these sizes could be in it."""
         return bool({known.get("bytes") for known in self.manifest.source} & set(sizes))
 
 
-def statistics_attribute(shards: int, partial: Partial) -> dict[str, Any]:
+def statistics_attribute(shards: int, partial: PartialStats) -> dict[str, Any]:
     """The attribute by which an append goes on from an array's full shards; none where there is none."""
     return {STATISTICS: {"shards": shards, **msgspec.to_builtins(partial)}} if shards else {}
 
 
-def _difference(arrays: Mapping[str, ArraySchema], episode: Episode) -> str:
+def _array_difference(arrays: Mapping[str, ArraySchema], episode: Episode) -> str:
     for name in sorted(arrays.keys() ^ episode.columns.keys()):
         return f"it has no {name}, which the parent has" if name in arrays else f"the parent has no {name}"
     for name, column in episode.columns.items():

@@ -15,45 +15,45 @@ import xxhash
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
-from pitools.core.fs import plain_file
-from pitools.dataset.formats.model import Changed, Column, Episode
+from pitools.core.fs import open_regular
+from pitools.dataset.formats.model import ChangedDuringRead, Column, Episode
 from pitools.dataset.formats.readers import open_reader
 from pitools.dataset.ingest import shard_writer, statistics
-from pitools.dataset.ingest.journal import Entry, Journal
-from pitools.dataset.ingest.plan import Job, Plan, Range, Shard
-from pitools.dataset.ingest.staging_dir import Place
-from pitools.dataset.ingest.statistics import Partial
-from pitools.dataset.ingest.unreadable_episodes import PASSING, in_episode
+from pitools.dataset.ingest.journal import FinishedJob, IngestJournal
+from pitools.dataset.ingest.plan import HashJob, IngestPlan, Job, ShardJob
+from pitools.dataset.ingest.staging_dir import StagingDir
+from pitools.dataset.ingest.statistics import PartialStats
+from pitools.dataset.ingest.unreadable_episodes import TRANSIENT_ERRNOS, add_episode
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
-from pitools.store.reader.version_reader import Arrays, repair
+from pitools.store.reader.version_reader import VersionReader, repair_hint
 
 BLOCK_BYTES = 4 << 20  # of steps that are read, encoded and described while the processor has them in its cache
 _READ_BYTES = 1 << 20
-CHANGED = "it changed while it was read"
+CHANGED_MESSAGE = "it changed while it was read"
 # What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
-_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
+_NO_LINK_ERRNOS = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
-class Span(NamedTuple):
+class EpisodeSpan(NamedTuple):
     """A run of one episode's steps, [start, stop) in the episode, and where it goes in the concatenated array."""
 
     episode: Episode
     column: Column
     start: int
     stop: int
-    at: int
+    offset: int
 
 
-class Maker:
+class ShardWorker:
     """Does the jobs of a plan in a working folder, and writes down what is done."""
 
-    def __init__(self, plan: Plan, place: Place, run: str) -> None:
-        self._plan, self._place = plan, place
-        self._journal = Journal(place.journal, run)
-        self._block, self._encoded = shard_writer.Buffer(), shard_writer.Buffer()
+    def __init__(self, plan: IngestPlan, staging: StagingDir, run: str) -> None:
+        self._plan, self._staging = plan, staging
+        self._journal = IngestJournal(staging.journal, run)
+        self._block, self._encoded = shard_writer.PageBuffer(), shard_writer.PageBuffer()
         self._reader = open_reader(plan.episodes[0])
-        self._parent = Arrays(plan.parent, verify=True) if plan.parent else None
+        self._parent = VersionReader(plan.parent, verify=True) if plan.parent else None
         self._kept = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
 
     def close(self) -> None:
@@ -61,39 +61,42 @@ class Maker:
         self._reader.close()
         self._journal.close()
 
-    def __call__(self, job: tuple[Job, Entry | None]) -> tuple[Job, Entry]:
+    def __call__(self, job: tuple[Job, FinishedJob | None]) -> tuple[Job, FinishedJob]:
         """Do a job, unless it is found to be done as the entry says. Raises DataError for what cannot be read, OSError
         for what cannot be written."""
         todo, known = job
-        if known and (isinstance(todo, Range) or self._stands(known)):
+        if known and (isinstance(todo, HashJob) or self._is_written(known)):
             return todo, known
-        key = self._plan.key(todo)
-        if isinstance(todo, Range):
+        key = self._plan.job_key(todo)
+        if isinstance(todo, HashJob):
             entry = self._hash(key, todo)
-        elif todo.number < self._plan.linked.get(todo.array, 0):
+        elif todo.shard_index < self._plan.reusable_shards.get(todo.array, 0):
             entry = self._link(key, todo)
         else:
-            entry = self._make(key, todo)
+            entry = self._make_shard(key, todo)
         self._journal.append(entry)
         return todo, entry
 
-    def _stands(self, known: Entry) -> bool:
+    def _is_written(self, finished: FinishedJob) -> bool:
         """Whether a shard that a journal names is there, with the bytes that were written."""
         try:
-            path = self._place.store / known.key
-            return path.stat().st_size == known.bytes and digest.of_file(path) == (known.bytes, known.digest)
+            path = self._staging.store / finished.key
+            return path.stat().st_size == finished.bytes and digest.digest_file(path) == (
+                finished.bytes,
+                finished.digest,
+            )
         except OSError:
             return False
 
-    def _make(self, key: str, job: Shard) -> Entry:
+    def _make_shard(self, key: str, job: ShardJob) -> FinishedJob:
         grid = self._plan.grids[job.array]
-        start, stop = self._plan.steps(job)
-        partials: list[Partial] = []
-        data = shard_writer.encode(self._blocks(job.array, start, stop, partials), grid, self._encoded)
-        text = self._place.put(key, lambda part: shard_writer.write(part, data, direct=True))
-        return Entry(key=key, bytes=len(data), digest=text, partial=self._fold(job.array, partials))
+        start, stop = self._plan.shard_steps(job)
+        partials: list[PartialStats] = []
+        data = shard_writer.encode_shard(self._read_blocks(job.array, start, stop, partials), grid, self._encoded)
+        text = self._staging.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
+        return FinishedJob(key=key, bytes=len(data), digest=text, statistics=self._fold_statistics(job.array, partials))
 
-    def _blocks(self, array: str, start: int, stop: int, partials: list[Partial]) -> Iterator[NDArray[Any]]:
+    def _read_blocks(self, array: str, start: int, stop: int, partials: list[PartialStats]) -> Iterator[NDArray[Any]]:
         """Steps [start, stop), a few chunks at a time in the same memory, and their statistics on the way."""
         grid = self._plan.grids[array]
         some = max(1, BLOCK_BYTES // (grid.chunk * grid.row_bytes)) * grid.chunk
@@ -101,7 +104,7 @@ class Maker:
             block = self._block.array((min(some, stop - low), *grid.shape[1:]), grid.dtype)
             self._fill(array, block, low, low + len(block))
             if statistics.has_statistics(grid.dtype):
-                partials.append(statistics.of_block(block, low))
+                partials.append(statistics.stats_of_block(block, low))
             yield block
 
     def _fill(self, array: str, block: NDArray[Any], start: int, stop: int) -> None:
@@ -110,35 +113,41 @@ class Maker:
             end = min(first, stop)
             self._parent.read_into(array, block[: end - start], start, end)
             block, start = block[end - start :], end
-        for span in spans(array, plan.episodes, plan.offsets, start, stop):
-            at = span.at - start
+        for span in episode_spans(array, plan.episodes, plan.offsets, start, stop):
+            at = span.offset - start
             try:
                 self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
-            except Changed:
+            except ChangedDuringRead:
                 raise
             except DataError as error:
-                raise in_episode(error, span.episode) from error
+                raise add_episode(error, span.episode) from error
 
-    def _fold(self, array: str, partials: list[Partial]) -> Partial | None:
-        return statistics.fold(partials, statistics.columns(self._plan.grids[array].shape[1:])) if partials else None
+    def _fold_statistics(self, array: str, partials: list[PartialStats]) -> PartialStats | None:
+        return (
+            statistics.fold_stats(partials, statistics.column_count(self._plan.grids[array].shape[1:]))
+            if partials
+            else None
+        )
 
-    def _link(self, key: str, job: Shard) -> Entry:
+    def _link(self, key: str, job: ShardJob) -> FinishedJob:
         assert self._parent is not None
         source, kept = self._parent.path / key, self._kept[key]
         if not source.is_file() or source.stat().st_size != kept.bytes:
-            what = f"{key} is missing, or has not {kept.bytes} bytes"
-            raise DataError(what, where=str(self._parent.path), hint="append to a version that is whole")
+            problem = f"{key} is missing, or has not {kept.bytes} bytes"
+            raise DataError(problem, where=str(self._parent.path), hint="append to a version that is whole")
         try:
-            self._place.put(key, lambda part: _link(source, part, kept))
+            self._staging.put_file(key, lambda part: _link(source, part, kept))
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in _NO_LINK_ERRNOS:
                 raise
             self._copy(key, source)
-        partials: list[Partial] = []
-        if job.array not in self._plan.base:
-            for _ in self._blocks(job.array, *self._plan.steps(job), partials):
+        partials: list[PartialStats] = []
+        if job.array not in self._plan.base_statistics:
+            for _ in self._read_blocks(job.array, *self._plan.shard_steps(job), partials):
                 pass
-        return Entry(key=key, bytes=kept.bytes, digest=kept.digest, partial=self._fold(job.array, partials))
+        return FinishedJob(
+            key=key, bytes=kept.bytes, digest=kept.digest, statistics=self._fold_statistics(job.array, partials)
+        )
 
     def _copy(self, key: str, source: Path) -> None:
         size = self._kept[key].bytes
@@ -147,53 +156,63 @@ class Maker:
             done = 0
             while count := file.readinto(whole[done:]):
                 done += count
-        if self._place.put(key, lambda part: shard_writer.write(part, whole, direct=True)) != self._kept[key].digest:
-            raise _damaged(source, self._kept[key])
+        if (
+            self._staging.put_file(key, lambda part: shard_writer.write_durable(part, whole, direct=True))
+            != self._kept[key].digest
+        ):
+            raise _damaged_error(source, self._kept[key])
 
-    def _hash(self, key: str, job: Range) -> Entry:
+    def _hash(self, key: str, job: HashJob) -> FinishedJob:
         source = self._plan.sources[job.file]
-        return hash_range(key, source.path, job.number, min(digest.RANGE, source.bytes - job.number * digest.RANGE))
+        return hash_source_range(
+            key,
+            source.path,
+            job.range_index,
+            min(digest.RANGE_BYTES, source.bytes - job.range_index * digest.RANGE_BYTES),
+        )
 
 
-def _link(source: Path, part: Path, kept: FileEntry) -> str:
+def _link(source: Path, part: Path, verified: FileEntry) -> str:
     """Link a shard of the parent, which may be damaged since: it is read. Raises DataError, OSError."""
     with contextlib.suppress(FileExistsError):  # no name but our own: NFS says so where an answer was lost
         os.link(source, part)
-    with plain_file(part) as file:
-        if digest.of_descriptor(file.fileno(), like=kept.digest)[1] != kept.digest:
-            raise _damaged(source, kept)
-    return kept.digest
+    with open_regular(part) as file:
+        if digest.digest_descriptor(file.fileno(), like_digest=verified.digest)[1] != verified.digest:
+            raise _damaged_error(source, verified)
+    return verified.digest
 
 
-def _damaged(source: Path, kept: FileEntry) -> DataError:
+def _damaged_error(source: Path, kept: FileEntry) -> DataError:
     parent = source.parents[kept.path.count("/")]
-    what = f"{kept.path} is damaged: its content is not what the manifest says"
-    return DataError(what, where=str(parent), hint=repair(parent))
+    problem = f"{kept.path} is damaged: its content is not what the manifest says"
+    return DataError(problem, where=str(parent), hint=repair_hint(parent))
 
 
-def spans(name: str, episodes: Sequence[Episode], offsets: Sequence[int], start: int, stop: int) -> Iterator[Span]:
+def episode_spans(
+    name: str, episodes: Sequence[Episode], offsets: Sequence[int], start: int, stop: int
+) -> Iterator[EpisodeSpan]:
     """What makes up steps [start, stop) of the concatenated array, in order."""
     index = bisect_right(offsets, start) - 1
     while start < stop:
         first, end = offsets[index], min(stop, offsets[index + 1])
-        yield Span(episodes[index], episodes[index].columns[name], start - first, end - first, start)
+        yield EpisodeSpan(episodes[index], episodes[index].columns[name], start - first, end - first, start)
         start, index = end, index + 1
 
 
-def hash_range(key: str, path: Path, number: int, size: int) -> Entry:
+def hash_source_range(key: str, path: Path, number: int, size: int) -> FinishedJob:
     """The digest of `size` bytes of a file, from its range `number` on. Raises DataError when they are not there,
     Unreachable where the file system fails for now: what is done is then kept."""
-    state, at, end = xxhash.xxh3_128(), number * digest.RANGE, number * digest.RANGE + size
+    state, at, end = xxhash.xxh3_128(), number * digest.RANGE_BYTES, number * digest.RANGE_BYTES + size
     try:
         with path.open("rb", buffering=0) as file, mmap.mmap(-1, _READ_BYTES) as memory, memoryview(memory) as view:
             while at < end:
                 count = os.preadv(file.fileno(), [view[: min(_READ_BYTES, end - at)]], at)
                 if not count:
-                    raise DataError(CHANGED, where=str(path), hint="ingest it when it is complete")
+                    raise DataError(CHANGED_MESSAGE, where=str(path), hint="ingest it when it is complete")
                 state.update(view[:count])
                 at += count
     except OSError as error:
-        if error.errno in PASSING:
+        if error.errno in TRANSIENT_ERRNOS:
             raise Unreachable(f"cannot be read: {error.strerror}", where=str(path), hint="run this again") from error
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    return Entry(key=key, bytes=size, digest=state.hexdigest())
+    return FinishedJob(key=key, bytes=size, digest=state.hexdigest())

@@ -20,14 +20,14 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from pitools.dataset.ingest.chunking import LZ4_LEVEL, ZSTD_LEVEL, Grid
+from pitools.dataset.ingest.chunking import LZ4_LEVEL, ZSTD_LEVEL, ChunkGrid
 from pitools.store import digest
 
-ABSENT = 2**64 - 1  # offset and size of a chunk beyond the array's end
+MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
 # Frames that begin at a multiple of this in their file are copied out of the page cache in two thirds of the time.
-# Chunks smaller than ALIGNED_BYTES are mostly held in memory, and for them the gaps would count.
-ALIGNMENT, ALIGNED_BYTES = 64, 64 << 10
-DIRECT_BYTES = 1 << 20  # below this a write through the cache costs less than waiting for the disk
+# Chunks smaller than ALIGN_ABOVE_BYTES are mostly held in memory, and for them the gaps would count.
+ALIGNMENT, ALIGN_ABOVE_BYTES = 64, 64 << 10
+DIRECT_ABOVE_BYTES = 1 << 20  # below this a write through the cache costs less than waiting for the disk
 _PAGE = mmap.PAGESIZE
 
 
@@ -38,17 +38,17 @@ class Compressor(Protocol):
         """The compressed bytes."""
 
 
-class Buffer:
+class PageBuffer:
     """Page-aligned memory that is used again: fresh pages cost as much as copying into them. `view` may be called
     again only when nothing uses what it gave before."""
 
     def __init__(self) -> None:
-        self._memory = _memory(_PAGE)
+        self._memory = _map_memory(_PAGE)
 
     def view(self, size: int) -> memoryview:
         """At least `size` bytes, whole pages."""
         if len(self._memory) < size:
-            self._memory = _memory(_pages(size))
+            self._memory = _map_memory(_pages(size))
         return memoryview(self._memory)
 
     def array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
@@ -56,20 +56,20 @@ class Buffer:
         return np.frombuffer(self.view(_bytes(shape, dtype)), dtype, _items(shape)).reshape(shape)
 
 
-def _memory(size: int) -> mmap.mmap:
+def _map_memory(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # huge pages: a fifth of the time to come by them, and a faster write
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
-def encode(blocks: Iterable[NDArray[Any]], grid: Grid, buffer: Buffer) -> memoryview:
+def encode_shard(blocks: Iterable[NDArray[Any]], grid: ChunkGrid, buffer: PageBuffer) -> memoryview:
     """The bytes of a shard, in `buffer`. blocks: its steps in order, each of whole chunks but an array's last.
 
     A block may be filled anew once the next is asked for: blocks of a few MiB stay in the processor's cache.
     """
     count = grid.shard // grid.chunk
-    table = np.full((count, 2), ABSENT, "<u8")
+    table = np.full((count, 2), MISSING_CHUNK, "<u8")
     # Room for the worst that a compressor makes of noise: zstd adds one byte in 256, blosc 16 to each chunk.
     out = buffer.view(_bytes((grid.shard, *grid.shape[1:]), grid.dtype) * 33 // 32 + 256 * (count + 1))
     compressor, number, end = _compressor(grid), 0, 0
@@ -80,29 +80,29 @@ def encode(blocks: Iterable[NDArray[Any]], grid: Grid, buffer: Buffer) -> memory
             if len(part) < grid.chunk:  # a chunk is always whole; what lies beyond the array's end is zeros
                 part = np.concatenate([part, np.zeros((grid.chunk - len(part), *part.shape[1:]), part.dtype)])
             data = compressor.encode(part) if compressor else part.reshape(-1).view(np.uint8).data
-            if not compressor and len(data) >= ALIGNED_BYTES:
+            if not compressor and len(data) >= ALIGN_ABOVE_BYTES:
                 gap = -end % ALIGNMENT
                 out[end : end + gap] = bytes(gap)
                 end += gap
             table[number] = end, len(data) + 4
-            end, number = _put(out, end, data), number + 1
-    return out[: _put(out, end, table.tobytes())]
+            end, number = _put_chunk(out, end, data), number + 1
+    return out[: _put_chunk(out, end, table.tobytes())]
 
 
-def _put(out: memoryview, at: int, data: bytes | memoryview) -> int:
-    """Put data and its checksum at `at`; returns where they end."""
-    end = at + len(data)
-    out[at:end] = data
+def _put_chunk(out: memoryview, offset: int, data: bytes | memoryview) -> int:
+    """Put data and its checksum at `offset`; returns where they end."""
+    end = offset + len(data)
+    out[offset:end] = data
     out[end : end + 4] = crc32c(data).to_bytes(4, "little")
     return end + 4
 
 
-def write(path: Path, data: memoryview | bytes, *, direct: bool = False) -> str:
+def write_durable(path: Path, data: memoryview | bytes, *, direct: bool = False) -> str:
     """Write a new file that survives power loss, but for its name, and return its digest. Raises OSError.
 
     direct: past the page cache. `data` is then the beginning of a Buffer's view.
     """
-    direct = direct and len(data) >= DIRECT_BYTES and isinstance(data, memoryview)
+    direct = direct and len(data) >= DIRECT_ABOVE_BYTES and isinstance(data, memoryview)
     hasher = digest.Hasher()
     hasher.update(data)
     try:
@@ -112,7 +112,7 @@ def write(path: Path, data: memoryview | bytes, *, direct: bool = False) -> str:
             raise
         path.unlink(missing_ok=True)
         _write(path, data, direct=False)
-    return hasher.text()
+    return hasher.digest()
 
 
 def _write(path: Path, data: memoryview | bytes, *, direct: bool) -> None:
@@ -146,7 +146,7 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         done += os.pwrite(descriptor, view[done:], done)
 
 
-def _compressor(grid: Grid) -> Compressor | None:
+def _compressor(grid: ChunkGrid) -> Compressor | None:
     """The compressor that the metadata names. Blosc's own threads would write blocks in any order: it gets none."""
     if grid.codec == "lz4":
         from numcodecs import blosc

@@ -26,40 +26,41 @@ import msgspec
 from pitools.core.errors import ClusterError
 from pitools.core.fs import remove_tree
 from pitools.store.manifest import FileEntry
-from pitools.store.publish import TEMPORARY, publish
-from pitools.store.version_state import refresh
+from pitools.store.publish import STAGING_DIR, publish_dir
+from pitools.store.version_state import revalidate_nfs
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A working folder. made: folders that were made for it, innermost first."""
+class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
+    """Working folder of an ingest. created_dirs: folders created for it, innermost first."""
 
     path: Path
-    made: tuple[Path, ...]
+    created_dirs: tuple[Path, ...]
 
     @property
     def store(self) -> Path:
-        """The version to be."""
+        """Return the folder of the version being made."""
         return self.path / "store"
 
     @property
     def journal(self) -> Path:
-        """The journals."""
+        """Return the folder of the journals."""
         return self.path / "journal"
 
-    def put(self, path: str, write: Callable[[Path], str]) -> str:
-        """Have a file written, and put it at `path` in the store; returns what `write` returns. Raises OSError."""
+    def put_file(self, path: str, write_file: Callable[[Path], str]) -> str:
+        """Call `write_file` with a temporary path, move the file to `path` in the store, and return its result. Raises
+        OSError."""
         part = self.path / "part" / f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}"
         try:
-            found = write(part)
-            os.rename(part, self.at(path))
+            found = write_file(part)
+            os.rename(part, self.file_path(path))
             part.unlink(missing_ok=True)  # of two links to one file, rename(2) leaves both
         except BaseException:
             part.unlink(missing_ok=True)
             raise
         return found
 
-    def at(self, path: str) -> Path:
-        """Where a file of the store lies; its folder is made, but never the store itself. Raises OSError."""
+    def file_path(self, path: str) -> Path:
+        """Return a file's path in the store; creates its folder, but never the store. Raises OSError."""
         final = self.store / path
         missing: list[Path] = []
         folder = final.parent
@@ -72,61 +73,61 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return final
 
     def touch(self) -> None:
-        """Let `gc` see that somebody is at work."""
+        """Update the folder's time, so that `gc` leaves it."""
         with contextlib.suppress(OSError):
             os.utime(self.path)
 
     def is_gone(self) -> bool:
-        """Whether somebody else published or removed it."""
-        refresh(self.path)
+        """Return whether another process published or removed it."""
+        revalidate_nfs(self.path)
         return not self.store.is_dir()
 
-    def holds(self, files: Iterable[FileEntry]) -> bool:
-        """Whether all files are there, of these sizes. They are not where another process removed the folder, and a
-        third one made it anew, while this one was at work."""
+    def has_files(self, files: Iterable[FileEntry]) -> bool:
+        """Return whether all files exist with these sizes. False where the folder was removed and created anew
+        meanwhile."""
         try:
             return all((self.store / file.path).stat().st_size == file.bytes for file in files)
         except OSError:
             return False
 
     def publish(self, final: Path) -> bool:
-        """Rename the store to `final`, and remove the rest; False when it was there already."""
-        new = publish(self.store, final)
+        """Rename the store to `final` and remove the rest; False where `final` existed."""
+        new = publish_dir(self.store, final)
         self.remove()
         return new
 
     def remove(self) -> None:
-        """Remove all of it, and folders that were made for it and are empty."""
+        """Remove the folder, and empty folders created for it."""
         # Under another name first: whoever begins the same ingest now gets a folder of his own.
-        gone = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+        moved_aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
-            os.rename(self.path, gone)
-        remove_tree(gone)
+            os.rename(self.path, moved_aside)
+        remove_tree(moved_aside)
         with contextlib.suppress(OSError):
-            for folder in self.made:
+            for folder in self.created_dirs:
                 folder.rmdir()
 
 
-def open_place(root: Path, name: str, key: str) -> Place:
-    """The working folder of this ingest, made or found. Raises OSError, ClusterError where others may write to it."""
-    home = root / TEMPORARY
+def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
+    """Create or open the working folder of an ingest. Raises OSError, or ClusterError where others may write to it."""
+    home = root / STAGING_DIR
     path = home / f"{name}.{key}"
     made = tuple(folder for folder in (home, *home.parents) if not folder.exists()) or (home,)
-    place = Place(path=path, made=made)
+    place = StagingDir(path=path, created_dirs=made)
     try:
         for _ in range(10):  # somebody may remove the empty `.tmp` in between
             try:
-                _make(place)
+                _create(place)
             except FileNotFoundError:
                 continue
             return place
     except OSError:
-        _unmake(made)
+        _remove_empty(made)
         raise
     raise FileNotFoundError(errno.ENOENT, "another process keeps removing it", str(path))
 
 
-def _make(place: Place) -> None:
+def _create(place: StagingDir) -> None:
     place.path.parent.mkdir(parents=True, exist_ok=True)
     # What lies here is believed, or even run on other nodes: others may not write here, whatever the umask.
     place.path.mkdir(mode=0o755, exist_ok=True)
@@ -136,7 +137,7 @@ def _make(place: Place) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def _unmake(folders: Iterable[Path]) -> None:
+def _remove_empty(folders: Iterable[Path]) -> None:
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()

@@ -1,7 +1,8 @@
 """What the values of an array are like, made shard by shard on the way in, and the same however many workers there are.
 
 Each shard gives partial results over its own steps, and they are folded in the order of the shards, in float64: the
-bits depend on the content alone. Of images one frame in FRAMES_APART is looked at, by its number in the whole array.
+bits depend on the content alone. Of images one frame in FRAME_SAMPLE_STEP is looked at, by its number in the whole
+array.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.ingest.chunking import Grid
+from pitools.dataset.ingest.chunking import ChunkGrid
 from pitools.store.manifest import Statistics
 
-_ITEMS = 1 << 20  # of float64, at a time
-FRAMES_APART = 32
+_BLOCK_ITEMS = 1 << 20  # of float64, at a time
+FRAME_SAMPLE_STEP = 32
 MAX_COLUMNS = 4096
 _LARGEST = float(np.finfo(np.float64).max)
 
 Floats = tuple[float, ...]
 
 
-class Partial(msgspec.Struct, frozen=True, kw_only=True):
+class PartialStats(msgspec.Struct, frozen=True, kw_only=True):
     """Rows looked at, items among them that are not finite, and of each column the finite items' count, extremes, mean
     and sum of squared distances from it."""
 
     rows: int
-    bad: int
+    non_finite: int = msgspec.field(name="bad")  # the keys of published versions
     count: tuple[int, ...]
     minimum: Floats
     maximum: Floats
     mean: Floats
-    squares: Floats
+    squared_deviations: Floats = msgspec.field(name="squares")
 
 
-def columns(row: tuple[int, ...]) -> int:
+def column_count(row: tuple[int, ...]) -> int:
     """How many numbers describe an array of this row: a vector's items, an image's channels, 1 for a plain (H, W), and
     for what has more of them than a manifest should hold."""
     last = row[-1] if len(row) in (1, 3) or len(row) > 3 else 1
@@ -52,132 +53,132 @@ def has_statistics(dtype: str) -> bool:
     return np.dtype(dtype).kind in "biuf"
 
 
-def of_block(block: NDArray[Any], first: int) -> Partial:
+def stats_of_block(block: NDArray[Any], first: int) -> PartialStats:
     """The partial of a shard's steps; `first` is the number of its first one in the array."""
     row = block.shape[1:]
     if len(row) >= 2:
-        block = block[-first % FRAMES_APART :: FRAMES_APART]
-    return fold(starmap(_of_rows, ((part, columns(row)) for part in _slices(block))), columns(row))
+        block = block[-first % FRAME_SAMPLE_STEP :: FRAME_SAMPLE_STEP]
+    return fold_stats(starmap(_of_rows, ((part, column_count(row)) for part in _slices(block))), column_count(row))
 
 
-def fold(partials: Iterable[Partial], width: int) -> Partial:
+def fold_stats(partials: Iterable[PartialStats], width: int) -> PartialStats:
     """All of them together, in this order, of an array with so many columns."""
     zeros = (0.0,) * width
-    nothing = Partial(
-        rows=0,
-        bad=0,
-        count=(0,) * width,
-        minimum=zeros,
-        maximum=zeros,
-        mean=zeros,
-        squares=zeros,
+    nothing = PartialStats(
+        rows=0, non_finite=0, count=(0,) * width, minimum=zeros, maximum=zeros, mean=zeros, squared_deviations=zeros
     )
     return reduce(_add, partials, nothing)
 
 
-def finish(partial: Partial) -> Statistics:
+def to_statistics(partial: PartialStats) -> Statistics:
     """What the manifest says of it."""
-    deviation = (math.sqrt(squares / max(1, n)) for squares, n in zip(partial.squares, partial.count, strict=True))
+    deviation = (
+        math.sqrt(squares / max(1, n)) for squares, n in zip(partial.squared_deviations, partial.count, strict=True)
+    )
     return Statistics(
         rows=partial.rows,
         minimum=partial.minimum,
         maximum=partial.maximum,
         mean=partial.mean,
         deviation=tuple(deviation),
-        bad=partial.bad,
+        non_finite=partial.non_finite,
     )
 
 
-def folded(grid: Grid, partials: Iterable[Partial], base: Partial | None = None) -> tuple[Partial, Partial]:
+def fold_shards(
+    grid: ChunkGrid, partials: Iterable[PartialStats], base: PartialStats | None = None
+) -> tuple[PartialStats, PartialStats]:
     """Of an array's shards in order: the fold of those that are full, on which an append can build, and that of all.
 
     base: the fold of the first ones, where `partials` are the others.
     """
-    rest, width = list(partials), columns(grid.shape[1:])
+    rest, width = list(partials), column_count(grid.shape[1:])
     tail = len(rest) - (grid.shape[0] % grid.shard > 0)
-    full = reduce(_add, rest[:tail], base or fold((), width))
+    full = reduce(_add, rest[:tail], base or fold_stats((), width))
     return full, reduce(_add, rest[tail:], full)
 
 
 def _slices(block: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    rows = max(1, _ITEMS // math.prod(block.shape[1:]))
+    rows = max(1, _BLOCK_ITEMS // math.prod(block.shape[1:]))
     for start in range(0, len(block), rows):
         yield block[start : start + rows]
 
 
-def _of_rows(block: NDArray[Any], width: int) -> Partial:
+def _of_rows(block: NDArray[Any], width: int) -> PartialStats:
     # Columns first, each of them contiguous: reducing along a last axis of three is ten times slower.
     items = np.ascontiguousarray(block.reshape(-1, width).T)
     return (_of_bytes if items.dtype == np.uint8 else _of_numbers)(items, len(block))
 
 
-def _of_bytes(items: NDArray[np.uint8], rows: int) -> Partial:
+def _of_bytes(items: NDArray[np.uint8], rows: int) -> PartialStats:
     """In whole numbers: exact, where a product of floats depends on the kind of processor."""
     values = np.arange(256)
     histograms = [np.bincount(column, minlength=256) for column in items]
     n = items.shape[1]
     sums = [(int((histogram * values).sum()), int((histogram * values**2).sum())) for histogram in histograms]
     seen = [np.flatnonzero(histogram) for histogram in histograms]
-    return Partial(
+    return PartialStats(
         rows=rows,
-        bad=0,
+        non_finite=0,
         count=(n,) * len(items),
         minimum=tuple(float(found[0]) for found in seen),
         maximum=tuple(float(found[-1]) for found in seen),
         mean=tuple(total / n for total, _ in sums),
-        squares=tuple((n * squares - total * total) / n for total, squares in sums),
+        squared_deviations=tuple((n * squares - total * total) / n for total, squares in sums),
     )
 
 
-def _of_numbers(items: NDArray[Any], rows: int) -> Partial:
+def _of_numbers(items: NDArray[Any], rows: int) -> PartialStats:
     values = items.astype(np.float64)
     finite = np.isfinite(values)
     found = [column[kept] for column, kept in zip(values, finite, strict=True)]
     with np.errstate(over="ignore", invalid="ignore"):
         mean = [float(column.mean()) if len(column) else 0.0 for column in found]
         squares = [float(((column - middle) ** 2).sum()) for column, middle in zip(found, mean, strict=True)]
-    return Partial(
+    return PartialStats(
         rows=rows,
-        bad=int(values.size - finite.sum()),
+        non_finite=int(values.size - finite.sum()),
         count=tuple(map(len, found)),
         minimum=tuple(float(column.min()) if len(column) else 0.0 for column in found),
         maximum=tuple(float(column.max()) if len(column) else 0.0 for column in found),
-        mean=_bounded(mean),
-        squares=_bounded(squares),
+        mean=_clip_to_json(mean),
+        squared_deviations=_clip_to_json(squares),
     )
 
 
-def _add(a: Partial, b: Partial) -> Partial:
+def _add(a: PartialStats, b: PartialStats) -> PartialStats:
     """Chan's rule. Adding to nothing gives the other's own bits."""
     if not a.rows or not b.rows:
         return b if b.rows else a
     both = [
-        _add_column(a, b, column) if a.count[column] and b.count[column] else _one(b if b.count[column] else a, column)
+        _add_column(a, b, column)
+        if a.count[column] and b.count[column]
+        else _column_of(b if b.count[column] else a, column)
         for column in range(len(a.count))
     ]
     count, minimum, maximum, mean, squares = zip(*both, strict=True)
-    return Partial(
+    return PartialStats(
         rows=a.rows + b.rows,
-        bad=a.bad + b.bad,
+        non_finite=a.non_finite + b.non_finite,
         count=count,
         minimum=minimum,
         maximum=maximum,
-        mean=_bounded(mean),
-        squares=_bounded(squares),
+        mean=_clip_to_json(mean),
+        squared_deviations=_clip_to_json(squares),
     )
 
 
-def _one(partial: Partial, at: int) -> tuple[int, float, float, float, float]:
-    return partial.count[at], partial.minimum[at], partial.maximum[at], partial.mean[at], partial.squares[at]
+def _column_of(partial: PartialStats, at: int) -> tuple[int, float, float, float, float]:
+    return partial.count[at], partial.minimum[at], partial.maximum[at], partial.mean[at], partial.squared_deviations[at]
 
 
-def _add_column(a: Partial, b: Partial, at: int) -> tuple[int, float, float, float, float]:
+def _add_column(a: PartialStats, b: PartialStats, at: int) -> tuple[int, float, float, float, float]:
     n, gap = a.count[at] + b.count[at], b.mean[at] - a.mean[at]
     mean = a.mean[at] + gap * (b.count[at] / n)
-    squares = a.squares[at] + b.squares[at] + gap * gap * (a.count[at] * (b.count[at] / n))
+    squares = a.squared_deviations[at] + b.squared_deviations[at] + gap * gap * (a.count[at] * (b.count[at] / n))
     return n, min(a.minimum[at], b.minimum[at]), max(a.maximum[at], b.maximum[at]), mean, squares
 
 
-def _bounded(values: Iterable[float]) -> Floats:
+def _clip_to_json(values: Iterable[float]) -> Floats:
     """JSON has no infinity; what overflows is said to be the largest number there is."""
     return tuple(min(max(value, -_LARGEST), _LARGEST) if value == value else 0.0 for value in values)

@@ -11,30 +11,39 @@ import numpy as np
 
 from pitools.core import worker_pool
 from pitools.core.errors import DataError, Unreachable
-from pitools.core.progress import bar
-from pitools.dataset.formats.model import Changed, Column, Damaged, Episode, Refused, refusal
+from pitools.core.progress import progress_bar
+from pitools.dataset.formats.model import (
+    ChangedDuringRead,
+    Column,
+    Episode,
+    EpisodeUnreadable,
+    RejectedEpisode,
+    rejection,
+)
 from pitools.dataset.formats.readers import open_reader
 
 # What a network file system says for a while.
-PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
+TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 _BLOCK_BYTES = 4 << 20
 
 
-def damaged(episodes: Sequence[Episode], workers: int) -> tuple[Refused, ...]:
+def find_unreadable(episodes: Sequence[Episode], workers: int) -> tuple[RejectedEpisode, ...]:
     """Read every array of the episodes, and return those that cannot be read, in order.
 
     Raises Changed for a file that is still being written, Unreachable where a file system fails for now.
     """
-    found: dict[int, Refused] = {}
-    with bar("verify", len(episodes), unit="episodes") as advance:
-        for number, item in worker_pool.run(partial(_Examiner, episodes), range(len(episodes)), workers=workers):
+    found: dict[int, RejectedEpisode] = {}
+    with progress_bar("verify", len(episodes), unit="episodes") as advance:
+        for number, item in worker_pool.run_jobs(
+            partial(_EpisodeReader, episodes), range(len(episodes)), workers=workers
+        ):
             advance(1)
             if item:
                 found[number] = item
     return tuple(found[number] for number in sorted(found))
 
 
-class _Examiner:
+class _EpisodeReader:
     """Reads episodes by their numbers."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
@@ -45,18 +54,18 @@ class _Examiner:
         """Let go of files."""
         self._reader.close()
 
-    def __call__(self, job: int) -> tuple[int, Refused | None]:
+    def __call__(self, job: int) -> tuple[int, RejectedEpisode | None]:
         episode = self._episodes[job]
         try:
             for column in episode.columns.values():
                 self._read(column)
-        except Changed:
+        except ChangedDuringRead:
             raise
         except DataError as error:
-            told = in_episode(error, episode)
-            if not isinstance(told, Damaged):
+            told = add_episode(error, episode)
+            if not isinstance(told, EpisodeUnreadable):
                 raise told from error
-            return job, refusal(episode.name, episode.path, told)
+            return job, rejection(episode.name, episode.path, told)
         return job, None
 
     def _read(self, column: Column) -> None:
@@ -67,10 +76,10 @@ class _Examiner:
             self._reader.read_into(column, block[: stop - start], start, stop)
 
 
-def in_episode(error: DataError, episode: Episode) -> Damaged | Unreachable:
+def add_episode(error: DataError, episode: Episode) -> EpisodeUnreadable | Unreachable:
     """The error of reading an episode, with its name and how to go on without it. Where the file system fails for now
     that says nothing of the episode, which must not be left out for it."""
-    if isinstance(cause := error.__cause__, OSError) and cause.errno in PASSING:
-        return Unreachable(error.what, where=error.where, hint="run this again")
+    if isinstance(cause := error.__cause__, OSError) and cause.errno in TRANSIENT_ERRNOS:
+        return Unreachable(error.message, where=error.where, hint="run this again")
     hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-refused"
-    return Damaged(f"{episode.name} cannot be read: {error.what}", where=error.where, hint=hint)
+    return EpisodeUnreadable(f"{episode.name} cannot be read: {error.message}", where=error.where, hint=hint)

@@ -5,6 +5,6 @@ frames   of each camera, evenly spaced, with their steps
 curves   of actions and observations: columns of like range in one panel, many columns as a heat map
 """
 
-from pitools.dataset.plot.figure import draw
+from pitools.dataset.plot.figure import draw_episode
 
-__all__ = ["draw"]
+__all__ = ["draw_episode"]

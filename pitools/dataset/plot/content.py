@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import UsageError
-from pitools.core.output import cell
+from pitools.core.output import format_cell
 from pitools.dataset.check.cameras import is_camera
 from pitools.dataset.check.values import is_action, is_observed
-from pitools.dataset.reader import Dataset, open_dataset
-from pitools.store.version_state import quarantine
+from pitools.dataset.reader import DatasetReader, open_dataset
+from pitools.store.version_state import read_quarantine
 
-FRAMES = 8  # of a camera, evenly spaced
+MAX_FRAMES = 8  # of a camera, evenly spaced
 # Columns that are drawn as curves; of more, none could be told from another.
-CURVES = 16
+MAX_CURVES = 16
 _CURVES_A_PANEL = 8
 # Of two columns in one panel, neither is flatter than this.
-_ALIKE = 4.0
+_RANGE_RATIO = 4.0
 _ARRAYS, _CAMERAS = 6, 8
 
 
@@ -35,7 +35,7 @@ class Curves(NamedTuple):
     note: str = ""
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """A line above the picture. size: in points."""
 
     text: str
@@ -43,28 +43,29 @@ class Line(NamedTuple):
     colour: str
 
 
-class Content(NamedTuple):
-    """An episode to be drawn. shown: steps of the frames. frames: by camera, (H, W) or (H, W, 3 or 4) uint8 each."""
+class EpisodeContent(NamedTuple):
+    """An episode to be drawn. frame_steps: steps of the frames. frames: by camera, (H, W) or (H, W, 3 or 4) uint8
+    each."""
 
-    head: list[Line]
-    shown: list[int]
+    header: list[TextLine]
+    frame_steps: list[int]
     frames: dict[str, list[NDArray[np.uint8]]]
     panels: list[Curves]
 
 
-def take(path: Path, episode: int) -> Content:
+def read_content(path: Path, episode: int) -> EpisodeContent:
     """Read what is shown of an episode. Raises UsageError for one that is not there, DataError for damage."""
     data = open_dataset(path)
     start, stop = _steps(data, episode)
-    shown = np.unique(np.linspace(start, stop - 1, min(FRAMES, stop - start)).round().astype(int)).tolist()
+    shown = np.unique(np.linspace(start, stop - 1, min(MAX_FRAMES, stop - start)).round().astype(int)).tolist()
     cameras = [name for name, schema in data.arrays.items() if is_camera(name, schema.shape[1:], schema.dtype)]
-    frames = {name: [_picture(_read(data, name, at, at + 1)[0]) for at in shown] for name in cameras[:_CAMERAS]}
+    frames = {name: [_as_image(_read(data, name, at, at + 1)[0]) for at in shown] for name in cameras[:_CAMERAS]}
     panels, left_out = _panels(data, start, stop)
-    head = _head(data, path, episode, stop - start, [*cameras[_CAMERAS:], *left_out])
-    return Content(head, [at - start for at in shown], frames, panels)
+    head = _header_lines(data, path, episode, stop - start, [*cameras[_CAMERAS:], *left_out])
+    return EpisodeContent(head, [at - start for at in shown], frames, panels)
 
 
-def _steps(data: Dataset, episode: int) -> tuple[int, int]:
+def _steps(data: DatasetReader, episode: int) -> tuple[int, int]:
     count = data.manifest.episodes
     if not 0 <= episode < count:
         hint = f"episodes are 0 to {count - 1}" if count else "the version has none"
@@ -75,21 +76,21 @@ def _steps(data: Dataset, episode: int) -> tuple[int, int]:
     return start, stop
 
 
-def _read(data: Dataset, name: str, start: int, stop: int) -> NDArray[Any]:
+def _read(data: DatasetReader, name: str, start: int, stop: int) -> NDArray[Any]:
     try:
         return data.read(name, start, stop)
     except IndexError as error:
         raise UsageError(str(error), where=str(data.path), hint="draw an episode that is here as a whole") from error
 
 
-def _picture(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _as_image(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """A frame as matplotlib takes it: (H, W) or (H, W, 3 or 4)."""
     if frame.ndim == 3 and frame.shape[-1] not in (1, 3, 4):
         frame = np.moveaxis(frame, 0, -1)
     return frame[..., 0] if frame.ndim == 3 and frame.shape[-1] == 1 else frame
 
 
-def _panels(data: Dataset, start: int, stop: int) -> tuple[list[Curves], list[str]]:
+def _panels(data: DatasetReader, start: int, stop: int) -> tuple[list[Curves], list[str]]:
     """Panels of actions, then of observations; and the names of arrays for which there is no room."""
     vectors = [
         name
@@ -100,14 +101,14 @@ def _panels(data: Dataset, start: int, stop: int) -> tuple[list[Curves], list[st
     panels = []
     for name in ordered[:_ARRAYS]:
         values = _read(data, name, start, stop).reshape(stop - start, -1).astype(np.float64)
-        if values.shape[1] > CURVES:
+        if values.shape[1] > MAX_CURVES:
             panels.append(Curves(name, values, tuple(range(values.shape[1]))))
         elif values.shape[1]:
-            panels += _grouped(name, values)
+            panels += _group_by_range(name, values)
     return panels, ordered[_ARRAYS:]
 
 
-def _grouped(name: str, values: NDArray[np.float64]) -> list[Curves]:
+def _group_by_range(name: str, values: NDArray[np.float64]) -> list[Curves]:
     """Columns of like range together, so that a small one is not a flat line under a large one."""
     finite = np.where(np.isfinite(values), values, np.nan)
     with warnings.catch_warnings():
@@ -117,7 +118,7 @@ def _grouped(name: str, values: NDArray[np.float64]) -> list[Curves]:
     for column in np.argsort(ranges, kind="stable").tolist():
         if ranges[column] == 0:
             continue
-        if not groups or ranges[column] > _ALIKE * ranges[groups[-1][0]]:
+        if not groups or ranges[column] > _RANGE_RATIO * ranges[groups[-1][0]]:
             groups.append([])
         groups[-1].append(column)
     resting = [column for column in range(len(ranges)) if ranges[column] == 0]
@@ -129,20 +130,20 @@ def _grouped(name: str, values: NDArray[np.float64]) -> list[Curves]:
     return [Curves(name, finite[:, group], tuple(group), note if group is groups[-1] else "") for group in groups]
 
 
-def _head(data: Dataset, path: Path, episode: int, steps: int, left_out: list[str]) -> list[Line]:
+def _header_lines(data: DatasetReader, path: Path, episode: int, steps: int, left_out: list[str]) -> list[TextLine]:
     """Instruction, which episode it is, what is left out, and why it is in quarantine."""
-    language = cell(" ".join(data.language[episode].split()) or "no instruction")
-    lines = [Line(line, 13.0, "black") for line in textwrap.wrap(language, 110)[:3]]
+    language = format_cell(" ".join(data.language[episode].split()) or "no instruction")
+    lines = [TextLine(line, 13.0, "black") for line in textwrap.wrap(language, 110)[:3]]
     known, plural = data.version, "s" * (steps > 1)
     told = f"{known.name} {known.version[:12]}   episode {episode} of {known.episodes}   {steps} step{plural}"
     if splits := [name for name, numbers in data.splits.items() if episode in numbers]:
         told += f"   split {', '.join(splits[:4])}"
-    lines.append(Line(cell(told), 9.0, "dimgray"))
+    lines.append(TextLine(format_cell(told), 9.0, "dimgray"))
     if left_out:
-        lines.append(Line(cell(f"not drawn: {', '.join(left_out[:12])}"), 9.0, "dimgray"))
-    kept = quarantine(path)
+        lines.append(TextLine(format_cell(f"not drawn: {', '.join(left_out[:12])}"), 9.0, "dimgray"))
+    kept = read_quarantine(path)
     reasons = [*kept.reasons, *kept.episodes.get(episode, ())] if kept else []
-    if kept and (kept.whole or reasons):
-        text = f"in quarantine{', the whole version' if kept.whole else ''}: {'; '.join(reasons)}"
-        lines += [Line(line, 9.0, "firebrick") for line in textwrap.wrap(cell(text), 160)[:4]]
+    if kept and (kept.whole_version or reasons):
+        text = f"in quarantine{', the whole version' if kept.whole_version else ''}: {'; '.join(reasons)}"
+        lines += [TextLine(line, 9.0, "firebrick") for line in textwrap.wrap(format_cell(text), 160)[:4]]
     return lines

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
 from pitools.dataset.plot import content
-from pitools.dataset.plot.content import CURVES, FRAMES, Content, Curves
+from pitools.dataset.plot.content import MAX_CURVES, MAX_FRAMES, Curves, EpisodeContent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ _PANEL_IN, _PANEL_GAP_IN, _ROW_GAP_IN = 1.15, 0.16, 0.24
 _LINE_IN = 1.5 / 72  # for each point of a line's size
 
 
-def draw(path: Path, episode: int, png: Path) -> None:
+def draw_episode(path: Path, episode: int, png: Path) -> None:
     """Draw an episode of the version in folder `path`: its cameras' frames, actions and observations, over steps.
 
     Raises UsageError for an episode that is not there, DataError for damage, ToolMissing without matplotlib, NoSpace or
@@ -39,50 +39,50 @@ def draw(path: Path, episode: int, png: Path) -> None:
         hint = "pip install 'pitools-hpc[plot]'"
         raise ToolMissing("a picture of an episode needs the package matplotlib", hint=hint) from error
 
-    shown = content.take(path, episode)
+    shown = content.read_content(path, episode)
     figure = Figure(dpi=_DPI)
     FigureCanvasAgg(figure)
-    _compose(figure, shown)
+    _lay_out(figure, shown)
     with io.BytesIO() as out, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an instruction in letters that the font does not have is drawn as boxes
         figure.savefig(out, format="png")
         write_atomic(png, out.getvalue())
 
 
-def _compose(figure: Figure, shown: Content) -> None:
+def _lay_out(figure: Figure, shown: EpisodeContent) -> None:
     """Lay all out from the top down, in inches."""
     width = _WIDTH_IN - _LEFT_IN - _RIGHT_IN
-    heights = [_height(pictures[0], width / FRAMES) for pictures in shown.frames.values()]
+    heights = [_height(pictures[0], width / MAX_FRAMES) for pictures in shown.frames.values()]
     counts = [len(panel.columns) for panel in shown.panels]
-    tall = [_PANEL_IN if count <= CURVES else min(3.2, 0.5 + 0.05 * count) for count in counts]
-    head_in = 0.1 + sum(line.size for line in shown.head) * _LINE_IN
+    tall = [_PANEL_IN if count <= MAX_CURVES else min(3.2, 0.5 + 0.05 * count) for count in counts]
+    head_in = 0.1 + sum(line.size for line in shown.header) * _LINE_IN
     total = head_in + sum(heights) + _ROW_GAP_IN * len(heights) + sum(tall) + _PANEL_GAP_IN * len(tall) + 0.62
     figure.set_size_inches(_WIDTH_IN, total)
 
     at = total - 0.12
-    for line in shown.head:
+    for line in shown.header:
         place = _LEFT_IN / _WIDTH_IN, at / total
         figure.text(*place, line.text, size=line.size, color=line.colour, va="top", parse_math=False)
         at -= line.size * _LINE_IN
     at = total - head_in
     for (name, pictures), height in zip(shown.frames.items(), heights, strict=True):
         at -= height + _ROW_GAP_IN
-        for i, (picture, step) in enumerate(zip(pictures, shown.shown, strict=True)):
-            left = _LEFT_IN + i * width / FRAMES
-            box = (left / _WIDTH_IN, at / total, (width / FRAMES - 0.06) / _WIDTH_IN, height / total)
-            _frame(figure.add_axes(box), picture, step, name if i == 0 else "")
+        for i, (picture, step) in enumerate(zip(pictures, shown.frame_steps, strict=True)):
+            left = _LEFT_IN + i * width / MAX_FRAMES
+            box = (left / _WIDTH_IN, at / total, (width / MAX_FRAMES - 0.06) / _WIDTH_IN, height / total)
+            _draw_frame(figure.add_axes(box), picture, step, name if i == 0 else "")
     for i, (panel, height) in enumerate(zip(shown.panels, tall, strict=True)):
         at -= height + _PANEL_GAP_IN
         axes = figure.add_axes((_LEFT_IN / _WIDTH_IN, at / total, width / _WIDTH_IN, height / total))
-        (_curves if len(panel.columns) <= CURVES else _heat)(axes, panel)
-        _steps_axis(axes, panel, shown.shown if shown.frames else [], last=i == len(shown.panels) - 1)
+        (_draw_curves if len(panel.columns) <= MAX_CURVES else _draw_heatmap)(axes, panel)
+        _steps_axis(axes, panel, shown.frame_steps if shown.frames else [], last=i == len(shown.panels) - 1)
 
 
 def _height(picture: NDArray[np.uint8], width: float) -> float:
     return float(np.clip(width * picture.shape[0] / picture.shape[1], _LEAST_FRAME_IN, _MOST_FRAME_IN))
 
 
-def _frame(axes: Axes, picture: NDArray[np.uint8], step: int, name: str) -> None:
+def _draw_frame(axes: Axes, picture: NDArray[np.uint8], step: int, name: str) -> None:
     axes.imshow(picture, cmap="gray", vmin=0, vmax=255)
     axes.set_title(str(step), size=8, pad=2)
     axes.set_xticks([])
@@ -90,7 +90,7 @@ def _frame(axes: Axes, picture: NDArray[np.uint8], step: int, name: str) -> None
     axes.set_ylabel(_label(name), size=8, parse_math=False)
 
 
-def _curves(axes: Axes, panel: Curves) -> None:
+def _draw_curves(axes: Axes, panel: Curves) -> None:
     from matplotlib import color_sequences
 
     marker = "." if len(panel.values) <= 40 else ""
@@ -122,7 +122,7 @@ def _curves(axes: Axes, panel: Curves) -> None:
     )
 
 
-def _heat(axes: Axes, panel: Curves) -> None:
+def _draw_heatmap(axes: Axes, panel: Curves) -> None:
     """Each column by how far it is from its own mean, in its own deviations."""
     finite = np.where(np.isfinite(panel.values), panel.values, np.nan)
     with warnings.catch_warnings():

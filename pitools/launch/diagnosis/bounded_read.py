@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 
-LINE = 1000  # characters of a line that are looked at
-SHOWN = 300  # characters of a line that are kept
+MAX_LINE = 1000  # characters of a line that are looked at
+MAX_SHOWN = 300  # characters of a line that are kept
 _ESCAPES = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,16}[@-~]|\x1b\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)?|\x1b[@-_]?")
 
 
-class Text(NamedTuple):
+class LogText(NamedTuple):
     """A part of a file as text. line: the number of its first line, 0 where what lies before was not read."""
 
     text: str
@@ -22,19 +22,19 @@ class Text(NamedTuple):
     mtime: float
 
 
-def head(path: Path, most: int) -> Text | None:
+def read_head(path: Path, max_bytes: int) -> LogText | None:
     """The first bytes of a file; None where it cannot be read."""
-    return _read(path, 0, most)
+    return _read_range(path, 0, max_bytes)
 
 
-def tail(path: Path, most: int) -> Text | None:
+def read_tail(path: Path, max_bytes: int) -> LogText | None:
     """The last bytes of a file; None where it cannot be read."""
-    return _read(path, -most, most)
+    return _read_range(path, -max_bytes, max_bytes)
 
 
-def _read(path: Path, at: int, most: int) -> Text | None:
+def _read_range(path: Path, at: int, most: int) -> LogText | None:
     try:
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             start = max(0, size + at) if at < 0 else at
             file.seek(start)
@@ -44,18 +44,18 @@ def _read(path: Path, at: int, most: int) -> Text | None:
         return None
     if start:  # from the middle of a line: what is left of it could be misread
         data = data[data.find(b"\n") + 1 :]
-    return Text(as_text(data), 0 if start else 1, size, mtime)
+    return LogText(decode_log(data), 0 if start else 1, size, mtime)
 
 
-def as_text(data: bytes) -> str:
+def decode_log(data: bytes) -> str:
     """Bytes as text without terminal escapes; a progress bar's returns end lines."""
     if b"\x1b" in data:
         data = _ESCAPES.sub(b"", data)
     return data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def shown(text: str, most: int = SHOWN) -> str:
+def one_line(text: str, max_chars: int = MAX_SHOWN) -> str:
     """One line that no terminal takes for anything else, cut to what is worth reading."""
-    line = " ".join(text[: 4 * most].split())
+    line = " ".join(text[: 4 * max_chars].split())
     line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"

@@ -16,17 +16,25 @@ from pitools.core.errors import PitError
 from pitools.core.record import Record, decode_json
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import log_scan, log_timestamps
-from pitools.launch.diagnosis.bounded_read import head, shown, tail
-from pitools.launch.diagnosis.rank_exits import End
+from pitools.launch.diagnosis.bounded_read import one_line, read_head, read_tail
+from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.run import run_folder, steps
-from pitools.run.attempt_records import Evidence, FirstFailure, Hang, RankFailure, Signal, Start, first_failure
-from pitools.slurm.records import Accounting
+from pitools.run.attempt_records import (
+    AttemptStart,
+    Evidence,
+    FirstFailure,
+    HangReport,
+    RankFailure,
+    SignalRecord,
+    first_failure,
+)
+from pitools.slurm.records import AccountingRow
 
 T = TypeVar("T", bound=Record)
 S = TypeVar("S", bound=msgspec.Struct)
-_FILES = 512  # rank files of a kind that are read
-_JSON = 1 << 20
-_SLURM_ENDS_US = ("SIGTERM", "SIGINT")
+_MAX_FILES = 512  # rank files of a kind that are read
+_MAX_JSON_BYTES = 1 << 20
+_TERMINATION_SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class _Job(msgspec.Struct, frozen=True):
@@ -40,39 +48,39 @@ class _Plan(msgspec.Struct, frozen=True):
     nvme: str = ""
 
 
-class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
+class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
     """What is known of one attempt.
 
     exit_code, ended: from exit.json; None and "" without it. state: a local run's own word. restarted: whether Slurm
-    has begun this job anew since. last: whether no attempt began after this one. cancelled: when it was asked for with
-    `pit launch cancel`. notice_signal, notice_s: the warning before the time limit that was asked for. shared: where
-    runs are; nvme: what is below is a node's own, "" where that is not known. hosts: node of rank i. last_step: rank →
-    (step, when). progress: steps that are safe at its end. last_lines: rank, or None for the job itself → what its
-    output ends with.
+    has begun this job anew since. is_last: whether no attempt began after this one. cancelled: when it was asked for
+    with `pit launch cancel`. notice_signal, notice_s: the warning before the time limit that was asked for.
+    shared_path: where runs are; nvme: what is below is a node's own, "" where that is not known. hosts: node of rank i.
+    last_step: rank → (step, when). saved_steps: steps that are safe at its end. last_lines: rank, or None for the job
+    itself → what its output ends with.
     """
 
     attempt: str
-    start: Start | None = None
+    started_record: AttemptStart | None = None
     exit_code: int | None = None
     ended: str = ""
     state: str = ""
     restarted: bool = False
-    last: bool = True
+    is_last: bool = True
     cancelled: str = ""
     notice_signal: str = ""
     notice_s: float = 0.0
-    shared: str = ""
+    shared_path: str = ""
     nvme: str = ""
     hosts: tuple[str, ...] = ()
-    first: FirstFailure | None = None
+    first_failure: FirstFailure | None = None
     failures: tuple[RankFailure, ...] = ()
-    signals: tuple[Signal, ...] = ()
-    hang: Hang | None = None
+    signals: tuple[SignalRecord, ...] = ()
+    hang: HangReport | None = None
     last_step: dict[int, tuple[int, str]] = {}
-    progress: int = 0
-    told: Accounting | None = None
+    saved_steps: int = 0
+    accounting: AccountingRow | None = None
     last_lines: dict[int | None, str] = {}
-    ends: tuple[End, ...] = ()
+    rank_exits: tuple[RankExit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
     def node_of(self, rank: int | None) -> str:
@@ -80,87 +88,91 @@ class Seen(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
         return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else ""
 
 
-def gather(run_dir: Path, attempt: Path, *, slurm: Accounting | None = None, deep: bool = False) -> Seen:
+def gather_evidence(
+    run_dir: Path, attempt: Path, *, slurm: AccountingRow | None = None, deep: bool = False
+) -> AttemptEvidence:
     """Everything that the attempt's files, and Slurm's accounting if given, say of it. deep: read more of the logs."""
-    start = _record(attempt / "start.json", Start)
-    ended = _record(attempt / "exit.json", run_folder.Attempt)
-    span = log_timestamps.span(start.started if start else "", ended.ended if ended else "")
+    start = _record(attempt / "start.json", AttemptStart)
+    ended = _record(attempt / "exit.json", run_folder.AttemptExit)
+    span = log_timestamps.make_span(start.started if start else "", ended.ended if ended else "")
     hosts = _hosts(attempt)
     failures = _failures(attempt / "failures")
-    later, restarted = _later(run_dir, attempt, start)
+    later, restarted = _next_start(run_dir, attempt, start)
     first = first_failure(attempt)
     named = {failure.rank for failure in failures} | ({first.rank} if first else set())
-    hang, plan = _record(attempt / "hang.json", Hang), _plan(run_dir)
-    notice = _notice(plan.job.signal)
-    found = log_scan.look(run_dir, attempt, start, span, hosts, named | set(hang.behind if hang else ()), deep=deep)
-    return Seen(
+    hang, plan = _record(attempt / "hang.json", HangReport), _read_plan(run_dir)
+    notice = _parse_notice(plan.job.signal)
+    found = log_scan.scan_logs(
+        run_dir, attempt, start, span, hosts, named | set(hang.slow_ranks if hang else ()), deep=deep
+    )
+    return AttemptEvidence(
         attempt=attempt.name,
-        start=start,
+        started_record=start,
         exit_code=ended.exit_code if ended else None,
         ended=ended.ended if ended else "",
         state=ended.state if ended else "",
         restarted=restarted,
-        last=later is None,
-        cancelled=_cancelled(run_dir, span),
+        is_last=later is None,
+        cancelled=_cancel_requested_at(run_dir, span),
         notice_signal=notice[0],
         notice_s=notice[1],
-        shared=str(run_dir.parent),
+        shared_path=str(run_dir.parent),
         nvme=plan.nvme.partition("{")[0],
         hosts=hosts,
-        first=first,
+        first_failure=first,
         failures=failures,
         signals=signals(attempt),
         hang=hang,
-        last_step=_last_steps(attempt / "steps"),
-        progress=later.progress if later else progress(run_dir),
-        told=slurm if slurm and later is None and _is_of(slurm, start) else None,
+        last_step=_read_last_steps(attempt / "steps"),
+        saved_steps=later.saved_steps if later else saved_steps(run_dir),
+        accounting=slurm if slurm and later is None and _is_same_start(slurm, start) else None,
         last_lines=found.last_lines,
-        ends=found.ends,
-        evidence=(*found.evidence, *_beside(attempt)),
+        rank_exits=found.rank_exits,
+        evidence=(*found.evidence, *_node_evidence(attempt)),
     )
 
 
-def progress(run_dir: Path) -> int:
+def saved_steps(run_dir: Path) -> int:
     """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
     newest = 0
     try:
         from pitools.checkpoint.store import lookup
 
         with contextlib.suppress(PitError, OSError):
-            newest = lookup.newest(run_dir / "checkpoints") or 0
+            newest = lookup.latest_step(run_dir / "checkpoints") or 0
     except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
         print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
-    own = head(run_dir / "progress", 64)
+    own = read_head(run_dir / "progress", 64)
     return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
 
 
 def _record(path: Path, kind: type[S]) -> S | None:
     """A record, or None where there is none that can be read: half of one says nothing."""
-    text = head(path, _JSON)
+    text = read_head(path, _MAX_JSON_BYTES)
     with contextlib.suppress(msgspec.DecodeError):
         return decode_json(text.text, kind) if text else None
     return None
 
 
 def _hosts(attempt: Path) -> tuple[str, ...]:
-    text = head(attempt / "hostfile", _JSON)
+    text = read_head(attempt / "hostfile", _MAX_JSON_BYTES)
     return tuple(text.text.split()) if text else ()
 
 
-def _plan(run_dir: Path) -> _Plan:
-    text = head(run_dir / "plan.json", _JSON)
+def _read_plan(run_dir: Path) -> _Plan:
+    text = read_head(run_dir / "plan.json", _MAX_JSON_BYTES)
     with contextlib.suppress(msgspec.DecodeError):
         return decode_json(text.text, _Plan) if text else _Plan()
     return _Plan()
 
 
-def _notice(asked: str) -> tuple[str, float]:
+def _parse_notice(asked: str) -> tuple[str, float]:
     """The warning before the time limit, `B:USR2@90`, as (`SIGUSR2`, seconds); ("", 0) for none."""
     name, _, seconds = asked.rpartition(":")[2].partition("@")
     return (f"SIG{name.removeprefix('SIG')}", float(seconds) if seconds.isdecimal() else 60.0) if name else ("", 0.0)
 
 
-def _names(folder_: Path, suffix: str) -> list[Path]:
+def _list_rank_files(folder_: Path, suffix: str) -> list[Path]:
     """The files of single ranks, oldest change first, and no more than are read."""
     made = []
     with contextlib.suppress(OSError), os.scandir(folder_) as entries:
@@ -168,16 +180,16 @@ def _names(folder_: Path, suffix: str) -> list[Path]:
             if entry.name.endswith(suffix) and entry.name[: -len(suffix)].isdecimal():
                 with contextlib.suppress(OSError):
                     made.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-    return [path for _, path in sorted(made)[:_FILES]]
+    return [path for _, path in sorted(made)[:_MAX_FILES]]
 
 
 def _failures(place: Path) -> tuple[RankFailure, ...]:
-    found = [_record(path, RankFailure) for path in _names(place, ".json")]
+    found = [_record(path, RankFailure) for path in _list_rank_files(place, ".json")]
     return tuple(sorted((one for one in found if one), key=lambda one: one.t))
 
 
-class _Silent(msgspec.Struct, frozen=True):
-    """Of `silent/<node>.json`, written when the ranks were ended."""
+class _UnreachableNode(msgspec.Struct, frozen=True):
+    """Of `unreachable/<node>.json`, written when the ranks were ended."""
 
     t: str
     node: str
@@ -185,36 +197,36 @@ class _Silent(msgspec.Struct, frozen=True):
     error: str
 
 
-class _Oom(msgspec.Struct, frozen=True):
+class _OomKill(msgspec.Struct, frozen=True):
     """Of `oom/<rank>.json`: a rank that the kernel killed for want of memory."""
 
     t: str
     rank: int
     node: str
-    what: str
+    evidence: str
 
 
-def _beside(attempt: Path) -> Iterator[Evidence]:
+def _node_evidence(attempt: Path) -> Iterator[Evidence]:
     """What the job saw of its nodes after the ranks had ended."""
     place = f"attempts/{attempt.name}"
-    for path in sorted((attempt / "silent").glob("*.json"))[:_FILES]:
-        if gone := _record(path, _Silent):
+    for path in sorted((attempt / "unreachable").glob("*.json"))[:_MAX_FILES]:
+        if gone := _record(path, _UnreachableNode):
             what = f"does not answer: {gone.error} ({gone.address})" if gone.address else gone.error
             yield Evidence(
                 t=gone.t,
-                source=f"{place}/silent/{path.name}",
-                what=shown(f"node {gone.node}: {what}"),
+                source=f"{place}/unreachable/{path.name}",
+                text=one_line(f"node {gone.node}: {what}"),
                 kind="node",
                 node=gone.node,
                 rule="node-silent",
             )
-    for path in _names(attempt / "oom", ".json"):
-        if oom := _record(path, _Oom):
+    for path in _list_rank_files(attempt / "oom", ".json"):
+        if oom := _record(path, _OomKill):
             # No time: it is found afterwards, and what it found was before the rank's end.
             yield Evidence(
                 t="",
                 source=f"{place}/oom/{path.name}",
-                what=shown(oom.what),
+                text=one_line(oom.evidence),
                 kind="memory",
                 rank=oom.rank,
                 node=oom.node,
@@ -222,17 +234,17 @@ def _beside(attempt: Path) -> Iterator[Evidence]:
             )
 
 
-def signals(attempt: Path) -> tuple[Signal, ...]:
+def signals(attempt: Path) -> tuple[SignalRecord, ...]:
     """Return what the job was sent while an attempt ran, oldest first."""
-    return tuple(_lines(attempt / "signals.jsonl", Signal, 65536, end=True))
+    return tuple(_read_records(attempt / "signals.jsonl", SignalRecord, 65536, end=True))
 
 
-def was_told(attempt: Path) -> bool:
+def was_signalled(attempt: Path) -> bool:
     """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
-    return any(one.signal in _SLURM_ENDS_US for one in signals(attempt))
+    return any(one.signal in _TERMINATION_SIGNALS for one in signals(attempt))
 
 
-def first(attempt: Path, code: int) -> int:
+def first_failed_exit_code(attempt: Path, code: int) -> int:
     """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
     if code == 0 or code == exit_codes.HUNG:
         return code
@@ -240,8 +252,8 @@ def first(attempt: Path, code: int) -> int:
     return failed.exit_code if failed else code
 
 
-def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:
-    text = tail(path, most) if end else head(path, most)
+def _read_records(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:
+    text = read_tail(path, most) if end else read_head(path, most)
     found = []
     for line in text.text.splitlines() if text else ():
         with contextlib.suppress(msgspec.DecodeError):
@@ -249,39 +261,39 @@ def _lines(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T
     return found
 
 
-def _last_steps(place: Path) -> dict[int, tuple[int, str]]:
+def _read_last_steps(place: Path) -> dict[int, tuple[int, str]]:
     found = {}
-    for path in _names(place, ".jsonl"):
-        if made := _lines(path, steps.Step, 2048, end=True):
+    for path in _list_rank_files(place, ".jsonl"):
+        if made := _read_records(path, steps.Step, 2048, end=True):
             found[int(path.stem)] = (made[-1].step, made[-1].t)
     return found
 
 
-def _cancelled(run_dir: Path, span: log_timestamps.Span) -> str:
+def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
     """When a person asked for the end of this run, if that was while this attempt ran."""
-    for event in _lines(run_dir / "events.jsonl", run_folder.Event, 1 << 18, end=True):
-        if event.event == "cancel" and log_timestamps.parse(event.t) in span:
+    for event in _read_records(run_dir / "events.jsonl", run_folder.Event, 1 << 18, end=True):
+        if event.event == "cancel" and log_timestamps.parse_timestamp(event.t) in span:
             return event.t
     return ""
 
 
-def _later(run_dir: Path, attempt: Path, start: Start | None) -> tuple[Start | None, bool]:
+def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tuple[AttemptStart | None, bool]:
     """The start of the attempt that came next, and whether it was Slurm that began this one's job anew."""
-    order = run_folder.attempts(run_dir)
+    order = run_folder.attempt_dirs(run_dir)
     names = [path.name for path in order]
     if attempt.name not in names:
         return None, False
     for path in order[names.index(attempt.name) + 1 :]:
-        if begun := _record(path / "start.json", Start):
+        if begun := _record(path / "start.json", AttemptStart):
             again = start is not None and begun.job_id == start.job_id and begun.restart > start.restart
             return begun, again
     return None, False
 
 
-def _is_of(told: Accounting, start: Start | None) -> bool:
+def _is_same_start(accounting: AccountingRow, start: AttemptStart | None) -> bool:
     """Whether accounting's row is of the job and the restart that this attempt was part of."""
     if start is None:
         return True
-    before = log_timestamps.seconds_between(start.started, told.end)
-    after = log_timestamps.seconds_between(told.start, start.started)
+    before = log_timestamps.seconds_between(start.started, accounting.end)
+    after = log_timestamps.seconds_between(accounting.start, start.started)
     return (before is None or before > -log_timestamps.TOLERANCE_S) and (after is None or after > -60)

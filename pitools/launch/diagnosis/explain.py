@@ -8,18 +8,18 @@ from pathlib import Path
 
 from pitools.core.errors import DataError
 from pitools.launch.diagnosis import log_timestamps, patterns, unstarted_jobs
-from pitools.launch.diagnosis.bounded_read import SHOWN, shown
+from pitools.launch.diagnosis.bounded_read import MAX_SHOWN, one_line
 from pitools.run import run_folder
-from pitools.run.attempt_records import Cause, Decision, Evidence, Start
+from pitools.run.attempt_records import AttemptStart, Cause, Decision, Evidence
 
 _WIDTH = 160
-_LINES = 24
-_FOLLOWED = {
+_MAX_EVIDENCE_LINES = 24
+_ROLE_TEXT = {
     "cascade": "followed: ranks say it because another one has gone",
     "end": "followed: this is how ranks are ended",
     "warning": "came before: a signal",
 }
-_SURER = {
+_MORE_EVIDENCE = {
     "node": "the node's own log around that time (dmesg, slurmd), and whether it happens there again",
     "gpu": "`dmesg` and `nvidia-smi -q` of the node",
     "network": "NCCL_DEBUG=WARN in the request's env, and whether the same pair of nodes is in it again",
@@ -35,97 +35,98 @@ _SURER = {
 }
 
 
-def of_run(run_dir: Path) -> Iterator[str]:
+def explain_run(run_dir: Path) -> Iterator[str]:
     """The lines for a run: each attempt and its cause, the last one at length. Raises DataError."""
-    made = run_folder.attempts(run_dir)
-    early = unstarted_jobs.causes(run_dir)
+    made = run_folder.attempt_dirs(run_dir)
+    early = unstarted_jobs.unstarted_causes(run_dir)
     for number, unbegun_for in early:
         yield f"job {number}: {headline(unbegun_for)}"
-        yield from (f"  {_line(one, '')}" for one in unbegun_for.evidence)
+        yield from (f"  {_evidence_line(one, '')}" for one in unbegun_for.evidence)
     if not made and not early:
         yield "no attempt has begun"
     for path in made:
         try:
-            cause = run_folder.read(path / "cause.json", Cause)
+            cause = run_folder.read_record(path / "cause.json", Cause)
         except DataError as error:
-            yield f"attempt {path.name}: cause.json is {error.what}"
+            yield f"attempt {path.name}: cause.json is {error.message}"
             continue
         if cause is None:
             ended = (path / "exit.json").exists()
             yield f"attempt {path.name}: {'ended, and is not judged yet' if ended else 'no word of its end yet'}"
         elif path == made[-1]:
-            yield from of_cause(cause, _started(path))
+            yield from explain_cause(cause, _read_started(path))
         else:
             yield f"attempt {path.name}: {headline(cause)}"
 
 
-def ended(run_dir: Path, told: set[str]) -> Iterator[str]:
-    """Yield a line for each attempt that another follows, and each job that began none, unless its name is in `told`.
+def past_attempts(run_dir: Path, already_reported: set[str]) -> Iterator[str]:
+    """Yield a line for each attempt that another follows, and each job that began none, unless its name is in
+    `already_reported`.
 
-    told: gets their names.
+    already_reported: gets their names.
     """
-    for number, early in unstarted_jobs.causes(run_dir):
-        if (name := f"job {number}") not in told:
-            told.add(name)
-            yield f"{name}: {headline(early, SHOWN)}"
-    for path in run_folder.attempts(run_dir):
-        if (name := f"attempt {path.name}") in told:
+    for number, early in unstarted_jobs.unstarted_causes(run_dir):
+        if (name := f"job {number}") not in already_reported:
+            already_reported.add(name)
+            yield f"{name}: {headline(early, MAX_SHOWN)}"
+    for path in run_folder.attempt_dirs(run_dir):
+        if (name := f"attempt {path.name}") in already_reported:
             continue
         with contextlib.suppress(DataError, OSError):
             cause, decided = (
-                run_folder.read(path / "cause.json", Cause),
-                run_folder.read(path / "decision.json", Decision),
+                run_folder.read_record(path / "cause.json", Cause),
+                run_folder.read_record(path / "decision.json", Decision),
             )
             if cause and decided:
-                told.add(name)
+                already_reported.add(name)
                 if decided.action not in ("done", "stop"):  # those the run's verdict says
-                    yield f"{name}: {headline(cause, SHOWN)}: {decided.action}"
+                    yield f"{name}: {headline(cause, MAX_SHOWN)}: {decided.action}"
 
 
 def headline(cause: Cause, width: int = _WIDTH) -> str:
     """One line: kind, confidence, reason. width: characters of the reason, at most."""
-    return f"{cause.kind} ({cause.confidence}): {shown(cause.reason, width)}"
+    return f"{cause.kind} ({cause.confidence}): {one_line(cause.reason, width)}"
 
 
-def of_cause(cause: Cause, started: str = "") -> Iterator[str]:
+def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
     """The lines for one attempt. started: when it began; times are then given in seconds since."""
     yield f"attempt {cause.attempt}: {headline(cause)}"
-    gained = f", {cause.progress} safe" if cause.progress else ""
+    gained = f", {cause.saved_steps} safe" if cause.saved_steps else ""
     yield f"  reached step {cause.steps - 1}{gained}" if cause.steps else f"  no step is logged{gained}"
     if cause.nodes:
         yield f"  at fault: {', '.join(cause.nodes)}"
-    lines = cause.evidence[:_LINES]
-    notes = [*(_note(one, cause) for one in lines), ""]
+    lines = cause.evidence[:_MAX_EVIDENCE_LINES]
+    notes = [*(_evidence_note(one, cause) for one in lines), ""]
     for one, note, then in zip(lines, notes, notes[1:], strict=False):
-        yield "  " + _line(one, started)
+        yield "  " + _evidence_line(one, started)
         if note and note != then:  # lines that mean the same have one note, below the last
             yield f"      {note}"
-    if len(cause.evidence) > _LINES:
-        yield f"  … and {len(cause.evidence) - _LINES} more, in attempts/{cause.attempt}/cause.json"
+    if len(cause.evidence) > _MAX_EVIDENCE_LINES:
+        yield f"  … and {len(cause.evidence) - _MAX_EVIDENCE_LINES} more, in attempts/{cause.attempt}/cause.json"
     if cause.confidence != "certain":
-        yield f"  surer with: {_SURER[cause.kind]}"
+        yield f"  surer with: {_MORE_EVIDENCE[cause.kind]}"
 
 
-def _line(one: Evidence, started: str) -> str:
+def _evidence_line(one: Evidence, started: str) -> str:
     since = log_timestamps.seconds_between(started, one.t)
     when = f"{since:+9.1f} s" if since is not None else one.t[11:23] or "       —  "
     who = " ".join(part for part in (f"rank {one.rank}" if one.rank is not None else "", one.node) if part)
-    return f"{when}  {who + ': ' if who else ''}{shown(one.what, _WIDTH)}  [{one.source}]"
+    return f"{when}  {who + ': ' if who else ''}{one_line(one.text, _WIDTH)}  [{one.source}]"
 
 
-def _note(one: Evidence, cause: Cause) -> str:
+def _evidence_note(one: Evidence, cause: Cause) -> str:
     if cause.kind == "finished":
         return ""
-    if one.role in _FOLLOWED:
-        return _FOLLOWED[one.role]
+    if one.role in _ROLE_TEXT:
+        return _ROLE_TEXT[one.role]
     if one == cause.evidence[0] and one.kind == cause.kind:
-        return patterns.because(one.rule) or "this is what decided"
+        return patterns.exit_reason(one.rule) or "this is what decided"
     return ""
 
 
-def _started(path: Path) -> str:
+def _read_started(path: Path) -> str:
     try:
-        start = run_folder.read(path / "start.json", Start)
+        start = run_folder.read_record(path / "start.json", AttemptStart)
     except DataError:
         return ""
     return start.started if start else ""

@@ -16,85 +16,87 @@ from typing import NamedTuple
 from pitools.core.errors import PitError
 from pitools.core.hostlist import expand
 from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits, tracebacks
-from pitools.launch.diagnosis.bounded_read import LINE, Text, head, shown, tail
-from pitools.launch.diagnosis.patterns import Pattern, Source
+from pitools.launch.diagnosis.bounded_read import MAX_LINE, LogText, one_line, read_head, read_tail
+from pitools.launch.diagnosis.patterns import LogSource, Pattern
 from pitools.run import run_folder
-from pitools.run.attempt_records import Evidence, Start
+from pitools.run.attempt_records import AttemptStart, Evidence
 
-_RANK_LOGS = 512
-_TAIL, _DEEP_TAIL, _DEEP_HEAD = 64 << 10, 2 << 20, 256 << 10
-_ALL, _DEEP_ALL = 16 << 20, 96 << 20  # bytes of all ranks' logs together
-_WHERE = re.compile(r"^(pit: error: .*)\n  where: (.*)", re.MULTILINE)
+_MAX_RANK_LOGS = 512
+_TAIL_BYTES, _DEEP_TAIL_BYTES, _DEEP_HEAD_BYTES = 64 << 10, 2 << 20, 256 << 10
+_MAX_TOTAL_BYTES, _DEEP_MAX_TOTAL_BYTES = 16 << 20, 96 << 20  # bytes of all ranks' logs together
+_PIT_ERROR = re.compile(r"^(pit: error: .*)\n  where: (.*)", re.MULTILINE)
 # What srun and Slurm say while they end the others, and our own words about what follows.
 _NOISE = re.compile(r"srun: |slurmstepd|^submitit |^pit: attempt ")
-_EACH = 3  # occurrences of one pattern in one file, from its first, and its last
+_MAX_HITS_PER_RULE = 3  # occurrences of one pattern in one file, from its first, and its last
 
 
-class Found(NamedTuple):
+class LogScan(NamedTuple):
     """How ranks ended, and the lines that patterns know.
 
     last_lines: rank, or None for the job itself → what its output ends with.
     """
 
-    ends: tuple[rank_exits.End, ...]
+    rank_exits: tuple[rank_exits.RankExit, ...]
     evidence: tuple[Evidence, ...]
     last_lines: dict[int | None, str]
 
 
-def look(
+def scan_logs(
     run_dir: Path,
     attempt: Path,
-    start: Start | None,
-    span: log_timestamps.Span,
+    start: AttemptStart | None,
+    span: log_timestamps.TimeSpan,
     hosts: tuple[str, ...],
-    named: set[int],
+    prominent_ranks: set[int],
     *,
     deep: bool,
-) -> Found:
-    """Read the logs of an attempt. named: ranks that matter most."""
-    made: list[rank_exits.End] = []
+) -> LogScan:
+    """Read the logs of an attempt. prominent_ranks: ranks that matter most."""
+    made: list[rank_exits.RankExit] = []
     seen: list[Evidence] = []
     last_lines: dict[int | None, str] = {}
     has_own = any((attempt / "logs").glob("*.err"))
     for path, is_shared in _slurm_logs(run_dir, attempt, start):
-        for text in _parts(path, _DEEP_TAIL if deep else 4 * _TAIL, _DEEP_HEAD if deep else _TAIL):
-            own = _own_share(text, span) if is_shared else text
+        for text in _read_head_and_tail(
+            path, _DEEP_TAIL_BYTES if deep else 4 * _TAIL_BYTES, _DEEP_HEAD_BYTES if deep else _TAIL_BYTES
+        ):
+            own = _lines_of_attempt(text, span) if is_shared else text
             source = _relative(path, run_dir)
             if is_shared:
                 last_lines[None] = last_line(own.text)
             if not is_shared or not has_own:
                 made += _srun_ends(own, source, span)
-            seen += list(_matches(own, "slurm", source, span, None, ""))
-    for path in sorted((attempt / "logs").glob("stage.*.out"))[:_RANK_LOGS]:
-        if end := tail(path, _TAIL):
+            seen += list(_match_patterns(own, "slurm", source, span, None, ""))
+    for path in sorted((attempt / "logs").glob("stage.*.out"))[:_MAX_RANK_LOGS]:
+        if end := read_tail(path, _TAIL_BYTES):
             node, number = _stage_node(path.name, start), path.name.split(".")[-2]
             # One error, one line: whose fault it is may stand in where it was.
-            end = end._replace(text=_WHERE.sub(r"\1; where: \2", end.text))
-            seen += list(_matches(end, "stage", _relative(path, run_dir), span, None, node))
+            end = end._replace(text=_PIT_ERROR.sub(r"\1; where: \2", end.text))
+            seen += list(_match_patterns(end, "stage", _relative(path, run_dir), span, None, node))
             if number.isdecimal():
                 last_lines[int(number)] = last_line(end.text)
-    chosen = _rank_logs(attempt / "logs", named | {end.rank for end in made if end.rank is not None})
-    most = _share(len(chosen), deep=deep)
+    chosen = _rank_logs(attempt / "logs", prominent_ranks | {end.rank for end in made if end.rank is not None})
+    most = _bytes_per_log(len(chosen), deep=deep)
     for rank, path in chosen:
         node = hosts[rank] if rank < len(hosts) else ""
         source = _relative(path, run_dir)
-        for text in _parts(path, most, most // 8 if deep else 0):
+        for text in _read_head_and_tail(path, most, most // 8 if deep else 0):
             if text.line == 0 or text.size <= most:
                 made += _traceback(text, source, span, rank, node)
-            said = text._replace(text=tracebacks.without(text.text)) if "Traceback" in text.text else text
-            seen += list(_matches(said, "rank", source, span, rank, node))
+            said = text._replace(text=tracebacks.blank_tracebacks(text.text)) if "Traceback" in text.text else text
+            seen += list(_match_patterns(said, "rank", source, span, rank, node))
             last_lines[rank] = last_line(text.text)
-    return Found(tuple(made), tuple(_once(seen)), {rank: line for rank, line in last_lines.items() if line})
+    return LogScan(tuple(made), tuple(_dedupe(seen)), {rank: line for rank, line in last_lines.items() if line})
 
 
 def last_line(text: str) -> str:
     """Return the line that says why a program ended, as far as a guess goes: our own error, else the last line."""
-    lines = [line for line in text[-_TAIL:].split("\n") if line.strip() and not _NOISE.search(line[:200])]
+    lines = [line for line in text[-_TAIL_BYTES:].split("\n") if line.strip() and not _NOISE.search(line[:200])]
     ours = [line for line in lines if line.startswith(("pit: error: ", "pit: no attempt: "))]
-    return shown((ours or lines or [""])[-1])
+    return one_line((ours or lines or [""])[-1])
 
 
-def _stage_node(name: str, start: Start | None) -> str:
+def _stage_node(name: str, start: AttemptStart | None) -> str:
     """The node of `stage.<host name>[.<number in the job>].out`, as Slurm calls it: its host name may be another."""
     host, _, number = name.removeprefix("stage.").removesuffix(".out").partition(".")
     with contextlib.suppress(PitError):
@@ -103,38 +105,38 @@ def _stage_node(name: str, start: Start | None) -> str:
     return host
 
 
-def _share(count: int, *, deep: bool) -> int:
-    whole, each = (_DEEP_ALL, _DEEP_TAIL) if deep else (_ALL, _TAIL)
+def _bytes_per_log(count: int, *, deep: bool) -> int:
+    whole, each = (_DEEP_MAX_TOTAL_BYTES, _DEEP_TAIL_BYTES) if deep else (_MAX_TOTAL_BYTES, _TAIL_BYTES)
     return max(4096, min(each, whole // max(1, count)))
 
 
-def _slurm_logs(run_dir: Path, attempt: Path, start: Start | None) -> Iterator[tuple[Path, bool]]:
+def _slurm_logs(run_dir: Path, attempt: Path, start: AttemptStart | None) -> Iterator[tuple[Path, bool]]:
     """srun's messages of this attempt, and the job's own output, which all attempts of that job share."""
     for path in sorted((attempt / "logs").glob("*.err"))[:8]:
         yield path, False
     if start and re.fullmatch(r"[\w.-]{1,64}", start.job_id):
-        for path in [path for path in run_folder.job_logs(run_dir) if _is_of(path, start.job_id)][:4]:
+        for path in [path for path in run_folder.job_output_files(run_dir) if _is_output_of(path, start.job_id)][:4]:
             yield path, True
     elif not start:
-        for path in run_folder.job_logs(run_dir)[-1:]:
+        for path in run_folder.job_output_files(run_dir)[-1:]:
             yield path, True
 
 
-def _is_of(path: Path, job_id: str) -> bool:
+def _is_output_of(path: Path, job_id: str) -> bool:
     """Whether a job's output is this job's, or a task's of it."""
     return path.stem == f"slurm-{job_id}" or path.stem.startswith(f"slurm-{job_id}_")
 
 
-def _parts(path: Path, most: int, first: int) -> list[Text]:
+def _read_head_and_tail(path: Path, most: int, first: int) -> list[LogText]:
     """The end of a log, and its beginning where that is not part of it."""
-    end = tail(path, most)
+    end = read_tail(path, most)
     if end is None:
         return []
-    beginning = head(path, min(first, end.size - most)) if first and end.size > most else None
+    beginning = read_head(path, min(first, end.size - most)) if first and end.size > most else None
     return [beginning, end] if beginning else [end]
 
 
-def _own_share(text: Text, span: log_timestamps.Span) -> Text:
+def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan) -> LogText:
     """Of the output that a job's attempts share, the lines from this one's start to its end, as far as times tell.
 
     A line without a time is of the same attempt as the last that has one; what comes before any, as the first that has.
@@ -142,7 +144,7 @@ def _own_share(text: Text, span: log_timestamps.Span) -> Text:
     kept: list[str] = []
     mine, before = True, True
     for line in text.text.split("\n"):
-        if stamp := log_timestamps.of_line(line, log_timestamps.Span(None, None)):
+        if stamp := log_timestamps.timestamp_of_line(line, log_timestamps.TimeSpan(None, None)):
             mine = not _is_outside(stamp, span)
             if before and not mine:
                 kept = [""] * len(kept)
@@ -151,8 +153,8 @@ def _own_share(text: Text, span: log_timestamps.Span) -> Text:
     return text._replace(text="\n".join(kept))
 
 
-def _is_outside(stamp: str, span: log_timestamps.Span) -> bool:
-    moment = log_timestamps.parse(stamp)
+def _is_outside(stamp: str, span: log_timestamps.TimeSpan) -> bool:
+    moment = log_timestamps.parse_timestamp(stamp)
     if moment is None:
         return False
     slack_s = 1.0 if stamp.endswith(".000Z") else 0.0  # Slurm's own words have whole seconds
@@ -160,43 +162,51 @@ def _is_outside(stamp: str, span: log_timestamps.Span) -> bool:
     return early or (span.last is not None and (moment - span.last).total_seconds() > 60)
 
 
-def _srun_ends(text: Text, source: str, span: log_timestamps.Span) -> Iterator[rank_exits.End]:
+def _srun_ends(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Iterator[rank_exits.RankExit]:
     """srun's messages about tasks, up to the one that says that it ends the rest."""
     for number, line in enumerate(text.text.split("\n"), 1):
         if "srun" not in line[:200]:
             continue
         where = f"{source}:{text.line + number - 1}" if text.line else source
-        yield from rank_exits.of_srun(line[: LINE * 8], log_timestamps.of_line(line, span), where, number)
+        yield from rank_exits.exits_from_srun(
+            line[: MAX_LINE * 8], log_timestamps.timestamp_of_line(line, span), where, number
+        )
 
 
-def _traceback(text: Text, source: str, span: log_timestamps.Span, rank: int, node: str) -> Iterator[rank_exits.End]:
-    chain = tracebacks.last(text.text)
+def _traceback(
+    text: LogText, source: str, span: log_timestamps.TimeSpan, rank: int, node: str
+) -> Iterator[rank_exits.RankExit]:
+    chain = tracebacks.last_traceback(text.text)
     if chain:
-        number = text.line + text.text.count("\n", 0, chain[-1].at) if text.line else 0
+        number = text.line + text.text.count("\n", 0, chain[-1].offset) if text.line else 0
         where = f"{source}:{number}" if number else source
-        yield rank_exits.of_exception(chain, rank, node, log_timestamps.of_file(text.mtime, span), where)
+        yield rank_exits.exit_from_exception(
+            chain, rank, node, log_timestamps.timestamp_of_file(text.mtime, span), where
+        )
 
 
-def _matches(
-    text: Text, kind: Source, source: str, span: log_timestamps.Span, rank: int | None, node: str
+def _match_patterns(
+    text: LogText, kind: LogSource, source: str, span: log_timestamps.TimeSpan, rank: int | None, node: str
 ) -> Iterator[Evidence]:
     """The lines that patterns know, each as evidence."""
-    for pattern in patterns.table().pattern:
+    for pattern in patterns.load_table().pattern:
         if kind not in pattern.source:
             continue
-        for at in _places(text.text, pattern):
+        for at in _find_occurrences(text.text, pattern):
             begin = text.text.rfind("\n", 0, at) + 1
             stop = text.text.find("\n", at)
-            line = text.text[max(begin, at - LINE // 2) : min(len(text.text) if stop < 0 else stop, at + LINE // 2)]
-            found = patterns.compiled(pattern.line).search(line) if pattern.line else None
+            line = text.text[
+                max(begin, at - MAX_LINE // 2) : min(len(text.text) if stop < 0 else stop, at + MAX_LINE // 2)
+            ]
+            found = patterns.compile_cached(pattern.line).search(line) if pattern.line else None
             if pattern.line and not found:
                 continue
             groups = found.groupdict() if found else {}
             number = text.line + text.text.count("\n", 0, begin) if text.line else 0
             yield Evidence(
-                t=log_timestamps.of_line(text.text[begin : begin + 240], span),
+                t=log_timestamps.timestamp_of_line(text.text[begin : begin + 240], span),
                 source=f"{source}:{number}" if number else source,
-                what=shown(line),
+                text=one_line(line),
                 kind=pattern.kind,
                 rank=rank,
                 node=groups.get("node") or node,
@@ -205,12 +215,12 @@ def _matches(
             )
 
 
-def _places(text: str, pattern: Pattern) -> list[int]:
+def _find_occurrences(text: str, pattern: Pattern) -> list[int]:
     """Where a pattern's words stand: the first few places and the last."""
     found: list[int] = []
-    for words in pattern.has:
+    for words in pattern.literals:
         at = text.find(words)
-        for _ in range(_EACH):
+        for _ in range(_MAX_HITS_PER_RULE):
             if at < 0:
                 break
             found.append(at)
@@ -220,11 +230,11 @@ def _places(text: str, pattern: Pattern) -> list[int]:
     return sorted(found)
 
 
-def _once(seen: Iterable[Evidence]) -> Iterator[Evidence]:
+def _dedupe(seen: Iterable[Evidence]) -> Iterator[Evidence]:
     """Each line once for a rule: what srun says stands in the job's output as well."""
     known: set[tuple[int | None, str, str]] = set()
     for one in seen:
-        key = (one.rank, one.rule, one.what)
+        key = (one.rank, one.rule, one.text)
         if key not in known:
             known.add(key)
             yield one
@@ -240,10 +250,10 @@ def _rank_logs(place: Path, named: set[int]) -> list[tuple[int, Path]]:
                 with contextlib.suppress(OSError):
                     made.append((entry.stat(follow_symlinks=False).st_mtime, int(stem), Path(entry.path)))
     made.sort()
-    if len(made) > _RANK_LOGS:
-        first = [one for one in made if one[1] in named][: _RANK_LOGS // 2]
+    if len(made) > _MAX_RANK_LOGS:
+        first = [one for one in made if one[1] in named][: _MAX_RANK_LOGS // 2]
         rest = [one for one in made if one[1] not in named]
-        half = (_RANK_LOGS - len(first)) // 2
+        half = (_MAX_RANK_LOGS - len(first)) // 2
         made = [*first, *rest[:half], *rest[-half:]]
     return sorted((rank, path) for _, rank, path in made)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pitools.core import timestamps
 
 TOLERANCE_S = 3.0  # clocks that are kept by NTP differ by less; so does what one node sees of another's end
-_LOOSE = timedelta(minutes=2)
+_LOOSE_TOLERANCE = timedelta(minutes=2)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"(?:^|[\s\]:\[])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _EPOCH = re.compile(r"(?:^|[\s\]:\[])[IWEF]0000 00:00:(\d{9,11})\.(\d{1,9})")  # absl before its flags are parsed
@@ -21,7 +21,7 @@ _SYSLOG = re.compile(r"([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """From the start of an attempt to its end; None where that is not known."""
 
     first: datetime | None
@@ -30,11 +30,11 @@ class Span(NamedTuple):
     def __contains__(self, moment: object) -> bool:
         if not isinstance(moment, datetime):
             return False
-        after = self.first is None or moment >= self.first - _LOOSE
-        return after and (self.last is None or moment <= self.last + _LOOSE)
+        after = self.first is None or moment >= self.first - _LOOSE_TOLERANCE
+        return after and (self.last is None or moment <= self.last + _LOOSE_TOLERANCE)
 
 
-def parse(text: str) -> datetime | None:
+def parse_timestamp(text: str) -> datetime | None:
     """The moment that a record's text stands for; None for "" and for what is none."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -43,36 +43,36 @@ def parse(text: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def span(started: str, ended: str) -> Span:
+def make_span(started: str, ended: str) -> TimeSpan:
     """The span between two records' texts, of which either may be ""."""
-    return Span(parse(started), parse(ended))
+    return TimeSpan(parse_timestamp(started), parse_timestamp(ended))
 
 
-def of_line(line: str, within: Span) -> str:
+def timestamp_of_line(line: str, within: TimeSpan) -> str:
     """The time that a log line carries near its beginning, as RFC 3339 UTC text; "" for none that can be true."""
     head = line[:240]
     try:
-        for moment in _read(head, within):
+        for moment in _parse_candidates(head, within):
             if moment in within:
-                return timestamps.text(moment)
+                return timestamps.to_rfc3339(moment)
     except (ValueError, OverflowError, OSError):  # 2026-13-45 and the like
         pass
     return ""
 
 
-def of_file(seconds: float, within: Span) -> str:
+def timestamp_of_file(seconds: float, within: TimeSpan) -> str:
     """A file's time of change as text; "" where it lies outside the attempt, as after a copy."""
     moment = datetime.fromtimestamp(seconds, UTC)
-    return timestamps.text(moment) if moment in within else ""
+    return timestamps.to_rfc3339(moment) if moment in within else ""
 
 
 def seconds_between(earlier: str, later: str) -> float | None:
     """Seconds from one record's text to another's; None where either is not known."""
-    first, last = parse(earlier), parse(later)
+    first, last = parse_timestamp(earlier), parse_timestamp(later)
     return (last - first).total_seconds() if first and last else None
 
 
-def _read(head: str, within: Span) -> list[datetime]:
+def _parse_candidates(head: str, within: TimeSpan) -> list[datetime]:
     """The moments that the text may stand for, the likeliest first."""
     if found := _EPOCH.search(head):
         return [datetime.fromtimestamp(float(f"{found[1]}.{found[2]}"), UTC)]
@@ -80,18 +80,18 @@ def _read(head: str, within: Span) -> list[datetime]:
         fraction = (found[3] or "0")[:6].ljust(6, "0")
         zone = (found[4] or "").replace("Z", "+00:00")
         moment = datetime.fromisoformat(f"{found[1]}T{found[2]}.{fraction}{zone}")
-        return [moment] if moment.tzinfo else _zoned(moment)
+        return [moment] if moment.tzinfo else _candidate_zones(moment)
     year = (within.last or within.first or datetime.now(UTC)).year
     if found := _GLOG.search(head):
         month, day, hour, minute, second = map(int, found.groups()[:5])
         fraction = int(found[6][:6].ljust(6, "0"))
-        return _zoned(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (zoned right here)
+        return _candidate_zones(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (zoned right here)
     if (found := _SYSLOG.search(head)) and found[1] in _MONTHS:
         day, hour, minute, second = map(int, found.groups()[1:5])
         month = _MONTHS.index(found[1]) + 1
-        return _zoned(datetime(int(found[6] or year), month, day, hour, minute, second))  # noqa: DTZ001
+        return _candidate_zones(datetime(int(found[6] or year), month, day, hour, minute, second))  # noqa: DTZ001
     return []
 
 
-def _zoned(naive: datetime) -> list[datetime]:
+def _candidate_zones(naive: datetime) -> list[datetime]:
     return [naive.astimezone(), naive.replace(tzinfo=UTC)]

@@ -10,53 +10,53 @@ from typing import Literal
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.run.attempt_records import Kind
+from pitools.run.attempt_records import CauseKind
 
-Role = Literal["word", "fault", "cascade", "end", "warning"]
-Sure = Literal["certain", "likely", "guess"]
-Source = Literal["slurm", "rank", "stage", "job"]
+FaultRole = Literal["slurm-statement", "fault", "cascade", "end", "warning"]
+Confidence = Literal["certain", "likely", "guess"]
+LogSource = Literal["slurm", "rank", "stage", "job"]
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Words in a log. has: literal texts, one of which is there; line: what the line must fit as well, "" for any.
+    """Words in a log. literals: literal texts, one of which is there; line: what the line must fit as well, "" for any.
 
     codes: the exit codes that the line explains; () for any end.
     """
 
     name: str
-    kind: Kind
-    role: Role
-    source: tuple[Source, ...] = msgspec.field(name="from")
-    has: tuple[str, ...]
+    kind: CauseKind
+    role: FaultRole
+    source: tuple[LogSource, ...] = msgspec.field(name="from")
+    literals: tuple[str, ...]
     line: str = ""
     codes: tuple[int, ...] = ()
-    sure: Sure = "guess"
-    local: bool = False
+    confidence: Confidence = "guess"
+    blames_node: bool = False
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An uncaught exception. foreign: not one that the user's own `raise` made."""
+class ExceptionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An uncaught exception. raised_by_library: not one that the user's own `raise` made."""
 
     name: str
-    kind: Kind
+    kind: CauseKind
     type: str
     message: str = ""
-    role: Role = "fault"
-    sure: Sure = "guess"
-    local: bool = False
-    foreign: bool = False
+    role: FaultRole = "fault"
+    confidence: Confidence = "guess"
+    blames_node: bool = False
+    raised_by_library: bool = False
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a rank ended: by a signal, or with a code."""
 
-    kind: Kind
-    because: str
+    kind: CauseKind
+    reason: str
     signal: int = 0
     code: int = 0
-    role: Role = "fault"
-    sure: Sure = "guess"
-    local: bool = False
+    role: FaultRole = "fault"
+    confidence: Confidence = "guess"
+    blames_node: bool = False
 
     @property
     def name(self) -> str:
@@ -64,43 +64,43 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"signal-{self.signal}" if self.signal else f"code-{self.code}"
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PatternTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of patterns.toml."""
 
     pattern: tuple[Pattern, ...]
-    exception: tuple[Raised, ...]
-    ending: tuple[Ending, ...]
+    exception: tuple[ExceptionRule, ...]
+    exit: tuple[ExitRule, ...]
     local_paths: tuple[str, ...]
-    states: dict[str, Kind]
+    states: dict[str, CauseKind]
 
 
 @lru_cache(maxsize=1)
-def table() -> Table:
+def load_table() -> PatternTable:
     """The package's table."""
     path = Path(__file__).with_name("patterns.toml")
-    return strict_toml.convert(strict_toml.read(path), Table, str(path))
+    return strict_toml.convert_tables(strict_toml.read_toml(path), PatternTable, str(path))
 
 
 @lru_cache(maxsize=512)
-def compiled(expression: str) -> re.Pattern[str]:
+def compile_cached(expression: str) -> re.Pattern[str]:
     """A regular expression of the table."""
     return re.compile(expression)
 
 
-def of_exception(error: str, message: str, *, own_raise: bool) -> Raised | None:
+def match_exception(error: str, message: str, *, own_raise: bool) -> ExceptionRule | None:
     """The first table that fits an exception; None where none does. own_raise: the user's own code raised it."""
     name = error.rpartition(".")[2]
-    for raised in table().exception:
-        if raised.foreign and own_raise:
+    for raised in load_table().exception:
+        if raised.raised_by_library and own_raise:
             continue
-        if compiled(raised.type).fullmatch(name) and compiled(raised.message).match(message):
+        if compile_cached(raised.type).fullmatch(name) and compile_cached(raised.message).match(message):
             return raised
     return None
 
 
-def of_end(exit_code: int) -> Ending | None:
+def match_exit_code(exit_code: int) -> ExitRule | None:
     """What an exit code stands for, or the signal behind one of 128 and more; None for a program's own code."""
-    for ending in table().ending:
+    for ending in load_table().exit:
         if ending.signal and exit_code in (128 + ending.signal, -ending.signal):
             return ending
         if ending.code and exit_code == ending.code:
@@ -108,35 +108,35 @@ def of_end(exit_code: int) -> Ending | None:
     return None
 
 
-def sure_of(rule: str) -> Sure:
+def confidence_of(rule: str) -> Confidence:
     """How much a pattern's line says by itself."""
-    return _by_name()[rule].sure if rule in _by_name() else "guess"
+    return _by_name()[rule].confidence if rule in _by_name() else "guess"
 
 
-def is_local(rule: str) -> bool:
+def blames_node(rule: str) -> bool:
     """Whether the node that a pattern's line is from, or names, is at fault."""
-    return rule in _by_name() and _by_name()[rule].local
+    return rule in _by_name() and _by_name()[rule].blames_node
 
 
-def codes(rule: str) -> tuple[int, ...]:
+def explained_codes(rule: str) -> tuple[int, ...]:
     """Return the exit codes that a pattern's line explains; () for any end."""
     return _by_name()[rule].codes if rule in _by_name() else ()
 
 
-def of_job(line: str) -> Pattern | None:
+def match_job_output(line: str) -> Pattern | None:
     """Return the first pattern that fits a line of a job's own output, written before any attempt; None for none."""
-    for pattern in table().pattern:
+    for pattern in load_table().pattern:
         is_asked = pattern.role == "fault" and {"job", "slurm"} & set(pattern.source) and not pattern.codes
-        if is_asked and any(words in line for words in pattern.has) and compiled(pattern.line).search(line):
+        if is_asked and any(words in line for words in pattern.literals) and compile_cached(pattern.line).search(line):
             return pattern
     return None
 
 
-def because(rule: str) -> str:
+def exit_reason(rule: str) -> str:
     """What is to be said of an end by this signal or with this code; "" for other rules."""
-    return next((ending.because for ending in table().ending if ending.name == rule), "")
+    return next((ending.reason for ending in load_table().exit if ending.name == rule), "")
 
 
 @lru_cache(maxsize=1)
 def _by_name() -> dict[str, Pattern]:
-    return {pattern.name: pattern for pattern in table().pattern}
+    return {pattern.name: pattern for pattern in load_table().pattern}

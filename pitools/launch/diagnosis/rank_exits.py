@@ -10,21 +10,21 @@ import msgspec
 from pitools.core.record import Record
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import patterns, tracebacks
-from pitools.launch.diagnosis.bounded_read import shown
-from pitools.launch.diagnosis.patterns import Role, Sure
-from pitools.run.attempt_records import Kind, RankFailure
+from pitools.launch.diagnosis.bounded_read import one_line
+from pitools.launch.diagnosis.patterns import Confidence, FaultRole
+from pitools.run.attempt_records import CauseKind, RankFailure
 
 # srun's words for a signal are the C library's.
 _SIGNALS = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.Signals}
 _SIGNALS |= {"out of memory": 125 - 128}
-_TASKS = re.compile(
+_SRUN_TASKS = re.compile(
     r"srun(?:\[\d+\])?: error: (?P<nodes>[\w.\[\],-]{1,4000}): tasks? (?P<ranks>[\d,\s-]{1,100000}): (?P<what>.{1,200})"
 )
-_CODE = re.compile(r"Exited with exit code (\d{1,3})")
-_MOST = 4096
+_EXIT_CODE = re.compile(r"Exited with exit code (\d{1,3})")
+_MAX_TASKS = 4096
 
 
-class End(Record, frozen=True, kw_only=True, tag="pit.rank-end/1"):
+class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
     """How one rank ended, as one source has it.
 
     order: the place among srun's messages, which come as ranks end, on one clock; -1 for other sources. exit_code: 128
@@ -36,10 +36,10 @@ class End(Record, frozen=True, kw_only=True, tag="pit.rank-end/1"):
     node: str
     t: str
     source: str
-    what: str
-    kind: Kind
-    role: Role
-    sure: Sure
+    description: str
+    kind: CauseKind
+    role: FaultRole
+    confidence: Confidence
     rule: str = ""
     exit_code: int | None = None
     fingerprint: str = ""
@@ -48,86 +48,90 @@ class End(Record, frozen=True, kw_only=True, tag="pit.rank-end/1"):
     order: int = -1
 
 
-def of_failure(failure: RankFailure, source: str) -> End:
+def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
     """A rank's last word: its exception, or the code it gave."""
     if failure.error or failure.trace:
-        chain = tracebacks.of_record(failure.error, failure.message, failure.trace)
+        chain = tracebacks.parse_record(failure.error, failure.message, failure.trace)
         if chain:
-            end = of_exception(chain, failure.rank, failure.node, failure.t, source)
+            end = exit_from_exception(chain, failure.rank, failure.node, failure.t, source)
             mark = failure.fingerprint or end.fingerprint
             return msgspec.structs.replace(end, exit_code=failure.exit_code, fingerprint=mark)
-    return of_code(failure.exit_code, failure.rank, failure.node, failure.t, source)
+    return exit_from_code(failure.exit_code, failure.rank, failure.node, failure.t, source)
 
 
-def of_exception(chain: list[tracebacks.Raised], rank: int | None, node: str, t: str, source: str) -> End:
+def exit_from_exception(
+    chain: list[tracebacks.ParsedException], rank: int | None, node: str, t: str, source: str
+) -> RankExit:
     """An uncaught exception; one that the table does not know is the user's."""
-    raised, known = tracebacks.kind_of(chain)
-    what = shown(f"{raised.error}: {raised.message}" if raised.message else raised.error)
-    mark = fingerprint.of(raised.error, raised.message, raised.trace)
+    raised, known = tracebacks.explaining_exception(chain)
+    what = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
+    mark = fingerprint.fingerprint_exception(raised.error, raised.message, raised.trace)
     # What the user's code raised by itself, or an exception of the language's own, is the program's word for it. The
     # system's refusals (no such file, say) may have other reasons.
-    sure: Sure = known.sure if known else "certain"
+    sure: Confidence = known.confidence if known else "certain"
     if not known and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
-        sure = "certain" if raised.own_raise else "likely"
-    return End(
+        sure = "certain" if raised.raised_by_user else "likely"
+    return RankExit(
         rank=rank,
         node=node,
         t=t,
         source=source,
-        what=what,
+        description=what,
         fingerprint=mark,
         is_exception=True,
         kind=known.kind if known else "user",
         role=known.role if known else "fault",
-        sure=sure,
+        confidence=sure,
         rule=known.name if known else "exception",
-        is_local=known.local if known else False,
+        is_local=known.blames_node if known else False,
     )
 
 
-def of_code(code: int, rank: int | None, node: str, t: str, source: str, what: str = "", order: int = -1) -> End:
+def exit_from_code(
+    code: int, rank: int | None, node: str, t: str, source: str, description: str = "", order: int = -1
+) -> RankExit:
     """An exit code, or 128 + a signal."""
-    known = patterns.of_end(code)
-    text = what or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
-    return End(
+    known = patterns.match_exit_code(code)
+    text = description or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
+    return RankExit(
         rank=rank,
         node=node,
         t=t,
         source=source,
-        what=shown(text),
+        description=one_line(text),
         exit_code=code,
         order=order,
         kind=known.kind if known else "unknown",
         role=known.role if known else "fault",
-        sure=known.sure if known else "guess",
+        confidence=known.confidence if known else "guess",
         rule=known.name if known else "",
-        is_local=known.local if known else False,
-        fingerprint=fingerprint.of_end(f"exit code {code}"),
+        is_local=known.blames_node if known else False,
+        fingerprint=fingerprint.fingerprint_exit(f"exit code {code}"),
     )
 
 
-def of_srun(line: str, t: str, source: str, order: int) -> list[End]:
+def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit]:
     """What one of srun's messages says of tasks; [] where it is no such message."""
-    found = _TASKS.search(line)
+    found = _SRUN_TASKS.search(line)
     if not found:
         return []
-    ranks = _numbers(found["ranks"])
+    ranks = _expand_tasks(found["ranks"])
     node = found["nodes"] if "[" not in found["nodes"] and "," not in found["nodes"] else ""
-    code = _CODE.match(found["what"])
+    code = _EXIT_CODE.match(found["what"])
     word = found["what"].removesuffix("(core dumped)").strip().lower()
     number = int(code[1]) if code else 128 + _SIGNALS[word] if word in _SIGNALS else None
     if number is None:
         return []
-    what = shown(line[found.start() :])
-    return [of_code(number, rank, node, t, source, what, order) for rank in ranks]
+    what = one_line(line[found.start() :])
+    return [exit_from_code(number, rank, node, t, source, what, order) for rank in ranks]
 
 
-def _numbers(text: str) -> list[int]:
+def _expand_tasks(text: str) -> list[int]:
     """`0,2-4` → 0, 2, 3, 4; no more than a step can have."""
     found: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and len(first) < 8 and (not last or (last.isdecimal() and len(last) < 8)):
             span = range(int(first), int(last or first) + 1)
-            found += span[:_MOST]
-    return found[:_MOST]
+            found += span[:_MAX_TASKS]
+    return found[:_MAX_TASKS]

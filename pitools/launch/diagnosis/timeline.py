@@ -14,71 +14,79 @@ import msgspec
 
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits
-from pitools.launch.diagnosis.evidence import Seen
-from pitools.launch.diagnosis.rank_exits import End
+from pitools.launch.diagnosis.evidence import AttemptEvidence
+from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.run.attempt_records import Evidence
 
-_SURE = {"certain": 0, "likely": 1, "guess": 2}
+_CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 _EXPLAINS_S = 600.0  # a line that was written longer before an end has nothing to do with it
-_LAST = 1 << 30
+_LAST_ORDER = 1 << 30
 _SRUN_LINE = re.compile(r"/srun\.err:(\d+)$")
 
 
-class Order(NamedTuple):
+class FaultTimeline(NamedTuple):
     """An attempt's faults in order.
 
-    root: the first of all. word: Slurm's own statement, the earliest. cascade: complaints about others, first first.
-    silent: ranks that said nothing while others complained; silent_nodes: nodes whose ranks' ends not even srun
-    reports. lost_nodes: those that Slurm, or the job's first node, cannot reach. ends: how each rank ended.
+    root: the first of all. slurm_statement: Slurm's own statement, the earliest. cascade: complaints about others,
+    first first. silent_ranks: ranks that said nothing while others complained; silent_nodes: nodes whose ranks' ends
+    not even srun reports. lost_nodes: those that Slurm, or the job's first node, cannot reach. ends: how each rank
+    ended.
     """
 
-    root: End | None
-    word: Evidence | None
-    cascade: tuple[End, ...]
-    silent: tuple[int, ...]
+    root: RankExit | None
+    slurm_statement: Evidence | None
+    cascade: tuple[RankExit, ...]
+    silent_ranks: tuple[int, ...]
     silent_nodes: tuple[str, ...]
     lost_nodes: tuple[str, ...]
-    ends: tuple[End, ...]
+    rank_exits: tuple[RankExit, ...]
 
 
-def of(seen: Seen) -> Order:
+def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
     """The order of what was seen."""
-    word = min((one for one in seen.evidence if one.role == "word"), key=lambda one: one.t or "~", default=None)
-    complained = {one.rank for one in seen.evidence if one.role == "cascade" and one.rank is not None}
-    merged = [_aborted(_echo(end, _told_at(seen, word)), complained) for end in _by_rank(seen)]
-    lines = [_as_end(one) for one in seen.evidence if one.role == "fault" and not _is_outranked(one, merged)]
-    lines = [line for line in lines if _echo(line, _told_at(seen, word)).role == "fault"]
+    word = min(
+        (one for one in evidence.evidence if one.role == "slurm-statement"), key=lambda one: one.t or "~", default=None
+    )
+    complained = {one.rank for one in evidence.evidence if one.role == "cascade" and one.rank is not None}
+    merged = [
+        _as_cascade(_as_reaction(end, _signalled_at(evidence, word)), complained)
+        for end in _one_exit_per_rank(evidence)
+    ]
+    lines = [
+        _exit_from_evidence(one) for one in evidence.evidence if one.role == "fault" and not _is_outranked(one, merged)
+    ]
+    lines = [line for line in lines if _as_reaction(line, _signalled_at(evidence, word)).role == "fault"]
     cascade = [end for end in merged if end.role == "cascade"]
-    cascade += [_as_end(one) for one in seen.evidence if one.role == "cascade"]
+    cascade += [_exit_from_evidence(one) for one in evidence.evidence if one.role == "cascade"]
     lost = [line.node for line in lines if line.rule in ("srun-node-failure", "node-silent") and line.node]
-    return Order(
-        root=_root(merged, lines, seen),
-        word=word,
+    return FaultTimeline(
+        root=_root_fault(merged, lines, evidence),
+        slurm_statement=word,
         cascade=tuple(sorted(cascade, key=lambda end: end.t or "~")),
-        silent=_silent(merged, cascade, seen),
-        silent_nodes=_silent_nodes(merged, seen),
-        lost_nodes=some(lost, seen),
-        ends=tuple(merged),
+        silent_ranks=_silent_ranks(merged, cascade, evidence),
+        silent_nodes=_silent_nodes(merged, evidence),
+        lost_nodes=blamable_nodes(lost, evidence),
+        rank_exits=tuple(merged),
     )
 
 
-def some(nodes: Iterable[str], seen: Seen) -> tuple[str, ...]:
+def blamable_nodes(nodes: Iterable[str], evidence: AttemptEvidence) -> tuple[str, ...]:
     """Nodes to blame: never all of a job that has several."""
     unique = tuple(sorted(set(nodes) - {""}))
-    return () if 1 < len(set(seen.hosts)) <= len(unique) else unique
+    return () if 1 < len(set(evidence.hosts)) <= len(unique) else unique
 
 
-def _root(merged: Sequence[End], lines: Sequence[End], seen: Seen) -> End | None:
+def _root_fault(merged: Sequence[RankExit], lines: Sequence[RankExit], seen: AttemptEvidence) -> RankExit | None:
     """The first fault. What a rank's end leaves open, a line in a log may explain; alone it decides only at last."""
-    faults = [_explained(end, lines) for end in merged if end.role == "fault"]
+    faults = [_with_log_line(end, lines) for end in merged if end.role == "fault"]
     lost = [line for line in lines if line.rule in ("srun-node-failure", "node-silent")]
-    root = first(faults, seen)
-    if lost and (root is None or root.sure != "certain"):
-        return first(lost, seen)
-    return root or first([line for line in lines if not patterns.codes(line.rule)], seen)
+    root = earliest_fault(faults, seen)
+    if lost and (root is None or root.confidence != "certain"):
+        return earliest_fault(lost, seen)
+    return root or earliest_fault([line for line in lines if not patterns.explained_codes(line.rule)], seen)
 
 
-def first(faults: Sequence[End], seen: Seen) -> End | None:
+def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
     """The first of some faults: by who was first on one clock, else by time, else by which says most."""
     if not faults:
         return None
@@ -86,27 +94,30 @@ def first(faults: Sequence[End], seen: Seen) -> End | None:
     near = [
         end for end in faults if (log_timestamps.seconds_between(earliest, end.t) or 0.0) <= log_timestamps.TOLERANCE_S
     ]
-    leader = next((end for end in near if seen.first and end.rank == seen.first.rank), None)
+    leader = next((end for end in near if evidence.first_failure and end.rank == evidence.first_failure.rank), None)
     if leader:
         # A rank that was killed left no word, but srun saw it go.
-        before = [end for end in near if 0 <= end.order < leader.order and _is_wordless(end, seen)]
+        before = [end for end in near if 0 <= end.order < leader.order and _is_uninformative(end, evidence)]
         return min(before, key=lambda end: end.order, default=leader)
     if all(end.order >= 0 for end in near):
-        return min(near, key=lambda end: (end.order, _SURE[end.sure]))
-    return min(near, key=lambda end: (_SURE[end.sure], end.order if end.order >= 0 else _LAST, end.t or "~"))
+        return min(near, key=lambda end: (end.order, _CONFIDENCE_ORDER[end.confidence]))
+    return min(
+        near,
+        key=lambda end: (_CONFIDENCE_ORDER[end.confidence], end.order if end.order >= 0 else _LAST_ORDER, end.t or "~"),
+    )
 
 
-def _is_wordless(end: End, seen: Seen) -> bool:
+def _is_uninformative(end: RankExit, seen: AttemptEvidence) -> bool:
     return all(failure.rank != end.rank for failure in seen.failures)
 
 
-def _told_at(seen: Seen, word: Evidence | None) -> str:
+def _signalled_at(seen: AttemptEvidence, word: Evidence | None) -> str:
     """When the ranks were told to end, by Slurm or a person; "" if that is not known."""
     told = [one.t for one in seen.signals if one.signal in ("SIGTERM", "SIGINT")]
     return min([*told, *([word.t] if word and word.t else [])], default="")
 
 
-def _echo(end: End, told_at: str) -> End:
+def _as_reaction(end: RankExit, told_at: str) -> RankExit:
     """A fault that follows on being told to end is how that rank ended, and no beginning."""
     gap = log_timestamps.seconds_between(told_at, end.t)
     if end.role == "fault" and gap is not None and gap > -0.5 and end.kind not in ("node", "gpu"):
@@ -114,27 +125,27 @@ def _echo(end: End, told_at: str) -> End:
     return end
 
 
-def _aborted(end: End, complained: set[int]) -> End:
+def _as_cascade(end: RankExit, complained: set[int]) -> RankExit:
     """An end that says nothing by itself, of a rank that complained about others: their doing."""
     if end.role == "fault" and end.kind == "unknown" and not end.is_exception and end.rank in complained:
         return msgspec.structs.replace(end, role="cascade", kind="network")
     return end
 
 
-def _explained(end: End, lines: Sequence[End]) -> End:
+def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
     """An end that says little, with what a line of the same rank or node, or of Slurm, says of it."""
-    if end.sure != "guess":
+    if end.confidence != "guess":
         return end
-    fitting = [line for line in lines if _fits(line, end)]
-    best = min(fitting, key=lambda line: (line.rank != end.rank, _SURE[line.sure]), default=None)
-    if best is None or _SURE[best.sure] > _SURE[end.sure]:
+    fitting = [line for line in lines if _matches_exit(line, end)]
+    best = min(fitting, key=lambda line: (line.rank != end.rank, _CONFIDENCE_ORDER[line.confidence]), default=None)
+    if best is None or _CONFIDENCE_ORDER[best.confidence] > _CONFIDENCE_ORDER[end.confidence]:
         return end
     return msgspec.structs.replace(
         end,
         kind=best.kind,
-        sure=best.sure,
+        confidence=best.confidence,
         rule=best.rule,
-        what=best.what,
+        description=best.description,
         source=best.source,
         t=end.t or best.t,
         is_local=best.is_local and (best.rank is not None or bool(best.node)),
@@ -143,8 +154,8 @@ def _explained(end: End, lines: Sequence[End]) -> End:
     )
 
 
-def _fits(line: End, end: End) -> bool:
-    if (codes := patterns.codes(line.rule)) and end.exit_code not in codes:
+def _matches_exit(line: RankExit, end: RankExit) -> bool:
+    if (codes := patterns.explained_codes(line.rule)) and end.exit_code not in codes:
         return False
     gap = log_timestamps.seconds_between(line.t, end.t)
     if gap is not None and not -log_timestamps.TOLERANCE_S <= gap <= _EXPLAINS_S:
@@ -154,14 +165,14 @@ def _fits(line: End, end: End) -> bool:
     return not line.node or not end.node or line.node == end.node
 
 
-def _is_outranked(line: Evidence, merged: Sequence[End]) -> bool:
+def _is_outranked(line: Evidence, merged: Sequence[RankExit]) -> bool:
     """Whether the rank that wrote a line had a last word, which goes over any line that it wrote before."""
     return line.rank is not None and any(
         end.rank == line.rank and end.is_exception and end.role == "fault" for end in merged
     )
 
 
-def _silent(merged: Sequence[End], cascade: Sequence[End], seen: Seen) -> tuple[int, ...]:
+def _silent_ranks(merged: Sequence[RankExit], cascade: Sequence[RankExit], seen: AttemptEvidence) -> tuple[int, ...]:
     """Ranks that had nothing to say while others complained, if those are the few."""
     if not cascade:
         return ()
@@ -170,34 +181,34 @@ def _silent(merged: Sequence[End], cascade: Sequence[End], seen: Seen) -> tuple[
     return tuple(silent) if len(silent) <= max(1, len(seen.hosts) // 2) else ()
 
 
-def _silent_nodes(merged: Sequence[End], seen: Seen) -> tuple[str, ...]:
+def _silent_nodes(merged: Sequence[RankExit], seen: AttemptEvidence) -> tuple[str, ...]:
     """Nodes of whose ranks nobody has reported an end, where srun reported that of others."""
     reported = {end.rank for end in merged}
     if not any(end.order >= 0 for end in merged) or len(seen.hosts) > 100_000:
         return ()
     heard = {seen.hosts[rank] for rank in reported if rank is not None and rank < len(seen.hosts)}
-    return some(set(seen.hosts) - heard, seen)
+    return blamable_nodes(set(seen.hosts) - heard, seen)
 
 
-def _by_rank(seen: Seen) -> list[End]:
+def _one_exit_per_rank(seen: AttemptEvidence) -> list[RankExit]:
     """One end for each rank: its exception where there is one, with the time and order that others know."""
     place = f"attempts/{seen.attempt}"
-    words = [rank_exits.of_failure(one, f"{place}/failures/{one.rank}.json") for one in seen.failures]
-    if seen.first and all(end.rank != seen.first.rank for end in words):
-        code, rank, node = seen.first
-        words.append(rank_exits.of_code(code, rank, node, "", f"{place}/first_failure"))
-    known: dict[int | None, list[End]] = {}
-    for end in [*words, *seen.ends]:
+    words = [rank_exits.exit_from_failure(one, f"{place}/failures/{one.rank}.json") for one in seen.failures]
+    if seen.first_failure and all(end.rank != seen.first_failure.rank for end in words):
+        code, rank, node = seen.first_failure
+        words.append(rank_exits.exit_from_code(code, rank, node, "", f"{place}/first_failure"))
+    known: dict[int | None, list[RankExit]] = {}
+    for end in [*words, *seen.rank_exits]:
         known.setdefault(end.rank, []).append(end)
     nameless = known.pop(None, [])
-    return [*nameless, *map(_merged, known.values())]
+    return [*nameless, *map(_merge_exits, known.values())]
 
 
-def _merged(group: Sequence[End]) -> End:
+def _merge_exits(group: Sequence[RankExit]) -> RankExit:
     """What several sources say of one rank's end, as one."""
     exceptions = [end for end in group if end.is_exception]
     coded = [end for end in group if end.exit_code is not None]
-    best = exceptions[0] if exceptions else min(coded or group, key=lambda end: _SURE[end.sure])
+    best = exceptions[0] if exceptions else min(coded or group, key=lambda end: _CONFIDENCE_ORDER[end.confidence])
     known = [end.t for end in group if end.t]
     return msgspec.structs.replace(
         best,
@@ -208,30 +219,30 @@ def _merged(group: Sequence[End]) -> End:
     )
 
 
-def _as_end(one: Evidence) -> End:
+def _exit_from_evidence(one: Evidence) -> RankExit:
     at = _SRUN_LINE.search(one.source)
-    return End(
+    return RankExit(
         rank=one.rank,
         node=one.node,
         t=one.t,
         source=one.source,
-        what=one.what,
+        description=one.text,
         kind=one.kind,
         role=one.role,
-        sure=patterns.sure_of(one.rule),
+        confidence=patterns.confidence_of(one.rule),
         rule=one.rule,
-        is_local=patterns.is_local(one.rule),
+        is_local=patterns.blames_node(one.rule),
         order=int(at[1]) if at else -1,
-        fingerprint=fingerprint.of_end(fingerprint.normal(one.what)),
+        fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(one.text)),
     )
 
 
-def as_evidence(end: End) -> Evidence:
+def to_evidence(end: RankExit) -> Evidence:
     """An end as evidence."""
     return Evidence(
         t=end.t,
         source=end.source,
-        what=end.what,
+        text=end.description,
         kind=end.kind,
         rank=end.rank,
         node=end.node,

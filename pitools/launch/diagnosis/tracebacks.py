@@ -16,17 +16,17 @@ _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-class Raised(NamedTuple):
-    """An uncaught exception. at: characters into the text; first: the one at the beginning of its chain."""
+class ParsedException(NamedTuple):
+    """An uncaught exception. offset: characters into the text; first: the one at the beginning of its chain."""
 
     error: str
     message: str
     trace: str
-    at: int
-    own_raise: bool
+    offset: int
+    raised_by_user: bool
 
 
-def last(text: str) -> list[Raised]:
+def last_traceback(text: str) -> list[ParsedException]:
     """The chain of the last traceback in a rank's output, the first exception first; [] where there is none."""
     start = text.rfind(_START)
     if start < 0:
@@ -38,11 +38,11 @@ def last(text: str) -> list[Raised]:
             break
         chain.insert(0, before)
     ends = [*chain[1:], min(len(text), start + 65536)]
-    found = [_one(text[begin:end], begin) for begin, end in zip(chain, ends, strict=True)]
+    found = [_parse_block(text[begin:end], begin) for begin, end in zip(chain, ends, strict=True)]
     return [raised for raised in found if raised]
 
 
-def without(text: str) -> str:
+def blank_tracebacks(text: str) -> str:
     """The text with its tracebacks blanked: a line of source that one shows is nothing that was said."""
     out, inside = [], False
     for line in text.split("\n"):
@@ -55,22 +55,22 @@ def without(text: str) -> str:
     return "\n".join(out)
 
 
-def of_record(error: str, message: str, trace: str) -> list[Raised]:
+def parse_record(error: str, message: str, trace: str) -> list[ParsedException]:
     """The same from a rank's last word."""
-    if chain := last(trace):
+    if chain := last_traceback(trace):
         return chain
-    return [Raised(error, message, trace, 0, _own_raise(trace.splitlines()))] if error else []
+    return [ParsedException(error, message, trace, 0, _is_raised_by_user(trace.splitlines()))] if error else []
 
 
-def kind_of(chain: list[Raised]) -> tuple[Raised, patterns.Raised | None]:
+def explaining_exception(chain: list[ParsedException]) -> tuple[ParsedException, patterns.ExceptionRule | None]:
     """The exception that says why, and its entry in the table: the first of the chain that is in it, else the last."""
     for raised in chain:
-        if known := patterns.of_exception(raised.error, raised.message, own_raise=raised.own_raise):
+        if known := patterns.match_exception(raised.error, raised.message, own_raise=raised.raised_by_user):
             return raised, known
     return chain[-1], None
 
 
-def _one(block: str, at: int) -> Raised | None:
+def _parse_block(block: str, at: int) -> ParsedException | None:
     lines = [_PREFIX.sub("", line[:2000], count=1) for line in block[:65536].splitlines()]
     inside = 1
     while inside < len(lines) and (lines[inside].startswith((" ", "\t")) or not lines[inside].strip()):
@@ -83,10 +83,10 @@ def _one(block: str, at: int) -> Raised | None:
     message = (end["message"] or "").strip()
     if not message and inside + 1 < len(lines):
         message = lines[inside + 1].strip()
-    return Raised(end["type"], message, "\n".join(lines[: inside + 1]), at, _own_raise(lines[:inside]))
+    return ParsedException(end["type"], message, "\n".join(lines[: inside + 1]), at, _is_raised_by_user(lines[:inside]))
 
 
-def _own_raise(lines: list[str]) -> bool:
+def _is_raised_by_user(lines: list[str]) -> bool:
     """Whether the innermost frame is the user's code, at a `raise` of its own or an `assert`."""
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:

@@ -12,47 +12,49 @@ from pitools.launch import exit_codes
 from pitools.launch.job import wait_for
 
 RETRY = "retry"
-_USAGE = "usage: python -m pitools.launch.job begin | attend NAME -- COMMAND… | end CODE"
+_USAGE = "usage: python -m pitools.launch.job begin | step NAME -- COMMAND… | end CODE"
 
 
 def main(argv: list[str]) -> int:
-    """One of the words that the docstring shows."""
+    """Run the subcommand in `argv` and return the exit code."""
     began = time.monotonic()
     if "PIT_RUN_DIR" in os.environ:
-        wait_for.until_writable(Path(os.environ["PIT_RUN_DIR"]))
+        wait_for.wait_writable(Path(os.environ["PIT_RUN_DIR"]))
     match argv:
         case ["begin"]:
-            return _begin()
-        case ["attend", name, "--", *words] if words:
+            return _main_begin()
+        case ["step", name, "--", *command] if command:
             from pitools.launch.job import step_runner
 
-            return step_runner.step(words, Path(os.environ["PIT_ATTEMPT_DIR"]), name=name)
+            return step_runner.run_step(command, Path(os.environ["PIT_ATTEMPT_DIR"]), name=name)
         case ["end", code] if code.isdecimal():
-            return _end(int(code), time.monotonic() - began)
+            return _main_end(int(code), time.monotonic() - began)
     print(_USAGE, file=sys.stderr)
     return 2
 
 
-def _begin() -> int:
+def _main_begin() -> int:
     from pitools.launch.job import begin_attempt, job_context
 
     try:
-        print(begin_attempt.begin(job_context.job(os.environ)))
-    except begin_attempt.NoBeginning as no:
-        print(f"pit: {no}", file=sys.stderr)
-        # Without a line the script ends, with this code.
-        return no.code
+        print(begin_attempt.begin_attempt(job_context.load_context(os.environ)))
+    except begin_attempt.AttemptRefused as refusal:
+        print(f"pit: {refusal}", file=sys.stderr)
+        # The script ends with this code where no path is printed.
+        return refusal.code
     except (PitError, OSError) as error:
         print(f"pit: no attempt: {error}", file=sys.stderr)
-        return exit_codes.NOT_BEGUN
+        return exit_codes.ATTEMPT_NOT_STARTED
     return 0
 
 
-def _end(code: int, waited_s: float) -> int:
+def _main_end(code: int, waited_s: float) -> int:
     from pitools.launch.job import end_attempt, job_context
 
     attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
-    job_code = end_attempt.end(job_context.job(os.environ), attempt, code, in_slurm=True, waited_s=waited_s)
+    job_code = end_attempt.end_attempt(
+        job_context.load_context(os.environ), attempt, code, in_slurm=True, waited_s=waited_s
+    )
     print(RETRY if job_code is None else job_code)
     return 0
 

@@ -1,4 +1,4 @@
-"""The beginning of an attempt: leave to run, a folder of its own, and what is known of how the one before it ended."""
+"""Begin an attempt: check the grant, diagnose the previous attempt, and create the attempt's folder."""
 
 from __future__ import annotations
 
@@ -15,120 +15,125 @@ from pitools.core.errors import PitError
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import evidence
 from pitools.launch.job import fencing, job_recovery, wait_for
-from pitools.launch.job.job_context import Job
+from pitools.launch.job.job_context import JobContext
 from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
 from pitools.run import cancel_request, run_folder
 
-_ASK_S = 10.0
+_SLURM_TIMEOUT_S = 10.0
 
 
-class NoBeginning(Exception):
-    """The job is to end here, with this code: nothing is to be done, or not by this job."""
+class AttemptRefused(Exception):
+    """The job must exit with this code, without an attempt."""
 
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
 
 
-def begin(job: Job, *, ends: str = "") -> Path:
-    """Make the next attempt of the run and return its folder. ends: the job's time limit, where it is known.
+def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
+    """Create the next attempt of the run and return its folder. time_limit_at: the job's time limit, "" for unknown.
 
-    Raises NoBeginning where this job has no leave, the run is over, or all that was safe is gone; and OSError.
+    Raises AttemptRefused where this job has no grant, the run is over, or its checkpoints are gone; and OSError.
     """
-    _ask_leave(job)
-    before = run_folder.attempts(job.run_dir)
+    _require_grant(job)
+    previous_attempts = run_folder.attempt_dirs(job.run_dir)
     if job.mode != "none":
-        _refuse_what_is_over(job.run_dir)
-        _refuse_what_is_cancelled(job)
-        if before:
-            _judge(job, before[-1])
-    safe = evidence.progress(job.run_dir)
-    if job.mode != "none" and not safe and (known := _known(before)):
-        safe = _found_again(job, known)
-    made = make(job)
-    start = records.Start(
-        attempt=made.name,
-        job=job.number,
+        _refuse_if_concluded(job.run_dir)
+        _refuse_if_cancelled(job)
+        if previous_attempts:
+            _diagnose_previous(job, previous_attempts[-1])
+    saved_steps = evidence.saved_steps(job.run_dir)
+    if job.mode != "none" and not saved_steps and (recorded_steps := _max_recorded_steps(previous_attempts)):
+        saved_steps = _wait_for_checkpoints(job, recorded_steps)
+    attempt = create_attempt_dir(job)
+    start = records.AttemptStart(
+        attempt=attempt.name,
+        submission=job.number,
         job_id=job.job_id,
         cluster=job.cluster,
         restart=job.restart,
         node_list=job.node_list,
         nodes=job.nodes,
-        started=timestamps.now(),
-        ends=ends or _ends(job, before, os.environ),
-        progress=safe,
+        started=timestamps.now_rfc3339(),
+        time_limit_at=time_limit_at or _time_limit_at(job, previous_attempts, os.environ),
+        saved_steps=saved_steps,
     )
-    run_folder.write(made / "start.json", start)
-    if job.mode == "run" and (why := fencing.overtaken(job)):
-        # Whoever follows a job up takes its leave first, and then looks for starts: one of the two sees the other.
-        shutil.rmtree(made)
-        raise NoBeginning(grant.NO_LEAVE, why)
+    run_folder.write_record(attempt / "start.json", start)
+    if job.mode == "run" and (reason := fencing.superseded_by(job)):
+        # A successor revokes the grant first and then looks for starts: one of the two jobs sees the other.
+        shutil.rmtree(attempt)
+        raise AttemptRefused(grant.NOT_GRANTED, reason)
     if job.mode != "none":
-        run_folder.note(job.run_dir, "attempt", attempt=made.name, job_id=job.job_id, nodes=job.node_list)
-    return made
+        run_folder.append_event(job.run_dir, "attempt", attempt=attempt.name, job_id=job.job_id, nodes=job.node_list)
+    return attempt
 
 
-def make(job: Job) -> Path:
-    """The folder of a new attempt: the first free number, taken by making it. Raises OSError."""
+def create_attempt_dir(job: JobContext) -> Path:
+    """Create and return the folder of a new attempt, the first free number. Raises OSError."""
     root = job.run_dir / "attempts"
     root.mkdir(mode=0o755, parents=True, exist_ok=True)
     if job.task:
-        made = root / f"{job.task}.{job.restart}"
-        made.mkdir(mode=0o755, exist_ok=True)
+        attempt = root / f"{job.task}.{job.restart}"
+        attempt.mkdir(mode=0o755, exist_ok=True)
     else:
         number = max(
-            (int(path.name) + 1 for path in run_folder.attempts(job.run_dir) if path.name.isdecimal()), default=0
+            (int(path.name) + 1 for path in run_folder.attempt_dirs(job.run_dir) if path.name.isdecimal()), default=0
         )
         while True:
-            made = root / str(number)
+            attempt = root / str(number)
             try:
-                made.mkdir(0o755)
+                attempt.mkdir(0o755)
                 break
             except FileExistsError:
                 number += 1
     for name in ("logs", "nodes"):
-        (made / name).mkdir(mode=0o755, exist_ok=True)
-    return made
+        (attempt / name).mkdir(mode=0o755, exist_ok=True)
+    return attempt
 
 
-def _known(before: list[Path]) -> int:
-    """Steps that were safe once, as the attempts up to now saw them."""
-    known = [0]
-    for path in before:
+def _max_recorded_steps(attempts: list[Path]) -> int:
+    """Return the most steps that any earlier attempt recorded as saved."""
+    recorded_steps = [0]
+    for path in attempts:
         with contextlib.suppress(PitError, OSError):
-            began = run_folder.read(path / "start.json", records.Start)
-            ended = run_folder.read(path / "cause.json", records.Cause)
-            known += [seen.progress for seen in (began, ended) if seen]
-    return max(known)
+            began = run_folder.read_record(path / "start.json", records.AttemptStart)
+            ended = run_folder.read_record(path / "cause.json", records.Cause)
+            recorded_steps += [seen.saved_steps for seen in (began, ended) if seen]
+    return max(recorded_steps)
 
 
-def _found_again(job: Job, known: int) -> int:
-    """Steps that are safe after all, once their store is back; a run whose checkpoints stay away is stopped.
+def _wait_for_checkpoints(job: JobContext, recorded_steps: int) -> int:
+    """Wait for the checkpoint store and return the saved steps; stop the run if its checkpoints stay missing.
 
-    To begin anew, over what a store that is not mounted hides, is for a person to say: `progress` in the run's folder.
+    A run never silently restarts from step 0 over a store that is not mounted: a person allows it by `progress` in the
+    run's folder.
     """
 
     def is_there() -> bool:
-        _refuse_what_is_over(job.run_dir)  # it may be cancelled, or moved, while this waits
-        return evidence.progress(job.run_dir) > 0 or (job.run_dir / "progress").exists() or not _is_bare(at)
+        _refuse_if_concluded(job.run_dir)  # it may be cancelled, or moved, while this waits
+        return (
+            evidence.saved_steps(job.run_dir) > 0
+            or (job.run_dir / "progress").exists()
+            or not _has_no_checkpoint_files(checkpoints)
+        )
 
-    at = job.run_dir / "checkpoints"
-    if wait_for.until(is_there, f"{known} steps were safe, and {at} is empty"):
-        return evidence.progress(job.run_dir)
-    why = (
-        f"{known} steps were safe, and {at} is empty: mount it, or put them back, and resume the run with --force; to "
-        f"begin it anew instead: echo 0 > {job.run_dir / 'progress'}"
+    checkpoints = job.run_dir / "checkpoints"
+    if wait_for.wait_until(is_there, f"{recorded_steps} steps were safe, and {checkpoints} is empty"):
+        return evidence.saved_steps(job.run_dir)
+    reason = (
+        f"{recorded_steps} steps were safe, and {checkpoints} is empty: mount it, or restore the checkpoints, and "
+        f"resume the run with --force; to start from step 0 instead: echo 0 > {job.run_dir / 'progress'}"
     )
     try:
-        job_recovery.stop(job, "storage", why)
+        job_recovery.conclude_run(job, "storage", reason)
     except PitError as error:
         print(f"pit: the run has no verdict: {error}", file=sys.stderr)
-    raise NoBeginning(1, why)
+    raise AttemptRefused(1, reason)
 
 
-def _is_bare(checkpoints: Path) -> bool:
-    """Whether nothing shows that checkpoints were ever kept there: not even damaged ones, or whose they are."""
+def _has_no_checkpoint_files(checkpoints: Path) -> bool:
+    """Return whether no trace of checkpoints is there, not even a damaged one or the owner's record."""
     from pitools.checkpoint.store import layout, owner
 
     try:
@@ -139,79 +144,83 @@ def _is_bare(checkpoints: Path) -> bool:
     return not any(name in ours or layout.step_of(Path(name)) is not None for name in names)
 
 
-def _ask_leave(job: Job) -> None:
-    at = job.run_dir / "jobs" / str(job.number)
-    if not at.parent.is_dir():
+def _require_grant(job: JobContext) -> None:
+    job_dir = job.run_dir / "jobs" / str(job.number)
+    if not job_dir.parent.is_dir():
         return  # what a person submitted needs none
-    if not at.is_dir():
-        raise NoBeginning(grant.NO_LEAVE, "this job was taken back before anybody knew that it is there")
-    _give_way(job)
-    word = grant.word(job.job_id)
-    if (told := grant.take(at, word)) != word:
-        raise NoBeginning(grant.NO_LEAVE, f"this job has no leave to run: {told}")
+    if not job_dir.is_dir():
+        raise AttemptRefused(grant.NOT_GRANTED, "the submission of this job was rolled back")
+    _yield_to_newer_job(job)
+    token = grant.grant_token(job.job_id)
+    if (granted := grant.claim(job_dir, token)) != token:
+        raise AttemptRefused(grant.NOT_GRANTED, f"job {job.job_id} must not run: the grant is {granted}")
 
 
-def _give_way(job: Job) -> None:
-    """A job that Slurm puts back when the run has its next one does not begin; what that one's sender left undone it
-    does, for nobody else may come.
-    """
-    known = submissions.numbers(job.run_dir)
-    if known and known[-1] > job.number and submissions.is_open(job.run_dir, known[-1]):
+def _yield_to_newer_job(job: JobContext) -> None:
+    """Refuse a requeued job whose run has a newer submission, and complete that submission if it was interrupted."""
+    numbers = submissions.submission_numbers(job.run_dir)
+    if numbers and numbers[-1] > job.number and submissions.is_unresolved(job.run_dir, numbers[-1]):
         try:
-            job_recovery.finish(job, known[-1])
+            job_recovery.complete_submission(job, numbers[-1])
         except PitError as error:
-            print(f"pit: job {known[-1]} of the run was begun, and is not submitted: {error}", file=sys.stderr)
-        known = submissions.numbers(job.run_dir)
-    if known and known[-1] > job.number:
-        raise NoBeginning(grant.NO_LEAVE, f"job {known[-1]} of the run goes on with it")
+            print(f"pit: submission {numbers[-1]} of the run cannot be completed: {error}", file=sys.stderr)
+        numbers = submissions.submission_numbers(job.run_dir)
+    if numbers and numbers[-1] > job.number:
+        raise AttemptRefused(grant.NOT_GRANTED, f"job {numbers[-1]} of the run has taken over")
 
 
-def _refuse_what_is_over(run_dir: Path) -> None:
-    verdict = run_folder.read(run_dir / "verdict.json", records.Verdict)
+def _refuse_if_concluded(run_dir: Path) -> None:
+    verdict = run_folder.read_record(run_dir / "verdict.json", records.Verdict)
     if verdict and verdict.state == "finished":
-        raise NoBeginning(0, f"the run has finished: {verdict.reason}")
+        raise AttemptRefused(0, f"the run has finished: {verdict.reason}")
     if verdict:
-        raise NoBeginning(verdict.exit_code or 1, f"the run was stopped: {verdict.reason}")
+        raise AttemptRefused(verdict.exit_code or 1, f"the run was stopped: {verdict.reason}")
 
 
-def _refuse_what_is_cancelled(job: Job) -> None:
-    """End a run here whose cancel Slurm has not taken while this job waited."""
-    if not cancel_request.read(job.run_dir):
+def _refuse_if_cancelled(job: JobContext) -> None:
+    """Conclude a run whose cancel was requested while this job was pending."""
+    if not cancel_request.pending_cancel(job.run_dir):
         return
     try:
-        job_recovery.stop(job, "cancelled")
+        job_recovery.conclude_run(job, "cancelled")
     except PitError as error:
         print(f"pit: the run has no verdict: {error}", file=sys.stderr)
-    raise NoBeginning(1, "the run was stopped: its cancel was asked for")
+    raise AttemptRefused(1, "the run was stopped: its cancel was requested")
 
 
-def _judge(job: Job, last: Path) -> None:
-    """Judge an attempt that ended with its node, or with all of its job, and was judged by nobody."""
-    if (last / "cause.json").is_file():
+def _diagnose_previous(job: JobContext, attempt: Path) -> None:
+    """Diagnose the previous attempt if it ended with its node or job, before its own diagnosis."""
+    if (attempt / "cause.json").is_file():
         return
     try:
-        decision = job_recovery.judged(job, last, told=job_recovery.told(job), begins=True)
-    except Exception as error:  # noqa: BLE001 (a judge that fails must not keep a run from going on)
-        print(f"pit: attempt {last.name} was not judged: {error!r}", file=sys.stderr)
+        decision = job_recovery.diagnose_and_decide(
+            job, attempt, accounting_row=job_recovery.last_accounting_row(job), at_begin=True
+        )
+    except Exception as error:  # noqa: BLE001 (a failed diagnosis must not keep a run from resuming)
+        print(f"pit: attempt {attempt.name} was not diagnosed: {error!r}", file=sys.stderr)
         return
-    ends = {"done": 0, "stop": 1, "resubmit": exit_codes.TO_BE_CONTINUED}  # here it goes on, or waits no longer
-    if decision.action in ends:
-        raise NoBeginning(ends[decision.action], decision.reason)
+    exit_code_for = {
+        "done": 0,
+        "stop": 1,
+        "resubmit": exit_codes.STOPPED_FOR_RESUME,
+    }  # here it goes on, or waits no longer
+    if decision.action in exit_code_for:
+        raise AttemptRefused(exit_code_for[decision.action], decision.reason)
 
 
-def _ends(job: Job, before: list[Path], environ: Mapping[str, str]) -> str:
-    """The job's time limit as a moment, "" where it has none or nobody knows."""
+def _time_limit_at(job: JobContext, previous_attempts: list[Path], environ: Mapping[str, str]) -> str:
+    """Return when the job's time limit ends, RFC 3339; "" where it has none or Slurm does not say."""
     if (text := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        return timestamps.text(datetime.fromtimestamp(int(text), UTC))
+        return timestamps.to_rfc3339(datetime.fromtimestamp(int(text), UTC))
     # Slurm before 23.02: its controller is asked, once a start of the job.
-    for path in reversed(before):
-        start = run_folder.read(path / "start.json", records.Start)
+    for path in reversed(previous_attempts):
+        start = run_folder.read_record(path / "start.json", records.AttemptStart)
         if start and (start.job_id, start.restart) == (job.job_id, job.restart):
-            return start.ends
+            return start.time_limit_at
     try:
-        from pitools.slurm.client import Client, Reach
+        from pitools.slurm.client import Client, Transport
 
-        known = Client(Reach(timeout_s=_ASK_S)).job(job.job_id)
+        known = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
         return known[0].end if known else ""
     except PitError:
         return ""

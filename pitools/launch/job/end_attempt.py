@@ -1,4 +1,4 @@
-"""The end of an attempt: how it ended, why, and whether this job goes on."""
+"""End an attempt: record its exit code, diagnose the cause, and decide whether this job retries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pitools.core import timestamps
 from pitools.launch import exit_codes
 from pitools.launch.diagnosis import evidence
 from pitools.launch.job import job_recovery, step_runner, wait_for
-from pitools.launch.job.job_context import Job, left_s
+from pitools.launch.job.job_context import JobContext, seconds_to_time_limit
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
-_AWAY_S = 0.4  # a controller that is there answers sooner
-_TURNS = 1000  # a loop that makes so many attempts in one job is a fault of ours
+_CONTROLLER_ANSWER_S = 0.4  # a controller that is there answers sooner
+_MAX_ATTEMPTS_PER_JOB = 1000  # a loop that makes so many attempts in one job is a fault of ours
 
 
-def end(
-    job: Job, attempt: Path, code: int, *, state: str = "", in_slurm: bool = False, waited_s: float = 0.0
+def end_attempt(
+    job: JobContext, attempt: Path, code: int, *, state: str = "", in_slurm: bool = False, waited_s: float = 0.0
 ) -> int | None:
     """Write down how an attempt ended and do what follows; returns the job's exit code, None for another attempt.
 
@@ -29,43 +29,59 @@ def end(
     Only exit.json is of importance to the job itself: where the judge or what it asks for fails, the job ends with the
     ranks' own code. Raises ClusterError where exit.json cannot be written.
     """
-    code = code if state else evidence.first(attempt, code)
-    ended = run_folder.Attempt(job_id=job.job_id, exit_code=code, ended=timestamps.now(), state=state)
-    run_folder.write(attempt / "exit.json", ended, durable=True)
+    code = code if state else evidence.first_failed_exit_code(attempt, code)
+    ended = run_folder.AttemptExit(job_id=job.job_id, exit_code=code, ended=timestamps.now_rfc3339(), state=state)
+    run_folder.write_record(attempt / "exit.json", ended, durable=True)
     if code == 0:
         with contextlib.suppress(OSError):  # without it the next start of this job reads exit.json
             (attempt / records.SUCCEEDED).touch(0o644)
     if job.mode == "none":
         return code
     try:
-        return _follow(job, attempt, code, in_slurm, waited_s)
+        return _decide_next(job, attempt, code, in_slurm, waited_s)
     except Exception as error:  # noqa: BLE001 (the ranks' exit code matters more than our recovery)
         print(f"pit: attempt {attempt.name} ended with {code}, and what follows failed: {error!r}", file=sys.stderr)
         return code
 
 
-def _follow(job: Job, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:
-    start = run_folder.read(attempt / "start.json", records.Start)
-    left = left_s(start)
-    ending = evidence.was_told(attempt)
-    told = job_recovery.ending(job, start.started) if ending and start else None
-    early = None
-    if code and in_slurm and not ending:
+def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:
+    start = run_folder.read_record(attempt / "start.json", records.AttemptStart)
+    seconds_left = seconds_to_time_limit(start)
+    was_signalled = evidence.was_signalled(attempt)
+    accounting_row = job_recovery.termination_of_this_job(job, start.started) if was_signalled and start else None
+    preemption_row = None
+    if code and in_slurm and not was_signalled:
         # Neither a step nor a job can be made without slurmctld, and a try at one would only use up a retry.
-        asked = time.monotonic()
-        up = wait_for.until_slurm_answers(left)
-        if up and (time.monotonic() - asked > _AWAY_S or step_runner.gave_up(attempt)):
-            patience_s = wait_for.STEPS_S if left is None else min(wait_for.STEPS_S, max(0.0, left))
-            wait_for.until_steps_begin(attempt, job.job_id, job.node_list, patience_s)
+        queried_at = time.monotonic()
+        up = wait_for.wait_for_slurm(seconds_left)
+        if up and (time.monotonic() - queried_at > _CONTROLLER_ANSWER_S or step_runner.srun_was_killed(attempt)):
+            timeout_s = (
+                wait_for.STEP_CREATION_TIMEOUT_S
+                if seconds_left is None
+                else min(wait_for.STEP_CREATION_TIMEOUT_S, max(0.0, seconds_left))
+            )
+            wait_for.wait_for_step_creation(attempt, job.job_id, job.node_list, timeout_s)
         # Where there is a grace time the ranks are told at its beginning, and this script at its end.
-        early = told = job_recovery.making_room(job, start.started) if code in exit_codes.STOPPED and start else None
-        ending = early is not None
-    left = 0.0 if ending else left_s(start)  # anew: a controller may have been waited for
-    decided = job_recovery.judged(job, attempt, told=told, left_s=left, early=early is not None)
-    if decided.action == "again" and not ending and len(run_folder.attempts(job.run_dir)) < _TURNS:
-        print(f"pit: attempt {attempt.name}: {decided.reason}: again", file=sys.stderr)
-        time.sleep(max(0.0, decided.wait_s - waited_s))
+        preemption_row = accounting_row = (
+            job_recovery.preemption_notice(job, start.started) if code in exit_codes.STOPPED_CODES and start else None
+        )
+        was_signalled = preemption_row is not None
+    seconds_left = 0.0 if was_signalled else seconds_to_time_limit(start)  # anew: a controller may have been waited for
+    decision = job_recovery.diagnose_and_decide(
+        job,
+        attempt,
+        accounting_row=accounting_row,
+        seconds_left=seconds_left,
+        before_slurm_ends=preemption_row is not None,
+    )
+    if (
+        decision.action == "retry"
+        and not was_signalled
+        and len(run_folder.attempt_dirs(job.run_dir)) < _MAX_ATTEMPTS_PER_JOB
+    ):
+        print(f"pit: attempt {attempt.name}: {decision.reason}: retry", file=sys.stderr)
+        time.sleep(max(0.0, decision.wait_s - waited_s))
         return None
-    goes_on = decided.action in ("resubmit", "wait") and code in exit_codes.STOPPED
-    saved = goes_on and start is not None and evidence.progress(job.run_dir) > start.progress
-    return exit_codes.TO_BE_CONTINUED if saved else code
+    continues = decision.action in ("resubmit", "wait") and code in exit_codes.STOPPED_CODES
+    saved = continues and start is not None and evidence.saved_steps(job.run_dir) > start.saved_steps
+    return exit_codes.STOPPED_FOR_RESUME if saved else code

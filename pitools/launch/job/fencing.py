@@ -1,7 +1,7 @@
-"""A job that goes on with a run alone: another that has taken over since, rightly or not, ends it.
+"""Stop this job's ranks once a newer job owns the run.
 
-Slurm may give up a node that still computes, or put a job back that somebody has followed up: two jobs of a run must
-not train at once, whoever was wrong.
+Slurm may give up a node that still computes, or requeue a job that already has a successor: two jobs of a run must not
+train at once.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ import os
 from pathlib import Path
 
 from pitools.core.errors import PitError
-from pitools.launch.job.job_context import Job, job
+from pitools.launch.job.job_context import JobContext, load_context
 from pitools.launch.submission import grant, submissions
 
-EVERY_S = 30.0
+CHECK_EVERY_S = 30.0
 
 
-def overtaken(job: Job) -> str:
-    """Why the job may not go on with its run, in words; "" while it may, and where that cannot be seen."""
+def superseded_by(job: JobContext) -> str:
+    """Return why the job no longer owns its run; "" while it does, and where the folder cannot be read."""
     try:
-        newer = [number for number in submissions.numbers(job.run_dir) if number > job.number]
-        word = grant.told(submissions.at(job.run_dir, job.number))
+        newer = [number for number in submissions.submission_numbers(job.run_dir) if number > job.number]
+        granted = grant.read_grant(submissions.job_dir(job.run_dir, job.number))
     except OSError:
         return ""
     if newer:
-        return f"job {newer[-1]} of the run goes on with it"
-    return "" if word in ("", grant.word(job.job_id)) else f"this job has no leave to run any more: {word}"
+        return f"job {newer[-1]} of the run has taken over"
+    return "" if granted in ("", grant.grant_token(job.job_id)) else f"this job no longer has the grant: {granted}"
 
 
-def of_this_job() -> Job | None:
-    """The job that this process is in, if it is one of those that a run was sent as."""
+def current_job() -> JobContext | None:
+    """Return the job that this process is in; None unless it is a submission of a run."""
     try:
-        found = job(os.environ)
+        context = load_context(os.environ)
     except PitError:
         return None
-    return found if found.mode == "run" and Path(found.run_dir, "jobs").is_dir() else None
+    return context if context.mode == "run" and Path(context.run_dir, "jobs").is_dir() else None

@@ -1,7 +1,7 @@
-"""The hang watch: ranks that make no step for many times the usual one stand still.
+"""Detect a hang: no rank has written a step for many times the median step time.
 
-It only looks at the step logs: their sizes and times, and the ends of those that it reads. Ranks that write none are
-not judged; a rank that is at work on something else says so by `StepLog.beat`.
+Reads the step logs only: their sizes and times, and the ends of some. Ranks without a log are not watched; a rank that
+works on something else calls `StepLog.heartbeat`.
 """
 
 from __future__ import annotations
@@ -19,117 +19,125 @@ from pitools.core.errors import PitError
 from pitools.run import attempt_records as records
 from pitools.run.steps import read_steps
 
-_LOOK_S = 5.0  # how often, at most
-_TAIL = 1 << 14  # bytes: some sixty steps
-_USUAL = 100  # steps whose median is the usual one
+_POLL_S = 5.0  # how often, at most
+_TAIL_BYTES = 1 << 14  # bytes: some sixty steps
+_WINDOW_STEPS = 100  # steps whose median is the usual one
 _JITTER_S = 5.0  # clocks of nodes differ: a time in the future by less is no allowance
 
 
-class Limits(NamedTuple):
-    """When a standstill is one. factor: of the usual step; least_s: at least; start_s: for the first two steps."""
+class HangLimits(NamedTuple):
+    """When a standstill is one. factor: of the usual step; min_s: at least; start_s: for the first two steps."""
 
     factor: float = 10.0
-    least_s: float = 120.0
+    min_s: float = 120.0
     start_s: float = 1800.0
 
 
-def limits(plan: Path) -> Limits | None:
+def load_limits(plan: Path) -> HangLimits | None:
     """What a plan's request says of the watch; the defaults without a plan; None where it is turned off."""
     try:
-        said = msgspec.json.decode(plan.read_bytes())["request"].get("watch", {})
-        made = Limits(
-            float(said.get("hang_factor", 10.0)),
-            units.seconds(str(said.get("hang_min", "2m"))),
-            units.seconds(str(said.get("start", "30m"))),
+        watch = msgspec.json.decode(plan.read_bytes())["request"].get("watch", {})
+        limits = HangLimits(
+            float(watch.get("hang_factor", 10.0)),
+            units.parse_duration(str(watch.get("min_stall", "2m"))),
+            units.parse_duration(str(watch.get("start", "30m"))),
         )
     except (OSError, ValueError, KeyError, AttributeError, PitError):  # a script without a run, say
-        return Limits()
-    return made if made.least_s > 0 else None
+        return HangLimits()
+    return limits if limits.min_s > 0 else None
 
 
-class Watch:
-    """Looks at the step logs of one attempt, when told to."""
+class HangDetector:
+    """Watch the step logs of one attempt."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, limits: HangLimits) -> None:
         self._folder, self._limits = folder, limits
-        self._seen: dict[str, tuple[int, float]] = {}  # name → size and time
-        self._word = time.monotonic()  # when anybody's log last changed
-        self._allowed = 0.0  # wall clock: no word is expected before
+        self._log_stats: dict[str, tuple[int, float]] = {}  # name → size and time
+        self._last_change = time.monotonic()  # when anybody's log last changed
+        self._allowed_until = 0.0  # wall clock: no word is expected before
         self._read, self._due = 0, 0.0
-        self._walls: deque[float] = deque(maxlen=_USUAL)
-        self._lead = ""
+        self._step_times_s: deque[float] = deque(maxlen=_WINDOW_STEPS)
+        self._followed_log = ""
 
-    def due(self) -> records.Hang | None:
-        """The same as `look`, where it is time to look again."""
+    def poll_if_due(self) -> records.HangReport | None:
+        """Call `poll` if its interval has passed; return its report."""
         if time.monotonic() < self._due:
             return None
-        self._due = time.monotonic() + min(_LOOK_S, self._limits.least_s / 10)
-        return self.look()
+        self._due = time.monotonic() + min(_POLL_S, self._limits.min_s / 10)
+        return self.poll()
 
-    def look(self) -> records.Hang | None:
-        """A standstill, if there is one now."""
+    def poll(self) -> records.HangReport | None:
+        """Return a report if the ranks hang now."""
         self._scan()
-        if not self._seen:
+        if not self._log_stats:
             return None  # nothing keeps a log, or not yet
-        silent_s = time.monotonic() - self._word
-        usual_s = self.usual_s()
-        if silent_s < self._limit_s(usual_s) or time.time() < self._allowed:
+        stalled_s = time.monotonic() - self._last_change
+        median_s = self.median_step_s()
+        if stalled_s < self._limit_s(median_s) or time.time() < self._allowed_until:
             return None
-        self._word_of_all()  # over NFS a file's time is only certain once it was opened
-        silent_s = time.monotonic() - self._word
-        if silent_s < self._limit_s(usual_s) or time.time() < self._allowed:
+        self._refresh_by_opening()  # over NFS a file's time is only certain once it was opened
+        stalled_s = time.monotonic() - self._last_change
+        if stalled_s < self._limit_s(median_s) or time.time() < self._allowed_until:
             return None
-        reached = {int(name.partition(".")[0]): _last(self._folder / name) for name in self._seen}
-        most = max(reached.values(), default=-1)
-        behind = tuple(sorted(rank for rank, step in reached.items() if step < most))
-        return records.Hang(t=timestamps.now(), step=most, silent_s=silent_s, usual_s=usual_s or 0.0, behind=behind)
+        last_steps = {int(name.partition(".")[0]): _last_step(self._folder / name) for name in self._log_stats}
+        newest_step = max(last_steps.values(), default=-1)
+        slow_ranks = tuple(sorted(rank for rank, step in last_steps.items() if step < newest_step))
+        return records.HangReport(
+            t=timestamps.now_rfc3339(),
+            step=newest_step,
+            stalled_s=stalled_s,
+            median_step_s=median_s or 0.0,
+            slow_ranks=slow_ranks,
+        )
 
-    def usual_s(self) -> float | None:
+    def median_step_s(self) -> float | None:
         """The median of the latest steps; None before the second."""
-        return sorted(self._walls)[len(self._walls) // 2] if self._walls else None
+        return sorted(self._step_times_s)[len(self._step_times_s) // 2] if self._step_times_s else None
 
-    def _limit_s(self, usual_s: float | None) -> float:
-        if usual_s is None:
+    def _limit_s(self, median_s: float | None) -> float:
+        if median_s is None:
             return self._limits.start_s
-        return max(self._limits.least_s, self._limits.factor * usual_s)
+        return max(self._limits.min_s, self._limits.factor * median_s)
 
     def _scan(self) -> None:
         try:
             with os.scandir(self._folder) as entries:
                 found = {entry.name: entry.stat() for entry in entries if _is_log(entry.name)}
         except OSError:  # not there yet, or storage that is away: what cannot be seen is not judged
-            self._word = time.monotonic()
+            self._last_change = time.monotonic()
             return
-        self._note(found)
+        self._record_progress(found)
 
-    def _word_of_all(self) -> None:
+    def _refresh_by_opening(self) -> None:
         found = {}
-        for name in self._seen:
+        for name in self._log_stats:
             try:
                 with (self._folder / name).open("rb") as file:
                     found[name] = os.fstat(file.fileno())
             except OSError:
-                self._word = time.monotonic()
-        self._note(found)
+                self._last_change = time.monotonic()
+        self._record_progress(found)
 
-    def _note(self, found: dict[str, os.stat_result]) -> None:
-        now = {name: (stat.st_size, stat.st_mtime) for name, stat in found.items()}
-        if any(self._seen.get(name) != one for name, one in now.items()):
-            self._seen |= now
-            self._word = time.monotonic()
-            ahead = max(time_ for _, time_ in self._seen.values())
-            self._allowed = ahead if ahead > time.time() + _JITTER_S else 0.0
-        self._follow()
+    def _record_progress(self, stats: dict[str, os.stat_result]) -> None:
+        now = {name: (stat.st_size, stat.st_mtime) for name, stat in stats.items()}
+        if any(self._log_stats.get(name) != one for name, one in now.items()):
+            self._log_stats |= now
+            self._last_change = time.monotonic()
+            ahead = max(time_ for _, time_ in self._log_stats.values())
+            self._allowed_until = ahead if ahead > time.time() + _JITTER_S else 0.0
+        self._read_followed_rank()
 
-    def _follow(self) -> None:
+    def _read_followed_rank(self) -> None:
         """Read what one rank, the first that was there, has written since."""
-        self._lead = self._lead or min(self._seen, default="", key=lambda name: int(name.partition(".")[0]))
-        size = self._seen.get(self._lead, (0, 0.0))[0]
+        self._followed_log = self._followed_log or min(
+            self._log_stats, default="", key=lambda name: int(name.partition(".")[0])
+        )
+        size = self._log_stats.get(self._followed_log, (0, 0.0))[0]
         if size <= self._read:
             return
-        begin = max(self._read, size - _TAIL)
-        steps, read = read_steps(self._folder / self._lead, begin, whole=begin == self._read)
-        self._walls.extend(step.wall_s for step in (steps if begin else steps[1:]))  # the first one compiles
+        offset = max(self._read, size - _TAIL_BYTES)
+        steps, read = read_steps(self._folder / self._followed_log, offset, at_line_start=offset == self._read)
+        self._step_times_s.extend(step.wall_s for step in (steps if offset else steps[1:]))  # the first one compiles
         self._read = read
 
 
@@ -138,10 +146,10 @@ def _is_log(name: str) -> bool:
     return suffix == "jsonl" and stem.isdecimal()
 
 
-def _last(path: Path) -> int:
+def _last_step(path: Path) -> int:
     """The last step in a log; -1 for none."""
     try:
-        steps, _ = read_steps(path, max(0, path.stat().st_size - _TAIL), whole=False)
+        steps, _ = read_steps(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)
     except OSError:
         return -1
     return steps[-1].step if steps else -1

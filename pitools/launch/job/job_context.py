@@ -11,12 +11,12 @@ from typing import Literal
 import msgspec
 
 from pitools.core.errors import UsageError
-from pitools.run.attempt_records import Start
+from pitools.run.attempt_records import AttemptStart
 
-Mode = Literal["none", "allocation", "run"]
+RecoveryMode = Literal["none", "allocation", "run"]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     """One start of one job, as its script knows it. number: which submission of the run. task: of an array, or ""."""
 
     run_dir: Path
@@ -27,54 +27,54 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     node_list: str
     nodes: int
     task: str
-    mode: Mode
+    mode: RecoveryMode
 
 
-def job(environ: Mapping[str, str]) -> Job:
+def load_context(environ: Mapping[str, str]) -> JobContext:
     """The job that this process is in. Raises UsageError outside of a job script."""
     if missing := [name for name in ("PIT_RUN_DIR", "SLURM_JOB_ID") if not environ.get(name)]:
         raise UsageError(f"{missing[0]} is not set: this is not a job script", hint="see `pit script render train`")
     run_dir = Path(environ["PIT_RUN_DIR"])
-    return Job(
+    return JobContext(
         run_dir=run_dir,
-        number=number(run_dir.name, environ.get("SLURM_JOB_NAME", "")),
+        number=submission_number(run_dir.name, environ.get("SLURM_JOB_NAME", "")),
         job_id=environ["SLURM_JOB_ID"],
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         restart=_count(environ.get("SLURM_RESTART_COUNT", "")),
         node_list=environ.get("SLURM_JOB_NODELIST", ""),
         nodes=_count(environ.get("SLURM_JOB_NUM_NODES", "")) or 1,
         task=environ.get("SLURM_ARRAY_TASK_ID", ""),
-        mode=mode(run_dir, environ),
+        mode=recovery_mode(run_dir, environ),
     )
 
 
-def number(run_id: str, job_name: str) -> int:
+def submission_number(run_id: str, job_name: str) -> int:
     """Which of the run's jobs has this name: `<run id>` is 0, `<run id>.<k>` is k; any other name is 0 too."""
     found = re.fullmatch(re.escape(run_id) + r"\.(\d+)", job_name)
     return int(found.group(1)) if found else 0
 
 
-def mode(run_dir: Path, environ: Mapping[str, str]) -> Mode:
+def recovery_mode(run_dir: Path, environ: Mapping[str, str]) -> RecoveryMode:
     """How far recovery goes: not at all, in this allocation only, or to further jobs of the run.
 
     PIT_RECOVER says it. Else a run that was sent job by job has its `jobs/`; a ticket has a plan; and what was rendered
     for a person has neither. Callables, which have a plan and no request, are their caller's to repeat.
     """
-    said = environ.get("PIT_RECOVER", "")
+    requested = environ.get("PIT_RECOVER", "")
     if environ.get("SLURM_ARRAY_TASK_ID") or not (run_dir / "plan.json").is_file():
         return "none"
-    if said in ("none", "allocation", "run"):
-        return said  # type: ignore[return-value]  # mypy does not narrow to literals by `in`
+    if requested in ("none", "allocation", "run"):
+        return requested  # type: ignore[return-value]  # mypy does not narrow to literals by `in`
     if (run_dir / "jobs").is_dir():
         return "run"
     return "allocation" if (run_dir / "request.toml").is_file() else "none"
 
 
-def left_s(start: Start | None) -> float | None:
+def seconds_to_time_limit(start: AttemptStart | None) -> float | None:
     """Seconds to the time limit of the job that an attempt is in; None without one."""
-    if start is None or not start.ends:
+    if start is None or not start.time_limit_at:
         return None
-    return (datetime.fromisoformat(start.ends) - datetime.now(UTC)) / timedelta(seconds=1)
+    return (datetime.fromisoformat(start.time_limit_at) - datetime.now(UTC)) / timedelta(seconds=1)
 
 
 def _count(text: str) -> int:

@@ -29,7 +29,7 @@ from pitools.launch.plan import Plan, load_plan
 from pitools.launch.probes import stacks
 from pitools.launch.submission import local_process
 from pitools.run import run_folder
-from pitools.site.template import fill
+from pitools.site.template import expand_placeholders
 
 
 def supervise(run_dir: Path, number: int = 0) -> int:
@@ -38,16 +38,16 @@ def supervise(run_dir: Path, number: int = 0) -> int:
     number: which of the run's supervisors this is. Called in the supervisor process.
     """
     plan = load_plan(run_dir)
-    stopper = _Stopper(plan.job.time_s)
+    stopper = _StopRequest(plan.job.time_s)
     # Closed by nobody but the kernel. The one that started this may be about to end.
-    lock = local_process.try_supervisor_lock(run_dir, local_process.HANDOVER_S)
+    lock = local_process.try_supervisor_lock(run_dir, local_process.LOCK_HANDOVER_S)
     if lock is None:
         print("pit: the run has another supervisor", file=sys.stderr)
-        return exit_codes.NO_LEAVE
+        return exit_codes.NOT_GRANTED
     # Before anything else: whoever started this process may have been killed before it said so.
-    run_folder.write(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, number))
-    (run_dir / local_process.STARTING).unlink(missing_ok=True)
-    job = job_context.Job(
+    run_folder.write_record(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, number))
+    (run_dir / local_process.STARTING_MARK).unlink(missing_ok=True)
+    job = job_context.JobContext(
         run_dir=run_dir,
         number=number,
         job_id=f"local-{os.getpid()}",
@@ -56,73 +56,81 @@ def supervise(run_dir: Path, number: int = 0) -> int:
         node_list=socket.gethostname(),
         nodes=1,
         task="",
-        mode=job_context.mode(run_dir, os.environ),
+        mode=job_context.recovery_mode(run_dir, os.environ),
     )
-    ends = timestamps.text(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
+    time_limit_at = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
     while True:
         try:
-            attempt = begin_attempt.begin(job, ends=ends)
-        except begin_attempt.NoBeginning as no:
-            print(f"pit: {no}", file=sys.stderr)
-            return no.code
+            attempt = begin_attempt.begin_attempt(job, time_limit_at=time_limit_at)
+        except begin_attempt.AttemptRefused as refusal:
+            print(f"pit: {refusal}", file=sys.stderr)
+            return refusal.code
         except (PitError, OSError) as error:
             print(f"pit: no attempt: {error}", file=sys.stderr)
-            return exit_codes.NOT_BEGUN
+            return exit_codes.ATTEMPT_NOT_STARTED
         stopper.attempt = attempt
-        code = _run(plan, run_dir, attempt, stopper)
-        state = "COMPLETED" if code == 0 else "CANCELLED" if stopper.number else "TIMEOUT" if stopper.late else "FAILED"
-        job_code = end_attempt.end(job, attempt, code, state=state)
+        code = _run_attempt(plan, run_dir, attempt, stopper)
+        state = (
+            "COMPLETED"
+            if code == 0
+            else "CANCELLED"
+            if stopper.number
+            else "TIMEOUT"
+            if stopper.timed_out
+            else "FAILED"
+        )
+        job_code = end_attempt.end_attempt(job, attempt, code, state=state)
         if job_code is not None:
             return job_code
 
 
-class _Stopper:
+class _StopRequest:
     """Remembers the first signal that asked this run to end; USR2 asks for nothing, and is passed on to the ranks."""
 
     def __init__(self, time_s: float) -> None:
         self.number = 0
-        self.late = False
+        self.timed_out = False
         self.deadline = time.monotonic() + time_s
         self.attempt: Path | None = None
         self.children: list[subprocess.Popen[bytes]] = []
         for number in local_process.HANDLED_SIGNALS:
-            signal.signal(number, self._ask)
+            signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, local_process.HANDLED_SIGNALS)
 
-    def _ask(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         if self.attempt:
-            signals.note(self.attempt, number, self.deadline - time.monotonic())
+            signals.append_signal(self.attempt, number, self.deadline - time.monotonic())
         if number == signal.SIGUSR2:
-            _send(self, number)
+            _forward_signal(self, number)
         else:
             self.number = self.number or number
 
 
-def _run(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
+def _run_attempt(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) -> int:
     """Stage, then run the ranks; returns the exit code. Leaves nothing of their sessions, also where it raises."""
     try:
-        return _stage(plan, attempt, stopper) or _ranks(plan, run_dir, attempt, stopper)
+        return _stage_datasets(plan, attempt, stopper) or _run_ranks(plan, run_dir, attempt, stopper)
     finally:
         subprocesses.kill_sessions(*(child.pid for child in stopper.children))
 
 
-def _stage(plan: Plan, attempt: Path, stopper: _Stopper) -> int:
+def _stage_datasets(plan: Plan, attempt: Path, stopper: _StopRequest) -> int:
     node = socket.gethostname()
     for data in plan.data:
         if stopper.number:
             break
         receipt = attempt / "nodes" / node / f"{data.name}.json"
         argv = [plan.python, "-m", "pitools", "stage", "run", data.source]
-        argv += ["--to", fill(plan.nvme), "--receipt", str(receipt)]
+        argv += ["--to", expand_placeholders(plan.nvme), "--receipt", str(receipt)]
         stopper.children = [
-            subprocesses.start(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out", session=True)
+            subprocesses.start_detached(argv, env=os.environ, log=attempt / "logs" / f"stage.{node}.out", session=True)
         ]
-        if code := _wait(stopper, attempt):
+        if code := _wait_for_ranks(stopper, attempt):
             return code
     return 128 + stopper.number if stopper.number else 0
 
 
-def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
+def _run_ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) -> int:
     """Start every rank, wait, and end the others when one fails; the first bad exit code, or 0."""
     world_size = plan.job.nodes * plan.job.tasks_per_node
     node = socket.gethostname()
@@ -133,7 +141,7 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
         "PIT_RUN_DIR": str(run_dir),
         "PIT_ATTEMPT_DIR": str(attempt),
         "PIT_NONCE": secrets.token_hex(16),
-        "PIT_HEAD": node,
+        "PIT_HEAD_NODE": node,
         "PIT_COORDINATOR": "127.0.0.1",
         "PIT_TASKS_PER_NODE": str(world_size),
         "PIT_GPUS_PER_NODE": str(plan.job.gpus_per_node),
@@ -150,13 +158,17 @@ def _ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _Stopper) -> int:
     for rank in range(world_size):
         argv = [plan.python, "-u", "-m", "pitools.launch.rank.main", "plan", str(run_dir / "plan.json")]
         env = {**shared, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0"}
-        stopper.children.append(subprocesses.start(argv, env=env, log=attempt / "logs" / f"{rank}.out", session=True))
-    limits = hang_watch.limits(run_dir / "plan.json")
-    looker = hang_watch.Watch(attempt / "steps", limits) if limits else None
-    return _wait(stopper, attempt, warning=plan.job.signal, looker=looker)
+        stopper.children.append(
+            subprocesses.start_detached(argv, env=env, log=attempt / "logs" / f"{rank}.out", session=True)
+        )
+    limits = hang_watch.load_limits(run_dir / "plan.json")
+    hang_detector = hang_watch.HangDetector(attempt / "steps", limits) if limits else None
+    return _wait_for_ranks(stopper, attempt, warning=plan.job.signal, hang_detector=hang_detector)
 
 
-def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: hang_watch.Watch | None = None) -> int:
+def _wait_for_ranks(
+    stopper: _StopRequest, attempt: Path, *, warning: str = "", hang_detector: hang_watch.HangDetector | None = None
+) -> int:
     """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM, and SIGKILL after a grace.
 
     warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
@@ -167,26 +179,28 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: hang_w
     warn_at = stopper.deadline - float(before_s) if warning else float("inf")
     kill_at = float("inf")
     while True:
-        ended_with = [child.poll() for child in stopper.children]
-        bad = next((code for code in ended_with if code), 0)
-        stopper.late = stopper.late or (time.monotonic() > stopper.deadline and not bad)
+        exit_codes_seen = [child.poll() for child in stopper.children]
+        bad = next((code for code in exit_codes_seen if code), 0)
+        stopper.timed_out = stopper.timed_out or (time.monotonic() > stopper.deadline and not bad)
         if time.monotonic() > warn_at:
             warn_at = float("inf")
-            signals.note(attempt, signal.Signals[f"SIG{name}"], stopper.deadline - time.monotonic())
-            _send(stopper, signal.Signals[f"SIG{name}"])
-        ending = bool(bad or stopper.number or stopper.late)
+            signals.append_signal(attempt, signal.Signals[f"SIG{name}"], stopper.deadline - time.monotonic())
+            _forward_signal(stopper, signal.Signals[f"SIG{name}"])
+        ending = bool(bad or stopper.number or stopper.timed_out)
         if ending and kill_at == float("inf"):
             code = bad if bad >= 0 else 128 - bad
             # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
-            first_bad = evidence.first(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
-            kill_at = time.monotonic() + (step_runner.GRACE_S if bad else local_process.GRACE_S)
-            _send(stopper, signal.SIGTERM)
-        if not ending and looker and (hang := looker.due()):
+            first_bad = (
+                evidence.first_failed_exit_code(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
+            )
+            kill_at = time.monotonic() + (step_runner.TERM_GRACE_S if bad else local_process.KILL_GRACE_S)
+            _forward_signal(stopper, signal.SIGTERM)
+        if not ending and hang_detector and (hang := hang_detector.poll_if_due()):
             with contextlib.suppress(PitError, OSError):  # a full disk: the exit code says it too
-                run_folder.write(attempt / "hang.json", hang)
-                stacks.here(attempt, socket.gethostname())
+                run_folder.write_record(attempt / "hang.json", hang)
+                stacks.dump_here(attempt, socket.gethostname())
             first_bad, kill_at = exit_codes.HUNG, time.monotonic()
-        ended = all(code is not None for code in ended_with)
+        ended = all(code is not None for code in exit_codes_seen)
         if ended or time.monotonic() > kill_at:
             subprocesses.kill_sessions(*(child.pid for child in stopper.children))
         if ended:
@@ -194,7 +208,7 @@ def _wait(stopper: _Stopper, attempt: Path, *, warning: str = "", looker: hang_w
         time.sleep(0.05)
 
 
-def _send(stopper: _Stopper, number: int) -> None:
+def _forward_signal(stopper: _StopRequest, number: int) -> None:
     for child in stopper.children:
         if child.poll() is None:
             child.send_signal(number)

@@ -1,4 +1,4 @@
-"""What a job, or a local run, was sent while an attempt ran: heard, and written down at once."""
+"""Record the signals that a job, or a local run, receives during an attempt."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.fs import own
-from pitools.launch.job.job_context import left_s
+from pitools.launch.job.job_context import seconds_to_time_limit
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ONCE_S = 2.0  # Slurm may signal the script, which tells us, and us as well
 
 
-class Ears:
-    """Hears signals from its making to `close`, and calls `then` with each; main thread only."""
+class SignalRecorder:
+    """Record signals and call `callback` for each, until `close`. Main thread only."""
 
-    def __init__(self, attempt: Path, then: Callable[[int], None]) -> None:
-        self._attempt, self._then = attempt, then
-        self._start = run_folder.read(attempt / "start.json", records.Start)
-        self._at: dict[int, float] = {}
-        self._before = {number: signal.signal(number, self._hear) for number in HEARD}
+    def __init__(self, attempt: Path, callback: Callable[[int], None]) -> None:
+        self._attempt, self._callback = attempt, callback
+        self._start = run_folder.read_record(attempt / "start.json", records.AttemptStart)
+        self._last_at: dict[int, float] = {}
+        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in HANDLED_SIGNALS}
 
     def close(self) -> None:
-        """Hear nothing more."""
-        for number, handler in self._before.items():
+        """Restore the previous signal handlers."""
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, _frame: object) -> None:
-        last = self._at.get(number, float("-inf"))
-        self._at[number] = time.monotonic()
-        if self._at[number] - last > _ONCE_S:
-            note(self._attempt, number, left_s(self._start))
-            self._then(number)
+    def _on_signal(self, number: int, _frame: object) -> None:
+        last = self._last_at.get(number, float("-inf"))
+        self._last_at[number] = time.monotonic()
+        if self._last_at[number] - last > _ONCE_S:
+            append_signal(self._attempt, number, seconds_to_time_limit(self._start))
+            self._callback(number)
 
 
-def note(attempt: Path, number: int, left: float | None) -> None:
+def append_signal(attempt: Path, number: int, seconds_left: float | None) -> None:
     """Append a signal to the attempt's `signals.jsonl`."""
-    said = records.Signal(t=timestamps.now(), signal=signal.Signals(number).name, left_s=left)
+    record = records.SignalRecord(
+        t=timestamps.now_rfc3339(), signal=signal.Signals(number).name, seconds_to_limit=seconds_left
+    )
     try:
         with open(attempt / "signals.jsonl", "ab", buffering=0, opener=own) as file:
-            file.write(msgspec.json.encode(said) + b"\n")
+            file.write(msgspec.json.encode(record) + b"\n")
     except OSError:  # a full disk must not stop what the signal asks for
         return

@@ -15,7 +15,7 @@ from pitools.site.schema import Site
 from pitools.slurm.states import is_finished
 
 
-def path(run_dir: Path, rank: int) -> Path | None:
+def log_path(run_dir: Path, rank: int) -> Path | None:
     """The rank's log of the last attempt, or that of the staging in which it ended; the job's own before; or None."""
     last = run_folder.last_attempt(run_dir)
     if last and (log := last / "logs" / f"{rank}.out").exists():
@@ -24,7 +24,7 @@ def path(run_dir: Path, rank: int) -> Path | None:
         return failed
     # supervisor.out, supervisor.1.out, …, supervisor.10.out
     supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))
-    own = [*run_folder.job_logs(run_dir), *supervisors]
+    own = [*run_folder.job_output_files(run_dir), *supervisors]
     return own[-1] if own else None
 
 
@@ -34,17 +34,17 @@ def _failed_staging(logs: Path) -> Path | None:
     return next((log for log in found if b"pit: error:" in log.read_bytes()), None)
 
 
-def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
+def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
     """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
     plan = load_plan(run_dir)
     ranks = plan.job.nodes * plan.job.tasks_per_node
     if rank >= ranks:
         raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
-    at, watch, ended = 0, status.Watch(run_dir, site), not follow
+    at, watch, ended = 0, status.RunPoller(run_dir, site), not follow
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
-        log = path(run_dir, rank)
+        log = log_path(run_dir, rank)
         if log != shown:
             yield decoder.decode(b"", final=True)
             shown, at = log, 0
@@ -60,4 +60,4 @@ def read(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]
             yield decoder.decode(b"", final=True)
             return
         time.sleep(0.5)
-        ended = is_finished(watch.look().state) or watch.lost
+        ended = is_finished(watch.poll().state) or watch.lost

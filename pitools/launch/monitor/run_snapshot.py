@@ -16,11 +16,11 @@ from pitools.launch.submission import submissions
 from pitools.run import cancel_request, run_folder, steps
 from pitools.run.attempt_records import Cause, Decision, Verdict
 
-_TAIL = 4096  # bytes: a step's line is a few hundred
+_TAIL_BYTES = 4096  # bytes: a step's line is a few hundred
 
 
 class RunSnapshot(NamedTuple):
-    """What a run's folder holds at one moment. attempt: the newest's name. ended: how it did.
+    """What a run's folder holds at one moment. attempt: the newest's name. exit: how it did.
 
     damaged: what is wrong with the record of that, "" for nothing: it has ended, and only Slurm knows how. created:
     when the folder was made, however many jobs it has had since; where that is not known, when its job was.
@@ -32,26 +32,26 @@ class RunSnapshot(NamedTuple):
     attempt: str
     attempts: int
     steps: int
-    ended: run_folder.Attempt | None
+    exit: run_folder.AttemptExit | None
     cause: Cause | None
-    decided: Decision | None
+    decision: Decision | None
     verdict: Verdict | None
-    cancel: cancel_request.Cancel | None
+    cancel: cancel_request.CancelRequest | None
     damaged: str
     created: str
 
     @classmethod
-    def of(cls, run_dir: Path) -> RunSnapshot:
+    def read(cls, run_dir: Path) -> RunSnapshot:
         """Read it. Raises DataError for what is no run."""
-        made = run_folder.attempts(run_dir)
+        made = run_folder.attempt_dirs(run_dir)
         last = made[-1] if made else run_dir / "attempts"
         step = last_step(last)
         ended, damaged = None, ""
         try:
-            ended = run_folder.read(last / "exit.json", run_folder.Attempt)
+            ended = run_folder.read_record(last / "exit.json", run_folder.AttemptExit)
         except DataError as error:
             is_empty = not (last / "exit.json").stat().st_size
-            what = "empty, as a full disk leaves a file" if is_empty else error.what
+            what = "empty, as a full disk leaves a file" if is_empty else error.message
             damaged = f"attempts/{last.name}/exit.json is {what}"
         job, first = _newest_job(run_dir), run_folder.first_event(run_dir)
         return cls(
@@ -60,12 +60,12 @@ class RunSnapshot(NamedTuple):
             job,
             made[-1].name if made else "",
             len(made),
-            step.step + 1 if step else evidence.progress(run_dir),
+            step.step + 1 if step else evidence.saved_steps(run_dir),
             ended,
             run_folder.read_or_none(last / "cause.json", Cause),
             run_folder.read_or_none(last / "decision.json", Decision),
-            apply_decision.verdict(run_dir),
-            cancel_request.last(run_dir),
+            apply_decision.read_verdict(run_dir),
+            cancel_request.last_cancel(run_dir),
             damaged,
             first.t if first and first.event == "created" else job.submitted if job else "",
         )
@@ -76,24 +76,24 @@ class RunSnapshot(NamedTuple):
         return self.job.job_id if self.job else ""
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the last attempt was decided not to be the last."""
-        return bool(self.decided and self.decided.action in ("again", "resubmit", "wait"))
+        return bool(self.decision and self.decision.action in ("retry", "resubmit", "wait"))
 
 
 def _newest_job(run_dir: Path) -> run_folder.JobRef | None:
     """The run's newest job; from its own folder where `<run>/job.json` cannot be read. Raises DataError."""
     try:
-        return run_folder.read(run_dir / "job.json", run_folder.JobRef)
+        return run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     except DataError:
-        return submissions.newest(run_dir)
+        return submissions.latest_job(run_dir)
 
 
 def last_step(attempt: Path) -> steps.Step | None:
     """The last step that rank 0 wrote down, from the end of its log; None before there is one."""
     try:
         with (attempt / "steps" / "0.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
         return decode_json(lines[-1], steps.Step) if lines else None
     except (OSError, msgspec.DecodeError):

@@ -11,66 +11,68 @@ from pathlib import Path
 
 from pitools.checkpoint.store import check_folder, layout, locks, manifest, owner, unreadable
 from pitools.core.errors import DataError, UsageError
-from pitools.core.fs import os_error, plain_file, sync_file_system
-from pitools.core.progress import bar
+from pitools.core.fs import from_os_error, open_regular, sync_fs
+from pitools.core.progress import progress_bar
 from pitools.launch.plan import Plan
 from pitools.run import run_folder
-from pitools.site.tar_stream import Entry
+from pitools.site.tar_stream import TarEntry
 
-FOLDER, PROGRESS = "checkpoints", "progress"
-_BLOCK = 1 << 20
+CHECKPOINTS_DIR, PROGRESS_FILE = "checkpoints", "progress"
+_BLOCK_BYTES = 1 << 20
 
 
-def entries(run_dir: Path) -> list[Entry]:
+def program_entries(run_dir: Path) -> list[TarEntry]:
     """Return the program's own files in a run's checkpoint folder, and `progress`; [] where it keeps none there.
 
     Names are relative to the run's folder. A link stays one where it leads to something in the folder. Raises DataError
     for a link that leads out of it, and for what is no file; ClusterError.
     """
-    top = run_dir / FOLDER
+    top = run_dir / CHECKPOINTS_DIR
     try:
-        found = [entry for path in sorted(top.iterdir()) if not _is_pitools(path) for entry in _below(path, top)]
+        found = [
+            entry for path in sorted(top.iterdir()) if not _is_pitools_entry(path) for entry in _walk_entries(path, top)
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise os_error(error, top) from error
-    if found and (run_dir / PROGRESS).is_file():
-        found.append(Entry(name=PROGRESS, data=(run_dir / PROGRESS).read_bytes()))
+        raise from_os_error(error, top) from error
+    if found and (run_dir / PROGRESS_FILE).is_file():
+        found.append(TarEntry(name=PROGRESS_FILE, data=(run_dir / PROGRESS_FILE).read_bytes()))
     return found
 
 
-def _is_pitools(path: Path) -> bool:
+def _is_pitools_entry(path: Path) -> bool:
     """Whether `pitools.checkpoint` made this entry of a checkpoint folder."""
-    if path.name in (owner.FILE_NAME, locks.WRITER, layout.QUARANTINE) or layout.building_of(path):
+    if path.name in (owner.FILE_NAME, locks.WRITER_LOCK, layout.QUARANTINE) or layout.parse_building(path):
         return True
-    if path.name.startswith((f"{layout.OLD}step_", f".{layout.LATEST}.", f"{unreadable.PREFIX}step_")):
+    if path.name.startswith((f"{layout.OLD_PREFIX}step_", f".{layout.LATEST}.", f"{unreadable.MARK_PREFIX}step_")):
         return True
     if path.name == layout.LATEST and path.is_symlink():
         target = path.parent / path.readlink()
-        return target.parent == path.parent and _is_pitools(target)
+        return target.parent == path.parent and _is_pitools_entry(target)
     return layout.step_of(path) is not None and any(
         (path / name).exists() for name in (manifest.FILE_NAME, layout.PAYLOAD)
     )
 
 
-def _below(path: Path, top: Path) -> Iterator[Entry]:
-    name = f"{FOLDER}/{path.relative_to(top)}"
+def _walk_entries(path: Path, top: Path) -> Iterator[TarEntry]:
+    name = f"{CHECKPOINTS_DIR}/{path.relative_to(top)}"
     mode = path.lstat().st_mode
     if not name.isprintable() or "\\" in name:
         raise DataError(f"file name {name!r} is not printable, or has a backslash: it cannot travel", where=str(top))
     if stat.S_ISLNK(mode):
-        yield Entry(name=name, link=_target(path, top))
+        yield TarEntry(name=name, link=_relative_link(path, top))
     elif stat.S_ISREG(mode):
-        yield Entry(name=name, path=path)
+        yield TarEntry(name=name, path=path)
     elif stat.S_ISDIR(mode):
-        yield Entry(name=name)
+        yield TarEntry(name=name)
         for inner in sorted(path.iterdir()):
-            yield from _below(inner, top)
+            yield from _walk_entries(inner, top)
     else:
         raise DataError("neither a file, a folder nor a link: it cannot travel", where=str(path))
 
 
-def _target(link: Path, top: Path) -> str:
+def _relative_link(link: Path, top: Path) -> str:
     """Where a link leads, relative to its own folder, so that it leads there after a move too."""
     # Not resolved to the end: `latest` may name another link.
     target = Path(os.path.normpath(link.parent / link.readlink()))
@@ -85,20 +87,20 @@ def _target(link: Path, top: Path) -> str:
     return os.path.relpath(target, link.parent)
 
 
-def copy(found: Sequence[Entry], to: Path) -> None:
+def copy_entries(entries: Sequence[TarEntry], to: Path) -> None:
     """Copy these entries into the folder of another run. Raises DataError where one arrives changed; NoSpace."""
-    files = [entry for entry in found if entry.path]
+    files = [entry for entry in entries if entry.path]
     total = sum(entry.path.stat().st_size for entry in files if entry.path)
     digests = {}
     try:
-        with bar(FOLDER, total) as advance:
-            for entry in found:
+        with progress_bar(CHECKPOINTS_DIR, total) as advance:
+            for entry in entries:
                 made = to / entry.name
                 made.parent.mkdir(parents=True, exist_ok=True)
                 if entry.path:
                     digest = hashlib.sha256()
-                    with plain_file(entry.path) as file, made.open("xb") as out:
-                        while block := file.read(_BLOCK):
+                    with open_regular(entry.path) as file, made.open("xb") as out:
+                        while block := file.read(_BLOCK_BYTES):
                             digest.update(block)
                             out.write(block)
                             advance(len(block))
@@ -109,28 +111,28 @@ def copy(found: Sequence[Entry], to: Path) -> None:
                     made.symlink_to(entry.link)
                 else:
                     made.mkdir(exist_ok=True)
-        sync_file_system(to)
+        sync_fs(to)
         for made, digest_before in digests.items():
-            if _digest(made) != digest_before:
+            if _sha256(made) != digest_before:
                 raise DataError("the file did not arrive as it was", where=str(made), hint="try again")
     except OSError as error:
-        raise os_error(error, to) from error
+        raise from_os_error(error, to) from error
 
 
-def sums(found: Sequence[Entry]) -> str:
+def sha256_lines(entries: Sequence[TarEntry]) -> str:
     """Return what `sha256sum -c` reads: a line for every file of these entries."""
-    return "".join(f"{_digest(entry.path)}  {entry.name}\n" for entry in found if entry.path)
+    return "".join(f"{_sha256(entry.path)}  {entry.name}\n" for entry in entries if entry.path)
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
-        with plain_file(path) as file:
-            while block := file.read(_BLOCK):
+        with open_regular(path) as file:
+            while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
         return digest.hexdigest()
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
 
 
 def require_saved(run_dir: Path, plan: Plan, *, is_stopped: bool = False) -> None:
@@ -138,36 +140,38 @@ def require_saved(run_dir: Path, plan: Plan, *, is_stopped: bool = False) -> Non
 
     is_stopped: it saves nothing more. Before that one that hears a signal may still save.
     """
-    if layout.steps(run_dir / FOLDER) or entries(run_dir):
+    if layout.listed_steps(run_dir / CHECKPOINTS_DIR) or program_entries(run_dir):
         return
-    safe = progress(run_dir)
+    safe = program_progress(run_dir)
     may_save = bool(plan.request.entry or plan.job.signal) and not is_stopped
-    is_lost = bool(run_folder.attempts(run_dir)) and not plan.request.entry
+    is_lost = bool(run_folder.attempt_dirs(run_dir)) and not plan.request.entry
     if not safe and (may_save or not is_lost):
         return
     what = f"the run has {safe} safe steps" if safe else "the run has begun"
     what += ", and nothing in its checkpoint folder that could go along"
     hint = f"have it save in $PIT_CHECKPOINT_DIR; or begin it anew there: pit launch reproduce {run_dir.name} --site …"
-    raise UsageError(what, where=str(run_dir / FOLDER), hint=hint)
+    raise UsageError(what, where=str(run_dir / CHECKPOINTS_DIR), hint=hint)
 
 
-def step_to_go_on_from(run_dir: Path, plan: Plan) -> int | None:
+def step_to_resume(run_dir: Path, plan: Plan) -> int | None:
     """Return the newest good checkpoint of a stopped run; None where it has files of its own, or nothing to lose.
 
     Raises DataError where it has checkpoints, and none is good; UsageError as `require_saved`.
     """
-    step = check_folder.newest_good(run_dir / FOLDER)
-    if step is None and layout.steps(run_dir / FOLDER) and not entries(run_dir):
-        hint = f"what is wrong with each: pit checkpoint check {run_dir / FOLDER}"
-        raise DataError("the run has checkpoints, and none of them is whole", where=str(run_dir / FOLDER), hint=hint)
+    step = check_folder.newest_good_step(run_dir / CHECKPOINTS_DIR)
+    if step is None and layout.listed_steps(run_dir / CHECKPOINTS_DIR) and not program_entries(run_dir):
+        hint = f"what is wrong with each: pit checkpoint check {run_dir / CHECKPOINTS_DIR}"
+        raise DataError(
+            "the run has checkpoints, and none of them is whole", where=str(run_dir / CHECKPOINTS_DIR), hint=hint
+        )
     require_saved(run_dir, plan, is_stopped=True)
     return step
 
 
-def progress(run_dir: Path) -> int:
+def program_progress(run_dir: Path) -> int:
     """Return the steps that the program itself counts as safe; 0 for none."""
     try:
-        text = (run_dir / PROGRESS).read_text(errors="replace")[:64]
+        text = (run_dir / PROGRESS_FILE).read_text(errors="replace")[:64]
     except OSError:
         return 0
     return int(text) if re.fullmatch(r"\s*\d{1,15}\s*", text) else 0

@@ -12,7 +12,7 @@ def run_on_nodes(argv: Sequence[str], node_list: str, timeout_s: float) -> subpr
 
     node_list: nodes of this job, folded. Raises ToolMissing without srun, Unreachable on time-out.
     """
-    nodes = hostlist.count(node_list)
+    nodes = hostlist.count_hosts(node_list)
     srun = [
         "srun",
         "--overlap",
@@ -26,4 +26,4 @@ def run_on_nodes(argv: Sequence[str], node_list: str, timeout_s: float) -> subpr
         "--error=none",
         "--input=none",
     ]
-    return subprocesses.run([*srun, *argv], timeout_s=timeout_s, without=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+    return subprocesses.run([*srun, *argv], timeout_s=timeout_s, unset=("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))

@@ -22,59 +22,62 @@ from pitools.core.errors import PitError
 from pitools.core.record import Record
 from pitools.launch.probes.node_step import run_on_nodes
 from pitools.run import run_folder
-from pitools.run.attempt_records import Start, ranks
+from pitools.run.attempt_records import AttemptStart, ranks_on_node
 
 _KMSG = Path("/dev/kmsg")
-_ASK_S = 8.0
+_SRUN_TIMEOUT_S = 8.0
 # srun's first words about a rank that was killed, itself or what it had started.
-_KILLED = re.compile(rb"srun: error: ([\w.\[\],-]{1,1000}): tasks? [\d,-]+: (?:Killed|Exited with exit code 137)")
-_PROCESS = re.compile(r"(?:Killed process (\d+)|oom-kill:.*[,:]pid=(\d+))\b")
+_SRUN_TASK_KILLED = re.compile(
+    rb"srun: error: ([\w.\[\],-]{1,1000}): tasks? [\d,-]+: (?:Killed|Exited with exit code 137)"
+)
+_OOM_PID = re.compile(r"(?:Killed process (\d+)|oom-kill:.*[,:]pid=(\d+))\b")
 
 
-class Oom(Record, frozen=True, kw_only=True, tag="pit.oom/1"):
-    """A rank that the kernel killed for want of memory. what: how that is known."""
+class OomKill(Record, frozen=True, kw_only=True, tag="pit.oom/1"):
+    """A rank that the kernel killed for want of memory. evidence: how that is known."""
 
     t: str
     rank: int
     node: str
-    what: str
+    evidence: str
 
 
-def look(attempt: Path, said: bytes) -> None:
+def detect_on_nodes(attempt: Path, srun_stderr: bytes) -> None:
     """Look on the nodes of the ranks that srun names first as killed; says nothing where it cannot be known."""
-    found = _KILLED.search(said)
+    found = _SRUN_TASK_KILLED.search(srun_stderr)
     if not found:
         return
     try:
         nodes = hostlist.expand(found[1].decode())
         if nodes == [os.environ.get("SLURMD_NODENAME")]:
-            here(attempt, nodes[0])
+            record_for_node(attempt, nodes[0])
             return
         python = os.environ.get("PIT_PYTHON", sys.executable)
-        run_on_nodes([python, "-m", "pitools.launch.probes.oom", str(attempt)], ",".join(nodes), _ASK_S)
+        run_on_nodes([python, "-m", "pitools.launch.probes.oom", str(attempt)], ",".join(nodes), _SRUN_TIMEOUT_S)
     except (PitError, OSError) as error:
         print(f"pit: whether memory ran out is not known: {error}", file=sys.stderr)
 
 
-def here(attempt: Path, node: str) -> None:
+def record_for_node(attempt: Path, node: str) -> None:
     """Write down which of this node's ranks the kernel killed."""
-    start = run_folder.read(attempt / "start.json", Start)
+    start = run_folder.read_record(attempt / "start.json", AttemptStart)
     since = datetime.fromisoformat(start.started) if start else datetime.now(UTC) - timedelta(minutes=5)
-    said = kernel_log(since)
-    for rank in ranks(attempt, node):
+    oom_lines = read_kernel_log(since)
+    for rank in ranks_on_node(attempt, node):
         if Path(f"/proc/{rank.pid}").exists():
             continue
-        what = said.get(rank.pid, "") if said is not None else ""
-        count = oom_kills()
-        if not what and said is None and None not in (count, rank.oom_kills) and count > rank.oom_kills:  # type: ignore[operator]
-            what = f"this node's kernel killed {count - rank.oom_kills} for want of memory since"  # type: ignore[operator]
-        if what:
-            run_folder.write(
-                attempt / "oom" / f"{rank.rank}.json", Oom(t=timestamps.now(), rank=rank.rank, node=node, what=what)
+        evidence = oom_lines.get(rank.pid, "") if oom_lines is not None else ""
+        count = oom_kill_count()
+        if not evidence and oom_lines is None and None not in (count, rank.oom_kills) and count > rank.oom_kills:  # type: ignore[operator]
+            evidence = f"this node's kernel killed {count - rank.oom_kills} for want of memory since"  # type: ignore[operator]
+        if evidence:
+            run_folder.write_record(
+                attempt / "oom" / f"{rank.rank}.json",
+                OomKill(t=timestamps.now_rfc3339(), rank=rank.rank, node=node, evidence=evidence),
             )
 
 
-def kernel_log(since: datetime) -> dict[int, str] | None:
+def read_kernel_log(since: datetime) -> dict[int, str] | None:
     """Process → the line that says that it was killed for want of memory; None where the log may not be read."""
     try:
         log = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
@@ -85,7 +88,7 @@ def kernel_log(since: datetime) -> dict[int, str] | None:
     try:
         while True:
             try:
-                age, pid, text = of_record(os.read(log, 8192))
+                age, pid, text = parse_kmsg_record(os.read(log, 8192))
             except BrokenPipeError:  # overwritten meanwhile: the next one is read
                 continue
             if pid and booted + age > since - timedelta(seconds=5):
@@ -96,15 +99,15 @@ def kernel_log(since: datetime) -> dict[int, str] | None:
         os.close(log)
 
 
-def of_record(record: bytes) -> tuple[timedelta, int, str]:
+def parse_kmsg_record(record: bytes) -> tuple[timedelta, int, str]:
     """When after boot, of which process (0: it is not about that), and what a record of the kernel's log says."""
     head, _, text = record.decode(errors="replace").partition(";")
-    stamp, process = head.split(",")[2:3], _PROCESS.search(text)
+    stamp, process = head.split(",")[2:3], _OOM_PID.search(text)
     age = timedelta(microseconds=int(stamp[0]) if stamp and stamp[0].isdecimal() else 0)
     return age, int(process[1] or process[2]) if process else 0, (text.splitlines() or [""])[0]
 
 
-def oom_kills() -> int | None:
+def oom_kill_count() -> int | None:
     """How many processes this node's kernel has killed for want of memory since it started; None if it does not say."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
@@ -114,4 +117,4 @@ def oom_kills() -> int | None:
 
 
 if __name__ == "__main__":
-    here(Path(sys.argv[1]), os.environ.get("SLURMD_NODENAME", os.uname().nodename))
+    record_for_node(Path(sys.argv[1]), os.environ.get("SLURMD_NODENAME", os.uname().nodename))

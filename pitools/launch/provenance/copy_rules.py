@@ -11,10 +11,10 @@ from typing import Literal
 from pathspec import GitIgnoreSpec
 
 from pitools.core.errors import ConfigError
-from pitools.core.fs import plain_file
+from pitools.core.fs import open_regular
 
 PITIGNORE, GITIGNORE = ".pitignore", ".gitignore"
-Reason = Literal["", "secret", "ignored"]
+ExclusionReason = Literal["", "secret", "ignored"]
 _KEY_BYTES = 64 << 10  # no private key is larger
 _SECRETS = GitIgnoreSpec.from_lines(
     [
@@ -105,7 +105,7 @@ def is_secret(path: Path, name: str) -> bool:
     return bool(_SECRETS.check_file(shown).include) or (stat.S_ISREG(mode) and _is_private_key(path))
 
 
-class Exclusions:
+class CopyRules:
     """Decide what of one workdir is left out of a copy. A later rule of `.pitignore` overrides an earlier one, and git.
 
     Args:
@@ -120,9 +120,9 @@ class Exclusions:
         self._root = root
         self._ignored = frozenset(ignored or ())
         names = (PITIGNORE,) if ignored is not None else (GITIGNORE, PITIGNORE)
-        self._rules = GitIgnoreSpec.from_lines(line for name in names for line in _lines(root / name))
+        self._rules = GitIgnoreSpec.from_lines(line for name in names for line in _read_rules(root / name))
 
-    def reason(self, path: Path) -> Reason:
+    def exclusion_reason(self, path: Path) -> ExclusionReason:
         """Return why a path below the root is left out, "" where it is not. Its parents are not looked at."""
         name = str(path.relative_to(self._root))
         if is_secret(path, name):
@@ -132,10 +132,10 @@ class Exclusions:
         return "ignored" if (name in self._ignored if ruled is None else ruled) else ""
 
 
-def _lines(path: Path) -> list[str]:
+def _read_rules(path: Path) -> list[str]:
     """The lines of a rules file; none where there is no such file."""
     try:
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             return os.fsdecode(file.read()).splitlines()
     except FileNotFoundError:
         return []
@@ -147,7 +147,7 @@ def _lines(path: Path) -> list[str]:
 
 def _is_private_key(path: Path) -> bool:
     try:
-        with plain_file(path) as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _KEY_BYTES:
                 return False
             first = file.readline(128)

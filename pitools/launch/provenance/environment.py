@@ -21,10 +21,10 @@ from pitools.launch.provenance import git_state
 from pitools.site.schema import Site
 from pitools.store import digest
 
-FILE_NAME = "environment.txt"
+ENVIRONMENT_FILE = "environment.txt"
 _TIMEOUT_S = 60.0
 # Names and versions are taken from the names of folders, and not from what is in them: thousands of files less.
-_LIST = r"""
+_LIST_PACKAGES = r"""
 import json, os, re, sys
 found = {}
 for place in sys.path[1:]:
@@ -55,27 +55,29 @@ for place in sys.path[1:]:
 print(json.dumps([sys.version.split()[0], sys.implementation.name, sys.executable, found]))
 """
 # Variables that say how a program computes. What else there is may be a secret, and is only named.
-_KNOWN = re.compile(
+_RECORDED_VARIABLES = re.compile(
     r"(CUDA|CUDNN|CUBLAS|NCCL|XLA|JAX|TF_XLA|TF_CPP|TF_GPU|TORCH|PYTORCH|TRITON|OMP|MKL|OPENBLAS|KMP|GOMP|UCX|FI|GLOO|OMPI|NVIDIA|ROCR"
     r"|HIP|TPU|LC|MALLOC)_[A-Z0-9_]+"
     r"|PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PYTHONHASHSEED|PYTHONSAFEPATH|LANG|TZ|VIRTUAL_ENV|CONDA_DEFAULT_ENV"
     r"|CONDA_PREFIX|LOADEDMODULES"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASS|PWD|CRED|AUTH|COOKIE|PROXY|SIGNATURE|SESSION|URL|URI|DSN", re.IGNORECASE)
-_LONGEST = 8192
-_READ = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*)")  # $NAME, ${NAME…}, ${#NAME}
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|KEY|PASS|PWD|CRED|AUTH|COOKIE|PROXY|SIGNATURE|SESSION|URL|URI|DSN", re.IGNORECASE
+)
+_MAX_VALUE = 8192
+_VARIABLE_USE = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*)")  # $NAME, ${NAME…}, ${#NAME}
 
 
 class Editable(msgspec.Struct, frozen=True, kw_only=True):
-    """A package whose code is not in the environment but in a folder, which may change. described: by its git."""
+    """A package whose code is not in the environment but in a folder, which may change. git_describe: by its git."""
 
     name: str
     path: str
-    described: str = ""
+    git_describe: str = ""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """An interpreter and its packages. digest: of environment.txt. said: why it is not known."""
+    """An interpreter and its packages. digest: of environment.txt. problem: why it is not known."""
 
     python: str = ""
     implementation: str = ""
@@ -83,76 +85,76 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     packages: int = 0
     digest: str = ""
     editable: tuple[Editable, ...] = ()
-    said: str = ""
+    problem: str = ""
 
 
-def lock(python: str, site: Site, env: Mapping[str, str]) -> tuple[Environment, str]:
+def capture_environment(python: str, site: Site, env: Mapping[str, str]) -> tuple[Environment, str]:
     """An interpreter's environment, and the text of environment.txt. Never raises: `said` tells what went wrong.
 
     It is asked, because it need not be this process's own; where the ranks are in a container or on another network
     it cannot be.
     """
     if site.container.runtime != "none":
-        return Environment(said=f"the ranks run in a container: {site.container.image}"), ""
-    if site.reach.kind == "ssh":
-        return Environment(said=f"the ranks run at {site.reach.host}, with {python}"), ""
+        return Environment(problem=f"the ranks run in a container: {site.container.image}"), ""
+    if site.connection.kind == "ssh":
+        return Environment(problem=f"the ranks run at {site.connection.host}, with {python}"), ""
     try:
-        done = subprocesses.run([python, "-c", _LIST], timeout_s=_TIMEOUT_S, env=env)
+        done = subprocesses.run([python, "-c", _LIST_PACKAGES], timeout_s=_TIMEOUT_S, env=env)
     except PitError as error:
-        return Environment(said=f"{python}: {error.what}"), ""
+        return Environment(problem=f"{python}: {error.message}"), ""
     try:
         version, implementation, executable, found = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        return Environment(said=f"{python}: {last}"), ""
+        return Environment(problem=f"{python}: {last}"), ""
     lines, editable = [], []
     for name, (number, told) in sorted(found.items()):
-        address, is_editable = _address(told)
+        address, is_editable = _package_origin(told)
         lines.append(f"{name}=={number}" + (f" @ {address}" if address else "") + (" (editable)" * is_editable))
         if is_editable:
             path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
-            editable.append(Editable(name=name, path=path, described=git_state.described(Path(path))))
+            editable.append(Editable(name=name, path=path, git_describe=git_state.git_describe(Path(path))))
     text = "".join(f"{line}\n" for line in lines)
     environment = Environment(
         python=version,
         implementation=implementation,
         executable=executable,
         packages=len(lines),
-        digest=digest.of_bytes(text.encode()),
+        digest=digest.digest_bytes(text.encode()),
         editable=tuple(editable),
     )
     return environment, text
 
 
-def variables(
+def select_variables(
     environ: Mapping[str, str] = os.environ, *, command: str = "", env: Collection[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that say how a program computes, with their values; and the names of all others.
 
     command: of the request, whose text names variables that count too, unless it sets them, as names in `env`.
     """
-    named = set(_READ.findall(command)) - set(env)
+    named = set(_VARIABLE_USE.findall(command)) - set(env)
     told = {name: value for name, value in sorted(environ.items()) if _is_harmless(name, value, is_read=name in named)}
     return told, tuple(sorted(name for name in environ if name not in told and name.isprintable()))
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable of this name is likely to hold a secret."""
-    return bool(_SECRET.search(name))
+    return bool(_SECRET_NAME.search(name))
 
 
-def packages(text: str) -> dict[str, str]:
+def parse_packages(text: str) -> dict[str, str]:
     """Package → what environment.txt says of it."""
     return {line.partition("==")[0]: line.partition("==")[2] for line in text.splitlines() if line.strip()}
 
 
 def _is_harmless(name: str, value: str, *, is_read: bool) -> bool:
     # An address may have a password in it.
-    known = (is_read or _KNOWN.fullmatch(name)) and not is_secret(name)
-    return bool(known) and value.isprintable() and len(value) <= _LONGEST and "://" not in value
+    known = (is_read or _RECORDED_VARIABLES.fullmatch(name)) and not is_secret(name)
+    return bool(known) and value.isprintable() and len(value) <= _MAX_VALUE and "://" not in value
 
 
-def _address(told: str) -> tuple[str, bool]:
+def _package_origin(told: str) -> tuple[str, bool]:
     """Where a package came from, without user and password, and whether it is editable, from its direct_url.json."""
     try:
         known = json.loads(told) if told else {}

@@ -18,18 +18,18 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import PitError, ToolMissing
-from pitools.core.progress import bar
+from pitools.core.progress import progress_bar
 from pitools.launch.provenance import workdir_walk
-from pitools.launch.provenance.copy_rules import Exclusions, is_secret
+from pitools.launch.provenance.copy_rules import CopyRules, is_secret
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 
-LIMIT = 16 << 20  # of the patch
-_LARGE = 4 << 20  # of one file in it
-_DIGESTED = 2 << 30  # of all that is only named
-_WORTH_A_BAR = 256 << 20
+PATCH_MAX_BYTES = 16 << 20  # of the patch
+_PATCH_FILE_MAX_BYTES = 4 << 20  # of one file in it
+_DIGEST_MAX_BYTES = 2 << 30  # of all that is only named
+_PROGRESS_BAR_BYTES = 256 << 20
 _TIMEOUT_S = 10.0
-_SAFE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=true")
+_SAFE_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=true")
 _ENV = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 _STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames", "--ahead-behind")
 _DIFF = (
@@ -45,43 +45,43 @@ _DIFF = (
 )
 
 
-class Git(msgspec.Struct, frozen=True, kw_only=True):
+class GitState(msgspec.Struct, frozen=True, kw_only=True):
     """A workdir's place in its repository.
 
-    commit: "" where there is none yet. described: by the nearest tag. inner: the workdir, seen from the repository's
+    commit: "" where there is none yet. describe: by the nearest tag. subdir: the workdir, seen from the repository's
     root. dirty: whether the commit is not all. patch: digest of dirty.patch, "" where there is none. left_out: files
     that were changed or untracked and are no part of the patch: too large, a secret, or left out by `.pitignore`;
     digest is "" for the last two, and where they were too large to read.
-    said: why any of this is not known.
+    problem: why any of this is not known.
     """
 
     commit: str = ""
-    described: str = ""
+    describe: str = ""
     branch: str = ""
-    inner: str = ""
+    subdir: str = ""
     dirty: bool = False
     patch: str = ""
     patch_bytes: int = 0
     left_out: tuple[FileEntry, ...] = ()
-    said: str = ""
+    problem: str = ""
 
 
-def look(workdir: Path, patch: Path, *, without: Collection[Path] = ()) -> Git:
+def read_git_state(workdir: Path, patch: Path, *, without: Collection[Path] = ()) -> GitState:
     """What git knows of a workdir; what was changed or untracked in its repository is written to `patch`.
 
     without: folders whose untracked files are none of it. Never raises for want of git: `said` then tells why.
     """
     try:
-        return _look(workdir, patch, without)
+        return _read_state(workdir, patch, without)
     except ToolMissing:
-        return Git(said="there is no git here")
+        return GitState(problem="there is no git here")
     except PitError as error:
-        return Git(said=f"git gave no answer: {error.what}")
+        return GitState(problem=f"git gave no answer: {error.message}")
     except OSError as error:
-        return Git(said=f"git's files cannot be read: {error.strerror}")
+        return GitState(problem=f"git's files cannot be read: {error.strerror}")
 
 
-def described(path: Path) -> str:
+def git_describe(path: Path) -> str:
     """The state of the repository that a folder is in, such as `v1.2-3-g9f3c2a1-dirty`; "" where there is none."""
     try:
         done = _git(path, "describe", "--always", "--tags", "--dirty")
@@ -90,37 +90,43 @@ def described(path: Path) -> str:
     return done.stdout.strip() if not done.code else ""
 
 
-def _look(workdir: Path, patch: Path, without: Collection[Path]) -> Git:
+def _read_state(workdir: Path, patch: Path, without: Collection[Path]) -> GitState:
     place = _git(workdir, "rev-parse", "--show-toplevel", "--show-prefix", "--git-path", "index")
     if place.code:
-        return Git(said=_why(place))
+        return GitState(problem=_git_error(place))
     top, inner, index = place.stdout.split("\n")[:3]
     done = _git(Path(top), *_STATUS)
     if done.code:
-        return Git(said=_why(done))
+        return GitState(problem=_git_error(done))
     lines = done.stdout.split("\0")
     about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
     commit = about.get("branch.oid", "").replace("(initial)", "")
     described = _git(Path(top), "describe", "--always", "--tags").stdout.strip() if commit else ""
-    git = Git(commit=commit, described=described, branch=about.get("branch.head", ""), inner=inner.rstrip("/"))
+    git = GitState(commit=commit, describe=described, branch=about.get("branch.head", ""), subdir=inner.rstrip("/"))
     changed = [line.split(" ", 8)[8] for line in lines if line.startswith("1 ")]
     changed += [line.split(" ", 10)[10] for line in lines if line.startswith("u ")]
     untracked = [line[2:] for line in lines if line.startswith("? ") and not _left_out(Path(top), line[2:], without)]
     if not changed and not untracked:
         return git
-    secret = _excluded(Path(top), workdir, [*changed, *untracked])
-    return _patched(git, Path(top), workdir / index, patch, changed, untracked, secret)
+    secret = _excluded_names(Path(top), workdir, [*changed, *untracked])
+    return _write_patch(git, Path(top), workdir / index, patch, changed, untracked, secret)
 
 
-def _patched(
-    git: Git, top: Path, index: Path, patch: Path, changed: Sequence[str], untracked: Sequence[str], secret: set[str]
-) -> Git:
+def _write_patch(
+    git: GitState,
+    top: Path,
+    index: Path,
+    patch: Path,
+    changed: Sequence[str],
+    untracked: Sequence[str],
+    secret: set[str],
+) -> GitState:
     large = _too_large(top, [name for name in (*changed, *untracked) if name not in secret])
     outside = large | secret
     added = [name for name in untracked if name not in outside]
     excluded = [name for name in changed if name in outside]
     # No digest of a secret either: a short one could be guessed from it.
-    named = (*_named(top, large), *(FileEntry(path=_shown(name), bytes=0, digest="") for name in sorted(secret)))
+    named = (*_file_entries(top, large), *(FileEntry(path=_shown(name), bytes=0, digest="") for name in sorted(secret)))
     git = msgspec.structs.replace(git, dirty=True, left_out=named)
     # An index of our own, where untracked files are to be added: git's own is nobody's to write but its user's.
     mine = patch.with_name(f".{patch.name}.index")
@@ -134,7 +140,7 @@ def _patched(
             names = f"--pathspec-from-file={words.absolute()}"
             done = _git(top, "--literal-pathspecs", "add", "--intent-to-add", names, "--pathspec-file-nul", env=env)
             if done.code:
-                return msgspec.structs.replace(git, said=f"untracked files are in no patch: {_why(done)}")
+                return msgspec.structs.replace(git, said=f"untracked files are in no patch: {_git_error(done)}")
         since = git.commit or _git(top, "hash-object", "-t", "tree", "/dev/null").stdout.strip()
         but = [f":(top,exclude,literal){name}" for name in excluded]
         descriptor = os.open(patch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -143,26 +149,34 @@ def _patched(
     finally:
         for path in (mine, words, mine.with_name(f"{mine.name}.lock")):
             path.unlink(missing_ok=True)
-    size, text = digest.of_file(patch)
-    if done.code or size > LIMIT:
+    size, text = digest.digest_file(patch)
+    if done.code or size > PATCH_MAX_BYTES:
         patch.unlink()
-        said = _why(done) if done.code else f"the patch has {size} bytes, more than the {LIMIT} that are kept"
+        said = (
+            _git_error(done)
+            if done.code
+            else f"the patch has {size} bytes, more than the {PATCH_MAX_BYTES} that are kept"
+        )
         return msgspec.structs.replace(git, said=said)
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
 
 
-def _excluded(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
+def _excluded_names(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
     """Those that no copy of the workdir gets: secrets, and what its `.pitignore` names."""
     root = workdir.resolve()
-    exclusions = Exclusions(root, ())
+    exclusions = CopyRules(root, ())
     return {
         name
         for name in names
-        if (exclusions.reason(top / name) if (top / name).is_relative_to(root) else is_secret(top / name, name))
+        if (
+            exclusions.exclusion_reason(top / name)
+            if (top / name).is_relative_to(root)
+            else is_secret(top / name, name)
+        )
     }
 
 
-def ignored(workdir: Path) -> list[str] | None:
+def ignored_paths(workdir: Path) -> list[str] | None:
     """What git ignores in a workdir, as paths below it, folders whole; None where git gives no answer."""
     words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     try:
@@ -182,23 +196,23 @@ def _too_large(top: Path, names: Sequence[str]) -> set[str]:
             if "\ufffd" in name:
                 large.add(name)
             continue
-        if found.st_size > _LARGE or total + found.st_size > LIMIT or name.endswith("/"):
+        if found.st_size > _PATCH_FILE_MAX_BYTES or total + found.st_size > PATCH_MAX_BYTES or name.endswith("/"):
             large.add(name)
         else:
             total += found.st_size
     return large
 
 
-def _named(top: Path, names: Collection[str]) -> tuple[FileEntry, ...]:
-    entries, left = [], _DIGESTED
+def _file_entries(top: Path, names: Collection[str]) -> tuple[FileEntry, ...]:
+    entries, left = [], _DIGEST_MAX_BYTES
     sizes = {name: _size(top / name) for name in sorted(names)}
     total = sum(sizes.values())
-    with bar("digests", total, unit="bytes", quiet=total < _WORTH_A_BAR) as advance:
+    with progress_bar("digests", total, unit="bytes", quiet=total < _PROGRESS_BAR_BYTES) as advance:
         for name, size in sizes.items():
             text = ""
             if 0 < size <= left:
                 with contextlib.suppress(OSError):
-                    _, text = digest.of_file(top / name, advance)
+                    _, text = digest.digest_file(top / name, advance)
                     left -= size
             entries.append(FileEntry(path=_shown(name), bytes=size, digest=text))
     return tuple(entries)
@@ -215,7 +229,7 @@ def _size(path: Path) -> int:
 
 def _left_out(top: Path, name: str, without: Collection[Path]) -> bool:
     above = [top / parent for parent in Path(name).parents if parent.name]
-    return any(one in without or workdir_walk.is_left_out(one) for one in above)
+    return any(one in without or workdir_walk.is_skipped(one) for one in above)
 
 
 def _git(
@@ -223,11 +237,11 @@ def _git(
 ) -> subprocesses.Completed:
     # Inside one of git's own hooks its variables would lead to another repository.
     bent = [name for name in os.environ if name.startswith("GIT_")]
-    argv = ["git", *_SAFE, "-C", str(at), *words]
-    return subprocesses.run(argv, timeout_s=_TIMEOUT_S, env={**_ENV, **env}, without=bent, stdout=stdout)
+    argv = ["git", *_SAFE_CONFIG, "-C", str(at), *words]
+    return subprocesses.run(argv, timeout_s=_TIMEOUT_S, env={**_ENV, **env}, unset=bent, stdout=stdout)
 
 
-def _why(done: subprocesses.Completed) -> str:
+def _git_error(done: subprocesses.Completed) -> str:
     said = next((line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:"))), "")
     if "not a git repository" in said:
         return "the workdir is in no repository"

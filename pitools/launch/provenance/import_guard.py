@@ -25,7 +25,7 @@ from pitools.launch.plan import Plan
 from pitools.launch.provenance import provenance, workdir_walk
 from pitools.run import run_folder
 
-SHIM = ".path"
+SHIM_DIR = ".path"
 _PROBE_S = 120.0
 # What Python would import, without importing it.
 _PROBE = """
@@ -38,10 +38,10 @@ for name in sys.argv[1:]:
     places = [*(found.submodule_search_locations or ()), found.origin] if found else []
     print(name, next((place for place in places if place), ""), sep="\\t")
 """
-_LAUNCHER = "pitools"
+_OWN_PACKAGE = "pitools"
 
 
-class Machine(Record, frozen=True, kw_only=True, tag="pit.machine/1"):
+class RankMachine(Record, frozen=True, kw_only=True, tag="pit.rank-machine/1"):
     """Where rank 0 of an attempt ran. driver: NVIDIA's version, "" for none."""
 
     node: str
@@ -51,7 +51,7 @@ class Machine(Record, frozen=True, kw_only=True, tag="pit.machine/1"):
     driver: str = ""
 
 
-class Live:
+class WorkdirPaths:
     """The workdir that a run's code was copied from, as seen from the run."""
 
     def __init__(self, workdir: Path, copy: Path) -> None:
@@ -66,7 +66,7 @@ class Live:
             return ""
         inner = real.relative_to(self.workdir)
         above = [self.workdir / parent for parent in (inner, *inner.parents) if parent.name]
-        if any(workdir_walk.is_left_out(one) for one in above):
+        if any(workdir_walk.is_skipped(one) for one in above):
             return ""
         return str(self.copy / inner)
 
@@ -75,7 +75,7 @@ class Live:
         return [self.mirror(path) or path for path in paths]
 
 
-def check_running(plan: Plan) -> None:
+def check_imports(plan: Plan) -> None:
     """Lead this process, and the programs that it starts, to the run's copy of its code, and see that they get there.
 
     To be called in each rank, before its program; an entry point's module is imported here. Does nothing for a run
@@ -83,22 +83,22 @@ def check_running(plan: Plan) -> None:
     copy is gone, and whatever the import raises.
     """
     copy = Path(plan.request.workdir)
-    record = provenance.of_code(copy)
-    _note()
+    record = provenance.provenance_of_code(copy)
+    _record_machine()
     if record is None:
         return
     if not copy.is_dir():
         raise DataError("the run's copy of its code is gone", where=str(copy), hint="launch it from its workdir")
-    live = Live(Path(record.workdir), copy)
-    names = _lead(live)
+    live = WorkdirPaths(Path(record.workdir), copy)
+    names = _redirect_imports(live)
     os.chdir(copy)
     if plan.request.entry:
-        _entry(plan, live, names)
+        _check_entry(plan, live, names)
     elif probed := {*names, *_installed(live, record)}:
-        _children(live, sorted(probed))
+        _check_child_processes(live, sorted(probed))
 
 
-def _lead(live: Live) -> dict[str, str]:
+def _redirect_imports(live: WorkdirPaths) -> dict[str, str]:
     """Replace every path by which Python would come to the workdir; the top-level modules that were on such a path."""
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     names: dict[str, str] = {}
@@ -106,7 +106,7 @@ def _lead(live: Live) -> dict[str, str]:
     for path in sys.path[1:]:
         if path not in given and (mirror := live.mirror(path)):
             names |= dict(_modules(Path(mirror)))
-    for mapping in _editable():
+    for mapping in _editable_finders():
         for name, path in list(mapping.items()):
             if mirror := live.mirror(path):
                 mapping[name] = names[name] = mirror
@@ -122,13 +122,13 @@ def _lead(live: Live) -> dict[str, str]:
     if names:
         # Whoever this process starts reads the same .pth files: only what comes before them is found first. Links to
         # what they lead to, and not the folders themselves, where a `types.py` would hide the standard library's.
-        shim = _shim(live.copy.parent / SHIM, names)
+        shim = _shim(live.copy.parent / SHIM_DIR, names)
         rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         os.environ["PYTHONPATH"] = os.pathsep.join([shim, *(path for path in rest if path != shim)])
     return names
 
 
-def _editable() -> Iterator[dict[str, str]]:
+def _editable_finders() -> Iterator[dict[str, str]]:
     """Where the finders of editable installs look: module → its file or folder."""
     for name, module in list(sys.modules.items()):
         mapping = getattr(module, "MAPPING", None)
@@ -136,7 +136,7 @@ def _editable() -> Iterator[dict[str, str]]:
             yield mapping
 
 
-def _installed(live: Live, record: provenance.Provenance) -> Iterator[str]:
+def _installed(live: WorkdirPaths, record: provenance.Provenance) -> Iterator[str]:
     """The modules of the packages that were installed from the workdir, by whatever means."""
     for package in record.environment.editable:
         if mirror := live.mirror(package.path):
@@ -171,34 +171,34 @@ def _shim(place: Path, names: dict[str, str]) -> str:
     return str(place)
 
 
-def _entry(plan: Plan, live: Live, names: Iterable[str]) -> None:
+def _check_entry(plan: Plan, live: WorkdirPaths, names: Iterable[str]) -> None:
     """Import the entry point, and look at where all that was imported came from."""
     sys.path.insert(0, str(live.copy))
     module = plan.request.entry.partition(":")[0]
     found = importlib.import_module(module)
-    _refuse(live, module, getattr(found, "__file__", None) or "")
+    _raise_if_workdir(live, module, getattr(found, "__file__", None) or "")
     for name, one in list(sys.modules.items()):
         top = name.partition(".")[0]
         # What started this rank was there before it; it is no part of what is trained.
-        if top != _LAUNCHER or name == module:
-            _refuse(live, top, getattr(one, "__file__", None) or "")
+        if top != _OWN_PACKAGE or name == module:
+            _raise_if_workdir(live, top, getattr(one, "__file__", None) or "")
     for name in names:
         found_spec = importlib.util.find_spec(name)
-        _refuse(live, name, (found_spec.origin or "") if found_spec else "")
+        _raise_if_workdir(live, name, (found_spec.origin or "") if found_spec else "")
 
 
-def _children(live: Live, names: Iterable[str]) -> None:
+def _check_child_processes(live: WorkdirPaths, names: Iterable[str]) -> None:
     """Ask Python, started anew as a command would start it, where it finds these modules."""
     try:
         done = subprocesses.run([sys.executable, "-c", _PROBE, *names], timeout_s=_PROBE_S)
     except PitError as error:
-        raise ConfigError(f"it cannot be told what code would run: {error.what}", where=sys.executable) from error
+        raise ConfigError(f"it cannot be told what code would run: {error.message}", where=sys.executable) from error
     for line in done.stdout.splitlines():
         name, _, place = line.partition("\t")
-        _refuse(live, name, place)
+        _raise_if_workdir(live, name, place)
 
 
-def _refuse(live: Live, name: str, place: str) -> None:
+def _raise_if_workdir(live: WorkdirPaths, name: str, place: str) -> None:
     if not place.startswith("/") or not live.mirror(place):
         return
     package = ", ".join(sorted(set(_distributions(name)))) or name
@@ -213,7 +213,7 @@ def _distributions(name: str) -> list[str]:
     return metadata.packages_distributions().get(name, [])
 
 
-def _note() -> None:
+def _record_machine() -> None:
     """Where the attempt runs, told by its rank 0."""
     attempt = os.environ.get("PIT_ATTEMPT_DIR")
     if not attempt or os.environ.get("PIT_RANK") != "0":
@@ -223,9 +223,9 @@ def _note() -> None:
         line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
         driver = line.partition("Module")[2].split()[0]
     with contextlib.suppress(PitError, OSError):  # it is for the record only
-        run_folder.write(
+        run_folder.write_record(
             Path(attempt) / "machine.json",
-            Machine(
+            RankMachine(
                 node=os.environ.get("PIT_NODE", ""),
                 python=platform.python_version(),
                 kernel=platform.release(),

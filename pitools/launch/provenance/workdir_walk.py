@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from pitools.core.errors import ConfigError
-from pitools.core.units import size_text
-from pitools.launch.provenance.copy_rules import Exclusions
-from pitools.site.tar_stream import Entry
+from pitools.core.units import format_size
+from pitools.launch.provenance.copy_rules import CopyRules
+from pitools.site.tar_stream import TarEntry
 
-LIMIT = 256 << 20
-MOST = 50_000
-_LEFT_OUT = {
+MAX_UPLOAD_BYTES = 256 << 20
+MAX_FILES = 50_000
+_SKIPPED_DIRS = {
     ".git",
     ".hg",
     ".svn",
@@ -29,14 +29,14 @@ _LEFT_OUT = {
     "node_modules",
 }
 # By what a folder is seen to be an environment, which is no use elsewhere, a run, or a dataset.
-_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
-_RUN = ("plan.json", "attempts")
-_DATASET = ("manifest.json", "zarr.json")
+_ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
+_RUN_MARKERS = ("plan.json", "attempts")
+_DATASET_MARKERS = ("manifest.json", "zarr.json")
 
 
-def entries(
-    workdir: Path, *, ignored: Iterable[str] | None = None, name: str = "code", limit: int = LIMIT
-) -> list[Entry]:
+def workdir_entries(
+    workdir: Path, *, ignored: Iterable[str] | None = None, name: str = "code", limit: int = MAX_UPLOAD_BYTES
+) -> list[TarEntry]:
     """All of a folder, below `name`, but for caches, version control, environments, runs, datasets and exclusions.
 
     ignored: what git ignores there, None where that is not known: see copy_rules.py. Links are kept where they stay
@@ -44,37 +44,38 @@ def entries(
     printable, and for more than `limit` bytes or 50,000 files.
     """
     root = workdir.resolve()
-    found = [Entry(name=name)]
+    found = [TarEntry(name=name)]
     sizes: dict[str, int] = {}
-    for path in walk(root, Exclusions(root, ignored)):
+    for path in walk_workdir(root, CopyRules(root, ignored)):
         inner = str(path.relative_to(root))
         if not inner.isprintable():
-            raise _refused(workdir, f"{inner!r} is not a printable name", "rename it")
+            raise _refused_error(workdir, f"{inner!r} is not a printable name", "rename it")
         kind = path.lstat()
         if stat.S_ISREG(kind.st_mode):
             sizes[inner] = kind.st_size
-            found.append(Entry(name=f"{name}/{inner}", path=path))
+            found.append(TarEntry(name=f"{name}/{inner}", path=path))
         elif stat.S_ISLNK(kind.st_mode):
-            found.append(Entry(name=f"{name}/{inner}", link=_inside(path, root, workdir)))
+            found.append(TarEntry(name=f"{name}/{inner}", link=_link_inside(path, root, workdir)))
         elif stat.S_ISDIR(kind.st_mode):
-            found.append(Entry(name=f"{name}/{inner}"))
+            found.append(TarEntry(name=f"{name}/{inner}"))
         else:
-            raise _refused(workdir, f'"{inner}" is neither a file nor a folder', "remove it")
-        if len(found) > MOST:
+            raise _refused_error(workdir, f'"{inner}" is neither a file nor a folder', "remove it")
+        if len(found) > MAX_FILES:
             break
     total = sum(sizes.values())
-    if total > limit or len(found) > MOST:
+    if total > limit or len(found) > MAX_FILES:
         largest = max(sizes, key=sizes.__getitem__)
-        what = (
-            f"{size_text(total)} in {len(sizes)} files, more than the {size_text(limit)} and {MOST} files that travel"
+        limits = f"{format_size(limit)} and {MAX_FILES} files"
+        what = f"{format_size(total)} in {len(sizes)} files, more than the {limits} that travel"
+        raise _refused_error(
+            workdir, what, f"the largest is {largest}, {format_size(sizes[largest])}: keep data outside"
         )
-        raise _refused(workdir, what, f"the largest is {largest}, {size_text(sizes[largest])}: keep data outside")
     return found
 
 
-def walk(
+def walk_workdir(
     root: Path,
-    exclusions: Exclusions,
+    exclusions: CopyRules,
     *,
     without: Collection[Path] = (),
     left_out: list[Path] | None = None,
@@ -90,10 +91,10 @@ def walk(
         here = Path(folder)
         links = [one for one in folders if (here / one).is_symlink()]
         kept = [one for one in folders if one not in links and here / one not in without]
-        folders[:] = sorted(one for one in kept if not is_left_out(here / one))
+        folders[:] = sorted(one for one in kept if not is_skipped(here / one))
         if left_out is not None:
             left_out += [here / one for one in kept if one not in folders]
-        reasons = {one: exclusions.reason(here / one) for one in (*folders, *links, *names)}
+        reasons = {one: exclusions.exclusion_reason(here / one) for one in (*folders, *links, *names)}
         excluded |= {here / one: reason for one, reason in reasons.items() if reason}
         folders[:] = [one for one in folders if not reasons[one]]
         yield from (here / one for one in sorted(reasons) if not reasons[one])
@@ -103,26 +104,30 @@ def _raise(error: OSError) -> None:
     raise ConfigError(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
 
 
-def is_left_out(folder: Path) -> bool:
+def is_skipped(folder: Path) -> bool:
     """Whether a folder is no part of a snapshot: it can be made again, or is kept elsewhere for good."""
-    return folder.name in _LEFT_OUT or is_kept(folder) or all((folder / mark).exists() for mark in _RUN)
+    return (
+        folder.name in _SKIPPED_DIRS
+        or is_needed_at_run_time(folder)
+        or all((folder / mark).exists() for mark in _RUN_MARKERS)
+    )
 
 
-def is_kept(folder: Path) -> bool:
+def is_needed_at_run_time(folder: Path) -> bool:
     """Whether a folder is left out and yet needed by what runs: an environment, or a dataset."""
-    if any((folder / mark).exists() for mark in _ENVIRONMENT):
+    if any((folder / mark).exists() for mark in _ENVIRONMENT_MARKERS):
         return True
-    return all((folder / mark).exists() for mark in _DATASET)
+    return all((folder / mark).exists() for mark in _DATASET_MARKERS)
 
 
-def _inside(link: Path, root: Path, workdir: Path) -> str:
+def _link_inside(link: Path, root: Path, workdir: Path) -> str:
     """Where a link leads, relative to itself. Raises ConfigError where that is outside."""
     target = Path(os.path.realpath(link))
     if not target.is_relative_to(root):
         inner = link.relative_to(root)
-        raise _refused(workdir, f'"{inner}" is a link that leads out of the folder', "put there what it leads to")
+        raise _refused_error(workdir, f'"{inner}" is a link that leads out of the folder', "put there what it leads to")
     return os.path.relpath(target, link.parent)
 
 
-def _refused(workdir: Path, what: str, hint: str) -> ConfigError:
+def _refused_error(workdir: Path, what: str, hint: str) -> ConfigError:
     return ConfigError(f"the workdir cannot travel: {what}", where=str(workdir), hint=hint)

@@ -1,4 +1,4 @@
-"""What runs as every rank: find the others, set the environment, become the user's program.
+"""Run one rank: find rank 0, set the environment, and run the user's program.
 
     python -m pitools.launch.rank.main jax -- python train.py …      of a script that a person submits
     python -m pitools.launch.rank.main plan <run>/plan.json          of a run
@@ -19,30 +19,30 @@ from pathlib import Path
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.core.record import decode_json
-from pitools.launch.exit_codes import MISPLACED, NO_DATA, NO_PORTS, NOT_MET
+from pitools.launch.exit_codes import DATASET_MISSING, NO_PORTS, RENDEZVOUS_FAILED, WRONG_RANK0_NODE
 from pitools.launch.plan import Plan
 from pitools.launch.probes import oom, stacks
 from pitools.launch.rank import environment, failure_record, rendezvous
 from pitools.run import run_folder
 from pitools.stage.cache import lease
 
-JOIN_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
+RENDEZVOUS_TIMEOUT_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
 # bash outlives the signals at which its programs may save. A trap, and not `trap ''`: what bash ignores its programs
 # would ignore too. At TERM it waits for the program it is in, goes no further, and returns that program's code.
-_OUTLIVE = "trap : HUP USR1 USR2; trap exit TERM; "
+_IGNORE_SIGNALS = "trap : HUP USR1 USR2; trap exit TERM; "
 
 
-def run(plan_path: str) -> None:
+def run_rank(plan_path: str) -> None:
     """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
     plan = decode_json(Path(plan_path).read_bytes(), Plan)
     request = plan.request
-    _enter(request.framework)
+    prepare_rank(request.framework)
     from pitools.launch.provenance import import_guard  # what a person's own script starts has no copy of its code
 
-    import_guard.check_running(plan)
+    import_guard.check_imports(plan)
     if request.command:
-        shell = ["bash", "-c", _OUTLIVE + request.command]
-        code = subprocesses.in_group(shell, env=os.environ, cwd=Path(request.workdir))
+        shell = ["bash", "-c", _IGNORE_SIGNALS + request.command]
+        code = subprocesses.run_in_process_group(shell, env=os.environ, cwd=Path(request.workdir))
         if code:
             raise SystemExit(code)
         return
@@ -52,88 +52,94 @@ def run(plan_path: str) -> None:
     getattr(importlib.import_module(module), function)(**request.args)
 
 
-def _enter(framework: str) -> None:
-    """Meet the other ranks and set this process's environment. Raises SystemExit with a code of ours."""
-    at = environment.place(os.environ)
-    stacks.arm(at.attempt_dir, at.rank)
+def prepare_rank(framework: str) -> None:
+    """Rendezvous with rank 0 and set this process's environment. Raises SystemExit with a code of pitools."""
+    context = environment.load_rank_context(os.environ)
+    stacks.register_handler(context.attempt_dir, context.rank)
     try:
-        data = environment.datasets(at)
-        _lease(data)
-        coordinator = _meet(at)
+        data = environment.dataset_dirs(context)
+        _hold_leases(data)
+        coordinator = find_rank0(context)
     except PitError as error:
-        print(f"pit: rank {at.rank} on {at.node}: {error}", file=sys.stderr)
-        codes = {Unreachable: NOT_MET, DataError: NO_DATA, rendezvous.NoPorts: NO_PORTS}
-        code = codes.get(type(error), MISPLACED)
+        print(f"pit: rank {context.rank} on {context.node}: {error}", file=sys.stderr)
+        codes = {Unreachable: RENDEZVOUS_FAILED, DataError: DATASET_MISSING, rendezvous.NoFreePorts: NO_PORTS}
+        code = codes.get(type(error), WRONG_RANK0_NODE)
         raise SystemExit(code) from error
     # `python` in a command is this one, as it is for an entry: not whichever the submitter's shell had.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    os.environ.update(variables(at, os.environ, framework, coordinator, data))
-    record = run_folder.Rank(
-        rank=at.rank,
-        world_size=at.world_size,
-        local_rank=at.local_rank,
-        node=at.node,
+    os.environ.update(rank_environment(context, os.environ, framework, coordinator, data))
+    record = run_folder.RankRecord(
+        rank=context.rank,
+        world_size=context.world_size,
+        local_rank=context.local_rank,
+        node=context.node,
         pid=os.getpid(),
         coordinator=coordinator,
         data=data,
-        oom_kills=oom.oom_kills(),
+        oom_kills=oom.oom_kill_count(),
     )
-    run_folder.write(at.attempt_dir / "ranks" / f"{at.rank}.json", record)
+    run_folder.write_record(context.attempt_dir / "ranks" / f"{context.rank}.json", record)
 
 
-def _lease(data: Mapping[str, str]) -> None:
-    """Hold what was staged for as long as this process lives, so that no other job makes room with it."""
+def _hold_leases(data: Mapping[str, str]) -> None:
+    """Lease the staged datasets while this process lives, so that no other job evicts them."""
     for path in data.values():
         try:
-            lease.hold(Path(path))  # the descriptor is closed by nobody but the kernel
+            lease.acquire(Path(path))  # the descriptor is closed by nobody but the kernel
         except DataError:
             raise
         except PitError as error:  # a root that is mounted read-only, say: the data is there all the same
             print(f"pit: no lease: {error}", file=sys.stderr)
 
 
-def _meet(at: environment.Place) -> str:
+def find_rank0(context: environment.RankContext) -> str:
     """The coordinator's `address:port`, once this rank and rank 0 have proved to each other that they are one job."""
-    if at.rank != 0:
-        return rendezvous.join(at.job, at.address, at.rank, timeout_s=JOIN_S)
-    if at.node != at.head:
-        raise ClusterError(f"rank 0 is on {at.node}, but the rank order begins with {at.head}")
+    if context.rank != 0:
+        return rendezvous.find_coordinator(
+            context.job_identity, context.head_address, context.rank, timeout_s=RENDEZVOUS_TIMEOUT_S
+        )
+    if context.node != context.head_node:
+        raise ClusterError(f"rank 0 is on {context.node}, but the rank order begins with {context.head_node}")
     # The guard's thread keeps it for as long as this process lives, and with it its port: no other job of ours takes
     # the pair.
-    guard = rendezvous.Guard(at.job, at.address)
-    guard.wait(JOIN_S)
+    guard = rendezvous.RendezvousServer(context.job_identity, context.head_address)
+    guard.wait_for_ranks(RENDEZVOUS_TIMEOUT_S)
     return guard.coordinator
 
 
-def variables(
-    at: environment.Place, environ: Mapping[str, str], framework: str, coordinator: str, data: Mapping[str, str]
+def rank_environment(
+    context: environment.RankContext,
+    environ: Mapping[str, str],
+    framework: str,
+    coordinator: str,
+    data: Mapping[str, str],
 ) -> dict[str, str]:
     """The variables a rank gets on top of its job's."""
-    added = environment.common(at, environ, data)
+    variables = environment.common_variables(context, environ, data)
     if framework == "jax":
-        added |= environment.jax(at, environ, coordinator)
+        variables |= environment.jax_variables(context, environ, coordinator)
     elif framework == "torch":
-        added |= environment.torch(at, coordinator)
-    return added
+        variables |= environment.torch_variables(context, coordinator)
+    return variables
 
 
 def main(argv: list[str]) -> int:
     """One rank, in one of the three ways that the module's docstring shows."""
-    how, *rest = argv or [""]
+    mode, *rest = argv or [""]
     if mask := os.environ.pop("PIT_UMASK", ""):  # that of the submitter's shell, not of the job's own logs
         os.umask(int(mask, 8))
         os.environ["SLURM_UMASK"] = mask  # of steps that the program starts
-    with failure_record.of_failure():
-        if how == "plan" and len(rest) == 1:
-            run(rest[0])
-        elif how == "submitit" and len(rest) == 1:
+    with failure_record.record_failure():
+        if mode == "plan" and len(rest) == 1:
+            run_rank(rest[0])
+        elif mode == "submitit" and len(rest) == 1:
             from submitit.core.submission import process_job
 
             os.environ["SUBMITIT_EXECUTOR"] = "slurm"
             process_job(rest[0])
-        elif how in ("jax", "torch", "none") and len(rest) > 1 and rest[0] == "--":
-            _enter(how)
-            if code := subprocesses.in_group(rest[1:], env=os.environ):
+        elif mode in ("jax", "torch", "none") and len(rest) > 1 and rest[0] == "--":
+            prepare_rank(mode)
+            if code := subprocesses.run_in_process_group(rest[1:], env=os.environ):
                 raise SystemExit(code)
         else:
             print("usage: python -m pitools.launch.rank.main jax|torch|none -- COMMAND…", file=sys.stderr)
@@ -141,7 +147,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def end(code: int) -> None:
+def exit_process(code: int) -> None:
     """End this process with a code, at once if it is a failure.
 
     On the way out JAX would wait for the other ranks, which wait for this one, and then abort with a code of its own.
@@ -154,9 +160,9 @@ def end(code: int) -> None:
 
 if __name__ == "__main__":
     try:
-        end(main(sys.argv[1:]))
+        exit_process(main(sys.argv[1:]))
     except SystemExit as error:
-        end(error.code if isinstance(error.code, int) else 1)
+        exit_process(error.code if isinstance(error.code, int) else 1)
     except BaseException:  # noqa: BLE001 (whatever it was, this process is about to end with it)
         traceback.print_exc()
-        end(1)
+        exit_process(1)

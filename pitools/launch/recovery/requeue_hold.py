@@ -9,26 +9,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from pitools.run import run_folder
-from pitools.run.attempt_records import Start
+from pitools.run.attempt_records import AttemptStart
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.records import Accounting
+from pitools.slurm.records import AccountingRow
 from pitools.slurm.states import PendingReason, pending_reason
 
 
-def may_be(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
+def may_be_held(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
     """Whether a job that waits has run before, and was not yet seen waiting for its turn. Asks nobody."""
-    last = _last(run_dir, ref)
-    return last is not None and site.recover.chain == "fresh" and not _mark(run_dir, ref, last).exists()
+    last = _start_by_job(run_dir, ref)
+    return last is not None and site.recovery.chain == "fresh" and not _mark_path(run_dir, ref, last).exists()
 
 
-def told(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Accounting | None:
+def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> AccountingRow | None:
     """How the job's last start ended, where a node had failed and Slurm holds the job back since; else None.
 
     Raises what asking Slurm raises.
     """
-    last = _last(run_dir, ref)
-    if last is None or not may_be(run_dir, ref, site):
+    last = _start_by_job(run_dir, ref)
+    if last is None or not may_be_held(run_dir, ref, site):
         return None
     found = [one for one in client(site).job(ref.job_id) if one.raw_id == ref.job_id]
     if not found or found[0].state != "PENDING" or (found[0].restarts or 0) <= last.restart:
@@ -36,7 +36,7 @@ def told(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Accounting | None
     reason = pending_reason(found[0].reason)
     if reason is not PendingReason.BEGIN_TIME:
         if reason is not PendingReason.NONE:  # it has its place in the queue: that is not given away
-            leave_it(run_dir, ref)
+            mark_waiting(run_dir, ref)
         return None
     # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.
     ended = [
@@ -47,22 +47,22 @@ def told(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Accounting | None
     if ended and ended[-1].state == "NODE_FAIL":
         return ended[-1]
     if ended:
-        leave_it(run_dir, ref)
+        mark_waiting(run_dir, ref)
     return None
 
 
-def leave_it(run_dir: Path, ref: run_folder.JobRef) -> None:
+def mark_waiting(run_dir: Path, ref: run_folder.JobRef) -> None:
     """Ask no more of a job that waits: it begins when Slurm lets it."""
-    if last := _last(run_dir, ref):
-        _mark(run_dir, ref, last).touch(0o644)
+    if last := _start_by_job(run_dir, ref):
+        _mark_path(run_dir, ref, last).touch(0o644)
 
 
-def _last(run_dir: Path, ref: run_folder.JobRef) -> Start | None:
+def _start_by_job(run_dir: Path, ref: run_folder.JobRef) -> AttemptStart | None:
     """The start of the run's newest attempt, if this job made it."""
     last = run_folder.last_attempt(run_dir)
-    start = run_folder.read_or_none(last / "start.json", Start) if last else None
+    start = run_folder.read_or_none(last / "start.json", AttemptStart) if last else None
     return start if start and start.job_id == ref.job_id else None
 
 
-def _mark(run_dir: Path, ref: run_folder.JobRef, last: Start) -> Path:
+def _mark_path(run_dir: Path, ref: run_folder.JobRef, last: AttemptStart) -> Path:
     return run_dir / f".waits.{ref.job_id}.{last.attempt}"

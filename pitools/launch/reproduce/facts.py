@@ -45,7 +45,7 @@ class Difference(Record, frozen=True, kw_only=True, tag="pit.difference/1"):
     b: str
 
 
-def compare(a: Facts, b: Facts) -> list[Difference]:
+def compare_facts(a: Facts, b: Facts) -> list[Difference]:
     """Every difference, in the order of PARTS."""
     keys = sorted({*a, *b}, key=lambda key: (PARTS.index(key[0]), key[1]))
     return [
@@ -55,98 +55,98 @@ def compare(a: Facts, b: Facts) -> list[Difference]:
     ]
 
 
-def of_run(run_dir: Path) -> Facts:
+def facts_of_run(run_dir: Path) -> Facts:
     """What is known of a run, its end included. Raises DataError for records that are none."""
-    record = provenance.read(run_dir)
-    facts = _of_plan(load_plan(run_dir))
+    record = provenance.read_provenance(run_dir)
+    facts = _plan_facts(load_plan(run_dir))
     for part, pairs in (
-        ("code", _code(run_dir, record)),
-        ("nodes", _nodes(run_dir)),
-        ("machine", _machine(run_dir)),
-        ("outcome", _outcome(run_dir)),
+        ("code", _code_facts(run_dir, record)),
+        ("nodes", _node_facts(run_dir)),
+        ("machine", _machine_facts(run_dir)),
+        ("outcome", _outcome_facts(run_dir)),
     ):
         facts |= {(part, key): value for key, value in pairs}
     if record is None:
         return facts | {(part, ""): _NOT_RECORDED for part in ("git", "environment", "site")}
-    text = _text(run_dir / environment.FILE_NAME)
-    site = _text(run_dir / provenance.SITE)
-    return facts | _of_record(record, text, json.loads(site) if site else {})
+    text = _text(run_dir / environment.ENVIRONMENT_FILE)
+    site = _text(run_dir / provenance.SITE_FILE)
+    return facts | _provenance_facts(record, text, json.loads(site) if site else {})
 
 
-def now(plan: Plan, site: Site, run_dir: Path) -> Facts:
+def facts_now(plan: Plan, site: Site, run_dir: Path) -> Facts:
     """What a new run of this plan, with the code of the run `run_dir`, would be made from at this moment."""
-    record = provenance.read(run_dir)
+    record = provenance.read_provenance(run_dir)
     assert record is not None  # its code was found by it
-    lock, text = environment.lock(plan.python, site, plan.request.env)
+    lock, text = environment.capture_environment(plan.python, site, plan.request.env)
     raw = provenance.site_text(site)
     record = msgspec.structs.replace(
         record,
         environment=lock,
-        site=digest.of_bytes(raw),
+        site=digest.digest_bytes(raw),
         template=provenance.template_digest(site),
-        variables=environment.variables(command=plan.request.command, env=plan.request.env)[0],
+        variables=environment.select_variables(command=plan.request.command, env=plan.request.env)[0],
     )
-    facts = _of_plan(plan) | _of_record(record, text, json.loads(raw))
-    return facts | {("code", key): value for key, value in _code(run_dir, record)}
+    facts = _plan_facts(plan) | _provenance_facts(record, text, json.loads(raw))
+    return facts | {("code", key): value for key, value in _code_facts(run_dir, record)}
 
 
-def _of_plan(plan: Plan) -> Facts:
+def _plan_facts(plan: Plan) -> Facts:
     request = msgspec.to_builtins(plan.request)
     for key in ("workdir", "data"):  # the code, and the data's versions, stand for themselves
         del request[key]
     job = {**msgspec.to_builtins(plan.job), "site": plan.site, "python": plan.python, "nvme": plan.nvme}
-    facts = {("request", key): value for key, value in flat(request)}
-    facts |= {("plan", key): value for key, value in flat(job) if key not in request}
+    facts = {("request", key): value for key, value in flatten(request)}
+    facts |= {("plan", key): value for key, value in flatten(job) if key not in request}
     return facts | {("data", data.name): data.version for data in plan.data}
 
 
-def _of_record(record: provenance.Provenance, packages: str, site: Mapping[str, Any]) -> Facts:
+def _provenance_facts(record: provenance.Provenance, packages: str, site: Mapping[str, Any]) -> Facts:
     git, found = record.git, record.environment
-    told = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.said}
+    told = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.problem}
     facts = {("git", key): value for key, value in told.items() if value}
-    python = {"python": found.python, "implementation": found.implementation, "said": found.said}
-    python |= {f"{one.name} at {one.path}": one.described for one in found.editable}
-    python |= environment.packages(packages)
+    python = {"python": found.python, "implementation": found.implementation, "said": found.problem}
+    python |= {f"{one.name} at {one.path}": one.git_describe for one in found.editable}
+    python |= environment.parse_packages(packages)
     facts |= {("environment", key): value for key, value in python.items() if value}
-    facts |= {("site", key): value for key, value in flat(site)}
+    facts |= {("site", key): value for key, value in flatten(site)}
     facts |= {("variables", name): value for name, value in record.variables.items()}
     return facts | {("template", "digest"): record.template, ("plan", "pitools"): record.pitools}
 
 
-def _code(run_dir: Path, record: provenance.Provenance | None) -> Iterator[tuple[str, str]]:
+def _code_facts(run_dir: Path, record: provenance.Provenance | None) -> Iterator[tuple[str, str]]:
     if record is None or not record.code:
         yield "", _NOT_RECORDED
         return
-    held = code_copy.listing(run_dir)
+    held = code_copy.read_listing(run_dir)
     for one in (*held.files, *held.linked):
         if one.kind != "folder":
             yield one.path, f"{one.bytes} bytes, {one.digest}" if one.kind == "file" else f"→ {one.link}"
 
 
-def _nodes(run_dir: Path) -> Iterator[tuple[str, str]]:
-    if ranks := ranks_of(run_dir):
+def _node_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
+    if ranks := rank_nodes(run_dir):
         yield "by rank", " ".join(ranks)
 
 
-def ranks_of(run_dir: Path) -> list[str]:
+def rank_nodes(run_dir: Path) -> list[str]:
     """The node of each rank, in the newest attempt that got as far as to have an order of nodes."""
-    for made in reversed(run_folder.attempts(run_dir)):
+    for made in reversed(run_folder.attempt_dirs(run_dir)):
         if lines := _text(made / "hostfile").split():
             return lines
     return []
 
 
-def _machine(run_dir: Path) -> Iterator[tuple[str, str]]:
-    for made in reversed(run_folder.attempts(run_dir)):
-        if machine := run_folder.read(made / "machine.json", import_guard.Machine):
+def _machine_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
+    for made in reversed(run_folder.attempt_dirs(run_dir)):
+        if machine := run_folder.read_record(made / "machine.json", import_guard.RankMachine):
             told = msgspec.structs.asdict(machine)
             yield from ((key, value) for key, value in told.items() if key != "node" and value)
             return
 
 
-def _outcome(run_dir: Path) -> Iterator[tuple[str, str]]:
-    made = run_folder.attempts(run_dir)
-    verdict = run_folder.read(run_dir / "verdict.json", attempts.Verdict)
+def _outcome_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
+    made = run_folder.attempt_dirs(run_dir)
+    verdict = run_folder.read_record(run_dir / "verdict.json", attempts.Verdict)
     if verdict:
         yield "verdict", f"{verdict.state}: {verdict.kind}"
     if made:
@@ -155,19 +155,19 @@ def _outcome(run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "exit code", str(ended.exit_code)
     for one in reversed(made):
         log = one / "steps" / "0.jsonl"
-        if log.is_file() and (lines := steps.read(log)):
+        if log.is_file() and (lines := steps.read_step_log(log)):
             yield "steps", str(lines[-1].step + 1)
             yield "loss", repr(lines[-1].loss)
             return
 
 
-def flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(key, text) of every leaf of nested dictionaries and lists."""
     if isinstance(value, dict):
         for key, one in value.items():
-            yield from flat(one, f"{at}.{key}" if at else str(key))
+            yield from flatten(one, f"{prefix}.{key}" if prefix else str(key))
     elif value not in (None, "", [], ()):
-        yield at, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _text(path: Path) -> str:

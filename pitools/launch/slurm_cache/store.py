@@ -10,76 +10,76 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.fs import plain_file, write_atomic
+from pitools.core.fs import open_regular, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.site.schema import Site
 from pitools.slurm import job_components
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class QueryFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A question that got no answer: when, and how often in a row. retry: whether it may be answered later."""
 
-    what: str
+    message: str
     where: str
     hint: str
     retry: bool
-    t_s: float
+    failed_at_s: float
     times: int = 1
 
 
-class Account(msgspec.Struct, frozen=True, array_like=True):
+class AccountedJob(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a job that slurmctld has forgotten. tries: how often accounting gave no end to it."""
 
     state: str
-    asked_s: float
+    queried_at_s: float
     tries: int = 0
 
 
-class Kept(Record, frozen=True, kw_only=True, tag="pit.polling/1"):
+class CachedAnswers(Record, frozen=True, kw_only=True, tag="pit.slurm-cache/1"):
     """One cluster, as squeue had it. Times are Unix times.
 
-    asked_s: when the last good answer was asked for; jobs: that answer. wait_s: until the next. failed, unaccounted:
-    why slurmctld, accounting gave none to the last question. wanted: job id → when somebody first, and last, asked
-    about it. accounts: by job id. calls: that the bucket of rate_limit.py held at calls_s.
+    queried_at_s: when the last good answer was asked for; jobs: that answer. wait_s: until the next. failed,
+    accounting_failure: why the last query of slurmctld, of accounting failed. interest: job id → when it was first, and
+    last, asked for. accounts: by job id. bucket_calls: what the bucket of rate_limit.py held at bucket_as_of_s.
     """
 
-    asked_s: float = 0.0
-    jobs: tuple[job_components.Row, ...] = ()
+    queried_at_s: float = 0.0
+    jobs: tuple[job_components.SqueueRow, ...] = ()
     wait_s: float = 0.0
-    failed: Failure | None = None
-    unaccounted: Failure | None = None
-    wanted: dict[str, tuple[float, float]] = {}
-    accounts: dict[str, Account] = {}
-    calls: float = 0.0
-    calls_s: float = 0.0
+    failed: QueryFailure | None = None
+    accounting_failure: QueryFailure | None = None
+    interest: dict[str, tuple[float, float]] = {}
+    accounts: dict[str, AccountedJob] = {}
+    bucket_calls: float = 0.0
+    bucket_as_of_s: float = 0.0
 
     def states(self) -> dict[str, str]:
         """State by every id that the last answer knew."""
-        return job_components.queued(self.jobs)
+        return job_components.states_from_squeue(self.jobs)
 
 
-def key(site: Site) -> str:
+def cache_key(site: Site) -> str:
     """What a cluster's answers are kept as: the same for every site file that reaches it the same way from this host.
 
     A home folder may be seen by the hosts of several clusters, each with a Slurm of its own in the usual place.
     """
-    conf = site.slurm.conf or ("" if site.reach.host else os.environ.get("SLURM_CONF", ""))
-    way = (socket.gethostname(), site.reach.kind, site.reach.host, conf, site.slurm.bin)
+    conf = site.slurm.conf or ("" if site.connection.host else os.environ.get("SLURM_CONF", ""))
+    way = (socket.gethostname(), site.connection.kind, site.connection.host, conf, site.slurm.bin)
     return hashlib.sha256(msgspec.json.encode(way)).hexdigest()[:16]
 
 
-def read(path: Path) -> Kept:
+def read_cache(path: Path) -> CachedAnswers:
     """What is kept; nothing where there is no such file, no sense in it, or a clock that was set back since."""
     try:
-        with plain_file(path) as file:
-            found = decode_json(file.read(_MOST_BYTES), Kept)
+        with open_regular(path) as file:
+            found = decode_json(file.read(_MAX_BYTES), CachedAnswers)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return Kept()
-    return found if max(found.asked_s, found.calls_s) <= time.time() else Kept()
+        return CachedAnswers()
+    return found if max(found.queried_at_s, found.bucket_as_of_s) <= time.time() else CachedAnswers()
 
 
-def write(path: Path, found: Kept) -> None:
+def write_cache(path: Path, cached: CachedAnswers) -> None:
     """Keep it. Raises NoSpace or ClusterError."""
-    write_atomic(path, msgspec.json.encode(found), mode=0o600, durable=False)
+    write_atomic(path, msgspec.json.encode(cached), mode=0o600, durable=False)

@@ -1,16 +1,15 @@
-"""Leave to run: one word, written once, that settles whether a queued job may do its work.
+"""Grant exactly one job the right to run a submission, by a symbolic link that is created once.
 
-A ticket is a job in one site's queue, and the same work may get another one elsewhere when that queue no longer
-answers. What decides is neither Slurm's memory nor ours but a name in the ticket's own run folder: the symbolic link
-`leave`, which points to `run.<job id>` or to `no`. Making a link is atomic, also over NFS, and fails where there is
-one: whoever is first decides, and everybody else reads what was decided.
+A ticket is a job in one site's queue; the same work may get a second ticket elsewhere when that queue stops answering.
+Neither Slurm's state nor ours decides between them, but the link `grant` in the ticket's run folder, which points to
+`run.<job id>` or to `revoked`. symlink(2) is atomic, also over NFS, and fails where the link exists: the first writer
+decides, and every other process reads the decision.
 
-    ticket        its script writes its own id at its start, and ends with 75 where it then finds another word
-    dispatcher    writes `no` to be certain that a ticket will never run
+    ticket        its script writes its own job id at its start, and exits with 75 if the link names another
+    dispatcher    writes `revoked`, so that a ticket can never run
 
-A job that Slurm requeued finds the word of its first start, and goes on, unless it had completed: a controller that was
-away at that moment does not know it, and starts the job again. Should a submission that went unanswered have
-made two jobs of one name, only one of them has leave.
+A requeued job finds the grant of its first start and continues, unless it had completed: a controller that was down at
+that moment restarts a completed job. If an unanswered submission made two jobs of one name, one of them has the grant.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from pathlib import Path
 
 from pitools.run.attempt_records import SUCCEEDED
 
-LINK = "leave"
-NO = "no"
+GRANT_LINK = "grant"
+REVOKED = "revoked"
 _RUN = "run."
-NO_LEAVE = 75
+NOT_GRANTED = 75
 
-_DONE = """\
+_SKIP_IF_FINISHED = """\
 for done in {attempts}/*/{succeeded}; do [ -e "$done" ] && exit 0; done
 """
-_PLAIN = """\
+_CLAIM = """\
 # This job may run once, here or elsewhere: see pitools/launch/submission/grant.py.
 ln -sT "{run}$SLURM_JOB_ID" {link} 2>/dev/null
 [ "$(readlink {link})" = "{run}$SLURM_JOB_ID" ] || exit {code}
 """
 
 
-def script(text: str, run_dir: str) -> str:
-    """An sbatch script that asks for leave before it does anything. run_dir: the ticket's, as its nodes see it."""
+def add_grant_check(text: str, run_dir: str) -> str:
+    """Return the sbatch script with a grant check before its first command. run_dir: the ticket's, on its nodes."""
     lines = text.splitlines(keepends=True)
     # sbatch reads its flags up to the first command.
     head = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
-    ask = (_PLAIN + _DONE).format(
-        link=shlex.quote(f"{run_dir}/{LINK}"),
-        code=NO_LEAVE,
+    ask = (_CLAIM + _SKIP_IF_FINISHED).format(
+        link=shlex.quote(f"{run_dir}/{GRANT_LINK}"),
+        code=NOT_GRANTED,
         run=_RUN,
         attempts=shlex.quote(f"{run_dir}/attempts"),
         succeeded=SUCCEEDED,
@@ -50,38 +49,38 @@ def script(text: str, run_dir: str) -> str:
     return "".join([*lines[:head], ask, *lines[head:]])
 
 
-def word(job_id: str) -> str:
-    """The word that lets this job of Slurm's run."""
+def grant_token(job_id: str) -> str:
+    """Return the link target that grants this Slurm job."""
     return f"{_RUN}{job_id}"
 
 
-def granted_job_id(word: str) -> str:
-    """Return the id of the job that a word lets run, or has let; "" of NO, and where there is no word yet."""
-    return word.removeprefix(_RUN) if word.startswith(_RUN) else ""
+def granted_job_id(token: str) -> str:
+    """Return the job id that a link target grants; "" for REVOKED and for no link yet."""
+    return token.removeprefix(_RUN) if token.startswith(_RUN) else ""
 
 
-def may_run(word: str) -> bool:
-    """Whether a word lets a job run, or has let it."""
-    return bool(granted_job_id(word))
+def is_granted(token: str) -> bool:
+    """Return whether a link target grants a job."""
+    return bool(granted_job_id(token))
 
 
-def take(run_dir: Path, word: str) -> str:
-    """Write the word if there is none yet; returns the one that holds. Raises OSError, also where it is no word.
+def claim(run_dir: Path, token: str) -> str:
+    """Create the link unless it exists; return the target that holds. Raises OSError, also for a file that is no link.
 
-    A folder that does not exist is made for `no`: a submission still under way then finds its place taken.
+    token: the target to write. REVOKED also creates a missing folder: a submission under way then finds it taken.
     """
-    if word == NO:
+    if token == REVOKED:
         run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
-        (run_dir / LINK).symlink_to(word)
+        (run_dir / GRANT_LINK).symlink_to(token)
     except FileExistsError:
-        return str((run_dir / LINK).readlink())
-    return word
+        return str((run_dir / GRANT_LINK).readlink())
+    return token
 
 
-def told(run_dir: Path) -> str:
-    """The word; "" while there is none. Raises OSError where it cannot be read."""
+def read_grant(run_dir: Path) -> str:
+    """Return the link's target; "" while there is no link. Raises OSError where it cannot be read."""
     try:
-        return str((run_dir / LINK).readlink())
+        return str((run_dir / GRANT_LINK).readlink())
     except FileNotFoundError:
         return ""

@@ -12,33 +12,37 @@ from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.errors import SlurmReason, SlurmRefused
 
-PATIENCE_S = 60.0
+RETRY_FOR_S = 60.0
 
 
-def send(
+def submit_next_job(
     run_dir: Path,
     plan: Plan,
     site: Site,
     *,
     number: int | None = None,
     wait_s: float = 0.0,
-    patience_s: float | None = PATIENCE_S,
+    retry_for_s: float | None = RETRY_FOR_S,
     args: Sequence[str] = (),
 ) -> run_folder.JobRef:
     """Submit the run's next job, exactly once, or finish the submission that was begun. Raises as `exactly_once.send`.
 
-    number: which it is. wait_s: the job is not to begin before. patience_s: with a Slurm that is busy or silent. args:
+    number: which it is. wait_s: the job is not to begin before. retry_for_s: with a Slurm that is busy or silent. args:
     more flags of sbatch's.
     """
-    later = (f"--begin=now+{round(wait_s)}",) if wait_s >= 1 else ()
+    begin_args = (f"--begin=now+{round(wait_s)}",) if wait_s >= 1 else ()
     runs = run_dir.parent
-    kept_out = exclusions.args(runs, site, plan)
+    exclude_args = exclusions.sbatch_exclude_args(runs, site, plan)
     try:
-        return exactly_once.send(run_dir, site, args=(*kept_out, *later, *args), number=number, patience_s=patience_s)
+        return exactly_once.submit_once(
+            run_dir, site, args=(*exclude_args, *begin_args, *args), number=number, retry_for_s=retry_for_s
+        )
     except SlurmRefused as error:
-        if not kept_out or error.reason is not SlurmReason.INVALID_NODE_NAME:
+        if not exclude_args or error.reason is not SlurmReason.INVALID_NODE_NAME:
             raise
     # A node that has left the cluster since, or that a log spelled otherwise: it must not keep any job from starting.
-    there = {node.node for node in client(site).nodes()}
-    kept_out = exclusions.args(runs, site, plan, there=there)
-    return exactly_once.send(run_dir, site, args=(*kept_out, *later, *args), number=number, patience_s=patience_s)
+    existing_nodes = {node.node for node in client(site).nodes()}
+    exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, existing_nodes=existing_nodes)
+    return exactly_once.submit_once(
+        run_dir, site, args=(*exclude_args, *begin_args, *args), number=number, retry_for_s=retry_for_s
+    )

@@ -1,11 +1,11 @@
-"""The jobs of a run, as its folder knows them. Most runs have one; a run that goes on in a fresh job has more.
+"""List and record the submissions of a run. Most runs have one; a run that resumes in a new job has more.
 
 <run>/jobs/
     .sending            flock(2) of whoever submits, and of its sbatch, whose answer it holds
     <k>/                the k-th submission, k = 0, 1, ...
-        intent.json     pit.intent/1: on disk before sbatch is called
+        intent.json     pit.submission-intent/1: on disk before sbatch is called
         job.json        pit.job-ref/1: the job that came of it; the newest is <run>/job.json too
-        leave           a link that lets one job run, should there be two: see grant.py
+        grant           a link that lets one job run, should there be two: see grant.py
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, DataError
-from pitools.core.fs import os_error, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.record import Record
 from pitools.run import run_folder
 from pitools.run.run_folder import JobRef
@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # every attempt begins with this module
     from pitools.site.schema import Site
 
 
-class Intent(Record, frozen=True, kw_only=True, tag="pit.intent/1"):
+class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-intent/1"):
     """A submission that is about to be made, or was.
 
     name: of the job, and of no other. cluster: as the site file named it, "" where it did not. args: sbatch's, beside
-    the script. t: when it was first intended; tried: when sbatch was last called.
+    the script. intended_at: when it was first intended; last_tried_at: when sbatch was last called.
     """
 
     name: str
@@ -39,92 +39,92 @@ class Intent(Record, frozen=True, kw_only=True, tag="pit.intent/1"):
     site: str
     cluster: str
     args: tuple[str, ...]
-    t: str
-    tried: str
-    who: str
+    intended_at: str
+    last_tried_at: str
+    submitter: str
 
 
-def at(run_dir: Path, number: int) -> Path:
+def job_dir(run_dir: Path, number: int) -> Path:
     """The folder of the run's k-th job."""
     return run_dir / "jobs" / str(number)
 
 
-def name(run_dir: Path, number: int) -> str:
-    """What Slurm calls the run's k-th job."""
+def slurm_job_name(run_dir: Path, number: int) -> str:
+    """Return the Slurm job name of the run's k-th job."""
     return f"{run_dir.name}.{number}" if number else run_dir.name
 
 
-def numbers(run_dir: Path) -> list[int]:
-    """Which submissions were intended, oldest first."""
-    found = (run_dir / "jobs").glob("*/intent.json")
-    return sorted(int(path.parent.name) for path in found if path.parent.name.isdecimal())
+def submission_numbers(run_dir: Path) -> list[int]:
+    """Return the numbers of the submissions with an intent, oldest first."""
+    intents = (run_dir / "jobs").glob("*/intent.json")
+    return sorted(int(path.parent.name) for path in intents if path.parent.name.isdecimal())
 
 
-def due(run_dir: Path) -> int:
+def next_number(run_dir: Path) -> int:
     """The next submission's number: the newest one's where no job is known to have come of that. Raises DataError."""
-    known = numbers(run_dir)
-    if not known:
+    numbers = submission_numbers(run_dir)
+    if not numbers:
         # A local run, whose jobs are its supervisors, or one begun before its folder kept account of its jobs.
-        newest = run_folder.read(run_dir / "job.json", JobRef)
+        newest = run_folder.read_record(run_dir / "job.json", JobRef)
         return newest.number + 1 if newest else 0
-    return known[-1] if is_open(run_dir, known[-1]) else known[-1] + 1
+    return numbers[-1] if is_unresolved(run_dir, numbers[-1]) else numbers[-1] + 1
 
 
-def known(run_dir: Path, number: int) -> JobRef | None:
+def read_job(run_dir: Path, number: int) -> JobRef | None:
     """The run's k-th job; None where no id is known, or none that can be read: then Slurm is to say."""
-    for path in (at(run_dir, number) / "job.json", run_dir / "job.json"):
+    for path in (job_dir(run_dir, number) / "job.json", run_dir / "job.json"):
         with contextlib.suppress(DataError):
-            if (found := run_folder.read(path, JobRef)) and found.number == number:
-                return found
+            if (job := run_folder.read_record(path, JobRef)) and job.number == number:
+                return job
     return None
 
 
-def newest(run_dir: Path) -> JobRef | None:
+def latest_job(run_dir: Path) -> JobRef | None:
     """The run's newest job of which an id is known, also where its sender was killed before `<run>/job.json` said so.
 
     Raises DataError where all that there is cannot be read.
     """
-    for number in reversed(numbers(run_dir)):
-        if found := known(run_dir, number):
-            return found
-    return run_folder.read(run_dir / "job.json", JobRef)
+    for number in reversed(submission_numbers(run_dir)):
+        if job := read_job(run_dir, number):
+            return job
+    return run_folder.read_record(run_dir / "job.json", JobRef)
 
 
-def is_open(run_dir: Path, number: int) -> bool:
+def is_unresolved(run_dir: Path, number: int) -> bool:
     """Whether a submission was intended of which no job is known: there may be one all the same."""
-    return (at(run_dir, number) / "intent.json").exists() and known(run_dir, number) is None
+    return (job_dir(run_dir, number) / "intent.json").exists() and read_job(run_dir, number) is None
 
 
-def intend(run_dir: Path, number: int, site: Site, args: tuple[str, ...]) -> Intent:
+def record_intent(run_dir: Path, number: int, site: Site, args: tuple[str, ...]) -> SubmissionIntent:
     """Write down, for good, that sbatch is about to be called. Raises NoSpace or ClusterError."""
-    path = at(run_dir, number) / "intent.json"
-    before, now = run_folder.read(path, Intent), timestamps.now()
-    intent = Intent(
-        name=name(run_dir, number),
+    path = job_dir(run_dir, number) / "intent.json"
+    previous, now = run_folder.read_record(path, SubmissionIntent), timestamps.now_rfc3339()
+    intent = SubmissionIntent(
+        name=slurm_job_name(run_dir, number),
         number=number,
         site=site.name,
         cluster=site.slurm.cluster,
         args=args,
-        t=before.t if before else now,
-        tried=now,
-        who=f"uid {os.geteuid()} on {socket.gethostname()}, pid {os.getpid()}",
+        intended_at=previous.intended_at if previous else now,
+        last_tried_at=now,
+        submitter=f"uid {os.geteuid()} on {socket.gethostname()}, pid {os.getpid()}",
     )
-    run_folder.write(path, intent, durable=True)
+    run_folder.write_record(path, intent, durable=True)
     try:
         for above in path.parents[1:4]:
-            sync_dir(above)
+            fsync_dir(above)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     return intent
 
 
-def check_cluster(site: Site, ref: JobRef | Intent) -> None:
+def require_same_cluster(site: Site, job: JobRef | SubmissionIntent) -> None:
     """Raise ClusterError where a job was submitted to another cluster than the site's: its id means another job there.
 
     To be called before a job id of a run is given to Slurm.
     """
-    if ref.cluster and site.slurm.cluster and ref.cluster != site.slurm.cluster:
-        who = f"job {ref.job_id}" if isinstance(ref, JobRef) else f'job "{ref.name}"'
-        what = f'{who} is of cluster "{ref.cluster}", and site "{site.name}" is cluster "{site.slurm.cluster}" now'
-        hint = f'name a site of cluster "{ref.cluster}", or put slurm.cluster and slurm.conf of "{site.name}" back'
+    if job.cluster and site.slurm.cluster and job.cluster != site.slurm.cluster:
+        who = f"job {job.job_id}" if isinstance(job, JobRef) else f'job "{job.name}"'
+        what = f'{who} is of cluster "{job.cluster}", and site "{site.name}" is cluster "{site.slurm.cluster}" now'
+        hint = f'name a site of cluster "{job.cluster}", or put slurm.cluster and slurm.conf of "{site.name}" back'
         raise ClusterError(what, where=f"site {site.name}", hint=hint)

@@ -13,19 +13,19 @@ import msgspec
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
-from pitools.core.fs import os_error, write_atomic
+from pitools.core.fs import from_os_error, write_atomic
 from pitools.launch.plan import Plan, require_workdir
 from pitools.launch.provenance import provenance
 from pitools.launch.submission import local_process, next_job, node_choice, submissions
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.errors import Unanswered
+from pitools.slurm.errors import OutcomeUnknown
 from pitools.store import manifest
 from pitools.topology.fabric_model import Fabric
 
-_IMPORT_S = 120.0
-_IMPORT = """
+_IMPORT_TIMEOUT_S = 120.0
+_IMPORT_SCRIPT = """
 import importlib, sys
 sys.path.insert(0, sys.argv[1])
 module, name = sys.argv[2].split(":")
@@ -34,21 +34,21 @@ sys.exit(0 if callable(found) else f"module {module} has no function {name}")
 """
 
 
-def check(plan: Plan, site: Site) -> None:
+def check_submittable(plan: Plan, site: Site) -> None:
     """What only trying can tell: that the entry point imports, and that the data is still the planned version.
 
     Raises ConfigError or DataError. An import is tried only where it would be the ranks' own: not for a site over ssh,
     and not for ranks in a container.
     """
     for data in plan.data:
-        _, raw = manifest.load(Path(data.source))
-        if manifest.version(raw) != data.version:
+        _, raw = manifest.load_manifest(Path(data.source))
+        if manifest.version_of(raw) != data.version:
             raise DataError(f'dataset "{data.name}" is no longer version {data.version}', where=data.source)
     require_workdir(plan, site)
-    if not plan.request.entry or site.container.runtime != "none" or site.reach.kind != "local":
+    if not plan.request.entry or site.container.runtime != "none" or site.connection.kind != "local":
         return
-    argv = [plan.python, "-c", _IMPORT, plan.request.workdir, plan.request.entry]
-    done = subprocesses.run(argv, timeout_s=_IMPORT_S, env=plan.request.env)
+    argv = [plan.python, "-c", _IMPORT_SCRIPT, plan.request.workdir, plan.request.entry]
+    done = subprocesses.run(argv, timeout_s=_IMPORT_TIMEOUT_S, env=plan.request.env)
     if done.code:
         last = (done.stderr.strip().splitlines() or ["it fails without a word"])[-1]
         what = f'entry = "{plan.request.entry}" does not import: {last}'
@@ -56,65 +56,66 @@ def check(plan: Plan, site: Site) -> None:
         raise ConfigError(what, where=plan.request.workdir, hint=f"try there: {plan.python} -c 'import {module}'")
 
 
-def run(plan: Plan, site: Site, *, run_id: str = "", seed: Callable[[Path], None] = lambda _: None) -> Path:
+def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[Path], None] = lambda _: None) -> Path:
     """Make the run's folder and start its job; returns the folder. Raises what `check` and the site's Slurm raise.
 
-    run_id: "" for a new one. seed: puts into the folder, before it appears, what the run is to begin with.
+    run_id: "" for a new one. populate: puts into the folder, before it appears, what the run is to begin with.
     """
-    check(plan, site)
-    run_dir = Path(plan.runs) / (run_id or run_folder.new_id(plan.name))
-    if site.reach.kind == "ssh" and not run_dir.parent.parent.is_dir():
+    check_submittable(plan, site)
+    run_dir = Path(plan.runs) / (run_id or run_folder.new_run_id(plan.name))
+    if site.connection.kind == "ssh" and not run_dir.parent.parent.is_dir():
         what = f'no folder "{run_dir.parent.parent}" here: runs of "{site.name}" need storage that both sides see'
         raise ClusterError(what, where="paths.runs", hint="launch from a machine that mounts it")
     try:
-        plan = _make(run_dir, plan, site, seed)
+        plan = create_run_dir(run_dir, plan, site, populate)
     except OSError as error:
-        raise os_error(error, run_dir) from error
+        raise from_os_error(error, run_dir) from error
     try:
-        fabric = node_choice.fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
+        fabric = node_choice.load_fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
         if not fabric and plan.request.topology != "none" and site.scheduler == "slurm":
             print(f'pit: site "{site.name}" tells no topology: Slurm takes whichever nodes are free', file=sys.stderr)
-        job = _start(plan, site, run_dir, node_choice.HELD if fabric else ())
+        job = start_job(plan, site, run_dir, node_choice.DELAYED_START_ARGS if fabric else ())
     except BaseException as error:
-        if submissions.is_open(run_dir, 0):
+        if submissions.is_unresolved(run_dir, 0):
             # sbatch was called, and what it did is not known: the job may exist, and needs its folder then.
-            run_folder.note(run_dir, "unanswered", error=str(error))
+            run_folder.append_event(run_dir, "unanswered", error=str(error))
             hint = f"the run's folder is kept; this finds its job, or submits it: pit launch resume {run_dir.name}"
             if isinstance(error, KeyboardInterrupt):
                 print(f"pit: {hint}", file=sys.stderr)
                 raise
-            what = error.what if isinstance(error, PitError) else str(error)
-            raise Unanswered(what, where=str(run_dir), hint=hint) from error
-        _undo(run_dir, site)
+            what = error.message if isinstance(error, PitError) else str(error)
+            raise OutcomeUnknown(what, where=str(run_dir), hint=hint) from error
+        rollback(run_dir, site)
         if isinstance(error, OSError):
-            raise os_error(error, run_dir) from error
+            raise from_os_error(error, run_dir) from error
         raise
     if fabric:
-        _place(plan, site, run_dir, fabric, job.job_id)
+        place_on_nodes(plan, site, run_dir, fabric, job.job_id)
     return run_dir
 
 
-def _place(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
+def place_on_nodes(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
+    """Choose the nodes of a held job and release it onto them. Raises PitError, with the run rolled back."""
     try:
-        node_choice.note(run_dir, node_choice.get(plan, fabric, client(site), job_id))
+        node_choice.record_choice(run_dir, node_choice.acquire_nodes(plan, fabric, client(site), job_id))
     except PitError:
-        _undo(run_dir, site)  # its job was not to begin, and has been cancelled
+        rollback(run_dir, site)  # its job was not to begin, and has been cancelled
         raise
 
 
-def _undo(run_dir: Path, site: Site) -> None:
+def rollback(run_dir: Path, site: Site) -> None:
     """Take back what was begun: the job, if there is one already, and the folder."""
     with contextlib.suppress(PitError):
-        if job := run_folder.read(run_dir / "job.json", run_folder.JobRef):
-            local_process.cancel(job) if site.scheduler == "none" else client(site).cancel([job.job_id])
+        if job := run_folder.read_record(run_dir / "job.json", run_folder.JobRef):
+            local_process.terminate_supervisor(job) if site.scheduler == "none" else client(site).cancel([job.job_id])
     shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -> Plan:
+def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Path], None]) -> Plan:
     """Make the run's folder, whole or not at all; returns the plan of what runs: see provenance/provenance.py."""
     building = run_dir.with_name(f".{run_dir.name}")
     shutil.rmtree(building, ignore_errors=True)  # of a move that was killed: no other run has this id
-    run_folder.make(building, site.paths.runs_access)
+    run_folder.make_run_dir(building, site.paths.runs_access)
     try:
         write_atomic(building / "request.toml", plan.request_text, durable=False)
         plan = provenance.capture(plan, site, building, run_dir)
@@ -123,8 +124,8 @@ def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -
         (building / "attempts").mkdir(0o755)
         if site.scheduler == "slurm":
             (building / "jobs").mkdir(0o755)
-        run_folder.note(building, "created", site=site.name)
-        seed(building)
+        run_folder.append_event(building, "created", site=site.name)
+        populate(building)
         os.rename(building, run_dir)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
@@ -132,21 +133,21 @@ def _make(run_dir: Path, plan: Plan, site: Site, seed: Callable[[Path], None]) -
     return plan
 
 
-def _start(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run_folder.JobRef:
+def start_job(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run_folder.JobRef:
     """Start the run's job, with these flags too; job.json is there from the moment that there is a job."""
     if site.scheduler == "none":
-        job = local_process.start(run_dir, site)
-        run_folder.write(run_dir / "job.json", job)
-        run_folder.note(run_dir, "submitted", job_id=job.job_id)
+        job = local_process.start_supervisor(run_dir, site)
+        run_folder.write_record(run_dir / "job.json", job)
+        run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
         return job
     # submitit is 90 ms of imports, and a local run has no use for it.
     from pitools.launch.executor import PitExecutor
 
-    sent: list[run_folder.JobRef] = []
+    jobs: list[run_folder.JobRef] = []
 
     def send(_script: Path) -> str:
-        sent.append(next_job.send(run_dir, plan, site, number=0, patience_s=None, args=args))
-        return sent[0].job_id
+        jobs.append(next_job.submit_next_job(run_dir, plan, site, number=0, retry_for_s=None, args=args))
+        return jobs[0].job_id
 
     PitExecutor(plan, site, run_dir, send).submit_plan()
-    return sent[0]
+    return jobs[0]

@@ -11,15 +11,15 @@ from typing import NamedTuple
 from pitools.core.errors import PitError
 from pitools.launch.submission import grant
 from pitools.slurm.client import Client
-from pitools.slurm.records import Job
+from pitools.slurm.records import SlurmJob
 from pitools.slurm.states import UNKNOWN, is_finished
 
 ABSENT = "ABSENT"
 FORGOTTEN = "FORGOTTEN"
-_SIGNALLED = 128
+_SIGNAL_BASE = 128
 
 
-class Seen(NamedTuple):
+class TicketState(NamedTuple):
     """What is known of a ticket. leave: its word, see grant.py. job: as squeue shows it, if it does.
 
     state: Slurm's word; ABSENT: nobody knows it; UNKNOWN: it was queued, and Slurm cannot say what became of it;
@@ -28,9 +28,9 @@ class Seen(NamedTuple):
 
     state: str
     job_id: str = ""
-    leave: str = ""
+    grant: str = ""
     exit_code: int | None = None
-    job: Job | None = None
+    job: SlurmJob | None = None
 
     @property
     def is_over(self) -> bool:
@@ -38,40 +38,43 @@ class Seen(NamedTuple):
         return is_finished(self.state)
 
 
-def by_name(jobs: Iterable[Job], words: Mapping[str, str]) -> dict[str, Job]:
-    """The job of each name; of several that a doubtful submission made, the one that has leave. words: name → leave."""
-    found: dict[str, Job] = {}
+def jobs_by_name(jobs: Iterable[SlurmJob], grants: Mapping[str, str]) -> dict[str, SlurmJob]:
+    """The job of each name; of several that a doubtful submission made, the one that has leave. grants: name →
+    leave."""
+    found: dict[str, SlurmJob] = {}
     for job in jobs:
-        if job.name not in found or words.get(job.name) == grant.word(job.raw_id):
+        if job.name not in found or grants.get(job.name) == grant.grant_token(job.raw_id):
             found[job.name] = job
     return found
 
 
-def known(job: Job, word: str, exit_code: int | None) -> Seen:
+def state_of_listed(job: SlurmJob, grant: str, exit_code: int | None) -> TicketState:
     """A ticket in slurmctld's list. exit_code: as its run wrote it down, if it did."""
     # Its script says so itself; a slurmctld that was away at that moment may believe otherwise for minutes.
     state = "COMPLETED" if exit_code == 0 else job.state
-    return Seen(state, job.raw_id, word, exit_code if is_finished(state) else None, job)
+    return TicketState(state, job.raw_id, grant, exit_code if is_finished(state) else None, job)
 
 
-def forgotten(job_id: str, word: str, exit_code: int | None) -> Seen:
+def state_of_unlisted(job_id: str, grant: str, exit_code: int | None) -> TicketState:
     """A ticket that slurmctld does not list. job_id: as its folder has it."""
     state = UNKNOWN if job_id else ABSENT
-    if exit_code is not None and exit_code < _SIGNALLED:  # else who ended it, and to what end, Slurm would have to say
+    if (
+        exit_code is not None and exit_code < _SIGNAL_BASE
+    ):  # else who ended it, and to what end, Slurm would have to say
         state = "FAILED" if exit_code else "COMPLETED"
-    return Seen(state, job_id, word, exit_code)
+    return TicketState(state, job_id, grant, exit_code)
 
 
-def unnamed(word: str, exit_code: int | None) -> Seen:
+def state_without_id(grant: str, exit_code: int | None) -> TicketState:
     """A ticket that slurmctld does not list and that was queued, under an id that cannot be read."""
-    seen = forgotten("", word, exit_code)
+    seen = state_of_unlisted("", grant, exit_code)
     return seen._replace(state=UNKNOWN) if seen.state == ABSENT else seen
 
 
-def remembered(slurm: Client, told: Mapping[str, Seen]) -> dict[str, Seen]:
+def with_accounting(slurm: Client, states: Mapping[str, TicketState]) -> dict[str, TicketState]:
     """What slurmctld has forgotten (name → seen), with the ends that its accounting remembers: at most one sacct."""
-    open_ids = {seen.job_id: name for name, seen in told.items() if not seen.is_over and seen.job_id}
-    found = dict(told)
+    open_ids = {seen.job_id: name for name, seen in states.items() if not seen.is_over and seen.job_id}
+    found = dict(states)
     if not open_ids:
         return found
     try:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from pitools.core.errors import ConfigError, DataError, Unreachable
 from pitools.loader.loader import Loader, NumpyBatch
 
-_MOST_RANGES = 200_000
+_MAX_RANGES = 200_000
 
 Range = tuple[int, int, int]  # number of the file, offset, bytes
 Transform = Callable[[NumpyBatch], Any]
 
 
-class Pass(NamedTuple):
+class Measurement(NamedTuple):
     """What was done, so many times, and the bytes that were read from files for it."""
 
     times: int
@@ -30,7 +30,7 @@ class Pass(NamedTuple):
     wall_s: float
 
 
-def evict(files: Sequence[Path]) -> None:
+def drop_page_cache(files: Sequence[Path]) -> None:
     """Drop files from the page cache, where their file system has one. Pages that others have mapped stay."""
     for file in files:
         descriptor = _open(file)
@@ -41,23 +41,23 @@ def evict(files: Sequence[Path]) -> None:
             os.close(descriptor)
 
 
-def ranges(sizes: Sequence[int], n_bytes: int, *, seed: int = 0) -> list[Range]:
+def random_ranges(sizes: Sequence[int], n_bytes: int, *, seed: int = 0) -> list[Range]:
     """Ranges of so many bytes in files of these sizes, none twice, in random order; at most 200,000."""
     ends = list(itertools.accumulate(-(-size // n_bytes) for size in sizes))
     total = ends[-1] if ends else 0
     found = []
-    for number in random.Random(seed).sample(range(total), min(total, _MOST_RANGES)):  # noqa: S311 - no secret
+    for number in random.Random(seed).sample(range(total), min(total, _MAX_RANGES)):  # noqa: S311 - no secret
         file = bisect_right(ends, number)
         offset = (number - (ends[file - 1] if file else 0)) * n_bytes
         found.append((file, offset, min(n_bytes, sizes[file] - offset)))
     return found
 
 
-def read(files: Sequence[Path], wanted: Sequence[Range], threads: int, limit_s: float) -> Pass:
+def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: int, limit_s: float) -> Measurement:
     """Read ranges of files by threads, until all are read or the time is over. Raises DataError, Unreachable."""
     descriptors = [_open(file) for file in files]
-    left = iter(wanted)  # of C code: threads may share it
-    largest = max((n_bytes for _, _, n_bytes in wanted), default=0)
+    left = iter(ranges_to_read)  # of C code: threads may share it
+    largest = max((n_bytes for _, _, n_bytes in ranges_to_read), default=0)
     began = time.perf_counter()
 
     def work() -> tuple[int, int]:
@@ -79,42 +79,42 @@ def read(files: Sequence[Path], wanted: Sequence[Range], threads: int, limit_s: 
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return Pass(sum(count for count, _ in done), sum(total for _, total in done), wall_s)
+    return Measurement(sum(count for count, _ in done), sum(total for _, total in done), wall_s)
 
 
-def batches(loader: Loader, most: int, limit_s: float, transform: Transform | None = None) -> Pass:
+def time_batches(loader: Loader, max_batches: int, limit_s: float, transform: Transform | None = None) -> Measurement:
     """Take batches, and have each transformed, until there were so many or the time is over; two at least."""
     began, count, bytes_read = time.perf_counter(), 0, 0
-    while count < most:
+    while count < max_batches:
         batch = next(loader)
         count, bytes_read = count + 1, bytes_read + batch.bytes_read
         if transform:
-            apply(transform, batch)
+            apply_transform(transform, batch)
         if count > 1 and time.perf_counter() - began > limit_s:
             break
-    return Pass(count, bytes_read, time.perf_counter() - began)
+    return Measurement(count, bytes_read, time.perf_counter() - began)
 
 
-def fastest(loader: Loader, count: int, limit_s: float) -> Pass:
+def fastest_pass(loader: Loader, count: int, limit_s: float) -> Measurement:
     """The fastest of several passes over the next batches, so many; of one at least, until the time is over."""
-    start, began, passes = loader.state(), time.perf_counter(), list[Pass]()
+    start, began, passes = loader.state(), time.perf_counter(), list[Measurement]()
     while not passes or time.perf_counter() - began < limit_s:
         loader.load_state(start)
-        passes.append(batches(loader, count, math.inf))
+        passes.append(time_batches(loader, count, math.inf))
     return min(passes, key=lambda each: each.wall_s)
 
 
-def transforms(transform: Transform, batch: NumpyBatch, limit_s: float) -> Pass:
+def time_transform(transform: Transform, batch: NumpyBatch, limit_s: float) -> Measurement:
     """Transform one batch again and again until the time is over; twice at least, of which the first does not count."""
-    apply(transform, batch)
+    apply_transform(transform, batch)
     began, count = time.perf_counter(), 0
     while not count or time.perf_counter() - began < limit_s:
-        apply(transform, batch)
+        apply_transform(transform, batch)
         count += 1
-    return Pass(count, 0, time.perf_counter() - began)
+    return Measurement(count, 0, time.perf_counter() - began)
 
 
-def apply(transform: Transform, batch: NumpyBatch) -> None:
+def apply_transform(transform: Transform, batch: NumpyBatch) -> None:
     """Transform a batch. Raises ConfigError for whatever the function raises."""
     try:
         transform(batch)

@@ -28,18 +28,18 @@ MESSAGE_BYTES = 64 << 10
 _PEER = struct.Struct("iII")  # process, user and group at the other end
 
 
-class Failure(msgspec.Struct, frozen=True):
+class SentError(msgspec.Struct, frozen=True):
     """An error, by the name of its class."""
 
     kind: str
-    what: str
+    message: str
     where: str
     hint: str
 
     def error(self) -> PitError:
         """The error that this tells of."""
         kind: Any = getattr(errors, self.kind, ClusterError)
-        error: PitError = kind(self.what, where=self.where, hint=self.hint)
+        error: PitError = kind(self.message, where=self.where, hint=self.hint)
         return error
 
 
@@ -48,18 +48,18 @@ class Greeting(msgspec.Struct, frozen=True):
 
     url: str = ""
     version: str = ""
-    failure: Failure | None = None
+    failure: SentError | None = None
 
 
-def failure(error: BaseException) -> Failure:
+def to_sent_error(error: BaseException) -> SentError:
     """An error to be sent; of one that is not ours only the kind, for its words may hold anything."""
     if isinstance(error, PitError):
-        return Failure(type(error).__name__, error.what, error.where, error.hint)
-    return Failure("ClusterError", f"the process that fetches failed: {type(error).__name__}", "", "")
+        return SentError(type(error).__name__, error.message, error.where, error.hint)
+    return SentError("ClusterError", f"the process that fetches failed: {type(error).__name__}", "", "")
 
 
 @contextmanager
-def address(root: Path, version: str) -> Iterator[str]:
+def socket_address(root: Path, version: str) -> Iterator[str]:
     """What to bind or connect to. Through a descriptor, because a socket's path may have 107 characters only."""
     folder = os.open(root / LOCKS, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -75,7 +75,7 @@ def connect(root: Path, version: str) -> socket.socket | None:
     """
     talk = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
-        with address(root, version) as place:
+        with socket_address(root, version) as place:
             talk.connect(place)
         user = _PEER.unpack(talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
     except OSError:
@@ -91,22 +91,22 @@ def connect(root: Path, version: str) -> socket.socket | None:
 def listen(root: Path, version: str) -> socket.socket:
     """Where loaders connect to. Call with the version's lock held. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    with address(root, version) as place:
+    with socket_address(root, version) as place:
         Path(place).unlink(missing_ok=True)  # of one that was killed
         listener.bind(place)
     listener.listen(256)
     return listener
 
 
-def answer(talk: socket.socket, descriptor: int, error: BaseException | None) -> None:
+def send_answer(talk: socket.socket, descriptor: int, error: BaseException | None) -> None:
     """Send a descriptor, or why there is none."""
     if error:
-        talk.send(msgspec.json.encode(failure(error)))
+        talk.send(msgspec.json.encode(to_sent_error(error)))
     else:
         socket.send_fds(talk, [b"{}"], [descriptor])
 
 
-def ask(talk: socket.socket, path: str) -> int | None:
+def request_file(talk: socket.socket, path: str) -> int | None:
     """A descriptor of a file; None when the other side has ended. Raises PitError it answers, and TimeoutError."""
     try:
         talk.send(msgspec.json.encode(path))
@@ -120,4 +120,4 @@ def ask(talk: socket.socket, path: str) -> int | None:
         return descriptors[0]
     if not message:
         return None
-    raise decode_json(message, Failure).error()
+    raise decode_json(message, SentError).error()

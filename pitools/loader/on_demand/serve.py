@@ -23,27 +23,27 @@ import msgspec
 from pitools.core.errors import TryLater
 from pitools.core.record import decode_json
 from pitools.loader.on_demand import ipc
-from pitools.loader.on_demand.cache_filler import Fill
+from pitools.loader.on_demand.cache_filler import CacheFiller
 from pitools.loader.on_demand.ipc import Greeting
-from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.cache.inventory import looks_whole
-from pitools.stage.cache.layout import locked, object_path, prepare, touch_lease
+from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.layout import create_root, set_path, touch_lease, version_lock
 from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import find, load
+from pitools.stage.sources.open import find_source, load_dataset
 
 # How long another process, such as `pit-stage run`, may take to stage the version.
-WAIT_S = 3600.0
-_TURN_S = 0.3
+MAX_LOCK_WAIT_S = 3600.0
+_POLL_S = 0.3
 # A loader that begins connects at once; one that ends may be followed by another.
-_LINGER_S = 1.0
+_IDLE_EXIT_S = 1.0
 
 
-class Order(msgspec.Struct, frozen=True):
+class FetchRequest(msgspec.Struct, frozen=True):
     """What to serve: a version's URL, or of a dataset of one version; into which cache."""
 
     url: str
     root: str
-    limits: Limits
+    limits: QuotaLimits
 
 
 def main() -> None:
@@ -54,47 +54,47 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.umask(0o022)
-    order = decode_json(sys.argv[1], Order)
+    order = decode_json(sys.argv[1], FetchRequest)
     try:
-        _serve(order, Path(order.root))
+        _run(order, Path(order.root))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the loader raises it
-        _greet(Greeting(failure=ipc.failure(error)))
+        _send_greeting(Greeting(failure=ipc.to_sent_error(error)))
     os._exit(0)
 
 
-def _serve(order: Order, root: Path) -> None:
-    dataset = load(find(order.url))  # in a process of its own: workers may still be forked from this one
+def _run(order: FetchRequest, root: Path) -> None:
+    dataset = load_dataset(find_source(order.url))  # in a process of its own: workers may still be forked from this one
     known = Greeting(dataset.source.label, dataset.version)
-    prepare(root)
+    create_root(root)
     with ExitStack() as stack:
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + MAX_LOCK_WAIT_S
         while True:
-            if _served(dataset, root):
-                return _greet(known)
+            if _needs_no_server(dataset, root):
+                return _send_greeting(known)
             try:
-                tell = stack.enter_context(locked(root, dataset.version, timeout_s=_TURN_S))
+                tell = stack.enter_context(version_lock(root, dataset.version, timeout_s=_POLL_S))
                 break
             except TryLater:
-                if time.monotonic() > until or _is_forgotten():
+                if time.monotonic() > until or _is_parent_gone():
                     raise
-        if _served(dataset, root):
-            return _greet(known)
-        fill = Fill(dataset, root, order.limits, tell)
+        if _needs_no_server(dataset, root):
+            return _send_greeting(known)
+        fill = CacheFiller(dataset, root, order.limits, tell)
         if fill.published:
-            return _greet(known)
+            return _send_greeting(known)
         listener = ipc.listen(root, dataset.version)
-        _greet(known)
-        _attend(listener, fill)
-        with contextlib.suppress(OSError), ipc.address(root, dataset.version) as place:
+        _send_greeting(known)
+        _accept_loaders(listener, fill)
+        with contextlib.suppress(OSError), ipc.socket_address(root, dataset.version) as place:
             touch_lease(root, dataset.version)
             Path(place).unlink()
         # Not by unwinding, which would give the lock back while threads may still write.
         os._exit(0)
 
 
-def _served(dataset: Dataset, root: Path) -> bool:
+def _needs_no_server(dataset: Dataset, root: Path) -> bool:
     """Whether there is nothing to do: it stands, or another process serves it."""
-    if looks_whole(object_path(root, dataset.version), dataset):
+    if matches_sizes(set_path(root, dataset.version), dataset):
         return True
     talk = ipc.connect(root, dataset.version)
     if talk:
@@ -102,7 +102,7 @@ def _served(dataset: Dataset, root: Path) -> bool:
     return talk is not None
 
 
-def _greet(greeting: Greeting) -> None:
+def _send_greeting(greeting: Greeting) -> None:
     """Say the one line, and close what it is said through: whoever started this waits for no more."""
     with contextlib.suppress(OSError):
         os.write(1, msgspec.json.encode(greeting) + b"\n")
@@ -111,23 +111,23 @@ def _greet(greeting: Greeting) -> None:
     os.dup2(nowhere, 2)
 
 
-def _is_forgotten() -> bool:
+def _is_parent_gone() -> bool:
     """Whether the loader that started this is gone: then nobody reads what would be said."""
     asked = select.poll()
     asked.register(1, 0)
     return bool(asked.poll(0))
 
 
-def _attend(listener: socket.socket, fill: Fill) -> None:
+def _accept_loaders(listener: socket.socket, fill: CacheFiller) -> None:
     """Answer loaders until all is published, or none has been there for a while."""
     talks: set[threading.Thread] = set()
     seen = time.monotonic()
     listener.settimeout(0.1)
-    while not fill.published and (talks or time.monotonic() - seen < _LINGER_S):
+    while not fill.published and (talks or time.monotonic() - seen < _IDLE_EXIT_S):
         with contextlib.suppress(TimeoutError):
             talk, _ = listener.accept()
             talk.settimeout(None)
-            thread = threading.Thread(target=_talk, args=(talk, fill), daemon=True)
+            thread = threading.Thread(target=_handle_loader, args=(talk, fill), daemon=True)
             talks.add(thread)
             thread.start()
         if talks:
@@ -137,17 +137,17 @@ def _attend(listener: socket.socket, fill: Fill) -> None:
     fill.finish()
 
 
-def _talk(talk: socket.socket, fill: Fill) -> None:
+def _handle_loader(talk: socket.socket, fill: CacheFiller) -> None:
     """Answer one loader's thread until it hangs up."""
     with contextlib.suppress(OSError), talk:
         while message := talk.recv(ipc.MESSAGE_BYTES):
             descriptor, error = -1, None
             try:
-                descriptor = fill.open(decode_json(message, str))
+                descriptor = fill.open_file(decode_json(message, str))
             except BaseException as failed:  # noqa: BLE001 - the loader raises it
                 error = failed
             try:
-                ipc.answer(talk, descriptor, error)
+                ipc.send_answer(talk, descriptor, error)
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)

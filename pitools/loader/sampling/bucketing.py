@@ -19,40 +19,40 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError
 from pitools.loader.sampling import gather
-from pitools.loader.sampling.instructions import Instructions
-from pitools.loader.sampling.protocol import Buffers, Drawn, Field, field_of, require_of
+from pitools.loader.sampling.instructions import InstructionTable
+from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field, make_field, require_within_episodes
 from pitools.loader.sampling.sequences import Sequences
-from pitools.loader.sampling.shuffle import Indices, Order
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.shuffle import Indices, ShuffledOrder
+from pitools.store.reader.version_reader import VersionReader
 
 
 class _Bucket(NamedTuple):
-    """length: that its sequences are padded to. size: of its batches. which: (n,) numbers of its sequences."""
+    """length: that its sequences are padded to. size: of its batches. sequences: (n,) numbers of its sequences."""
 
     length: int
     size: int
-    which: Indices
-    order: Order
+    sequences: Indices
+    order: ShuffledOrder
 
 
 class _Round(NamedTuple):
-    """The batches of one round, in their order. first: number of the first. begins: (m + 1,) first positions.
+    """The batches of one round, in their order. first: number of the first. first_positions: (m + 1,) first positions.
 
     bucket, number: (m,) which batch of which bucket.
     """
 
     first: int
-    begins: Indices
+    first_positions: Indices
     bucket: Indices
     number: Indices
 
 
-class Bucketed:
+class BucketedSamples:
     """Sequences in batches of similar length; `fields` are those of the longest."""
 
     def __init__(
         self,
-        arrays: Arrays,
+        arrays: VersionReader,
         names: Sequence[str],
         sequences: Sequences,
         edges: Sequence[int],
@@ -69,10 +69,10 @@ class Bucketed:
         Raises ConfigError for edges and sizes that do not suit, UsageError, DataError.
         """
         lengths = sequences.lengths
-        require_of(arrays, *sequences[:3])
+        require_within_episodes(arrays, *sequences[:3])
         _check(lengths, edges, steps, batch_size, multiple)
-        self.where, self._arrays, self._sequences = str(arrays.path), arrays, sequences
-        self._told = Instructions(arrays)
+        self.description, self._arrays, self._sequences = str(arrays.path), arrays, sequences
+        self._instructions = InstructionTable(arrays)
         self.identity = {
             "dataset": arrays.version,
             "sequences": sequences.identity,
@@ -84,45 +84,47 @@ class Bucketed:
             "shuffle": str(shuffle),
         }
         of = np.searchsorted(np.asarray(edges), lengths)
-        self._order = Order(dataset=f"{arrays.version} buckets", samples=1, seed=seed, shuffle=shuffle)
+        self._order = ShuffledOrder(dataset=f"{arrays.version} buckets", samples=1, seed=seed, shuffle=shuffle)
         self._buckets = [
             _Bucket(
                 edge,
                 batch_size or steps // edge // multiple * multiple,
                 which,
-                Order(dataset=f"{arrays.version} bucket {number}", samples=len(which), seed=seed, shuffle=shuffle),
+                ShuffledOrder(
+                    dataset=f"{arrays.version} bucket {number}", samples=len(which), seed=seed, shuffle=shuffle
+                ),
             )
             for number, edge in enumerate(edges)
             if len(which := np.flatnonzero(of == number))
         ]
-        self.planned = min(bucket.size for bucket in self._buckets)
-        self.fields = {name: field_of(arrays, name, self._buckets[-1].length) for name in names}
+        self.planned_batch_size = min(bucket.size for bucket in self._buckets)
+        self.fields = {name: make_field(arrays, name, self._buckets[-1].length) for name in names}
         self._kept: dict[int, _Round] = {}
 
     @property
     def fill(self) -> float:
         """Part of the batches' steps that is no padding."""
-        padded = sum(len(bucket.which) * bucket.length for bucket in self._buckets)
+        padded = sum(len(bucket.sequences) * bucket.length for bucket in self._buckets)
         return float(self._sequences.lengths.sum()) / padded
 
-    def batch(self, position: int, batch_size: int = 0) -> tuple[int, int]:
-        """As `Samples.batch`: as planned. Raises ConfigError for a position where none begins."""
+    def batch_at(self, position: int, batch_size: int = 0) -> tuple[int, int]:
+        """As `Samples.batch_at`: as planned. Raises ConfigError for a position where none begins."""
         found, at = self._find(position)
-        if found.begins[at] != position:
+        if found.first_positions[at] != position:
             raise ConfigError(f"no batch begins at position {position}", where="position")
-        return found.first + at, int(found.begins[at + 1] - position)
+        return found.first + at, int(found.first_positions[at + 1] - position)
 
-    def at(self, positions: Indices) -> Drawn:
-        """As `Samples.at`; a sample is a sequence. Raises ValueError for positions of more than one batch."""
+    def draw(self, positions: Indices) -> DrawnSamples:
+        """As `Samples.draw`; a sample is a sequence. Raises ValueError for positions of more than one batch."""
         found, at = self._find(int(positions[0]))
-        if not found.begins[at] <= positions.min() <= positions.max() < found.begins[at + 1]:
+        if not found.first_positions[at] <= positions.min() <= positions.max() < found.first_positions[at + 1]:
             raise ValueError(f"positions {positions.min()} to {positions.max()} are of more than one batch")
         bucket = self._buckets[found.bucket[at]]
-        places = positions - found.begins[at] + found.number[at] * bucket.size
-        which = bucket.which[bucket.order.at(places)]
-        return Drawn(which, self._order.keys(positions), self._fields(bucket.length), which)
+        places = positions - found.first_positions[at] + found.number[at] * bucket.size
+        which = bucket.sequences[bucket.order.samples_at(places)]
+        return DrawnSamples(which, self._order.keys_at(positions), self._fields(bucket.length), which)
 
-    def read(self, drawn: Drawn, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
+    def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`; padding is zeros."""
         which = drawn.samples[low:high]
         starts, stops = self._sequences.start[which].tolist(), self._sequences.stop[which].tolist()
@@ -130,27 +132,27 @@ class Bucketed:
         for name in self.fields:
             for row, start, stop in zip(to, starts, stops, strict=True):
                 out = buffers[name][row]
-                gather.run(self._arrays, name, out[: stop - start], start)
+                gather.gather_run(self._arrays, name, out[: stop - start], start)
                 out[stop - start :] = 0
 
-    def inside(self, drawn: Drawn) -> dict[str, NDArray[np.bool_]]:
-        """As `Samples.inside`; one mask, the same for all arrays."""
+    def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
+        """As `Samples.valid_mask`; one mask, the same for all arrays."""
         length = next(iter(drawn.fields.values())).shape[0]
         return dict.fromkeys(self.fields, np.arange(length) < self._sequences.lengths[drawn.samples][:, None])
 
-    def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
+    def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
         """`episode`, `instruction` (its number in `instructions`, -1 for none) and `length` of each sequence: (n,)."""
         episode = self._sequences.episode[drawn.samples]
         return {
             "episode": episode,
-            "instruction": self._told.of(episode),
+            "instruction": self._instructions.indices_of(episode),
             "length": self._sequences.lengths[drawn.samples],
         }
 
     @property
     def instructions(self) -> tuple[str, ...]:
         """The distinct instructions of the dataset's episodes."""
-        return self._told.texts
+        return self._instructions.texts
 
     def _fields(self, length: int) -> dict[str, Field]:
         return {name: Field((length, *field.shape[1:]), field.dtype) for name, field in self.fields.items()}
@@ -159,15 +161,15 @@ class Bucketed:
         """The round that a position is in, and which of its batches."""
         if position < 0:
             raise ValueError("a position below 0")
-        number = position // sum(len(bucket.which) for bucket in self._buckets)
+        number = position // sum(len(bucket.sequences) for bucket in self._buckets)
         while self._before(number + 1)[1] <= position:  # seldom more than once: a round is short of a batch a bucket
             number += 1
         found = self._round(number)
-        return found, int(np.searchsorted(found.begins, position, "right")) - 1
+        return found, int(np.searchsorted(found.first_positions, position, "right")) - 1
 
     def _before(self, number: int) -> tuple[int, int]:
         """Batches and samples of all rounds before this one."""
-        counts = [number * len(bucket.which) // bucket.size for bucket in self._buckets]
+        counts = [number * len(bucket.sequences) // bucket.size for bucket in self._buckets]
         return sum(counts), sum(count * bucket.size for count, bucket in zip(counts, self._buckets, strict=True))
 
     def _round(self, number: int) -> _Round:
@@ -179,18 +181,22 @@ class Bucketed:
 
     def _make_round(self, number: int) -> _Round:
         ranges = [
-            np.arange(number * len(bucket.which) // bucket.size, (number + 1) * len(bucket.which) // bucket.size)
+            np.arange(
+                number * len(bucket.sequences) // bucket.size, (number + 1) * len(bucket.sequences) // bucket.size
+            )
             for bucket in self._buckets
         ]
         of = np.repeat(np.arange(len(ranges)), [len(numbers) for numbers in ranges])
         numbers, first = np.concatenate(ranges), self._before(number)
-        order = Order(dataset=self._order.dataset, samples=len(of), seed=self._order.seed, shuffle=self._order.shuffle)
-        turn = order.at(np.arange(len(of)) + number * len(of)) if len(of) else of
+        order = ShuffledOrder(
+            dataset=self._order.dataset, samples=len(of), seed=self._order.seed, shuffle=self._order.shuffle
+        )
+        turn = order.samples_at(np.arange(len(of)) + number * len(of)) if len(of) else of
         sizes = np.array([bucket.size for bucket in self._buckets])[of[turn]]
         return _Round(first[0], first[1] + np.concatenate([[0], np.cumsum(sizes)]), of[turn], numbers[turn])
 
 
-def quantiles(lengths: Indices, buckets: int) -> list[int]:
+def quantile_edges(lengths: Indices, buckets: int) -> list[int]:
     """Edges of at most so many buckets that hold about equally many sequences; the last is the greatest length."""
     cuts = np.quantile(lengths, np.linspace(0, 1, buckets + 1)[1:], method="higher")
     return [int(edge) for edge in np.unique(cuts)]

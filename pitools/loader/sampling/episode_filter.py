@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.core.errors import ConfigError, DataError, UsageError, nearest
+from pitools.core.errors import ConfigError, DataError, UsageError, suggest
 from pitools.stage.cache import records
 from pitools.stage.cache.layout import OBJECTS
 from pitools.store import retirement, version_state
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.version_reader import VersionReader
 
 Indices = NDArray[np.int64]
-REGEX = "re:"
+REGEX_PREFIX = "re:"
 # What says of a whole episode, or of each of its steps, that the task was done. `dones` alone does not: it may mean
 # no more than that the recording ended.
 _ATTRIBUTES = ("success", "is_success")
@@ -33,7 +33,7 @@ _ARRAYS = ("success", "is_success", "rewards", "reward")
 _BLOCK_BYTES = 64 << 20
 
 
-class Told(msgspec.Struct, frozen=True):
+class RecordedEpisode(msgspec.Struct, frozen=True):
     """What a recording says of one episode."""
 
     name: str = ""
@@ -41,7 +41,7 @@ class Told(msgspec.Struct, frozen=True):
     attributes: dict[str, Any] = {}
 
 
-class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EpisodeFilters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to take; whatever is not set takes all. Patterns are globs, or after `re:` regular expressions.
 
     splits: names, any of them. tasks: patterns of the instruction, any. names: patterns of the episode's name, any.
@@ -62,46 +62,51 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     quarantined: bool = False
 
 
-def select(arrays: Arrays, filters: Filters = Filters(), *, home: Path | None = None) -> Indices:  # noqa: B008
-    """Numbers of the episodes that pass all filters, ascending. home: the version's folder in its root, whose
+_NO_FILTERS = EpisodeFilters()
+
+
+def filter_episodes(
+    arrays: VersionReader, filters: EpisodeFilters = _NO_FILTERS, *, source_dir: Path | None = None
+) -> Indices:
+    """Numbers of the episodes that pass all filters, ascending. source_dir: the version's folder in its root, whose
     quarantine counts, where `arrays` is a copy of it elsewhere; of a staged set, where it was staged from.
 
     Warns of a version that is retired. Raises ConfigError where none is left, naming the filter; UsageError for a split
     or pattern that is none; DataError.
     """
-    home = home or _home(arrays.path)
-    if why := retirement.reason(home):
-        warnings.warn(f"{home} is {why}", stacklevel=2)
+    source_dir = source_dir or _source_dir(arrays.path)
+    if why := retirement.retirement_reason(source_dir):
+        warnings.warn(f"{source_dir} is {why}", stacklevel=2)
     left = np.arange(len(arrays.offsets) - 1)
-    told: list[Told] = []
+    told: list[RecordedEpisode] = []
     if filters.tasks or filters.names or filters.success is not None:
-        told = episodes(arrays)
+        told = read_episodes(arrays)
     trail = [f"{len(left)} episodes"]
-    for step in _steps(arrays, filters, told, home):
+    for step in _active_filters(arrays, filters, told, source_dir):
         before, left = left, left[step.keep(left)]
         trail.append(f"{len(left)} {step.text}")
         if not len(left):
-            known = _known(arrays, told, step.kind, before)
+            known = _describe_choices(arrays, told, step.kind, before)
             raise ConfigError(f"no episode is left: {', '.join(trail)}", where=str(arrays.path), hint=known)
     return left
 
 
-def _home(path: Path) -> Path:
+def _source_dir(path: Path) -> Path:
     """The folder that a staged set came from, if that is known and seen from here; else its own."""
     if path.parent.name == OBJECTS:
-        source = Path(records.read(path.parent.parent, path.name).source)
+        source = Path(records.read_stage_record(path.parent.parent, path.name).source)
         if source.is_absolute() and source.is_dir():
             return source
     return path
 
 
-def episodes(arrays: Arrays) -> list[Told]:
+def read_episodes(arrays: VersionReader) -> list[RecordedEpisode]:
     """What the recording says of each episode. Raises DataError."""
     if "episode_json" not in arrays.manifest.arrays:
         raise DataError("it has no `episode_json`, so nothing is known of its episodes", where=str(arrays.path))
     data = arrays.read("episode_json", 0, arrays.manifest.arrays["episode_json"].shape[0]).tobytes()
     try:
-        found = msgspec.json.Decoder(Told).decode_lines(data)
+        found = msgspec.json.Decoder(RecordedEpisode).decode_lines(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"episode_json is not what it should be: {error}", where=str(arrays.path)) from error
     if len(found) != len(arrays.offsets) - 1:
@@ -122,11 +127,13 @@ class ActiveFilter(NamedTuple):
     keep: _Keep
 
 
-def _steps(arrays: Arrays, filters: Filters, told: Sequence[Told], home: Path) -> Iterable[ActiveFilter]:
+def _active_filters(
+    arrays: VersionReader, filters: EpisodeFilters, told: Sequence[RecordedEpisode], home: Path
+) -> Iterable[ActiveFilter]:
     if arrays.manifest.subset:
-        yield ActiveFilter("present", "staged here", lambda left: here(arrays)[left])
-    if not filters.quarantined and (held := version_state.quarantine(home)):
-        whole, bad = held.whole, list(held.episodes)
+        yield ActiveFilter("present", "staged here", lambda left: are_complete(arrays)[left])
+    if not filters.quarantined and (held := version_state.read_quarantine(home)):
+        whole, bad = held.whole_version, list(held.episodes)
         yield ActiveFilter("quarantine", "not in quarantine", lambda left: ~np.isin(left, bad) & (not whole))
     if filters.splits:
         wanted = _of_splits(arrays, filters.splits)
@@ -148,7 +155,7 @@ def _steps(arrays: Arrays, filters: Filters, told: Sequence[Told], home: Path) -
         yield ActiveFilter("success", text, lambda left: _success(arrays, filters, told, left) == filters.success)
 
 
-def here(arrays: Arrays) -> NDArray[np.bool_]:
+def are_complete(arrays: VersionReader) -> NDArray[np.bool_]:
     """(episodes,) whether all of an episode's steps are here, which in a staged subset those of some are not."""
     subset, offsets = arrays.manifest.subset, arrays.offsets
     if not subset:
@@ -159,33 +166,35 @@ def here(arrays: Arrays) -> NDArray[np.bool_]:
     return found
 
 
-def _of_splits(arrays: Arrays, names: Sequence[str]) -> list[int]:
+def _of_splits(arrays: VersionReader, names: Sequence[str]) -> list[int]:
     splits: dict[str, list[int]] = arrays.attributes.get("splits", {})
     for name in names:
         if name not in splits:
-            hint = nearest(name, splits) or "the dataset has no splits"
+            hint = suggest(name, splits) or "the dataset has no splits"
             raise UsageError(f"no split {name!r}", where=str(arrays.path), hint=hint)
     return [number for name in names for number in splits[name]]
 
 
 def _matching(patterns: Sequence[str], texts: Sequence[str]) -> _Keep:
-    tests = [_test(pattern) for pattern in patterns]
+    tests = [_make_matcher(pattern) for pattern in patterns]
     # Many episodes have one instruction.
     passes = {text: any(test(text) for test in tests) for text in set(texts)}
     return lambda left: np.array([passes[texts[number]] for number in left.tolist()], np.bool_)
 
 
-def _test(pattern: str) -> Callable[[str], bool]:
-    if not pattern.startswith(REGEX):
+def _make_matcher(pattern: str) -> Callable[[str], bool]:
+    if not pattern.startswith(REGEX_PREFIX):
         return lambda text: fnmatchcase(text, pattern)
     try:
-        found = re.compile(pattern.removeprefix(REGEX))
+        found = re.compile(pattern.removeprefix(REGEX_PREFIX))
     except re.error as error:
         raise UsageError(f"{pattern!r} is not a regular expression: {error}", where="filters") from error
     return lambda text: found.search(text) is not None
 
 
-def _success(arrays: Arrays, filters: Filters, told: Sequence[Told], left: Indices) -> NDArray[np.bool_]:
+def _success(
+    arrays: VersionReader, filters: EpisodeFilters, told: Sequence[RecordedEpisode], left: Indices
+) -> NDArray[np.bool_]:
     """Of each of these episodes, whether it succeeded."""
     by, least = filters.success_by, filters.success_at
     for name in (by,) if by else _ATTRIBUTES:
@@ -194,7 +203,7 @@ def _success(arrays: Arrays, filters: Filters, told: Sequence[Told], left: Indic
             return np.array([_is_success(value, least) for value in values], np.bool_)
     for name in (by,) if by else _ARRAYS:
         if name in arrays.manifest.arrays and arrays.manifest.along_steps(name):
-            best = _greatest(arrays, name, left)
+            best = _max_per_episode(arrays, name, left)
             return best > 0 if least is None else best >= least
     what = f"neither an attribute of an episode nor an array {by!r}" if by else "nothing says which episodes succeeded"
     hint = "name the attribute or the array: success_by"
@@ -207,9 +216,9 @@ def _is_success(value: object, least: float | None) -> bool:
     return bool(value) and str(value).lower() not in ("false", "no", "0")
 
 
-def _greatest(arrays: Arrays, name: str, left: Indices) -> NDArray[np.float64]:
+def _max_per_episode(arrays: VersionReader, name: str, left: Indices) -> NDArray[np.float64]:
     """The greatest value of an array in each of these episodes; an episode of no steps has -inf."""
-    row_bytes = max(1, int(np.prod(arrays.array(name).shape[1:])) * arrays.dtype(name).itemsize)
+    row_bytes = max(1, int(np.prod(arrays.metadata_of(name).shape[1:])) * arrays.dtype(name).itemsize)
     found = np.full(len(left), -np.inf)
     for place, number in enumerate(left.tolist()):
         start, stop = arrays.offsets[number : number + 2].tolist()
@@ -219,7 +228,7 @@ def _greatest(arrays: Arrays, name: str, left: Indices) -> NDArray[np.float64]:
     return found
 
 
-def _known(arrays: Arrays, told: Sequence[Told], kind: FilterKind, before: Indices) -> str:
+def _describe_choices(arrays: VersionReader, told: Sequence[RecordedEpisode], kind: FilterKind, before: Indices) -> str:
     """What there would have been to choose from."""
     if kind == "task":
         tasks = sorted({told[number].language for number in before.tolist()})

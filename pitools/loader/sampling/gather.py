@@ -7,29 +7,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.loader.sampling.windows import Indices, Place, Span
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.windows import Indices, WindowLocations, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 
-def windows(arrays: Arrays, name: str, out: NDArray[Any], to: slice | Indices, place: Place, span: Span) -> None:
+def gather_windows(
+    arrays: VersionReader,
+    name: str,
+    out: NDArray[Any],
+    rows: slice | Indices,
+    locations: WindowLocations,
+    span: WindowSpan,
+) -> None:
     """Read the windows at n places, ends of episodes repeated, to n rows of `out`, (…, span.length, *row).
 
     Raises as `Arrays.read_into`.
     """
-    if held := arrays.held(name):
-        steps = place.anchor[:, None] + np.arange(-span.before, span.after)
-        np.clip(steps, place.start[:, None], place.stop[:, None] - 1, out=steps)
-        if isinstance(to, slice):
-            np.take(held.rows, held.places(steps), axis=0, out=out[to], mode="clip")
+    if held := arrays.resident_rows(name):
+        steps = locations.anchor[:, None] + np.arange(-span.before, span.after)
+        np.clip(steps, locations.start[:, None], locations.stop[:, None] - 1, out=steps)
+        if isinstance(rows, slice):
+            np.take(held.rows, held.row_indices(steps), axis=0, out=out[rows], mode="clip")
         else:
-            out[to] = held.rows[held.places(steps)]
+            out[rows] = held.rows[held.row_indices(steps)]
         return
-    first = place.anchor - span.before
+    first = locations.anchor - span.before
     # One step at least, since a window may lie beside its episode: then that step is all of it.
-    low = np.clip(first, place.start, place.stop - 1)
-    high = np.clip(first + span.length, place.start + 1, place.stop)
+    low = np.clip(first, locations.start, locations.stop - 1)
+    high = np.clip(first + span.length, locations.start + 1, locations.stop)
     skips = np.clip(low - first, 0, span.length - 1)
-    targets = range(to.start, to.stop) if isinstance(to, slice) else to.tolist()
+    targets = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
     for row, skip, start, stop in zip(targets, skips.tolist(), low.tolist(), high.tolist(), strict=True):
         window, end = out[row], skip + stop - start
         arrays.read_into(name, window[skip:end], start, stop)
@@ -39,10 +46,10 @@ def windows(arrays: Arrays, name: str, out: NDArray[Any], to: slice | Indices, p
             window[end:] = window[end - 1]
 
 
-def run(arrays: Arrays, name: str, out: NDArray[Any], start: int) -> None:
+def gather_run(arrays: VersionReader, name: str, out: NDArray[Any], start: int) -> None:
     """Read the steps from `start` on to all of `out`, (steps, *row). Raises as `Arrays.read_into`."""
-    if held := arrays.held(name):
-        first, last = held.places(np.array([start, start + len(out) - 1])).tolist()
+    if held := arrays.resident_rows(name):
+        first, last = held.row_indices(np.array([start, start + len(out) - 1])).tolist()
         out[:] = held.rows[first : last + 1]
     else:
         arrays.read_into(name, out, start, start + len(out))

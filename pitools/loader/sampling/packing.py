@@ -1,6 +1,6 @@
 """Sequences of unequal length into rows of one length: which go together, planned for all of them at once.
 
-`Packing` is the plan; `Packed` are its rows as a loader's samples.
+`PackingPlan` is the plan; `PackedSamples` are its rows as a loader's samples.
 
     lengths ──histogram──▶ best fit, the longest first ──▶ rows of places ──ties dealt by (seed, epoch)──▶ sequences
 
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError
 from pitools.core.record import Record
 from pitools.loader.sampling import gather
-from pitools.loader.sampling.instructions import Instructions
-from pitools.loader.sampling.protocol import Buffers, Drawn, field_of, require_of
-from pitools.loader.sampling.sequences import Long, Sequences, sequences
-from pitools.loader.sampling.shuffle import Indices, Order
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.instructions import InstructionTable
+from pitools.loader.sampling.protocol import Buffers, DrawnSamples, make_field, require_within_episodes
+from pitools.loader.sampling.sequences import Sequences, WhenTooLong, cut_sequences
+from pitools.loader.sampling.shuffle import Indices, ShuffledOrder
+from pitools.store.reader.version_reader import VersionReader
 
 # (length, how many of it) of one row, and how many such rows there are.
 Group = tuple[tuple[tuple[int, int], ...], int]
 
 
-class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing/1"):
+class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing-report/1"):
     """What a plan comes to. episodes: that were asked for. split, dropped: of these, since longer than a row.
 
     sequences: that are packed. fill: part of the rows' steps that is no padding. longest: episode, in steps.
@@ -43,7 +43,7 @@ class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing/1"):
     version: str
     length: int
     window: int
-    long: Long
+    when_too_long: WhenTooLong
     episodes: int
     sequences: int
     rows: int
@@ -55,7 +55,7 @@ class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing/1"):
     longest: int
 
 
-class Packing:
+class PackingPlan:
     """A plan: rows of `length` steps, each with a run of places for sequences. rows: how many. fill: of their steps."""
 
     def __init__(self, sequences: Sequences, length: int, *, seed: int = 0) -> None:
@@ -73,7 +73,7 @@ class Packing:
         self.steps = int(lengths.sum())
         # Of the seed, too: by it sequences of one length are dealt to rows.
         self.identity = f"{sequences.identity} {seed}"
-        self._order = Order(dataset=f"packing {sequences.identity}", samples=len(lengths), seed=seed)
+        self._order = ShuffledOrder(dataset=f"packing {sequences.identity}", samples=len(lengths), seed=seed)
         self._kept: dict[int, Indices] = {}
 
     @property
@@ -81,31 +81,36 @@ class Packing:
         """Part of the rows' steps that is no padding."""
         return self.steps / (self.rows * self.length)
 
-    def dealt(self, epoch: int) -> Indices:
+    def sequences_of_epoch(self, epoch: int) -> Indices:
         """(n,) the sequence in each place, row after row: the same lengths in every epoch, other sequences."""
         kept = self._kept
         if epoch not in kept:
             # Of two epochs, as a batch may have of two; replaced whole, as threads may look at it.
-            self._kept = kept = {**{other: kept[other] for other in list(kept)[-1:]}, epoch: self._deal(epoch)}
+            self._kept = kept = {
+                **{other: kept[other] for other in list(kept)[-1:]},
+                epoch: self._shuffle_equal_lengths(epoch),
+            }
         return kept[epoch]
 
-    def _deal(self, epoch: int) -> Indices:
+    def _shuffle_equal_lengths(self, epoch: int) -> Indices:
         lengths = self.sequences.lengths
-        shuffled = self._order.at(np.arange(len(lengths)) + epoch * len(lengths))
+        shuffled = self._order.samples_at(np.arange(len(lengths)) + epoch * len(lengths))
         found: Indices = shuffled[np.argsort(lengths[shuffled], kind="stable")][self._ranks]
         return found
 
 
-def report(arrays: Arrays, episodes: Indices, length: int, *, window: int = 1, long: Long = "split") -> PackingReport:
-    """The plan for these episodes of a version in rows of `length` steps. Raises as `sequences` and `Packing`."""
-    known = sequences(arrays.offsets, episodes, length, window=window, long=long)
-    plan = Packing(known, length)
+def packing_report(
+    arrays: VersionReader, episodes: Indices, length: int, *, window: int = 1, long: WhenTooLong = "split"
+) -> PackingReport:
+    """The plan for these episodes of a version in rows of `length` steps. Raises as `sequences` and `PackingPlan`."""
+    known = cut_sequences(arrays.offsets, episodes, length, window=window, long=long)
+    plan = PackingPlan(known, length)
     return PackingReport(
         name=arrays.manifest.name,
         version=arrays.version,
         length=length,
         window=window,
-        long=long,
+        when_too_long=long,
         episodes=len(episodes),
         sequences=len(known.start),
         rows=plan.rows,
@@ -166,40 +171,41 @@ def _places(groups: list[Group], lengths: Indices, length: int) -> tuple[Indices
     return np.concatenate([[0], np.cumsum(np.concatenate(sizes))]), np.concatenate(ranks)
 
 
-class _Rows(NamedTuple):
-    """n rows. first: (n + 1,) the first piece of each. Of each piece: episode, first step, size, place in its row."""
+class _PackedRows(NamedTuple):
+    """n rows. first_piece: (n + 1,) the first piece of each. Of each piece: episode, first step, size, place in its
+    row."""
 
-    first: Indices
+    first_piece: Indices
     episode: Indices
     start: Indices
     size: Indices
-    at: Indices
+    offset: Indices
 
 
-class Packed:
-    """Rows of several sequences each. `inside` is where a step is one; `aside` has for each step of a row
+class PackedSamples:
+    """Rows of several sequences each. `valid_mask` is where a step is one; `extras` has for each step of a row
 
     segment: 1, 2, … of its sequence, 0 for padding. position: its number in that sequence. episode: -1 for padding.
     instruction: its number in `instructions`, -1 for none and for padding.
     """
 
-    planned = 0
+    planned_batch_size = 0
 
     def __init__(
         self,
-        arrays: Arrays,
+        arrays: VersionReader,
         names: Sequence[str],
-        packing: Packing,
+        packing: PackingPlan,
         *,
         seed: int = 0,
         shuffle: bool = True,
         deal: bool = True,
     ) -> None:
         """deal: each epoch, other sequences of the same lengths share a row. Raises UsageError, DataError."""
-        require_of(arrays, *packing.sequences[:3])
-        self.where, self.packing = str(arrays.path), packing
-        self._arrays, self._deal, self._told = arrays, deal, Instructions(arrays)
-        self.order = Order(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
+        require_within_episodes(arrays, *packing.sequences[:3])
+        self.description, self.packing = str(arrays.path), packing
+        self._arrays, self._deal, self._instructions = arrays, deal, InstructionTable(arrays)
+        self.order = ShuffledOrder(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
             "dataset": arrays.version,
             "sequences": packing.identity,
@@ -208,15 +214,15 @@ class Packed:
             "shuffle": str(shuffle),
             "deal": str(deal),
         }
-        self.fields = {name: field_of(arrays, name, packing.length) for name in names}
+        self.fields = {name: make_field(arrays, name, packing.length) for name in names}
 
-    def batch(self, position: int, batch_size: int) -> tuple[int, int]:
-        """As `Samples.batch`."""
+    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+        """As `Samples.batch_at`."""
         return position // batch_size, batch_size
 
-    def at(self, positions: Indices) -> Drawn:
-        """As `Samples.at`; a sample is a row."""
-        rows, first = self.order.at(positions), self.packing.first
+    def draw(self, positions: Indices) -> DrawnSamples:
+        """As `Samples.draw`; a sample is a row."""
+        rows, first = self.order.samples_at(positions), self.packing.first
         counts = first[rows + 1] - first[rows]
         ends = np.cumsum(counts)
         begins = ends - counts
@@ -225,61 +231,63 @@ class Packed:
         epochs = np.repeat(positions // self.packing.rows if self._deal else np.zeros_like(rows), counts)
         which = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
-            which[epochs == epoch] = self.packing.dealt(epoch)[places[epochs == epoch]]
+            which[epochs == epoch] = self.packing.sequences_of_epoch(epoch)[places[epochs == epoch]]
         known = self.packing.sequences
         size = known.lengths[which]
         upto = np.cumsum(size) - size
         at = upto - np.repeat(upto[begins], counts) if size.size else upto
-        found = _Rows(np.concatenate([[0], ends]), known.episode[which], known.start[which], size, at)
-        return Drawn(rows, self.order.keys(positions), self.fields, found)
+        found = _PackedRows(np.concatenate([[0], ends]), known.episode[which], known.start[which], size, at)
+        return DrawnSamples(rows, self.order.keys_at(positions), self.fields, found)
 
-    def read(self, drawn: Drawn, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
+    def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`; padding is zeros."""
-        found: _Rows = drawn.places
+        found: _PackedRows = drawn.locations
         for name in self.fields:
             buffer = buffers[name]
             for number in range(low, high):
                 out, end = buffer[number if rows is None else rows[number]], 0
-                pieces = slice(found.first[number], found.first[number + 1])
+                pieces = slice(found.first_piece[number], found.first_piece[number + 1])
                 for start, size, at in zip(*(part[pieces].tolist() for part in found[2:]), strict=True):
                     end = at + size
-                    gather.run(self._arrays, name, out[at:end], start)
+                    gather.gather_run(self._arrays, name, out[at:end], start)
                 out[end:] = 0
 
-    def inside(self, drawn: Drawn) -> dict[str, NDArray[np.bool_]]:
-        """As `Samples.inside`; one mask, the same for all arrays."""
-        mask = self._spread(drawn, np.ones(len(drawn.places.size), np.bool_), 0)
+    def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
+        """As `Samples.valid_mask`; one mask, the same for all arrays."""
+        mask = self._spread(drawn, np.ones(len(drawn.locations.size), np.bool_), 0)
         return dict.fromkeys(self.fields, mask)
 
-    def aside(self, drawn: Drawn) -> dict[str, NDArray[Any]]:
+    def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
         """`segment`, `position`, `episode`, `instruction`: (n, length) each."""
-        found: _Rows = drawn.places
-        counts = np.diff(found.first)
-        number = np.arange(1, len(found.size) + 1) - np.repeat(found.first[:-1], counts)
-        position = self._spread(drawn, np.arange(int(found.size.sum())) - np.repeat(_begins(found.size), found.size), 0)
+        found: _PackedRows = drawn.locations
+        counts = np.diff(found.first_piece)
+        number = np.arange(1, len(found.size) + 1) - np.repeat(found.first_piece[:-1], counts)
+        position = self._spread(
+            drawn, np.arange(int(found.size.sum())) - np.repeat(_first_indices(found.size), found.size), 0
+        )
         return {
             "segment": self._spread(drawn, number.astype(np.int32), 0),
             "position": position.astype(np.int32),
             "episode": self._spread(drawn, found.episode, -1),
-            "instruction": self._spread(drawn, self._told.of(found.episode), -1),
+            "instruction": self._spread(drawn, self._instructions.indices_of(found.episode), -1),
         }
 
     @property
     def instructions(self) -> tuple[str, ...]:
         """The distinct instructions of the dataset's episodes."""
-        return self._told.texts
+        return self._instructions.texts
 
-    def _spread(self, drawn: Drawn, values: NDArray[Any], padding: int) -> NDArray[Any]:
+    def _spread(self, drawn: DrawnSamples, values: NDArray[Any], padding: int) -> NDArray[Any]:
         """A value for each piece, or for each of its steps, as (n, length)."""
-        found: _Rows = drawn.places
+        found: _PackedRows = drawn.locations
         out = np.full(len(drawn.samples) * self.packing.length, padding, values.dtype)
-        row = np.repeat(np.arange(len(drawn.samples)), np.diff(found.first))
-        steps = np.repeat(row * self.packing.length + found.at - _begins(found.size), found.size)
+        row = np.repeat(np.arange(len(drawn.samples)), np.diff(found.first_piece))
+        steps = np.repeat(row * self.packing.length + found.offset - _first_indices(found.size), found.size)
         steps += np.arange(len(steps))
         out[steps] = np.repeat(values, found.size) if len(values) == len(found.size) else values
         return out.reshape(-1, self.packing.length)
 
 
-def _begins(sizes: Indices) -> Indices:
+def _first_indices(sizes: Indices) -> Indices:
     found: Indices = np.cumsum(sizes) - sizes
     return found

@@ -12,7 +12,7 @@ from pitools.core.errors import ConfigError, UsageError
 
 Indices = NDArray[np.int64]
 # What becomes of an episode that is too long.
-Long = Literal["refuse", "split", "drop"]
+WhenTooLong = Literal["refuse", "split", "drop"]
 
 
 class Sequences(NamedTuple):
@@ -35,8 +35,8 @@ class Sequences(NamedTuple):
         return hashlib.sha256(np.stack(self[:3]).astype("<i8").tobytes()).hexdigest()[:16]
 
 
-def sequences(
-    offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, long: Long = "refuse"
+def cut_sequences(
+    offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, long: WhenTooLong = "refuse"
 ) -> Sequences:
     """The episodes as sequences of at most `longest` steps.
 

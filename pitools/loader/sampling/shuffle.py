@@ -30,7 +30,7 @@ _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint6
 _LAST = np.uint64(31)
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class ShuffledOrder(Struct, frozen=True, kw_only=True):
     """The order of a dataset's samples. dataset: its version, or whatever names what is ordered. samples: how many.
 
     shuffle: else every epoch is 0, 1, 2, …
@@ -41,7 +41,7 @@ class Order(Struct, frozen=True, kw_only=True):
     seed: int
     shuffle: bool = True
 
-    def at(self, positions: Indices) -> Indices:
+    def samples_at(self, positions: Indices) -> Indices:
         """(n,) positions → (n,) samples in [0, samples). Within an epoch, each sample comes once.
 
         Raises ValueError for a position below 0, or when there are no samples.
@@ -55,11 +55,11 @@ class Order(Struct, frozen=True, kw_only=True):
             found[here] = permute(places[here], self.samples, _round_keys(self.dataset, self.seed, int(epoch)))
         return found
 
-    def keys(self, positions: Indices) -> Keys:
+    def keys_at(self, positions: Indices) -> Keys:
         """(n,) positions → (n,) random numbers of 64 bits, one of its own for each: for a sample's augmentation."""
         if positions.size and int(positions.min()) < 0:
             raise ValueError("a position below 0")
-        return _mixed(positions.astype(np.uint64) * _STEP ^ _round_keys(self.dataset, self.seed, -1)[0])
+        return _mix64(positions.astype(np.uint64) * _STEP ^ _round_keys(self.dataset, self.seed, -1)[0])
 
     def _split(self, positions: Indices) -> tuple[Indices, Indices]:
         if self.samples < 1:
@@ -78,13 +78,13 @@ def permute(places: Indices, size: int, round_keys: Keys) -> Indices:
     while walking.size:
         left, right = np.divmod(found[walking], base)
         for key in round_keys:
-            left, right = right, (left + _mixed(right * _STEP ^ key) % base) % base
+            left, right = right, (left + _mix64(right * _STEP ^ key) % base) % base
         found[walking] = moved = left * base + right
         walking = walking[moved >= np.uint64(size)]
     return found.astype(np.int64)
 
 
-def share(batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+def rank_slice(batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
     """The part [start, stop) of a global batch that is this rank's; parts differ by at most one sample.
 
     Raises ValueError where some rank would have none.
@@ -101,7 +101,7 @@ def _round_keys(dataset: str, seed: int, epoch: int) -> Keys:
     return np.frombuffer(data, "<u8").astype(np.uint64)
 
 
-def _mixed(numbers: Keys) -> Keys:
+def _mix64(numbers: Keys) -> Keys:
     """Every bit of the result depends on every bit of the number (the finalizer of SplitMix64)."""
     for shift, factor in _MIX:
         numbers = (numbers ^ (numbers >> shift)) * factor

@@ -22,23 +22,24 @@ from pitools.core.errors import ConfigError
 from pitools.loader.sampling.shuffle import Indices
 
 # Weights that are not small fractions are taken to the nearest of so many parts.
-MOST = 1 << 16
+MAX_CYCLE = 1 << 16
 
 
-class Turns(NamedTuple):
-    """One cycle. whose: (cycle,) whose turn it is. nth: (cycle,) which of its own there. parts: how many each has."""
+class TurnCycle(NamedTuple):
+    """One cycle. member: (cycle,) whose turn it is. index_within: (cycle,) which of its own there. parts: how many each
+    has."""
 
-    whose: Indices
-    nth: Indices
+    member: Indices
+    index_within: Indices
     parts: Indices
 
-    def at(self, places: Indices, cycles: Indices) -> tuple[Indices, Indices]:
+    def locate(self, places: Indices, cycles: Indices) -> tuple[Indices, Indices]:
         """(n,) places in (n,) cycles → whose turn it is, and which of all its own turns, from 0."""
-        whose = self.whose[places]
-        return whose, cycles * self.parts[whose] + self.nth[places]
+        whose = self.member[places]
+        return whose, cycles * self.parts[whose] + self.index_within[places]
 
 
-def parts(weights: Sequence[float]) -> tuple[int, ...]:
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Whole numbers in the proportion of the weights: exactly where few are enough, else to the nearest of 65,536.
 
     Raises ConfigError for weights that are no proportion, or one too small to ever have a turn.
@@ -49,21 +50,21 @@ def parts(weights: Sequence[float]) -> tuple[int, ...]:
     common = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * common) for weight in exact]
     whole = [number // math.gcd(*whole) for number in whole]
-    if sum(whole) <= MOST:
+    if sum(whole) <= MAX_CYCLE:
         return tuple(whole)
-    shares = [weight * MOST / sum(exact) for weight in exact]
+    shares = [weight * MAX_CYCLE / sum(exact) for weight in exact]
     found = [int(share) for share in shares]
     rest = sorted(range(len(found)), key=lambda i: (found[i] - shares[i], i))
-    for i in rest[: MOST - sum(found)]:
+    for i in rest[: MAX_CYCLE - sum(found)]:
         found[i] += 1
     if 0 in found:
-        what = f"weight {weights[found.index(0)]:g} is less than 1 in {MOST} of all"
+        what = f"weight {weights[found.index(0)]:g} is less than 1 in {MAX_CYCLE} of all"
         raise ConfigError(what, where="weights", hint="leave that one out, or give it more")
     return tuple(found)
 
 
 @lru_cache(maxsize=8)
-def turns(counts: tuple[int, ...]) -> Turns:
+def make_cycle(counts: tuple[int, ...]) -> TurnCycle:
     """A cycle in which i has counts[i] turns, spread evenly.
 
     Turn j (from 0) of i may be had from (j + d) / weight on, and must be by (j + 1 - d) / weight, with d = 1 / (2k - 2)
@@ -83,4 +84,4 @@ def turns(counts: tuple[int, ...]) -> Turns:
         whose[place], nth[place] = i, j
         if j + 1 < counts[i]:
             heapq.heappush(waiting, (-(-((j + 1) * unit + 1) * cycle // (unit * counts[i])), i, j + 1))
-    return Turns(whose, nth, np.array(counts, np.int64))
+    return TurnCycle(whose, nth, np.array(counts, np.int64))

@@ -22,7 +22,7 @@ from pitools.core.errors import UsageError
 Indices = NDArray[np.int64]
 
 
-class Span(NamedTuple):
+class WindowSpan(NamedTuple):
     """Steps [anchor - before, anchor + after)."""
 
     before: int
@@ -34,7 +34,7 @@ class Span(NamedTuple):
         return self.before + self.after
 
 
-class Place(NamedTuple):
+class WindowLocations(NamedTuple):
     """(n,) samples each: number of the episode, its steps [start, stop), and the anchor among all steps."""
 
     episode: Indices
@@ -47,7 +47,13 @@ class Windows:
     """The samples of some episodes, numbered one episode after another, of anchors `stride` steps apart."""
 
     def __init__(
-        self, offsets: Indices, episodes: Indices, spans: Mapping[str, Span], *, stride: int = 1, pad: bool = False
+        self,
+        offsets: Indices,
+        episodes: Indices,
+        spans: Mapping[str, WindowSpan],
+        *,
+        stride: int = 1,
+        pad: bool = False,
     ) -> None:
         """offsets: (all episodes + 1,) first steps. episodes: those to take, by number, in this order.
 
@@ -86,7 +92,7 @@ class Windows:
         """Number of samples."""
         return int(self._ends[-1]) if self._ends.size else 0
 
-    def locate(self, samples: Indices) -> Place:
+    def locate(self, samples: Indices) -> WindowLocations:
         """Where samples are. Raises IndexError for one that is not there."""
         wanted = np.asarray(samples, np.int64)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
@@ -94,4 +100,4 @@ class Windows:
         at = np.searchsorted(self._ends, wanted, "right")
         before = np.where(at > 0, self._ends[at - 1], 0) if wanted.size else wanted
         anchor = self._starts[at] + self._first + (wanted - before) * self._stride
-        return Place(self._episodes[at], self._starts[at], self._stops[at], anchor)
+        return WindowLocations(self._episodes[at], self._starts[at], self._stops[at], anchor)

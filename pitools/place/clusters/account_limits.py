@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 from pitools.core.record import Record
 from pitools.site.schema import Site
 from pitools.slurm import argv, parse_accounting
-from pitools.slurm.batch import answer, batch
-from pitools.slurm.fields import count, separator
-from pitools.slurm.records import Accounting, Association, Qos
-from pitools.slurm.transport import Reach
+from pitools.slurm.batch import run_batch, stdout_or_raise
+from pitools.slurm.fields import new_separator, parse_count
+from pitools.slurm.records import AccountingRow, Association, Qos
+from pitools.slurm.transport import Transport
 
 QUOTA_DAYS = 30
 
 
-class Standing(Record, frozen=True, kw_only=True, tag="pit.standing/1"):
+class AccountLimits(Record, frozen=True, kw_only=True, tag="pit.account-limits/1"):
     """What accounting says of us. associations: ours, and those of the accounts themselves (user "").
 
     groups: those of the system that we are in. gpu_hours: that our jobs of the last 30 days used.
@@ -29,31 +29,31 @@ class Standing(Record, frozen=True, kw_only=True, tag="pit.standing/1"):
     groups: frozenset[str] = frozenset()
 
 
-def ask_standing(site: Site, reach: Reach) -> Standing:
+def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
     """Ask who we are, and slurmdbd, in one call. Raises Unreachable, ClusterError where there is no accounting."""
-    sep = separator()
+    sep = new_separator()
     since = datetime.now(UTC) - timedelta(days=QUOTA_DAYS)
     # sacct without a user's name asks for the jobs of whoever asks, except for those who may see all.
-    ours = ["sh", "-c", 'user=$(id -un) && exec "$@" --user="$user"', "sh", *argv.accounting(since=since, sep=sep)]
-    done = batch(reach, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, ours])
-    user, groups, associations, qos, jobs = (answer(reach, one) for one in done)
+    ours = ["sh", "-c", 'user=$(id -un) && exec "$@" --user="$user"', "sh", *argv.sacct(since=since, sep=sep)]
+    done = run_batch(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, ours])
+    user, groups, associations, qos, jobs = (stdout_or_raise(transport, one) for one in done)
     name = user.strip()
     per_node = {name: partition.gpus_per_node for name, partition in site.partitions.items()}
-    return Standing(
+    return AccountLimits(
         user=name,
-        associations=tuple(a for a in parse_accounting.associations(associations) if a.user in ("", name)),
-        qos=tuple(parse_accounting.qos(qos)),
-        gpu_hours=sum(_gpu_hours(job, since, per_node) for job in parse_accounting.sacct(jobs, sep, UTC)),
+        associations=tuple(a for a in parse_accounting.parse_associations(associations) if a.user in ("", name)),
+        qos=tuple(parse_accounting.parse_qos(qos)),
+        gpu_hours=sum(_gpu_hours(job, since, per_node) for job in parse_accounting.parse_sacct(jobs, sep, UTC)),
         groups=frozenset(groups.split()),
     )
 
 
-def _gpu_hours(job: Accounting, since: datetime, per_node: Mapping[str, int]) -> float:
+def _gpu_hours(job: AccountingRow, since: datetime, per_node: Mapping[str, int]) -> float:
     """What a job used of its GPUs since a moment: one that ran across it counts from there on."""
     if not job.start:
         return 0.0
     # A Slurm that does not track gres/gpu says nothing of them: whole nodes then.
     tracked = job.alloc_tres.get("gres/gpu")
-    gpus = count(tracked) or 0 if tracked else job.nodes * per_node.get(job.partition, 0)
+    gpus = parse_count(tracked) or 0 if tracked else job.nodes * per_node.get(job.partition, 0)
     before_s = max(0.0, (since - datetime.fromisoformat(job.start)).total_seconds())
     return gpus * max(0.0, job.elapsed_s - before_s) / 3600

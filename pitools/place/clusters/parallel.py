@@ -1,4 +1,4 @@
-"""Questions to many sites at once, once (`gather`) or again and again, where one that is silent makes nobody wait."""
+"""Query many sites in parallel, once (`query_all`) or repeatedly; an unreachable site does not delay the others."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 
 T = TypeVar("T")
 
 GRACE_S = 0.5  # whoever asks ends by itself at the deadline, and is then given so long to say so
 
 
-class Answer(NamedTuple, Generic[T]):
-    """What a site said when it was asked at `asked_s`, Unix time; or the error that it gave."""
+class SiteAnswer(NamedTuple, Generic[T]):
+    """A site's answer, or its error. queried_s: when it was queried, Unix time."""
 
-    asked_s: float
-    said: T | PitError
+    queried_s: float
+    value: T | PitError
 
 
-def fault(site: str, error: Exception) -> PitError:
-    """What went wrong with one site, as an error of it; also what nobody thought of, with the place where it was."""
+def site_error(site: str, error: Exception) -> PitError:
+    """Return an exception as a PitError of a site; an unexpected one names its file and line."""
     if isinstance(error, PitError):
         return error
     if isinstance(error, OSError):
-        return os_error(error, Path(str(error.filename or site)))
+        return from_os_error(error, Path(str(error.filename or site)))
     last = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-    return ClusterError(
-        f"this was not thought of: {what}", where=site, hint="please report it, with what the site printed"
-    )
+    return ClusterError(f"unexpected error: {what}", where=site, hint="please report it with the site's output")
 
 
-class Asking(Generic[T]):
+class SitePoller(Generic[T]):
     """Asks sites at once, each in a thread of its own. One that is slower than others by `patience_s` is left to its
     thread, and asked again once that has ended; its late answer counts in the round after. hint: for silent ones."""
 
-    patience_s = 2.0
+    straggler_s = 2.0
 
     def __init__(self, hint: str = "it is asked again and again") -> None:
         self._hint = hint
         self._changed = threading.Condition()
-        self._answers: dict[str, Answer[T]] = {}
+        self._answers: dict[str, SiteAnswer[T]] = {}
         self._asked: dict[str, float] = {}
 
-    def ask(self, questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, Answer[T]]:
+    def query(self, questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, SiteAnswer[T]]:
         """The answer to each question, by site and in their order; Unreachable for one that is still silent.
 
         Each is called with the seconds that it has. What goes wrong with one is its answer, and nobody else's concern.
@@ -66,32 +64,36 @@ class Asking(Generic[T]):
             # A site that was silent before gets no more time than the others take.
             while waiting := [name for name in new if name not in self._answers]:
                 some = deadline + GRACE_S - time.monotonic()
-                some = min(some, self.patience_s) if len(waiting) < len(new) else some
+                some = min(some, self.straggler_s) if len(waiting) < len(new) else some
                 if some <= 0 or not self._changed.wait(some):
                     break
-            return {name: self._answers.pop(name) if name in self._answers else self._late(name) for name in questions}
+            return {
+                name: self._answers.pop(name) if name in self._answers else self._timeout_answer(name)
+                for name in questions
+            }
 
     def _run(self, name: str, question: Callable[[float], T], deadline: float) -> None:
         said: T | PitError
         try:
             said = question(max(0.0, deadline - time.monotonic()))
         except Exception as error:  # noqa: BLE001 - an answer can be wrong in ways that nobody thought of
-            said = fault(name, error)
+            said = site_error(name, error)
         with self._changed:
-            self._answers[name] = Answer(self._asked.pop(name), said)
+            self._answers[name] = SiteAnswer(self._asked.pop(name), said)
             self._changed.notify_all()
 
-    def _late(self, name: str) -> Answer[T]:
+    def _timeout_answer(self, name: str) -> SiteAnswer[T]:
         silent_s = time.time() - self._asked[name]
         error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
-        return Answer(self._asked[name], error)
+        return SiteAnswer(self._asked[name], error)
 
 
-def gather(questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:
-    """The answer to each question, or the error that it raised, in the order of the questions: one round of `Asking`.
+def query_all(questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:
+    """The answer to each question, or the error that it raised, in the order of the questions: one round of
+    `SitePoller`.
 
     One that is silent at the deadline is left behind, and its answer is Unreachable.
     """
-    asking: Asking[T] = Asking("try again later, or with a longer --timeout")
-    asking.patience_s = timeout_s  # nobody is asked again: whoever is slower than others has time all the same
-    return {name: answer.said for name, answer in asking.ask(questions, timeout_s).items()}
+    asking: SitePoller[T] = SitePoller("try again later, or with a longer --timeout")
+    asking.straggler_s = timeout_s  # nobody is asked again: whoever is slower than others has time all the same
+    return {name: answer.value for name, answer in asking.query(questions, timeout_s).items()}

@@ -1,7 +1,7 @@
-"""A job's journal: what was decided and seen, one line each, and what the job is in consequence.
+"""A job's journal: one line for each decision and each observation, and their fold into the job's state.
 
-An intent is written before it is acted on, with a name that only this act has (`<job-id>.<n>`, which becomes the job's
-name in Slurm and its run's folder): whoever finds an intent with no outcome looks for that name before anything else.
+An intent is written before its action, with a unique name (`<job-id>.<n>`: the job's name in Slurm and its run's
+folder). After a crash, an intent without an outcome is resolved by looking for that name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Literal
 import msgspec
 
 from pitools.core.errors import DataError
-from pitools.core.fs import os_error, sync_dir
+from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
 
 
-class What(StrEnum):
-    """What an entry tells: something decided, or something seen."""
+class EntryKind(StrEnum):
+    """The kind of an entry: a decision or an observation."""
 
     SUBMIT = "submit"
     SUBMITTED = "submitted"
@@ -36,10 +36,10 @@ class What(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
-    """What was asked for. sites: where it may run, each a site's name. tier: for the order over all sites.
+class QueuedRequest(Record, frozen=True, kw_only=True, tag="pit.queued-request/1"):
+    """A queued request. sites: names of the sites where it may run. tier: `low`, `high` or "", for the order.
 
-    owner: with the request's name, whose earlier jobs tell how long it will run.
+    owner: run times are learnt from earlier jobs of the same owner and name.
     """
 
     job_id: str
@@ -51,108 +51,107 @@ class Queued(Record, frozen=True, kw_only=True, tag="pit.queued/1"):
     request_text: str = ""
 
 
-class Entry(Record, frozen=True, kw_only=True, tag="pit.place-entry/1"):
-    """One line of a job's journal: something decided (submit, withdraw) or seen (the rest) of ticket n.
+class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1"):
+    """One line of a job's journal: a decision (submit, withdraw) or an observation (the rest) on a ticket.
 
-    pool: `site/partition`. slurm_id, state: Slurm's number and word. why: for people.
+    ticket: its number. pool: `site/partition`. slurm_id, state: Slurm's id and state. reason: text for `list`.
     """
 
     t: str
-    what: What
-    n: int = 0
+    kind: EntryKind
+    ticket: int = 0
     pool: str = ""
     slurm_id: str = ""
     state: str = ""
     exit_code: int | None = None
-    why: str = ""
+    reason: str = ""
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """One ticket as its journal tells it.
+class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
+    """One ticket, folded from the journal.
 
-    state: intended (sent, no answer known), waiting, started, taken (being taken back), void (will never run, since
-    `voided`), over (has run). is_swept: nothing is left to do about it.
-    unknown: since when it runs, or ran, and Slurm does not know it, and in which way (`doubt`, see
-    launch/tickets/ticket_state.py).
+    state: intended (sent, no answer yet), waiting, started, taken (being withdrawn), void (will never run, since
+    `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
+    ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py).
     """
 
-    n: int
+    number: int
     name: str
     pool: str
-    placed: str
+    submitted_at: str
     state: Literal["intended", "waiting", "started", "taken", "void", "over"] = "intended"
     slurm_id: str = ""
-    voided: str = ""
-    unknown: str = ""
-    doubt: str = ""
-    is_swept: bool = False
-    why: str = ""
+    voided_at: str = ""
+    unknown_since: str = ""
+    doubt_reason: str = ""
+    is_removed: bool = False
+    reason: str = ""
 
     @property
     def site(self) -> str:
-        """The site whose queue it is in."""
+        """The name of the ticket's site."""
         return self.pool.partition("/")[0]
 
     @property
     def is_live(self) -> bool:
-        """Whether it may still run, or runs."""
+        """Whether the ticket may still run, or runs."""
         return self.state not in ("void", "over")
 
     @property
     def is_running(self) -> bool:
-        """Whether the job is this ticket's for good: it has leave, and nothing else may have it."""
+        """Whether the ticket has claimed the job's grant."""
         return self.state == "started"
 
 
-State = Literal["queued", "ticketed", "running", "done", "failed", "withdrawn"]
+QueueJobState = Literal["queued", "ticketed", "running", "done", "failed", "withdrawn"]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of the queue with all that its journal says.
+class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of the queue, folded from its journal.
 
-    end: the entry that ended it. refusals: what sites would not take. is_cancelled: somebody wants it withdrawn. lost:
-    tickets, by number, that somebody answers for: they will not run.
+    end_entry: the entry that ended the job. refusals: refused submissions. is_cancelled: `pit place cancel` was called.
+    declared_lost: numbers of the tickets of `pit place cancel --lost`.
     """
 
-    asked: Queued
+    request: QueuedRequest
     path: Path
-    tickets: tuple[Ticket, ...] = ()
-    state: State = "queued"
-    end: Entry | None = None
-    refusals: tuple[Entry, ...] = ()
+    tickets: tuple[QueueTicket, ...] = ()
+    state: QueueJobState = "queued"
+    end_entry: JournalEntry | None = None
+    refusals: tuple[JournalEntry, ...] = ()
     is_cancelled: bool = False
-    lost: frozenset[int] = frozenset()
+    declared_lost: frozenset[int] = frozenset()
 
     @property
     def job_id(self) -> str:
-        """Its name in the queue, and the first part of its tickets' names."""
-        return self.asked.job_id
+        """The job's id, the first part of its tickets' names."""
+        return self.request.job_id
 
     @property
-    def live(self) -> list[Ticket]:
-        """Its tickets that may still run, or run."""
+    def live(self) -> list[QueueTicket]:
+        """The tickets that may still run, or run."""
         return [ticket for ticket in self.tickets if ticket.is_live]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether the job is done, failed or withdrawn."""
         return self.state in ("done", "failed", "withdrawn")
 
 
-def read_journal(path: Path) -> list[Entry]:
-    """The whole lines of a journal; a last one that power loss cut short was never acted on. Raises DataError."""
+def read_journal(path: Path) -> list[JournalEntry]:
+    """Return the complete entries of a journal; a truncated last line was never acted on. Raises DataError."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     try:
-        return [decode_json(line, Entry) for line in lines]
+        return [decode_json(line, JournalEntry) for line in lines]
     except msgspec.DecodeError as error:
         raise DataError(f"not a journal of the queue: {error}", where=str(path)) from error
 
 
-def append(job: Job, entry: Entry) -> Job:
-    """Write one entry, durably where nothing else would tell it again; returns the job as it then is."""
+def append_entry(job: QueueJob, entry: JournalEntry) -> QueueJob:
+    """Append an entry, fsynced where it cannot be recovered elsewhere, and return the job after it."""
     path = job.path / "journal.jsonl"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -163,61 +162,70 @@ def append(job: Job, entry: Entry) -> Job:
             line = msgspec.json.encode(entry) + b"\n"
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            # What nobody but the journal knows. All else can be seen again, or follows from the tickets' own words.
-            if entry.what == "submit":
+            # Only intents are known to the journal alone; the rest can be observed again, or follows from the grants.
+            if entry.kind == "submit":
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if not size:
-            sync_dir(path.parent)
+            fsync_dir(path.parent)
     except OSError as error:
-        raise os_error(error, path) from error
-    return fold(job, [entry])
+        raise from_os_error(error, path) from error
+    return fold_entries(job, [entry])
 
 
-def fold(job: Job, entries: Iterable[Entry]) -> Job:
-    """The job after these entries."""
-    tickets = {ticket.n: ticket for ticket in job.tickets}
-    end, refusals = job.end, list(job.refusals)
+def fold_entries(job: QueueJob, entries: Iterable[JournalEntry]) -> QueueJob:
+    """Return the job after these entries."""
+    tickets = {ticket.number: ticket for ticket in job.tickets}
+    end, refusals = job.end_entry, list(job.refusals)
     for entry in entries:
-        if entry.what is What.SUBMIT:
-            tickets[entry.n] = Ticket(
-                n=entry.n, name=f"{job.job_id}.{entry.n}", pool=entry.pool, placed=entry.t, why=entry.why
+        if entry.kind is EntryKind.SUBMIT:
+            tickets[entry.ticket] = QueueTicket(
+                number=entry.ticket,
+                name=f"{job.job_id}.{entry.ticket}",
+                pool=entry.pool,
+                submitted_at=entry.t,
+                reason=entry.reason,
             )
-        elif entry.what is What.CANCELLED:
+        elif entry.kind is EntryKind.CANCELLED:
             end = entry
-        elif ticket := tickets.get(entry.n):
-            tickets[entry.n] = _ticket(ticket, entry)
-            end = entry if entry.what is What.ENDED else end
-        refusals += [entry] if entry.what is What.REFUSED else []
+        elif ticket := tickets.get(entry.ticket):
+            tickets[entry.ticket] = _apply_to_ticket(ticket, entry)
+            end = entry if entry.kind is EntryKind.ENDED else end
+        refusals += [entry] if entry.kind is EntryKind.REFUSED else []
     known = tuple(tickets.values())
-    return msgspec.structs.replace(job, tickets=known, end=end, refusals=tuple(refusals), state=_state(known, end))
+    return msgspec.structs.replace(
+        job, tickets=known, end_entry=end, refusals=tuple(refusals), state=_job_state(known, end)
+    )
 
 
-def _ticket(ticket: Ticket, entry: Entry) -> Ticket:
-    """The ticket after an entry about it."""
-    changes: dict[str, object] = {"slurm_id": entry.slurm_id or ticket.slurm_id, "why": entry.why or ticket.why}
-    match entry.what:
-        case What.SUBMITTED:
+def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
+    """Return the ticket after an entry."""
+    changes: dict[str, object] = {
+        "slurm_id": entry.slurm_id or ticket.slurm_id,
+        "reason": entry.reason or ticket.reason,
+    }
+    match entry.kind:
+        case EntryKind.SUBMITTED:
             changes["state"] = "waiting"
-        case What.STARTED:
-            changes |= {"state": "started", "unknown": ""}
-        case What.UNKNOWN:
-            changes |= {"unknown": entry.t, "doubt": entry.state}
-        case What.WITHDRAW:
+        case EntryKind.STARTED:
+            changes |= {"state": "started", "unknown_since": ""}
+        case EntryKind.UNKNOWN:
+            changes |= {"unknown_since": entry.t, "doubt_reason": entry.state}
+        case EntryKind.WITHDRAW:
             changes |= {"state": "taken"}
-        case What.VOID | What.REFUSED:
-            changes |= {"state": "void", "voided": entry.t}
-        case What.SWEPT:
-            changes["is_swept"] = True
-        case What.ENDED:
+        case EntryKind.VOID | EntryKind.REFUSED:
+            changes |= {"state": "void", "voided_at": entry.t}
+        case EntryKind.SWEPT:
+            changes["is_removed"] = True
+        case EntryKind.ENDED:
             changes["state"] = "over"
     return msgspec.structs.replace(ticket, **changes)
 
 
-def _state(tickets: Sequence[Ticket], end: Entry | None) -> State:
+def _job_state(tickets: Sequence[QueueTicket], end: JournalEntry | None) -> QueueJobState:
     if end is not None:
-        if end.what is What.CANCELLED or end.state == "CANCELLED":
+        if end.kind is EntryKind.CANCELLED or end.state == "CANCELLED":
             return "withdrawn"
         return "done" if end.state == "COMPLETED" else "failed"
     if any(ticket.is_running for ticket in tickets):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
+from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
 
-SETTLE_S = 3.0  # a ticket that was just placed may be about to start
+MIN_GAIN_S = 3.0  # a ticket that was just placed may be about to start
 
 
-def seated(pool: Pool, jobs: Mapping[str, Job], ours: Sequence[Ticket | Place]) -> tuple[int, int]:
+def free_after_ours(
+    pool: PoolState, jobs: Mapping[str, PendingJob], own_tickets: Sequence[Ticket | Submit]
+) -> tuple[int, int]:
     """Units of a pool that stay free once those of ours that fit have started, and how many of ours wait then."""
     free, waiting = pool.free, 0
-    for one in ours:
-        if one.pool == pool.pool:
-            need = next((option.units for option in jobs[one.job_id].options if option.pool == pool.pool), 0)
+    for ticket in own_tickets:
+        if ticket.pool == pool.pool:
+            need = next((option.units for option in jobs[ticket.job_id].options if option.pool == pool.pool), 0)
             if need <= free:
                 free -= need
             else:
@@ -22,8 +24,12 @@ def seated(pool: Pool, jobs: Mapping[str, Job], ours: Sequence[Ticket | Place]) 
     return free, waiting
 
 
-def moves(
-    now_s: float, jobs: Mapping[str, Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket], lead_s: float
+def withdrawals(
+    now_s: float,
+    jobs: Mapping[str, PendingJob],
+    pools: Mapping[str, PoolState],
+    tickets: Sequence[Ticket],
+    lead_s: float,
 ) -> list[Withdraw]:
     """The tickets to take back, for when no job of ours is left that has none.
 
@@ -32,23 +38,23 @@ def moves(
     """
     free, waiting, oldest_s = {}, {}, {}
     for name, pool in pools.items():
-        free[name], waiting[name] = seated(pool, jobs, tickets)
-        oldest_s[name] = max((now_s - one.placed_s for one in tickets if one.pool == name), default=0.0)
-    back = []
-    for ticket in sorted(tickets, key=lambda one: -one.placed_s):
-        here = ticket.pool
-        if here not in pools or free[here] or now_s - ticket.placed_s < SETTLE_S:
+        free[name], waiting[name] = free_after_ours(pool, jobs, tickets)
+        oldest_s[name] = max((now_s - one.submitted_s for one in tickets if one.pool == name), default=0.0)
+    found = []
+    for ticket in sorted(tickets, key=lambda one: -one.submitted_s):
+        current = ticket.pool
+        if current not in pools or free[current] or now_s - ticket.submitted_s < MIN_GAIN_S:
             continue
         for option in jobs[ticket.job_id].options:
-            to = option.pool
-            if to == here or to not in pools or option.run_s > lead_s:
+            target = option.pool
+            if target == current or target not in pools or option.run_s > lead_s:
                 continue
-            has_room = free[to] >= option.units
-            is_faster = waiting[to] + 1 < waiting[here] and 2 * oldest_s[to] + SETTLE_S < oldest_s[here]
+            has_room = free[target] >= option.units
+            is_faster = waiting[target] + 1 < waiting[current] and 2 * oldest_s[target] + MIN_GAIN_S < oldest_s[current]
             if has_room or is_faster:
-                free[to] -= option.units if has_room else 0
-                waiting[to] += 0 if has_room else 1
-                waiting[here] -= 1
-                back.append(Withdraw(job_id=ticket.job_id, pool=here, why=f"sooner in {to}"))
+                free[target] -= option.units if has_room else 0
+                waiting[target] += 0 if has_room else 1
+                waiting[current] -= 1
+                found.append(Withdraw(job_id=ticket.job_id, pool=current, reason=f"sooner in {target}"))
                 break
-    return back
+    return found

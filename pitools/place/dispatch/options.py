@@ -8,50 +8,54 @@ from collections.abc import Mapping
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.place.clusters.snapshot import Snapshot
-from pitools.place.dispatch.journal import Job
+from pitools.place.dispatch.journal import QueueJob
 from pitools.place.estimate import candidates
 from pitools.place.estimate import plan as survey
-from pitools.place.types import Option
+from pitools.place.types import PlacementOption
 from pitools.site.schema import Site
 
-KEPT_S = 300.0  # what is foretold of a job changes with its data and with nodes, and not from tick to tick
-_SPEND_S = 5.0  # of one tick: of a thousand new jobs the first are placed before all are judged
+CACHE_S = 300.0  # what is foretold of a job changes with its data and with nodes, and not from tick to tick
+_BUDGET_S = 5.0  # of one tick: of a thousand new jobs the first are placed before all are judged
 
 
-def plan(job: Job, site: Site, partition: str) -> Plan:
+def make_job_plan(job: QueueJob, site: Site, partition: str) -> Plan:
     """The job's plan for a partition of a site, with the time that it needs there.
 
     Raises ConfigError or DataError where it cannot be there.
     """
-    request = candidates.sized(job.asked.request, site, partition)
-    return planning.make(request, site, job.job_id, request_text=job.asked.request_text)
+    request = candidates.with_time_for_speed(job.request.request, site, partition)
+    return planning.make_plan(request, site, job.job_id, request_text=job.request.request_text)
 
 
-class Offers:
+class OptionCache:
     """What each job could have; kept for a while."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, frozenset[str], survey.Offered]] = {}
         self._until = 0.0
 
-    def begin(self) -> None:
+    def begin_tick(self) -> None:
         """A tick begins: so long may be spent on what is not known yet."""
-        self._until = time.monotonic() + _SPEND_S
+        self._until = time.monotonic() + _BUDGET_S
 
-    def of(self, job: Job, seen: Mapping[str, tuple[Site, Snapshot]]) -> tuple[Option, ...]:
+    def options(self, job: QueueJob, snapshots: Mapping[str, tuple[Site, Snapshot]]) -> tuple[PlacementOption, ...]:
         """The options of a job at the sites that answered; none yet where there was no time left to look."""
-        there = frozenset(seen) & frozenset(job.asked.sites)
+        answered = frozenset(snapshots) & frozenset(job.request.sites)
         now = time.monotonic()
-        known = self._known.get(job.job_id)
-        if known is None or not there <= known[1] or now - known[0] > KEPT_S:
+        cached = self._known.get(job.job_id)
+        if cached is None or not answered <= cached[1] or now - cached[0] > CACHE_S:
             if now > self._until:
                 return ()
-            wanted = survey.Wanted(request=job.asked.request, where=job.job_id, text=job.asked.request_text)
-            offered = survey.offers(wanted, [seen[name] for name in sorted(there)], timeout_s=_SPEND_S)
-            known = self._known[job.job_id] = (now, there, offered)
-        return tuple(option for option in known[2].options if option.pool.partition("/")[0] in there)
+            wanted = survey.PlacementRequest(
+                request=job.request.request, origin=job.job_id, text=job.request.request_text
+            )
+            offered = survey.options_from_snapshots(
+                wanted, [snapshots[name] for name in sorted(answered)], timeout_s=_BUDGET_S
+            )
+            cached = self._known[job.job_id] = (now, answered, offered)
+        return tuple(option for option in cached[2].options if option.pool.partition("/")[0] in answered)
 
-    def why_none(self, job_id: str) -> str:
+    def unfit_reason(self, job_id: str) -> str:
         """What speaks against every partition that a job was judged for; "" where it fits, or is not judged yet."""
         known = self._known.get(job_id)
-        return known[2].why if known else ""
+        return known[2].reason if known else ""

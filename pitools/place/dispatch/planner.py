@@ -1,4 +1,4 @@
-"""From the queue and what the sites said to decisions: the numbers that `policy.decide` sees, and what it wants."""
+"""Turn the queue and the sites' replies into the records that `policy.decide` takes, and its decisions into tickets."""
 
 from __future__ import annotations
 
@@ -6,184 +6,198 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pitools.launch.tickets.ticket_state import Seen
+from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place import types
 from pitools.place.clusters import overlay, pools
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import migration
-from pitools.place.dispatch.journal import Job
-from pitools.place.dispatch.options import Offers
-from pitools.place.dispatch.reconcile import Board
-from pitools.place.dispatch.runtime_history import Expectations
+from pitools.place.dispatch.journal import QueueJob
+from pitools.place.dispatch.options import OptionCache
+from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.dispatch.runtime_history import RuntimeHistory
 from pitools.site.schema import Site
 
-REFUSED_S = 600.0  # a pool that refused a job, or where it came to nothing, is left alone for so long
-VOID_S = 10.0
+RETRY_REFUSED_S = 600.0  # a pool that refused a job, or where it came to nothing, is left alone for so long
+RETRY_VOID_S = 10.0
 LEAD_S = 300.0  # who is expected to run no longer may wait in a site's queue, so that no node waits for a tick
 _TIERS = {"low": -1, "high": 1}
 
 Decide = Callable[
-    [float, Sequence[types.Job], Mapping[str, types.Pool], Sequence[types.Ticket]],
-    Sequence[types.Place | types.Withdraw],
+    [float, Sequence[types.PendingJob], Mapping[str, types.PoolState], Sequence[types.Ticket]],
+    Sequence[types.Submit | types.Withdraw],
 ]
 
 
-class Said(Protocol):
-    """What one site said."""
+class SiteReply(NamedTuple):
+    """The answer of one site. tickets: its tickets and every other job of this user there, by name.
 
-    @property
-    def seen(self) -> dict[str, Seen]:
-        """Its tickets, and every other job of ours there, by name."""
+    snapshot: the site's nodes and jobs; None where nothing is to be placed there.
+    """
 
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The site as a whole."""
+    tickets: dict[str, TicketState]
+    snapshot: Snapshot | None
 
 
-class World(NamedTuple):
-    """What a decision is made upon: the sites that answered, and their pools."""
+class ClusterView(NamedTuple):
+    """The sites that answered, and their pools."""
 
     answered: dict[str, tuple[Site, Snapshot]]
-    pools: dict[str, types.Pool]
+    pools: dict[str, types.PoolState]
 
     def speed(self, pool: str) -> float:
-        """How fast a pool's nodes are; 1.0 where its site is silent."""
+        """Return the speed of a pool's nodes; 1.0 where its site did not answer."""
         site, _, partition = pool.partition("/")
         known = self.answered[site][0].partitions.get(partition) if site in self.answered else None
         return known.speed if known else 1.0
 
 
-class Wanted(NamedTuple):
-    """What was decided."""
+class Decisions(NamedTuple):
+    """The tickets to submit and to withdraw."""
 
-    places: list[types.Place]
+    submits: list[types.Submit]
     withdrawals: list[types.Withdraw]
 
 
-def is_open(job: Job) -> bool:
-    """Whether it may still be decided where a job runs."""
+def is_undecided(job: QueueJob) -> bool:
+    """Return whether the place of a job is still open."""
     return not (job.is_over or job.is_cancelled or any(ticket.is_running for ticket in job.tickets))
 
 
-class Decider:
-    """Asks the policy. decide: the policy, its constants filled in."""
+class Planner:
+    """Calls the policy. decide: the policy with its parameters bound."""
 
-    def __init__(self, decide: Decide, place: Path) -> None:
-        self._decide, self._offers = decide, Offers()
-        self._expected = Expectations(place)
+    def __init__(self, decide: Decide, queue_dir: Path) -> None:
+        self._decide, self._offers = decide, OptionCache()
+        self._expected = RuntimeHistory(queue_dir)
 
-    def see(self, board: Board, sites: Mapping[str, Site], looks: Mapping[str, Said]) -> World:
-        """The pools of the sites that answered, our own jobs in them as they are now."""
-        names = {ticket.name for job in board.jobs.values() for ticket in job.tickets}
-        answered = {name: (sites[name], look.snapshot) for name, look in looks.items() if look.snapshot}
-        found = {
+    def build_view(self, state: QueueState, sites: Mapping[str, Site], replies: Mapping[str, SiteReply]) -> ClusterView:
+        """Return the pools of the sites that answered, with our own jobs in their present states."""
+        names = {ticket.name for job in state.jobs.values() for ticket in job.tickets}
+        answered = {name: (sites[name], look.snapshot) for name, look in replies.items() if look.snapshot}
+        pool_states = {
             pool.pool: pool
             for name, (site, snapshot) in answered.items()
-            for pool in pools.pools(overlay.fresh(snapshot, looks[name].seen), names | looks[name].seen.keys(), site)
+            for pool in pools.pool_states(
+                overlay.overlay_own_jobs(snapshot, replies[name].tickets), names | replies[name].tickets.keys(), site
+            )
         }
-        self._offers.begin()
-        self._expected.learn(World(answered, found).speed)
-        return World(answered, found)
+        self._offers.begin_tick()
+        self._expected.update(ClusterView(answered, pool_states).speed)
+        return ClusterView(answered, pool_states)
 
-    def options(self, job: Job, world: World) -> tuple[types.Option, ...]:
-        """What the job could have at the sites that answered."""
-        return self._offers.of(job, world.answered)
+    def options(self, job: QueueJob, view: ClusterView) -> tuple[types.PlacementOption, ...]:
+        """Return the job's options at the sites that answered."""
+        return self._offers.options(job, view.answered)
 
-    def unfit(self, board: Board) -> dict[str, str]:
-        """Job id → why it fits none of the sites that answered."""
-        return {name: why for name, job in board.jobs.items() if is_open(job) and (why := self._offers.why_none(name))}
+    def unfit(self, state: QueueState) -> dict[str, str]:
+        """Return job id → the reason why it fits none of the sites that answered."""
+        return {
+            name: why
+            for name, job in state.jobs.items()
+            if is_undecided(job) and (why := self._offers.unfit_reason(name))
+        }
 
-    def moves(self, board: Board, world: World) -> list[types.Withdraw]:
-        """Short jobs that wait in one queue, while nobody waits for the room in another: they are decided upon anew."""
-        jobs, tickets = self._open(board, world)
+    def migrations(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
+        """Return withdrawals of short jobs that wait in one queue while another has room and none of ours."""
+        jobs, tickets = self._open_jobs(state, view)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []
-        return migration.moves(time.time(), jobs, world.pools, tickets, LEAD_S)
+        return migration.withdrawals(time.time(), jobs, view.pools, tickets, LEAD_S)
 
-    def decide(self, board: Board, world: World) -> Wanted:
-        """What is to be placed and withdrawn now."""
+    def decide(self, state: QueueState, view: ClusterView) -> Decisions:
+        """Return the tickets to submit and to withdraw now."""
         now_s = time.time()
-        jobs, tickets = self._open(board, world)
-        wanted = self._decide(now_s, list(jobs.values()), world.pools, tickets)
+        jobs, tickets = self._open_jobs(state, view)
+        wanted = self._decide(now_s, list(jobs.values()), view.pools, tickets)
         # Whatever the policy says, nothing is done at a site that did not answer.
-        places = [one for one in wanted if isinstance(one, types.Place) and one.pool in world.pools]
-        # Who wants the best of the free nodes waits here until there are some to choose from.
-        choosy = {name for name in jobs if board.jobs[name].asked.request.topology != "none"}
-        places += self._ahead(now_s, jobs, world.pools, tickets, places, choosy)
-        return Wanted(places, [one for one in wanted if isinstance(one, types.Withdraw) and one.pool in world.pools])
+        places = [one for one in wanted if isinstance(one, types.Submit) and one.pool in view.pools]
+        # A job that wants the best of the free nodes waits in our queue until some are free.
+        choosy = {name for name in jobs if state.jobs[name].request.request.topology != "none"}
+        places += self._submit_ahead(now_s, jobs, view.pools, tickets, places, choosy)
+        return Decisions(places, [one for one in wanted if isinstance(one, types.Withdraw) and one.pool in view.pools])
 
-    def _open(self, board: Board, world: World) -> tuple[dict[str, types.Job], list[types.Ticket]]:
-        """The jobs that may still be put somewhere, and their tickets."""
-        known = {job.job_id: one for job in board.jobs.values() if is_open(job) and (one := self._job(job, world))}
+    def _open_jobs(
+        self, state: QueueState, view: ClusterView
+    ) -> tuple[dict[str, types.PendingJob], list[types.Ticket]]:
+        """Return the jobs whose place is still open, and their tickets."""
+        open_jobs = {
+            job.job_id: one
+            for job in state.jobs.values()
+            if is_undecided(job) and (one := self._pending_job(job, view))
+        }
         tickets = [
-            types.Ticket(job_id=job_id, pool=ticket.pool, placed_s=seconds(ticket.placed))
-            for job_id in known
-            for ticket in board.jobs[job_id].live
+            types.Ticket(job_id=job_id, pool=ticket.pool, submitted_s=unix_time(ticket.submitted_at))
+            for job_id in open_jobs
+            for ticket in state.jobs[job_id].live
         ]
-        return known, tickets
+        return open_jobs, tickets
 
-    def _job(self, job: Job, world: World) -> types.Job | None:
+    def _pending_job(self, job: QueueJob, view: ClusterView) -> types.PendingJob | None:
         now_s = time.time()
-        avoided = {entry.pool for entry in job.refusals if now_s - seconds(entry.t) < REFUSED_S}
-        avoided |= {ticket.pool for ticket in job.tickets if ticket.voided and now_s - seconds(ticket.voided) < VOID_S}
-        kept = {ticket.pool for ticket in job.live}
+        avoided = {entry.pool for entry in job.refusals if now_s - unix_time(entry.t) < RETRY_REFUSED_S}
+        avoided |= {
+            ticket.pool
+            for ticket in job.tickets
+            if ticket.voided_at and now_s - unix_time(ticket.voided_at) < RETRY_VOID_S
+        }
+        occupied = {ticket.pool for ticket in job.live}
         options = tuple(
-            self._expected.of(job.asked, option, world.speed)
-            for option in self._offers.of(job, world.answered)
-            if option.pool in kept or option.pool not in avoided
+            self._expected.expected(job.request, option, view.speed)
+            for option in self._offers.options(job, view.answered)
+            if option.pool in occupied or option.pool not in avoided
         )
-        if not options or not kept <= {option.pool for option in options}:
-            return None  # nowhere to go, or in the queue of a site that is silent: nothing is to be decided
-        return types.Job(
+        if not options or not occupied <= {option.pool for option in options}:
+            return None  # no option, or queued at a site that did not answer: nothing to decide
+        return types.PendingJob(
             job_id=job.job_id,
-            submit_s=seconds(job.asked.submitted),
+            submit_s=unix_time(job.request.submitted),
             options=options,
-            tier=_TIERS.get(job.asked.tier, 0),
+            tier=_TIERS.get(job.request.tier, 0),
         )
 
-    def _ahead(
+    def _submit_ahead(
         self,
         now_s: float,
-        jobs: Mapping[str, types.Job],
-        found: Mapping[str, types.Pool],
+        jobs: Mapping[str, types.PendingJob],
+        pools: Mapping[str, types.PoolState],
         tickets: Sequence[types.Ticket],
-        places: Sequence[types.Place],
-        without: Collection[str],
-    ) -> list[types.Place]:
+        submits: Sequence[types.Submit],
+        excluded: Collection[str],
+    ) -> list[types.Submit]:
         """Short jobs to wait in the sites' own queues, so that no node waits for the next tick; those left out do not.
 
         The policy says which would be next if each pool had room for them.
         """
-        bound = {ticket.job_id for ticket in tickets} | {place.job_id for place in places}
+        bound = {ticket.job_id for ticket in tickets} | {place.job_id for place in submits}
         short = [
             replace(job, options=options)
             for job in jobs.values()
             if job.job_id not in bound
-            and job.job_id not in without
+            and job.job_id not in excluded
             and (options := tuple(option for option in job.options if option.run_s <= LEAD_S))
         ]
-        seats = {name: migration.seated(pool, jobs, [*tickets, *places]) for name, pool in found.items()}
-        left = {name: found[name].tickets - waiting for name, (free, waiting) in seats.items() if not free}
+        capacity = {name: migration.free_after_ours(pool, jobs, [*tickets, *submits]) for name, pool in pools.items()}
+        room = {name: pools[name].max_pending - waiting for name, (free, waiting) in capacity.items() if not free}
         most = max((option.units for job in short for option in job.options), default=0)
         empty = {
-            name: replace(found[name], free=min(found[name].units, most * room), running=(), waiting=0)
-            for name, room in left.items()
+            name: replace(pools[name], free=min(pools[name].units, most * room), running=(), others_pending=0)
+            for name, room in room.items()
             if room > 0
         }
         if not short or not empty:
             return []
         chosen = []
         for one in self._decide(now_s, short, empty, []):
-            if isinstance(one, types.Place) and left[one.pool] > 0:
-                left[one.pool] -= 1
-                chosen.append(replace(one, why=one.why or "short, and next here"))
+            if isinstance(one, types.Submit) and room[one.pool] > 0:
+                room[one.pool] -= 1
+                chosen.append(replace(one, reason=one.reason or "short, and next here"))
         return chosen
 
 
-def seconds(moment: str) -> float:
-    """Unix time of a moment as records write it."""
+def unix_time(moment: str) -> float:
+    """Return the Unix time of an RFC 3339 time."""
     return datetime.fromisoformat(moment).timestamp()

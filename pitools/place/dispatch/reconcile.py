@@ -1,4 +1,4 @@
-"""The jobs of the queue while a tick works on them, and what it learns of their tickets."""
+"""Reconcile the queue's jobs with the states of their tickets at the sites."""
 
 from __future__ import annotations
 
@@ -10,165 +10,186 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import timestamps
-from pitools.core.errors import DataError
 from pitools.launch.submission import grant
-from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, Seen
+from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import store, wait_log
-from pitools.place.dispatch.journal import Entry, Job, Ticket, What, append
+from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueueJob, QueueTicket, append_entry
 
 # How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
 # by the former: it asks its nodes every SlurmdTimeout / 3, 100 s by default, and ends what it does not know there.
-ORPHAN_S = 120.0
+ORPHAN_AFTER_S = 120.0
 
 
-class Board:
-    """Every job that is not put away. Entries are written through it, by any thread."""
+class QueueState:
+    """The jobs that are not archived. Thread-safe. errors: of jobs that could not be read."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, queue_dir: Path) -> None:
+        self.queue_dir = queue_dir
         self._lock = threading.Lock()
-        found, self.broken = store.jobs(place)
-        self.jobs: dict[str, Job] = {job.job_id: job for job in found}
+        found, self.errors = store.read_jobs(queue_dir)
+        self.jobs: dict[str, QueueJob] = {job.job_id: job for job in found}
 
-    def note(
+    def append_entry(
         self,
-        job: Job,
-        what: What,
-        n: int = 0,
+        job: QueueJob,
+        kind: EntryKind,
+        ticket_number: int = 0,
         *,
-        why: str = "",
+        reason: str = "",
         pool: str = "",
         slurm_id: str = "",
         state: str = "",
         exit_code: int | None = None,
-        began: str = "",
-    ) -> Job:
-        """Write an entry; returns the job as it then is. began: when its ticket started, if Slurm said."""
-        entry = Entry(
-            t=timestamps.now(), what=what, n=n, why=why, pool=pool, slurm_id=slurm_id, state=state, exit_code=exit_code
+        started_at: str = "",
+    ) -> QueueJob:
+        """Append an entry to a job's journal and return the job after it. started_at: start time by Slurm, if known."""
+        entry = JournalEntry(
+            t=timestamps.now_rfc3339(),
+            kind=kind,
+            ticket=ticket_number,
+            reason=reason,
+            pool=pool,
+            slurm_id=slurm_id,
+            state=state,
+            exit_code=exit_code,
         )
         with self._lock:
             before = self.jobs[job.job_id]
-            if ticket := next((one for one in before.tickets if one.n == n), None):
-                wait_log.note(ticket, what, began, is_cancelled=state == "CANCELLED")
-            after = self.jobs[job.job_id] = append(before, entry)
+            if ticket := next((one for one in before.tickets if one.number == ticket_number), None):
+                wait_log.record_wait_end(ticket, kind, started_at, is_cancelled=state == "CANCELLED")
+            after = self.jobs[job.job_id] = append_entry(before, entry)
         return after
 
-    def intend(self, job_id: str, pool: str, why: str) -> tuple[Job, Ticket]:
-        """Write down a ticket that is about to be submitted, with a number of its own: the only one of the job's."""
+    def record_intent(self, job_id: str, pool: str, reason: str) -> tuple[QueueJob, QueueTicket]:
+        """Journal a ticket with a new number before its submission; the job must have no live ticket."""
         with self._lock:
             job = self.jobs[job_id]
             assert not job.live, f"{job_id} has a ticket"
-            entry = Entry(t=timestamps.now(), what=What.SUBMIT, n=len(job.tickets) + 1, pool=pool, why=why)
-            job = self.jobs[job_id] = append(job, entry)
+            entry = JournalEntry(
+                t=timestamps.now_rfc3339(), kind=EntryKind.SUBMIT, ticket=len(job.tickets) + 1, pool=pool, reason=reason
+            )
+            job = self.jobs[job_id] = append_entry(job, entry)
         return job, job.tickets[-1]
 
-    def found(self, job: Job, ticket: Ticket) -> Job:
-        """Note that the ticket's site has answered for it: who gave it up as lost was wrong. Returns the job."""
+    def clear_lost(self, job: QueueJob, ticket: QueueTicket) -> QueueJob:
+        """Remove a ticket's mark `lost`, as its site has answered for it. Returns the job."""
         with self._lock:
-            job = self.jobs[job.job_id] = store.unmark(self.jobs[job.job_id], ticket.n)
+            job = self.jobs[job.job_id] = store.remove_lost_mark(self.jobs[job.job_id], ticket.number)
         return job
 
-    def tickets(self, site: str) -> Iterator[tuple[Job, Ticket]]:
-        """The tickets at a site that are not done with, each with its job."""
+    def tickets(self, site: str) -> Iterator[tuple[QueueJob, QueueTicket]]:
+        """Yield the tickets at a site that are not removed, each with its job."""
         for job in list(self.jobs.values()):
             for ticket in job.tickets:
-                if ticket.site == site and not ticket.is_swept:
+                if ticket.site == site and not ticket.is_removed:
                     yield job, ticket
 
-    def put_away(self) -> None:
-        """Put away the jobs that are over and of which no site knows anything any more."""
+    def archive_finished(self) -> None:
+        """Archive the jobs that are over and whose tickets are all removed."""
         for job in list(self.jobs.values()):
-            if job.is_over and all(ticket.is_swept for ticket in job.tickets):
-                store.close(self.place, job)
+            if job.is_over and all(ticket.is_removed for ticket in job.tickets):
+                store.archive(self.queue_dir, job)
                 del self.jobs[job.job_id]
 
-    @property
-    def errors(self) -> list[DataError]:
-        """What is wrong with jobs that could not be read."""
-        return self.broken
 
+class SiteActions(NamedTuple):
+    """Actions due at one site. revoke: tickets to withdraw. cancel: Slurm jobs to cancel, id → name.
 
-class Due(NamedTuple):
-    """What a look asks for at its site: tickets to take back, and jobs of Slurm to end, id → name.
-
-    gone: names of tickets that never ran and that Slurm does not know any more. fetch: tickets that have run. lift:
-    those that Slurm began and put back, by their ids, with nodes that were chosen for their first start.
+    remove: names of tickets that never ran and that Slurm does not know. fetch: tickets that have run. release_nodes:
+    jobs that Slurm requeued while constrained to the nodes of their first start, each with its Slurm id.
     """
 
-    take: list[tuple[Job, Ticket]]
-    end: dict[str, str]
-    gone: list[str]
-    fetch: list[tuple[Job, Ticket]]
-    lift: list[tuple[Job, str]]
+    revoke: list[tuple[QueueJob, QueueTicket]]
+    cancel: dict[str, str]
+    remove: list[str]
+    fetch: list[tuple[QueueJob, QueueTicket]]
+    release_nodes: list[tuple[QueueJob, str]]
 
 
-def settle(board: Board, site: str, asked: str, seen: dict[str, Seen], up_since: str = "") -> Due:
-    """Write down what was seen at a site when it was asked at `asked`; returns what is to be done there.
+def reconcile_tickets(
+    state: QueueState, site: str, queried_at: str, tickets: dict[str, TicketState], up_since: str = ""
+) -> SiteActions:
+    """Journal what changed of a site's tickets and return the actions due there.
 
-    up_since: since when it has answered without a break, as journals write times.
+    queried_at: when the site was queried. up_since: since when the site has answered without a gap, as RFC 3339.
     """
-    due = Due([], {}, [], [], [])
-    now = timestamps.now()
-    for job, ticket in board.tickets(site):
+    actions = SiteActions([], {}, [], [], [])
+    now = timestamps.now_rfc3339()
+    for job, ticket in state.tickets(site):
         # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
-        if not asked <= ticket.placed <= now:
-            _settle(board, job, ticket, seen.get(ticket.name, Seen(ABSENT)), due, up_since)
-    return due
+        if not queried_at <= ticket.submitted_at <= now:
+            _reconcile_ticket(state, job, ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since)
+    return actions
 
 
-def _settle(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due, up_since: str) -> None:
+def _reconcile_ticket(
+    state: QueueState, job: QueueJob, ticket: QueueTicket, seen: TicketState, actions: SiteActions, up_since: str
+) -> None:
     # Only who is in slurmctld's own list waits or runs, whatever accounting was told last.
     is_known = seen.job is not None or seen.is_over
-    may_run = grant.may_run(seen.leave)
+    may_run = grant.is_granted(seen.grant)
     if ticket.is_live and (is_known or not may_run):
         # First of all: a tick that is killed behind this must not leave the mark for the site's next silence.
-        job = board.found(job, ticket)
+        job = state.clear_lost(job, ticket)
     if ticket.state == "void":
         if not is_known or seen.is_over:
-            board.note(job, What.SWEPT, ticket.n)
-            due.gone.extend([] if may_run else [ticket.name])  # what one left that ran all the same is not ours to end
+            state.append_entry(job, EntryKind.SWEPT, ticket.number)
+            actions.remove.extend(
+                [] if may_run else [ticket.name]
+            )  # what one left that ran all the same is not ours to end
         else:
-            due.end[seen.job_id] = ticket.name
+            actions.cancel[seen.job_id] = ticket.name
     elif ticket.state == "over":
-        due.fetch.append((job, ticket))
+        actions.fetch.append((job, ticket))
     elif ticket.state == "taken":
-        due.take.append((job, ticket))
+        actions.revoke.append((job, ticket))
     elif may_run and seen.is_over:
         code = 0 if seen.state == "COMPLETED" else seen.exit_code
-        job = board.note(
-            job, What.ENDED, ticket.n, state=seen.state, exit_code=code, slurm_id=seen.job_id, began=_began(seen)
+        job = state.append_entry(
+            job,
+            EntryKind.ENDED,
+            ticket.number,
+            state=seen.state,
+            exit_code=code,
+            slurm_id=seen.job_id,
+            started_at=_started_at(seen),
         )
-        due.fetch.append((job, ticket))
-    elif seen.state == "CANCELLED" and not seen.leave and ticket.state == "waiting":
-        why = f"somebody cancelled it at {ticket.site}"
-        job = board.note(job, What.ENDED, ticket.n, state=seen.state, why=why, slurm_id=seen.job_id)
-        due.fetch.append((job, ticket))
-    elif not may_run and (seen.is_over or not is_known or seen.leave == grant.NO):
+        actions.fetch.append((job, ticket))
+    elif seen.state == "CANCELLED" and not seen.grant and ticket.state == "waiting":
+        reason = f"somebody cancelled it at {ticket.site}"
+        job = state.append_entry(
+            job, EntryKind.ENDED, ticket.number, state=seen.state, reason=reason, slurm_id=seen.job_id
+        )
+        actions.fetch.append((job, ticket))
+    elif not may_run and (seen.is_over or not is_known or seen.grant == grant.REVOKED):
         # It is certain to have done nothing, and its word makes certain that it never will.
-        due.take.append((job, ticket))
+        actions.revoke.append((job, ticket))
     elif is_known:
-        _advance(board, job, ticket, seen, due)
-    elif not ticket.unknown or ticket.doubt != seen.state:
-        why = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
-        board.note(job, What.UNKNOWN, ticket.n, slurm_id=seen.job_id, state=seen.state, why=why)
-    elif seen.state == FORGOTTEN and _age_s(max(ticket.unknown, up_since)) > ORPHAN_S:
+        _record_progress(state, job, ticket, seen, actions)
+    elif not ticket.unknown_since or ticket.doubt_reason != seen.state:
+        reason = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
+        state.append_entry(job, EntryKind.UNKNOWN, ticket.number, slurm_id=seen.job_id, state=seen.state, reason=reason)
+    elif seen.state == FORGOTTEN and _age_s(max(ticket.unknown_since, up_since)) > ORPHAN_AFTER_S:
         # slurmctld came back without its latest jobs, and has ended what nodes still ran of them. Without accounting it
         # may as well have run to its end, and nobody remembers: then it is for people to say.
-        board.note(job, What.VOID, ticket.n, why=f"{ticket.site} forgot it while it ran")
+        state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"{ticket.site} forgot it while it ran")
 
 
-def _advance(board: Board, job: Job, ticket: Ticket, seen: Seen, due: Due) -> None:
-    """A ticket that Slurm knows and that is not over: how far it has come."""
-    if seen.state == "PENDING" and grant.may_run(seen.leave) and job.asked.request.topology != "none":
-        due.lift.append((job, seen.job_id))
+def _record_progress(
+    state: QueueState, job: QueueJob, ticket: QueueTicket, seen: TicketState, actions: SiteActions
+) -> None:
+    """Journal the progress of a ticket that Slurm knows and that is not over."""
+    if seen.state == "PENDING" and grant.is_granted(seen.grant) and job.request.request.topology != "none":
+        actions.release_nodes.append((job, seen.job_id))
     if ticket.state == "intended":
-        job = board.note(job, What.SUBMITTED, ticket.n, slurm_id=seen.job_id)
-    if (ticket.state != "started" or ticket.unknown) and (seen.state != "PENDING" or grant.may_run(seen.leave)):
-        board.note(job, What.STARTED, ticket.n, slurm_id=seen.job_id, began=_began(seen))
+        job = state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=seen.job_id)
+    if (ticket.state != "started" or ticket.unknown_since) and (
+        seen.state != "PENDING" or grant.is_granted(seen.grant)
+    ):
+        state.append_entry(job, EntryKind.STARTED, ticket.number, slurm_id=seen.job_id, started_at=_started_at(seen))
 
 
-def _began(seen: Seen) -> str:
+def _started_at(seen: TicketState) -> str:
     return seen.job.start if seen.job else ""
 
 

@@ -1,4 +1,4 @@
-"""What people see of the queue: a row a job, a row a site, and why a job waits."""
+"""The rows that `list` and `watch` show: one a job, with why it waits, and one a site."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import msgspec
 from pitools.core.errors import DataError, PitError
 from pitools.core.fs import write_atomic
 from pitools.core.record import Record
-from pitools.place.dispatch.journal import Job, Ticket
-from pitools.place.dispatch.reconcile import Board
-from pitools.place.types import Pool
+from pitools.place.dispatch.journal import QueueJob, QueueTicket
+from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.types import PoolState
 from pitools.run import run_folder
 
-JOB_COLUMNS = ("job_id", "state", "pool", "run", "why")
-SITE_COLUMNS = ("site", "state", "units", "free", "waiting", "ours_running", "ours_waiting", "why")
+JOB_COLUMNS = ("job_id", "state", "pool", "run", "reason")
+SITE_COLUMNS = ("site", "state", "units", "free", "waiting", "ours_running", "ours_waiting", "reason")
 
 
-class SiteRow(Record, frozen=True, kw_only=True, tag="pit.place-site/1"):
-    """A site as the last tick saw it. state: `up`, or `dark` since then. units, free: over its partitions.
+class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/1"):
+    """A site as of the last tick. state: `up`, or `unreachable` since then. units, free: over its partitions.
 
-    waiting: units that others wait for. ours_running, ours_waiting: jobs.
+    waiting: units that others' pending jobs request. ours_running, ours_waiting: jobs.
     """
 
     site: str
@@ -36,31 +36,30 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.place-site/1"):
     waiting: int = 0
     ours_running: int = 0
     ours_waiting: int = 0
-    why: str = ""
+    reason: str = ""
 
 
-class Sites(Record, frozen=True, kw_only=True, tag="pit.place-sites/1"):
-    """What the last tick saw, and when. broken: what is wrong with jobs that cannot be read.
+class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status/1"):
+    """The sites as of the last tick. broken: errors of jobs that cannot be read.
 
-    unfit: job id → what speaks against each partition of the sites that answered, where something does of all.
+    unfit: job id → why no partition of the sites that answered fits.
     """
 
-    t: str
-    sites: tuple[SiteRow, ...]
+    ticked_at: str
+    sites: tuple[SiteStatusRow, ...]
     broken: tuple[str, ...] = ()
     unfit: dict[str, str] = {}
 
     @property
-    def dark(self) -> dict[str, SiteRow]:
+    def unreachable(self) -> dict[str, SiteStatusRow]:
         """The sites that do not answer."""
-        return {row.site: row for row in self.sites if row.state == "dark"}
+        return {row.site: row for row in self.sites if row.state == "unreachable"}
 
 
-class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
+class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
     """One job of the queue. state: queued, ticketed, in-doubt, running, done, failed or withdrawn.
 
-    pool: where it runs, or where its first ticket waits. run, slurm_id: what it is called there. exit_code: of one that
-    ended.
+    pool: where the job runs or waits. run, slurm_id: its run id and Slurm id there. exit_code: of an ended job.
     """
 
     job_id: str
@@ -71,128 +70,136 @@ class JobRow(Record, frozen=True, kw_only=True, tag="pit.place-job/1"):
     owner: str
     tier: str
     submitted: str
-    why: str
+    reason: str
     exit_code: int | None = None
     run: str = ""
 
 
-class Ticked(NamedTuple):
-    """What a tick left: every job that is not put away, the sites, and what went wrong, by site.
+class TickResult(NamedTuple):
+    """The result of a tick: the jobs that are not archived, the sites, and errors by site.
 
-    is_deaf: sites were asked, and at each of them something went wrong.
+    all_unreachable: sites were queried and all of them failed.
     """
 
-    jobs: list[JobRow]
-    sites: Sites
+    jobs: list[QueueJobRow]
+    sites: DispatchStatus
     faults: dict[str, PitError]
-    is_deaf: bool = False
+    all_unreachable: bool = False
 
 
-def sites(place: Path) -> Sites:
-    """What the last tick saw; nothing where a loss of power damaged its record: the next tick writes it anew."""
+def read_site_status(queue_dir: Path) -> DispatchStatus:
+    """Return the status that the last tick wrote; an empty one where the file is missing or damaged."""
     with contextlib.suppress(DataError):
-        if seen := run_folder.read(place / "sites.json", Sites):
+        if seen := run_folder.read_record(queue_dir / "sites.json", DispatchStatus):
             return seen
-    return Sites(t="", sites=())
+    return DispatchStatus(ticked_at="", sites=())
 
 
-def write(
-    place: Path,
-    board: Board,
-    asked: str,
-    pools: Mapping[str, Pool],
+def write_status(
+    queue_dir: Path,
+    queue: QueueState,
+    queried_at: str,
+    pools: Mapping[str, PoolState],
     faults: Mapping[str, PitError],
     answered: Collection[str],
     unfit: Mapping[str, str],
-) -> Ticked:
-    """Keep what this tick saw, for `list` and `watch`, and for the next tick to know since when a site is dark.
+) -> TickResult:
+    """Write this tick's status for `list` and `watch` and for the next tick, and return its result.
 
-    answered: the sites that did when they were asked at `asked`, whatever went wrong there afterwards. A site that was
-    not asked is as it was seen last. unfit: as in Sites.
+    answered: sites that answered the query at `queried_at`. The row of a site that was not queried stays as before.
+    unfit: as in DispatchStatus.
     """
-    before = {row.site: row for row in sites(place).sites}
-    names = {job_site for job in board.jobs.values() for job_site in job.asked.sites}
-    names |= {ticket.site for job in board.jobs.values() for ticket in job.live}
-    running, waiting = _ours(board)
+    previous = {row.site: row for row in read_site_status(queue_dir).sites}
+    names = {job_site for job in queue.jobs.values() for job_site in job.request.sites}
+    names |= {ticket.site for job in queue.jobs.values() for ticket in job.live}
+    running, waiting = _own_counts(queue)
     rows = []
     for name in sorted(names):
-        old = before.get(name)
+        old = previous.get(name)
         if name not in answered and name not in faults:
             if old:
                 rows.append(msgspec.structs.replace(old, ours_running=running[name], ours_waiting=waiting[name]))
             continue
-        state = "dark" if name in faults else "up"
-        since = old.since if old and old.state == state and not (state == "dark" and name in answered) else asked
-        mine = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
-        row = SiteRow(site=name, state=state, since=since)
+        state = "unreachable" if name in faults else "up"
+        since = (
+            old.since
+            if old and old.state == state and not (state == "unreachable" and name in answered)
+            else queried_at
+        )
+        own_pools = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
+        row = SiteStatusRow(site=name, state=state, since=since)
         # Partitions of one site mostly share its nodes: the largest stands for it. Else it is as last seen.
-        if mine:
-            top = max(mine, key=lambda pool: pool.units)
-            row = msgspec.structs.replace(row, units=top.units, free=top.free, waiting=top.waiting)
+        if own_pools:
+            largest = max(own_pools, key=lambda pool: pool.units)
+            row = msgspec.structs.replace(row, units=largest.units, free=largest.free, waiting=largest.others_pending)
         elif old:
             row = msgspec.structs.replace(old, state=state, since=since)
-        why = ""
+        reason = ""
         if error := faults.get(name):
-            why = error.what if error.where == name else str(error)
-        rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], why=why))
-    seen = Sites(t=asked, sites=tuple(rows), broken=tuple(str(error) for error in board.errors), unfit=dict(unfit))
-    write_atomic(place / "sites.json", msgspec.json.encode(seen) + b"\n", mode=0o600, durable=False)
-    is_deaf = bool(faults) and faults.keys() >= set(answered)
-    return Ticked([row_of(job, seen) for job in board.jobs.values()], seen, dict(faults), is_deaf)
+            reason = error.message if error.where == name else str(error)
+        rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], reason=reason))
+    status = DispatchStatus(
+        ticked_at=queried_at, sites=tuple(rows), broken=tuple(str(error) for error in queue.errors), unfit=dict(unfit)
+    )
+    write_atomic(queue_dir / "sites.json", msgspec.json.encode(status) + b"\n", mode=0o600, durable=False)
+    all_unreachable = bool(faults) and faults.keys() >= set(answered)
+    return TickResult([job_row(job, status) for job in queue.jobs.values()], status, dict(faults), all_unreachable)
 
 
-def _ours(board: Board) -> tuple[Counter[str], Counter[str]]:
-    live = [ticket for job in board.jobs.values() for ticket in job.live]
+def _own_counts(queue: QueueState) -> tuple[Counter[str], Counter[str]]:
+    live = [ticket for job in queue.jobs.values() for ticket in job.live]
     running = Counter(ticket.site for ticket in live if ticket.is_running)
     return running, Counter(ticket.site for ticket in live if not ticket.is_running)
 
 
-def row_of(job: Job, seen: Sites) -> JobRow:
-    """The job as a row, with why it is where it is."""
+def job_row(job: QueueJob, status: DispatchStatus) -> QueueJobRow:
+    """Return the row of a job."""
     ticket = next((one for one in job.tickets if one.is_running or one.state == "over"), None)
     ticket = ticket or next(iter(job.live), None)
-    doubtful = [one for one in job.live if one.site in seen.dark or one.unknown]
+    doubtful = [one for one in job.live if one.site in status.unreachable or one.unknown_since]
     state: str = job.state
     if doubtful and not job.is_over and (state != "running" or doubtful[0].is_running):
         state = "in-doubt"
-    return JobRow(
+    return QueueJobRow(
         job_id=job.job_id,
         state=state,
         pool=ticket.pool if ticket else "",
         slurm_id=ticket.slurm_id if ticket else "",
         tickets=len(job.live),
-        owner=job.asked.owner,
-        tier=job.asked.tier,
-        submitted=job.asked.submitted,
-        why=_why(job, ticket, doubtful, seen),
-        exit_code=job.end.exit_code if job.end else None,
+        owner=job.request.owner,
+        tier=job.request.tier,
+        submitted=job.request.submitted,
+        reason=_reason(job, ticket, doubtful, status),
+        exit_code=job.end_entry.exit_code if job.end_entry else None,
         run=ticket.name if ticket else "",
     )
 
 
-def _why(job: Job, ticket: Ticket | None, doubtful: list[Ticket], seen: Sites) -> str:
-    dark = seen.dark
-    if job.end:
-        said = job.end.why or ("" if job.state == "done" else job.end.state.lower())
+def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicket], status: DispatchStatus) -> str:
+    unreachable = status.unreachable
+    if job.end_entry:
+        text = job.end_entry.reason or ("" if job.state == "done" else job.end_entry.state.lower())
         if job.state == "failed" and ticket:
-            said = f"{said}, exit code {job.end.exit_code}: pit launch logs {ticket.name} --site {ticket.site}"
-        return said
+            text = f"{text}, exit code {job.end_entry.exit_code}: pit launch logs {ticket.name} --site {ticket.site}"
+        return text
     if doubtful:
         site = doubtful[0].site
-        if site not in dark:
-            return doubtful[0].why
+        if site not in unreachable:
+            return doubtful[0].reason
         what = "runs" if doubtful[0].is_running else "may start or have started"
-        return f"{what} at {site}, which is silent since {dark[site].since}: it waits for the answer"
+        return f"{what} at {site}, which is unreachable since {unreachable[site].since}"
     if job.is_cancelled:
         return "being withdrawn"
     if ticket:
-        return ticket.why
-    if seen.t < job.asked.submitted:
-        return "nobody has looked at it yet: pit place tick, or watch"
-    if dark.keys() >= set(job.asked.sites):
-        return f"every site that it may use is silent; {dark[job.asked.sites[0]].why}"
-    if job.job_id in seen.unfit:
-        return f"it fits nowhere now: {seen.unfit[job.job_id]}"
+        return ticket.reason
+    if status.ticked_at < job.request.submitted:
+        return "no tick has run since it was queued; run: pit place tick, or pit place watch"
+    if unreachable.keys() >= set(job.request.sites):
+        return f"all its sites are unreachable: {unreachable[job.request.sites[0]].reason}"
+    if job.job_id in status.unfit:
+        return f"it fits nowhere now: {status.unfit[job.job_id]}"
     return (
-        f"refused: {job.refusals[-1].why}" if job.refusals else "no site has room for it yet (pit place plan --explain)"
+        f"refused: {job.refusals[-1].reason}"
+        if job.refusals
+        else "no site has room for it yet (pit place plan --explain)"
     )

@@ -1,7 +1,7 @@
-"""One tick: look at every site, write down what was seen, take tickets back, decide, submit.
+"""One tick: query every site, journal what changed, withdraw tickets, decide, submit.
 
-It may be killed anywhere: what it was about to do stands in the jobs' journals, and the next tick looks for it first.
-A site that is silent, or refuses, stops nothing at the others.
+A tick may be killed anywhere: its intents are in the jobs' journals, and the next tick resolves them first. A site that
+is unreachable, or refuses, does not stop the others.
 """
 
 from __future__ import annotations
@@ -11,209 +11,224 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pitools.core import timestamps
 from pitools.core.errors import PitError
-from pitools.launch.tickets.ticket_state import Seen
-from pitools.place.clusters.parallel import Answer, Asking, fault
-from pitools.place.clusters.snapshot import Snapshot
-from pitools.place.clusters.snapshot import read as read_snapshot
+from pitools.place.clusters.parallel import SiteAnswer, SitePoller, site_error
+from pitools.place.clusters.snapshot import read_snapshot as read_snapshot
 from pitools.place.dispatch import planner, status, store, tickets
-from pitools.place.dispatch.journal import Job, Ticket, What
-from pitools.place.dispatch.reconcile import Board, Due, settle
-from pitools.place.dispatch.wait_log import Foretelling
-from pitools.place.types import Place, Withdraw
-from pitools.site.load import load
+from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
+from pitools.place.dispatch.reconcile import QueueState, SiteActions, reconcile_tickets
+from pitools.place.dispatch.wait_log import WaitRecorder
+from pitools.place.types import Submit, Withdraw
+from pitools.site.load import load_site
 from pitools.site.schema import Site
 
-LOOK_S = 20.0  # for the looks at all sites together
+QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
 MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
-ACT_S = 60.0  # for what is done at all sites together
+ACTION_TIMEOUT_S = 60.0  # for the actions at all sites together
 FAILOVER_S = 120.0
-QUEUED = ("intended", "waiting", "taken")
-D = TypeVar("D", Place, Withdraw)
+QUEUED_STATES = ("intended", "waiting", "taken")
+D = TypeVar("D", Submit, Withdraw)
 
 
-class Look(NamedTuple):
-    """What one site said: its tickets, and the site as a whole where that was wanted."""
+class Dispatcher:
+    """Runs ticks over one queue. Its memory between ticks is a cache only."""
 
-    seen: dict[str, Seen]
-    snapshot: Snapshot | None
+    def __init__(self, queue_dir: Path, decide: planner.Decide) -> None:
+        self.queue_dir = queue_dir
+        self._poller: SitePoller[planner.SiteReply] = SitePoller()
+        self._planner = planner.Planner(decide, queue_dir)
 
-
-class Ticker:
-    """Ticks over one queue. Keeps between ticks only what would be found again without it."""
-
-    def __init__(self, place: Path, decide: planner.Decide) -> None:
-        self.place = place
-        self._asking: Asking[Look] = Asking()
-        self._decider = planner.Decider(decide, place)
-
-    def tick(self) -> status.Ticked | None:
-        """Tick once; None where another tick is at work. Raises ClusterError for a queue that cannot be written."""
-        with store.locked(self.place) as is_ours:
+    def tick(self) -> status.TickResult | None:
+        """Tick once; None while another tick holds the lock. Raises ClusterError for a queue that cannot be written."""
+        with store.tick_lock(self.queue_dir) as is_ours:
             return self._tick() if is_ours else None
 
-    def _tick(self) -> status.Ticked:
-        board = Board(self.place)
-        sites, faults = self._sites(board)
-        asked = timestamps.now()
-        answers = self._asking.ask({name: self._question(board, site) for name, site in sites.items()}, LOOK_S)
-        looks = {name: one.said for name, one in answers.items() if isinstance(one.said, Look)}
-        faults |= {name: one.said for name, one in answers.items() if isinstance(one.said, PitError)}
-        rows = {row.site: row for row in status.sites(self.place).sites}
-        due = {
-            name: settle(board, name, _text(answers[name]), look.seen, _up_since(rows.get(name), asked))
-            for name, look in looks.items()
+    def _tick(self) -> status.TickResult:
+        state = QueueState(self.queue_dir)
+        sites, faults = self._load_sites(state)
+        queried_at = timestamps.now_rfc3339()
+        answers = self._poller.query(
+            {name: self._make_query(state, site) for name, site in sites.items()}, QUERY_TIMEOUT_S
+        )
+        replies = {name: one.value for name, one in answers.items() if isinstance(one.value, planner.SiteReply)}
+        faults |= {name: one.value for name, one in answers.items() if isinstance(one.value, PitError)}
+        rows = {row.site: row for row in status.read_site_status(self.queue_dir).sites}
+        actions = {
+            name: reconcile_tickets(
+                state, name, _queried_at(answers[name]), look.tickets, _answering_since(rows.get(name), queried_at)
+            )
+            for name, look in replies.items()
         }
         # Since when each is silent that was silent before; what goes wrong from here on is no silence.
-        silent = {name: row.since if (row := rows.get(name)) and row.state == "dark" else asked for name in faults}
-        self._clear(board, sites, due, faults)
-        self._take_back(board, sites, due, silent, faults)
-        world = self._decider.see(board, sites, {name: look for name, look in looks.items() if name not in faults})
-        self._do(board, sites, world, planner.Wanted([], self._decider.moves(board, world)), faults)
-        self._do(board, sites, world, self._decider.decide(board, world), faults)
-        _cancelled(board)
-        board.put_away()
-        store.prune(self.place)
-        return status.write(self.place, board, asked, world.pools, faults, looks, self._decider.unfit(board))
+        unreachable_since = {
+            name: row.since if (row := rows.get(name)) and row.state == "unreachable" else queried_at for name in faults
+        }
+        self._collect_and_remove(state, sites, actions, faults)
+        self._revoke(state, sites, actions, unreachable_since, faults)
+        view = self._planner.build_view(
+            state, sites, {name: look for name, look in replies.items() if name not in faults}
+        )
+        self._apply(state, sites, view, planner.Decisions([], self._planner.migrations(state, view)), faults)
+        self._apply(state, sites, view, self._planner.decide(state, view), faults)
+        _finish_cancelled(state)
+        state.archive_finished()
+        store.prune_archive(self.queue_dir)
+        return status.write_status(
+            self.queue_dir, state, queried_at, view.pools, faults, replies, self._planner.unfit(state)
+        )
 
-    def _sites(self, board: Board) -> tuple[dict[str, Site], dict[str, PitError]]:
-        """The sites that this tick has to do with."""
+    def _load_sites(self, state: QueueState) -> tuple[dict[str, Site], dict[str, PitError]]:
+        """Return the sites of open jobs and tickets, and the errors of those that cannot be loaded."""
         sites: dict[str, Site] = {}
         faults: dict[str, PitError] = {}
-        for job in board.jobs.values():
-            names = {ticket.site for ticket in job.tickets if not ticket.is_swept}
+        for job in state.jobs.values():
+            names = {ticket.site for ticket in job.tickets if not ticket.is_removed}
             if not job.is_over and not any(ticket.is_running for ticket in job.tickets):
-                names.update(job.asked.sites)
+                names.update(job.request.sites)
             for name in names - sites.keys() - faults.keys():
                 try:
-                    sites[name] = load(name)
+                    sites[name] = load_site(name)
                 except PitError as error:
                     faults[name] = error
         return sites, faults
 
-    def _question(self, board: Board, site: Site) -> Callable[[float], Look]:
-        names = [ticket.name for _, ticket in board.tickets(site.name)]
-        waiting = any(planner.is_open(job) and site.name in job.asked.sites for job in board.jobs.values())
+    def _make_query(self, state: QueueState, site: Site) -> Callable[[float], planner.SiteReply]:
+        names = [ticket.name for _, ticket in state.tickets(site.name)]
+        needs_snapshot = any(
+            planner.is_undecided(job) and site.name in job.request.sites for job in state.jobs.values()
+        )
 
-        def look(left_s: float) -> Look:
-            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if waiting else None
-            return Look(tickets.hands(site).state(site, names) if names else {}, snapshot)
+        def look(left_s: float) -> planner.SiteReply:
+            snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if needs_snapshot else None
+            return planner.SiteReply(tickets.backend(site).ticket_states(site, names) if names else {}, snapshot)
 
         return look
 
-    def _clear(
-        self, board: Board, sites: Mapping[str, Site], due: Mapping[str, Due], faults: dict[str, PitError]
-    ) -> None:
-        """Bring home what has ended, clear away what never began, and leave no nodes chosen for what begins anew."""
-
-        def act(name: str) -> None:
-            tickets.fetch(board, sites[name], due[name].fetch)
-            if due[name].gone:
-                tickets.hands(sites[name]).forget(sites[name], due[name].gone)
-            tickets.lift(sites[name], due[name].lift)
-
-        _each([name for name, one in due.items() if one.fetch or one.gone or one.lift], act, faults)
-
-    def _take_back(
+    def _collect_and_remove(
         self,
-        board: Board,
+        state: QueueState,
         sites: Mapping[str, Site],
-        due: Mapping[str, Due],
-        silent: Mapping[str, str],
+        actions: Mapping[str, SiteActions],
         faults: dict[str, PitError],
     ) -> None:
-        """Take back what its site asked for, and what nobody wants any more; end what is in the way."""
-        _give_up_lost(board, silent)
-        take = {name: list(one.take) for name, one in due.items()}
-        ends = {name: dict(one.end) for name, one in due.items()}
-        known = {(job.job_id, ticket.n) for pairs in take.values() for job, ticket in pairs}
-        for job in board.jobs.values():
-            for ticket in [*_unwanted(job), *_stranded(job, silent)]:
-                if (job.job_id, ticket.n) not in known and ticket.site in sites:
-                    take.setdefault(ticket.site, []).append((job, ticket))
-            if job.is_cancelled:
-                for ticket in job.live:
-                    if ticket.is_running and ticket.slurm_id and ticket.site in due:
-                        ends.setdefault(ticket.site, {})[ticket.slurm_id] = ticket.name
+        """Fetch ended runs, remove the folders of tickets that never ran, release the nodes of requeued jobs."""
 
         def act(name: str) -> None:
-            tickets.take_back(board, sites[name], take.get(name, ()))
-            tickets.end(sites[name], ends.get(name, {}))
+            tickets.fetch_runs(state, sites[name], actions[name].fetch)
+            if actions[name].remove:
+                tickets.backend(sites[name]).remove_ticket_dirs(sites[name], actions[name].remove)
+            tickets.release_nodes(sites[name], actions[name].release_nodes)
 
-        _each(take.keys() | ends.keys(), act, faults)
+        _at_each_site(
+            [name for name, one in actions.items() if one.fetch or one.remove or one.release_nodes], act, faults
+        )
 
-    def _do(
+    def _revoke(
         self,
-        board: Board,
+        state: QueueState,
         sites: Mapping[str, Site],
-        world: planner.World,
-        wanted: planner.Wanted,
+        actions: Mapping[str, SiteActions],
+        unreachable_since: Mapping[str, str],
+        faults: dict[str, PitError],
+    ) -> None:
+        """Revoke and cancel the tickets that the replies, cancelled jobs and unreachable sites call for."""
+        _apply_lost_marks(state, unreachable_since)
+        to_revoke = {name: list(one.revoke) for name, one in actions.items()}
+        to_cancel = {name: dict(one.cancel) for name, one in actions.items()}
+        known = {(job.job_id, ticket.number) for pairs in to_revoke.values() for job, ticket in pairs}
+        for job in state.jobs.values():
+            for ticket in [*_unwanted_tickets(job), *_stranded_tickets(job, unreachable_since)]:
+                if (job.job_id, ticket.number) not in known and ticket.site in sites:
+                    to_revoke.setdefault(ticket.site, []).append((job, ticket))
+            if job.is_cancelled:
+                for ticket in job.live:
+                    if ticket.is_running and ticket.slurm_id and ticket.site in actions:
+                        to_cancel.setdefault(ticket.site, {})[ticket.slurm_id] = ticket.name
+
+        def act(name: str) -> None:
+            tickets.revoke_tickets(state, sites[name], to_revoke.get(name, ()))
+            tickets.cancel_jobs(sites[name], to_cancel.get(name, {}))
+
+        _at_each_site(to_revoke.keys() | to_cancel.keys(), act, faults)
+
+    def _apply(
+        self,
+        state: QueueState,
+        sites: Mapping[str, Site],
+        view: planner.ClusterView,
+        decisions: planner.Decisions,
         faults: dict[str, PitError],
     ) -> None:
         """Carry out the decisions."""
-        deadline = time.monotonic() + ACT_S
-        places = _by_site(wanted.places)
-        back = _by_site(wanted.withdrawals)
-        told = Foretelling(world.pools, lambda job_id: self._decider.options(board.jobs[job_id], world))
-        if places:
-            told.waiting(list(board.jobs.values()))
+        deadline = time.monotonic() + ACTION_TIMEOUT_S
+        submits = _by_site(decisions.submits)
+        withdrawals = _by_site(decisions.withdrawals)
+        recorder = WaitRecorder(view.pools, lambda job_id: self._planner.options(state.jobs[job_id], view))
+        if submits:
+            recorder.add_waiting(list(state.jobs.values()))
 
         def act(name: str) -> None:
             pairs = [
                 (job, ticket)
-                for one in back.get(name, ())
-                if (job := board.jobs[one.job_id])
+                for one in withdrawals.get(name, ())
+                if (job := state.jobs[one.job_id])
                 for ticket in job.live
                 if ticket.pool == one.pool and not ticket.is_running
             ]
-            tickets.take_back(board, sites[name], pairs)
-            tickets.place(board, sites[name], places.get(name, ()), deadline=deadline, placed=told.placed)
+            tickets.revoke_tickets(state, sites[name], pairs)
+            tickets.submit_all(
+                state, sites[name], submits.get(name, ()), deadline=deadline, on_submitted=recorder.record_submission
+            )
 
-        _each([name for name in places.keys() | back.keys() if name not in faults], act, faults)
+        _at_each_site([name for name in submits.keys() | withdrawals.keys() if name not in faults], act, faults)
 
 
-def _unwanted(job: Job) -> list[Ticket]:
-    """Tickets of a job that must not run any more, and do not yet."""
+def _unwanted_tickets(job: QueueJob) -> list[QueueTicket]:
+    """Return the tickets of a cancelled job that have not started."""
     return [ticket for ticket in job.live if job.is_cancelled and not ticket.is_running]
 
 
-def _stranded(job: Job, silent: Mapping[str, str]) -> list[Ticket]:
-    """Tickets that wait where Slurm has been silent for long, of a job that may go elsewhere. silent: site → since.
+def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> list[QueueTicket]:
+    """Return the tickets queued where Slurm is unreachable for FAILOVER_S, of a job that may go elsewhere.
 
-    Where only Slurm is silent they can be taken back all the same; else they stay in doubt.
+    Where only Slurm is unreachable they can be revoked; else they stay in doubt. unreachable_since: site → time.
     """
-    long_ago = timestamps.text(datetime.fromisoformat(timestamps.now()) - timedelta(seconds=FAILOVER_S))
-    if job.is_over or not set(job.asked.sites) - silent.keys():
+    limit = timestamps.to_rfc3339(datetime.fromisoformat(timestamps.now_rfc3339()) - timedelta(seconds=FAILOVER_S))
+    if job.is_over or not set(job.request.sites) - unreachable_since.keys():
         return []
     # Where one was placed the site had answered, whatever of that was written down.
-    return [one for one in job.live if one.state in QUEUED and max(silent.get(one.site, "Z"), one.placed) < long_ago]
+    return [
+        one
+        for one in job.live
+        if one.state in QUEUED_STATES and max(unreachable_since.get(one.site, "Z"), one.submitted_at) < limit
+    ]
 
 
-def _up_since(row: status.SiteRow | None, asked: str) -> str:
-    """Since when a site that answered at `asked` has done so without a break. row: as the tick before left it."""
+def _answering_since(row: status.SiteStatusRow | None, asked: str) -> str:
+    """Return since when a site that answered at `asked` is up. row: of the previous tick."""
     return row.since if row and row.state == "up" else asked
 
 
-def _give_up_lost(board: Board, silent: Collection[str]) -> None:
-    """Believe who answers for it that a ticket of which its site says nothing will not run."""
-    for job in list(board.jobs.values()):
+def _apply_lost_marks(state: QueueState, unreachable: Collection[str]) -> None:
+    """Void the tickets declared lost whose site is unreachable or does not know them."""
+    for job in list(state.jobs.values()):
         for ticket in job.live:
-            if ticket.n in job.lost and (ticket.site in silent or ticket.unknown):
-                board.note(job, What.VOID, ticket.n, why=f"given up as lost at {ticket.site}")
+            if ticket.number in job.declared_lost and (ticket.site in unreachable or ticket.unknown_since):
+                state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"given up as lost at {ticket.site}")
 
 
-def _cancelled(board: Board) -> None:
-    """Jobs that somebody wanted withdrawn and that have no ticket left are over."""
-    for job in list(board.jobs.values()):
+def _finish_cancelled(state: QueueState) -> None:
+    """End the cancelled jobs that have no live ticket."""
+    for job in list(state.jobs.values()):
         if job.is_cancelled and not job.is_over and not job.live:
-            board.note(job, What.CANCELLED)
+            state.append_entry(job, EntryKind.CANCELLED)
 
 
-def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
-    """Act at several sites at once; what goes wrong at one, whatever it is, is noted as its fault."""
+def _at_each_site(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
+    """Call `act` for several sites in parallel; any error is recorded as that site's fault."""
     names = sorted(sites)
     if not names:
         return
@@ -221,8 +236,8 @@ def _each(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, Pi
     def guarded(name: str) -> tuple[str, PitError | None]:
         try:
             act(name)
-        except Exception as error:  # noqa: BLE001 - what was begun stands in the journals, and is looked for
-            return name, fault(name, error)
+        except Exception as error:  # noqa: BLE001 - the journals hold what was begun; the next tick resolves it
+            return name, site_error(name, error)
         return name, None
 
     with ThreadPoolExecutor(len(names)) as pool:
@@ -236,6 +251,6 @@ def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:
     return found
 
 
-def _text(answer: Answer[Look]) -> str:
-    """When a site was asked, as journals write times."""
-    return timestamps.text(datetime.fromtimestamp(answer.asked_s, UTC))
+def _queried_at(answer: SiteAnswer[planner.SiteReply]) -> str:
+    """Return when a site was queried, as RFC 3339."""
+    return timestamps.to_rfc3339(datetime.fromtimestamp(answer.queried_s, UTC))

@@ -1,7 +1,7 @@
-"""What a tick does at one site: take tickets back, and place new ones. Each act is safe to repeat.
+"""Carry out a tick's actions at one site: withdraw tickets and submit new ones. Each action is safe to repeat.
 
-Every intent is in the job's journal before the act. What is not certain to have gone well is left as it is written
-there: the next tick looks first.
+Each intent is in the job's journal before the action. An uncertain outcome is left as journalled: the next tick
+queries first.
 """
 
 from __future__ import annotations
@@ -15,117 +15,130 @@ from typing import Protocol
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
-from pitools.launch.tickets.ticket_state import Seen
+from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.dispatch import options, wait_log
-from pitools.place.dispatch.journal import Job, Ticket, What
-from pitools.place.dispatch.reconcile import Board
-from pitools.place.types import Place
+from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
+from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.types import Submit
 from pitools.run.run_folder import JobRef
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.slurm.errors import Unanswered
+from pitools.slurm.errors import OutcomeUnknown
 
-MOST = 32  # submissions to one site in one tick
-
-
-class Hands(Protocol):
-    """What can be done with the tickets of a site: see launch/tickets/shared_fs.py."""
-
-    def submit(self, plan: Plan, site: Site, *, name: str) -> JobRef: ...  # noqa: D102
-    def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]: ...  # noqa: D102
-    def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
-    def cancel(self, site: Site, jobs: Mapping[str, str]) -> None: ...  # noqa: D102
-    def forget(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
+MAX_SUBMISSIONS_PER_TICK = 32  # submissions to one site in one tick
 
 
-def hands(site: Site) -> Hands:
-    """Those of a site on this machine's own network, or of one that is far."""
-    return remote if site.reach.kind == "ssh" else shared_fs
+class SiteBackend(Protocol):
+    """The operations on a site's tickets; see launch/tickets/shared_fs.py."""
+
+    def submit_ticket(self, plan: Plan, site: Site, *, name: str) -> JobRef: ...  # noqa: D102
+    def ticket_states(self, site: Site, names: Sequence[str]) -> dict[str, TicketState]: ...  # noqa: D102
+    def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
+    def cancel_tickets(self, site: Site, jobs: Mapping[str, str]) -> None: ...  # noqa: D102
+    def remove_ticket_dirs(self, site: Site, names: Sequence[str]) -> None: ...  # noqa: D102
 
 
-def fetch(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
-    """Bring what these tickets' runs have left to tell into the jobs' folders. Raises Unreachable."""
-    for job, ticket in due:
-        why = ""
+def backend(site: Site) -> SiteBackend:
+    """Return the backend of a site: over ssh, or over a shared file system."""
+    return remote if site.connection.kind == "ssh" else shared_fs
+
+
+def fetch_runs(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, QueueTicket]]) -> None:
+    """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable."""
+    for job, ticket in tickets:
+        reason = ""
         try:
-            if site.reach.kind == "ssh":
-                remote.fetch(site, ticket.name, Path(job.path) / "run")
+            if site.connection.kind == "ssh":
+                remote.fetch_run(site, ticket.name, Path(job.path) / "run")
         except (ClusterError, DataError) as error:
-            why = f"its logs stay at {site.name}: {error}"
-        board.note(job, What.SWEPT, ticket.n, why=why)
+            reason = f"its logs stay at {site.name}: {error}"
+        state.append_entry(job, EntryKind.SWEPT, ticket.number, reason=reason)
 
 
-def take_back(board: Board, site: Site, due: Sequence[tuple[Job, Ticket]]) -> None:
-    """Make sure that these tickets never run, then take them out of the site's queue.
+def revoke_tickets(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, QueueTicket]]) -> None:
+    """Revoke the grants of these tickets, then cancel them in the site's queue.
 
-    One that has leave already stays, and is the job's. Raises Unreachable, with all as it was written before.
+    A ticket whose grant is claimed already stays, and is the job's. Raises Unreachable; the next tick repeats it.
     """
-    if not due:
+    if not tickets:
         return
-    for job, ticket in due:
+    for job, ticket in tickets:
         if ticket.state != "taken":
-            board.note(job, What.WITHDRAW, ticket.n)
-    taken = hands(site).take_back(site, [ticket.name for _, ticket in due])
-    for job, ticket in due:
-        if taken[ticket.name]:
-            board.note(job, What.VOID, ticket.n)
+            state.append_entry(job, EntryKind.WITHDRAW, ticket.number)
+    revoked = backend(site).revoke(site, [ticket.name for _, ticket in tickets])
+    for job, ticket in tickets:
+        if revoked[ticket.name]:
+            state.append_entry(job, EntryKind.VOID, ticket.number)
         else:
-            board.note(job, What.STARTED, ticket.n, why="it had begun already")
+            state.append_entry(job, EntryKind.STARTED, ticket.number, reason="it had begun already")
     # Out of the queue as well; if that fails now, the next tick finds it void and yet in the queue.
-    end(site, {ticket.slurm_id: ticket.name for _, ticket in due if taken[ticket.name] and ticket.slurm_id})
+    cancel_jobs(
+        site, {ticket.slurm_id: ticket.name for _, ticket in tickets if revoked[ticket.name] and ticket.slurm_id}
+    )
 
 
-def end(site: Site, jobs: Mapping[str, str]) -> None:
-    """End tickets' jobs, id → name. Safe to repeat."""
+def cancel_jobs(site: Site, jobs: Mapping[str, str]) -> None:
+    """Cancel tickets' Slurm jobs, id → name. Safe to repeat."""
     if jobs:
-        hands(site).cancel(site, jobs)
+        backend(site).cancel_tickets(site, jobs)
 
 
-def lift(site: Site, due: Sequence[tuple[Job, str]]) -> None:
-    """Let tickets, (job, id in Slurm), start wherever they fit. Safe to repeat. Raises Unreachable."""
-    for job, slurm_id in due:
+def release_nodes(site: Site, tickets: Sequence[tuple[QueueJob, str]]) -> None:
+    """Remove the node constraint of tickets, (job, Slurm id). Safe to repeat. Raises Unreachable."""
+    for job, slurm_id in tickets:
         with contextlib.suppress(ClusterError):  # it has started meanwhile
-            wanted = job.asked.request
+            wanted = job.request.request
             client(site).update(slurm_id, exclude=wanted.exclude, nodelist=wanted.nodelist)
 
 
-def place(
-    board: Board, site: Site, decisions: Sequence[Place], *, deadline: float, placed: Callable[[Place, str], None]
+def submit_all(
+    state: QueueState,
+    site: Site,
+    decisions: Sequence[Submit],
+    *,
+    deadline: float,
+    on_submitted: Callable[[Submit, str], None],
 ) -> None:
-    """Submit what was decided, in its order, until MOST or the deadline (time.monotonic). Raises Unreachable.
+    """Submit decided tickets in order, up to MAX_SUBMISSIONS_PER_TICK or the deadline. Raises Unreachable.
 
-    placed: is told of each that is in the queue, and its ticket's name.
+    deadline: of time.monotonic(). on_submitted: called with each decision carried out and its ticket's name.
     """
-    for decision in decisions[:MOST]:
+    for decision in decisions[:MAX_SUBMISSIONS_PER_TICK]:
         if time.monotonic() > deadline:
             return
-        job = board.jobs[decision.job_id]
+        job = state.jobs[decision.job_id]
         partition = decision.pool.partition("/")[2]
         try:
-            planned = options.plan(job, site, partition)
+            planned = options.make_job_plan(job, site, partition)
         except (ConfigError, DataError, UsageError) as error:
-            board.note(job, What.REFUSED, pool=decision.pool, why=str(error))
+            state.append_entry(job, EntryKind.REFUSED, pool=decision.pool, reason=str(error))
             continue
-        if name := _submit(board, site, job, decision, planned):
-            placed(decision, name)
+        if name := _submit(state, site, job, decision, planned):
+            on_submitted(decision, name)
 
 
-def _submit(board: Board, site: Site, job: Job, decision: Place, plan: Plan) -> str:
-    """The name of the ticket; "" where it was refused."""
-    job, ticket = board.intend(job.job_id, decision.pool, decision.why)
+def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan: Plan) -> str:
+    """Submit one ticket and return its name; "" where it was refused."""
+    job, ticket = state.record_intent(job.job_id, decision.pool, decision.reason)
     try:
-        ref = hands(site).submit(plan, site, name=ticket.name)
-    except Unanswered:
+        ref = backend(site).submit_ticket(plan, site, name=ticket.name)
+    except OutcomeUnknown:
         raise
     except PitError as error:
-        # Slurm says that it has not got it. Should that be wrong, the job finds that it has no leave.
-        hands(site).take_back(site, [ticket.name])
+        # Slurm answered that it has no such job. Should that be wrong, the job finds its grant revoked.
+        backend(site).revoke(site, [ticket.name])
         is_refused = isinstance(error, (ClusterError, ConfigError, DataError, UsageError))
-        board.note(job, What.REFUSED if is_refused else What.VOID, ticket.n, pool=decision.pool, why=str(error))
+        state.append_entry(
+            job,
+            EntryKind.REFUSED if is_refused else EntryKind.VOID,
+            ticket.number,
+            pool=decision.pool,
+            reason=str(error),
+        )
         if not is_refused:
             raise
         return ""
-    board.note(job, What.SUBMITTED, ticket.n, slurm_id=ref.job_id)
-    if isinstance(ref, remote.Sent) and ref.data_bytes:
-        wait_log.moved(site.name, ref.data_bytes, ref.data_s)
+    state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=ref.job_id)
+    if isinstance(ref, remote.RemoteJobRef) and ref.data_bytes:
+        wait_log.record_site_transfer(site.name, ref.data_bytes, ref.data_s)
     return ticket.name

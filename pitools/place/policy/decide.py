@@ -6,74 +6,76 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from pitools.place.policy.capacity import Rooms
-from pitools.place.policy.job_table import Columns, able
-from pitools.place.policy.migration import moves
-from pitools.place.policy.params import Policy
-from pitools.place.policy.priority import Line, line
-from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
+from pitools.place.policy.capacity import PoolCapacity
+from pitools.place.policy.job_table import JobTableBuilder, runnable
+from pitools.place.policy.migration import withdrawals
+from pitools.place.policy.params import PolicyParams
+from pitools.place.policy.priority import PriorityOrder, prioritize
+from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
 
 
 def decide(
     now_s: float,
-    jobs: Sequence[Job],
-    pools: Mapping[str, Pool],
+    jobs: Sequence[PendingJob],
+    pools: Mapping[str, PoolState],
     tickets: Sequence[Ticket],
-    policy: Policy,
-    columns: Columns | None = None,
-) -> list[Place | Withdraw]:
+    policy: PolicyParams,
+    builder: JobTableBuilder | None = None,
+) -> list[Submit | Withdraw]:
     """What to do now. Pure: the same arguments give the same decisions, in an order that is safe to stop anywhere.
 
     jobs: every job of ours that has not started; tickets: every one that waits. A job with a ticket gets no other, and
     one whose ticket is withdrawn is placed in a later decision, when the ticket is known to be gone. Nothing is asked
-    of a dark pool. `Pool.running` holds ends by time limit, as Slurm tells them. columns: a memory for whoever
+    of a dark pool. `Pool.running` holds ends by time limit, as Slurm tells them. builder: a memory for whoever
     decides often; it changes nothing but the time needed.
     """
-    rooms = Rooms(now_s, pools, policy.used)
+    rooms = PoolCapacity(now_s, pools, policy.limit_usage)
     if not jobs or not rooms.names:
         return []
     ours = {job.job_id: job for job in jobs}
     column = {name: number for number, name in enumerate(rooms.names)}
     queued = sorted(
-        (ticket for ticket in tickets if ticket.pool in column), key=lambda t: (t.placed_s, t.job_id, t.pool)
+        (ticket for ticket in tickets if ticket.pool in column), key=lambda t: (t.submitted_s, t.job_id, t.pool)
     )
     asked = {
         (job_id, option.pool): (float(option.units), option.limit_s)
         for job_id in {ticket.job_id for ticket in tickets} & ours.keys()
         for option in ours[job_id].options
     }
-    rooms.queued([(column[t.pool], *asked.get((t.job_id, t.pool), (0.0, 0.0))) for t in queued])
-    back = moves(now_s, ours, rooms, queued, policy)
+    rooms.reserve_for([(column[t.pool], *asked.get((t.job_id, t.pool), (0.0, 0.0))) for t in queued])
+    back = withdrawals(now_s, ours, rooms, queued, policy)
     bound = {ticket.job_id for ticket in tickets}
     unbound = [job for job in jobs if job.job_id not in bound]
-    loose, table = able(unbound, (columns or Columns()).table(unbound, rooms.names))
+    loose, table = runnable(unbound, (builder or JobTableBuilder()).build(unbound, rooms.names))
     if not loose:
         return list(back)
-    found = line(now_s, table, rooms, policy)
-    placing = _Placing(loose, found, rooms, policy)
-    placing.serve()
+    found = prioritize(now_s, table, rooms, policy)
+    placing = _Decision(loose, found, rooms, policy)
+    placing.run()
     return [*back, *placing.placed]
 
 
-class _Placing:
+class _Decision:
     """Jobs get tickets, the first in line first; each changes what there is for the next."""
 
-    def __init__(self, jobs: Sequence[Job], found: Line, rooms: Rooms, policy: Policy) -> None:
+    def __init__(
+        self, jobs: Sequence[PendingJob], order: PriorityOrder, rooms: PoolCapacity, policy: PolicyParams
+    ) -> None:
         import numpy as np
 
-        self.jobs, self.line, self.rooms, self.policy = jobs, found, rooms, policy
-        self.placed: list[Place] = []
+        self.jobs, self.line, self.rooms, self.policy = jobs, order, rooms, policy
+        self.placed: list[Submit] = []
         self.open = np.ones(len(jobs), dtype=bool)  # not yet looked at in vain
-        self.fits = np.zeros(found.will.shape, dtype=bool)
+        self.fits = np.zeros(order.start_pool.shape, dtype=bool)
         self.reserved = 0
         for pool in range(len(rooms.names)):
             self._refresh(pool)
 
-    def serve(self) -> None:
+    def run(self) -> None:
         """Until nobody can start. Whoever is before the first who can, and cannot, keeps room or waits in a queue."""
         import numpy as np
 
-        old, old_left = self.line.old, self.policy.old_tickets - sum(self.rooms.waiting)
+        old, old_left = self.line.is_starving, self.policy.starvation_tickets - sum(self.rooms.waiting)
         while True:
             can = self.fits.any(axis=1) & self.open
             next_up = int(can.argmax()) if can.any() else len(self.jobs)
@@ -83,7 +85,7 @@ class _Placing:
                 row = int(stuck[0])
                 self.open[row] = False
                 if old[row]:
-                    old_left -= self._wait(row)
+                    old_left -= self._queue_starving(row)
                 else:
                     self._reserve(row)
             elif next_up < len(self.jobs):
@@ -97,26 +99,26 @@ class _Placing:
 
         pool = int(np.argmin(np.where(self.fits[row], self.line.takes_s[row], inf)))
         self.open[row] = False
-        self._place(row, pool, "starts now")
-        self.rooms.take(pool, float(self.line.table.units[row, pool]), self._end_s(pool)[row])
+        self._submit(row, pool, "starts now")
+        self.rooms.start_job(pool, float(self.line.table.units[row, pool]), self._end_s(pool)[row])
         self._refresh(pool)
 
     def _reserve(self, row: int) -> None:
         """Keep a pool from filling up before a job that would run there."""
         bare = [pool for pool, waiting in enumerate(self.rooms.waiting) if not waiting]
-        bare = [p for p in bare if self.rooms.shadow_s[p] == inf and self.rooms.is_open(p, self._asks(row, p)[2])]
+        bare = [p for p in bare if self.rooms.shadow_s[p] == inf and self.rooms.is_open(p, self._demand(row, p)[2])]
         found = [pool for pool in self._sorted(row) if pool in bare]
         if found:
             self.rooms.reserve(found[0], float(self.line.table.units[row, found[0]]))
             self._refresh(found[0])
         self.reserved += bool(found) if bare else self.policy.reserve
 
-    def _wait(self, row: int) -> bool:
+    def _queue_starving(self, row: int) -> bool:
         """Put an old job into a queue, where Slurm keeps its place; tells whether there was one."""
-        found = [p for p in self._sorted(row) if self.rooms.waiting[p] < self.rooms.pools[p].tickets]
+        found = [p for p in self._sorted(row) if self.rooms.waiting[p] < self.rooms.pools[p].max_pending]
         if found:
-            self._place(row, found[0], "it is old: waits there for its turn")
-            self.rooms.queued([self._asks(row, found[0])])
+            self._submit(row, found[0], "it is old: waits there for its turn")
+            self.rooms.reserve_for([self._demand(row, found[0])])
             self._refresh(found[0])
         return bool(found)
 
@@ -136,11 +138,11 @@ class _Placing:
         table, now_s = self.line.table, self.rooms.now_s
         admitted = self.rooms.admits(pool, table.units[:, pool], self._end_s(pool))
         open_ = self.rooms.opens_s(pool, np.full(len(self.jobs), now_s), table.limit_s[:, pool]) == now_s
-        self.fits[:, pool] = self.line.will[:, pool] & admitted & open_
+        self.fits[:, pool] = self.line.start_pool[:, pool] & admitted & open_
 
-    def _asks(self, row: int, pool: int) -> tuple[int, float, float]:
+    def _demand(self, row: int, pool: int) -> tuple[int, float, float]:
         return pool, float(self.line.table.units[row, pool]), float(self.line.table.limit_s[row, pool])
 
-    def _place(self, row: int, pool: int, why: str) -> None:
+    def _submit(self, row: int, pool: int, why: str) -> None:
         job = self.jobs[int(self.line.index[row])]
-        self.placed.append(Place(job_id=job.job_id, pool=self.rooms.names[pool], why=why))
+        self.placed.append(Submit(job_id=job.job_id, pool=self.rooms.names[pool], reason=why))

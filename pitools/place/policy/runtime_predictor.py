@@ -24,7 +24,7 @@ PRIOR_JOBS = 10.0  # with so many jobs of its own, a histogram counts as much as
 MEMORY_JOBS = 1000.0  # so many jobs a histogram remembers; older ones fade
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a job before it runs.
 
     limit_s: the time limit it was submitted with. units: GPUs, or nodes. kind: jobs of one kind run alike: owner and
@@ -36,8 +36,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
 
 
-class Predictor:
-    """Run times from `ended` jobs, in the order in which they ended."""
+class RuntimePredictor:
+    """Run times from `add_run` jobs, in the order in which they ended."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -50,13 +50,13 @@ class Predictor:
         self.prior: Histogram = 0.5 ** np.arange(1.0, BINS + 1.0)
         self.prior /= self.prior.sum()
 
-    def ended(self, job: Known, run_s: float) -> None:
+    def add_run(self, job: JobFeatures, run_s: float) -> None:
         """Learn from a job that ran so long, whatever made it end."""
         import numpy as np
 
         used = min(max(run_s / job.limit_s, 1e-9), 1.0)
         at = min(int(-log2(used)), BINS - 1)
-        for key in _keys(job):
+        for key in _similarity_keys(job):
             counts = self.counts.get(key)
             if counts is None:
                 counts = self.counts[key] = np.zeros(BINS)
@@ -64,14 +64,14 @@ class Predictor:
                 counts *= 1.0 - 1.0 / MEMORY_JOBS
             counts[at] += 1.0
 
-    def mean_s(self, job: Known) -> float:
+    def mean_s(self, job: JobFeatures) -> float:
         """The mean run time, as this job's limit and kind have it; never above its limit."""
         return job.limit_s * float(self._shares(job) @ self.middles)
 
-    def _shares(self, job: Known) -> Histogram:
+    def _shares(self, job: JobFeatures) -> Histogram:
         """What share of such jobs ended in each bin."""
         shares = self.prior
-        for key in _keys(job):
+        for key in _similarity_keys(job):
             counts = self.counts.get(key)
             if counts is None:
                 break
@@ -79,7 +79,7 @@ class Predictor:
         return shares
 
 
-def _keys(job: Known) -> Iterator[Hashable]:
+def _similarity_keys(job: JobFeatures) -> Iterator[Hashable]:
     """From wide to narrow."""
     yield ()
     limit = round(log2(job.limit_s))

@@ -12,10 +12,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pitools.place.simulate.node_allocator import Packing
+    from pitools.place.simulate.node_allocator import NodeAllocator
 
 # (-tier, number in order of submission, job, units, limit in s)
-Entry = tuple[int, int, int, int, float]
+QueueEntry = tuple[int, int, int, int, float]
 
 
 class Backfill:
@@ -44,19 +44,19 @@ class Backfill:
     )
 
     def __init__(
-        self, units: int, depth: int, closed: Iterable[tuple[float, float]] = (), packing: Packing | None = None
+        self, units: int, depth: int, closed: Iterable[tuple[float, float]] = (), packing: NodeAllocator | None = None
     ) -> None:
         self.units = self.free = units
         self.depth, self.packing = depth, packing
         self.closed = sorted(closed)
         self.running: list[tuple[float, int, int]] = []
-        self.queue: list[Entry] = []
-        self.fresh: list[Entry] = []
+        self.queue: list[QueueEntry] = []
+        self.fresh: list[QueueEntry] = []
         self.is_stale = False
         self.shadow, self.spare = inf, 0
         self.version = 0
 
-    def put(self, entry: Entry) -> None:
+    def enqueue(self, entry: QueueEntry) -> None:
         """A job joins the queue."""
         place = bisect_left(self.queue, entry)
         if place < len(self.queue):
@@ -65,7 +65,7 @@ class Backfill:
         if place < self.depth:
             self.fresh.append(entry)
 
-    def withdraw(self, entry: Entry) -> None:
+    def withdraw(self, entry: QueueEntry) -> None:
         """A job leaves the queue unstarted."""
         self.version += 1
         place = bisect_left(self.queue, entry)
@@ -75,47 +75,47 @@ class Backfill:
         if entry in self.fresh:
             self.fresh.remove(entry)
 
-    def run(self, job: int, units: int, limit_end_s: float) -> None:
+    def hold(self, job: int, units: int, limit_end_s: float) -> None:
         """A job holds units from now on."""
         self.version += 1
         self.free -= units
         insort(self.running, (limit_end_s, job, units))
 
-    def end(self, job: int, units: int, limit_end_s: float) -> None:
+    def release(self, job: int, units: int, limit_end_s: float) -> None:
         """A job gives its units back."""
         self.version += 1
         del self.running[bisect_left(self.running, (limit_end_s, job, units))]
         self.free += units
         self.is_stale = True
 
-    def startable(self, now_s: float) -> list[Entry]:
+    def startable(self, now_s: float) -> list[QueueEntry]:
         """Entries that start now, already out of the queue and holding their units.
 
         As long as no unit was given back, the shadow stands and those who did not fit cannot fit: only entries that
         came since the last call are looked at.
         """
-        started: list[Entry] = []
+        started: list[QueueEntry] = []
         while self.is_stale or self.fresh:
             is_whole, fresh, self.fresh = self.is_stale, sorted(self.fresh), []
             self.is_stale = False
             if not self.queue:
                 break
             if is_whole or self.queue[0] is fresh[0]:
-                begun = self._firsts(now_s)
+                begun = self._start_head(now_s)
                 fresh = self.queue[1 : self.depth]
             else:
                 begun = []
-            begun += self._others(now_s, fresh)
+            begun += self._backfill(now_s, fresh)
             if begun and len(self.queue) >= self.depth:
                 self.is_stale = True  # others have moved up to where they are looked at
             started += begun
         return started
 
-    def _firsts(self, now_s: float) -> list[Entry]:
+    def _start_head(self, now_s: float) -> list[QueueEntry]:
         """The entries at the head that fit; sets the shadow of the one that does not."""
-        started: list[Entry] = []
+        started: list[QueueEntry] = []
         for entry in self.queue:
-            if entry[3] > self.free or not self._may(entry, now_s):
+            if entry[3] > self.free or not self._is_allowed(entry, now_s):
                 break
             self._start(entry, now_s)
             started.append(entry)
@@ -124,16 +124,16 @@ class Backfill:
             self._reserve(now_s, self.queue[0])
         return started
 
-    def _others(self, now_s: float, entries: Iterable[Entry]) -> list[Entry]:
+    def _backfill(self, now_s: float, entries: Iterable[QueueEntry]) -> list[QueueEntry]:
         """Those of the entries that may pass the first one, in order."""
-        started: list[Entry] = []
+        started: list[QueueEntry] = []
         free, shadow, is_plain = self.free, self.shadow, not self.closed and not self.packing
         for entry in entries:
             units = entry[3]
             if units > free:
                 continue
             beside = now_s + entry[4] > shadow
-            if (beside and units > self.spare) or not (is_plain or self._may(entry, now_s)):
+            if (beside and units > self.spare) or not (is_plain or self._is_allowed(entry, now_s)):
                 continue
             if beside:
                 self.spare -= units
@@ -146,18 +146,18 @@ class Backfill:
             del self.queue[bisect_left(self.queue, entry)]
         return started
 
-    def _may(self, entry: Entry, now_s: float) -> bool:
+    def _is_allowed(self, entry: QueueEntry, now_s: float) -> bool:
         """Whether nodes and windows allow what units do."""
-        if self.packing and not self.packing.holds(entry[3]):
+        if self.packing and not self.packing.fits_now(entry[3]):
             return False
-        return not self.closed or self.opens(now_s, entry[4]) <= now_s
+        return not self.closed or self.opens_s(now_s, entry[4]) <= now_s
 
-    def _start(self, entry: Entry, now_s: float) -> None:
+    def _start(self, entry: QueueEntry, now_s: float) -> None:
         if self.packing:
-            self.packing.take(entry[2], entry[3])
-        self.run(entry[2], entry[3], now_s + entry[4])
+            self.packing.allocate(entry[2], entry[3])
+        self.hold(entry[2], entry[3], now_s + entry[4])
 
-    def _reserve(self, now_s: float, entry: Entry) -> None:
+    def _reserve(self, now_s: float, entry: QueueEntry) -> None:
         room, self.shadow, self.spare = self.free, now_s, self.free - entry[3]
         if room < entry[3]:
             for end_s, _, units in self.running:
@@ -166,11 +166,11 @@ class Backfill:
                 room += units
                 self.shadow = end_s
             self.spare = room - entry[3]
-        opens_s = self.opens(self.shadow, entry[4])
+        opens_s = self.opens_s(self.shadow, entry[4])
         if opens_s > self.shadow:
             self.shadow, self.spare = opens_s, self.units - entry[3]
 
-    def opens(self, start_s: float, limit_s: float) -> float:
+    def opens_s(self, start_s: float, limit_s: float) -> float:
         """The first moment from start_s on at which a job of this limit does not reach into a closed window."""
         for from_s, to_s in self.closed:
             if start_s < to_s and start_s + limit_s > from_s:

@@ -24,20 +24,20 @@ from heapq import heappop, heappush
 from math import ceil, inf, nan
 from typing import NamedTuple
 
-from pitools.place.policy.runtime_predictor import Predictor
+from pitools.place.policy.runtime_predictor import RuntimePredictor
 from pitools.place.simulate import baselines
-from pitools.place.simulate.backfill import Backfill, Entry
-from pitools.place.simulate.model import Result, Scenario, SimPool, Spans, Trace
-from pitools.place.simulate.node_allocator import Packing
-from pitools.place.simulate.policy_adapter import Decide, View
+from pitools.place.simulate.backfill import Backfill, QueueEntry
+from pitools.place.simulate.model import AttemptSpans, Result, Scenario, SimPool, Trace
+from pitools.place.simulate.node_allocator import NodeAllocator
+from pitools.place.simulate.policy_adapter import DecideFunction, PolicyAdapter
 from pitools.place.simulate.workload import Workload
 from pitools.place.types import Withdraw
 
 
-class Event(NamedTuple):
+class SimEvent(NamedTuple):
     """An attempt ends, well or not; or, for a job below 0, a node comes back or a window is over."""
 
-    at_s: float
+    time_s: float
     number: int
     job: int
     pool: int
@@ -50,11 +50,11 @@ class Event(NamedTuple):
 def simulate(
     trace: Trace,
     scenario: Scenario,
-    policy: str | Decide,
+    policy: str | DecideFunction,
     *,
     name: str = "",
     tick_s: float = 60.0,
-    predictor: Predictor | None = None,
+    predictor: RuntimePredictor | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Result:
     """Replay a trace. policy: a binder's name (`binders.NAMES`), or a function that decides.
@@ -64,38 +64,38 @@ def simulate(
     something changed (0: at each event). predictor: learns from what ends, and gives an option's run_s when the job
     arrives; without one it is the limit. advance: called with the number of jobs that are done with. Deterministic.
     """
-    return Engine(trace, scenario, policy, name, tick_s, predictor, advance).replay()
+    return Simulator(trace, scenario, policy, name, tick_s, predictor, advance).replay()
 
 
-class Engine:
+class Simulator:
     """One replay."""
 
     def __init__(
         self,
         trace: Trace,
         scenario: Scenario,
-        policy: str | Decide,
+        policy: str | DecideFunction,
         name: str,
         tick_s: float,
-        predictor: Predictor | None,
+        predictor: RuntimePredictor | None,
         advance: Callable[[int], object],
     ) -> None:
         self.trace, self.scenario, self.tick_s, self.advance = trace, scenario, tick_s, advance
         self.work = Workload(trace, scenario)
-        self.bind = baselines.binder(policy, scenario) if isinstance(policy, str) else None
+        self.bind = baselines.make_baseline(policy, scenario) if isinstance(policy, str) else None
         self.decide = None if isinstance(policy, str) else policy
         self.name = name or (policy if isinstance(policy, str) else "ours")
-        self.sites = [_site(pool, scenario) for pool in scenario.pools]
-        self.view = View(trace, self.work, predictor)
-        self.tickets: list[dict[int, Entry]] = [{} for _ in scenario.pools]
+        self.sites = [_make_pool(pool, scenario) for pool in scenario.pools]
+        self.view = PolicyAdapter(trace, self.work, predictor)
+        self.tickets: list[dict[int, QueueEntry]] = [{} for _ in scenario.pools]
         self.waiting: set[int] = set()
         self.attempts: dict[int, int] = {}
         self.start_s, self.end_s = array("d", [nan]) * len(trace), array("d", [nan]) * len(trace)
         self.pool = array("i", [-1]) * len(trace)
-        self.spans = Spans(
+        self.spans = AttemptSpans(
             job=array("i"), pool=array("i"), gpus=array("i"), leaves=array("i"), start_s=array("d"), end_s=array("d")
         )
-        self.events: list[Event] = []
+        self.events: list[SimEvent] = []
         self.number = self.decides = self.placed = self.withdrawn = self.refused = 0
         self.next_tick = inf
         self.touched: set[int] = set()
@@ -104,18 +104,18 @@ class Engine:
         """Run to the end."""
         submit, arrived = self.work.submit_s, 0
         for pool, described in enumerate(self.scenario.pools):
-            for _, to_s in (*described.closed, *described.dark):
+            for _, to_s in (*described.maintenance_windows, *described.unreachable_windows):
                 self._push(to_s, -1, pool, 0, 0.0)
         while True:
             arrives = submit[arrived] if arrived < len(submit) else inf
-            now = min(arrives, self.events[0].at_s if self.events else inf, self.next_tick)
+            now = min(arrives, self.events[0].time_s if self.events else inf, self.next_tick)
             if now == inf:
                 break
-            while self.events and self.events[0].at_s == now:
-                self._happened(heappop(self.events), now)
-            self._pass(now)
+            while self.events and self.events[0].time_s == now:
+                self._handle(heappop(self.events), now)
+            self._start_jobs(now)
             while arrived < len(submit) and submit[arrived] == now:
-                self._submitted(now, arrived)
+                self._handle_arrival(now, arrived)
                 arrived += 1
             if self.decide and self.waiting and self.next_tick == inf:
                 self.next_tick = ceil(now / self.tick_s) * self.tick_s if self.tick_s else now
@@ -133,74 +133,74 @@ class Engine:
             tier=self.work.tier,
             limit_s=self.work.limit_s,
             spans=self.spans,
-            decides=self.decides,
+            decisions=self.decides,
             placed=self.placed,
             withdrawn=self.withdrawn,
             refused=self.refused,
-            left=len(self.waiting),
+            starved=len(self.waiting),
         )
 
     def _push(
         self, at_s: float, job: int, pool: int, units: int, limit_end_s: float, span: int = -1, is_failure: bool = False
     ) -> None:
         self.number += 1
-        heappush(self.events, Event(at_s, self.number, job, pool, units, limit_end_s, span, is_failure))
+        heappush(self.events, SimEvent(at_s, self.number, job, pool, units, limit_end_s, span, is_failure))
 
-    def _happened(self, event: Event, now: float) -> None:
+    def _handle(self, event: SimEvent, now: float) -> None:
         site, job = self.sites[event.pool], event.job
         self.touched.add(event.pool)
         if not event.units:  # a window is over
             site.is_stale = True
             return
-        site.end(job, event.units, event.limit_end_s)
+        site.release(job, event.units, event.limit_end_s)
         if event.is_failure:
-            self._failed(event, now)
+            self._handle_failure(event, now)
         if site.packing:
-            site.packing.give(job)
+            site.packing.release(job)
         if job < 0:
             return
         if event.is_failure:
-            self._submitted(now, job)
+            self._handle_arrival(now, job)
         else:
             self.end_s[job] = now
-            self.view.ended(job)
+            self.view.add_end(job)
             self.advance(1)
 
-    def _failed(self, event: Event, now: float) -> None:
+    def _handle_failure(self, event: SimEvent, now: float) -> None:
         """A node of the job is away for a while, and the job has less to run."""
         site, leaves = self.sites[event.pool], self.spans.leaves[event.span]
-        self.work.lost(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
+        self.work.lose_work(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
         back_s = now + self.scenario.failures.repair_s
         away = -2 - event.span  # a name of its own below 0
         units = min(event.units, self.scenario.pools[event.pool].per_node)
         if site.packing:
-            units = site.packing.keep(event.job, away)
-        site.run(away, units, back_s)
+            units = site.packing.transfer(event.job, away)
+        site.hold(away, units, back_s)
         self._push(back_s, away, event.pool, units, back_s)
 
-    def _submitted(self, now: float, job: int) -> None:
-        fits = [pool for pool in self.work.fits(job) if self._could(job, pool)]
+    def _handle_arrival(self, now: float, job: int) -> None:
+        fits = [pool for pool in self.work.fits(job) if self._is_runnable(job, pool)]
         if not fits:
             self.advance(1)
             return
         self.waiting.add(job)
         if self.bind:
-            open_now = [pool for pool in fits if not self._is_dark(pool, now)]
+            open_now = [pool for pool in fits if not self._is_unreachable(pool, now)]
             for pool in self.bind(baselines.Arrival(now, job, open_now or fits, self.sites, self.work)):
-                self._put(now, job, pool)
-            self._pass(now)
+                self._enqueue(now, job, pool)
+            self._start_jobs(now)
         else:
-            self.view.arrived(job, fits)
+            self.view.add_waiting(job, fits)
 
-    def _could(self, job: int, pool: int) -> bool:
+    def _is_runnable(self, job: int, pool: int) -> bool:
         packing = self.sites[pool].packing
-        return packing is None or packing.could(self.work.units_on(job, pool))
+        return packing is None or packing.fits_empty(self.work.units_on(job, pool))
 
-    def _put(self, now: float, job: int, pool: int) -> None:
+    def _enqueue(self, now: float, job: int, pool: int) -> None:
         assert job not in self.tickets[pool], f"{self.trace.job_id[job]} has a ticket there"
         self.number += 1
         entry = (-self.work.tier[job], self.number, job, self.work.units_on(job, pool), self.work.limit_on(job, pool))
-        self.sites[pool].put(entry)
+        self.sites[pool].enqueue(entry)
         self.tickets[pool][job] = entry
         self.touched.add(pool)
 
@@ -208,15 +208,15 @@ class Engine:
         self.sites[pool].withdraw(self.tickets[pool].pop(job))
         self.touched.add(pool)
 
-    def _is_dark(self, pool: int, now: float) -> bool:
-        return any(from_s <= now < to_s for from_s, to_s in self.scenario.pools[pool].dark)
+    def _is_unreachable(self, pool: int, now: float) -> bool:
+        return any(from_s <= now < to_s for from_s, to_s in self.scenario.pools[pool].unreachable_windows)
 
-    def _pass(self, now: float) -> None:
+    def _start_jobs(self, now: float) -> None:
         """Each pool whose state changed starts what it can; the siblings of what starts vanish."""
         while self.touched:
             pool = min(self.touched)
             self.touched.discard(pool)
-            if self._is_dark(pool, now):
+            if self._is_unreachable(pool, now):
                 continue
             for entry in self.sites[pool].startable(now):
                 job = entry[2]
@@ -227,22 +227,22 @@ class Engine:
                         self._withdraw(job, other)
                 self._start(entry, pool, now)
 
-    def _start(self, entry: Entry, pool: int, now: float) -> None:
+    def _start(self, entry: QueueEntry, pool: int, now: float) -> None:
         _, _, job, units, limit_s = entry
         site, spans, attempt = self.sites[pool], self.spans, self.attempts.get(job, 0)
-        leaves = site.packing.leaves(job) if site.packing else 0
+        leaves = site.packing.leaf_count(job) if site.packing else 0
         run_s, limit_end_s = self.work.run_on(job, pool, leaves), now + limit_s
         if run_s > limit_s:  # slowed down beyond its limit: as if whoever set the limit had known
             site.running.remove((limit_end_s, job, units))
             site.free += units
             limit_end_s = now + run_s
-            site.run(job, units, limit_end_s)
+            site.hold(job, units, limit_end_s)
         fails_s = self.work.fails_after(job, attempt, units) if self.scenario.failures.per_gpu_day else inf
         ends_s = now + min(run_s, fails_s)
         if not attempt:
             self.start_s[job] = now
         self.attempts[job], self.pool[job] = attempt + 1, pool
-        self.view.started(job)
+        self.view.add_start(job)
         self._push(ends_s, job, pool, units, limit_end_s, len(spans.job), fails_s < run_s)
         for column, value in ((spans.job, job), (spans.pool, pool), (spans.gpus, units), (spans.leaves, leaves)):
             column.append(value)
@@ -254,7 +254,7 @@ class Engine:
         if not self.waiting:
             return
         self.decides += 1
-        is_dark = [self._is_dark(pool, now) for pool in range(len(self.sites))]
+        is_dark = [self._is_unreachable(pool, now) for pool in range(len(self.sites))]
         jobs, tickets = self.view.jobs(), self.view.tickets(self.tickets)
         for move in self.decide(now, jobs, self.view.pools(now, self.sites, is_dark), tickets):
             job, pool = self.view.job_index(move.job_id), self.view.pool_index[move.pool]
@@ -265,11 +265,11 @@ class Engine:
                 self._withdraw(job, pool)
             else:
                 self.placed += 1
-                self.view.placed(job, pool, now)
-                self._put(now, job, pool)
-        self._pass(now)
+                self.view.add_submission(job, pool, now)
+                self._enqueue(now, job, pool)
+        self._start_jobs(now)
 
 
-def _site(pool: SimPool, scenario: Scenario) -> Backfill:
-    packing = Packing(pool, pool.fabric, by_name=scenario.nodes == "by-name") if pool.fabric else None
-    return Backfill(pool.gpus, scenario.depth, pool.closed, packing)
+def _make_pool(pool: SimPool, scenario: Scenario) -> Backfill:
+    packing = NodeAllocator(pool, pool.fabric, by_name=scenario.nodes == "by-name") if pool.fabric else None
+    return Backfill(pool.gpus, scenario.backfill_depth, pool.maintenance_windows, packing)

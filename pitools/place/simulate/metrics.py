@@ -22,13 +22,13 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     """One policy on one trace; of the jobs that were submitted in `window`.
 
     jct: completion time, from submission to end. wait: to the first start; by GPUs asked for, and by tier. slowdown:
-    jct over run time, the run no shorter than 10 s. utilisation: GPU time held over GPU time there was; delivered: the
+    jct over run time, the run no shorter than 10 s. utilisation: GPU time held over GPU time there was; goodput: the
     same, each GPU weighed by its speed, and without what failures lost; both up to the end of the last job for `all`,
     and for a half while its jobs arrive. makespan: from the first submission to the last end. fragmentation: the mean,
     over time, of the share of idle GPUs that lie outside the pool with the most. jain: Jain's index of the owners' mean
     slowdowns (of the jobs', where none has an owner); 1 is fair. leaves: mean leaf switches of jobs of several nodes,
-    0 without a fabric. unplaced: jobs that no pool can hold; left: that the policy left waiting for ever; no other
-    figure counts these. depth: waiting jobs that a scheduler looks at. wall_s: that the replay took.
+    0 without a fabric. unplaced: jobs that no pool can hold; starved: that the policy left waiting for ever; no other
+    figure counts these. backfill_depth: waiting jobs that a scheduler looks at. wall_s: that the replay took.
     """
 
     policy: str
@@ -48,16 +48,16 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     wait_by_tier_s: dict[str, float]
     slowdown: float
     utilisation: float
-    delivered: float
+    goodput: float
     makespan_s: float
     fragmentation: float
     jain: float
     leaves: float
     failures: int
     unplaced: int
-    left: int
-    depth: int
-    decides: int
+    starved: int
+    backfill_depth: int
+    decisions: int
     placed: int
     withdrawn: int
     skipped: int
@@ -65,18 +65,18 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     wall_s: float = 0.0
 
 
-def judge(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
+def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
     """The record of a replay; every job is replayed, whatever the window."""
     import numpy as np
 
     submit, start, end = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
     tier = np.frombuffer(result.tier, np.int32)
     gpus = np.asarray(trace.gpus)
-    ran, inside = np.isfinite(end), during(result, window)
+    ran, inside = np.isfinite(end), in_window(result, window)
     jct, wait, run = (end - submit)[inside], (start - submit)[inside], (end - start)[inside]
     slowdown = np.maximum(1.0, jct / np.maximum(run, SHORT_S))
     quantiles = np.percentile(jct, (50, 95, 99)) if jct.size else np.zeros(3)
-    held, delivered, fragments = _use(result, trace, between(result, window))
+    held, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
     several = np.frombuffer(result.spans.leaves, np.int32)
     several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.per_node for p in result.scenario.pools)]
     return PlaceResult(
@@ -93,20 +93,20 @@ def judge(result: Result, trace: Trace, window: Window = "all", wall_s: float = 
         p99_jct_s=float(quantiles[2]),
         mean_wait_s=_mean(wait),
         max_wait_s=float(wait.max(initial=0.0)),
-        wait_by_gpus_s=_by_size(gpus[inside], wait),
+        wait_by_gpus_s=_wait_by_size(gpus[inside], wait),
         wait_by_tier_s={str(t): _mean(wait[tier[inside] == t]) for t in np.unique(tier[inside])},
         slowdown=_mean(slowdown),
         utilisation=held,
-        delivered=delivered,
+        goodput=delivered,
         makespan_s=float(np.nanmax(end, initial=submit[0]) - submit[0]),
         fragmentation=fragments,
         jain=_jain(slowdown, np.asarray(trace.owner)[inside]),
         leaves=_mean(several),
         failures=len(result.spans.job) - int(ran.sum()),
-        unplaced=int((~ran).sum()) - result.left,
-        left=result.left,
-        depth=result.scenario.depth,
-        decides=result.decides,
+        unplaced=int((~ran).sum()) - result.starved,
+        starved=result.starved,
+        backfill_depth=result.scenario.backfill_depth,
+        decisions=result.decisions,
         placed=result.placed,
         withdrawn=result.withdrawn,
         skipped=trace.skipped,
@@ -115,16 +115,16 @@ def judge(result: Result, trace: Trace, window: Window = "all", wall_s: float = 
     )
 
 
-def during(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def in_window(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """For each job, whether it was submitted in this window, and ran to its end."""
     import numpy as np
 
-    submit, (from_s, to_s) = np.frombuffer(result.submit_s), between(result, window)
+    submit, (from_s, to_s) = np.frombuffer(result.submit_s), window_bounds(result, window)
     inside = (submit >= from_s) & (submit <= to_s if window != "first-half" else submit < to_s)
     return np.isfinite(np.frombuffer(result.end_s)) & inside
 
 
-def between(result: Result, window: str) -> tuple[float, float]:
+def window_bounds(result: Result, window: str) -> tuple[float, float]:
     """From when to when: for `all` to the last end, for a half to its last submission."""
     first, last = result.submit_s[0], result.submit_s[-1]
     middle = (first + last) / 2
@@ -146,7 +146,7 @@ def timeline(result: Result) -> tuple[Floats, Any]:
     return moments[order], np.cumsum(change[order], axis=0)
 
 
-def _use(result: Result, trace: Trace, window_s: tuple[float, float]) -> tuple[float, float, float]:
+def _utilisation(result: Result, trace: Trace, window_s: tuple[float, float]) -> tuple[float, float, float]:
     """Share of GPU time held; of speed-weighted time that was work done; mean share of idle GPUs not in one pool."""
     import numpy as np
 
@@ -180,7 +180,7 @@ def _mean(values: Any) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
-def _by_size(gpus: Any, wait: Any) -> dict[str, float]:
+def _wait_by_size(gpus: Any, wait: Any) -> dict[str, float]:
     found = {}
     for least, most in _CLASSES:
         name = f"{least}+" if most > 10**8 else str(least) if least == most else f"{least}-{most}"

@@ -19,9 +19,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs in order of submission, one list a column.
 
     submit_s: from the trace's start. gpus: what a job holds. run_s: on hardware of speed 1. limit_s: its time limit, 0
-    where the trace has none. owner, title, group: user, job name, and QOS or queue; "" where unknown. guess: somebody's
-    estimate of the run time that was there before the job was, on any scale, 0 where there was none. skipped: rows that
-    were no jobs; idle: jobs that never ran or held no GPU.
+    where the trace has none. owner, title, group: user, job name, and QOS or queue; "" where unknown. predicted_s:
+    somebody's estimate of the run time that was there before the job was, on any scale, 0 where there was none.
+    skipped: rows that were no jobs; idle: jobs that never ran or held no GPU.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     owner: Sequence[str]
     title: Sequence[str]
     group: Sequence[str]
-    guess: Sequence[float]
+    predicted_s: Sequence[float]
     skipped: int = 0
     idle: int = 0
 
@@ -42,22 +42,23 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool to simulate. speed: beside hardware of speed 1. price: of a GPU hour. tickets: the most that wait there.
+    """One pool to simulate. speed: beside hardware of speed 1. price: of a GPU hour. max_pending: the most that wait
+    there.
 
-    fabric: its nodes; then jobs are put on nodes, of `per_node` GPUs each, and not only counted. closed: windows
-    (from, to) in seconds in which nothing runs, known beforehand. dark: windows in which its controller does not
-    answer: what runs goes on, nothing starts.
+    fabric: its nodes; then jobs are put on nodes, of `per_node` GPUs each, and not only counted. maintenance_windows:
+    windows (from, to) in seconds in which nothing runs, known beforehand. unreachable_windows: windows in which its
+    controller does not answer: what runs goes on, nothing starts.
     """
 
     pool: str
     gpus: int
     speed: float = 1.0
     price: float = 0.0
-    tickets: int = 4
+    max_pending: int = 4
     per_node: int = 8
     fabric: Fabric | None = None
-    closed: Windows = ()
-    dark: Windows = ()
+    maintenance_windows: Windows = ()
+    unreachable_windows: Windows = ()
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 4 * HOUR_S
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Time limits where a trace has none: the run time, times a whole number drawn from `factors`, up to a step."""
 
     factors: tuple[int, int] = (1, 10)
@@ -81,18 +82,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Pools and how hard they are used.
 
-    load: arrivals come this much faster than in the trace. seed: of everything drawn. depth: so many waiting jobs each
-    pool's scheduler looks at (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier; tier_shares:
-    tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are chosen, and what
-    each leaf switch above the first adds to a run, as a share.
+    load: arrivals come this much faster than in the trace. seed: of everything drawn. backfill_depth: so many waiting
+    jobs each pool's scheduler looks at (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier;
+    tier_shares: tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are
+    chosen, and what each leaf switch above the first adds to a run, as a share.
     """
 
     name: str
     pools: tuple[SimPool, ...]
     load: float = 1.0
     seed: int = 0
-    depth: int = 500
-    limits: Limits = Limits()
+    backfill_depth: int = 500
+    limits: TimeLimits = TimeLimits()
     tiers: Mapping[str, int] = {}
     tier_shares: Mapping[int, float] = {}
     failures: Failures = Failures()
@@ -100,7 +101,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     extra_leaf: float = 0.0
 
 
-class Spans(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptSpans(msgspec.Struct, frozen=True, kw_only=True):
     """Every attempt of every job, in order of start. job, pool: indices; gpus: held; leaves: 0 without a fabric."""
 
     job: array[int]
@@ -115,9 +116,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What became of every job of the trace, in its order.
 
     submit_s: after the load was applied. start_s: of its first attempt; end_s: of its last; NaN for a job that no pool
-    can hold. pool: of its last attempt, an index in the scenario, or -1. decides: calls of the policy; placed,
-    withdrawn: what it asked for; refused: what could not be done, since a pool was dark. left: jobs that a pool could
-    hold, and that still waited when nothing more happened.
+    can hold. pool: of its last attempt, an index in the scenario, or -1. decisions: calls of the policy; placed,
+    withdrawn: what it asked for; refused: what could not be done, since a pool was dark. starved: jobs that a pool
+    could hold, and that still waited when nothing more happened.
     """
 
     policy: str
@@ -129,9 +130,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     pool: array[int]
     tier: array[int]
     limit_s: array[float]
-    spans: Spans
-    decides: int = 0
+    spans: AttemptSpans
+    decisions: int = 0
     placed: int = 0
     withdrawn: int = 0
     refused: int = 0
-    left: int = 0
+    starved: int = 0

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pitools.core.errors import ClusterError, ConfigError
 from pitools.place.simulate.model import SimPool
 from pitools.topology import fabric_model
-from pitools.topology.choose import choose
+from pitools.topology.choose import select_nodes
 from pitools.topology.fabric_model import Fabric
 
 
-class Packing:
+class NodeAllocator:
     """The nodes of one pool: a job takes part of one node, or whole ones.
 
     by_name: whole nodes are taken in the order of their names, and not chosen by the fabric.
     """
 
     def __init__(self, pool: SimPool, fabric: Fabric, *, by_name: bool = False) -> None:
-        every = fabric_model.nodes(fabric)
+        every = fabric_model.nodes_of(fabric)
         count, rest = divmod(pool.gpus, pool.per_node)
         if rest or count > len(every):
             raise ConfigError(
@@ -28,7 +28,7 @@ class Packing:
             )
         self.fabric, self.per_node, self.by_name = fabric, pool.per_node, by_name
         nodes = every[:count]
-        self.names = sorted(nodes, key=fabric_model.natural)
+        self.names = sorted(nodes, key=fabric_model.natural_sort_key)
         self.leaf = {node: leaf.path[-1] for leaf in fabric.leaves for node in leaf.nodes}
         # by_free[n]: nodes with n free GPUs, in the order in which they came to have so many.
         self.by_free: list[dict[str, None]] = [{} for _ in range(self.per_node)] + [dict.fromkeys(nodes)]
@@ -37,13 +37,15 @@ class Packing:
         self._could: dict[int, bool] = {}
         self._found: tuple[str, ...] = ()  # what was chosen of the nodes as they are
 
-    def could(self, units: int) -> bool:
+    def fits_empty(self, units: int) -> bool:
         """Whether a job of so many units could be put somewhere if nothing else ran: not across unconnected leaves."""
         if units not in self._could:
-            self._could[units] = units <= self.per_node or bool(self._whole(self.names, units // self.per_node))
+            self._could[units] = units <= self.per_node or bool(
+                self._choose_whole_nodes(self.names, units // self.per_node)
+            )
         return self._could[units]
 
-    def holds(self, units: int) -> bool:
+    def fits_now(self, units: int) -> bool:
         """Whether a job of so many units could be put somewhere now."""
         if units <= self.per_node:
             return any(self.by_free[units:])
@@ -51,44 +53,44 @@ class Packing:
         if len(empty) < count:
             return False
         if len(self._found) != count:
-            self._found = self._whole([node for node in self.names if node in empty], count)
+            self._found = self._choose_whole_nodes([node for node in self.names if node in empty], count)
         return len(self._found) == count
 
-    def take(self, job: int, units: int) -> None:
+    def allocate(self, job: int, units: int) -> None:
         """Put a job that it holds on the node that the job fills best, or on whole nodes near each other."""
         if units <= self.per_node:
             nodes: tuple[str, ...] = (next(next(iter(nodes)) for nodes in self.by_free[units:] if nodes),)
         else:
-            assert self.holds(units)
+            assert self.fits_now(units)
             nodes = self._found
         share = min(units, self.per_node)
         for node in nodes:
             self._change(node, -share)
         self.held[job] = share, nodes
 
-    def give(self, job: int) -> None:
+    def release(self, job: int) -> None:
         """A job leaves its nodes."""
         share, nodes = self.held.pop(job)
         for node in nodes:
             self._change(node, share)
 
-    def keep(self, job: int, other: int) -> int:
+    def transfer(self, job: int, other: int) -> int:
         """Of a job that leaves, one node's share passes to another. Returns how much that is."""
         share, nodes = self.held[job]
         self.held[job], self.held[other] = (share, nodes[1:]), (share, nodes[:1])
         return share
 
-    def leaves(self, job: int) -> int:
+    def leaf_count(self, job: int) -> int:
         """The leaf switches that a job's nodes are on."""
         _, nodes = self.held[job]
         return len({self.leaf.get(node, node) for node in nodes})
 
-    def _whole(self, nodes: Sequence[str], count: int) -> tuple[str, ...]:
+    def _choose_whole_nodes(self, nodes: Sequence[str], count: int) -> tuple[str, ...]:
         """So many of these nodes; none where there is no way to connect them."""
         if self.by_name:
             return tuple(nodes[:count])
         try:
-            return choose(self.fabric, nodes, count).nodes
+            return select_nodes(self.fabric, nodes, count).nodes
         except ClusterError:
             return ()
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
-from pitools.place.simulate.metrics import PlaceResult, during, timeline
+from pitools.place.simulate.metrics import PlaceResult, in_window, timeline
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
-_MOMENTS = 500  # of the time axis
+_POINTS = 500  # of the time axis
 
 
-def draw(results: Sequence[Result], judged: Sequence[PlaceResult], path: Path) -> None:
+def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], path: Path) -> None:
     """Draw replays of one trace, and what they were worth, into a PNG.
 
     Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
@@ -34,11 +34,11 @@ def draw(results: Sequence[Result], judged: Sequence[PlaceResult], path: Path) -
     with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
         axes: dict[str, Axes] = figure.subplot_mosaic([["times", "waits"], ["use", "use"]])
-        one = judged[0]
+        one = summaries[0]
         figure.suptitle(f"{one.trace} on {one.scenario}, load x{one.load:g}, {one.jobs} jobs ({one.window})")
-        _times(axes["times"], results, judged)
-        _waits(axes["waits"], judged)
-        _use(axes["use"], results)
+        _times(axes["times"], results, summaries)
+        _waits(axes["waits"], summaries)
+        _plot_utilisation(axes["use"], results)
         figure.savefig(out, format="png")
         write_atomic(path, out.getvalue())
 
@@ -49,7 +49,7 @@ def _times(axes: Axes, results: Sequence[Result], judged: Sequence[PlaceResult])
 
     for result, one in zip(results, judged, strict=True):
         jct = np.frombuffer(result.end_s) - np.frombuffer(result.submit_s)
-        jct = np.sort(jct[during(result, one.window)]) / HOUR_S
+        jct = np.sort(jct[in_window(result, one.window)]) / HOUR_S
         label = f"{result.policy}: mean {one.mean_jct_s / HOUR_S:.2f} h, longest wait {one.max_wait_s / HOUR_S:.0f} h"
         axes.plot(jct, np.arange(1, len(jct) + 1) / max(len(jct), 1), label=label)
     axes.set(xscale="log", xlabel="from submission to end, h", ylabel="share of the jobs", ylim=(0, 1.02))
@@ -69,7 +69,7 @@ def _waits(axes: Axes, judged: Sequence[PlaceResult]) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def _use(axes: Axes, results: Sequence[Result]) -> None:
+def _plot_utilisation(axes: Axes, results: Sequence[Result]) -> None:
     """GPUs in use over all pools, each point a mean."""
     import numpy as np
 
@@ -77,7 +77,7 @@ def _use(axes: Axes, results: Sequence[Result]) -> None:
         moments, used = timeline(result)
         if len(moments) < 2:
             continue
-        grid = np.linspace(moments[0], moments[-1], _MOMENTS + 1)
+        grid = np.linspace(moments[0], moments[-1], _POINTS + 1)
         total = used.sum(1)
         area = np.concatenate([[0.0], np.cumsum(np.diff(moments) * total[:-1])])
         mean = np.diff(np.interp(grid, moments, area)) / np.diff(grid)

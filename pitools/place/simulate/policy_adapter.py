@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pitools.place.policy.runtime_predictor import Known, Predictor
-from pitools.place.simulate.backfill import Backfill, Entry
+from pitools.place.policy.runtime_predictor import JobFeatures, RuntimePredictor
+from pitools.place.simulate.backfill import Backfill, QueueEntry
 from pitools.place.simulate.model import Trace
 from pitools.place.simulate.workload import Workload
-from pitools.place.types import Job, Option, Place, Pool, Ticket, Withdraw
+from pitools.place.types import PendingJob, PlacementOption, PoolState, Submit, Ticket, Withdraw
 
-Decide = Callable[[float, Sequence[Job], Mapping[str, Pool], Sequence[Ticket]], Sequence[Place | Withdraw]]
+DecideFunction = Callable[
+    [float, Sequence[PendingJob], Mapping[str, PoolState], Sequence[Ticket]], Sequence[Submit | Withdraw]
+]
 
 
-class View:
+class PolicyAdapter:
     """Jobs that wait, as records that are made once; pools and tickets, as they are now."""
 
-    def __init__(self, trace: Trace, work: Workload, predictor: Predictor | None) -> None:
+    def __init__(self, trace: Trace, work: Workload, predictor: RuntimePredictor | None) -> None:
         self.trace, self.work, self.predictor = trace, work, predictor
         self.described = work.scenario.pools
         self.pool_index = {pool.pool: number for number, pool in enumerate(self.described)}
-        self.waiting: dict[str, tuple[int, Job]] = {}
+        self.waiting: dict[str, tuple[int, PendingJob]] = {}
         self.placed_s: dict[tuple[int, int], float] = {}
 
-    def arrived(self, job: int, fits: Sequence[int]) -> None:
+    def add_waiting(self, job: int, fits: Sequence[int]) -> None:
         """A job is there to be placed."""
         run_s = self.predictor.mean_s(self._known(job)) if self.predictor else self.work.limit_s[job]
         options = tuple(
-            Option(
+            PlacementOption(
                 pool=self.described[pool].pool,
                 units=self.work.units_on(job, pool),
                 run_s=run_s / self.work.speeds[pool],
@@ -36,19 +38,19 @@ class View:
             for pool in fits
         )
         job_id = self.trace.job_id[job]
-        made = Job(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
+        made = PendingJob(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
         self.waiting[job_id] = job, made
 
-    def started(self, job: int) -> None:
+    def add_start(self, job: int) -> None:
         """A job runs."""
         self.waiting.pop(self.trace.job_id[job], None)
 
-    def ended(self, job: int) -> None:
+    def add_end(self, job: int) -> None:
         """A job ran to its end: from now on its run time is known."""
         if self.predictor:
-            self.predictor.ended(self._known(job), self.trace.run_s[job])
+            self.predictor.add_run(self._known(job), self.trace.run_s[job])
 
-    def placed(self, job: int, pool: int, now_s: float) -> None:
+    def add_submission(self, job: int, pool: int, now_s: float) -> None:
         """A ticket is put into a queue."""
         self.placed_s[pool, job] = now_s
 
@@ -56,38 +58,40 @@ class View:
         """A waiting job's index in the trace."""
         return self.waiting[job_id][0]
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[PendingJob]:
         """Those that wait, in order of submission; one that failed is the last."""
         return [job for _, job in self.waiting.values()]
 
-    def pools(self, now_s: float, sites: Sequence[Backfill], is_dark: Sequence[bool]) -> dict[str, Pool]:
+    def pools(self, now_s: float, sites: Sequence[Backfill], is_unreachable: Sequence[bool]) -> dict[str, PoolState]:
         """Each pool. In a closed window nothing is free before its end."""
         found = {}
-        for pool, site, dark in zip(self.described, sites, is_dark, strict=True):
+        for pool, site, dark in zip(self.described, sites, is_unreachable, strict=True):
             running, free = [(end_s, units) for end_s, _, units in site.running], site.free
-            opens_s = max((to_s for from_s, to_s in pool.closed if from_s <= now_s < to_s), default=now_s)
+            opens_s = max((to_s for from_s, to_s in pool.maintenance_windows if from_s <= now_s < to_s), default=now_s)
             if opens_s > now_s and free:
                 running, free = sorted([*running, (opens_s, free)]), 0
-            found[pool.pool] = Pool(
+            found[pool.pool] = PoolState(
                 pool=pool.pool,
                 units=pool.gpus,
                 free=free,
                 running=running,
-                tickets=pool.tickets,
-                is_dark=dark,
-                closed=[window for window in pool.closed if window[1] > now_s],
+                max_pending=pool.max_pending,
+                is_unreachable=dark,
+                maintenance_windows=[window for window in pool.maintenance_windows if window[1] > now_s],
             )
         return found
 
-    def tickets(self, held: Sequence[Mapping[int, Entry]]) -> list[Ticket]:
+    def tickets(self, queued: Sequence[Mapping[int, QueueEntry]]) -> list[Ticket]:
         """Those that wait, in order of placing."""
-        every = sorted((entry[1], pool, job) for pool, entries in enumerate(held) for job, entry in entries.items())
+        every = sorted((entry[1], pool, job) for pool, entries in enumerate(queued) for job, entry in entries.items())
         return [
-            Ticket(job_id=self.trace.job_id[job], pool=self.described[pool].pool, placed_s=self.placed_s[pool, job])
+            Ticket(job_id=self.trace.job_id[job], pool=self.described[pool].pool, submitted_s=self.placed_s[pool, job])
             for _, pool, job in every
         ]
 
-    def _known(self, job: int) -> Known:
+    def _known(self, job: int) -> JobFeatures:
         trace = self.trace
-        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.guess[job]:g}" * (trace.guess[job] > 0)
-        return Known(limit_s=self.work.limit_s[job], units=trace.gpus[job], kind=kind)
+        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.predicted_s[job]:g}" * (
+            trace.predicted_s[job] > 0
+        )
+        return JobFeatures(limit_s=self.work.limit_s[job], units=trace.gpus[job], kind=kind)

@@ -6,37 +6,39 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from pitools.core.errors import UsageError, nearest
-from pitools.place.policy import Columns, Policy, decide
-from pitools.place.policy.runtime_predictor import Predictor
+from pitools.core.errors import UsageError, suggest
+from pitools.place.policy import JobTableBuilder, PolicyParams, decide
+from pitools.place.policy.runtime_predictor import RuntimePredictor
 from pitools.place.simulate import baselines, engine
 from pitools.place.simulate.model import Result, Scenario, Trace
 
 Advance = Callable[[int], object]
 
-OURS = "ours"
+OWN_POLICY = "ours"
 
 
-def names() -> list[str]:
+def policy_names() -> list[str]:
     """Every policy there is."""
-    return [OURS, *baselines.NAMES]
+    return [OWN_POLICY, *baselines.BASELINES]
 
 
-def check(name: str) -> None:
+def require_policy(name: str) -> None:
     """Raises UsageError, with the nearest name, for a policy that is none."""
-    if name not in names():
-        raise UsageError(f'no policy "{name}"', where="--policy", hint=nearest(name, names()))
+    if name not in policy_names():
+        raise UsageError(f'no policy "{name}"', where="--policy", hint=suggest(name, policy_names()))
 
 
-def play(
+def replay(
     trace: Trace, scenario: Scenario, name: str, *, tick_s: float = 60.0, advance: Advance = lambda _: None
 ) -> tuple[Result, float]:
     """Replay a trace under a policy; what came of it, and the seconds that it took. Raises UsageError."""
-    check(name)
+    require_policy(name)
     began = time.perf_counter()
-    if name == OURS:
-        ours = partial(decide, policy=Policy(), columns=Columns())
-        made = engine.simulate(trace, scenario, ours, name=name, tick_s=tick_s, predictor=Predictor(), advance=advance)
+    if name == OWN_POLICY:
+        ours = partial(decide, policy=PolicyParams(), builder=JobTableBuilder())
+        made = engine.simulate(
+            trace, scenario, ours, name=name, tick_s=tick_s, predictor=RuntimePredictor(), advance=advance
+        )
     else:
         made = engine.simulate(trace, scenario, name, advance=advance)
     return made, time.perf_counter() - began

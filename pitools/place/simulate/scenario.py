@@ -11,29 +11,29 @@ import msgspec
 
 from pitools.core import strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
-from pitools.place.simulate.model import Failures, Limits, Scenario, SimPool, Windows
-from pitools.site.load import load
+from pitools.place.simulate.model import Failures, Scenario, SimPool, TimeLimits, Windows
+from pitools.site.load import load_site
 from pitools.topology import discover, fabric_model
 
 
 class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One pool. gpus: 0 is all of the fabric's. fabric: what `pit topology show --from` reads, relative to the file.
 
-    closed, dark: windows such as ["3d", "3d12h"] from the first submission on; see `model.SimPool`.
+    maintenance, unreachable: windows such as ["3d", "3d12h"] from the first submission on; see `model.SimPool`.
     """
 
     gpus: int = 0
     speed: float = 1.0
     price_per_gpu_hour: float = 0.0
     gpus_per_node: int = 8
-    tickets: int = 4
+    max_pending: int = 4
     fabric: str = ""
-    closed: tuple[tuple[str, str], ...] = ()
-    dark: tuple[tuple[str, str], ...] = ()
+    maintenance: tuple[tuple[str, str], ...] = ()
+    unreachable: tuple[tuple[str, str], ...] = ()
 
 
 class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """See `model.Limits`."""
+    """See `model.TimeLimits`."""
 
     factors: tuple[int, int] = (1, 10)
     steps: tuple[str, ...] = ("1h", "4h", "12h", "1d", "2d", "7d")
@@ -47,14 +47,14 @@ class FailureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repair: str = "4h"
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A scenario file. tiers: group → tier; tier_shares: tier → share of the other jobs; the rest as in `Scenario`."""
 
     pools: dict[str, PoolTable]
     name: str = ""
     load: float = 1.0
     seed: int = 0
-    depth: int = 500
+    backfill_depth: int = 500
     nodes: Literal["choose", "by-name"] = "choose"
     extra_leaf: float = 0.0
     tiers: dict[str, int] = {}
@@ -79,7 +79,7 @@ def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenari
         name="three-unequal",
         load=load,
         seed=seed,
-        depth=depth,
+        backfill_depth=depth,
         pools=(
             SimPool(pool="fast", gpus=192, speed=2.0),
             SimPool(pool="middle", gpus=384, speed=1.0),
@@ -88,49 +88,50 @@ def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenari
     )
 
 
-def read(path: Path) -> Scenario:
+def read_scenario(path: Path) -> Scenario:
     """The scenario of a TOML file. Raises ConfigError naming file and key."""
-    file = strict_toml.convert(strict_toml.read(path), File, str(path))
+    file = strict_toml.convert_tables(strict_toml.read_toml(path), ScenarioFile, str(path))
     try:
         made = Scenario(
             name=file.name or path.stem,
             load=file.load,
             seed=file.seed,
-            depth=file.depth,
+            backfill_depth=file.backfill_depth,
             nodes=file.nodes,
             extra_leaf=file.extra_leaf,
             tiers=file.tiers,
             tier_shares={int(tier): share for tier, share in file.tier_shares.items()},
-            limits=Limits(
-                factors=file.limits.factors, steps_s=tuple(sorted(float(units.seconds(s)) for s in file.limits.steps))
+            limits=TimeLimits(
+                factors=file.limits.factors,
+                steps_s=tuple(sorted(float(units.parse_duration(s)) for s in file.limits.steps)),
             ),
             failures=Failures(
                 per_gpu_day=file.failures.per_gpu_day,
-                checkpoint_s=float(units.seconds(file.failures.checkpoint)),
-                repair_s=float(units.seconds(file.failures.repair)),
+                checkpoint_s=float(units.parse_duration(file.failures.checkpoint)),
+                repair_s=float(units.parse_duration(file.failures.repair)),
             ),
-            pools=tuple(_pool(name, table, path) for name, table in file.pools.items()),
+            pools=tuple(_make_pool(name, table, path) for name, table in file.pools.items()),
         )
     except (UsageError, ValueError) as error:
         raise ConfigError(str(error), where=str(path), hint=getattr(error, "hint", "")) from error
-    return checked(made, str(path))
+    return require_valid(made, str(path))
 
 
-def of_sites(names: Sequence[str]) -> Scenario:
+def scenario_of_sites(names: Sequence[str]) -> Scenario:
     """Every partition of these sites whose file tells its nodes, as one pool; those without GPUs count nodes.
 
     Raises ConfigError where a site tells of none.
     """
     pools = []
     for name in names:
-        site = load(name)
+        site = load_site(name)
         found = [
             SimPool(
                 pool=f"{site.name}/{partition}",
                 gpus=said.nodes * max(said.gpus_per_node, 1),
                 speed=said.speed,
                 price=said.price_per_node_hour / max(said.gpus_per_node, 1),
-                tickets=site.place.tickets,
+                max_pending=site.place.max_queued_jobs,
                 per_node=max(said.gpus_per_node, 1),
             )
             for partition, said in site.partitions.items()
@@ -143,16 +144,16 @@ def of_sites(names: Sequence[str]) -> Scenario:
                 hint="set partitions.<name>.nodes in its file",
             )
         pools += found
-    return checked(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
+    return require_valid(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
 
-def checked(scenario: Scenario, where: str) -> Scenario:
+def require_valid(scenario: Scenario, where: str) -> Scenario:
     """The same scenario. Raises ConfigError for what cannot be simulated."""
     low, high = scenario.limits.factors
     wrong = {
         "pools: there is none": not scenario.pools,
         "load: it must be above 0, and no more than a million": not 1e-6 <= scenario.load <= 1e6,
-        "depth: it must be 1 or more": scenario.depth < 1,
+        "backfill_depth: it must be 1 or more": scenario.backfill_depth < 1,
         "limits.factors: two whole numbers, from 1 up": not 1 <= low <= high,
         "limits.steps: there is none": not scenario.limits.steps_s or scenario.limits.steps_s[0] <= 0,
         "tier_shares: they add up to more than 1": not sum(scenario.tier_shares.values()) <= 1
@@ -164,33 +165,35 @@ def checked(scenario: Scenario, where: str) -> Scenario:
         wrong[f"pools.{pool.pool}: gpus, gpus_per_node and speed must be above 0"] = (
             pool.gpus < 1 or pool.per_node < 1 or not 0 < pool.speed < inf
         )
-        wrong[f"pools.{pool.pool}: tickets and price must not be below 0"] = (
-            pool.tickets < 0 or not 0 <= pool.price < inf
+        wrong[f"pools.{pool.pool}: max_pending and price_per_gpu_hour must not be below 0"] = (
+            pool.max_pending < 0 or not 0 <= pool.price < inf
         )
-        wrong[f"pools.{pool.pool}: a window ends before it begins"] = any(a >= b for a, b in (*pool.closed, *pool.dark))
+        wrong[f"pools.{pool.pool}: a window ends before it begins"] = any(
+            a >= b for a, b in (*pool.maintenance_windows, *pool.unreachable_windows)
+        )
     for what, is_so in wrong.items():
         if is_so:
             raise ConfigError(what, where=where)
     return scenario
 
 
-def _pool(name: str, table: PoolTable, path: Path) -> SimPool:
-    fabric = discover.read(path.parent / table.fabric) if table.fabric else None
+def _make_pool(name: str, table: PoolTable, path: Path) -> SimPool:
+    fabric = discover.read_fabric(path.parent / table.fabric) if table.fabric else None
     gpus = table.gpus
     if fabric and not gpus:
-        gpus = len(fabric_model.nodes(fabric)) * table.gpus_per_node
+        gpus = len(fabric_model.nodes_of(fabric)) * table.gpus_per_node
     return SimPool(
         pool=name,
         gpus=gpus,
         speed=table.speed,
         price=table.price_per_gpu_hour,
-        tickets=table.tickets,
+        max_pending=table.max_pending,
         per_node=table.gpus_per_node,
         fabric=fabric,
-        closed=_windows(table.closed),
-        dark=_windows(table.dark),
+        maintenance_windows=_windows(table.maintenance),
+        unreachable_windows=_windows(table.unreachable),
     )
 
 
 def _windows(written: tuple[tuple[str, str], ...]) -> Windows:
-    return tuple((float(units.seconds(from_)), float(units.seconds(to))) for from_, to in written)
+    return tuple((float(units.parse_duration(from_)), float(units.parse_duration(to))) for from_, to in written)

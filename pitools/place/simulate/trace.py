@@ -12,25 +12,25 @@ from typing import Any
 from pitools.core.errors import DataError
 from pitools.place.simulate.model import Trace
 from pitools.place.simulate.traces import helios, philly, sacct, swf
-from pitools.place.simulate.traces.row import Row
+from pitools.place.simulate.traces.row import TraceRow
 
-Form = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], Row | None]]
+TraceFormat = tuple[Callable[[str], Iterator[tuple[int, Any]]], Callable[[Any], TraceRow | None]]
 
-_MOST_GPUS = 1_000_000
-_LONGEST_S = 1e10  # three hundred years; what adds up stays exact to far below a second
-_LAST_S = 1e11
+_MAX_GPUS = 1_000_000
+_MAX_RUN_S = 1e10  # three hundred years; what adds up stays exact to far below a second
+_MAX_SUBMIT_S = 1e11
 _HINT = "--skip-bad leaves such rows out, and counts them"
 
 
-def read(path: Path, *, skip_bad: bool = False) -> Trace:
+def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     """The jobs of a Helios CSV, a Philly cluster_job_log, an SWF file, or what `sacct -P` printed; .gz too.
 
     Which it is shows in the text. Jobs that never ran, or held no GPU, are counted as idle. skip_bad: rows that make no
     job are counted, too. Raises DataError naming file and line.
     """
     text = _text(path)
-    rows, row = _form(path, text)
-    found: list[Row] = []
+    rows, row = _detect_format(path, text)
+    found: list[TraceRow] = []
     lines: dict[str, int] = {}
     skipped = idle = 0
     try:
@@ -56,32 +56,32 @@ def read(path: Path, *, skip_bad: bool = False) -> Trace:
     return _columns(path.name.partition(".")[0], found, skipped, idle)
 
 
-def _columns(name: str, rows: list[Row], skipped: int, idle: int) -> Trace:
+def _columns(name: str, rows: list[TraceRow], skipped: int, idle: int) -> Trace:
     rows.sort(key=lambda job: job.submit_s)
-    columns: dict[str, list[Any]] = dict(zip(Row._fields, map(list, zip(*rows, strict=True)), strict=True))
+    columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*rows, strict=True)), strict=True))
     columns["submit_s"] = [moment - rows[0].submit_s for moment in columns["submit_s"]]
     return Trace(name=name, **columns, skipped=skipped, idle=idle)
 
 
-def _check(job: Row, lines: dict[str, int]) -> None:
+def _check(job: TraceRow, lines: dict[str, int]) -> None:
     """What no form allows. Raises ValueError."""
     if not job.job_id:
         raise ValueError("it has no job id")
     if job.job_id in lines:
         raise ValueError(f"job {job.job_id} was on line {lines[job.job_id]} already")
-    if not 0 < job.gpus <= _MOST_GPUS:
+    if not 0 < job.gpus <= _MAX_GPUS:
         raise ValueError(f"job {job.job_id} has {job.gpus} GPUs")
-    if not 0 < job.run_s <= _LONGEST_S or not 0 <= job.limit_s <= _LONGEST_S:
+    if not 0 < job.run_s <= _MAX_RUN_S or not 0 <= job.limit_s <= _MAX_RUN_S:
         raise ValueError(f"job {job.job_id} ran {job.run_s:g} s, with a limit of {job.limit_s:g} s")
-    if abs(job.submit_s) > _LAST_S:
+    if abs(job.submit_s) > _MAX_SUBMIT_S:
         raise ValueError(f"job {job.job_id} was submitted at {job.submit_s:g} s")
 
 
-def _form(path: Path, text: str) -> Form:
+def _detect_format(path: Path, text: str) -> TraceFormat:
     first = next((line for line in text.splitlines() if line.strip()), "")
     if first.lstrip().startswith(("[", "{")):
         return philly.rows, philly.row
-    if set(sacct.NEEDED) <= set(first.split("|")):
+    if set(sacct.REQUIRED_COLUMNS) <= set(first.split("|")):
         return sacct.rows, sacct.row
     if "job_id" in first.split(",") and "submit_time" in first:
         return helios.rows, helios.row

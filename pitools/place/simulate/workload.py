@@ -6,7 +6,7 @@ from array import array
 from math import ceil
 from random import Random
 
-from pitools.place.simulate.model import DAY_S, Limits, Scenario, Trace
+from pitools.place.simulate.model import DAY_S, Scenario, TimeLimits, Trace
 
 
 class Workload:
@@ -19,8 +19,8 @@ class Workload:
         self.scenario = scenario
         self.submit_s = array("d", [moment / scenario.load for moment in trace.submit_s])
         self.left_s = array("d", trace.run_s)
-        self.limit_s = limits(trace, scenario.limits, scenario.seed)
-        self.tier = tiers(trace, scenario)
+        self.limit_s = draw_limits(trace, scenario.limits, scenario.seed)
+        self.tier = draw_tiers(trace, scenario)
         self.gpus, self.job_id = trace.gpus, trace.job_id
         self.speeds = [pool.speed for pool in scenario.pools]
         self._fits: dict[int, tuple[int, ...]] = {}
@@ -51,7 +51,7 @@ class Workload:
         rate = self.scenario.failures.per_gpu_day * units / DAY_S
         return Random(f"{self.scenario.seed} {self.job_id[job]} {attempt}").expovariate(rate)  # noqa: S311  to be repeated
 
-    def lost(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
+    def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
         """An attempt failed after ran_s: what was done up to its last checkpoint stays done."""
         every = self.scenario.failures.checkpoint_s
         if every:
@@ -59,18 +59,18 @@ class Workload:
             self.left_s[job] -= done
 
 
-def limits(trace: Trace, made: Limits, seed: int) -> array[float]:
+def draw_limits(trace: Trace, limits: TimeLimits, seed: int) -> array[float]:
     """The trace's own limits; where it has none, the run time times a drawn factor, up to what people ask for."""
     random = Random(seed)  # noqa: S311
-    factors = range(made.factors[0], made.factors[1] + 1)
+    factors = range(limits.factors[0], limits.factors[1] + 1)
     found = array("d")
     for run_s, limit_s in zip(trace.run_s, trace.limit_s, strict=True):
         asked_s = run_s * random.choice(factors)
-        found.append(max(run_s, limit_s or next((s for s in made.steps_s if s >= asked_s), made.steps_s[-1])))
+        found.append(max(run_s, limit_s or next((s for s in limits.steps_s if s >= asked_s), limits.steps_s[-1])))
     return found
 
 
-def tiers(trace: Trace, scenario: Scenario) -> array[int]:
+def draw_tiers(trace: Trace, scenario: Scenario) -> array[int]:
     """A tier for each job: by its group, else drawn by the shares, else 0."""
     random = Random(f"tiers {scenario.seed}")  # noqa: S311
     found = array("i")

@@ -19,42 +19,50 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.core.errors import ClusterError, NoSpace, TryLater
-from pitools.core.fs import os_error
-from pitools.core.lock import announced, flock, open_kept, read_holder, who
+from pitools.core.fs import from_os_error
+from pitools.core.locks import describe_owner, lock_within, open_readable_lock_file, publish_owner, read_lock_owner
 from pitools.core.record import decode_json
-from pitools.core.units import duration_text, size_text
-from pitools.stage.cache.evict import GRACE_S, KEPT_TEXT, Item, KeptReason, evict, items, note_use
-from pitools.stage.cache.inventory import Usage, total, usage
-from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, sweep
-from pitools.stage.cache.reservation import Held
-from pitools.store.publish import TEMPORARY
+from pitools.core.units import format_duration, format_size
+from pitools.stage.cache.evict import (
+    GRACE_S,
+    KEPT_TEXT,
+    Evictable,
+    KeptReason,
+    evict_item,
+    eviction_order,
+    touch_last_use,
+)
+from pitools.stage.cache.inventory import DiskUsage, disk_usage, total_bytes
+from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, purge_trash
+from pitools.stage.cache.reservation import DiskReservation
+from pitools.store.publish import STAGING_DIR
 
 # While bytes are written their room is needed twice: by then it must not be held any more.
-_IN_FLIGHT = 256 << 20
+_IN_FLIGHT_BYTES = 256 << 20
 # Some file systems, XFS among them, free what was removed a little later.
-_SETTLED_S = 2.0
+_SETTLE_S = 2.0
 # Who holds the version's lock meets only others that look, and workers of a stager that was killed a moment ago.
-_LAST_BREATH_S = 1.0
+_DYING_STAGER_S = 1.0
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-Usages = dict[Path, Usage]
+Usages = dict[Path, DiskUsage]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a disk a root may take. quota_bytes: of all that stands there. min_free_bytes: of the whole disk."""
 
     quota_bytes: int | None = None
     min_free_bytes: int = 0
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
+class ReservedSpace(msgspec.Struct, frozen=True, kw_only=True):
     """What a stager's unfinished copy will take in all, and how much of it may be neither written nor held."""
 
     bytes: int
-    in_flight: int
+    in_flight_bytes: int
 
 
-class Lack(NamedTuple):
+class Shortfall(NamedTuple):
     """Bytes that are missing, of the root's quota and on the disk; none where they are not above 0."""
 
     quota: int
@@ -62,26 +70,27 @@ class Lack(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What has to go."""
+        """Return the bytes to evict."""
         return max(0, *self)
 
 
-class Evicted(NamedTuple):
-    """What making room came to. missing: bytes that are still too few. stay: why how many things were kept."""
+class EvictionResult(NamedTuple):
+    """What making room came to. missing_bytes: bytes that are still too few. kept_reasons: why how many things were
+    kept."""
 
-    gone: list[tuple[Item, int]]
-    missing: int
-    stay: Counter[KeptReason]
+    evicted: list[tuple[Evictable, int]]
+    missing_bytes: int
+    kept_reasons: Counter[KeptReason]
 
 
 @contextmanager
-def reserved(
+def reserve(
     root: Path,
     version: str,
     needed: int,
-    limits: Limits,
+    limits: QuotaLimits,
     *,
-    in_flight: int = _IN_FLIGHT,
+    in_flight: int = _IN_FLIGHT_BYTES,
     grace_s: float = GRACE_S,
     timeout_s: float = 600,
 ) -> Iterator[Callable[[int], None]]:
@@ -93,125 +102,144 @@ def reserved(
 
     Raises NoSpace, TryLater, ClusterError.
     """
-    with _ledger(root, version) as ledger, ExitStack() as stack:
-        with _deciding(root, timeout_s):
-            _require(root, version, needed, limits, grace_s)
-            held = Held(root, needed, in_flight)
-            stack.callback(held.free)
-            mine = usage(partial_path(root, version)).own + needed
-            _write(ledger, Room(bytes=mine, in_flight=in_flight if held.real else mine), root)
-        yield held.used
+    with _reservation_file(root, version) as ledger, ExitStack() as stack:
+        with _quota_lock(root, timeout_s):
+            _require_space(root, version, needed, limits, grace_s)
+            reservation = DiskReservation(root, needed, in_flight)
+            stack.callback(reservation.release)
+            own_bytes = disk_usage(partial_path(root, version)).own_bytes + needed
+            _write_reservation(
+                ledger,
+                ReservedSpace(bytes=own_bytes, in_flight_bytes=in_flight if reservation.is_backed else own_bytes),
+                root,
+            )
+        yield reservation.shrink
 
 
-def available_bytes(root: Path, *, but: str = "") -> int:
-    """Bytes free at a root that no stager of it is about to write; the version `but` does not count as one."""
-    coming = 0
-    for version, room in rooms(root, but=but).items():
-        coming += min(room.in_flight, max(0, room.bytes - usage(partial_path(root, version)).own))
-    return free_bytes(root) - coming
+def available_bytes(root: Path, *, except_version: str = "") -> int:
+    """Bytes free at a root that no stager of it is about to write; the version `except_version` does not count as
+    one."""
+    unwritten = 0
+    for version, room in read_reservations(root, except_version=except_version).items():
+        unwritten += min(room.in_flight_bytes, max(0, room.bytes - disk_usage(partial_path(root, version)).own_bytes))
+    return free_bytes(root) - unwritten
 
 
 def make_room(
-    root: Path, lack: Callable[[Usages], Lack], *, sparing: str = "", grace_s: float = GRACE_S, dry_run: bool = False
-) -> Evicted:
-    """Evict in order until `lack`, of what stands then, says that no byte is missing; nothing when all would not do.
+    root: Path,
+    shortfall: Callable[[Usages], Shortfall],
+    *,
+    except_version: str = "",
+    grace_s: float = GRACE_S,
+    dry_run: bool = False,
+) -> EvictionResult:
+    """Evict in order until `shortfall`, of what stands then, says that no byte is missing; nothing when all would not
+    do.
 
-    sparing: a version that stays. dry_run: only say what would go. Raises ClusterError, TryLater.
+    except_version: a version that stays. dry_run: only say what would go. Raises ClusterError, TryLater.
     """
     usages = _usages(root)
-    missing = _settled(lack, usages, _SETTLED_S / 10)
-    done = Evicted([], missing, Counter())
-    go = []
-    for item in items(root) if missing > 0 else ():
-        reason = None if item.version == sparing else evict(root, item, grace_s=grace_s, dry_run=True)
+    missing = _remeasure_shortfall(shortfall, usages, _SETTLE_S / 10)
+    done = EvictionResult([], missing, Counter())
+    candidates = []
+    for item in eviction_order(root) if missing > 0 else ():
+        reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
         if reason:
             if not dry_run:
-                note_use(root, item, reason)
-            done.stay[reason] += 1
-        elif item.version != sparing:
-            go.append(item)
-    while missing > 0 and (batch := _enough(go, usages, missing)):
+                touch_last_use(root, item, reason)
+            done.kept_reasons[reason] += 1
+        elif item.version != except_version:
+            candidates.append(item)
+    while missing > 0 and (batch := _choose_evictions(candidates, usages, missing)):
         for item in batch:
-            go.remove(item)
-            if not dry_run and (reason := evict(root, item, grace_s=grace_s)):
-                done.stay[reason] += 1
+            candidates.remove(item)
+            if not dry_run and (reason := evict_item(root, item, grace_s=grace_s)):
+                done.kept_reasons[reason] += 1
                 continue
-            before = total(usages.values())
+            total = total_bytes(usages.values())
             del usages[item.path]
-            done.gone.append((item, before - total(usages.values())))
-        missing = done.missing - sum(size for _, size in done.gone) if dry_run else _settled(lack, usages, _SETTLED_S)
-    return done._replace(missing=max(0, missing))
+            done.evicted.append((item, total - total_bytes(usages.values())))
+        missing = (
+            done.missing_bytes - sum(size for _, size in done.evicted)
+            if dry_run
+            else _remeasure_shortfall(shortfall, usages, _SETTLE_S)
+        )
+    return done._replace(missing_bytes=max(0, missing))
 
 
-def _enough(go: list[Item], usages: Usages, missing: int) -> list[Item]:
-    """As many of these, in order, as free what is missing; none when all together do not."""
-    before, left = total(usages.values()), dict(usages)
-    for count, item in enumerate(go, start=1):
-        del left[item.path]
-        if before - total(left.values()) >= missing:
-            return go[:count]
+def _choose_evictions(candidates: list[Evictable], usages: Usages, missing: int) -> list[Evictable]:
+    """Return the first candidates that together free `missing` bytes; none when all of them do not."""
+    total, remaining = total_bytes(usages.values()), dict(usages)
+    for count, item in enumerate(candidates, start=1):
+        del remaining[item.path]
+        if total - total_bytes(remaining.values()) >= missing:
+            return candidates[:count]
     return []
 
 
-def _settled(lack: Callable[[Usages], Lack], usages: Usages, wait_s: float) -> int:
+def _remeasure_shortfall(shortfall: Callable[[Usages], Shortfall], usages: Usages, wait_s: float) -> int:
     until = time.monotonic() + wait_s
-    while (missing := lack(usages)).disk > max(0, missing.quota) and time.monotonic() < until:
+    while (missing := shortfall(usages)).disk > max(0, missing.quota) and time.monotonic() < until:
         time.sleep(0.01)
     return missing.bytes
 
 
-def _require(root: Path, version: str, needed: int, limits: Limits, grace_s: float) -> None:
-    sweep(root)
-    others = rooms(root, but=version)
+def _require_space(root: Path, version: str, needed: int, limits: QuotaLimits, grace_s: float) -> None:
+    purge_trash(root)
+    others = read_reservations(root, except_version=version)
 
-    def lack(usages: Usages) -> Lack:
-        disk = needed + limits.min_free_bytes - available_bytes(root, but=version)
+    def shortfall(usages: Usages) -> Shortfall:
+        disk = needed + limits.min_free_bytes - available_bytes(root, except_version=version)
         if limits.quota_bytes is None:
-            return Lack(0, disk)
-        taken = total(usages.values())
+            return Shortfall(0, disk)
+        taken = total_bytes(usages.values())
         for other, room in others.items():  # the unfinished copy of another is as large as it is going to be
-            taken += max(0, room.bytes - usages.get(partial_path(root, other), _NOTHING).own)
-        return Lack(taken + needed - limits.quota_bytes, disk)
+            taken += max(0, room.bytes - usages.get(partial_path(root, other), _NO_USAGE).own_bytes)
+        return Shortfall(taken + needed - limits.quota_bytes, disk)
 
-    if limits.quota_bytes is None and not lack({}).bytes:
+    if limits.quota_bytes is None and not shortfall({}).bytes:
         return  # without a look at every file of the root
-    done = make_room(root, lack, sparing=version, grace_s=grace_s)
-    if done.missing:
+    done = make_room(root, shortfall, except_version=version, grace_s=grace_s)
+    if done.missing_bytes:
         if limits.quota_bytes is not None and needed > limits.quota_bytes:
-            what = f"{size_text(needed)} needed, which never fit in a quota of {size_text(limits.quota_bytes)}"
+            message = f"{format_size(needed)} needed, which never fit in a quota of {format_size(limits.quota_bytes)}"
             hint = "raise the quota, or stage a part: --arrays, --steps, --episodes"
-            raise ClusterError(what, where=str(root), hint=hint)
-        raise NoSpace(_refusal(lack(_usages(root)), needed, limits), where=str(root), hint=why(done.stay))
+            raise ClusterError(message, where=str(root), hint=hint)
+        raise NoSpace(
+            _shortfall_message(shortfall(_usages(root)), needed, limits),
+            where=str(root),
+            hint=no_space_hint(done.kept_reasons),
+        )
 
 
-def _refusal(lack: Lack, needed: int, limits: Limits) -> str:
-    if lack.quota > lack.disk:
-        left = size_text(max(0, needed - lack.quota))
-        return f"{size_text(needed)} needed, {left} left of {size_text(limits.quota_bytes or 0)}"
-    free = size_text(max(0, needed + limits.min_free_bytes - lack.disk))
-    spare = f", of which {size_text(limits.min_free_bytes)} must stay so" if limits.min_free_bytes else ""
-    return f"{size_text(needed)} needed, {free} free{spare}"
+def _shortfall_message(shortfall: Shortfall, needed: int, limits: QuotaLimits) -> str:
+    if shortfall.quota > shortfall.disk:
+        remaining = format_size(max(0, needed - shortfall.quota))
+        return f"{format_size(needed)} needed, {remaining} left of {format_size(limits.quota_bytes or 0)}"
+    free = format_size(max(0, needed + limits.min_free_bytes - shortfall.disk))
+    spare = f", of which {format_size(limits.min_free_bytes)} must stay so" if limits.min_free_bytes else ""
+    return f"{format_size(needed)} needed, {free} free{spare}"
 
 
-def why(stay: Counter[KeptReason]) -> str:
-    """What to do where there is no room, and why nothing more was evicted."""
-    kept = "; ".join(f"{count} {KEPT_TEXT[reason]}" for reason, count in sorted(stay.items()))
-    return "free space there, or choose another destination" + (f" (what stays: {kept})" if kept else "")
+def no_space_hint(kept_reasons: Counter[KeptReason]) -> str:
+    """Return the hint of a NoSpace error, with why sets were kept."""
+    reasons = "; ".join(f"{count} {KEPT_TEXT[reason]}" for reason, count in sorted(kept_reasons.items()))
+    return "free space there, or choose another destination" + (f" (what stays: {reasons})" if reasons else "")
 
 
-_NOTHING = Usage(0, 0, {})
+_NO_USAGE = DiskUsage(0, 0, {})
 
 
 def _usages(root: Path) -> Usages:
-    places = [item.path for item in items(root)]
+    places = [item.path for item in eviction_order(root)]
     places += (root / QUARANTINE).glob("*")
-    places += (root / TEMPORARY).glob("*.old.*")  # replaced, and leased until then
-    return {path: usage(path) for path in places}
+    places += (root / STAGING_DIR).glob("*.old.*")  # replaced, and leased until then
+    return {path: disk_usage(path) for path in places}
 
 
-def rooms(root: Path, *, but: str = "") -> dict[str, Room]:
-    """What stagers that live have written down, by version."""
-    found = {}
+def read_reservations(root: Path, *, except_version: str = "") -> dict[str, ReservedSpace]:
+    """Return the reservations of running stagers, by version."""
+    reservations = {}
     for path in (root / LOCKS).glob("*.room"):
         version = path.name.removesuffix(".room")
         try:
@@ -219,27 +247,27 @@ def rooms(root: Path, *, but: str = "") -> dict[str, Room]:
         except OSError:
             continue
         try:
-            if version != but and not flock(descriptor, fcntl.LOCK_SH, timeout_s=0):
-                found[version] = decode_json(os.pread(descriptor, 4096, 0), Room)
+            if version != except_version and not lock_within(descriptor, fcntl.LOCK_SH, timeout_s=0):
+                reservations[version] = decode_json(os.pread(descriptor, 4096, 0), ReservedSpace)
         except msgspec.DecodeError:
             pass  # it has not decided yet
         finally:
             os.close(descriptor)
-    return found
+    return reservations
 
 
 @contextmanager
-def _ledger(root: Path, version: str) -> Iterator[int]:
-    """The file in which this version's stager writes its room down, locked and empty."""
+def _reservation_file(root: Path, version: str) -> Iterator[int]:
+    """Yield the descriptor of this version's reservation file, locked and empty."""
     path = root / LOCKS / f"{version}.room"
     try:
-        descriptor = open_kept(path)
+        descriptor = open_readable_lock_file(path)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     try:
-        if not flock(descriptor, fcntl.LOCK_EX, timeout_s=_LAST_BREATH_S):
-            what, hint = "another process has reserved room for this version", "run this again in a moment"
-            raise TryLater(what, where=str(path), hint=hint)
+        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_DYING_STAGER_S):
+            message, hint = "another process has reserved room for this version", "run this again in a moment"
+            raise TryLater(message, where=str(path), hint=hint)
         os.ftruncate(descriptor, 0)
         try:
             yield descriptor
@@ -249,27 +277,27 @@ def _ledger(root: Path, version: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write(ledger: int, room: Room, root: Path) -> None:
+def _write_reservation(ledger: int, room: ReservedSpace, root: Path) -> None:
     try:
         os.pwrite(ledger, msgspec.json.encode(room), 0)
     except OSError as error:
-        raise os_error(error, root) from error
+        raise from_os_error(error, root) from error
 
 
 @contextmanager
-def _deciding(root: Path, timeout_s: float) -> Iterator[None]:
-    """One stager of a root at a time counts, evicts and reserves."""
+def _quota_lock(root: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the root's lock, under which one stager at a time counts, evicts and reserves."""
     path = root / LOCKS / ".root"
     try:
-        descriptor = open_kept(path)
+        descriptor = open_readable_lock_file(path)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     try:
-        if not flock(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
-            what = f"another process has been making room for {duration_text(timeout_s)}"
-            hint = f"it is {who(read_holder(descriptor))}: run this again later"
-            raise TryLater(what, where=str(root), hint=hint)
-        with announced(descriptor):
+        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
+            message = f"another process has been making room for {format_duration(timeout_s)}"
+            hint = f"it is {describe_owner(read_lock_owner(descriptor))}: run this again later"
+            raise TryLater(message, where=str(root), hint=hint)
+        with publish_owner(descriptor):
             yield
     finally:
         os.close(descriptor)

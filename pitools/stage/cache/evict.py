@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pitools.core.errors import TryLater
-from pitools.core.fs import os_error, sync_dir
-from pitools.core.lock import GLANCE_S, flock, open_kept
+from pitools.core.fs import from_os_error, fsync_dir
+from pitools.core.locks import PROBE_S, lock_within, open_readable_lock_file
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
-from pitools.stage.cache.inventory import partials, total, usage
+from pitools.stage.cache.inventory import disk_usage, partial_copies, total_bytes
 from pitools.stage.cache.layout import (
     LEASES,
     LOCKS,
     OBJECTS,
     QUARANTINE,
     journal_path,
-    move_aside,
-    object_path,
-    sweep,
-    try_locked,
+    purge_trash,
+    set_path,
+    trash,
+    try_version_lock,
 )
-from pitools.stage.sources.open import is_store, is_url
+from pitools.stage.sources.open import is_url, is_zarr_store
 
 # Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
 GRACE_S = 600.0
@@ -65,14 +65,14 @@ KEPT_TEXT = {
 }
 
 
-class Item(NamedTuple):
+class Evictable(NamedTuple):
     """What may go: a set, or an unfinished copy that nobody goes on with."""
 
     version: str
     path: Path
 
     @property
-    def is_set(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it is a set, not an unfinished copy."""
         return self.path.parent.name == OBJECTS
 
@@ -87,18 +87,18 @@ class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
     reason: KeptReason | None
 
 
-def items(root: Path) -> list[Item]:
-    """All that stands at a root in the order in which it would go: unfinished copies, then sets by last use."""
-    left = [Item(path.name.removesuffix(".partial"), path) for path in partials(root)]
+def eviction_order(root: Path) -> list[Evictable]:
+    """Return what stands at a root in the order of eviction: unfinished copies, then sets by last use."""
+    partials = [Evictable(path.name.removesuffix(".partial"), path) for path in partial_copies(root)]
     try:
-        sets = [Item(path.name, path) for path in (root / OBJECTS).iterdir()]
+        sets = [Evictable(path.name, path) for path in (root / OBJECTS).iterdir()]
     except OSError as error:
-        raise os_error(error, root / OBJECTS) from error
-    return left + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
+        raise from_os_error(error, root / OBJECTS) from error
+    return partials + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
 
 
-def evict(
-    root: Path, item: Item, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
+def evict_item(
+    root: Path, item: Evictable, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
 ) -> KeptReason | None:
     """Take one thing away; None when it is gone (or would be, with `dry_run`), else why it stays.
 
@@ -107,87 +107,89 @@ def evict(
     Raises ClusterError, TryLater.
     """
     if dry_run:
-        return _in_use(root, item) or _reason(root, item, grace_s, force=force)
-    with _alone(root, item) as refused:
-        if reason := refused or _reason(root, item, grace_s, force=force):
-            note_use(root, item, reason)
+        return _users_of(root, item) or _kept_reason(root, item, grace_s, force=force)
+    with _lock_item(root, item) as refused:
+        if reason := refused or _kept_reason(root, item, grace_s, force=force):
+            touch_last_use(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
             return KeptReason.NOT_PRESENT
-        if not item.is_set:
+        if not item.is_complete:
             journal_path(root, item.version).unlink(missing_ok=True)  # first: it must not say more than is there
-        move_aside(item.path, root)
-        if item.is_set:
-            records.remove(root, item.version)
+        trash(item.path, root)
+        if item.is_complete:
+            records.remove_stage_record(root, item.version)
     try:
-        sync_dir(item.path.parent)  # after power loss it must not stand again, half removed
+        fsync_dir(item.path.parent)  # after power loss it must not stand again, half removed
     except OSError as error:
-        raise os_error(error, item.path) from error
-    sweep(root, item.version)
+        raise from_os_error(error, item.path) from error
+    purge_trash(root, item.version)
     return None
 
 
-def note_use(root: Path, item: Item, reason: KeptReason) -> None:
+def touch_last_use(root: Path, item: Evictable, reason: KeptReason) -> None:
     """Set the last use of a set that stays to now where it is leased, for those who may only read, or where it lies in
     the future: a clock was wrong, now or then, and from here on the set ages.
     """
-    if item.is_set and (reason is KeptReason.LEASED or lease.last_used(root, item.version) > time.time()):
+    if item.is_complete and (reason is KeptReason.LEASED or lease.last_used(root, item.version) > time.time()):
         with contextlib.suppress(OSError):
             os.utime(root / LEASES / item.version)
 
 
 def evict_version(root: Path, version: str, *, force: bool = False, dry_run: bool = False) -> Iterator[Eviction]:
     """Take away all that stands of a version somebody named, however lately it was used. Raises as `evict`."""
-    for item in items(root):
+    for item in eviction_order(root):
         if item.version == version:
-            n_bytes = total([usage(item.path)])
-            yield eviction(item, n_bytes, evict(root, item, grace_s=0, force=force, dry_run=dry_run), dry_run=dry_run)
+            n_bytes = total_bytes([disk_usage(item.path)])
+            yield make_record(
+                item, n_bytes, evict_item(root, item, grace_s=0, force=force, dry_run=dry_run), dry_run=dry_run
+            )
 
 
-def eviction(item: Item, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
-    """The record of what `evict` answered."""
+def make_record(item: Evictable, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
+    """Return the record of an eviction, or of why a set was kept."""
     state: Literal["evicted", "evictable", "kept"] = "kept" if reason else "evictable" if dry_run else "evicted"
     return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
 
 
-def quarantine(root: Path, version: str) -> Path:
+def quarantine_set(root: Path, version: str) -> Path:
     """Move a damaged set to where nobody takes it for a good one; its new place. Raises TryLater, ClusterError."""
-    item = Item(version, object_path(root, version))
+    item = Evictable(version, set_path(root, version))
     to = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
-    with _alone(root, item) as refused:
+    with _lock_item(root, item) as refused:
         if refused:
             raise TryLater(KEPT_TEXT[refused], where=str(item.path))
         try:
             os.rename(item.path, to)
-            sync_dir(item.path.parent)
+            fsync_dir(item.path.parent)
         except OSError as error:
-            raise os_error(error, item.path) from error
+            raise from_os_error(error, item.path) from error
     return to
 
 
 @contextmanager
-def _alone(root: Path, item: Item) -> Iterator[KeptReason | None]:
+def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
     """Hold a version's lock, and of a set the lease file as well; yields why that cannot be, else None."""
-    with try_locked(root, item.version) as had:
-        if not had or not item.is_set:
+    with try_version_lock(root, item.version) as had:
+        if not had or not item.is_complete:
             yield None if had else KeptReason.LOCKED
             return
         path = root / LEASES / item.version
         try:
-            descriptor = open_kept(path)
+            descriptor = open_readable_lock_file(path)
         except OSError as error:
-            raise os_error(error, path) from error
+            raise from_os_error(error, path) from error
         try:
-            yield None if flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S) else KeptReason.LEASED
+            yield None if lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S) else KeptReason.LEASED
         finally:
             os.close(descriptor)
 
 
-def _in_use(root: Path, item: Item) -> KeptReason | None:
+def _users_of(root: Path, item: Evictable) -> KeptReason | None:
     """What `_alone` would yield, found out without making or writing a file. Raises ClusterError."""
     if _is_locked(root / LOCKS / item.version):
         return KeptReason.LOCKED
-    return KeptReason.LEASED if item.is_set and _is_locked(root / LEASES / item.version) else None
+    return KeptReason.LEASED if item.is_complete and _is_locked(root / LEASES / item.version) else None
 
 
 def _is_locked(path: Path) -> bool:
@@ -196,17 +198,17 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:  # of another user, who alone may evict here
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     try:
-        return not flock(descriptor, fcntl.LOCK_EX, timeout_s=GLANCE_S)
+        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S)
     finally:
         os.close(descriptor)
 
 
-def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> KeptReason | None:
-    if not item.is_set:
+def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) -> KeptReason | None:
+    if not item.is_complete:
         return None
-    record = records.read(root, item.version)
+    record = records.read_stage_record(root, item.version)
     if record.pinned:
         return KeptReason.PINNED
     if not force and not record.source:
@@ -220,6 +222,6 @@ def _reason(root: Path, item: Item, grace_s: float, *, force: bool) -> KeptReaso
 def _is_gone(source: str) -> bool:
     """Whether there is no store in a folder any more; False where that cannot be told."""
     try:
-        return not is_url(source) and not is_store(Path(source))
+        return not is_url(source) and not is_zarr_store(Path(source))
     except OSError:
         return False

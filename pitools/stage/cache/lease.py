@@ -14,49 +14,49 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.core.lock import flock
+from pitools.core.locks import lock_within
 from pitools.stage.cache.layout import LEASES, OBJECTS, require_safe, touch_lease
 from pitools.stage.cache.layout import is_leased as is_leased
 
 # An evictor holds the file alone only while it renames.
-_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def lease(path: Path, *, inheritable: bool = False, use: bool = True) -> Iterator[Path]:
+def leased_set(path: Path, *, inheritable: bool = False, touch: bool = True) -> Iterator[Path]:
     """Keep the set at `<root>/objects/<version>` where it is, for as long as the block runs; yields its path.
 
-    use: its last use is now, and again at the end. Raises as `hold`.
+    touch: its last use is now, and again at the end. Raises as `acquire`.
     """
-    descriptor = hold(path, inheritable=inheritable, use=use)
+    descriptor = acquire(path, inheritable=inheritable, touch=touch)
     try:
         yield path
     finally:
-        if use:
-            _used_now(descriptor)
+        if touch:
+            _touch(descriptor)
         # Closed, not unlocked: loader processes that were forked meanwhile keep the lease until they end as well.
         os.close(descriptor)
 
 
-def hold(path: Path, *, inheritable: bool = False, use: bool = True) -> int:
-    """A descriptor that leases the set at `path` until it, and every copy of it, is closed.
+def acquire(path: Path, *, inheritable: bool = False, touch: bool = True) -> int:
+    """Return a descriptor that leases the set at `path` until the last duplicate is closed.
 
     inheritable: a program that this process becomes or starts, with descriptors kept open, has the lease too.
     Raises DataError when no set stands there, TryLater, UsageError, ClusterError.
     """
-    root, version = split(path)
+    root, version = split_set_path(path)
     require_safe(root, reading=True)
     descriptor = _open(root, version)
     try:
-        if not flock(descriptor, fcntl.LOCK_SH, timeout_s=_TIMEOUT_S):
-            what, hint = "its lease file is locked by another process", "lslocks tells by whom; run this again later"
-            raise TryLater(what, where=str(root / LEASES / version), hint=hint)
+        if not lock_within(descriptor, fcntl.LOCK_SH, timeout_s=_LOCK_TIMEOUT_S):
+            message, hint = "its lease file is locked by another process", "lslocks tells by whom; run this again later"
+            raise TryLater(message, where=str(root / LEASES / version), hint=hint)
         # Only now: an evictor may have been faster, and none can come from here on.
-        if not _stands(path):
+        if not _is_present(path):
             raise DataError("no set is staged there", where=str(path), hint="stage it: pit-stage run SOURCE --to ROOT")
-        if use:
-            _used_now(descriptor)
+        if touch:
+            _touch(descriptor)
         os.set_inheritable(descriptor, inheritable)
     except BaseException:
         os.close(descriptor)
@@ -64,8 +64,8 @@ def hold(path: Path, *, inheritable: bool = False, use: bool = True) -> int:
     return descriptor
 
 
-def split(path: Path) -> tuple[Path, str]:
-    """Root and version of `<root>/objects/<version>`. Raises UsageError when it is no such path."""
+def split_set_path(path: Path) -> tuple[Path, str]:
+    """Return root and version of `<root>/objects/<version>`. Raises UsageError for another path."""
     path = path.absolute()
     if path.parent.name != OBJECTS:
         raise UsageError("not a staged set", where=str(path), hint="give the path that `pit-stage run` answered")
@@ -73,7 +73,7 @@ def split(path: Path) -> tuple[Path, str]:
 
 
 def last_used(root: Path, version: str) -> float:
-    """When a version was last staged or leased, in seconds since 1970; 0 where that is not known."""
+    """Return a version's last use, Unix time; 0 when unknown."""
     try:
         return (root / LEASES / version).lstat().st_mtime
     except OSError:
@@ -85,7 +85,7 @@ def _open(root: Path, version: str) -> int:
     try:
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, _READ)
-        if not _stands(root / OBJECTS / version):
+        if not _is_present(root / OBJECTS / version):
             hint = "stage it: pit-stage run SOURCE --to ROOT"
             raise DataError("no set is staged there", where=str(root / OBJECTS / version), hint=hint)
         path.parent.mkdir(mode=0o700, exist_ok=True)  # a root from before there were leases
@@ -96,14 +96,14 @@ def _open(root: Path, version: str) -> int:
         raise ClusterError(f"its lease file cannot be opened: {error.strerror}", where=str(path), hint=hint) from error
 
 
-def _stands(path: Path) -> bool:
+def _is_present(path: Path) -> bool:
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
         return False
 
 
-def _used_now(descriptor: int) -> None:
+def _touch(descriptor: int) -> None:
     # Who may only read the root cannot say so; the evictor that finds the lease held says it for them.
     with contextlib.suppress(OSError):
         os.utime(descriptor)

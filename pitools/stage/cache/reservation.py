@@ -6,24 +6,24 @@ import errno
 import os
 from pathlib import Path
 
-from pitools.core.fs import allocate, file_system, os_error
+from pitools.core.fs import allocate, from_os_error, fs_type
 from pitools.stage.cache.layout import LOCKS
 
-_STEP = 16 << 20
+_ALLOCATE_BYTES = 16 << 20
 
 
-class Held:
-    """Blocks of an unnamed file, given back as the set's own files take theirs. real: whether the disk has them."""
+class DiskReservation:
+    """Blocks of an unnamed file, freed as the set's own files take theirs. is_backed: whether the disk has them."""
 
     def __init__(self, root: Path, needed: int, in_flight: int) -> None:
-        """Raises NoSpace, ClusterError."""
+        """Allocate the file. needed, in_flight: bytes. Raises NoSpace, ClusterError."""
         self._left, self._in_flight = needed, in_flight
         self._size = max(0, needed - in_flight)
         self._file = -1
         # On a tmpfs allocating is writing: it takes the memory, and the time.
-        self.real = file_system(root) != "tmpfs"
-        if self._size and self.real:
-            self.real = self._allocate(root)
+        self.is_backed = fs_type(root) != "tmpfs"
+        if self._size and self.is_backed:
+            self.is_backed = self._allocate(root)
 
     def _allocate(self, root: Path) -> bool:
         try:
@@ -31,21 +31,21 @@ class Held:
             allocate(self._file, 0, self._size)
             return os.fstat(self._file).st_blocks * 512 >= self._size
         except OSError as error:
-            self.free()
+            self.release()
             if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EFBIG):
                 return False  # not on this file system, or too large for one file
-            raise os_error(error, root) from error
+            raise from_os_error(error, root) from error
 
-    def used(self, count: int) -> None:
-        """So many bytes more have been written: their room is not held any more."""
+    def shrink(self, count: int) -> None:
+        """Release the room of `count` bytes that have been written."""
         self._left -= count
         size = max(0, self._left - self._in_flight)
-        if self._file >= 0 and (self._size - size >= _STEP or (size == 0 and self._size)):
+        if self._file >= 0 and (self._size - size >= _ALLOCATE_BYTES or (size == 0 and self._size)):
             os.ftruncate(self._file, size)
             self._size = size
 
-    def free(self) -> None:
-        """Give all of it back."""
+    def release(self) -> None:
+        """Release all of it."""
         if self._file >= 0:
             # Not by closing alone: workers that were forked meanwhile have the descriptor too.
             os.ftruncate(self._file, 0)

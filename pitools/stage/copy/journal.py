@@ -16,18 +16,18 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 from pitools.stage.copy.tasks import range_count
 from pitools.store.manifest import FileEntry
 
 _SCHEMA = "pit.stage-journal/1"
 
 
-class Written(NamedTuple):
+class WrittenFiles(NamedTuple):
     """Files that were written and verified, by their place in the manifest.
 
     lines: what the journal says of them, made by who wrote them, so that the parent of all has little to do.
-    digests: what was found, for files of which the manifest has none. inspected: what `Orders.inspect` said of files.
+    digests: what was found, for files of which the manifest has none. inspected: results of `CopyOptions.inspect`.
     """
 
     files: tuple[int, ...]
@@ -36,21 +36,21 @@ class Written(NamedTuple):
     inspected: dict[int, Any]
 
 
-def line(file: int, found: os.stat_result, digest: str = "") -> str:
-    """The journal's line of a file that was written; digest: where the manifest has none."""
-    return f"f {file} {found.st_ino} {found.st_ctime_ns} {digest}\n"
+def journal_line(file: int, stat: os.stat_result, digest: str = "") -> str:
+    """Return the journal's line of a written file. digest: of a file for which the manifest has none."""
+    return f"f {file} {stat.st_ino} {stat.st_ctime_ns} {digest}\n"
 
 
-class Done(NamedTuple):
+class FinishedFiles(NamedTuple):
     """What an earlier copy left: digests of whole files by index ("" as in the manifest), and of ranges."""
 
     files: dict[int, str]
     ranges: dict[int, dict[int, bytes]]
 
 
-def read(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -> Done:
-    """What is done of this version in `folder`; nothing when the journal is another's, torn or stale."""
-    done = Done({}, {})
+def read_journal(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -> FinishedFiles:
+    """Read what is done of this version in `folder`; nothing when the journal is another's, torn or stale."""
+    done = FinishedFiles({}, {})
     try:
         lines = path.read_bytes().decode("ascii", "replace").split("\n")[:-1]
     except OSError:
@@ -61,7 +61,7 @@ def read(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -
         kind, *fields = line.split(" ")
         try:
             if kind == "f":
-                _take_file(done, folder, files, fields)
+                _accept_file(done, folder, files, fields)
             elif kind == "r":
                 index, number = int(fields[0]), int(fields[1])
                 digest = bytes.fromhex(fields[2])
@@ -75,65 +75,65 @@ def read(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -
 
 
 def _is_valid(header: list[str], version: str) -> bool:
-    return header[:2] == [_SCHEMA, version] and (header[2:] == [boot(), "volatile"] or header[3:] == ["durable"])
+    return header[:2] == [_SCHEMA, version] and (header[2:] == [boot_id(), "volatile"] or header[3:] == ["durable"])
 
 
-def _take_file(done: Done, folder: Path, files: tuple[FileEntry, ...], fields: list[str]) -> None:
+def _accept_file(done: FinishedFiles, folder: Path, files: tuple[FileEntry, ...], fields: list[str]) -> None:
     index, inode, ctime_ns = (int(field) for field in fields[:3])
     if index < 0:
         return
     try:
-        found = os.stat(f"{folder}/{files[index].path}", follow_symlinks=False)  # noqa: PTH116 - a hundred thousand
+        status = os.stat(f"{folder}/{files[index].path}", follow_symlinks=False)  # noqa: PTH116 - a hundred thousand
     except OSError:
         return
-    if (found.st_ino, found.st_ctime_ns, found.st_size) == (inode, ctime_ns, files[index].bytes):
+    if (status.st_ino, status.st_ctime_ns, status.st_size) == (inode, ctime_ns, files[index].bytes):
         done.files[index] = fields[3]
 
 
-def boot() -> str:
-    """This boot of this machine."""
+def boot_id() -> str:
+    """Return the kernel's boot id."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
 
 
-class Journal:
+class CopyJournal:
     """The journal being written; one writer, who holds the version's lock."""
 
-    def __init__(self, path: Path, version: str, *, durable: bool, keep: bool) -> None:
-        """keep: go on with the one that is there, of the same header; else begin anew. Raises NoSpace, ClusterError."""
+    def __init__(self, path: Path, version: str, *, durable: bool, append: bool) -> None:
+        """Open it. append: continue a journal of the same header; else begin anew. Raises NoSpace, ClusterError."""
         self._path, self._lines = path, bytearray()
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
         try:
-            self._descriptor = os.open(path, flags if keep else flags | os.O_TRUNC, 0o600)
-            if keep:  # a torn last line is not there, and must not be ended by the next one
+            self._descriptor = os.open(path, flags if append else flags | os.O_TRUNC, 0o600)
+            if append:  # a torn last line is not there, and must not be ended by the next one
                 os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
-            raise os_error(error, path) from error
-        if not keep:
-            self._lines += f"{_SCHEMA} {version} {boot()} {'durable' if durable else 'volatile'}\n".encode()
+            raise from_os_error(error, path) from error
+        if not append:
+            self._lines += f"{_SCHEMA} {version} {boot_id()} {'durable' if durable else 'volatile'}\n".encode()
             try:
                 self.flush()
             except BaseException:
                 os.close(self._descriptor)
                 raise
 
-    def wrote(self, written: Written) -> None:
-        """Files are written and verified, and on the disk where the journal is durable."""
+    def add_files(self, written: WrittenFiles) -> None:
+        """Add files that are written and verified, and synced where the journal is durable."""
         self._lines += written.lines
 
-    def wrote_range(self, file: int, number: int, digest: bytes) -> None:
-        """A range of a large file is written."""
+    def add_range(self, file: int, number: int, digest: bytes) -> None:
+        """Add a written range of a large file."""
         self._lines += f"r {file} {number} {digest.hex()}\n".encode()
 
     def flush(self) -> None:
-        """Hand the lines to the kernel, which keeps them when this process is killed. Raises NoSpace, ClusterError."""
+        """Write the lines to the file, where they outlive this process. Raises NoSpace, ClusterError."""
         try:
             while self._lines:
                 del self._lines[: os.write(self._descriptor, self._lines)]
         except OSError as error:
-            raise os_error(error, self._path) from error
+            raise from_os_error(error, self._path) from error
 
     def close(self) -> None:
         """Write what is left, and close."""

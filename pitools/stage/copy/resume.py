@@ -10,79 +10,83 @@ from typing import NamedTuple
 
 from pitools.core.fs import remove_tree
 from pitools.core.progress import Advance
-from pitools.stage.cache.disk_quota import Limits, reserved
+from pitools.stage.cache.disk_quota import QuotaLimits, reserve
 from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path
 from pitools.stage.copy import journal as journals
-from pitools.stage.copy.copy import Orders, by_ranges, copy, is_durable, write_file
+from pitools.stage.copy.copy import CopyOptions, copies_by_ranges, copy_files, is_durable, write_file
 from pitools.stage.copy.hardlink import link_shared
-from pitools.stage.copy.journal import Done, Journal
-from pitools.stage.copy.worker import wrong_digest
+from pitools.stage.copy.journal import CopyJournal, FinishedFiles
+from pitools.stage.copy.worker import digest_error
 from pitools.stage.sources.base import Dataset
-from pitools.store.digest import RANGE, of_bytes
+from pitools.store.digest import RANGE_BYTES, digest_bytes
 from pitools.store.manifest import FILE_NAME, FileEntry
 
 # What the engine counts is a moment old.
-_LATE_BYTES = 256 << 20
+_LATE_WRITE_BYTES = 256 << 20
 
 
-class Moved(NamedTuple):
+class CopyTotals(NamedTuple):
     """Bytes of a new version by where they came from, and digests found for files of which none was known."""
 
-    copied: int
-    linked: int
-    resumed: int
+    copied_bytes: int
+    linked_bytes: int
+    resumed_bytes: int
     digests: dict[int, str]
 
 
-def fill(dataset: Dataset, root: Path, orders: Orders, limits: Limits, *, advance: Advance, link: bool = True) -> Moved:
+def fill_partial(
+    dataset: Dataset, root: Path, options: CopyOptions, limits: QuotaLimits, *, advance: Advance, link: bool = True
+) -> CopyTotals:
     """Make the unfinished folder of this version hold its files, verified and synced. Call with its lock held.
 
     link: take files that other versions share as they are; else all is read, as it must be to replace what is damaged.
-    Raises as `copy`, and NoSpace or TryLater when there is no room. What is done by then stays, to be gone on with.
+    Raises as `copy_files`, and NoSpace or TryLater when there is no room. What is done by then stays, to be resumed.
     """
     files, version = dataset.manifest.files, dataset.version
     folder, path = partial_path(root, version), journal_path(root, version)
     folder.mkdir(mode=0o700, exist_ok=True)  # until it stands in `objects`, whose mode says who may read
-    done = journals.read(path, folder, version, files)
+    done = journals.read_journal(path, folder, version, files)
     fresh = not done.files and not done.ranges
     if fresh:  # what is there is not known to be good
         remove_tree(folder)
         folder.mkdir(mode=0o700)
-    if not by_ranges(dataset.source, folder, orders):
+    if not copies_by_ranges(dataset.source, folder, options):
         done.ranges.clear()
     linked = link_shared(dataset, root, folder, set(done.files)) if link else set()
     if not fresh:
-        _clear(folder, files, done, linked)
+        _remove_stale(folder, files, done, linked)
     for index in (*done.files, *linked):
-        orders.finished(index)
-    left = [entry for index, entry in enumerate(files) if index not in done.files and index not in linked]
+        options.on_file(index)
+    missing = [entry for index, entry in enumerate(files) if index not in done.files and index not in linked]
     shared = sum(files[index].bytes for index in linked)
-    known = _known(files, done)
+    known_bytes = _known_range_bytes(files, done)
     resumed = sum(files[index].bytes for index in done.files)
-    in_flight = _LATE_BYTES + orders.readers * _largest(left)
-    with reserved(root, version, needed_bytes(left) - known, limits, in_flight=in_flight) as used:
+    in_flight = _LATE_WRITE_BYTES + options.readers * _largest_buffered(missing)
+    with reserve(root, version, needed_bytes(missing) - known_bytes, limits, in_flight=in_flight) as used:
 
-        def moved(count: int) -> None:
+        def count_bytes(count: int) -> None:
             used(count)
             advance(count)
 
-        advance(shared + resumed + known)
+        advance(shared + resumed + known_bytes)
         own = _write_own(dataset, folder, skip=done.files.keys() | linked)
-        moved(sum(files[index].bytes for index in own))
+        count_bytes(sum(files[index].bytes for index in own))
         for index in own:
-            orders.finished(index)
-        journal = Journal(path, version, durable=is_durable(files), keep=bool(done.files or done.ranges))
+            options.on_file(index)
+        journal = CopyJournal(path, version, durable=is_durable(files), append=bool(done.files or done.ranges))
         try:
-            digests = copy(dataset, folder, done, journal, orders, linked=linked | own, advance=moved)
+            digests = copy_files(dataset, folder, done, journal, options, linked=linked | own, advance=count_bytes)
         finally:
             journal.close()
-    return Moved(sum(entry.bytes for entry in left) - known, shared, resumed + known, digests)
+    return CopyTotals(sum(entry.bytes for entry in missing) - known_bytes, shared, resumed + known_bytes, digests)
 
 
-def _known(files: Sequence[FileEntry], done: Done) -> int:
-    """Bytes of known ranges."""
+def _known_range_bytes(files: Sequence[FileEntry], done: FinishedFiles) -> int:
+    """Sum the bytes of known ranges."""
     return sum(
-        min(RANGE, files[index].bytes - number * RANGE) for index, ranges in done.ranges.items() for number in ranges
+        min(RANGE_BYTES, files[index].bytes - number * RANGE_BYTES)
+        for index, ranges in done.ranges.items()
+        for number in ranges
     )
 
 
@@ -93,14 +97,14 @@ def _write_own(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[int]:
     for index, entry in enumerate(dataset.manifest.files if own else ()):
         if index in skip or (data := own.get(entry.path)) is None:
             continue
-        if len(data) != entry.bytes or of_bytes(data) != entry.digest:
-            raise wrong_digest(entry, of_bytes(data), f"{FILE_NAME}: {entry.path}")
+        if len(data) != entry.bytes or digest_bytes(data) != entry.digest:
+            raise digest_error(entry, digest_bytes(data), f"{FILE_NAME}: {entry.path}")
         write_file(folder, entry.path, data)
         written.add(index)
     return written
 
 
-def _clear(folder: Path, files: Sequence[FileEntry], done: Done, linked: set[int]) -> None:
+def _remove_stale(folder: Path, files: Sequence[FileEntry], done: FinishedFiles, linked: set[int]) -> None:
     """Take away what an earlier call began and nobody can go on with; open to writing what is gone on with."""
     for index, entry in enumerate(files):
         if index in done.files:
@@ -110,31 +114,31 @@ def _clear(folder: Path, files: Sequence[FileEntry], done: Done, linked: set[int
             continue
         path = f"{folder}/{entry.path}"
         try:
-            found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a hundred thousand of them
+            status = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - a hundred thousand of them
         except OSError:
             done.ranges.pop(index, None)
             continue
         # A file with another name is another version's too, which is never written to.
-        if index in done.ranges and stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        if index in done.ranges and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             os.chmod(path, 0o600)  # noqa: PTH101
         else:
             done.ranges.pop(index, None)
             os.unlink(path)  # noqa: PTH108
 
 
-def seal(folder: Path, dataset: Dataset) -> Path:
+def write_manifest_last(folder: Path, dataset: Dataset) -> Path:
     """Write the manifest, the last file of a version, into its unfinished folder, which may then be published."""
     write_file(folder, FILE_NAME, dataset.data)
     folder.chmod(0o755)
     return folder
 
 
-def discard(root: Path, version: str) -> None:
+def discard_partial(root: Path, version: str) -> None:
     """Remove an unfinished copy, the journal first: what it says must never be more than what is there."""
     journal_path(root, version).unlink(missing_ok=True)
     remove_tree(partial_path(root, version))
 
 
-def _largest(files: Sequence[FileEntry]) -> int:
-    """The most bytes that a worker gives to one file before it has written them."""
-    return max((min(entry.bytes, RANGE) for entry in files), default=0)
+def _largest_buffered(files: Sequence[FileEntry]) -> int:
+    """Return the most bytes a worker allocates to one file before they are written."""
+    return max((min(entry.bytes, RANGE_BYTES) for entry in files), default=0)

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pitools.core.errors import DataError
-from pitools.core.fs import allocate, os_error
-from pitools.core.shared_progress import Seat
-from pitools.stage.copy.journal import Written, line
-from pitools.stage.copy.tasks import SMALL, Task
-from pitools.stage.copy.write import clone, write, write_direct
+from pitools.core.fs import allocate, from_os_error
+from pitools.core.shared_progress import WorkerSlot
+from pitools.stage.copy.journal import WrittenFiles, journal_line
+from pitools.stage.copy.tasks import SMALL_FILE_BYTES, CopyTask
+from pitools.stage.copy.write import clone_file, write_all, write_direct
 from pitools.stage.sources.base import Source, SourceFile
-from pitools.stage.sources.local import BLOCK, Folders
+from pitools.stage.sources.local import READ_BYTES, DirDescriptors
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
 
 # Published versions do not change; the mode says so to whoever would edit one in place.
-MODE = 0o444
-NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_SHARED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_MODE = 0o444
+CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARED_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECT_BLOCK = 1 << 20
 
 
-class Range(NamedTuple):
+class RangeDigest(NamedTuple):
     """A range of a large file that was written."""
 
     file: int
@@ -35,17 +35,17 @@ class Range(NamedTuple):
     digest: bytes
 
 
-class Work(NamedTuple):
+class CopyJob(NamedTuple):
     """What all workers of one copy know. bytes_per_s: of all of them together, 0 for no limit.
 
     allocate: give files their blocks before they are written, which is faster than finding them one by one. clone:
     ask the file system to share the source's blocks. direct: write large files past the page cache. durable: sync
-    each file. inspect: as in `Orders`.
+    each file. inspect: as in `CopyOptions`.
     """
 
     source: Source
     files: tuple[FileEntry, ...]
-    to: str
+    target: str
     allocate: bool
     clone: bool
     direct: bool
@@ -54,22 +54,22 @@ class Work(NamedTuple):
     inspect: Callable[[int, memoryview], Any] | None = None
 
 
-class Copier:
+class CopyWorker:
     """One thread's share of the work: its reader, its buffer, and the folders it last wrote to."""
 
-    def __init__(self, work: Work, seat: Seat) -> None:
-        self._work, self._seat = work, seat
-        self._reader = work.source.connect()
-        self._step = max(BLOCK, work.source.block)
+    def __init__(self, job: CopyJob, slot: WorkerSlot) -> None:
+        self._job, self._slot = job, slot
+        self._reader = job.source.connect()
+        self._step = max(READ_BYTES, job.source.block)
         # Page-aligned, as O_DIRECT wants it. Also, 16 bytes into a page, where malloc puts a large bytearray, the
         # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
-        self._buffer = memoryview(mmap.mmap(-1, max(SMALL, _DIRECT_BLOCK, self._step)))
-        self._folders = Folders(Path(work.to), make=True)
+        self._buffer = memoryview(mmap.mmap(-1, max(SMALL_FILE_BYTES, _DIRECT_BLOCK, self._step)))
+        self._folders = DirDescriptors(Path(job.target), create=True)
 
-    def __call__(self, task: Task) -> Written | Range:
+    def __call__(self, task: CopyTask) -> WrittenFiles | RangeDigest:
         """Copy the task's files, or its range of one; what was written."""
         if task.length < 0:
-            written = Written(task.files, b"", {}, {})
+            written = WrittenFiles(task.files, b"", {}, {})
             lines = "".join([self._copy(index, written) for index in task.files])
             return written._replace(lines=lines.encode())
         return self._copy_range(task.files[0], task)
@@ -79,175 +79,177 @@ class Copier:
         self._folders.close()
         self._reader.close()
 
-    def _copy(self, index: int, written: Written) -> str:
-        entry = self._work.files[index]
-        small = entry.bytes < SMALL
-        where = f"{self._work.to}/{entry.path}"
+    def _copy(self, index: int, written: WrittenFiles) -> str:
+        entry = self._job.files[index]
+        small = entry.bytes < SMALL_FILE_BYTES
+        where = f"{self._job.target}/{entry.path}"
         file = self._reader.open(entry.path)
         try:
             self._compare_size(entry, file.size)
-            found = self._read(entry, file) if small else ""
-            if small and self._work.inspect:
-                written.inspected[index] = self._work.inspect(index, self._buffer[: entry.bytes])
+            digest = self._read(entry, file) if small else ""
+            if small and self._job.inspect:
+                written.inspected[index] = self._job.inspect(index, self._buffer[: entry.bytes])
             try:
                 descriptor = self._create(entry.path)
             except OSError as error:
-                raise os_error(error, Path(where)) from error
+                raise from_os_error(error, Path(where)) from error
             try:
                 if small:
-                    if self._work.allocate:
+                    if self._job.allocate:
                         allocate(descriptor, 0, entry.bytes)
-                    write(descriptor, self._buffer[: entry.bytes], 0)
+                    write_all(descriptor, self._buffer[: entry.bytes], 0)
                 else:
-                    found = self._bring(entry, file, descriptor)
-                if self._work.durable:
+                    digest = self._copy_large(entry, file, descriptor)
+                if self._job.durable:
                     os.fsync(descriptor)
                 status = os.fstat(descriptor)
             except OSError as error:
-                raise os_error(error, Path(where)) from error
+                raise from_os_error(error, Path(where)) from error
             finally:
                 os.close(descriptor)
         finally:
             file.close()
         if entry.digest:
-            return line(index, status)
-        written.digests[index] = found
-        return line(index, status, found)
+            return journal_line(index, status)
+        written.digests[index] = digest
+        return journal_line(index, status, digest)
 
     def _read(self, entry: FileEntry, file: SourceFile) -> str:
-        """A small file into the buffer; its digest. A source that can is asked a second time when it is wrong."""
+        """Read a small file into the buffer; return its digest. A wrong one is read again where the source can."""
         while True:
             filled = 0
             while filled < entry.bytes:
-                filled += self._must_read(entry, file, self._buffer[filled : entry.bytes], filled)
+                filled += self._read_exactly(entry, file, self._buffer[filled : entry.bytes], filled)
             self._count(filled)
-            found = digests.of_bytes(self._buffer[: entry.bytes])
-            if self._is_right(entry, found, file):
-                return found
+            digest = digests.digest_bytes(self._buffer[: entry.bytes])
+            if self._accept_digest(entry, digest, file):
+                return digest
 
-    def _bring(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
-        """A large file, shared with the source where the file system can, else copied; its digest."""
-        if not (self._work.clone and clone(descriptor, file)):
+    def _copy_large(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
+        """Clone a large file where the file system can, else copy it; return its digest."""
+        if not (self._job.clone and clone_file(descriptor, file)):
             return self._stream(entry, file, descriptor)
         self._compare_size(entry, os.fstat(descriptor).st_size)  # it may have grown since it was opened
         # What is judged is the clone, which nobody writes to any more.
-        hasher, at = digests.hasher_for(entry.digest), 0
-        while at < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:BLOCK]], at)):
+        hasher, offset = digests.hasher_for(entry.digest), 0
+        while offset < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:READ_BYTES]], offset)):
             hasher.update(self._buffer[:count])
             self._count(count)
-            at += count
-        self._compare_size(entry, at)
-        self._is_right(entry, found := hasher.text(), file)
-        return found
+            offset += count
+        self._compare_size(entry, offset)
+        self._accept_digest(entry, digest := hasher.digest(), file)
+        return digest
 
     def _stream(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
         while True:
             hasher = digests.hasher_for(entry.digest)
-            self._pump(entry, file, descriptor, 0, entry.bytes, hasher)
-            if self._is_right(entry, found := hasher.text(), file):
-                return found
+            self._copy_bytes(entry, file, descriptor, 0, entry.bytes, hasher)
+            if self._accept_digest(entry, digest := hasher.digest(), file):
+                return digest
 
-    def _copy_range(self, index: int, task: Task) -> Range:
-        entry, number = self._work.files[index], task.offset // digests.RANGE
-        where = f"{self._work.to}/{entry.path}"
+    def _copy_range(self, index: int, task: CopyTask) -> RangeDigest:
+        entry, number = self._job.files[index], task.offset // digests.RANGE_BYTES
+        where = f"{self._job.target}/{entry.path}"
         try:
             within, _, name = entry.path.rpartition("/")
-            descriptor = os.open(name, _SHARED, 0o600, dir_fd=self._folders.enter(within))
+            descriptor = os.open(name, _SHARED_FLAGS, 0o600, dir_fd=self._folders.open_dir(within))
         except OSError as error:
-            raise os_error(error, Path(where)) from error
+            raise from_os_error(error, Path(where)) from error
         try:
-            if task.known and self._stands(where, task):
-                return Range(index, number, task.known)
+            if task.known_digest and self._is_range_written(where, task):
+                return RangeDigest(index, number, task.known_digest)
             hasher = digests.Hasher()
             file = self._reader.open(entry.path)
             try:
                 self._compare_size(entry, file.size)
-                self._pump(entry, file, descriptor, task.offset, task.length, hasher)
+                self._copy_bytes(entry, file, descriptor, task.offset, task.length, hasher)
             finally:
                 file.close()
-            if self._work.durable:
+            if self._job.durable:
                 os.fsync(descriptor)
         except OSError as error:
-            raise os_error(error, Path(where)) from error
+            raise from_os_error(error, Path(where)) from error
         finally:
             os.close(descriptor)
-        return Range(index, number, bytes.fromhex(hasher.text().partition(":")[2]))
+        return RangeDigest(index, number, bytes.fromhex(hasher.digest().partition(":")[2]))
 
-    def _stands(self, where: str, task: Task) -> bool:
+    def _is_range_written(self, where: str, task: CopyTask) -> bool:
         """Whether a range that an earlier copy wrote is on the disk as it was written down."""
-        hasher, at, end = digests.Hasher(), task.offset, task.offset + task.length
+        hasher, offset, end = digests.Hasher(), task.offset, task.offset + task.length
         descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            while at < end and (count := os.preadv(descriptor, [self._buffer[: min(BLOCK, end - at)]], at)):
+            while offset < end and (
+                count := os.preadv(descriptor, [self._buffer[: min(READ_BYTES, end - offset)]], offset)
+            ):
                 hasher.update(self._buffer[:count])
-                self._seat.alive()  # nothing is written, so nothing of what is reserved is used
-                at += count
+                self._slot.heartbeat()  # nothing is written, so nothing of what is reserved is used
+                offset += count
         finally:
             os.close(descriptor)
-        return at == end and hasher.text().endswith(task.known.hex())
+        return offset == end and hasher.digest().endswith(task.known_digest.hex())
 
-    def _pump(
-        self, entry: FileEntry, file: SourceFile, descriptor: int, at: int, length: int, hasher: digests.Hasher
+    def _copy_bytes(
+        self, entry: FileEntry, file: SourceFile, descriptor: int, offset: int, length: int, hasher: digests.Hasher
     ) -> None:
-        """Read, hash and write `length` bytes from `at` on, a buffer at a time."""
-        end = at + length
+        """Read, hash and write `length` bytes from `offset` on, a buffer at a time."""
+        end = offset + length
         # Much at once where it goes to the disk, else what the caches hold.
-        room, put = self._step, write
-        if self._work.direct:
-            room, put = len(self._buffer), write_direct
+        capacity, write = self._step, write_all
+        if self._job.direct:
+            capacity, write = len(self._buffer), write_direct
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-        given = at
-        while at < end:
-            if self._work.allocate and at >= given:  # not more at a time than the hold leaves free
-                given = min(end, at + digests.RANGE)
-                allocate(descriptor, at, given - at)
-            filled, want = 0, min(room, end - at)
+        allocated = offset
+        while offset < end:
+            if self._job.allocate and offset >= allocated:  # not more at a time than the hold leaves free
+                allocated = min(end, offset + digests.RANGE_BYTES)
+                allocate(descriptor, offset, allocated - offset)
+            filled, want = 0, min(capacity, end - offset)
             while filled < want:
                 block = self._buffer[filled : min(filled + self._step, want)]
-                count = self._must_read(entry, file, block, at + filled)
+                count = self._read_exactly(entry, file, block, offset + filled)
                 hasher.update(block[:count])
                 filled += count
-            put(descriptor, self._buffer[:filled], at)
+            write(descriptor, self._buffer[:filled], offset)
             self._count(filled)
-            at += filled
+            offset += filled
 
-    def _must_read(self, entry: FileEntry, file: SourceFile, view: memoryview, offset: int) -> int:
+    def _read_exactly(self, entry: FileEntry, file: SourceFile, view: memoryview, offset: int) -> int:
         count = file.read_into(view, offset)
         if not count:
             self._compare_size(entry, offset)
         return count
 
     def _count(self, count: int) -> None:
-        self._seat.moved(count)
-        if self._work.bytes_per_s:
-            self._seat.wait(self._work.bytes_per_s)
+        self._slot.add_bytes(count)
+        if self._job.bytes_per_s:
+            self._slot.wait(self._job.bytes_per_s)
 
     def _create(self, path: str) -> int:
         within, _, name = path.rpartition("/")
-        at = self._folders.enter(within)
+        parent = self._folders.open_dir(within)
         try:
-            return os.open(name, NEW, MODE, dir_fd=at)
+            return os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=parent)
         except FileExistsError:  # an interrupted copy left it, not known to be whole
-            os.unlink(name, dir_fd=at)
-            return os.open(name, NEW, MODE, dir_fd=at)
+            os.unlink(name, dir_fd=parent)
+            return os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=parent)
 
-    def _is_right(self, entry: FileEntry, found: str, file: SourceFile) -> bool:
+    def _accept_digest(self, entry: FileEntry, digest: str, file: SourceFile) -> bool:
         """Whether to keep what was read; False to read it again, from elsewhere. Raises DataError."""
-        if not entry.digest or found == entry.digest:
+        if not entry.digest or digest == entry.digest:
             return True
         distrust = getattr(file, "distrust", None)
         if distrust and distrust():
             return False
-        raise wrong_digest(entry, found, f"{self._work.source.label}/{entry.path}")
+        raise digest_error(entry, digest, f"{self._job.source.label}/{entry.path}")
 
     def _compare_size(self, entry: FileEntry, size: int) -> None:
         if size != entry.bytes:
-            what = f"the manifest says {entry.bytes} bytes, the file has {size}"
+            message = f"the manifest says {entry.bytes} bytes, the file has {size}"
             hint = "it was changed or cut short: run `check` on the source"
-            raise DataError(what, where=f"{self._work.source.label}/{entry.path}", hint=hint)
+            raise DataError(message, where=f"{self._job.source.label}/{entry.path}", hint=hint)
 
 
-def wrong_digest(entry: FileEntry, found: str, where: str) -> DataError:
-    """What to say of content that is not what the manifest says."""
-    what = f"the manifest says {entry.digest}, the content is {found}"
-    return DataError(what, where=where, hint="it was changed or is damaged: run `check` on the source")
+def digest_error(entry: FileEntry, digest: str, where: str) -> DataError:
+    """Return the error of content whose digest is not the manifest's."""
+    message = f"the manifest says {entry.digest}, the content is {digest}"
+    return DataError(message, where=where, hint="it was changed or is damaged: run `check` on the source")

@@ -20,19 +20,19 @@ from collections.abc import Iterator, Sequence
 from pitools.store.manifest import FileEntry
 
 
-def owners(files: Sequence[FileEntry], nodes: int) -> array[int]:
+def assign_owners(files: Sequence[FileEntry], nodes: int) -> array[int]:
     """For each file the node that reads it from the source; the nodes' bytes are as equal as whole files allow."""
-    found = array("H", bytes(2 * len(files)))
+    owners = array("H", bytes(2 * len(files)))
     # Equal bytes are dealt out by the number of files, so that empty files do not all go to one node.
     loads = [(0, 0, node) for node in range(nodes)]
     for index in sorted(range(len(files)), key=lambda index: (-files[index].bytes, index)):
         n_bytes, count, node = loads[0]
         heapq.heapreplace(loads, (n_bytes + files[index].bytes, count + 1, node))
-        found[index] = node
-    return found
+        owners[index] = node
+    return owners
 
 
-def chain(index: int, owner: int, nodes: int) -> Iterator[int]:
+def sender_chain(index: int, owner: int, nodes: int) -> Iterator[int]:
     """All nodes in the order in which they answer for a file. A lost owner's files fall to all others in turn."""
     yield owner
     others = nodes - 1
@@ -40,7 +40,7 @@ def chain(index: int, owner: int, nodes: int) -> Iterator[int]:
         yield (owner + 1 + (index + step) % others) % nodes
 
 
-def place(index: int, owner: int, nodes: int, node: int) -> int:
+def place_in_chain(index: int, owner: int, nodes: int, node: int) -> int:
     """A node's number in a file's chain: 0 for its owner."""
     if node == owner:
         return 0
@@ -48,16 +48,16 @@ def place(index: int, owner: int, nodes: int, node: int) -> int:
     return 1 + ((node - owner - 1) % nodes - index) % others
 
 
-def order(files: Sequence[FileEntry], owned_by: Sequence[int], nodes: int, me: int) -> list[int]:
-    """File indexes as node `me` wants them: its own share, then by its place in their chains, large files first.
+def file_order(files: Sequence[FileEntry], owned_by: Sequence[int], nodes: int, rank: int) -> list[int]:
+    """File indexes as node `rank` wants them: its own share, then by its place in their chains, large files first.
 
-    Within one place the owners follow in a circle that begins behind `me`, so that nodes ask different ones.
+    Within one place the owners follow in a circle that begins behind `rank`, so that nodes ask different ones.
     """
     return sorted(
         range(len(files)),
         key=lambda index: (
-            place(index, owned_by[index], nodes, me),
-            (owned_by[index] - me) % nodes,
+            place_in_chain(index, owned_by[index], nodes, rank),
+            (owned_by[index] - rank) % nodes,
             -files[index].bytes,
             index,
         ),

@@ -15,52 +15,47 @@ import msgspec
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, ConfigError, UsageError
 
-_PORTS = 16  # candidates a node: that many other programs may sit where its hash falls
-_LEAST_SECRET = 16  # characters
+_MAX_PORTS = 16  # candidates a node: that many other programs may sit where its hash falls
+_MIN_SECRET_BYTES = 16  # characters
 _NONCE = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
-_IN_A_STEP = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
+_STEP_HINT = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, in seconds, a node bears with the others; `floor` in bytes a second.
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How long, in seconds, a node bears with the others; `min_bytes_per_s` in bytes a second.
 
     answer_s: connecting, and each message of a greeting. hold_s: how long a server keeps a request for what it has
-    not yet. stall_s: no byte of an answer, or fewer than `floor`, for so long. appear_s: a node that nobody has met may
-    take so long to start. patience_s: a node that works on what is wanted may receive less than `floor` for so long.
-    idle_s: for so long this node may receive nothing from anywhere because it waits; then the next of the chain has its
-    turn, and after half as long again the source. Well below the engine's own limit, after which it would give up.
-    shun_s: how long a node is left alone after any of these. linger_s: how long a finished node serves the others.
+    not yet. stall_s: no byte of an answer, or fewer than `min_bytes_per_s`, for so long. startup_s: a node that nobody
+    has met may take so long to start. peer_timeout_s: a node that works on what is wanted may receive less than
+    `min_bytes_per_s` for so long. idle_s: for so long this node may receive nothing from anywhere because it waits;
+    then the next of the chain has its turn, and after half as long again the source. Well below the engine's own limit,
+    after which it would give up. back_off_s: how long a node is left alone after any of these. linger_s: how long a
+    finished node serves the others.
     """
 
     answer_s: float = 5.0
     hold_s: float = 2.0
     stall_s: float = 10.0
-    appear_s: float = 30.0
-    patience_s: float = 30.0
+    startup_s: float = 30.0
+    peer_timeout_s: float = 30.0
     idle_s: float = 150.0
-    shun_s: float = 60.0
+    back_off_s: float = 60.0
     linger_s: float = 600.0
     # Barely alive: where a thousand nodes share one source or one uplink, an honest node is not much faster.
-    floor: int = 64 << 10
+    min_bytes_per_s: int = 64 << 10
 
 
 class Group:
-    """The nodes of one job step. names, addresses: in one order on all of them. me: this node's number.
+    """The nodes of one job step. names, addresses: in one order on all of them. rank: this node's number.
 
     key: text that differs per job, step and restart. ports: first and last that may be used.
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        addresses: Sequence[str],
-        me: int,
-        key: str,
-        ports: tuple[int, int],
-        secret: bytes,
+        self, names: Sequence[str], addresses: Sequence[str], rank: int, key: str, ports: tuple[int, int], secret: bytes
     ) -> None:
         self.names, self.addresses = tuple(names), tuple(addresses)
-        self.me, self.key, self.ports = me, key, ports
+        self.me, self.key, self.ports = rank, key, ports
         self._secret = secret  # never shown: there is no repr of a group
 
     def __len__(self) -> int:
@@ -71,7 +66,7 @@ class Group:
         text = "\0".join(["pit-fanout/1", self.key, version, *self.names])
         return hmac.digest(self._secret, text.encode(), "sha256")
 
-    def candidates(self, node: int, version: str) -> Iterator[int]:
+    def candidate_ports(self, node: int, version: str) -> Iterator[int]:
         """The ports a node may listen at, the likeliest first; 16 at most."""
         first, last = self.ports
         count = last - first + 1
@@ -79,11 +74,11 @@ class Group:
         start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % count
         # A stride, so that the series of nodes that share one host do not run into each other.
         stride = 37 if count % 37 else 1
-        for step in range(min(_PORTS, count)):
+        for step in range(min(_MAX_PORTS, count)):
             yield first + (start + step * stride) % count
 
 
-def find(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999), host_suffix: str = "") -> Group:
+def find_group(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999), host_suffix: str = "") -> Group:
     """The group this process is in, from srun's variables, or from PIT_FANOUT_NODES where there is no Slurm.
 
     ports, host_suffix: the site's; PIT_PORTS and PIT_HOST_SUFFIX of the job's script go before them.
@@ -98,23 +93,25 @@ def find(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999),
         names, addresses = list(pairs), list(pairs.values())
         name, key = environ.get("PIT_FANOUT_NODE", ""), environ.get("PIT_FANOUT_JOB", "")
     else:
-        names, name, key = _step(environ)
+        names, name, key = _step_nodes(environ)
         addresses = _addresses(names, environ.get("PIT_HOST_SUFFIX", host_suffix))
     if name not in names:
-        raise UsageError(f'this node, "{name}", is not one of {hostlist.fold(names)}', hint=_IN_A_STEP)
+        raise UsageError(f'this node, "{name}", is not one of {hostlist.fold(names)}', hint=_STEP_HINT)
     me = names.index(name)
-    addresses[me] = _own(addresses, me)
+    addresses[me] = _own_address(addresses, me)
     return Group(names, addresses, me, key, ports, secret)
 
 
-def _step(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
+def _step_nodes(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
     """Names of the step's nodes, this one's, and what no other step has."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_STEP_ID" not in environ:
-        raise UsageError("--fanout: this is not a step of a job", hint=_IN_A_STEP)
+        raise UsageError("--fanout: this is not a step of a job", hint=_STEP_HINT)
     if environ.get("SLURM_STEP_NUM_TASKS") != environ.get("SLURM_STEP_NUM_NODES"):
-        what = f"--fanout: {environ.get('SLURM_STEP_NUM_TASKS')} tasks on {environ.get('SLURM_STEP_NUM_NODES')} nodes"
-        raise UsageError(what, hint="one a node: srun --ntasks-per-node=1 pit-stage run … --fanout")
+        message = (
+            f"--fanout: {environ.get('SLURM_STEP_NUM_TASKS')} tasks on {environ.get('SLURM_STEP_NUM_NODES')} nodes"
+        )
+        raise UsageError(message, hint="one a node: srun --ntasks-per-node=1 pit-stage run … --fanout")
     # The list's own sorted order: all nodes agree on it, whatever order the tasks are in.
     names = hostlist.expand(nodes)
     key = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
@@ -125,17 +122,17 @@ def _addresses(names: Sequence[str], suffix: str) -> list[str]:
     """Each node's address on the fabric: its name and the site's suffix, or else where Slurm reaches it."""
     if suffix:
         return [_resolved(name + suffix) for name in names]
-    found: list[str] = []
+    addresses: list[str] = []
     for name in names:
         if not (address := _lookup(name)):
             break  # one is enough: without DNS each further name would be waited for
-        found.append(address)
+        addresses.append(address)
     else:
-        return found
+        return addresses
     from pitools.slurm.client import Client
 
-    known = {node.node: node.address for node in Client().nodes(hostlist.fold(names))}
-    return [_resolved(known.get(name, name)) for name in names]
+    slurm_addresses = {node.node: node.address for node in Client().nodes(hostlist.fold(names))}
+    return [_resolved(slurm_addresses.get(name, name)) for name in names]
 
 
 def _resolved(name: str) -> str:
@@ -153,11 +150,11 @@ def _lookup(name: str) -> str:
         return ""
 
 
-def _own(addresses: Sequence[str], me: int) -> str:
+def _own_address(addresses: Sequence[str], rank: int) -> str:
     """This node's address as the others see it: many hosts files give a host's own name a loopback address."""
-    others = [address for index, address in enumerate(addresses) if index != me and not _is_loopback(address)]
-    if not others or not _is_loopback(addresses[me]):
-        return addresses[me]
+    others = [address for index, address in enumerate(addresses) if index != rank and not _is_loopback(address)]
+    if not others or not _is_loopback(addresses[rank]):
+        return addresses[rank]
     family = socket.AF_INET6 if ":" in others[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -178,7 +175,7 @@ def _secret(environ: Mapping[str, str]) -> bytes:
         secret = environ.get("PIT_NONCE", "").encode()
     if not secret:
         raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_NONCE}")
-    if len(secret) < _LEAST_SECRET:
+    if len(secret) < _MIN_SECRET_BYTES:
         raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_NONCE)
     return secret
 
@@ -187,8 +184,8 @@ def _private(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
                 raise ConfigError("others could read or write this secret", where=str(path), hint=f"chmod 600 {path}")
             return file.read(4096).strip()
     except OSError as error:

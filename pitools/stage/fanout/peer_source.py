@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from pitools.core.errors import DataError
 from pitools.stage.fanout import assignment
-from pitools.stage.fanout.group import Group, Patience
-from pitools.stage.fanout.peers import Connection, Peers, Slow
-from pitools.stage.fanout.server import RANGE
-from pitools.stage.fanout.shared_state import SOURCE, Board
-from pitools.stage.sources.base import Reader, Source, SourceFile
+from pitools.stage.fanout.group import Group, Timeouts
+from pitools.stage.fanout.peers import PeerConnection, Peers, PeerTooSlow
+from pitools.stage.fanout.server import MAX_RANGE_BYTES
+from pitools.stage.fanout.shared_state import FROM_ORIGIN, SharedState
+from pitools.stage.sources.base import Source, SourceFile, SourceReader
 from pitools.store.manifest import FileEntry
 
 _BLOCK = 1 << 20
@@ -25,12 +25,12 @@ class PeerSource:
         files: Sequence[FileEntry],
         version: str,
         group: Group,
-        board: Board,
-        patience: Patience,
+        state: SharedState,
+        timeouts: Timeouts,
     ) -> None:
         self.origin, self.files, self.version = origin, files, version
-        self.group, self.board, self.patience = group, board, patience
-        self.owners = assignment.owners(files, len(group))
+        self.group, self.state, self.timeouts = group, state, timeouts
+        self.owners = assignment.assign_owners(files, len(group))
         self._index = {entry.path: index for index, entry in enumerate(files)}
 
     @property
@@ -59,10 +59,10 @@ class PeerSource:
         the nodes that gave any of it are not asked again. False when nobody but the origin did: then it is the culprit.
         """
         index = self.index(path)
-        if self.board.source_only[index]:
+        if self.state.source_only[index]:
             return False  # a second time: what other nodes had given was thrown away the first time
-        givers = self.board.givers(index)
-        self.board.distrust(index, givers)
+        givers = self.state.senders(index)
+        self.state.distrust(index, givers)
         return bool(givers)
 
 
@@ -71,14 +71,14 @@ class PeerReader:
 
     def __init__(self, source: PeerSource) -> None:
         self.source = source
-        self.peers = Peers(source.group, source.version, source.board, source.patience)
-        self._origin: Reader | None = None
+        self.peers = Peers(source.group, source.version, source.state, source.timeouts)
+        self._origin: SourceReader | None = None
 
     def open(self, path: str) -> PeerFile:
         """A file of the manifest. Raises as the origin's `open` where the origin is needed."""
         return PeerFile(self, self.source.index(path))
 
-    def origin(self) -> Reader:
+    def origin(self) -> SourceReader:
         """The origin's reader, made when it is first needed."""
         if self._origin is None:
             self._origin = self.source.origin.connect()
@@ -101,16 +101,16 @@ class PeerFile:
     def __init__(self, reader: PeerReader, index: int) -> None:
         self._reader, self._index = reader, index
         source = reader.source
-        self._entry, self._board = source.files[index], source.board
+        self._entry, self._state = source.files[index], source.state
         self.size = self._entry.bytes
-        self._chain = assignment.chain(index, source.owners[index], len(source.group))
+        self._chain = assignment.sender_chain(index, source.owners[index], len(source.group))
         self._node, self._passed = next(self._chain), False
-        self._connection: Connection | None = None
+        self._connection: PeerConnection | None = None
         self._offset = 0  # of the file, at which the connection's next byte stands
         self._origin: SourceFile | None = None
         self._counts: dict[int, int] = {}
         self._failed = (-1, -1)  # node and offset of the last failure
-        if self._is_mine():
+        if self._is_own_share():
             self._origin = self._open_origin()
 
     def read_into(self, view: memoryview, offset: int) -> int:
@@ -118,10 +118,10 @@ class PeerFile:
         while self._origin is None:
             if offset >= self._entry.bytes:
                 return 0
-            if count := self._from_node(view, offset):
+            if count := self._read_from_peer(view, offset):
                 return count
         count = self._origin.read_into(view, offset)
-        self._count(SOURCE, count)
+        self._count(FROM_ORIGIN, count)
         return count
 
     def distrust(self) -> bool:
@@ -129,31 +129,31 @@ class PeerFile:
 
         The nodes that gave any of it are not asked again, by any thread.
         """
-        self._write_down()
+        self._record_receipts()
         return self._reader.source.distrust(self._entry.path)
 
     def close(self) -> None:
         """Write down what came from whom, and give the connection back."""
-        self._drop()
-        self._write_down()
+        self._close_connection()
+        self._record_receipts()
         if self._origin:
             self._origin.close()
             self._origin = None
 
-    def _is_mine(self) -> bool:
-        return self._node == self._reader.source.group.me or bool(self._board.source_only[self._index])
+    def _is_own_share(self) -> bool:
+        return self._node == self._reader.source.group.me or bool(self._state.source_only[self._index])
 
-    def _from_node(self, view: memoryview, offset: int) -> int:
+    def _read_from_peer(self, view: memoryview, offset: int) -> int:
         """Bytes from the node whose turn it is; 0 when the next one's turn has come, or the origin's."""
-        if self._is_mine():
-            self._drop()
+        if self._is_own_share():
+            self._close_connection()
             self._origin = self._open_origin()
             return 0
         if self._connection is None or self._offset != offset:
-            self._drop()
+            self._close_connection()
             # To the end of the range that the engine may be at: one request, and the node sends while we hash.
-            end = min(self._entry.bytes, (offset // RANGE + 1) * RANGE)
-            get = self._reader.peers.get
+            end = min(self._entry.bytes, (offset // MAX_RANGE_BYTES + 1) * MAX_RANGE_BYTES)
+            get = self._reader.peers.request_file
             self._connection = get(self._node, self._index, offset, end - offset, passed=self._passed)
             self._offset = offset
             if self._connection is None:
@@ -161,37 +161,37 @@ class PeerFile:
                 return 0
         try:
             count = self._connection.read_into(view)
-        except (OSError, Slow) as error:
-            self._drop()
-            if isinstance(error, Slow) or self._failed == (self._node, offset):
-                self._board.shun(self._node, self._reader.source.patience.shun_s)
+        except (OSError, PeerTooSlow) as error:
+            self._close_connection()
+            if isinstance(error, PeerTooSlow) or self._failed == (self._node, offset):
+                self._state.back_off(self._node, self._reader.source.timeouts.back_off_s)
             self._failed = self._node, offset
             return 0  # the same node once more, unless it is gone, or shunned now
         self._offset += count
         self._count(self._node, count)
-        if not self._connection.left:
-            self._drop()
+        if not self._connection.remaining_bytes:
+            self._close_connection()
         return count
 
     def _open_origin(self) -> SourceFile:
         found = self._reader.origin().open(self._entry.path)
         if found.size != self._entry.bytes:
             found.close()
-            what = f"the manifest says {self._entry.bytes} bytes, the file has {found.size}"
+            message = f"the manifest says {self._entry.bytes} bytes, the file has {found.size}"
             where = f"{self._reader.source.label}/{self._entry.path}"
-            raise DataError(what, where=where, hint="it was changed or cut short: run `check` on the source")
+            raise DataError(message, where=where, hint="it was changed or cut short: run `check` on the source")
         return found
 
     def _count(self, node: int, count: int) -> None:
-        self._board.arrive(count)
+        self._state.add_received(count)
         self._counts[node] = self._counts.get(node, 0) + count
 
-    def _write_down(self) -> None:
+    def _record_receipts(self) -> None:
         for node, count in self._counts.items():
-            self._board.note(self._index, node, count)
+            self._state.record_receipt(self._index, node, count)
         self._counts.clear()
 
-    def _drop(self) -> None:
+    def _close_connection(self) -> None:
         if self._connection:
-            self._reader.peers.keep(self._connection)
+            self._reader.peers.put_back(self._connection)
             self._connection = None

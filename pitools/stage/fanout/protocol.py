@@ -31,19 +31,19 @@ _PROOF = 32
 _REQUEST = struct.Struct("!BIQQ")
 _ANSWER = struct.Struct("!BQ")
 GET, STATE = 1, 2
-HERE, NOT_YET, GONE = 1, 2, 3
+AVAILABLE, NOT_YET, NOT_PRESENT = 1, 2, 3
 _WELCOME, _BUSY = b"\1", b"\2"
 
 
-class Refused(Exception):
+class HandshakeRefused(Exception):
     """The other side is not who it should be, or speaks another protocol."""
 
 
-class Busy(Exception):
+class PeerBusy(Exception):
     """The other side is who it should be, and has no place for another connection."""
 
 
-class Request(NamedTuple):
+class PeerRequest(NamedTuple):
     """What a client asks: `GET` with file, offset and length, or `STATE` with 1 or 0 as the file."""
 
     kind: int
@@ -52,68 +52,68 @@ class Request(NamedTuple):
     length: int = 0
 
 
-def greet(connection: socket.socket, key: bytes, me: int, node: int, deadline: float) -> None:
-    """Client: make sure that this is `node` of our group, and prove to be `me`. Raises Refused, Busy, OSError."""
+def client_handshake(connection: socket.socket, key: bytes, rank: int, node: int, deadline: float) -> None:
+    """Client: make sure that this is `node` of our group, and prove to be `rank`. Raises Refused, Busy, OSError."""
     ours = secrets.token_bytes(_NONCE)
-    send(connection, _HELLO.pack(MAGIC, me, node, ours), deadline)
-    theirs, proof = _CHALLENGE.unpack(receive(connection, _CHALLENGE.size, deadline))
-    if not hmac.compare_digest(proof, _proof(key, b"server", me, node, ours, theirs)):
-        raise Refused("not the node that was looked for")
-    send(connection, _proof(key, b"client", me, node, ours, theirs), deadline)
-    if (answer := receive(connection, 1, deadline)) == _BUSY:
-        raise Busy
+    send_all(connection, _HELLO.pack(MAGIC, rank, node, ours), deadline)
+    theirs, proof = _CHALLENGE.unpack(receive_exactly(connection, _CHALLENGE.size, deadline))
+    if not hmac.compare_digest(proof, _proof(key, b"server", rank, node, ours, theirs)):
+        raise HandshakeRefused("not the node that was looked for")
+    send_all(connection, _proof(key, b"client", rank, node, ours, theirs), deadline)
+    if (answer := receive_exactly(connection, 1, deadline)) == _BUSY:
+        raise PeerBusy
     if answer != _WELCOME:
-        raise Refused("no welcome")
+        raise HandshakeRefused("no welcome")
 
 
-def meet(connection: socket.socket, key: bytes, me: int, nodes: int, deadline: float) -> int:
-    """Server: the number of the node that has connected; `welcome` it then. Raises Refused, OSError."""
-    magic, client, wanted, theirs = _HELLO.unpack(receive(connection, _HELLO.size, deadline))
-    if magic != MAGIC or wanted != me or client >= nodes or client == me:
-        raise Refused("not for us")
+def server_handshake(connection: socket.socket, key: bytes, rank: int, nodes: int, deadline: float) -> int:
+    """Server: the number of the node that has connected; `finish_handshake` it then. Raises Refused, OSError."""
+    magic, client, wanted, theirs = _HELLO.unpack(receive_exactly(connection, _HELLO.size, deadline))
+    if magic != MAGIC or wanted != rank or client >= nodes or client == rank:
+        raise HandshakeRefused("not for us")
     ours = secrets.token_bytes(_NONCE)
-    send(connection, _CHALLENGE.pack(ours, _proof(key, b"server", client, me, theirs, ours)), deadline)
-    proof = receive(connection, _PROOF, deadline)
-    if not hmac.compare_digest(proof, _proof(key, b"client", client, me, theirs, ours)):
-        raise Refused("it does not know the secret")
+    send_all(connection, _CHALLENGE.pack(ours, _proof(key, b"server", client, rank, theirs, ours)), deadline)
+    proof = receive_exactly(connection, _PROOF, deadline)
+    if not hmac.compare_digest(proof, _proof(key, b"client", client, rank, theirs, ours)):
+        raise HandshakeRefused("it does not know the secret")
     return int(client)
 
 
-def welcome(connection: socket.socket, deadline: float, *, busy: bool) -> None:
+def finish_handshake(connection: socket.socket, deadline: float, *, busy: bool) -> None:
     """Server: the last word of a greeting. Raises OSError."""
-    send(connection, _BUSY if busy else _WELCOME, deadline)
+    send_all(connection, _BUSY if busy else _WELCOME, deadline)
 
 
-def ask(connection: socket.socket, request: Request, deadline: float) -> tuple[int, int]:
+def send_request(connection: socket.socket, request: PeerRequest, deadline: float) -> tuple[int, int]:
     """Client: send a request; (kind of answer, its number). Raises OSError, and Refused for what is no answer."""
-    send(connection, _REQUEST.pack(*request), deadline)
-    kind, number = _ANSWER.unpack(receive(connection, _ANSWER.size, deadline))
-    if kind not in (HERE, NOT_YET, GONE):
-        raise Refused("no answer of ours")
+    send_all(connection, _REQUEST.pack(*request), deadline)
+    kind, number = _ANSWER.unpack(receive_exactly(connection, _ANSWER.size, deadline))
+    if kind not in (AVAILABLE, NOT_YET, NOT_PRESENT):
+        raise HandshakeRefused("no answer of ours")
     return kind, number
 
 
-def next_request(connection: socket.socket, idle_s: float, rest_s: float) -> Request | None:
+def receive_request(connection: socket.socket, idle_s: float, rest_s: float) -> PeerRequest | None:
     """Server: the next request, or None at the end. It may take idle_s to begin, and rest_s to be complete."""
     connection.settimeout(idle_s)
     if not (first := connection.recv(1)):
         return None
-    rest = receive(connection, _REQUEST.size - 1, time.monotonic() + rest_s)
-    return Request(*_REQUEST.unpack(first + rest))
+    rest = receive_exactly(connection, _REQUEST.size - 1, time.monotonic() + rest_s)
+    return PeerRequest(*_REQUEST.unpack(first + rest))
 
 
-def answer(connection: socket.socket, kind: int, number: int, deadline: float) -> None:
+def send_answer(connection: socket.socket, kind: int, number: int, deadline: float) -> None:
     """Server: the head of an answer. Raises OSError."""
-    send(connection, _ANSWER.pack(kind, number), deadline)
+    send_all(connection, _ANSWER.pack(kind, number), deadline)
 
 
-def send(connection: socket.socket, data: bytes, deadline: float) -> None:
+def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
     """Send all by the deadline. Raises OSError."""
     connection.settimeout(_left(deadline))
     connection.sendall(data)
 
 
-def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
     """Exactly `size` bytes by the deadline, however they trickle in. Raises OSError."""
     data = b""
     while len(data) < size:

@@ -22,14 +22,14 @@ from typing import NoReturn
 
 from pitools.core.errors import ClusterError, PitError
 from pitools.stage.fanout import protocol
-from pitools.stage.fanout.group import Group, Patience
-from pitools.stage.fanout.shared_state import Board
+from pitools.stage.fanout.group import Group, Timeouts
+from pitools.stage.fanout.shared_state import SharedState
 from pitools.stage.sources.local import LocalFile, LocalReader
 from pitools.store.manifest import FileEntry
 
-RANGE = 64 << 20  # the most that one request may ask for
+MAX_RANGE_BYTES = 64 << 20  # the most that one request may ask for
 _IDLE_S = 120.0  # a connection without a request
-_PART = 4 << 20
+_SEND_BYTES = 4 << 20
 _STACK = 256 << 10
 _PR_SET_PDEATHSIG = 1
 
@@ -38,7 +38,7 @@ def hold_port(group: Group, version: str) -> socket.socket:
     """Listen at the first of this node's candidate ports that is free, on its own address. Raises ClusterError."""
     address = group.addresses[group.me]
     reason = ""
-    for port in group.candidates(group.me, version):
+    for port in group.candidate_ports(group.me, version):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             # No SO_REUSEADDR and no SO_REUSEPORT: binding fails if anybody at all is there.
@@ -53,22 +53,22 @@ def hold_port(group: Group, version: str) -> socket.socket:
     raise ClusterError(f"no port to serve other nodes at: {reason}", where=where, hint="see network.ports of the site")
 
 
-def start(server: Server) -> int:
+def start_server(server: FanoutServer) -> int:
     """Serve in a child process, which ends with the calling thread; its process id. Call before threads start."""
     parent = os.getpid()
     child = os.fork()
     if not child:
-        _be_a_server(server, parent)
+        _server_main(server, parent)
     server.listener.close()
     return child
 
 
-def _be_a_server(server: Server, parent: int) -> NoReturn:
+def _server_main(server: FanoutServer, parent: int) -> NoReturn:
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # it died before the kernel knew of our wish
-        _let_go({0, 1, 2, server.listener.fileno(), *server.board.descriptors})
+        _close_descriptors({0, 1, 2, server.listener.fileno(), *server.state.descriptors})
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         server.run()
@@ -76,7 +76,7 @@ def _be_a_server(server: Server, parent: int) -> NoReturn:
         os._exit(1)  # never back into what the parent was doing
 
 
-def _let_go(kept: set[int]) -> None:
+def _close_descriptors(kept: set[int]) -> None:
     """Close what the parent has open: its locks and reservations are not the server's to hold."""
     # What the parent left to be collected would close descriptors of the same numbers, which are others by then.
     gc.freeze()
@@ -85,7 +85,7 @@ def _let_go(kept: set[int]) -> None:
         os.closerange(number + 1, following)
 
 
-def stop(child: int) -> None:
+def stop_server(child: int) -> None:
     """End a server. One that hangs in its disk is left to the kernel."""
     os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + 5
@@ -93,7 +93,7 @@ def stop(child: int) -> None:
         time.sleep(0.005)
 
 
-class Server:
+class FanoutServer:
     """What the child runs. folders: where a file may be while not all is here; then first in the last of them."""
 
     def __init__(
@@ -103,10 +103,10 @@ class Server:
         version: str,
         files: Sequence[FileEntry],
         folders: Sequence[Path],
-        board: Board,
-        patience: Patience,
+        state: SharedState,
+        timeouts: Timeouts,
     ) -> None:
-        self.listener, self.board, self.patience = listener, board, patience
+        self.listener, self.state, self.timeouts = listener, state, timeouts
         self._files, self._folders = files, folders
         self._me, self._nodes, self._key = group.me, len(group), group.proof_key(version)
         # Connections in the middle of their greeting, and after it.
@@ -136,60 +136,62 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         # Whatever a stranger sends, or a node that has gone, ends its own connection and nothing else.
-        with connection, contextlib.suppress(OSError, protocol.Refused, PitError):
+        with connection, contextlib.suppress(OSError, protocol.HandshakeRefused, PitError):
             try:
-                deadline = time.monotonic() + self.patience.answer_s
+                deadline = time.monotonic() + self.timeouts.answer_s
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                client = protocol.meet(connection, self._key, self._me, self._nodes, deadline)
+                client = protocol.server_handshake(connection, self._key, self._me, self._nodes, deadline)
                 admitted = self._friends.acquire(blocking=False)
-                protocol.welcome(connection, deadline, busy=not admitted)
+                protocol.finish_handshake(connection, deadline, busy=not admitted)
             finally:
                 self._strangers.release()
             if admitted:
                 try:
-                    self._talk(connection, client)
+                    self._handle_client(connection, client)
                 finally:
                     self._friends.release()
 
-    def _talk(self, connection: socket.socket, client: int) -> None:
-        self.board.seen[client] = 1
-        shelf = _Shelf(self._folders, self.board)
+    def _handle_client(self, connection: socket.socket, client: int) -> None:
+        self.state.contacted[client] = 1
+        shelf = _OpenFiles(self._folders, self.state)
         try:
-            self._obey(connection, client, shelf)
+            self._handle_requests(connection, client, shelf)
         finally:
             shelf.close()
 
-    def _obey(self, connection: socket.socket, client: int, shelf: _Shelf) -> None:
-        while request := protocol.next_request(connection, _IDLE_S, self.patience.answer_s):
+    def _handle_requests(self, connection: socket.socket, client: int, shelf: _OpenFiles) -> None:
+        while request := protocol.receive_request(connection, _IDLE_S, self.timeouts.answer_s):
             if request.kind == protocol.STATE:
-                self.board.finished[client] = int(request.file == 1)
-                self._answer(connection, protocol.HERE, self.board.finished[self._me])
-            elif self._is_possible(request):
-                self._get(connection, request, shelf)
+                self.state.finished[client] = int(request.file == 1)
+                self._answer(connection, protocol.AVAILABLE, self.state.finished[self._me])
+            elif self._is_valid(request):
+                self._send_range(connection, request, shelf)
             else:
-                raise protocol.Refused("no request of ours")
+                raise protocol.HandshakeRefused("no request of ours")
 
-    def _is_possible(self, request: protocol.Request) -> bool:
+    def _is_valid(self, request: protocol.PeerRequest) -> bool:
         if request.kind != protocol.GET or request.file >= len(self._files):
             return False
-        return 0 < request.length <= RANGE and request.offset + request.length <= self._files[request.file].bytes
+        return (
+            0 < request.length <= MAX_RANGE_BYTES and request.offset + request.length <= self._files[request.file].bytes
+        )
 
-    def _get(self, connection: socket.socket, request: protocol.Request, shelf: _Shelf) -> None:
-        if not self.board.done[request.file] and not self._wait(request.file):
-            self._answer(connection, protocol.NOT_YET, self.board.arrived())
+    def _send_range(self, connection: socket.socket, request: protocol.PeerRequest, shelf: _OpenFiles) -> None:
+        if not self.state.done[request.file] and not self._wait_for_file(request.file):
+            self._answer(connection, protocol.NOT_YET, self.state.received_bytes())
             return
         file = shelf.open(self._files[request.file])
         if not file:
-            self._answer(connection, protocol.GONE, 0)
+            self._answer(connection, protocol.NOT_PRESENT, 0)
             return
         try:
-            self._answer(connection, protocol.HERE, request.length)
+            self._answer(connection, protocol.AVAILABLE, request.length)
             self._send(connection, file.fileno(), request.offset, request.length)
         finally:
             file.close()
 
     def _answer(self, connection: socket.socket, kind: int, number: int) -> None:
-        protocol.answer(connection, kind, number, time.monotonic() + self.patience.answer_s)
+        protocol.send_answer(connection, kind, number, time.monotonic() + self.timeouts.answer_s)
 
     def _send(self, connection: socket.socket, descriptor: int, offset: int, count: int) -> None:
         """The kernel copies from file to socket. A client that takes nothing for long is left. Raises OSError."""
@@ -199,7 +201,7 @@ class Server:
         ready.register(connection, select.POLLOUT)
         while offset < end:
             try:
-                sent = os.sendfile(connection.fileno(), descriptor, offset, min(_PART, end - offset))
+                sent = os.sendfile(connection.fileno(), descriptor, offset, min(_SEND_BYTES, end - offset))
             except BlockingIOError:
                 if not ready.poll(1000 * self._slowest_s):
                     raise TimeoutError("the other side takes nothing") from None
@@ -211,43 +213,43 @@ class Server:
     @property
     def _slowest_s(self) -> float:
         # Generous: a client that holds its bandwidth down, or waits for its disk, takes nothing for a while.
-        return 12 * self.patience.stall_s
+        return 12 * self.timeouts.stall_s
 
-    def _wait(self, index: int) -> bool:
+    def _wait_for_file(self, index: int) -> bool:
         """Wait a little for a file; whether it came."""
         with self._lock:
             event, count = self._waiting.get(index) or (threading.Event(), 0)
             self._waiting[index] = event, count + 1
         # Looked at again only now: a mark before this line has perhaps rung for others.
-        came = bool(self.board.done[index]) or event.wait(self.patience.hold_s)
+        came = bool(self.state.done[index]) or event.wait(self.timeouts.hold_s)
         with self._lock:
             event, count = self._waiting[index]
             if count > 1:
                 self._waiting[index] = event, count - 1
             else:
                 del self._waiting[index]
-        return came or bool(self.board.done[index])
+        return came or bool(self.state.done[index])
 
     def _wake(self) -> NoReturn:
         while True:
-            self.board.wait_mark()
+            self.state.wait_mark()
             with self._lock:
                 for index, (event, _) in self._waiting.items():
-                    if self.board.done[index]:
+                    if self.state.done[index]:
                         event.set()
 
 
-class _Shelf:
+class _OpenFiles:
     """The files of one connection's thread, found in one folder or the other."""
 
-    def __init__(self, folders: Sequence[Path], board: Board) -> None:
-        self._board = board
+    def __init__(self, folders: Sequence[Path], state: SharedState) -> None:
+        self._state = state
         self._readers: dict[Path, LocalReader | None] = dict.fromkeys(folders)
 
     def open(self, entry: FileEntry) -> LocalFile | None:
         """A file that is done, or None where it is no longer, or not as long as it should be."""
         # Beside a version that stands, a folder for filling is what an interrupted repair has left.
-        folders = reversed(self._readers) if self._board.whole[0] else self._readers
+        folders = reversed(self._readers) if self._state.whole[0] else self._readers
         for folder in list(folders):
             try:
                 # Of a folder that has been renamed meanwhile the reader still holds the right one.

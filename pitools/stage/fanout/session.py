@@ -14,15 +14,15 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.stage.fanout import assignment, protocol, server
-from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.fanout.group import Group, Timeouts
 from pitools.stage.fanout.peer_source import PeerSource
-from pitools.stage.fanout.peers import Absent, Peers
-from pitools.stage.fanout.shared_state import SOURCE, Board
+from pitools.stage.fanout.peers import PeerNotFound, Peers
+from pitools.stage.fanout.shared_state import FROM_ORIGIN, SharedState
 from pitools.stage.sources.base import Source
 from pitools.store.manifest import FileEntry
 
-_LOOK_S, _GLANCE_S, _ASK_S = 0.02, 0.002, 1.0
-_LEAVE_S, _EARLY_S, _ANSWER_S = 1.0, 3.0, 0.1
+_POLL_S, _FIRST_POLL_S, _QUERY_EVERY_S = 0.02, 0.002, 1.0
+_ANNOUNCE_TIMEOUT_S, _STARTUP_S, _ANNOUNCE_ANSWER_S = 1.0, 3.0, 0.1
 
 
 class Received(NamedTuple):
@@ -33,47 +33,48 @@ class Received(NamedTuple):
     distrusted: tuple[str, ...]
 
 
-class Fan:
-    """What the stager needs: `source` to read from, `order` to read in, and to say when a file may be given away."""
+class FanoutSession:
+    """What the stager needs: `source` to read from, `file_order` to read in, and to say when a file may be given
+    away."""
 
     def __init__(self, source: PeerSource) -> None:
         self.source = source
-        self._group, self._board = source.group, source.board
+        self._group, self._state = source.group, source.state
 
-    def order(self) -> list[int]:
+    def file_order(self) -> list[int]:
         """File numbers in the order in which this node should take them."""
-        return assignment.order(self.source.files, self.source.owners, len(self._group), self._group.me)
+        return assignment.file_order(self.source.files, self.source.owners, len(self._group), self._group.me)
 
-    def groups(self) -> list[list[int]]:
+    def file_groups(self) -> list[list[int]]:
         """`order`, cut where this node's place in the files' chains changes.
 
         That nodes never wait for each other in a circle rests on this: workers take the files in this order, and no
         file's `done` waits for a file of a later group.
         """
         owners, nodes, me = self.source.owners, len(self._group), self._group.me
-        cut = groupby(self.order(), lambda index: assignment.place(index, owners[index], nodes, me))
+        cut = groupby(self.file_order(), lambda index: assignment.place_in_chain(index, owners[index], nodes, me))
         return [list(same) for _, same in cut]
 
-    def done(self, index: int) -> None:
+    def mark_done(self, index: int) -> None:
         """File `index` is verified and written, in one of the folders: others may have it. For any process."""
-        self._board.mark(index)
+        self._state.mark_done(index)
 
-    def all_done(self) -> None:
+    def mark_all_done(self) -> None:
         """The whole version is here, in the last of the folders."""
-        self._board.mark_all()
+        self._state.mark_all_done()
 
     def received(self) -> Received:
         """What came from where, of all files that have been closed."""
-        counts = self._board.bytes_from()
-        names = tuple(name for name, lied in zip(self._group.names, self._board.liar, strict=True) if lied)
-        return Received(counts.pop(SOURCE, 0), counts.total(), names)
+        counts = self._state.bytes_by_sender()
+        names = tuple(name for name, lied in zip(self._group.names, self._state.untrusted, strict=True) if lied)
+        return Received(counts.pop(FROM_ORIGIN, 0), counts.total(), names)
 
-    def linger(self, timeout_s: float | None = None) -> None:
+    def serve_until_done(self, timeout_s: float | None = None) -> None:
         """Serve on until every other node has all it wants, or is gone; timeout_s at most. Call when all is done."""
-        patience = self.source.patience
-        deadline = time.monotonic() + (patience.linger_s if timeout_s is None else timeout_s)
-        self._board.finished[self._group.me] = 1
-        peers = Peers(self._group, self.source.version, self._board, patience)
+        timeouts = self.source.timeouts
+        deadline = time.monotonic() + (timeouts.linger_s if timeout_s is None else timeout_s)
+        self._state.finished[self._group.me] = 1
+        peers = Peers(self._group, self.source.version, self._state, timeouts)
         waiting = {node for node in range(len(self._group)) if node != self._group.me}
         ask_at = 0.0
         with contextlib.closing(peers):
@@ -82,73 +83,75 @@ class Fan:
                 # it is to see who has gone, and a thousand nodes must not spend their time asking each other.
                 if now >= ask_at:
                     waiting = {node for node in waiting if self._is_at_work(peers, node)}
-                    ask_at = time.monotonic() + _ASK_S * (1 + len(self._group) / 64)
+                    ask_at = time.monotonic() + _QUERY_EVERY_S * (1 + len(self._group) / 64)
                 else:
-                    time.sleep(_LOOK_S)
-                    waiting = {node for node in waiting if not self._board.finished[node]}
+                    time.sleep(_POLL_S)
+                    waiting = {node for node in waiting if not self._state.finished[node]}
 
-    def leave(self) -> None:
+    def announce_exit(self) -> None:
         """Be seen by the others before this node is gone, in about a second: one that nobody has seen might yet come,
         and would be waited for. Where this node fails in its first moments, those that do not listen yet are visited as
         soon as they do.
         """
-        deadline = max(time.monotonic() + _LEAVE_S, self._board.began + _EARLY_S)
-        brief = msgspec.structs.replace(self.source.patience, answer_s=_ANSWER_S, hold_s=0.0, stall_s=_ANSWER_S)
-        peers = Peers(self._group, self.source.version, self._board, brief)
+        deadline = max(time.monotonic() + _ANNOUNCE_TIMEOUT_S, self._state.began + _STARTUP_S)
+        short_timeouts = msgspec.structs.replace(
+            self.source.timeouts, answer_s=_ANNOUNCE_ANSWER_S, hold_s=0.0, stall_s=_ANNOUNCE_ANSWER_S
+        )
+        peers = Peers(self._group, self.source.version, self._state, short_timeouts)
         me, nodes = self._group.me, len(self._group)
-        left = deque((me + step) % nodes for step in range(1, nodes))  # all may leave at once: not all to one
+        pending = deque((me + step) % nodes for step in range(1, nodes))  # all may leave at once: not all to one
         with contextlib.closing(peers):
-            while left and time.monotonic() < deadline:
-                node = left.popleft()
+            while pending and time.monotonic() < deadline:
+                node = pending.popleft()
                 try:
                     # Not that it has finished: it may be started anew, and is then waited for like any other.
-                    peers.tell(node, finished=False)
-                except Absent:
-                    if not self._board.seen[node]:  # otherwise it has gone
-                        left.append(node)
-                        time.sleep(_GLANCE_S)
-                except protocol.Busy:
-                    left.append(node)
-                    time.sleep(_GLANCE_S)
+                    peers.exchange_state(node, finished=False)
+                except PeerNotFound:
+                    if not self._state.contacted[node]:  # otherwise it has gone
+                        pending.append(node)
+                        time.sleep(_FIRST_POLL_S)
+                except protocol.PeerBusy:
+                    pending.append(node)
+                    time.sleep(_FIRST_POLL_S)
 
     def _is_at_work(self, peers: Peers, node: int) -> bool:
         """Whether a node may still want something, telling it that this one does not."""
         try:
-            return not peers.tell(node, finished=True)
-        except protocol.Busy:
+            return not peers.exchange_state(node, finished=True)
+        except protocol.PeerBusy:
             return True
-        except Absent:
+        except PeerNotFound:
             # One that was seen has gone; one that was not may yet come, for some time.
-            appear_s = self.source.patience.appear_s
-            return not self._board.seen[node] and time.monotonic() < self._board.began + appear_s
+            appear_s = self.source.timeouts.startup_s
+            return not self._state.contacted[node] and time.monotonic() < self._state.began + appear_s
 
 
 @contextmanager
-def joined(
+def join(
     origin: Source,
     files: Sequence[FileEntry],
     version: str,
     folders: Sequence[Path],
     group: Group,
-    patience: Patience | None = None,
-) -> Iterator[Fan]:
+    timeouts: Timeouts | None = None,
+) -> Iterator[FanoutSession]:
     """Take part: a server child runs until the block ends. Before workers and threads are started.
 
     folders: where finished files are: in the one being filled, and then, once `all_done`, in the one it is renamed to.
     Raises ClusterError when no port is free.
     """
-    patience = patience or Patience()
-    board = Board(len(files), len(group))
+    timeouts = timeouts or Timeouts()
+    state = SharedState(len(files), len(group))
     try:
         listener = server.hold_port(group, version)
-        child = server.start(server.Server(listener, group, version, files, folders, board, patience))
-        fan = Fan(PeerSource(origin, files, version, group, board, patience))
+        child = server.start_server(server.FanoutServer(listener, group, version, files, folders, state, timeouts))
+        session = FanoutSession(PeerSource(origin, files, version, group, state, timeouts))
         try:
-            yield fan
+            yield session
         except BaseException:
-            fan.leave()
+            session.announce_exit()
             raise
         finally:
-            server.stop(child)
+            server.stop_server(child)
     finally:
-        board.close()
+        state.close()

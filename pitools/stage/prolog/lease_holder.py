@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from pitools.core.errors import ClusterError, DataError, PitError
-from pitools.core.fs import os_error
+from pitools.core.fs import from_os_error
 from pitools.stage.cache import lease
 from pitools.stage.cache.layout import OBJECTS
 
 MAX_SETS = 1000
-_SCAN_S, _LOOK_S = 30.0, 3600.0
-_END_S = 2.0
+_SCAN_S, _RESCAN_S = 30.0, 3600.0
+_EXIT_TIMEOUT_S = 2.0
 _POLL_S = 0.02
 
 
-class Job(NamedTuple):
-    """A job on this node. end: Unix time, or infinity where Slurm does not tell it."""
+class NodeJob(NamedTuple):
+    """A job on this node. time_limit_at: Unix time, or infinity where Slurm does not tell it."""
 
     id: int
     uid: int
@@ -40,48 +40,48 @@ class Job(NamedTuple):
     user: str
     node: str
     cluster: str
-    end: float
+    time_limit_at: float
 
 
-def hold(state: Path, job: Job, roots: Sequence[Path], *, hold_s: float, idle_s: float) -> list[str]:
+def start_holder(state: Path, job: NodeJob, roots: Sequence[Path], *, max_lease_s: float, idle_s: float) -> list[str]:
     """Start the holder of this job, in place of an earlier one; returns its warnings once it has its leases.
 
     Raises ClusterError when the folder `state` cannot be used.
     """
-    release(state, job)
-    lock = _claim(state / _name(job))
-    told, tells = os.pipe2(os.O_CLOEXEC)
+    stop_holder(state, job)
+    lock = _create_state_file(state / _name(job))
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
     if os.fork() == 0:
-        _hold(job, roots, lock, tells, state / _name(job), hold_s, idle_s)
-    os.close(tells)
+        _holder_main(job, roots, lock, write_end, state / _name(job), max_lease_s, idle_s)
+    os.close(write_end)
     os.close(lock)  # the holder's copy keeps the flock
-    with os.fdopen(told, encoding="utf-8", errors="replace") as answer:
+    with os.fdopen(read_end, encoding="utf-8", errors="replace") as answer:
         return answer.read().splitlines()
 
 
-def release(state: Path, job: Job) -> None:
+def stop_holder(state: Path, job: NodeJob) -> None:
     """End the holder of this job, if there is one, and wait until its leases are free. Raises ClusterError."""
     _prepare(state)
     for path in state.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            _end(path, kill=path.name == _name(job))
+            _end_holder(path, kill=path.name == _name(job))
 
 
-def _name(job: Job) -> str:
+def _name(job: NodeJob) -> str:
     return f"{job.cluster}.{job.node}.{job.id}"
 
 
 def _prepare(state: Path) -> None:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = state.lstat()
+        status = state.lstat()
     except OSError as error:
-        raise os_error(error, state) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise from_os_error(error, state) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise ClusterError("others may write here", where=str(state), hint=f"chmod 700 {state}, owned by root")
 
 
-def _claim(path: Path) -> int:
+def _create_state_file(path: Path) -> int:
     """The state file, new and locked by us. Opened for reading alone: a user's process will inherit it."""
     while True:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -92,7 +92,7 @@ def _claim(path: Path) -> int:
         os.close(descriptor)
 
 
-def _end(path: Path, *, kill: bool) -> None:
+def _end_holder(path: Path, *, kill: bool) -> None:
     """Remove the file of a holder that has ended, by us if `kill`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -102,7 +102,7 @@ def _end(path: Path, *, kill: bool) -> None:
             with contextlib.suppress(ValueError, OSError), _pidfd(pid := int(os.pread(descriptor, 20, 0))) as holder:
                 if _has_open(pid, descriptor):
                     signal.pidfd_send_signal(holder, number)
-            until = time.monotonic() + _END_S / 2
+            until = time.monotonic() + _EXIT_TIMEOUT_S / 2
             while not _has_ended(descriptor) and time.monotonic() < until:
                 time.sleep(_POLL_S)
         # With the lock, and if it is still this file: a new holder may have begun.
@@ -139,27 +139,29 @@ def _pidfd(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _hold(job: Job, roots: Sequence[Path], lock: int, tells: int, path: Path, hold_s: float, idle_s: float) -> NoReturn:
+def _holder_main(
+    job: NodeJob, roots: Sequence[Path], lock: int, warnings: int, path: Path, max_lease_s: float, idle_s: float
+) -> NoReturn:
     """The holder's whole life."""
     try:
         os.setsid()  # slurmd kills what is left of a prolog's process group
         path.write_text(str(os.getpid()))
-        _only_open(lock, tells)
+        _close_all_but(lock, warnings)
         _drop_root(job)
         leases: list[int] = []  # held by being open
         for root in roots:
-            leases += _lease_all(root, tells)
-        os.close(tells)
+            leases += _lease_all(root, warnings)
+        os.close(warnings)
         if leases:
-            watch(job, hold_s=hold_s, idle_s=idle_s)
+            wait_for_job_end(job, max_lease_s=max_lease_s, idle_s=idle_s)
     except BaseException as error:  # noqa: BLE001 - this copy of the prolog must end here, whatever it is
         with contextlib.suppress(OSError):
-            _tell(tells, f"nothing is leased: {error}")
+            _send_warning(warnings, f"nothing is leased: {error}")
     finally:
         os._exit(0)
 
 
-def _only_open(*kept: int) -> None:
+def _close_all_but(*kept: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -169,7 +171,7 @@ def _only_open(*kept: int) -> None:
                 os.close(int(name))
 
 
-def _drop_root(job: Job) -> None:
+def _drop_root(job: NodeJob) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.umask(0o077)
@@ -180,64 +182,64 @@ def _drop_root(job: Job) -> None:
         os.setresuid(job.uid, job.uid, job.uid)
 
 
-def _lease_all(root: Path, tells: int) -> list[int]:
+def _lease_all(root: Path, warnings: int) -> list[int]:
     """Descriptors that hold a lease on every set at the root."""
-    held: list[int] = []
-    for path in _newest(root, tells):
+    leases: list[int] = []
+    for path in _newest_sets(root, warnings):
         try:
             # Not a use: a job's start says nothing of which sets it will read.
-            held.append(lease.hold(path, use=False))
+            leases.append(lease.acquire(path, touch=False))
         except DataError:
             continue  # evicted before we had the lease
         except (PitError, OSError) as error:
-            _tell(tells, f"not leased: {error}")
+            _send_warning(warnings, f"not leased: {error}")
             if isinstance(error, ClusterError):
                 break  # the root is refused, and the error names it
-    return held
+    return leases
 
 
-def _newest(root: Path, tells: int) -> list[Path]:
+def _newest_sets(root: Path, warnings: int) -> list[Path]:
     try:
         paths = [path for path in (root / OBJECTS).iterdir() if not path.name.startswith(".")]
     except FileNotFoundError:
         return []  # nothing was ever staged there
     except OSError as error:
-        _tell(tells, f"{root}: {error.strerror}: not leased")
+        _send_warning(warnings, f"{root}: {error.strerror}: not leased")
         return []
     if len(paths) > MAX_SETS:
-        _tell(tells, f"{root}: {len(paths)} sets; the {MAX_SETS} used last are leased")
+        _send_warning(warnings, f"{root}: {len(paths)} sets; the {MAX_SETS} used last are leased")
         paths.sort(key=lambda path: -lease.last_used(root, path.name))
     return paths[:MAX_SETS]
 
 
-def _tell(tells: int, text: str) -> None:
-    os.write(tells, f"{text}\n".encode(errors="replace"))
+def _send_warning(warnings: int, text: str) -> None:
+    os.write(warnings, f"{text}\n".encode(errors="replace"))
 
 
-def watch(job: Job, *, hold_s: float, idle_s: float) -> None:
-    """Return when the job is over: no slurmstepd of it for `idle_s` or after its end; after `hold_s` in any case.
+def wait_for_job_end(job: NodeJob, *, max_lease_s: float, idle_s: float) -> None:
+    """Return when the job is over: no slurmstepd of it for `idle_s` or after its end; after `max_lease_s` in any case.
 
     Between two steps, and before the first one, there is none. While there is one nothing is polled.
     """
-    began = seen = time.monotonic()
+    began = last_step = time.monotonic()
     blind = not Path("/proc/1/stat").exists()  # hidepid: other users' processes cannot be seen
-    while (left := began + hold_s - time.monotonic()) > 0:
+    while (remaining := began + max_lease_s - time.monotonic()) > 0:
         if step := _find_step(job):
             with contextlib.suppress(ProcessLookupError), _pidfd(step) as descriptor:
                 poll = select.poll()
                 poll.register(descriptor, select.POLLIN)
-                poll.poll(min(left, _LOOK_S) * 1000)
-            seen = time.monotonic()
+                poll.poll(min(remaining, _RESCAN_S) * 1000)
+            last_step = time.monotonic()
             continue
-        idle_left = seen + idle_s - time.monotonic()
-        is_past = time.time() > job.end
+        idle_left = last_step + idle_s - time.monotonic()
+        is_past = time.time() > job.time_limit_at
         if is_past or (idle_left <= 0 and not blind):
             return
-        waits = [left, _SCAN_S, max(0.1, job.end - time.time())]
+        waits = [remaining, _SCAN_S, max(0.1, job.time_limit_at - time.time())]
         time.sleep(min(waits if blind else [*waits, idle_left]))
 
 
-def _find_step(job: Job) -> int:
+def _find_step(job: NodeJob) -> int:
     """The pid of a slurmstepd of the job, or 0."""
     title = re.compile(rb"slurmstepd: \[%d[.+]" % job.id)
     for name in os.listdir("/proc"):

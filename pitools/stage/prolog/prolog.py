@@ -3,7 +3,7 @@
 Nothing is copied, no Slurm command is called. A prolog that fails drains its node, so only a finding about the node's
 own disk is one (exit code FINDING); all else is a warning. The leases bridge the time from the job's start to its
 first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
-the one held here (both are LOCK_SH on `.leases/<version>`), which the job's end, or `hold`, ends.
+the one held here (both are LOCK_SH on `.leases/<version>`), which the job's end, or `max_lease`, ends.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pitools.core import strict_toml, trust, units
-from pitools.core.errors import ConfigError, PitError, nearest
+from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.stage.prolog import lease_holder
-from pitools.stage.prolog.lease_holder import Job
+from pitools.stage.prolog.lease_holder import NodeJob
 
-FINDING = 100
+EXIT_FINDING = 100
 """Exit code of a finding about the node. Not 1, which is also what Python says when it cannot start."""
 
-CONFIG = Path("/etc/pitools/prolog.toml")
+CONFIG_PATH = Path("/etc/pitools/prolog.toml")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?")
 # What a broken or lost disk answers. A full one, or one that has no unnamed files, is not broken.
-_BROKEN = {errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN}
-_NOT_THERE = {errno.ENOENT, errno.ENOTDIR}
+_BROKEN_ERRNOS = {errno.EIO, errno.EROFS, errno.EUCLEAN, errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN}
+_MISSING_ERRNOS = {errno.ENOENT, errno.ENOTDIR}
 
 
-class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StagingRoot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A staging root, with {user}, {node}, {job}. disk: the mount point it lies on; else the folder above them."""
 
     path: str
     disk: str = ""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`/etc/pitools/prolog.toml`. hold: leases end then, even of a running job. idle: so long without any step.
+class PrologConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`/etc/pitools/prolog.toml`. max_lease: leases end then, even of a running job. idle_time: so long without any
+    step.
 
     timeout_s and python are read by the script around this module. state: where holders of leases are written down.
     """
 
-    roots: tuple[Root, ...] = ()
-    hold: str = "7d"
-    idle: str = "10m"
+    roots: tuple[StagingRoot, ...] = ()
+    max_lease: str = "7d"
+    idle_time: str = "10m"
     timeout_s: int = 5
     python: str = ""
     state: str = "/run/pitools"
 
 
-class Place(NamedTuple):
+class JobRoot(NamedTuple):
     """A root of this job's user, and the disk it is on. mounted: the disk must be a mount point."""
 
     root: Path
@@ -66,62 +67,64 @@ class Place(NamedTuple):
 
 
 def main() -> int:
-    """The exit code: FINDING, or 0. What is to be said goes to stderr."""
+    """Return the exit code, EXIT_FINDING or 0. Messages go to stderr."""
     try:
-        return run(os.environ)
+        return run_prolog(os.environ)
     except PitError as error:
-        _say(f"{error}; {error.hint}" if error.hint else str(error))
+        _log(f"{error}; {error.hint}" if error.hint else str(error))
     return 0
 
 
-def run(environment: Mapping[str, str]) -> int:
+def run_prolog(environment: Mapping[str, str]) -> int:
     """Act as prolog or as epilog, as Slurm's variables say. Raises PitError for what is no finding about the node."""
     context = environment.get("SLURM_SCRIPT_CONTEXT", "")
     if context not in ("prolog_slurmd", "epilog_slurmd"):
-        what = f'SLURM_SCRIPT_CONTEXT is "{context}"'
-        raise ConfigError(what, hint="this is for Prolog= and Epilog= of slurm.conf, which run on the node")
-    config = load(environment)
-    job = _job(environment)
+        message = f'SLURM_SCRIPT_CONTEXT is "{context}"'
+        raise ConfigError(message, hint="this is for Prolog= and Epilog= of slurm.conf, which run on the node")
+    config = load_config(environment)
+    job = _slurmd_job(environment)
     if context == "epilog_slurmd":
-        lease_holder.release(Path(config.state), job)
+        lease_holder.stop_holder(Path(config.state), job)
         return 0
-    places = [place(root, job) for root in config.roots]
-    findings = [found for disk in dict.fromkeys((p.disk, p.mounted) for p in places) if (found := judge(*disk))]
+    places = [job_root(root, job) for root in config.roots]
+    findings = [
+        problem for disk in dict.fromkeys((p.disk, p.mounted) for p in places) if (problem := disk_problem(*disk))
+    ]
     if findings:
-        _say("; ".join(findings))
-        return FINDING
-    hold_s, idle_s = units.seconds(config.hold), units.seconds(config.idle)
+        _log("; ".join(findings))
+        return EXIT_FINDING
+    max_lease_s, idle_s = units.parse_duration(config.max_lease), units.parse_duration(config.idle_time)
     roots = [place.root for place in places]
-    for warning in lease_holder.hold(Path(config.state), job, roots, hold_s=hold_s, idle_s=idle_s):
-        _say(warning)
+    for warning in lease_holder.start_holder(Path(config.state), job, roots, max_lease_s=max_lease_s, idle_s=idle_s):
+        _log(warning)
     return 0
 
 
-def load(environment: Mapping[str, str]) -> Config:
-    """The configuration: PIT_PROLOG_ROOTS (divided by `:`) over the file. Raises ConfigError."""
-    path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG)
+def load_config(environment: Mapping[str, str]) -> PrologConfig:
+    """Load the configuration: PIT_PROLOG_ROOTS (divided by `:`) over the file. Raises ConfigError."""
+    path = Path(environment.get("PIT_PROLOG_CONFIG") or CONFIG_PATH)
     roots = environment.get("PIT_PROLOG_ROOTS", "")
     tables: dict[str, Any] = {}
     if path.exists() or not roots:
         if path.exists():
-            trust.check(path, "prolog configuration")
-        tables = strict_toml.read(path)
+            trust.require_trusted(path, "prolog configuration")
+        tables = strict_toml.read_toml(path)
     if roots:
         tables["roots"] = [{"path": root} for root in roots.split(":") if root]
-    config = strict_toml.convert(tables, Config, str(path))
+    config = strict_toml.convert_tables(tables, PrologConfig, str(path))
     if not config.roots:
         raise ConfigError("no staging root is named", where=str(path), hint='[[roots]] path = "/nvme/{user}/pit"')
     return config
 
 
-def place(root: Root, job: Job) -> Place:
-    """The root with its placeholders filled in, and its disk. Raises ConfigError."""
+def job_root(root: StagingRoot, job: NodeJob) -> JobRoot:
+    """Return the root with its placeholders filled in, and its disk. Raises ConfigError."""
     values = {"user": job.user, "node": job.node, "job": str(job.id)}
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise ConfigError(
-                f'"{match.group(0)}" cannot be filled in', where=root.path, hint=nearest(match[1], values)
+                f'"{match.group(0)}" cannot be filled in', where=root.path, hint=suggest(match[1], values)
             )
         return values[match.group(1)]
 
@@ -131,10 +134,10 @@ def place(root: Root, job: Job) -> Place:
     # What is above the first placeholder is the administrator's, and may not be missing; what is below, or the root
     # itself where there is none, is made by whoever stages first.
     above = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
-    return Place(path, Path(root.disk) if root.disk else above, mounted=bool(root.disk))
+    return JobRoot(path, Path(root.disk) if root.disk else above, mounted=bool(root.disk))
 
 
-def judge(disk: Path, mounted: bool) -> str:
+def disk_problem(disk: Path, mounted: bool) -> str:
     """What is wrong with the disk itself, or "". It belongs to the administrator: no user can forge a finding."""
     try:
         if not stat.S_ISDIR(disk.stat().st_mode):
@@ -145,11 +148,11 @@ def judge(disk: Path, mounted: bool) -> str:
             return f"{disk} is read-only"
         _write_something(disk)
     except OSError as error:
-        if error.errno in _NOT_THERE:
+        if error.errno in _MISSING_ERRNOS:
             return f"{disk} is not there"
-        if error.errno in _BROKEN:
+        if error.errno in _BROKEN_ERRNOS:
             return f"{disk} is broken: {error.strerror}"
-        _say(f"{disk}: {error.strerror}")
+        _log(f"{disk}: {error.strerror}")
     return ""
 
 
@@ -167,7 +170,7 @@ def _write_something(disk: Path) -> None:
         os.close(descriptor)
 
 
-def _job(environment: Mapping[str, str]) -> Job:
+def _slurmd_job(environment: Mapping[str, str]) -> NodeJob:
     """The job, as slurmd tells of it. Raises ConfigError where it does not."""
     try:
         number, uid = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_JOB_UID"])
@@ -175,14 +178,14 @@ def _job(environment: Mapping[str, str]) -> Job:
         if not user or not gid:  # older Slurms do not say
             account = pwd.getpwuid(uid)
             user, gid = user or account.pw_name, gid or str(account.pw_gid)
-        job = Job(
+        job = NodeJob(
             id=number,
             uid=uid,
             gid=int(gid),
             user=user,
             node=environment["SLURMD_NODENAME"],
             cluster=environment.get("SLURM_CLUSTER_NAME") or "cluster",
-            end=_end(environment.get("SLURM_JOB_END_TIME", "")),
+            time_limit_at=_time_limit_at(environment.get("SLURM_JOB_END_TIME", "")),
         )
     except KeyError as error:
         raise ConfigError(f"unknown: {error.args[0]}", hint="nothing is leased") from error
@@ -195,12 +198,12 @@ def _job(environment: Mapping[str, str]) -> Job:
     return job
 
 
-def _end(text: str) -> float:
+def _time_limit_at(text: str) -> float:
     """When the job ends at the latest, as newer Slurms say; infinity where it has no limit."""
     return float(text) if text.isdecimal() and int(text) else math.inf
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text if text.isprintable() else ascii(text), file=sys.stderr)
 
 

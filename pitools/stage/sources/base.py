@@ -8,7 +8,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.store import manifest as manifests
-from pitools.store.digest import ALGORITHM, RANGED
+from pitools.store.digest import ALGORITHM, RANGED_ALGORITHM
 from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
 from pitools.store.version_list import is_version
 
@@ -27,15 +27,15 @@ class SourceFile(Protocol):
         ...
 
 
-class Reader(Protocol):
-    """One thread's hands on a source, made in the process that reads."""
+class SourceReader(Protocol):
+    """Opens a source's files for one thread, created in the process that reads."""
 
     def open(self, path: str) -> SourceFile:
-        """A file by its path in the manifest. Raises DataError when there is none, Unreachable, ClusterError."""
+        """Open a file by its path in the manifest. Raises DataError when there is none, Unreachable, ClusterError."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and descriptors."""
+        """Close connections and descriptors."""
         ...
 
 
@@ -52,8 +52,8 @@ class Source(Protocol):
         """Bytes to ask for in one read: a multiple of 128 KiB."""
         ...
 
-    def connect(self) -> Reader:
-        """A reader, for one thread of the process that calls. Raises PitError."""
+    def connect(self) -> SourceReader:
+        """Open a reader, for one thread of the calling process. Raises PitError."""
         ...
 
 
@@ -66,33 +66,35 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
 
-def checked(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
-    """The dataset of a manifest that was read. name: of the folder it is in, which may claim to be its version.
+def make_dataset(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
+    """Return the dataset of a manifest that was read. name: of its folder, which may be its version.
 
     Raises DataError when that claim is wrong, or the manifest's digests are none that we know.
     """
     where = f"{source.label}/{FILE_NAME}"
-    version = manifests.version(data)
+    version = manifests.version_of(data)
     if is_version(name) and name != version:
-        what = f"the manifest belongs to version {version}, not to the folder it is in"
-        raise DataError(what, where=where, hint="it was changed after it was written: ingest or stage again")
+        message = f"the manifest belongs to version {version}, not to the folder it is in"
+        raise DataError(message, where=where, hint="it was changed after it was written: ingest or stage again")
     _refuse_other_digests(manifest.files, where)
     return Dataset(source=source, manifest=manifest, data=data, version=version)
 
 
 def _refuse_other_digests(files: tuple[FileEntry, ...], where: str) -> None:
     """What cannot be compared must not pass for verified."""
-    kinds = (f"{ALGORITHM}:", f"{RANGED}:")
+    kinds = (f"{ALGORITHM}:", f"{RANGED_ALGORITHM}:")
     for entry in files:
         if not entry.digest.startswith(kinds):
-            what = f"the digest of {entry.path!r} is of a kind that is not known here: {entry.digest!r}"
+            message = f"the digest of {entry.path!r} is of a kind that is not known here: {entry.digest!r}"
             raise DataError(
-                what, where=where, hint=f"known are {ALGORITHM} and {RANGED}: ingest again, or update pitools"
+                message,
+                where=where,
+                hint=f"known are {ALGORITHM} and {RANGED_ALGORITHM}: ingest again, or update pitools",
             )
 
 
-def folders_of(files: tuple[FileEntry, ...]) -> set[str]:
-    """Every folder that files of these paths are in, below the dataset's own."""
+def all_folders(files: tuple[FileEntry, ...]) -> set[str]:
+    """Return every folder that these files are in, below the dataset's own."""
     folders: set[str] = set()
     for folder in {entry.path.rpartition("/")[0] for entry in files}:
         above = folder

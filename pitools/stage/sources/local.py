@@ -20,16 +20,16 @@ OBJECTS = "objects"
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 # Levels of folders that are kept open: with 64 readers fewer descriptors than a process may have.
-_KEPT = 6
+_MAX_OPEN_DIRS = 6
 # A block is read, hashed and written before the next: small enough to stay in the core's own cache meanwhile.
-BLOCK = 128 << 10
+READ_BYTES = 128 << 10
 
 
 class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The files below a folder. once: they are read this one time, and leave the page cache to others."""
+    """The files below a folder. read_once: they are read this one time, and leave the page cache to others."""
 
     folder: Path
-    once: bool = False
+    read_once: bool = False
 
     @property
     def label(self) -> str:
@@ -39,26 +39,26 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def block(self) -> int:
         """Bytes to ask for in one read."""
-        return BLOCK
+        return READ_BYTES
 
     def connect(self) -> LocalReader:
-        """A reader, for one thread. Raises as `reading`."""
-        return LocalReader(self.folder, once=self.once)
+        """Open a reader, for one thread. Raises as `read_error`."""
+        return LocalReader(self.folder, read_once=self.read_once)
 
 
-class Folders:
+class DirDescriptors:
     """Descriptors of the folders beneath one, each opened without following a link. Those of the last path stay open,
     since the next file is often in the same folder or in its neighbour.
     """
 
-    def __init__(self, top: Path, *, make: bool = False) -> None:
-        """make: folders that are missing are made, of mode 0755 less the umask. Raises OSError."""
-        self._make = make
+    def __init__(self, top: Path, *, create: bool = False) -> None:
+        """create: folders that are missing are made, of mode 0755 less the umask. Raises OSError."""
+        self._make = create
         self._chain = [os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._parts: list[str] = []
         self._within = ""
 
-    def enter(self, within: str) -> int:
+    def open_dir(self, within: str) -> int:
         """The folder of this path beneath the top, "" for the top itself; good until the next call. Raises OSError."""
         if within == self._within:
             return self._chain[-1]
@@ -72,7 +72,7 @@ class Folders:
                     os.mkdir(part, 0o755, dir_fd=self._chain[-1])
             # O_NOFOLLOW speaks of the last part only, so each part is opened as a last part.
             below = os.open(part, _FOLDER, dir_fd=self._chain[-1])
-            if len(self._parts) < _KEPT:
+            if len(self._parts) < _MAX_OPEN_DIRS:
                 self._parts.append(part)
             else:  # deeper than this only the last one is kept, and it is nobody's neighbour
                 os.close(self._chain.pop())
@@ -96,24 +96,24 @@ class Folders:
 class LocalReader:
     """Opens files beneath a folder."""
 
-    def __init__(self, folder: Path, *, once: bool = False) -> None:
-        self.folder, self._once = folder, once
-        with reading(folder):
-            self._folders = Folders(folder)
+    def __init__(self, folder: Path, *, read_once: bool = False) -> None:
+        self.folder, self._read_once = folder, read_once
+        with translate_errors(folder):
+            self._folders = DirDescriptors(folder)
 
     def open(self, path: str) -> LocalFile:
-        """A regular file; no part of `path` may be a link. Raises DataError for what is none, else as `reading`."""
+        """A regular file; no part of `path` may be a link. Raises DataError for what is none, else as `read_error`."""
         within, _, name = path.rpartition("/")
         where = f"{self.folder}/{path}"
         try:
-            descriptor = os.open(name, _FILE, dir_fd=self._folders.enter(within))
+            descriptor = os.open(name, _FILE, dir_fd=self._folders.open_dir(within))
         except OSError as error:
             raise read_error(error, Path(where)) from error
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise DataError("not a regular file", where=where, hint="a dataset holds plain files only")
-        return LocalFile(descriptor, found.st_size, where, once=self._once)
+        return LocalFile(descriptor, status.st_size, where, read_once=self._read_once)
 
     def close(self) -> None:
         """Close the folders."""
@@ -123,11 +123,11 @@ class LocalReader:
 class LocalFile:
     """One open file. size: bytes, when it was opened."""
 
-    def __init__(self, descriptor: int, size: int, where: str, *, once: bool) -> None:
-        self.size, self._descriptor, self._where, self._once = size, descriptor, where, once
+    def __init__(self, descriptor: int, size: int, where: str, *, read_once: bool) -> None:
+        self.size, self._descriptor, self._where, self._once = size, descriptor, where, read_once
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Read at `offset` into `view`; the count, 0 at the end. Raises as `reading`."""
+        """Read at `offset` into `view`; the count, 0 at the end. Raises as `read_error`."""
         try:
             return os.preadv(self._descriptor, [view], offset)
         except OSError as error:
@@ -145,9 +145,9 @@ class LocalFile:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, to open files beneath. Raises as `reading`."""
-    with reading(folder):
+def open_folder(folder: Path) -> Iterator[int]:
+    """Yield a descriptor of a folder, to open files beneath. Raises as `read_error`."""
+    with translate_errors(folder):
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -156,8 +156,8 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """OSErrors of reading `path` become DataError (gone, or a link), Unreachable (no answer) or ClusterError."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Turn OSErrors of reading `path` into DataError (gone, or a link), Unreachable (no answer) or ClusterError."""
     try:
         yield
     except OSError as error:
@@ -165,12 +165,12 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_error(error: OSError, path: Path) -> PitError:
-    """What a failed open or read means: gone or a link → data is wrong, no answer → later, else refused."""
+    """Return the error of a failed open or read: DataError (gone, or a link), Unreachable (no answer), ClusterError."""
     if error.errno in (errno.ENOENT, errno.ENXIO):
         return DataError("missing", where=str(path), hint="the manifest names it: ingest or stage again")
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        what = "a symbolic link, or not a folder where one should be"
-        return DataError(what, where=str(path), hint="a dataset holds plain files and folders only")
+        message = "a symbolic link, or not a folder where one should be"
+        return DataError(message, where=str(path), hint="a dataset holds plain files and folders only")
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.ESTALE, errno.ETIMEDOUT):
         return Unreachable(f"cannot read: {reason}", where=str(path))

@@ -24,8 +24,8 @@ from msgspec import structs
 
 from pitools.core import forked_pool
 from pitools.core.errors import DataError
-from pitools.core.shared_progress import Seat
-from pitools.stage.sources.base import Reader
+from pitools.core.shared_progress import WorkerSlot
+from pitools.stage.sources.base import SourceReader
 from pitools.stage.sources.local import read_error
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, ArraySchema, FileEntry, Manifest
@@ -35,7 +35,7 @@ from pitools.store.zarr import metadata
 # Consolidated metadata of some thousand arrays are a few MiB.
 METADATA_BYTES = 64 << 20
 # Arrays that say where episodes lie, by name, and how many numbers they have beyond one an episode.
-BOUNDARIES = {"episode_offsets": 1, "meta/episode_ends": 0}
+OFFSET_ARRAYS = {"episode_offsets": 1, "meta/episode_ends": 0}
 # Folders of one depth that are worth the forks, and entries of one folder between two signs of life.
 _MANY, _LOOK = 64, 100
 _UNFINISHED = re.compile(r".*\.partial|\.nfs[0-9a-fA-F]+")
@@ -45,19 +45,19 @@ _UNFINISHED = re.compile(r".*\.partial|\.nfs[0-9a-fA-F]+")
 Listed = tuple[str, int, str]
 
 
-class Entry(NamedTuple):
-    """One file of a store. tag: what changes when it is written again: its time in ns, or an object's ETag."""
+class StoreFile(NamedTuple):
+    """One file of a store. etag: what changes when it is written again: its time in ns, or an object's ETag."""
 
     path: str
     bytes: int
-    tag: str
+    etag: str
 
 
-class Survey(NamedTuple):
+class StoreListing(NamedTuple):
     """What a store is made of, sorted by path. left_out: paths of what was unfinished there. where: the store."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[StoreFile, ...]
     left_out: tuple[str, ...]
     where: str
 
@@ -76,14 +76,14 @@ def is_store(names: Iterable[str]) -> bool:
     return FILE_NAME not in known and not known.isdisjoint((metadata.V3, metadata.V2_GROUP, metadata.V2_ARRAY))
 
 
-def survey(folder: Path) -> Survey:
+def list_store(folder: Path) -> StoreListing:
     """List a store in a folder. Raises DataError for what cannot be staged, Unreachable, ClusterError."""
-    return survey_listing(folder.absolute().name, _walk(str(folder)), str(folder))
+    return list_remote_store(folder.absolute().name, _walk_files(str(folder)), str(folder))
 
 
-def survey_listing(name: str, listed: Iterable[Listed], where: str) -> Survey:
+def list_remote_store(name: str, listed: Iterable[Listed], where: str) -> StoreListing:
     """The same of a listing, such as an object store's: (path, bytes, tag) of every file. Raises DataError."""
-    entries: list[Entry] = []
+    entries: list[StoreFile] = []
     left_out: list[str] = []
     for path, size, tag in listed:
         if _UNFINISHED.fullmatch(path.rpartition("/")[2]):
@@ -91,14 +91,14 @@ def survey_listing(name: str, listed: Iterable[Listed], where: str) -> Survey:
             continue
         if not _is_text(path):
             raise DataError(f"a name that is not UTF-8: {path!r}", where=where, hint="rename it")
-        entries.append(Entry(path, size, tag))
+        entries.append(StoreFile(path, size, tag))
     if not is_store(entry.path for entry in entries):
         hint = "give the folder that holds its zarr.json, .zgroup or .zarray"
         raise DataError("not a Zarr store", where=where, hint=hint)
-    return Survey(_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
+    return StoreListing(_dataset_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)
 
 
-def _walk(root: str) -> list[Listed]:
+def _walk_files(root: str) -> list[Listed]:
     """List every file below a folder, with several processes where there are many folders: each of them is a round trip
     on a network file system. Raises as `survey`.
     """
@@ -113,7 +113,7 @@ def _walk(root: str) -> list[Listed]:
     shares = [level[at : at + share] for at in range(0, len(level), share or 1)]
     try:
         rest: list[Listed] = []
-        forked_pool.run(
+        forked_pool.run_tasks(
             shares, partial(_Lister, root), rest.extend, readers=forked_pool.default_readers(), advance=lambda _: None
         )
     except OSError:  # no process could be started: this one lists the rest
@@ -124,12 +124,12 @@ def _walk(root: str) -> list[Listed]:
 class _Lister:
     """One thread's share: all that is below some folders."""
 
-    def __init__(self, root: str, seat: Seat) -> None:
-        self._root, self._seat = root, seat
+    def __init__(self, root: str, slot: WorkerSlot) -> None:
+        self._root, self._slot = root, slot
 
     def __call__(self, task: list[str]) -> list[Listed]:
         """The files below these folders."""
-        return _list_below(self._root, task, self._seat.alive)
+        return _list_below(self._root, task, self._slot.heartbeat)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -155,17 +155,17 @@ def _list(root: str, folder: str, below: list[str], alive: Callable[[], None] = 
                     below.append(f"{path}/")
                     continue
                 if not entry.is_file(follow_symlinks=False):
-                    what = "a link" if entry.is_symlink() else "neither a file nor a folder"
-                    raise DataError(what, where=f"{root}/{path}", hint="a dataset holds plain files only")
+                    message = "a link" if entry.is_symlink() else "neither a file nor a folder"
+                    raise DataError(message, where=f"{root}/{path}", hint="a dataset holds plain files only")
                 status = entry.stat(follow_symlinks=False)
                 yield path, status.st_size, str(status.st_mtime_ns)
     except OSError as error:
         if folder and isinstance(error, FileNotFoundError):
-            raise changed(f"{root}/{folder}") from error
+            raise changed_error(f"{root}/{folder}") from error
         raise read_error(error, Path(root, folder)) from error
 
 
-def changed(where: str) -> DataError:
+def changed_error(where: str) -> DataError:
     """What to say of a store that is not, after the copy, what it was before."""
     return DataError("the store changed while it was read", where=where, hint="stage it when nobody writes to it")
 
@@ -178,13 +178,13 @@ def _is_text(path: str) -> bool:
     return True
 
 
-def _name(folder: str) -> str:
+def _dataset_name(folder: str) -> str:
     """A dataset's name of a folder's: without `.zarr`, and of what a name may be made of."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.removesuffix(".zarr")).lstrip("._-")
     return name[:100] or "store"
 
 
-def read_whole(reader: Reader, path: str, limit: int = METADATA_BYTES) -> bytes:
+def read_file(reader: SourceReader, path: str, limit: int = METADATA_BYTES) -> bytes:
     """All bytes of a file of a source. Raises DataError when it has more than `limit`, and as the source does."""
     file = reader.open(path)
     try:
@@ -194,50 +194,50 @@ def read_whole(reader: Reader, path: str, limit: int = METADATA_BYTES) -> bytes:
         while have < file.size and (count := file.read_into(view[have:], have)):
             have += count
         if have < file.size:
-            raise changed(path)
+            raise changed_error(path)
         return bytes(view)
     finally:
         file.close()
 
 
-def describe(found: Survey, read: Callable[[str], bytes]) -> Manifest:
-    """The manifest of a store, its digests "" until `complete`. read: the bytes of a metadata file.
+def make_manifest(listing: StoreListing, read_metadata: Callable[[str], bytes]) -> Manifest:
+    """The manifest of a store, its digests "" until `with_digests`. read_metadata: the bytes of a metadata file.
 
-    The same files under the same name give the same manifest. Raises DataError, and what `read` raises.
+    The same files under the same name give the same manifest. Raises DataError, and what `read_metadata` raises.
     """
-    if any(entry.path == metadata.V3 for entry in found.entries) and (
-        lost := lost_manifest(found.name, lambda: read(metadata.V3), found.where)
+    if any(entry.path == metadata.V3 for entry in listing.entries) and (
+        lost := lost_manifest(listing.name, lambda: read_metadata(metadata.V3), listing.where)
     ):
         raise lost
-    arrays = metadata.read((entry.path for entry in found.entries), read)
+    arrays = metadata.read_arrays((entry.path for entry in listing.entries), read_metadata)
     if not arrays:
-        raise DataError("a Zarr store without an array", where=found.where, hint="is it complete?")
+        raise DataError("a Zarr store without an array", where=listing.where, hint="is it complete?")
     manifest = Manifest(
-        name=found.name,
+        name=listing.name,
         episodes=_episodes(arrays),
         steps=_steps(arrays),
         arrays={array.name: ArraySchema(shape=array.shape, dtype=array.dtype) for array in arrays.values()},
-        files=tuple(FileEntry(path=entry.path, bytes=entry.bytes, digest="") for entry in found.entries),
+        files=tuple(FileEntry(path=entry.path, bytes=entry.bytes, digest="") for entry in listing.entries),
     )
-    manifests.check(manifest, found.where)  # an object store's keys may be anything
+    manifests.check_manifest(manifest, listing.where)  # an object store's keys may be anything
     return manifest
 
 
-def complete(manifest: Manifest, digests: Mapping[int, str]) -> Manifest:
+def with_digests(manifest: Manifest, digests: Mapping[int, str]) -> Manifest:
     """The manifest with the digest that was found of each file without one, by its place."""
     found = ((entry, entry.digest or digests[place]) for place, entry in enumerate(manifest.files))
     return structs.replace(manifest, files=tuple(structs.replace(entry, digest=text) for entry, text in found))
 
 
-def _episodes(arrays: Mapping[str, metadata.Array]) -> int:
+def _episodes(arrays: Mapping[str, metadata.ArrayMetadata]) -> int:
     """As many as the arrays say that hold episodes' boundaries; 0 where there is none."""
-    for name, extra in BOUNDARIES.items():
+    for name, extra in OFFSET_ARRAYS.items():
         if name in arrays and len(arrays[name].shape) == 1:
             return max(0, arrays[name].shape[0] - extra)
     return 0
 
 
-def _steps(arrays: Mapping[str, metadata.Array]) -> int:
+def _steps(arrays: Mapping[str, metadata.ArrayMetadata]) -> int:
     """The length of the first axis that most arrays share; of two such lengths the greater."""
     shared = Counter(
         array.shape[0]

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.errors import ClusterError
-from pitools.core.fs import os_error, write_atomic
-from pitools.core.lock import flock
+from pitools.core.fs import from_os_error, write_atomic
+from pitools.core.locks import lock_within
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[tuple[str, Labels], float]
@@ -39,7 +39,7 @@ METRICS = {
     "evicted_bytes_total": ("counter", "Bytes of these sets."),
     "errors_total": ("counter", "Errors by what to do: policy, refused, data, later."),
 }
-KINDS = {3: "policy", 4: "refused", 5: "data", 75: "later"}
+ERROR_KINDS = {3: "policy", 4: "refused", 5: "data", 75: "later"}
 
 _TIMEOUT_S = 2.0
 _LINE = re.compile(r"(\w+)\{(.*)\} (\S+)")
@@ -47,45 +47,47 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
 _ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
 
 
-class Totals(NamedTuple):
-    """What one run did. kept: sets and bytes by rule. free: bytes by root. errors: count by exit code."""
+class SyncTotals(NamedTuple):
+    """What one run did. kept_by_rule: sets and bytes by rule. free: bytes by root. errors: count by exit code."""
 
     staged: int = 0
     copied_bytes: int = 0
     evicted: int = 0
     evicted_bytes: int = 0
-    kept: Mapping[str, tuple[int, int]] = {}
+    kept_by_rule: Mapping[str, tuple[int, int]] = {}
     free: Mapping[str, int] = {}
     errors: Mapping[int, int] = {}
 
 
-def started(path: Path, policy: str, now: float) -> None:
+def write_started(path: Path, policy: str, now: float) -> None:
     """Write that a run has begun. Raises NoSpace, ClusterError."""
-    with _alone(path):
-        samples = read(path)
+    with _lock_metrics(path):
+        samples = read_samples(path)
         samples[PREFIX + "last_start_timestamp_seconds", _labels(policy=policy)] = now
         _write(path, samples)
 
 
-def ended(path: Path, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float) -> None:
+def write_ended(
+    path: Path, policy: str, totals: SyncTotals, code: int, *, started_s: float, now: float, wall_s: float
+) -> None:
     """Write how a run ended; what it kept replaces what stood there. wall_s: how long it took, by no clock that jumps.
 
     Raises NoSpace, ClusterError.
     """
-    with _alone(path):
-        _write(path, _ended(read(path), policy, totals, code, began=began, now=now, wall_s=wall_s))
+    with _lock_metrics(path):
+        _write(path, _ended_samples(read_samples(path), policy, totals, code, began=started_s, now=now, wall_s=wall_s))
 
 
-def _ended(
-    before: Samples, policy: str, totals: Totals, code: int, *, began: float, now: float, wall_s: float
+def _ended_samples(
+    previous: Samples, policy: str, totals: SyncTotals, code: int, *, began: float, now: float, wall_s: float
 ) -> Samples:
-    samples = {key: value for key, value in before.items() if _is_kept(key, policy)}
+    samples = {key: value for key, value in previous.items() if _is_kept(key, policy)}
 
     def put(name: str, value: float, **labels: str) -> None:
         samples[PREFIX + name, _labels(policy=policy, **labels)] = value
 
     def add(name: str, value: float, **labels: str) -> None:
-        put(name, before.get((PREFIX + name, _labels(policy=policy, **labels)), 0.0) + value, **labels)
+        put(name, previous.get((PREFIX + name, _labels(policy=policy, **labels)), 0.0) + value, **labels)
 
     put("last_start_timestamp_seconds", began)
     put("last_end_timestamp_seconds", now)
@@ -93,7 +95,7 @@ def _ended(
     put("last_exit_code", code)
     if code == 0:
         put("last_success_timestamp_seconds", now)
-    for rule, (sets, n_bytes) in totals.kept.items():
+    for rule, (sets, n_bytes) in totals.kept_by_rule.items():
         put("kept_sets", sets, rule=rule)
         put("kept_bytes", n_bytes, rule=rule)
     for root, n_bytes in totals.free.items():
@@ -102,13 +104,13 @@ def _ended(
     add("copied_bytes_total", totals.copied_bytes)
     add("evicted_sets_total", totals.evicted)
     add("evicted_bytes_total", totals.evicted_bytes)
-    for number, kind in KINDS.items():
+    for number, kind in ERROR_KINDS.items():
         add("errors_total", totals.errors.get(number, 0), kind=kind)
     return samples
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _lock_metrics(path: Path) -> Iterator[None]:
     """Two policies of one file do not lose each other's samples: the folder, which is there to be locked, is.
 
     Not waited for long: monitoring is no reason to hang.
@@ -116,10 +118,10 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise os_error(error, path) from error
+        raise from_os_error(error, path) from error
     try:
         with contextlib.suppress(ClusterError):  # a file system without locks
-            flock(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S)
+            lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S)
         yield
     finally:
         os.close(descriptor)
@@ -143,11 +145,11 @@ def _lines(samples: Samples) -> Iterator[str]:
         if mine:
             yield f"# HELP {PREFIX}{name} {text}\n# TYPE {PREFIX}{name} {kind}\n"
         for labels, value in mine:
-            inside = ",".join(f'{key}="{_escaped(said)}"' for key, said in labels)
-            yield f"{PREFIX}{name}{{{inside}}} {_number(value)}\n"
+            label_text = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+            yield f"{PREFIX}{name}{{{label_text}}} {_number(value)}\n"
 
 
-def read(path: Path) -> Samples:
+def read_samples(path: Path) -> Samples:
     """The samples of a file that `render` wrote; none where there is none. Lines of anybody else are not ours."""
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")
@@ -155,11 +157,11 @@ def read(path: Path) -> Samples:
         return {}
     samples: Samples = {}
     for line in lines:
-        found = _LINE.fullmatch(line)
-        if found and found[1].removeprefix(PREFIX) in METRICS:
-            labels = tuple((key, _unescaped(said)) for key, said in _LABEL.findall(found[2]))
+        match = _LINE.fullmatch(line)
+        if match and match[1].removeprefix(PREFIX) in METRICS:
+            labels = tuple((key, _unescaped(text)) for key, text in _LABEL.findall(match[2]))
             with contextlib.suppress(ValueError):
-                samples[found[1], labels] = float(found[3])
+                samples[match[1], labels] = float(match[3])
     return samples
 
 

@@ -28,23 +28,19 @@ import msgspec
 
 from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
-from pitools.site.load import shipped
-from pitools.site.template import fill
-from pitools.stage.cache.disk_quota import Limits
+from pitools.site.load import bundled_dir
+from pitools.site.template import expand_placeholders
+from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.sources.open import is_url
 
 
-class _Words(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    rename={"source": "from"},
+class RuleTable(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"source": "from", "root": "to"}
 ):
     """A rule as it is written."""
 
     source: str
-    to: str
+    root: str
     pattern: str = "*"
     newest: Annotated[int, msgspec.Meta(ge=1)] = 1
     cap: str = ""
@@ -55,8 +51,8 @@ class _Words(
     name: str = ""
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    rules: tuple[_Words, ...] = ()
+class _PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    rules: tuple[RuleTable, ...] = ()
 
 
 class Rule(NamedTuple):
@@ -68,12 +64,12 @@ class Rule(NamedTuple):
     newest: int
     cap_bytes: int | None
     root: Path
-    limits: Limits
+    limits: QuotaLimits
     shared: bool
     applies: bool
 
 
-class Policy(NamedTuple):
+class SyncPolicy(NamedTuple):
     """A file's rules. id: tells the policies of one root apart, and stays as long as the file stays where it is."""
 
     path: Path
@@ -82,50 +78,50 @@ class Policy(NamedTuple):
     rules: tuple[Rule, ...]
 
 
-def load(path: Path) -> Policy:
+def load_policy(path: Path) -> SyncPolicy:
     """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
-    tables = strict_toml.read(path)
+    tables = strict_toml.read_toml(path)
     written = tables.get("rules")
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     rules: list[Rule] = []
     for number, rule in enumerate(written if isinstance(written, list) else []):
         with _located(path, number):
-            rules.append(_rule(strict_toml.convert(rule, _Words, str(path)), node))
+            rules.append(_make_rule(strict_toml.convert_tables(rule, RuleTable, str(path)), node))
             _refuse_contradiction(rules[:-1], rules[-1])
-    if not strict_toml.convert(tables, _File, str(path)).rules:
-        example = shipped("scripts") / "cron" / "stage.toml"
+    if not strict_toml.convert_tables(tables, _PolicyTable, str(path)).rules:
+        example = bundled_dir("scripts") / "cron" / "stage.toml"
         raise ConfigError("there is no rule in it", where=str(path), hint=f"write [[rules]], as in {example}")
     absolute = path.absolute()
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:8]
-    return Policy(absolute, f"{_plain(path.stem)}-{digest}", node, tuple(rules))
+    return SyncPolicy(absolute, f"{_require_plain(path.stem)}-{digest}", node, tuple(rules))
 
 
-def _rule(words: _Words, node: str) -> Rule:
-    to = words.to
-    with _key("from"):
-        source = _source(words.source)
-    with _key("to"):
+def _make_rule(table: RuleTable, node: str) -> Rule:
+    to = table.root
+    with _error_key("from"):
+        source = _source(table.source)
+    with _error_key("to"):
         if not to.startswith("/"):
             raise UsageError("not an absolute path", hint="cron has no folder to begin with")
         if "{job}" in to:
             raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
-        root = Path(fill(to, node=node))
-    with _key("nodes"):
-        names = hostlist.expand(words.nodes)
+        root = Path(expand_placeholders(to, node=node))
+    with _error_key("nodes"):
+        names = hostlist.expand(table.nodes)
     sizes = {}
     for key in ("cap", "quota", "min_free"):
-        with _key(key):
-            sizes[key] = units.size(text) if (text := getattr(words, key)) else None
+        with _error_key(key):
+            sizes[key] = units.parse_size(text) if (text := getattr(table, key)) else None
     return Rule(
-        name=words.name or words.pattern,
+        name=table.name or table.pattern,
         source=source,
-        pattern=words.pattern,
-        newest=words.newest,
+        pattern=table.pattern,
+        newest=table.newest,
         cap_bytes=sizes["cap"],
         root=root,
-        limits=Limits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
-        shared=words.shared,
-        applies=not words.nodes or node in names or node.partition(".")[0] in names,
+        limits=QuotaLimits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
+        shared=table.shared,
+        applies=not table.nodes or node in names or node.partition(".")[0] in names,
     )
 
 
@@ -133,7 +129,7 @@ def _source(text: str) -> Path | str:
     if is_url(text):
         from pitools.stage.sources.object_store import client
 
-        return client.parse(text).url
+        return client.parse_url(text).url
     if not text.startswith("/"):
         raise UsageError("not an absolute path", hint="cron has no folder to begin with")
     return Path(text)
@@ -142,19 +138,19 @@ def _source(text: str) -> Path | str:
 def _refuse_contradiction(others: list[Rule], rule: Rule) -> None:
     for other in others:
         if other.name == rule.name:
-            what = f'key "name": two rules are called "{rule.name}"'
-            raise ConfigError(what, hint='name = "…" tells them apart in records and metrics', key="name")
+            message = f'key "name": two rules are called "{rule.name}"'
+            raise ConfigError(message, hint='name = "…" tells them apart in records and metrics', key="name")
         if other.root == rule.root and (other.limits, other.shared) != (rule.limits, rule.shared):
-            what = f'quota, min_free and shared are of the whole root, and rule "{other.name}" says otherwise'
-            raise ConfigError(what, hint="say the same in all rules of a root")
+            message = f'quota, min_free and shared are of the whole root, and rule "{other.name}" says otherwise'
+            raise ConfigError(message, hint="say the same in all rules of a root")
 
 
 @contextmanager
-def _key(key: str) -> Iterator[None]:
+def _error_key(key: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise ConfigError(f'key "{key}": {error.what}', hint=error.hint, key=key) from error
+        raise ConfigError(f'key "{key}": {error.message}', hint=error.hint, key=key) from error
 
 
 @contextmanager
@@ -165,13 +161,13 @@ def _located(path: Path, number: int) -> Iterator[None]:
     except ConfigError as error:
         line = _line(path, number, error.key)
         where = f"{path}:{line}, rule {number + 1}" if line else f"{path}, rule {number + 1}"
-        raise ConfigError(error.what, where=where, hint=error.hint, key=error.key) from error
+        raise ConfigError(error.message, where=where, hint=error.hint, key=error.key) from error
 
 
 def _line(path: Path, number: int, key: str) -> int:
     """The line of a rule's key, else of its head; 0 where the rules are not written as [[rules]]."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*rules\s*\]\]", line)]
+    heads = [number for number, line in enumerate(lines) if re.match(r"\s*\[\[\s*rules\s*\]\]", line)]
     if number >= len(heads):
         return 0
     end = heads[number + 1] if number + 1 < len(heads) else len(lines)
@@ -179,5 +175,5 @@ def _line(path: Path, number: int, key: str) -> int:
     return 1 + next((at for at in range(heads[number], end) if key and is_key.match(lines[at])), heads[number])
 
 
-def _plain(text: str) -> str:
+def _require_plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", text)[:40]

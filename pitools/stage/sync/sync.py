@@ -23,32 +23,32 @@ from typing import Literal
 import msgspec
 
 from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
-from pitools.core.fs import os_error, write_atomic
-from pitools.core.lock import announced, flock, open_kept, read_holder, who
-from pitools.core.progress import bar
+from pitools.core.fs import from_os_error, write_atomic
+from pitools.core.locks import describe_owner, lock_within, open_readable_lock_file, publish_owner, read_lock_owner
+from pitools.core.progress import progress_bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import Item, KeptReason, evict
-from pitools.stage.cache.inventory import looks_whole
-from pitools.stage.cache.layout import LOCKS, RECORDS, free_bytes, object_path, prepare
-from pitools.stage.cache.lease import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.sync.metrics import Totals
-from pitools.stage.sync.policy import Policy, Rule
-from pitools.stage.sync.versions import Version, newest, within_cap
+from pitools.stage.cache.evict import Evictable, KeptReason, evict_item
+from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, set_path
+from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.sync.metrics import SyncTotals
+from pitools.stage.sync.policy import Rule, SyncPolicy
+from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions
 
 Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
 
 # Data that is wrong comes first: somebody must look at it; what may pass by itself comes last.
-WORST = (5, 3, 4, 75)
+EXIT_CODE_ORDER = (5, 3, 4, 75)
 # Workers of a run that was killed have its lock too, until the kernel has ended them.
-_LAST_BREATH_S = 1.0
+_DYING_RUN_S = 1.0
 # A descriptor each, of which a process may have 1024 where nobody has said otherwise.
-_MOST_LEASES = 500
+_MAX_LEASES = 500
 
 
-class Change(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
+class SyncChange(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
     """One change, or with a dry run what would be one (`stage`, `evict`). bytes: of all files of the version."""
 
     rule: str
@@ -63,122 +63,123 @@ class Change(Record, frozen=True, kw_only=True, tag="pit.stage-sync/1"):
     node: str
 
 
-class Brought(Record, frozen=True, kw_only=True, tag="pit.stage-brought/1"):
-    """What the runs of a policy brought to a root: the rule by version. wanted: at its last run. policy: the file."""
+class SyncState(Record, frozen=True, kw_only=True, tag="pit.stage-sync-state/1"):
+    """What the runs of a policy brought to a root: the rule by version. wanted_versions: at its last run. policy: the
+    file."""
 
     policy: str = ""
     versions: dict[str, str] = {}
-    wanted: list[str] = []
+    wanted_versions: list[str] = []
 
 
-class Running(TryLater):
+class SyncRunning(TryLater):
     """Another run of the same policy is at work at one of its roots."""
 
 
-class Sync:
-    """One run. Call it inside `alone`; what failed is in `errors`, and the others went on."""
+class SyncRun:
+    """One run. Call it inside `sync_lock`. errors: of the rules that failed; the others went on."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: SyncPolicy,
         *,
-        changed: Callable[[Change], None],
-        failed: Callable[[str, PitError], None],
+        on_change: Callable[[SyncChange], None],
+        on_error: Callable[[str, PitError], None],
         dry_run: bool = False,
         timeout_s: float = 600,
-        show: bool = False,
+        show_progress: bool = False,
     ) -> None:
-        """changed, failed: called at once. timeout_s: to wait for others that stage. show: progress bars."""
-        self.policy, self.errors, self._failed = policy, list[PitError](), failed
-        self.kept = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
+        """on_change, on_error: called at once. timeout_s: of waiting for other stagers."""
+        self.policy, self.errors, self._failed = policy, list[PitError](), on_error
+        self.kept_by_rule = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
         self.counted: Counter[str] = Counter()
         self._leases = contextlib.ExitStack()
-        self._changed, self._dry_run, self._timeout_s, self._show = changed, dry_run, timeout_s, show
+        self._changed, self._dry_run, self._timeout_s, self._show = on_change, dry_run, timeout_s, show_progress
 
     def __call__(self) -> None:
         """Sync every root that rules of this node name."""
         for root, rules in _by_root(self.policy).items():
-            with self._trying(rules[0].name, root), contextlib.ExitStack() as self._leases:
+            with self._catch_errors(rules[0].name, root), contextlib.ExitStack() as self._leases:
                 self._sync(root, rules)
 
     def exit_code(self) -> int:
-        """0, or the worst of what failed."""
+        """Return 0, or the exit code of the worst error."""
         codes = {error.exit_code for error in self.errors}
-        return next((code for code in WORST if code in codes), max(codes, default=0))
+        return next((code for code in EXIT_CODE_ORDER if code in codes), max(codes, default=0))
 
-    def totals(self) -> Totals:
-        """What the run did, for metrics."""
+    def totals(self) -> SyncTotals:
+        """Return the totals of the run, for metrics."""
         free = {}
         for root in _by_root(self.policy):
             with contextlib.suppress(PitError):
                 free[str(root)] = free_bytes(root)
         errors = Counter(error.exit_code for error in self.errors)
         count = self.counted
-        return Totals(
+        return SyncTotals(
             staged=count["staged"] + count["repaired"],
             copied_bytes=count["copied_bytes"],
             evicted=count["evicted"],
             evicted_bytes=count["evicted_bytes"],
-            kept=self.kept,
+            kept_by_rule=self.kept_by_rule,
             free=free,
             errors=errors,
         )
 
     def _sync(self, root: Path, rules: list[Rule]) -> None:
         if not self._dry_run:
-            prepare(root, shared=rules[0].shared)
-        before = _read(_state_path(root, self.policy))
-        brought, wanted, failed = dict(before.versions), set[str](), len(self.errors)
+            create_root(root, shared=rules[0].shared)
+        previous = _read_state(_state_path(root, self.policy))
+        owned, wanted, errors_before = dict(previous.versions), set[str](), len(self.errors)
         for rule in rules:
-            with self._trying(rule.name, root):
+            with self._catch_errors(rule.name, root):
                 for version in self._choose(rule):
-                    with self._trying(rule.name, root):
-                        self._keep(rule, version, brought, wanted)
-        if len(self.errors) > failed:
-            wanted |= set(before.wanted)  # what could not be judged is not given up
+                    with self._catch_errors(rule.name, root):
+                        self._keep(rule, version, owned, wanted)
+        if len(self.errors) > errors_before:
+            wanted |= set(previous.wanted_versions)  # what could not be judged is not given up
         else:
-            self._evict(root, brought, wanted)
-        if not self._dry_run and (brought, sorted(wanted)) != (before.versions, before.wanted):
-            self._write(root, brought, wanted)
+            self._evict(root, owned, wanted)
+        if not self._dry_run and (owned, sorted(wanted)) != (previous.versions, previous.wanted_versions):
+            self._write(root, owned, wanted)
 
     @contextmanager
-    def _trying(self, rule: str, where: Path) -> Iterator[None]:
+    def _catch_errors(self, rule: str, where: Path) -> Iterator[None]:
         try:
             yield
         except UsageError as error:  # of what stands in the policy: there is no command line to be wrong
-            self._fail(rule, ConfigError(error.what, where=error.where, hint=error.hint))
+            self._fail(rule, ConfigError(error.message, where=error.where, hint=error.hint))
         except PitError as error:
             self._fail(rule, error)
         except OSError as error:
-            self._fail(rule, os_error(error, where))
+            self._fail(rule, from_os_error(error, where))
 
     def _fail(self, rule: str, error: PitError) -> None:
         self.errors.append(error)
         self._failed(rule, error)
 
-    def _choose(self, rule: Rule) -> list[Version]:
-        def size(version: Version) -> int:
-            return load(version.place).manifest.total_bytes
+    def _choose(self, rule: Rule) -> list[SourceVersion]:
+        def size(version: SourceVersion) -> int:
+            return load_dataset(version.location).manifest.total_bytes
 
         failed = partial(self._fail, rule.name)
-        return within_cap(rule, newest(rule, failed), size, failed)
+        return fit_cap(rule, newest_versions(rule, failed), size, failed)
 
-    def _keep(self, rule: Rule, version: Version, brought: dict[str, str], wanted: set[str]) -> None:
-        dataset = load(version.place)
+    def _keep(self, rule: Rule, version: SourceVersion, owned: dict[str, str], wanted: set[str]) -> None:
+        dataset = load_dataset(version.location)
         if dataset.version in wanted:
             return  # another rule's
         wanted.add(dataset.version)
-        path, n_bytes = object_path(rule.root, dataset.version), dataset.manifest.total_bytes
+        path, n_bytes = set_path(rule.root, dataset.version), dataset.manifest.total_bytes
         if self._dry_run:
-            if not looks_whole(path, dataset):
-                self._say(rule.name, "stage", path, dataset.manifest.name, n_bytes, dataset.source.label)
+            if not matches_sizes(path, dataset):
+                self._report(rule.name, "stage", path, dataset.manifest.name, n_bytes, dataset.source.label)
         else:
-            if not os.path.lexists(path) and dataset.version not in brought:
+            if not os.path.lexists(path) and dataset.version not in owned:
                 # Before its first byte: a run that is killed must know the set for its own the next time.
-                brought[dataset.version] = rule.name
-                self._write(rule.root, brought, wanted)
-            with bar(dataset.manifest.name, n_bytes) if self._show else nullcontext(_no_bar) as advance:
-                done = stage(
+                owned[dataset.version] = rule.name
+                self._write(rule.root, owned, wanted)
+            with progress_bar(dataset.manifest.name, n_bytes) if self._show else nullcontext(_no_bar) as advance:
+                done = stage_version(
                     dataset,
                     rule.root,
                     timeout_s=self._timeout_s,
@@ -186,32 +187,36 @@ class Sync:
                     shared=rule.shared,
                     advance=advance,
                 )
-            if sum(sets for sets, _ in self.kept.values()) < _MOST_LEASES:
-                self._leases.enter_context(lease(path, use=False))
+            if sum(sets for sets, _ in self.kept_by_rule.values()) < _MAX_LEASES:
+                self._leases.enter_context(leased_set(path, touch=False))
             if done.state != "present":
-                self._say(
+                self._report(
                     rule.name, done.state, path, done.dataset, n_bytes, done.source, done.copied_bytes, done.wall_s
                 )
-        sets, total = self.kept[rule.name]
-        self.kept[rule.name] = sets + 1, total + n_bytes
+        sets, total = self.kept_by_rule[rule.name]
+        self.kept_by_rule[rule.name] = sets + 1, total + n_bytes
 
-    def _evict(self, root: Path, brought: dict[str, str], wanted: set[str]) -> None:
+    def _evict(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
         elsewhere = {rule.name for rule in self.policy.rules if not rule.applies}
-        stay = wanted | _wanted_by_others(root, self.policy)
-        for version, rule in sorted(brought.items()):
-            if version in stay or rule in elsewhere:
+        kept = wanted | _wanted_by_others(root, self.policy)
+        for version, rule in sorted(owned.items()):
+            if version in kept or rule in elsewhere:
                 continue
-            path, record = object_path(root, version), records.read(root, version)
-            name, failed, is_there = _name(path), len(self.errors), os.path.lexists(path)
-            with self._trying(rule, path):
-                reason = evict(root, Item(version, path), dry_run=self._dry_run) if is_there else KeptReason.NOT_PRESENT
+            path, record = set_path(root, version), records.read_stage_record(root, version)
+            name, failed, is_there = _dataset_name(path), len(self.errors), os.path.lexists(path)
+            with self._catch_errors(rule, path):
+                reason = (
+                    evict_item(root, Evictable(version, path), dry_run=self._dry_run)
+                    if is_there
+                    else KeptReason.NOT_PRESENT
+                )
             if len(self.errors) > failed or reason not in (None, KeptReason.NOT_PRESENT):
                 continue
             if not reason:
-                self._say(rule, "evict" if self._dry_run else "evicted", path, name, record.bytes, record.source)
-            del brought[version]
+                self._report(rule, "evict" if self._dry_run else "evicted", path, name, record.bytes, record.source)
+            del owned[version]
 
-    def _say(
+    def _report(
         self,
         rule: str,
         action: Action,
@@ -224,7 +229,7 @@ class Sync:
     ) -> None:
         self.counted.update({action: 1, f"{action}_bytes": n_bytes, "copied_bytes": copied_bytes})
         self._changed(
-            Change(
+            SyncChange(
                 rule=rule,
                 dataset=dataset,
                 version=path.name,
@@ -238,13 +243,13 @@ class Sync:
             )
         )
 
-    def _write(self, root: Path, brought: dict[str, str], wanted: set[str]) -> None:
-        record = Brought(policy=str(self.policy.path), versions=brought, wanted=sorted(wanted))
+    def _write(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
+        record = SyncState(policy=str(self.policy.path), versions=owned, wanted_versions=sorted(wanted))
         write_atomic(_state_path(root, self.policy), msgspec.json.encode(record) + b"\n", mode=0o600)
 
 
 @contextmanager
-def alone(policy: Policy) -> Iterator[None]:
+def sync_lock(policy: SyncPolicy) -> Iterator[None]:
     """Hold the policy's lock at each of its roots, so that a run that takes long is not joined by the next.
 
     A root that cannot be locked is left to the run, which will say why. Raises Running.
@@ -252,48 +257,53 @@ def alone(policy: Policy) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for root, rules in sorted(_by_root(policy).items()):
             try:
-                prepare(root, shared=rules[0].shared)
-                descriptor = open_kept(root / LOCKS / f".sync.{policy.id}")
+                create_root(root, shared=rules[0].shared)
+                descriptor = open_readable_lock_file(root / LOCKS / f".sync.{policy.id}")
                 stack.callback(os.close, descriptor)
-                had = flock(descriptor, fcntl.LOCK_EX, timeout_s=_LAST_BREATH_S)
+                had = lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_DYING_RUN_S)
             except (PitError, OSError):
                 continue
             if not had:
-                holder = read_holder(descriptor)
-                raise Running(f"another run of this policy is at work: {who(holder)}", where=str(root))
-            stack.enter_context(announced(descriptor))
+                holder = read_lock_owner(descriptor)
+                raise SyncRunning(f"another run of this policy is at work: {describe_owner(holder)}", where=str(root))
+            stack.enter_context(publish_owner(descriptor))
         yield
 
 
-def _by_root(policy: Policy) -> dict[Path, list[Rule]]:
+def _by_root(policy: SyncPolicy) -> dict[Path, list[Rule]]:
     """The rules that count on this node."""
-    found: dict[Path, list[Rule]] = {}
+    rules_by_root: dict[Path, list[Rule]] = {}
     for rule in policy.rules:
         if rule.applies:
-            found.setdefault(rule.root, []).append(rule)
-    return found
+            rules_by_root.setdefault(rule.root, []).append(rule)
+    return rules_by_root
 
 
-def _state_path(root: Path, policy: Policy) -> Path:
+def _state_path(root: Path, policy: SyncPolicy) -> Path:
     return root / RECORDS / f".sync.{policy.id}.json"
 
 
-def _read(path: Path) -> Brought:
-    """What was brought; nothing where that is not known: then nothing is removed."""
+def _read_state(path: Path) -> SyncState:
+    """Read the state; an empty one when unknown: then nothing is removed."""
     try:
-        return decode_json(path.read_bytes(), Brought)
+        return decode_json(path.read_bytes(), SyncState)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return Brought()
+        return SyncState()
 
 
-def _wanted_by_others(root: Path, policy: Policy) -> set[str]:
-    mine = _state_path(root, policy)
-    return {version for path in mine.parent.glob(".sync.*.json") if path != mine for version in _read(path).wanted}
+def _wanted_by_others(root: Path, policy: SyncPolicy) -> set[str]:
+    own_path = _state_path(root, policy)
+    return {
+        version
+        for path in own_path.parent.glob(".sync.*.json")
+        if path != own_path
+        for version in _read_state(path).wanted_versions
+    }
 
 
-def _name(path: Path) -> str:
+def _dataset_name(path: Path) -> str:
     try:
-        return load(path).manifest.name
+        return load_dataset(path).manifest.name
     except (PitError, OSError):
         return ""
 

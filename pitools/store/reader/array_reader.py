@@ -26,14 +26,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.store.reader.open_shard import Opened, take
-from pitools.store.reader.read_stats import mine
-from pitools.store.zarr.chunk_layout import Layout
-from pitools.store.zarr.codecs import decoders
-from pitools.store.zarr.metadata import Sharding
-from pitools.store.zarr.shard_index import ABSENT, Broken
+from pitools.store.reader.open_shard import OpenShard, open_shard
+from pitools.store.reader.read_stats import thread_stats
+from pitools.store.zarr.chunk_layout import ChunkLayout
+from pitools.store.zarr.codecs import decoder_for
+from pitools.store.zarr.metadata import ShardingSpec
+from pitools.store.zarr.shard_index import NOT_STORED, ShardError
 
-Check = Literal["first", "always", "never"]
+CheckMode = Literal["first", "always", "never"]
 # A descriptor of a version's file by its path there. Raises OSError, PitError.
 Opener = Callable[[str], int]
 # Descriptors of one array that are kept open.
@@ -42,15 +42,15 @@ _OPEN_FILES = 256
 _GAP_BYTES = 64 << 10
 _IOV_MAX = 512
 # The kernel copies a third faster where file and memory lie alike in their cache lines.
-_LINE = 64
-_AGAIN = "stage it again, or run `pit-stage check` on it"
+_CACHE_LINE = 64
+_RETRY_HINT = "stage it again, or run `pit-stage check` on it"
 
 
-class Absent(Exception):
+class ChunkNotStored(Exception):
     """A chunk that is not stored, which in Zarr means the fill value: for zarr-python to read."""
 
 
-class _Piece(NamedTuple):
+class _ChunkSlice(NamedTuple):
     """A chunk and the steps of it that are wanted. start, stop: in its file; low: the chunk's first step there."""
 
     number: int
@@ -63,18 +63,24 @@ class ArrayReader:
     """One array's steps. Any threads may read at once; a forked process may go on reading."""
 
     def __init__(
-        self, folder: Path, name: str, layout: Layout, *, check: Check = "first", opener: Opener | None = None
+        self,
+        folder: Path,
+        name: str,
+        layout: ChunkLayout,
+        *,
+        check_mode: CheckMode = "first",
+        opener: Opener | None = None,
     ) -> None:
         """opener: opens the files, where that is not just to open those in the folder."""
         self.name, self.layout = name, layout
-        self._folder, self._check = folder, check if layout.crc else "never"
-        self._decoder = decoders(layout.codec)
+        self._folder, self._check = folder, check_mode if layout.crc else "never"
+        self._decoder = decoder_for(layout.codec)
         self._raw_bytes = layout.chunk_bytes + 4 * layout.crc
         self._scratch = threading.local()
         self._path = partial(_path, name, len(layout.shape))
         # C code, so no lock of it can be held by another thread while this process forks; and of no method of this
         # object: files in such a cycle stay open until Python looks for cycles.
-        opened = partial(_open, folder, opener or partial(open_in, folder), self._path, layout.sharding)
+        opened = partial(_open, folder, opener or partial(open_below, folder), self._path, layout.sharding)
         self._file = lru_cache(maxsize=_OPEN_FILES)(opened)
         _READERS.add(self)
 
@@ -96,8 +102,8 @@ class ArrayReader:
         if not out.flags.c_contiguous:  # else what is filled would be a copy of it
             raise ValueError("`out` is not C-contiguous")
         view = out.reshape(-1).view(np.uint8).data
-        tally = mine()
-        tally.at = self._path
+        tally = thread_stats()
+        tally.path = self._path
         at = start
         while at < stop:
             number = at // known.shard
@@ -110,25 +116,25 @@ class ArrayReader:
             else:
                 self._read_encoded(number, at - low, end - low, part)
             at = end
-        tally.at = None  # else it would keep this reader, and its files open
+        tally.path = None  # else it would keep this reader, and its files open
 
     def _read_raw(self, number: int, start: int, stop: int, out: memoryview) -> None:
         """Straight to `out`; of a chunk that is to be checked, what is not wanted goes to memory of this thread."""
         file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
-        pieces = self._pieces(start, stop)
+        pieces = self._chunk_slices(start, stop)
         room = self._buffer(2 * whole + 4 * len(pieces) + _GAP_BYTES)
         gap, room = room[:_GAP_BYTES], room[_GAP_BYTES:]
         reads: list[tuple[int, list[memoryview]]] = []
         doubted: list[tuple[int, list[memoryview]]] = []
         end = 0
         for piece in pieces:
-            offset, size = self._span(number, file, piece.number)
+            offset, size = self._chunk_range(number, file, piece.number)
             if size != self._raw_bytes:
                 raise self._damaged(number, piece.number, f"has {size} bytes, not {self._raw_bytes}")
             skip, length = (piece.start - piece.low) * row, (piece.stop - piece.start) * row
             at = (piece.start - start) * row
             views = [out[at : at + length]]
-            if self._doubts(file, piece.number):
+            if self._must_verify(file, piece.number):
                 cuts = (0, skip, whole - length, whole - length + 4)
                 head, tail, checksum = (room[low:high] for low, high in pairwise(cuts))
                 room, length, skip = room[cuts[-1] :], whole + 4, 0
@@ -141,71 +147,71 @@ class ArrayReader:
                 reads.append((offset, [*views]))
             end = offset + length
         for offset, views in reads:
-            self._fill(number, file, views, offset)
+            self._read_exactly(number, file, views, offset)
         for chunk, views in doubted:
-            self._compare(number, file, chunk, views)
+            self._verify_chunk(number, file, chunk, views)
 
     def _read_encoded(self, number: int, start: int, stop: int, out: memoryview) -> None:
         file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
-        pieces = self._pieces(start, stop)
-        spans = [self._span(number, file, piece.number) for piece in pieces]
+        pieces = self._chunk_slices(start, stop)
+        spans = [self._chunk_range(number, file, piece.number) for piece in pieces]
         low, high = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
         together = high - low <= sum(size for _, size in spans) + _GAP_BYTES * len(spans)
-        room = self._buffer((high - low if together else max(size for _, size in spans)) + whole + 2 * _LINE)
-        decoded, room = room[:whole], room[-(-whole // _LINE) * _LINE :]
+        room = self._buffer((high - low if together else max(size for _, size in spans)) + whole + 2 * _CACHE_LINE)
+        decoded, room = room[:whole], room[-(-whole // _CACHE_LINE) * _CACHE_LINE :]
         if together:
-            room = room[low % _LINE :]
-            self._fill(number, file, [room[: high - low]], low)
+            room = room[low % _CACHE_LINE :]
+            self._read_exactly(number, file, [room[: high - low]], low)
         for piece, (offset, size) in zip(pieces, spans, strict=True):
             if together:
                 encoded = room[offset - low : offset - low + size]
             else:
-                encoded = room[offset % _LINE : offset % _LINE + size]
-                self._fill(number, file, [encoded], offset)
+                encoded = room[offset % _CACHE_LINE : offset % _CACHE_LINE + size]
+                self._read_exactly(number, file, [encoded], offset)
             if self.layout.crc:
                 body = encoded[:-4]
-                if self._doubts(file, piece.number):
-                    self._compare(number, file, piece.number, [body, encoded[-4:]])
+                if self._must_verify(file, piece.number):
+                    self._verify_chunk(number, file, piece.number, [body, encoded[-4:]])
                 encoded = body
             target = out[(piece.start - start) * row : (piece.stop - start) * row]
             try:
                 if len(target) == whole:
                     self._decoder.whole(encoded, target)
                 else:
-                    self._decoder.part(encoded, (piece.start - piece.low) * row, target, decoded)
+                    self._decoder.partial(encoded, (piece.start - piece.low) * row, target, decoded)
             except (ValueError, RuntimeError) as error:
                 raise self._damaged(number, piece.number, f"cannot be decoded: {error}") from error
 
-    def _pieces(self, start: int, stop: int) -> list[_Piece]:
+    def _chunk_slices(self, start: int, stop: int) -> list[_ChunkSlice]:
         chunk = self.layout.chunk
         return [
-            _Piece(number, number * chunk, max(start, number * chunk), min(stop, (number + 1) * chunk))
+            _ChunkSlice(number, number * chunk, max(start, number * chunk), min(stop, (number + 1) * chunk))
             for number in range(start // chunk, -(-stop // chunk))
         ]
 
-    def _span(self, number: int, file: Opened, chunk: int) -> tuple[int, int]:
+    def _chunk_range(self, number: int, file: OpenShard, chunk: int) -> tuple[int, int]:
         """Where a chunk's encoded bytes are."""
         offset, size = file.index.offsets[chunk], file.index.sizes[chunk]
-        if offset == ABSENT and size == ABSENT:
-            raise Absent
-        if offset < file.index.low or offset + size > file.index.high:
+        if offset == NOT_STORED and size == NOT_STORED:
+            raise ChunkNotStored
+        if offset < file.index.first or offset + size > file.index.last:
             raise self._damaged(number, chunk, f"lies at bytes {offset} to {offset + size}, outside its file")
         return offset, size
 
-    def _doubts(self, file: Opened, chunk: int) -> bool:
+    def _must_verify(self, file: OpenShard, chunk: int) -> bool:
         """Whether the chunk's checksum is to be compared."""
-        return self._check == "always" or (self._check == "first" and not file.checked[chunk])
+        return self._check == "always" or (self._check == "first" and not file.verified[chunk])
 
-    def _compare(self, number: int, file: Opened, chunk: int, views: list[memoryview]) -> None:
+    def _verify_chunk(self, number: int, file: OpenShard, chunk: int, views: list[memoryview]) -> None:
         """Believe a chunk, which lies in these views one after another and ends in its checksum, or raise."""
         found = 0
         for view in views[:-1]:
             found = crc32c(view, found)
         if found != int.from_bytes(views[-1], "little"):
             raise self._damaged(number, chunk, "is not what its checksum says")
-        file.checked[chunk] = 1
+        file.verified[chunk] = 1
 
-    def _fill(self, number: int, file: Opened, views: list[memoryview], offset: int) -> None:
+    def _read_exactly(self, number: int, file: OpenShard, views: list[memoryview], offset: int) -> None:
         """Read the views full, one after another."""
         wanted = sum(map(len, views))
         count = os.preadv(file.descriptor, views, offset)
@@ -217,9 +223,9 @@ class ArrayReader:
             more = os.preadv(file.descriptor, [view for view in rest if view], offset + count)
             if not more:
                 what = f"{self._path(number)}: it ends after byte {offset + count}"
-                raise DataError(what, where=str(self._folder), hint=_AGAIN)
+                raise DataError(what, where=str(self._folder), hint=_RETRY_HINT)
             count += more
-        mine().bytes += wanted
+        thread_stats().bytes += wanted
 
     def _buffer(self, size: int) -> memoryview:
         """Memory of this thread's own, of at least so many bytes."""
@@ -234,23 +240,25 @@ class ArrayReader:
         first = number * self.layout.shard + chunk * self.layout.chunk
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
         what = f"{self.name}: {chunk_text} of {self._path(number)} {what}"
-        return DataError(what, where=str(self._folder), hint=_AGAIN)
+        return DataError(what, where=str(self._folder), hint=_RETRY_HINT)
 
 
 _READERS: WeakSet[ArrayReader] = WeakSet()
 
 
-def _open(folder: Path, opener: Opener, path: Callable[[int], str], sharding: Sharding | None, number: int) -> Opened:
+def _open(
+    folder: Path, opener: Opener, path: Callable[[int], str], sharding: ShardingSpec | None, number: int
+) -> OpenShard:
     try:
         descriptor = _descriptor(opener, path(number))
     except OSError as error:
         what = f"{path(number)}: {os.strerror(error.errno or 0)}"
-        raise DataError(what, where=str(folder), hint=_AGAIN) from error
+        raise DataError(what, where=str(folder), hint=_RETRY_HINT) from error
     try:
-        return take(descriptor, sharding)
-    except Broken as broken:
-        what = f"{path(number)}: {broken.flaw.problem}: {broken.flaw.expected}, found {broken.flaw.got}"
-        raise DataError(what, where=str(folder), hint=_AGAIN) from broken
+        return open_shard(descriptor, sharding)
+    except ShardError as broken:
+        what = f"{path(number)}: {broken.flaw.kind}: {broken.flaw.expected}, found {broken.flaw.got}"
+        raise DataError(what, where=str(folder), hint=_RETRY_HINT) from broken
 
 
 def _descriptor(opener: Opener, path: str) -> int:
@@ -270,6 +278,6 @@ def _path(name: str, dimensions: int, number: int) -> str:
     return f"{'' if name == '.' else f'{name}/'}c/{number}" + "/0" * (dimensions - 1)
 
 
-def open_in(folder: Path, path: str) -> int:
+def open_below(folder: Path, path: str) -> int:
     """A descriptor of a file below a folder; one of a link or a FIFO is refused, or read as what it is."""
     return os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

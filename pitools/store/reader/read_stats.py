@@ -9,30 +9,30 @@ import threading
 from collections.abc import Callable
 
 
-class Tally:
+class ReadStats:
     """Of one thread. bytes: read from files, or over a network, so far. at, number: what says where, of a number."""
 
-    __slots__ = ("at", "bytes", "number")
+    __slots__ = ("bytes", "number", "path")
 
     def __init__(self) -> None:
         self.bytes = self.number = 0
-        self.at: Callable[[int], str] | None = None
+        self.path: Callable[[int], str] | None = None
 
     @property
     def where(self) -> str:
         """What the thread read last, perhaps still reads; "" for nothing yet."""
-        at = self.at  # its own thread may let go of it meanwhile
-        return at(self.number) if at else ""
+        path = self.path  # its own thread may let go of it meanwhile
+        return path(self.number) if path else ""
 
 
-class _Mine(threading.local):
+class _ThreadLocal(threading.local):
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally = ReadStats()
 
 
-_MINE = _Mine()
+_THREAD = _ThreadLocal()
 
 
-def mine() -> Tally:
+def thread_stats() -> ReadStats:
     """The tally of this thread; other threads may look at it."""
-    return _MINE.tally
+    return _THREAD.tally

@@ -12,32 +12,34 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.core.errors import DataError, UsageError, nearest
+from pitools.core.errors import DataError, UsageError, suggest
+from pitools.core.record import decode_json
 from pitools.store import digest
 from pitools.store import manifest as manifests
-from pitools.store.manifest import FileEntry
-from pitools.store.reader.array_reader import Absent, ArrayReader, Check, Opener, open_in
-from pitools.store.reader.resident import Held, left_out
+from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, EPISODE_PREFIX, FileEntry
+from pitools.store.reader.array_reader import ArrayReader, CheckMode, ChunkNotStored, Opener, open_below
+from pitools.store.reader.resident import ResidentArray, missing_steps_error
 from pitools.store.version_list import is_version
 from pitools.store.zarr import metadata
-from pitools.store.zarr.chunk_layout import layout
+from pitools.store.zarr.chunk_layout import chunk_layout
 
 # Action, state and the like: read once, and then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
-_HINT = "stage it again"
+_RETRY_HINT = "stage it again"
 
 
-class Arrays:
+class VersionReader:
     """One version, whole or a part. Any threads may read at once, and forked processes may go on."""
 
     def __init__(
         self,
         path: Path,
         *,
-        check: Check = "first",
+        check_mode: CheckMode = "first",
         resident_bytes: int = RESIDENT_BYTES,
         opener: Opener | None = None,
         verify: bool = False,
@@ -49,21 +51,21 @@ class Arrays:
         Raises DataError when the folder is no dataset, and what the opener raises.
         """
         self.path, self._verify = path, verify
-        self._opener, self._given = opener or partial(open_in, path), opener
-        self._check, self._resident_bytes = check, resident_bytes
+        self._opener, self._given = opener or partial(open_below, path), opener
+        self._check, self._resident_bytes = check_mode, resident_bytes
         if opener:
             data = self.read_file(manifests.FILE_NAME)
-            self.manifest = manifests.decode(data, str(path / manifests.FILE_NAME))
+            self.manifest = manifests.decode_manifest(data, str(path / manifests.FILE_NAME))
         else:
-            self.manifest, data = manifests.load(path)
-        self.version = manifests.version(data)
+            self.manifest, data = manifests.load_manifest(path)
+        self.version = manifests.version_of(data)
         if verify:
             _check_name(path, self.version)
             named = {entry.path: entry for entry in self.manifest.files}
             self._opener = partial(_open_verified, path, self._opener, named, {})
-        self._known: dict[str, metadata.Array] = {}
+        self._known: dict[str, metadata.ArrayMetadata] = {}
         self._readers: dict[str, ArrayReader | None] = {}
-        self._held: dict[str, Held | None] = {}
+        self._resident: dict[str, ResidentArray | None] = {}
         # By process too: a lock that another thread held while this process was forked is never given back here.
         self._holding: dict[tuple[int, str], Lock] = {}
         self._named: dict[str, dict[int, list[str]]] = {}
@@ -74,23 +76,58 @@ class Arrays:
     def __reduce__(self) -> tuple[Any, ...]:
         """What another process opens it by."""
         again = partial(
-            Arrays, check=self._check, resident_bytes=self._resident_bytes, opener=self._given, verify=self._verify
+            VersionReader,
+            check_mode=self._check,
+            resident_bytes=self._resident_bytes,
+            opener=self._given,
+            verify=self._verify,
         )
         return again, (self.path,)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """(episodes + 1,): episode i is steps [offsets[i], offsets[i + 1]). Raises DataError for what cannot be."""
+        """Return (episodes + 1,): episode i is steps [offsets[i], offsets[i + 1]).
+
+        Raises UsageError where the version has none, DataError unless they ascend from 0 to the version's steps.
+        """
         if self._offsets is None:
-            if self.array("episode_offsets").shape != (self.manifest.episodes + 1,):
-                what = f"episode_offsets has shape {self.array('episode_offsets').shape}, of {self.manifest.episodes}"
-                raise DataError(f"{what} episodes", where=str(self.path), hint=_HINT)
-            found = self.read("episode_offsets", 0, self.manifest.episodes + 1).astype(np.int64)
-            if found[0] != 0 or found[-1] != self.manifest.steps or (np.diff(found) < 0).any():
-                what = f"episode_offsets do not ascend from 0 to the version's {self.manifest.steps} steps"
-                raise DataError(what, where=str(self.path), hint="ingest the dataset again")
-            self._offsets = found
+            self._offsets = self._read_offsets()
         return self._offsets
+
+    def _read_offsets(self) -> NDArray[np.int64]:
+        steps, rows = self.manifest.steps, self.manifest.episodes + 1
+        if (shape := self.metadata_of(EPISODE_OFFSETS).shape) != (rows,):
+            raise self._episode_error(EPISODE_OFFSETS, f"wrong shape (expected ({rows},), got {shape})")
+        offsets = self.read(EPISODE_OFFSETS, 0, rows).astype(np.int64)
+        first, last = int(offsets[0]), int(offsets[-1])
+        if (first, last) != (0, steps):
+            problem = f"wrong first and last step (expected 0 and {steps}, got {first} and {last})"
+            raise self._episode_error(EPISODE_OFFSETS, problem)
+        if len(backward := np.flatnonzero(np.diff(offsets) < 0)):
+            episode = int(backward[0])
+            start, stop = offsets[episode : episode + 2]
+            problem = f"episode {episode} ends before it begins (expected {start} or more, got {stop})"
+            raise self._episode_error(EPISODE_OFFSETS, problem)
+        return offsets
+
+    @property
+    def episode_json(self) -> bytes:
+        """Return what was recorded of the episodes, one line of JSON each. Raises UsageError where there is none."""
+        return self.read(EPISODE_JSON, 0, self.metadata_of(EPISODE_JSON).shape[0]).tobytes()
+
+    def episode_records(self) -> list[dict[str, Any]]:
+        """Decode `episode_json`. Raises as `episode_json`, and DataError unless it has one object for each episode."""
+        try:
+            records = [decode_json(line, dict[str, Any]) for line in self.episode_json.split(b"\n")[:-1]]
+        except msgspec.DecodeError as error:
+            raise self._episode_error(EPISODE_JSON, f"not JSON Lines: {error}") from error
+        if len(records) != self.manifest.episodes:
+            problem = f"wrong number of lines (expected {self.manifest.episodes}, got {len(records)})"
+            raise self._episode_error(EPISODE_JSON, problem)
+        return records
+
+    def _episode_error(self, name: str, problem: str) -> DataError:
+        return DataError(f"{name}: {problem}", where=str(self.path), hint=repair_hint(self.path))
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -99,66 +136,68 @@ class Arrays:
             try:
                 self._attributes = dict(json.loads(self.read_file(metadata.V3))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{metadata.V3} is not readable: {error}", where=str(self.path), hint=_HINT) from error
+                raise DataError(
+                    f"{metadata.V3} is not readable: {error}", where=str(self.path), hint=_RETRY_HINT
+                ) from error
         return self._attributes
 
-    def array(self, name: str) -> metadata.Array:
+    def metadata_of(self, name: str) -> metadata.ArrayMetadata:
         """What the store says of an array. Raises UsageError for one that is not there, DataError."""
         if name not in self._known:
             if name not in self.manifest.arrays:
-                names = [known for known in self.manifest.arrays if not known.startswith("episode_")]
-                raise UsageError(f"no array {name!r}", where=str(self.path), hint=nearest(name, names))
+                names = [known for known in self.manifest.arrays if not known.startswith(EPISODE_PREFIX)]
+                raise UsageError(f"no array {name!r}", where=str(self.path), hint=suggest(name, names))
             where = f"{name}/{metadata.V3}"
-            found = metadata.parse(name, self.read_file(where), str(self.path / where))
+            found = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
             if found is None:
-                raise DataError(f"{name} is a group, not an array", where=str(self.path), hint=_HINT)
+                raise DataError(f"{name} is a group, not an array", where=str(self.path), hint=_RETRY_HINT)
             known = self.manifest.arrays[name]
             if (found.shape, found.dtype) != (known.shape, known.dtype):
                 what = f"{where}: {found.dtype} {found.shape}, where the manifest says {known.dtype} {known.shape}"
-                raise DataError(what, where=str(self.path), hint=_HINT)
+                raise DataError(what, where=str(self.path), hint=_RETRY_HINT)
             self._known[name] = found
         return self._known[name]
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """The type of an array's items."""
-        return np.dtype(self.array(name).dtype)
+        return np.dtype(self.metadata_of(name).dtype)
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Steps [start, stop): (stop - start, *row). Raises as `read_into`."""
-        if not 0 <= start <= stop <= self.array(name).shape[0]:
-            raise IndexError(f"steps [{start}, {stop}) of {name}, which has {self.array(name).shape[0]}")
-        out = np.empty((stop - start, *self.array(name).shape[1:]), self.dtype(name))
+        if not 0 <= start <= stop <= self.metadata_of(name).shape[0]:
+            raise IndexError(f"steps [{start}, {stop}) of {name}, which has {self.metadata_of(name).shape[0]}")
+        out = np.empty((stop - start, *self.metadata_of(name).shape[1:]), self.dtype(name))
         self.read_into(name, out, start, stop)
         return out
 
     def read_into(self, name: str, out: NDArray[Any], start: int, stop: int) -> None:
         """Fill `out` with these steps. Raises IndexError for steps that are not here, DataError for damage."""
         start, stop = int(start), int(stop)  # NumPy's own have no `to_bytes`
-        self._require(name, start, stop)
+        self._require_present(name, start, stop)
         reader = self._reader(name)
         if reader is None:
-            out[:] = self._by_zarr(name, start, stop)
+            out[:] = self._read_with_zarr(name, start, stop)
             return
         try:
             reader.read_into(out, start, stop)
-        except Absent:
-            out[:] = self._by_zarr(name, start, stop)
+        except ChunkNotStored:
+            out[:] = self._read_with_zarr(name, start, stop)
 
     def resident(self, name: str) -> NDArray[Any] | None:
         """All of a small array, None for a large one, or one of which steps were left out. Raises as `read_into`."""
-        held = self.held(name)
-        return held.rows if held and held.whole else None
+        held = self.resident_rows(name)
+        return held.rows if held and held.is_complete else None
 
-    def held(self, name: str) -> Held | None:
+    def resident_rows(self, name: str) -> ResidentArray | None:
         """The steps of a small array that are here, read once; None for a large one. Raises as `read_into`."""
-        if name not in self._held:
+        if name not in self._resident:
             with self._holding.setdefault((os.getpid(), name), Lock()):
-                if name not in self._held:
-                    self._held[name] = self._hold(name)
-        return self._held[name]
+                if name not in self._resident:
+                    self._resident[name] = self._load_resident(name)
+        return self._resident[name]
 
-    def _hold(self, name: str) -> Held | None:
-        shape, runs = self.array(name).shape, self.manifest.runs(name)
+    def _load_resident(self, name: str) -> ResidentArray | None:
+        shape, runs = self.metadata_of(name).shape, self.manifest.runs(name)
         steps = sum(stop - start for start, stop in runs)
         if steps * int(np.prod(shape[1:])) * self.dtype(name).itemsize > self._resident_bytes:
             return None
@@ -166,22 +205,22 @@ class Arrays:
         for start, stop in runs:
             self.read_into(name, rows[at : at + stop - start], start, stop)
             at += stop - start
-        return Held(name, rows, runs, whole=runs == ((0, shape[0]),))
+        return ResidentArray(name, rows, runs, is_complete=runs == ((0, shape[0]),))
 
     def _reader(self, name: str) -> ArrayReader | None:
         if name not in self._readers:
-            known = layout(self.array(name))
+            known = chunk_layout(self.metadata_of(name))
             self._readers[name] = (
-                ArrayReader(self.path, name, known, check=self._check, opener=self._opener) if known else None
+                ArrayReader(self.path, name, known, check_mode=self._check, opener=self._opener) if known else None
             )
         return self._readers[name]
 
-    def _require(self, name: str, start: int, stop: int) -> None:
+    def _require_present(self, name: str, start: int, stop: int) -> None:
         """Refuse steps that a part of a version does not have: Zarr would read them as fill values."""
         runs = self.manifest.runs(name)
         at = bisect_right(runs, start, key=lambda run: run[0]) - 1
         if start < stop and (at < 0 or stop > runs[at][1]):
-            raise left_out(name, start, stop, runs)
+            raise missing_steps_error(name, start, stop, runs)
 
     def _open(self, path: str) -> int:
         try:
@@ -202,13 +241,13 @@ class Arrays:
 
     def _unreadable(self, path: str, error: OSError) -> DataError:
         reason = "missing" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
-        return DataError(f"{path}: {reason}", where=str(self.path), hint=_HINT)
+        return DataError(f"{path}: {reason}", where=str(self.path), hint=_RETRY_HINT)
 
-    def _by_zarr(self, name: str, start: int, stop: int) -> NDArray[Any]:
+    def _read_with_zarr(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """What zarr-python reads, after a look at whether every file it would need, and take for zeros, is there."""
         import zarr
 
-        chunk = self.array(name).chunk[0]
+        chunk = self.metadata_of(name).chunk[0]
         for number in range(start // chunk, -(-stop // chunk)) if start < stop else ():
             for path in self._files(name).get(number, ()):
                 os.close(self._open(path))
@@ -219,7 +258,7 @@ class Arrays:
             return np.asarray(found[start:stop])
         except (ValueError, RuntimeError, OSError) as error:
             what = f"{name}: steps {start} to {stop} are damaged: {error}"
-            raise DataError(what, where=str(self.path), hint=_HINT) from error
+            raise DataError(what, where=str(self.path), hint=_RETRY_HINT) from error
         finally:
             os.close(folder)
 
@@ -236,7 +275,7 @@ class Arrays:
         return self._named[name]
 
 
-def repair(folder: Path) -> str:
+def repair_hint(folder: Path) -> str:
     """What to do about a version that is damaged."""
     return f"take one that is whole, or repair it: `pit dataset rebuild {folder} --from RECORDINGS --publish`"
 
@@ -245,7 +284,7 @@ def _check_name(path: Path, version: str) -> None:
     name = path.resolve().name
     if is_version(name) and name != version:
         what = f"its manifest is that of {version}, not the one that the folder is named after"
-        raise DataError(what, where=str(path), hint=repair(path))
+        raise DataError(what, where=str(path), hint=repair_hint(path))
 
 
 def _open_verified(
@@ -260,14 +299,14 @@ def _open_verified(
         if path:
             entry = named.get(path)
             if entry is None:
-                raise DataError(f"{path}: the manifest does not name it", where=str(folder), hint=repair(folder))
+                raise DataError(f"{path}: the manifest does not name it", where=str(folder), hint=repair_hint(folder))
             now = os.fstat(descriptor)
             state = (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size)
             if seen.get(path) == state:
                 return descriptor
-            if digest.of_descriptor(descriptor, like=entry.digest) != (entry.bytes, entry.digest):
+            if digest.digest_descriptor(descriptor, like_digest=entry.digest) != (entry.bytes, entry.digest):
                 what = f"{path} is damaged: its content is not what the manifest says"
-                raise DataError(what, where=str(folder), hint=repair(folder))
+                raise DataError(what, where=str(folder), hint=repair_hint(folder))
             seen[path] = state
     except BaseException:
         os.close(descriptor)

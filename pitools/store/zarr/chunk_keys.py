@@ -9,58 +9,58 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from pitools.store.zarr.metadata import Array, Coordinate, above
+from pitools.store.zarr.metadata import ArrayMetadata, Coordinate, parent_groups
 
 
-def key(array: Array, coordinate: Coordinate) -> str:
+def chunk_key(array: ArrayMetadata, coordinate: Coordinate) -> str:
     """The path in the store of one chunk's file."""
     name = array.separator.join([*_key_head(array), *map(str, coordinate)]) or "0"
     return f"{array.path}/{name}" if array.path else name
 
 
-def _key_head(array: Array) -> list[str]:
+def _key_head(array: ArrayMetadata) -> list[str]:
     return [] if array.v2_keys else ["c"]
 
 
-def keys(array: Array, steps: tuple[int, int] | None = None) -> Iterator[str]:
+def chunk_keys(array: ArrayMetadata, steps: tuple[int, int] | None = None) -> Iterator[str]:
     """The keys of all chunks of an array, in C order, or of those that hold rows [a, b) of its first axis."""
     axes = [range(count) for count in array.grid]
     if steps is not None and axes:
-        axes[0] = rows(array, *steps)
-    yield from (key(array, coordinate) for coordinate in _places(axes))
+        axes[0] = chunk_numbers(array, *steps)
+    yield from (chunk_key(array, coordinate) for coordinate in _coordinates(axes))
 
 
-def _places(axes: list[range]) -> Iterator[Coordinate]:
+def _coordinates(axes: list[range]) -> Iterator[Coordinate]:
     # Not itertools.product, which first makes a list of every axis: an array may claim 2^60 chunks.
     if not axes:
         yield ()
         return
     for number in axes[0]:
-        for rest in _places(axes[1:]):
+        for rest in _coordinates(axes[1:]):
             yield (number, *rest)
 
 
-def rows(array: Array, start: int, stop: int) -> range:
+def chunk_numbers(array: ArrayMetadata, start: int, stop: int) -> range:
     """Numbers along the first axis of the chunks that hold rows [start, stop)."""
     size = array.chunk[0]
     return range(start // size, -(-stop // size)) if start < stop else range(0)
 
 
-def rows_of(array: Array, runs: Iterable[tuple[int, int]]) -> list[range]:
+def chunk_ranges(array: ArrayMetadata, runs: Iterable[tuple[int, int]]) -> list[range]:
     """The same of several runs, ascending: ranges that do not meet."""
     found: list[range] = []
     for run in runs:
-        more = rows(array, *run)
+        more = chunk_numbers(array, *run)
         if found and more and more.start <= found[-1].stop:
             more = range(found.pop().start, more.stop)
         found += [more] if more else []
     return found
 
 
-def finder(array: Array) -> Callable[[str], Coordinate | None]:
+def make_key_parser(array: ArrayMetadata) -> Callable[[str], Coordinate | None]:
     """A function that says which chunk of the array a path is the key of; None for what no reader would look for."""
     if not array.shape:
-        return {key(array, ()): ()}.get
+        return {chunk_key(array, ()): ()}.get
     grid, prefix = array.grid, f"{array.path}/" if array.path else ""
     # "01" is no key of chunk 1.
     numbers = [r"(0|[1-9][0-9]{0,18})" for _ in grid]
@@ -74,11 +74,13 @@ def finder(array: Array) -> Callable[[str], Coordinate | None]:
     return find
 
 
-def owners(arrays: Mapping[str, Array], paths: Iterable[str]) -> Iterator[tuple[str, Array | None]]:
+def arrays_of_paths(
+    arrays: Mapping[str, ArrayMetadata], paths: Iterable[str]
+) -> Iterator[tuple[str, ArrayMetadata | None]]:
     """Each path with the array in whose folder it is, if any."""
-    known: dict[str, Array | None] = {}
+    known: dict[str, ArrayMetadata | None] = {}
     for path in paths:
         folder = path.rpartition("/")[0]
         if folder not in known:
-            known[folder] = next((arrays[at] for at in (folder, *above(folder)) if at in arrays), None)
+            known[folder] = next((arrays[at] for at in (folder, *parent_groups(folder)) if at in arrays), None)
         yield path, known[folder]

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pitools.store.zarr.metadata import SHARDING, Array, Codecs, Sharding
+from pitools.store.zarr.metadata import SHARDING, ArrayMetadata, CodecChain, ShardingSpec
 
 Codec = Literal["raw", "blosc", "zstd"]
 _CODECS: dict[tuple[str, ...], Codec] = {("bytes",): "raw", ("bytes", "blosc"): "blosc", ("bytes", "zstd"): "zstd"}
 _INDEX = (("bytes", "crc32c"), ("bytes",))
 
 
-class Layout(NamedTuple):
+class ChunkLayout(NamedTuple):
     """An array of `shape` (steps, *row), `chunk` steps to an encoded chunk and `shard` steps to a file.
 
     crc: each chunk ends in the CRC32C of its encoded bytes. sharding: None where a file is one chunk.
@@ -31,7 +31,7 @@ class Layout(NamedTuple):
     shard: int
     codec: Codec
     crc: bool
-    sharding: Sharding | None
+    sharding: ShardingSpec | None
 
     @property
     def row_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
         return self.chunk * self.row_bytes
 
 
-def layout(array: Array) -> Layout | None:
+def chunk_layout(array: ArrayMetadata) -> ChunkLayout | None:
     """The layout of an array, None where it is not of this form."""
     if array.format != 3 or array.v2_keys or array.separator != "/" or not array.shape or not array.shape[0]:
         return None
@@ -67,10 +67,10 @@ def layout(array: Array) -> Layout | None:
         return None
     if codec is None or dtype.hasobject or codecs.big_endian or codecs.raw_bytes is None:
         return None
-    return Layout(array.shape, dtype, chunk, array.chunk[0], codec, crc, sharding)
+    return ChunkLayout(array.shape, dtype, chunk, array.chunk[0], codec, crc, sharding)
 
 
-def _codec(codecs: Codecs) -> tuple[Codec | None, bool]:
+def _codec(codecs: CodecChain) -> tuple[Codec | None, bool]:
     names = codecs.names
     crc = names[-1:] == ("crc32c",)
     return _CODECS.get(names[:-1] if crc else names), crc

@@ -28,10 +28,10 @@ class Decoder(NamedTuple):
     """
 
     whole: Decode
-    part: Callable[[memoryview, int, memoryview, memoryview], None]
+    partial: Callable[[memoryview, int, memoryview, memoryview], None]
 
 
-def decoders(codec: Codec) -> Decoder:
+def decoder_for(codec: Codec) -> Decoder:
     """How to decode chunks of this codec."""
     if codec == "raw":
         return Decoder(_copy, lambda encoded, start, target, _: _copy(encoded[start : start + len(target)], target))
@@ -42,19 +42,19 @@ def _blosc() -> Decoder:
     from numcodecs import blosc
 
     def whole(encoded: memoryview, target: memoryview) -> None:
-        _require(_blosc_header(encoded)[1], len(target))
+        _require_size(_blosc_header(encoded)[1], len(target))
         blosc.decompress(encoded, target)
 
     def part(encoded: memoryview, start: int, target: memoryview, room: memoryview) -> None:
         stop = start + len(target)
         flags, size, block = _blosc_header(encoded)
-        _require(size, len(room))
+        _require_size(size, len(room))
         if flags & _BLOSC_STORED:
             if len(encoded) != _BLOSC_HEADER.size + size:
                 raise ValueError("a Blosc frame that is cut short")
             _copy(encoded[_BLOSC_HEADER.size :][start:stop], target)
             return
-        low, high = _keep_blocks(encoded, size, block, start, stop)
+        low, high = _strip_blocks(encoded, size, block, start, stop)
         blosc.decompress(encoded, room[: high - low])
         _copy(room[start - low : stop - low], target)
 
@@ -71,7 +71,7 @@ def _blosc_header(encoded: memoryview) -> tuple[int, int, int]:
     return flags, size, block
 
 
-def _keep_blocks(encoded: memoryview, size: int, block: int, start: int, stop: int) -> tuple[int, int]:
+def _strip_blocks(encoded: memoryview, size: int, block: int, start: int, stop: int) -> tuple[int, int]:
     """Make it a frame of only the blocks that hold bytes [start, stop), and return which bytes these decode to."""
     head = _BLOSC_HEADER.size
     if not block or head + 4 * -(-size // block) > len(encoded):
@@ -90,20 +90,20 @@ def _zstd() -> Decoder:
     def whole(encoded: memoryview, target: memoryview) -> None:
         header = _zstd_header(encoded)
         if header.width:
-            _require(header.size, len(target))
+            _require_size(header.size, len(target))
             zstd.decompress(encoded, target)
         else:  # its writer did not know
             data = zstd.decompress(encoded)
-            _require(len(data), len(target))
+            _require_size(len(data), len(target))
             target[:] = data
 
     def part(encoded: memoryview, start: int, target: memoryview, room: memoryview) -> None:
         stop = start + len(target)
         header = _zstd_header(encoded)
-        _require(header.size if header.width else len(room), len(room))
+        _require_size(header.size if header.width else len(room), len(room))
         blocks = -(-stop // _ZSTD_BLOCK)
         last = _zstd_block(encoded, header, blocks) if blocks * _ZSTD_BLOCK < len(room) else 0
-        if not (last and _zstd_starts(zstd.decompress, encoded, header, last, room[: blocks * _ZSTD_BLOCK])):
+        if not (last and _decode_zstd_prefix(zstd.decompress, encoded, header, last, room[: blocks * _ZSTD_BLOCK])):
             whole(encoded, room)
         _copy(room[start:stop], target)
 
@@ -111,19 +111,19 @@ def _zstd() -> Decoder:
 
 
 class _Header(NamedTuple):
-    """Of a Zstandard frame. size: what it decodes to, in `width` bytes at `at`; end: where its first block begins.
+    """Of a Zstandard frame. size: what it decodes to, in `width` bytes at `offset`; end: where its first block begins.
 
     simple: its window is its size, and it has no checksum of its own.
     """
 
-    at: int
+    offset: int
     width: int
     size: int
     simple: bool
 
     @property
     def end(self) -> int:
-        return self.at + self.width
+        return self.offset + self.width
 
 
 def _zstd_header(encoded: memoryview) -> _Header:
@@ -151,7 +151,7 @@ def _zstd_block(encoded: memoryview, header: _Header, number: int) -> int:
     return at
 
 
-def _zstd_starts(
+def _decode_zstd_prefix(
     decompress: Callable[[memoryview, memoryview], object],
     encoded: memoryview,
     header: _Header,
@@ -163,7 +163,7 @@ def _zstd_starts(
     The frame says for that time that it ends there. Its blocks decode to its first bytes, and if to as many as it now
     claims is compared in decoding it.
     """
-    size, field = encoded[header.at : header.end], encoded[last : last + 3]
+    size, field = encoded[header.offset : header.end], encoded[last : last + 3]
     before, head = bytes(size), int.from_bytes(field, "little")
     end = last + 3 + (1 if head >> 1 & 3 == 1 else head >> 3)
     size[:] = len(target).to_bytes(header.width, "little")
@@ -178,12 +178,12 @@ def _zstd_starts(
     return True
 
 
-def _require(size: int, wanted: int) -> None:
+def _require_size(size: int, wanted: int) -> None:
     if size != wanted:
         raise ValueError(f"it holds {size} bytes, not {wanted}")
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
-    _require(len(source), len(target))  # NumPy would repeat a single byte
+    _require_size(len(source), len(target))  # NumPy would repeat a single byte
     # By NumPy, since a memoryview would copy under the GIL.
     np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)

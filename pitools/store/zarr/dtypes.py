@@ -12,7 +12,7 @@ _V3 = re.compile(r"(?:int|uint|float|complex|r)(8|16|32|64|128)")
 _TIMES = {"M": "datetime64", "m": "timedelta64"}
 
 
-def of_v2(dtype: Any) -> tuple[str, int | None]:
+def parse_v2(dtype: Any) -> tuple[str, int | None]:
     """NumPy name, and bytes of an item or None where that is not fixed, of a `.zarray`'s dtype. Raises ValueError."""
     if isinstance(dtype, list):
         return _structured(dtype)
@@ -33,7 +33,7 @@ def of_v2(dtype: Any) -> tuple[str, int | None]:
 def _structured(fields: list[Any]) -> tuple[str, int | None]:
     total = 0
     for _, dtype, *shape in fields:
-        size = of_v2(dtype)[1]
+        size = parse_v2(dtype)[1]
         if size is None:
             return "object", None
         for length in shape[0] if shape else ():
@@ -42,7 +42,7 @@ def _structured(fields: list[Any]) -> tuple[str, int | None]:
     return f"void{8 * total}", total
 
 
-def of_v3(name: str, settings: Mapping[str, Any]) -> tuple[str, int | None]:
+def parse_v3(name: str, settings: Mapping[str, Any]) -> tuple[str, int | None]:
     """The same of a `zarr.json`'s data_type; a type that NumPy does not have keeps its own name."""
     if name == "bool":
         return name, 1

@@ -8,53 +8,53 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-Take = Callable[[int, int], bytes]  # bytes at an offset, so many; fewer only at the end
+ReadRange = Callable[[int, int], bytes]  # bytes at an offset, so many; fewer only at the end
 
 _ZSTD, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 _BLOSC_FORMATS = range(1, 6)
 
 
-def blosc(take: Take, size: int, raw_bytes: int | None) -> str:
+def check_blosc(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
     """What is wrong with a Blosc buffer of `size` bytes that holds `raw_bytes`, "" when nothing is."""
-    header = take(0, 16)
+    header = read_range(0, 16)
     if size < 16 or header[0] not in _BLOSC_FORMATS:
         return "no Blosc header"
     content, _, length = struct.unpack_from("<III", header, 4)
     if length != size:
         return f"{size} bytes, where its Blosc header says {length}"
-    return _content(content, raw_bytes)
+    return _check_length(content, raw_bytes)
 
 
-def gzip(take: Take, size: int, raw_bytes: int | None) -> str:
+def check_gzip(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
     """The same of a gzip member, whose last four bytes are the length of its content."""
-    if size < 18 or take(0, 3) != b"\x1f\x8b\x08":
+    if size < 18 or read_range(0, 3) != b"\x1f\x8b\x08":
         return "no gzip header"
-    content = int.from_bytes(take(size - 4, 4), "little")
-    return _content(content, None if raw_bytes is None else raw_bytes & 0xFFFFFFFF)
+    content = int.from_bytes(read_range(size - 4, 4), "little")
+    return _check_length(content, None if raw_bytes is None else raw_bytes & 0xFFFFFFFF)
 
 
-def zstd(take: Take, size: int, raw_bytes: int | None) -> str:
+def check_zstd(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
     """The same of Zstandard frames, from block to block (of up to 128 KiB) to their end."""
     at, content = 0, 0
     counted = raw_bytes is not None
     while at < size or at == 0:
-        magic = int.from_bytes(take(at, 4), "little")
+        magic = int.from_bytes(read_range(at, 4), "little")
         if magic in _ZSTD_SKIPPABLE:
-            at += 8 + int.from_bytes(take(at + 4, 4), "little")
+            at += 8 + int.from_bytes(read_range(at + 4, 4), "little")
             continue
         if magic != _ZSTD:
             return f"no Zstandard frame at byte {at}"
-        at, length, wrong = _zstd_frame(take, at + 4)
+        at, length, wrong = _zstd_frame(read_range, at + 4)
         if wrong:
             return wrong
         counted = counted and length is not None
         content += length or 0
     if at != size:
         return f"{size} bytes, where its Zstandard frame has {at}"
-    return _content(content, raw_bytes) if counted else ""
+    return _check_length(content, raw_bytes) if counted else ""
 
 
-def _zstd_frame(take: Take, at: int) -> tuple[int, int | None, str]:
+def _zstd_frame(take: ReadRange, at: int) -> tuple[int, int | None, str]:
     """Where the frame ends whose header begins at `at`, the length of its content, and what is wrong with it."""
     head = take(at, 14)
     if not head:
@@ -77,7 +77,7 @@ def _zstd_frame(take: Take, at: int) -> tuple[int, int | None, str]:
     return at + 4 * checksum, length, ""
 
 
-def _content(found: int, raw_bytes: int | None) -> str:
+def _check_length(found: int, raw_bytes: int | None) -> str:
     if raw_bytes is None or found == raw_bytes:
         return ""
     return f"holds {found} bytes, where the array's chunk has {raw_bytes}"

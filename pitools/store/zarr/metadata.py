@@ -20,7 +20,7 @@ from pitools.core.errors import DataError
 from pitools.store.zarr import dtypes
 
 V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
-METADATA = frozenset({V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED})
+METADATA_NAMES = frozenset({V3, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, V2_CONSOLIDATED})
 SHARDING = "sharding_indexed"
 MAX_AXES = 64
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 Coordinate = tuple[int, ...]
 
 
-class Sharding(msgspec.Struct, frozen=True, kw_only=True):
+class ShardingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a shard is cut. axes: of the array, in the shard's order. counts: inner chunks along each of these.
 
     index_at_start: else it is at the end of the shard. index_codecs: names; the index is (offset, bytes) as uint64,
@@ -40,10 +40,10 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     index_at_start: bool
     index_codecs: tuple[str, ...]
     big_endian: bool
-    inner: Codecs
+    inner: CodecChain
 
 
-class Codecs(msgspec.Struct, frozen=True, kw_only=True):
+class CodecChain(msgspec.Struct, frozen=True, kw_only=True):
     """How one chunk becomes bytes. names: in the order of encoding, v2's filters and compressor too.
 
     raw_bytes: of the chunk's items, None where their size is not fixed; big_endian: the items. sharding: where it is
@@ -53,10 +53,10 @@ class Codecs(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     raw_bytes: int | None
     big_endian: bool = False
-    sharding: Sharding | None = None
+    sharding: ShardingSpec | None = None
 
 
-class Array(msgspec.Struct, frozen=True, kw_only=True):
+class ArrayMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One array. path: in the store, "" for an array that is the store. chunk: shape of what one file holds, which is
     a shard where it is sharded. dtype: NumPy's name where there is one. v2_keys: `0.0`, not `c/0/0`.
     """
@@ -66,7 +66,7 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     chunk: Shape
     dtype: str
-    codecs: Codecs
+    codecs: CodecChain
     v2_keys: bool
     separator: str
 
@@ -81,10 +81,11 @@ class Array(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(-(-size // chunk) if size else 0 for size, chunk in zip(self.shape, self.chunk, strict=True))
 
 
-def read(paths: Iterable[str], get: Callable[[str], bytes]) -> dict[str, Array]:
-    """The arrays of a store by path, sorted. paths: of all its files. get: the bytes of a metadata file.
+def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict[str, ArrayMetadata]:
+    """The arrays of a store by path, sorted. paths: of all its files. read_file: the bytes of a metadata file.
 
-    Where a node has metadata of both formats, v3's holds, as in zarr-python. Raises DataError, and what `get` raises.
+    Where a node has metadata of both formats, v3's holds, as in zarr-python. Raises DataError, and what `read_file`
+    raises.
     """
     nodes: dict[str, str] = {}
     for path in paths:
@@ -94,37 +95,37 @@ def read(paths: Iterable[str], get: Callable[[str], bytes]) -> dict[str, Array]:
     found = {}
     for folder in sorted(nodes):
         where = f"{folder}/{nodes[folder]}".removeprefix("/")
-        array = parse(folder, get(where), where)
+        array = parse_metadata(folder, read_file(where), where)
         if array is not None:
             found[folder] = array
     for path in found:
-        if inside := next((group for group in above(path) if group in found), None):
+        if inside := next((group for group in parent_groups(path) if group in found), None):
             raise DataError(f"an array inside the array {found[inside].name!r}", where=path)
     return found
 
 
-def parse(path: str, data: bytes, where: str) -> Array | None:
+def parse_metadata(path: str, data: bytes, where: str) -> ArrayMetadata | None:
     """The array of these metadata, None where they are a group's. Raises DataError when they are neither."""
-    known = document(data, where)
+    known = parse_json_object(data, where)
     try:
         if known.get("zarr_format") == 3:
-            return None if known["node_type"] == "group" else _checked(_v3(path, known))
+            return None if known["node_type"] == "group" else _require_valid(_v3(path, known))
         if known.get("zarr_format") == 2:
-            return _checked(_v2(path, known))
+            return _require_valid(_v2(path, known))
         raise ValueError(f"zarr_format is {known.get('zarr_format')!r}, not 2 or 3")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise _unreadable(reason, where) from error
+        raise _metadata_error(reason, where) from error
 
 
-def document(data: bytes, where: str) -> dict[str, Any]:
+def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object in a metadata file, NaN allowed as zarr-python writes it. Raises DataError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(str(error), where) from error
+        raise _metadata_error(str(error), where) from error
     if not isinstance(value, dict):
-        raise _unreadable("not a JSON object", where)
+        raise _metadata_error("not a JSON object", where)
     return value
 
 
@@ -153,31 +154,31 @@ def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> 
     return inside if name == V2_CONSOLIDATED else {**document, "consolidated_metadata": inside}
 
 
-def _unreadable(reason: str, where: str) -> DataError:
+def _metadata_error(reason: str, where: str) -> DataError:
     return DataError(f"not Zarr metadata that can be read: {reason}", where=where, hint="is the store complete?")
 
 
-def above(path: str) -> Iterator[str]:
+def parent_groups(path: str) -> Iterator[str]:
     """The groups a node is in, innermost first; the root, "", last."""
     while path:
         path = path.rpartition("/")[0]
         yield path
 
 
-def _v3(path: str, known: dict[str, Any]) -> Array:
+def _v3(path: str, known: dict[str, Any]) -> ArrayMetadata:
     if known["node_type"] != "array":
         raise ValueError(f"node_type is {known['node_type']!r}")
     if known.get("storage_transformers"):
         raise ValueError("it has storage transformers")
-    grid, settings = _named(known["chunk_grid"])
+    grid, settings = _name_and_settings(known["chunk_grid"])
     if grid != "regular":
         raise ValueError(f"the chunk grid is {grid!r}, not regular")
     chunk = _shape(settings["chunk_shape"])
-    encoding, options = _named(known["chunk_key_encoding"])
+    encoding, options = _name_and_settings(known["chunk_key_encoding"])
     if encoding not in ("default", "v2"):
         raise ValueError(f"the chunk key encoding is {encoding!r}")
-    dtype, itemsize = dtypes.of_v3(*_named(known["data_type"]))
-    return Array(
+    dtype, itemsize = dtypes.parse_v3(*_name_and_settings(known["data_type"]))
+    return ArrayMetadata(
         path=path,
         format=3,
         shape=_shape(known["shape"]),
@@ -189,14 +190,14 @@ def _v3(path: str, known: dict[str, Any]) -> Array:
     )
 
 
-def _v2(path: str, known: dict[str, Any]) -> Array:
+def _v2(path: str, known: dict[str, Any]) -> ArrayMetadata:
     chunk = _shape(known["chunks"])
-    dtype, itemsize = dtypes.of_v2(known["dtype"])
+    dtype, itemsize = dtypes.parse_v2(known["dtype"])
     codecs = [*(known.get("filters") or ()), *([known["compressor"]] if known["compressor"] else ())]
     # A v2 chunk begins as the plain bytes of its items, unless a filter such as vlen-utf8 makes them of objects.
     listed = [{"name": "bytes", "configuration": {"endian": "big" if str(known["dtype"])[0] == ">" else "little"}}]
     listed += [{"name": codec["id"], "configuration": codec} for codec in codecs]
-    return Array(
+    return ArrayMetadata(
         path=path,
         format=2,
         shape=_shape(known["shape"]),
@@ -208,7 +209,7 @@ def _v2(path: str, known: dict[str, Any]) -> Array:
     )
 
 
-def _checked(array: Array) -> Array:
+def _require_valid(array: ArrayMetadata) -> ArrayMetadata:
     if len(array.shape) != len(array.chunk):
         raise ValueError(f"a shape of {len(array.shape)} axes has chunks of {len(array.chunk)}")
     if any(size and not chunk for size, chunk in zip(array.shape, array.chunk, strict=True)):
@@ -218,9 +219,9 @@ def _checked(array: Array) -> Array:
     return array
 
 
-def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> Codecs:
+def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> CodecChain:
     """What is known of a chain of codecs for chunks of this shape."""
-    chain = [_named(codec) for codec in listed]
+    chain = [_name_and_settings(codec) for codec in listed]
     sharding, known, axes = None, True, tuple(range(len(shape)))
     for name, settings in chain:
         if name == "transpose" and isinstance(settings.get("order"), list):
@@ -231,34 +232,34 @@ def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> Codecs:
             known = False  # another codec before it may change what there is to shard
     raw_bytes = None if itemsize is None else math.prod(shape) * itemsize
     names = tuple(name for name, _ in chain)
-    return Codecs(names=names, raw_bytes=raw_bytes, big_endian=_is_big(chain), sharding=sharding)
+    return CodecChain(names=names, raw_bytes=raw_bytes, big_endian=_is_big_endian(chain), sharding=sharding)
 
 
-def _is_big(chain: list[tuple[str, dict[str, Any]]]) -> bool:
+def _is_big_endian(chain: list[tuple[str, dict[str, Any]]]) -> bool:
     return any(name == "bytes" and settings.get("endian") == "big" for name, settings in chain)
 
 
-def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: int | None) -> Sharding:
+def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: int | None) -> ShardingSpec:
     shape = tuple(shape[axis] for axis in axes)
     inner = _shape(settings["chunk_shape"])
     if len(inner) != len(shape) or any(not part or whole % part for whole, part in zip(shape, inner, strict=True)):
         raise ValueError(f"a shard of {shape} cannot be cut into chunks of {inner}")
     default = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-    index = [_named(codec) for codec in settings.get("index_codecs", default)]
+    index = [_name_and_settings(codec) for codec in settings.get("index_codecs", default)]
     location = settings.get("index_location", "end")
     if location not in ("start", "end"):
         raise ValueError(f"index_location is {location!r}")
-    return Sharding(
+    return ShardingSpec(
         axes=axes,
         counts=tuple(whole // part for whole, part in zip(shape, inner, strict=True)),
         index_at_start=location == "start",
         index_codecs=tuple(name for name, _ in index),
-        big_endian=_is_big(index),
+        big_endian=_is_big_endian(index),
         inner=_codecs(settings["codecs"], inner, itemsize),
     )
 
 
-def _named(value: Any) -> tuple[str, dict[str, Any]]:
+def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
     """Name and configuration of a v3 extension, which may be its name alone."""
     if isinstance(value, str):
         return value, {}

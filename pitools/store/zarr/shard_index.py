@@ -17,55 +17,57 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from pitools.core.errors import ToolMissing
-from pitools.store.zarr.metadata import Sharding
+from pitools.store.zarr.metadata import ShardingSpec
 
-ABSENT = 2**64 - 1  # offset and bytes of an inner chunk that is not stored: it reads as the fill value
+NOT_STORED = 2**64 - 1  # offset and bytes of an inner chunk that is not stored: it reads as the fill value
 MAX_CHUNKS = 1 << 22  # inner chunks of a shard, whose index is then 64 MiB
-BUFFER = 1 << 20
+BUFFER_BYTES = 1 << 20
 INDEX_CODECS = {("bytes",): 0, ("bytes", "crc32c"): 4}
 
 ReadInto = Callable[[memoryview, int], int]  # fill a view from an offset; the count, 0 at the end
-Problem = Literal["size", "index", "range", "checksum", "content"]
+DefectKind = Literal["size", "index", "range", "checksum", "content"]
 
 
-class Flaw(msgspec.Struct, frozen=True, kw_only=True):
+class Defect(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a file.
 
-    problem: `size` (cut short or too long), `index` (unreadable), `range` (an inner chunk outside the shard, or over
+    kind: `size` (cut short or too long), `index` (unreadable), `range` (an inner chunk outside the shard, or over
     another), `checksum`, `content` (the bytes are not what the array's codecs write).
     """
 
-    problem: Problem
+    kind: DefectKind
     expected: str
     got: str
 
 
-class Index(NamedTuple):
+class ShardIndex(NamedTuple):
     """A shard's index. Inner chunk i, in C order, is bytes [offsets[i], offsets[i] + sizes[i]) of the shard, or absent.
 
-    low, high: the bytes of the shard that are not the index.
+    first, last: the bytes of the shard that are not the index.
     """
 
     offsets: numbers[int]
     sizes: numbers[int]
-    low: int
-    high: int
+    first: int
+    last: int
 
     def stored(self) -> list[int]:
         """The inner chunks that are stored, in the order in which they lie."""
-        known = (i for i, pair in enumerate(zip(self.offsets, self.sizes, strict=True)) if pair != (ABSENT, ABSENT))
+        known = (
+            i for i, pair in enumerate(zip(self.offsets, self.sizes, strict=True)) if pair != (NOT_STORED, NOT_STORED)
+        )
         return sorted(known, key=self.offsets.__getitem__)
 
 
-class Broken(Exception):
+class ShardError(Exception):
     """What is looked at has this flaw, and no more can be said of it."""
 
-    def __init__(self, problem: Problem, expected: str, got: str) -> None:
+    def __init__(self, problem: DefectKind, expected: str, got: str) -> None:
         super().__init__(got)
-        self.flaw = Flaw(problem=problem, expected=expected, got=got)
+        self.flaw = Defect(kind=problem, expected=expected, got=got)
 
 
-class Window:
+class BufferedFile:
     """A file seen through one buffer, such as of BUFFER bytes, read in order and not twice."""
 
     def __init__(self, read_into: ReadInto, buffer: memoryview, filled: int = 0) -> None:
@@ -74,7 +76,7 @@ class Window:
         self._start, self._stop = 0, filled
 
     @classmethod
-    def over(cls, content: bytes | memoryview) -> Window:
+    def over(cls, content: bytes | memoryview) -> BufferedFile:
         """The window of a file that is in memory."""
         return cls(lambda *_: 0, memoryview(content), len(content))
 
@@ -85,12 +87,12 @@ class Window:
             if not self._start <= offset < self._stop:
                 self._start, self._stop = offset, offset + self._read_into(self._buffer, offset)
                 if self._stop == offset:
-                    raise Broken("size", f"{end} bytes or more", f"it ends after {offset}")
+                    raise ShardError("size", f"{end} bytes or more", f"it ends after {offset}")
             block = self._buffer[offset - self._start : min(end, self._stop) - self._start]
             yield block
             offset += len(block)
 
-    def take(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         """A few bytes from anywhere, fewer at the end; where they are not at hand, no more than they are read."""
         if self._start <= offset and offset + size <= self._stop:
             return bytes(self._buffer[offset - self._start : offset - self._start + size])
@@ -101,25 +103,25 @@ class Window:
         return bytes(view[:have])
 
 
-def read_index(window: Window, base: int, size: int, sharding: Sharding) -> Index:
+def read_index(window: BufferedFile, base: int, size: int, sharding: ShardingSpec) -> ShardIndex:
     """The index of a shard, `size` bytes at `base`, its checksum compared. Raises Broken when it is none."""
     count = prod(sharding.counts)
     table_bytes, extra = 16 * count, INDEX_CODECS[sharding.index_codecs]
     if count > MAX_CHUNKS:
-        raise Broken("index", f"at most {MAX_CHUNKS} inner chunks", f"{count}")
+        raise ShardError("index", f"at most {MAX_CHUNKS} inner chunks", f"{count}")
     if size < table_bytes + extra:
-        raise Broken("size", f"an index of {table_bytes + extra} bytes", f"{size} bytes")
+        raise ShardError("size", f"an index of {table_bytes + extra} bytes", f"{size} bytes")
     low = 0 if sharding.index_at_start else size - table_bytes - extra
-    data = window.take(base + low, table_bytes + extra)
+    data = window.read(base + low, table_bytes + extra)
     if len(data) < table_bytes + extra:
-        raise Broken("size", f"{size} bytes", "it ends before")
+        raise ShardError("size", f"{size} bytes", "it ends before")
     if extra and (found := load_crc32c()(data[:table_bytes], 0)) != int.from_bytes(data[table_bytes:], "little"):
-        raise Broken("index", f"crc32c {data[table_bytes:][::-1].hex()}", f"crc32c {found:08x}")
+        raise ShardError("index", f"crc32c {data[table_bytes:][::-1].hex()}", f"crc32c {found:08x}")
     table = numbers("Q", data[:table_bytes])
     if sharding.big_endian == (sys.byteorder == "little"):
         table.byteswap()
     bounds = (table_bytes + extra, size) if sharding.index_at_start else (0, low)
-    return Index(table[0::2], table[1::2], *bounds)
+    return ShardIndex(table[0::2], table[1::2], *bounds)
 
 
 @cache

@@ -16,36 +16,45 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from pitools.store.zarr import frame_headers
-from pitools.store.zarr.metadata import SHARDING, Array, Codecs, Coordinate, Sharding
-from pitools.store.zarr.shard_index import ABSENT, INDEX_CODECS, Broken, Flaw, Index, Window, load_crc32c, read_index
+from pitools.store.zarr.metadata import SHARDING, ArrayMetadata, CodecChain, Coordinate, ShardingSpec
+from pitools.store.zarr.shard_index import (
+    INDEX_CODECS,
+    NOT_STORED,
+    BufferedFile,
+    Defect,
+    ShardError,
+    ShardIndex,
+    load_crc32c,
+    read_index,
+)
 
-MAX_FLAWS = 16  # of one file: it is to be replaced as a whole anyhow
-_FRAMES = {"blosc": frame_headers.blosc, "gzip": frame_headers.gzip, "zstd": frame_headers.zstd}
+MAX_DEFECTS = 16  # of one file: it is to be replaced as a whole anyhow
+_FRAMES = {"blosc": frame_headers.check_blosc, "gzip": frame_headers.check_gzip, "zstd": frame_headers.check_zstd}
 _SAME_SIZE = {"bytes", "transpose"}  # codecs that keep the number of bytes
 
 
-class Judgement(NamedTuple):
-    """What is known of a file. absent: inner chunks inside the array that are not stored. unused: bytes of a shard
-    that belong to no chunk: legal, but no writer leaves them in a file written at once.
+class VerifyResult(NamedTuple):
+    """What is known of a file. missing_chunks: inner chunks inside the array that are not stored. unused_bytes: bytes
+    of a shard that belong to no chunk: legal, but no writer leaves them in a file written at once.
     """
 
-    flaws: list[Flaw]
-    absent: int = 0
-    unused: int = 0
+    defects: list[Defect]
+    missing_chunks: int = 0
+    unused_bytes: int = 0
 
 
-def proof(codecs: Codecs) -> Literal["checksum", "structure", "nothing"]:
+def integrity_level(codecs: CodecChain) -> Literal["checksum", "structure", "nothing"]:
     """What a judgement of bytes of these codecs is worth: sees any change, sees them cut or zeroed, or sees nothing."""
     names = list(codecs.names)
     if names[-1:] == ["crc32c"]:
         return "checksum"
     if sharding := _sharding(names, codecs):
-        return proof(sharding.inner)
+        return integrity_level(sharding.inner)
     fixed = codecs.raw_bytes is not None and _SAME_SIZE.issuperset(names)
     return "structure" if fixed or not _FRAMES.keys().isdisjoint(names[-1:]) else "nothing"
 
 
-def judge(window: Window, size: int, array: Array, coordinate: Coordinate) -> Judgement:
+def verify_file(window: BufferedFile, size: int, array: ArrayMetadata, coordinate: Coordinate) -> VerifyResult:
     """Judge the file of one chunk (or shard) of an array.
 
     Raises ToolMissing when there is a checksum to compare and no package to compute it, and what reading raises.
@@ -55,18 +64,18 @@ def judge(window: Window, size: int, array: Array, coordinate: Coordinate) -> Ju
     try:
         if sharding:
             index = read_index(window, 0, size, sharding)
-            flaws = list(islice(_judge_inner(window, 0, index, sharding.inner), MAX_FLAWS))
+            flaws = list(islice(_verify_inner(window, 0, index, sharding.inner), MAX_DEFECTS))
         else:
-            flaws = list(_judge(window, 0, size, array.codecs))
-    except Broken as broken:
-        return Judgement([broken.flaw])
+            flaws = list(_verify_bytes(window, 0, size, array.codecs))
+    except ShardError as broken:
+        return VerifyResult([broken.flaw])
     if flaws or not sharding or not index:
-        return Judgement(flaws)
-    unused = index.high - index.low - sum(index.sizes[i] for i in index.stored())
-    return Judgement(flaws, absent=_absent(index, array, sharding, coordinate), unused=unused)
+        return VerifyResult(flaws)
+    unused = index.last - index.first - sum(index.sizes[i] for i in index.stored())
+    return VerifyResult(flaws, missing_chunks=_count_missing(index, array, sharding, coordinate), unused_bytes=unused)
 
 
-def _judge(window: Window, offset: int, size: int, codecs: Codecs) -> Iterator[Flaw]:
+def _verify_bytes(window: BufferedFile, offset: int, size: int, codecs: CodecChain) -> Iterator[Defect]:
     """Judge bytes of these codecs, whatever they are."""
     names = list(codecs.names)
     try:
@@ -76,66 +85,66 @@ def _judge(window: Window, offset: int, size: int, codecs: Codecs) -> Iterator[F
             _compare_checksum(window, offset, size)
         if sharding := _sharding(names, codecs):
             index = read_index(window, offset, size, sharding)
-            yield from _judge_inner(window, offset, index, sharding.inner)
+            yield from _verify_inner(window, offset, index, sharding.inner)
         else:
             _compare_structure(window, offset, size, names, codecs.raw_bytes)
-    except Broken as broken:
+    except ShardError as broken:
         yield broken.flaw
 
 
-def _sharding(names: list[str], codecs: Codecs) -> Sharding | None:
+def _sharding(names: list[str], codecs: CodecChain) -> ShardingSpec | None:
     """How bytes after these codecs are cut, where they are a shard with an index that is understood."""
     known = codecs.sharding if names[-1:] == [SHARDING] else None
     return known if known and known.index_codecs in INDEX_CODECS else None
 
 
-def _compare_checksum(window: Window, offset: int, size: int) -> None:
+def _compare_checksum(window: BufferedFile, offset: int, size: int) -> None:
     if size < 0:
-        raise Broken("size", "a checksum of 4 bytes", f"{size + 4} bytes")
+        raise ShardError("size", "a checksum of 4 bytes", f"{size + 4} bytes")
     crc32c, found = load_crc32c(), 0
     for block in window.blocks(offset, size):
         found = crc32c(block, found)
-    stored = window.take(offset + size, 4)
+    stored = window.read(offset + size, 4)
     if stored != found.to_bytes(4, "little"):
-        raise Broken("checksum", f"crc32c {stored[::-1].hex()}", f"crc32c {found:08x}")
+        raise ShardError("checksum", f"crc32c {stored[::-1].hex()}", f"crc32c {found:08x}")
 
 
-def _compare_structure(window: Window, offset: int, size: int, names: list[str], raw_bytes: int | None) -> None:
+def _compare_structure(window: BufferedFile, offset: int, size: int, names: list[str], raw_bytes: int | None) -> None:
     plain = _SAME_SIZE.issuperset(names)
     if plain and raw_bytes is not None and size != raw_bytes:
-        raise Broken("size", f"{raw_bytes} bytes", f"{size} bytes")
+        raise ShardError("size", f"{raw_bytes} bytes", f"{size} bytes")
     if names and names[-1] in _FRAMES:
         content = raw_bytes if _SAME_SIZE.issuperset(names[:-1]) else None
 
         def take(at: int, count: int) -> bytes:
             count = max(0, min(count, size - at))
-            data = window.take(offset + at, count)
+            data = window.read(offset + at, count)
             if len(data) < count:
-                raise Broken("size", f"{offset + size} bytes or more", "it ends before")
+                raise ShardError("size", f"{offset + size} bytes or more", "it ends before")
             return data
 
         if wrong := _FRAMES[names[-1]](take, size, content):
-            raise Broken("content", f"a whole {names[-1]} buffer", wrong)
+            raise ShardError("content", f"a whole {names[-1]} buffer", wrong)
 
 
-def _judge_inner(window: Window, base: int, index: Index, inner: Codecs) -> Iterator[Flaw]:
-    end = index.low
+def _verify_inner(window: BufferedFile, base: int, index: ShardIndex, inner: CodecChain) -> Iterator[Defect]:
+    end = index.first
     for i in index.stored():
         offset, length = index.offsets[i], index.sizes[i]
         got = f"inner chunk {i}: bytes {offset} to {offset + length}"
-        if length == 0 or offset < index.low or offset + length > index.high:
-            yield Flaw(problem="range", expected=f"inside bytes {index.low} to {index.high}", got=got)
+        if length == 0 or offset < index.first or offset + length > index.last:
+            yield Defect(kind="range", expected=f"inside bytes {index.first} to {index.last}", got=got)
         elif offset < end:
-            yield Flaw(problem="range", expected=f"past byte {end}, where another one ends", got=got)
+            yield Defect(kind="range", expected=f"past byte {end}, where another one ends", got=got)
         else:
-            for flaw in _judge(window, base + offset, length, inner):
+            for flaw in _verify_bytes(window, base + offset, length, inner):
                 yield structs.replace(flaw, got=f"inner chunk {i}: {flaw.got}")
         end = max(end, offset + length)
 
 
-def _absent(index: Index, array: Array, sharding: Sharding, coordinate: Coordinate) -> int:
+def _count_missing(index: ShardIndex, array: ArrayMetadata, sharding: ShardingSpec, coordinate: Coordinate) -> int:
     """How many inner chunks that are inside the array are not stored; those past its edge never are."""
-    if index.offsets.count(ABSENT) == 0:
+    if index.offsets.count(NOT_STORED) == 0:
         return 0
     inside = []
     for axis, count in zip(sharding.axes, sharding.counts, strict=True):
@@ -144,4 +153,4 @@ def _absent(index: Index, array: Array, sharding: Sharding, coordinate: Coordina
         inside.append(range(min(count, -(-left * count // chunk))))
     strides = [*accumulate(reversed(sharding.counts[1:]), int.__mul__, initial=1)][::-1]
     places = (sum(map(int.__mul__, place, strides)) for place in product(*inside))
-    return sum(index.offsets[place] == ABSENT for place in places)
+    return sum(index.offsets[place] == NOT_STORED for place in places)

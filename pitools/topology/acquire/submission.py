@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from pitools.core.errors import UsageError
-from pitools.site.psbatch import SBATCH_VARIABLES, defaults, directives, says
+from pitools.site.psbatch import SBATCH_VARIABLES, directives, is_given, missing_defaults
 from pitools.site.schema import Site
 
-_SETTLED = {
+_REFUSED_OPTIONS = {
     "begin": "it cannot begin later: choose its nodes when it may begin",
     "array": "submit each task as a job of its own",
     "nodelist": "leave it out, or submit the script with psbatch",
@@ -21,20 +21,20 @@ _SETTLED = {
 }
 
 
-def arguments(site: Site, script: str, *, name: str, nodes: int | None = None, segment: int = 0) -> list[str]:
+def sbatch_arguments(site: Site, script: str, *, name: str, nodes: int | None = None, segment: int = 0) -> list[str]:
     """sbatch's options for a script: the site's defaults where it says nothing, its name, and how many nodes.
 
     Raises UsageError for a script that settles itself when or where it runs.
     """
-    given = {_LONG.get(option, option) for option in directives(script)}
+    given = {_SHORT_TO_LONG.get(option, option) for option in directives(script)}
     given |= {"wait"} if _WAIT.search(script) else set()
-    for option, hint in _SETTLED.items():
-        if says(given, option):
+    for option, hint in _REFUSED_OPTIONS.items():
+        if is_given(given, option):
             raise UsageError(f"the script says --{option}", where=name, hint=hint)
-    if _SEVERAL.search(script):
+    if _HET_JOB.search(script):
         raise UsageError("the script is several jobs (hetjob)", where=name, hint="submit each as a job of its own")
-    args = [*_of_environment(), *defaults(site, given)]
-    if not says(given, "job-name"):
+    args = [*_of_environment(), *missing_defaults(site, given)]
+    if not is_given(given, "job-name"):
         args.append(f"--job-name={Path(name).name.strip('<>') or 'stdin'}")
     if nodes:
         args.append(f"--nodes={nodes}")
@@ -50,5 +50,5 @@ def _of_environment() -> list[str]:
 
 
 _WAIT = re.compile(r"^#SBATCH(?:[ \t]+\S+)*?[ \t]+-[HIksOQvVhu]*W", re.MULTILINE)
-_SEVERAL = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job\b", re.MULTILINE)
-_LONG = {"-b": "begin", "-a": "array", "-w": "nodelist", "-F": "nodefile", "-M": "clusters"}
+_HET_JOB = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job\b", re.MULTILINE)
+_SHORT_TO_LONG = {"-b": "begin", "-a": "array", "-w": "nodelist", "-F": "nodefile", "-M": "clusters"}

@@ -1,6 +1,6 @@
 """Which of the free nodes: exactly the best ones, by a knapsack over the switch tree, or a free box of a torus."""
 
-from pitools.topology.choose.select import choose, curve, next_cost
-from pitools.topology.choose.types import Choice, Objective, Terms
+from pitools.topology.choose.select import cost_by_size, runner_up_cost, select_nodes
+from pitools.topology.choose.types import CostWeights, NodeChoice, Objective
 
-__all__ = ["Choice", "Objective", "Terms", "choose", "curve", "next_cost"]
+__all__ = ["CostWeights", "NodeChoice", "Objective", "cost_by_size", "runner_up_cost", "select_nodes"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pitools.topology.choose.leaf_batch import Bundles
+from pitools.topology.choose.leaf_batch import LeafBatches
 from pitools.topology.choose.problem import Problem
 from pitools.topology.choose.tree_arrays import Floats, Ints
 
@@ -22,18 +22,18 @@ Steps = list[tuple[int, Floats, Floats]]
 
 def solve(problem: Problem, among: list[int]) -> Ints:
     """Nodes of each leaf in the best choice below one of the vertices `among`, each of which has room enough."""
-    bundles = Bundles(problem)
+    bundles = LeafBatches(problem)
     tables, steps = _tables(problem, bundles, among)
     roots = sorted(among, key=lambda v: (_total(problem, tables, v), problem.room[v], v))
     counts = np.zeros(problem.index.leaf_count, np.int64)
-    for leaf, units in _dealt(bundles, steps, roots[0], problem.units):
+    for leaf, units in _distribution(bundles, steps, roots[0], problem.units):
         counts[leaf] = units * problem.unit
     return counts
 
 
-def costs(problem: Problem, among: list[int]) -> Floats:
+def node_costs(problem: Problem, among: list[int]) -> Floats:
     """The least cost for each number of units up to the problem's; inf where there are not so many."""
-    tables, _ = _tables(problem, Bundles(problem), among)
+    tables, _ = _tables(problem, LeafBatches(problem), among)
     least = np.full(problem.units + 1, np.inf)
     for vertex in among:
         table = tables[vertex] if vertex in tables else problem.inside_of(vertex)
@@ -42,27 +42,27 @@ def costs(problem: Problem, among: list[int]) -> Floats:
     return least
 
 
-def fold(one: Floats, other: Floats, most: int) -> Floats:
-    """Min-plus convolution: at m, the least one[i] + other[m - i]; for m up to `most`."""
-    if len(other) > len(one):
-        one, other = other, one
-    length = min(len(one) + len(other) - 1, most + 1)
-    ahead = len(other) - 1
-    padded = np.full(ahead + max(length, len(one)), np.inf)
-    padded[ahead : ahead + len(one)] = one
+def min_plus(left: Floats, right: Floats, max_units: int) -> Floats:
+    """Min-plus convolution: at m, the least one[i] + other[m - i]; for m up to `max_units`."""
+    if len(right) > len(left):
+        left, right = right, left
+    length = min(len(left) + len(right) - 1, max_units + 1)
+    ahead = len(right) - 1
+    padded = np.full(ahead + max(length, len(left)), np.inf)
+    padded[ahead : ahead + len(left)] = left
     step = padded.itemsize
     found: Floats | None = None
-    for row in range(0, len(other), _ROWS):
-        rows = min(_ROWS, len(other) - row)
+    for row in range(0, len(right), _ROWS):
+        rows = min(_ROWS, len(right) - row)
         # Row j of `shifted` is `one`, moved j places to the right.
         shifted = np.ndarray((rows, length), np.float64, padded, (ahead - row) * step, (-step, step))
-        least = np.add(shifted, other[row : row + rows, None]).min(axis=0)
+        least = np.add(shifted, right[row : row + rows, None]).min(axis=0)
         found = least if found is None else np.minimum(found, least, out=found)
     assert found is not None
     return found
 
 
-def under(problem: Problem, among: list[int]) -> list[int]:
+def subtree_switches(problem: Problem, among: list[int]) -> list[int]:
     """The switches at and below these vertices, children first."""
     index = problem.index
     needed = np.zeros(len(index.parent), bool)
@@ -73,12 +73,12 @@ def under(problem: Problem, among: list[int]) -> list[int]:
     return [int(number) for number in np.flatnonzero(needed) if number >= index.leaf_count]
 
 
-def _tables(problem: Problem, bundles: Bundles, among: list[int]) -> tuple[dict[int, Floats], dict[int, Steps]]:
+def _tables(problem: Problem, bundles: LeafBatches, among: list[int]) -> tuple[dict[int, Floats], dict[int, Steps]]:
     index = problem.index
     tables: dict[int, Floats] = {}
     steps: dict[int, Steps] = {}
     units = np.arange(problem.units + 1)
-    for switch in under(problem, among):
+    for switch in subtree_switches(problem, among):
         best = np.zeros(1)
         done: Steps = []
         for part in index.parts[switch - index.leaf_count]:
@@ -90,7 +90,7 @@ def _tables(problem: Problem, bundles: Bundles, among: list[int]) -> tuple[dict[
                 adds = problem.added_by(part)
             if len(adds) > 1:
                 done.append((part, adds, best))
-                best = fold(best, adds, problem.units)
+                best = min_plus(best, adds, problem.units)
         tables[switch], steps[switch] = best, done
     return tables, steps
 
@@ -100,10 +100,10 @@ def _total(problem: Problem, tables: dict[int, Floats], vertex: int) -> float:
     return float(table[problem.units]) + problem.top * int(problem.index.height[vertex])
 
 
-def _dealt(bundles: Bundles, steps: dict[int, Steps], vertex: int, m: int) -> Iterator[tuple[int, int]]:
+def _distribution(bundles: LeafBatches, steps: dict[int, Steps], vertex: int, m: int) -> Iterator[tuple[int, int]]:
     """How the best choice of m units below a vertex, or of a bundle, is dealt out to the leaves."""
     if vertex < 0:
-        yield from bundles.dealt(-1 - vertex, m)
+        yield from bundles.distribution(-1 - vertex, m)
         return
     if vertex not in steps:
         yield vertex, m
@@ -112,7 +112,7 @@ def _dealt(bundles: Bundles, steps: dict[int, Steps], vertex: int, m: int) -> It
         low, high = max(0, m - len(best) + 1), min(m, len(adds) - 1)
         mine = low + int(np.argmin(adds[low : high + 1] + best[m - high : m - low + 1][::-1]))
         if mine:
-            yield from _dealt(bundles, steps, part, mine)
+            yield from _distribution(bundles, steps, part, mine)
         m -= mine
         if not m:
             return

@@ -10,24 +10,24 @@ from pitools.topology.choose.problem import Problem
 from pitools.topology.choose.tree_arrays import Floats, Ints
 
 
-class Bundles:
+class LeafBatches:
     """best[m] of each of the index's bundles, by one row each; inf where a bundle has not so many."""
 
     def __init__(self, problem: Problem) -> None:
         members = problem.index.bundles
         self.members = members
-        self.adds = _padded(problem, members)
+        self.adds = _pad_rows(problem, members)
         self.steps = [np.zeros((len(members), 1))]
         for column in members.T:
             adds = self.adds[column]
-            self.steps.append(_folded(self.steps[-1], adds[:, : _width(adds)], problem.units))
+            self.steps.append(_min_plus_rows(self.steps[-1], adds[:, : _width(adds)], problem.units))
 
     def table(self, bundle: int) -> Floats:
         """best[m] of one, as far as it goes."""
         row: Floats = self.steps[-1][bundle]
         return row[: int(np.isfinite(row).sum())]
 
-    def dealt(self, bundle: int, m: int) -> Iterator[tuple[int, int]]:
+    def distribution(self, bundle: int, m: int) -> Iterator[tuple[int, int]]:
         """Leaf and units of the best choice of m units of a bundle."""
         for step in range(self.members.shape[1] - 1, -1, -1):
             before, adds = self.steps[step][bundle], self.adds[self.members[bundle, step]]
@@ -40,7 +40,7 @@ class Bundles:
                 return
 
 
-def _padded(problem: Problem, members: Ints) -> Floats:
+def _pad_rows(problem: Problem, members: Ints) -> Floats:
     """What each bundled leaf adds, by rows of one length; of the leaf that is none, nothing."""
     leaves = problem.index.leaf_count
     room = np.diff(problem.offset) - 1
@@ -59,7 +59,7 @@ def _width(rows: Floats) -> int:
     return int(np.isfinite(rows).any(0).sum())
 
 
-def _folded(before: Floats, adds: Floats, most: int) -> Floats:
+def _min_plus_rows(before: Floats, adds: Floats, most: int) -> Floats:
     """Min-plus convolution, row by row."""
     rows, held = before.shape
     width = min(held + adds.shape[1] - 1, most + 1)

@@ -14,7 +14,7 @@ class _Line(msgspec.Struct):
     cost: float = 0.0
 
 
-def read(text: str, where: str) -> dict[str, float]:
+def read_costs(text: str, where: str) -> dict[str, float]:
     """Node → cost. A line is a host list and a cost (0 without one), or a record with `node` and, perhaps, `cost`.
 
     What is said of a node in several lines adds up. Raises DataError naming the line.

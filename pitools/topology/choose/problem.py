@@ -13,33 +13,33 @@ from typing import Any
 import numpy as np
 
 from pitools.core.errors import UsageError
-from pitools.topology.choose.tree_arrays import Floats, Index, Ints
-from pitools.topology.choose.types import Objective, Terms
+from pitools.topology.choose.tree_arrays import Floats, Ints, TreeArrays
+from pitools.topology.choose.types import CostWeights, Objective
 
 Free = Mapping[str, float] | Collection[str]
 
-_DEAREST = 1e100  # of a cost, so that sums of them are numbers
-_TIES = 0.49  # what all preferences between equals may add up to, where costs are whole numbers
+_MAX_COST = 1e100  # of a cost, so that sums of them are numbers
+_TIE_WEIGHT = 0.49  # what all preferences between equals may add up to, where costs are whole numbers
 _NEAR_TIES = 1e-6  # and, in the shortest link's length, where they are not
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Supply:
+class FreeNodes:
     """The free nodes: positions leaf by leaf, of a leaf the cheapest first; count by leaf; costs and their sums."""
 
     nodes: Ints
     count: Ints
-    before: Ints
+    prefix_count: Ints
     costs: Floats
-    sums: Floats
+    prefix_cost: Floats
 
 
-def supply(index: Index, free: Free) -> Supply:
+def make_free_nodes(index: TreeArrays, free: Free) -> FreeNodes:
     """The free nodes that the fabric knows. Raises UsageError for a cost that is negative or no number."""
     nodes = index.positions(free)
     if isinstance(free, Mapping):
         costs = np.fromiter(free.values(), np.float64, len(free))
-        check_costs(free, costs)
+        require_valid_costs(free, costs)
         known = (nodes >= 0) & np.isfinite(costs)
         nodes, costs = nodes[known], costs[known]
         order = np.lexsort((nodes, costs, index.leaf_of[nodes]))
@@ -50,35 +50,35 @@ def supply(index: Index, free: Free) -> Supply:
     return _supply(index, nodes, costs)
 
 
-def only(index: Index, have: Supply, counts: Ints) -> Supply:
+def take_cheapest(index: TreeArrays, have: FreeNodes, counts: Ints) -> FreeNodes:
     """So many nodes of each leaf, the cheapest."""
-    place = np.arange(len(have.nodes)) - have.before[index.leaf_of[have.nodes]]
+    place = np.arange(len(have.nodes)) - have.prefix_count[index.leaf_of[have.nodes]]
     kept = place < counts[index.leaf_of[have.nodes]]
     return _supply(index, have.nodes[kept], have.costs[kept])
 
 
-def _supply(index: Index, nodes: Ints, costs: Floats) -> Supply:
+def _supply(index: TreeArrays, nodes: Ints, costs: Floats) -> FreeNodes:
     count = np.bincount(index.leaf_of[nodes], minlength=index.leaf_count)
-    return Supply(
+    return FreeNodes(
         nodes=nodes,
         count=count,
-        before=np.cumsum(count) - count,
+        prefix_count=np.cumsum(count) - count,
         costs=costs,
-        sums=np.concatenate(([0.0], np.cumsum(costs))),
+        prefix_cost=np.concatenate(([0.0], np.cumsum(costs))),
     )
 
 
-def check_terms(terms: Terms) -> None:
+def require_valid_weights(terms: CostWeights) -> None:
     """Raises UsageError for a weight that is negative or no number."""
-    if not (0 <= terms.node < np.inf and 0 <= terms.broken < np.inf):
+    if not (0 <= terms.node_cost < np.inf and 0 <= terms.broken_leaf < np.inf):
         raise UsageError(
-            f"{terms.node:g} for a node, {terms.broken:g} for a broken leaf", where="terms", hint="0 or more"
+            f"{terms.node_cost:g} for a node, {terms.broken_leaf:g} for a broken leaf", where="terms", hint="0 or more"
         )
 
 
-def check_costs(free: Mapping[str, float], costs: Floats) -> None:
+def require_valid_costs(free: Mapping[str, float], costs: Floats) -> None:
     """Raises UsageError for a cost that is negative, no number, or not to be added; an infinite one means never."""
-    bad = np.flatnonzero(~((costs >= 0) & ((costs <= _DEAREST) | (costs == np.inf))))
+    bad = np.flatnonzero(~((costs >= 0) & ((costs <= _MAX_COST) | (costs == np.inf))))
     if len(bad):
         name = list(free)[int(bad[0])]
         raise UsageError(f'cost of node "{name}" is {free[name]:g}', where="costs", hint="0 to 1e100; inf for never")
@@ -88,25 +88,26 @@ def check_costs(free: Mapping[str, float], costs: Floats) -> None:
 class Problem:
     """Find units, `unit` nodes each.
 
-    offset: where a leaf's entries 0, 1… its units begin in `inside`, what they cost, and in `adds`, with its uplink.
+    offset: where a leaf's entries 0, 1… its units begin in `leaf_costs`, what they cost, and in `adds`, with its
+    uplink.
 
     link: of each vertex, what its uplink costs: the length (pair, ring) or the weight of its level (level, leaf).
     top: weight of the height of the lowest common switch. room: units below each vertex. terms_weight: a term's unit
     in that of the whole.
     """
 
-    index: Index
-    supply: Supply
+    index: TreeArrays
+    supply: FreeNodes
     objective: Objective
     unit: int
     units: int
     room: Ints
     offset: Ints
-    inside: Floats
+    leaf_costs: Floats
     adds: Floats
     link: Floats
     top: float
-    terms: Terms
+    weights: CostWeights
     terms_weight: float
 
     def crossing(self, vertex: Any, m: Any) -> Any:
@@ -115,15 +116,22 @@ class Problem:
 
     def inside_of(self, leaf: int) -> Floats:
         """What 0, 1… units of a leaf cost."""
-        return self.inside[self.offset[leaf] : self.offset[leaf + 1]]
+        return self.leaf_costs[self.offset[leaf] : self.offset[leaf + 1]]
 
     def added_by(self, leaf: int) -> Floats:
         """The same, and its uplink."""
         return self.adds[self.offset[leaf] : self.offset[leaf + 1]]
 
 
-def problem(
-    index: Index, have: Supply, k: int, *, objective: Objective, unit: int = 1, terms: Terms, ties: bool = True
+def make_problem(
+    index: TreeArrays,
+    have: FreeNodes,
+    k: int,
+    *,
+    objective: Objective,
+    unit: int = 1,
+    terms: CostWeights,
+    ties: bool = True,
 ) -> Problem:
     """The question for k nodes. ties: prefer leaves that are used up, then those of which little is left over."""
     units = k // unit
@@ -135,15 +143,17 @@ def problem(
     cut = (taken > 0) & (left > 0)
     link, top = _links(index, objective)
     inside = np.zeros(len(leaf))
-    weight, scale = 1.0, _TIES
-    dearer = have.costs[have.costs > 0] * terms.node
-    least = min(float(dearer[dearer > 0].min(initial=np.inf)), terms.broken or np.inf)
+    weight, scale = 1.0, _TIE_WEIGHT
+    dearer = have.costs[have.costs > 0] * terms.node_cost
+    least = min(float(dearer[dearer > 0].min(initial=np.inf)), terms.broken_leaf or np.inf)
     with_terms = least < np.inf
     if with_terms:
-        inside += terms.node * (have.sums[have.before[leaf] + taken] - have.sums[have.before[leaf]])
-        inside += terms.broken * (cut & (have.count[leaf] == index.size[leaf]))
+        inside += terms.node_cost * (
+            have.prefix_cost[have.prefix_count[leaf] + taken] - have.prefix_cost[have.prefix_count[leaf]]
+        )
+        inside += terms.broken_leaf * (cut & (have.count[leaf] == index.size[leaf]))
     if objective in ("level", "leaf") and with_terms:
-        weight = 0.25 / (_most(have.costs, k) * terms.node + terms.broken * index.leaf_count)
+        weight = 0.25 / (_max_cost(have.costs, k) * terms.node_cost + terms.broken_leaf * index.leaf_count)
         inside *= weight
     if with_terms or (link % 1).any():
         scale = _NEAR_TIES * min(weight * least, float(link[link > 0].min(initial=np.inf)))
@@ -158,11 +168,11 @@ def problem(
         units=units,
         room=index.sums(have.count // unit),
         offset=offset,
-        inside=inside,
+        leaf_costs=inside,
         adds=inside + _crossing(objective, link[leaf], taken, k),
         link=link,
         top=top,
-        terms=terms,
+        weights=terms,
         terms_weight=weight,
     )
 
@@ -173,11 +183,11 @@ def _crossing(objective: Objective, link: Any, n: Any, k: int) -> Any:
     return link * (2.0 if objective == "ring" else 1.0) * (n > 0)
 
 
-def _most(costs: Floats, k: int) -> float:
+def _max_cost(costs: Floats, k: int) -> float:
     return float(np.partition(costs, len(costs) - k)[-k:].sum()) if k < len(costs) else float(costs.sum())
 
 
-def _links(index: Index, objective: Objective) -> tuple[Floats, float]:
+def _links(index: TreeArrays, objective: Objective) -> tuple[Floats, float]:
     """What each uplink counts, and the height: the length, or a power of ten that all lesser ones cannot outweigh."""
     if objective in ("pair", "ring"):
         return index.length, 0.0
@@ -188,9 +198,9 @@ def _links(index: Index, objective: Objective) -> tuple[Floats, float]:
     return weights[index.height], float(weights[-1])
 
 
-def price(problem: Problem, counts: Ints) -> tuple[float, float]:
+def evaluate(problem: Problem, counts: Ints) -> tuple[float, float]:
     """What so many nodes of each leaf cost, terms included, and the terms alone, in their own unit."""
-    index, have, terms = problem.index, problem.supply, problem.terms
+    index, have, terms = problem.index, problem.supply, problem.weights
     below = index.sums(counts)
     k = int(counts.sum())
     partly = (below > 0) & (below < k)
@@ -201,5 +211,9 @@ def price(problem: Problem, counts: Ints) -> tuple[float, float]:
     else:
         cost = float(problem.link[partly].sum()) + problem.top * int(index.height[below == k].min())
     broken = np.count_nonzero((counts > 0) & (counts < have.count) & (have.count == index.size))
-    extra = terms.node * float((have.sums[have.before + counts] - have.sums[have.before]).sum()) + terms.broken * broken
+    extra = (
+        terms.node_cost
+        * float((have.prefix_cost[have.prefix_count + counts] - have.prefix_cost[have.prefix_count]).sum())
+        + terms.broken_leaf * broken
+    )
     return float(cost + problem.terms_weight * extra), float(extra)

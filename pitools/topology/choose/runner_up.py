@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pitools.topology.choose.knapsack import fold, under
+from pitools.topology.choose.knapsack import min_plus, subtree_switches
 from pitools.topology.choose.problem import Problem
 from pitools.topology.choose.tree_arrays import Floats, Ints
 
@@ -30,7 +30,7 @@ def runner_up(problem: Problem, among: list[int], counts: Ints) -> float | None:
         return every, others
 
     same: dict[int, float] = {}
-    for switch in under(problem, among):
+    for switch in subtree_switches(problem, among):
         every, others, m, cost = np.zeros(1), np.full(1, np.inf), 0, 0.0
         for child in index.children[switch - index.leaf_count]:
             if not problem.room[child]:
@@ -39,11 +39,11 @@ def runner_up(problem: Problem, among: list[int], counts: Ints) -> float | None:
             link = problem.crossing(child, units[: len(table)])
             step, mine = int(given[child]), same.get(child)
             mine = (problem.inside_of(child)[step] if mine is None else mine) + problem.crossing(child, step)
-            later = fold(every, differing + link, problem.units)
+            later = min_plus(every, differing + link, problem.units)
             # Only those before it differ: the child is as given.
             shifted = others[: max(0, len(later) - step)] + mine
             later[step : step + len(shifted)] = np.minimum(later[step : step + len(shifted)], shifted)
-            every, others = fold(every, table + link, problem.units), later
+            every, others = min_plus(every, table + link, problem.units), later
             m, cost = m + step, cost + mine
         tables[switch], same[switch] = (every, others), cost
     least = min(float(both(vertex)[1][problem.units]) + problem.top * int(index.height[vertex]) for vertex in among)

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ClusterError
-from pitools.topology.choose.problem import Free, check_costs
+from pitools.topology.choose.problem import Free, require_valid_costs
 from pitools.topology.choose.tree_arrays import Floats
-from pitools.topology.choose.types import Choice, Terms
+from pitools.topology.choose.types import CostWeights, NodeChoice
 from pitools.topology.fabric_model import Fabric, Torus
-from pitools.topology.ring_cost import crossings
+from pitools.topology.ring_cost import ring_hops
 
 Shape = tuple[int, ...]
 
@@ -30,14 +30,14 @@ class Box:
     anchor: Shape
 
 
-def choose(fabric: Fabric, torus: Torus, free: Free, k: int, *, spares: int, terms: Terms) -> Choice:
+def select_box(fabric: Fabric, torus: Torus, free: Free, k: int, *, spares: int, weights: CostWeights) -> NodeChoice:
     """The free box of k + spares nodes with the least surface and the fewest free neighbours cut off, in links.
 
     Where no box of that many nodes is free, the smallest larger one; what is beyond k is spare. Raises ClusterError.
     """
     is_free, cost = _grid(torus, free)
     total = k + spares
-    volume, boxes = _smallest(is_free, cost * terms.node, total)
+    volume, boxes = _smallest(is_free, cost * weights.node_cost, total)
     if not boxes:
         what = f"{total} nodes asked for, {int(is_free.sum())} free, and no free box holds so many"
         raise ClusterError(what, where="nodes", hint="ask for fewer, or wait for more to be free")
@@ -47,29 +47,29 @@ def choose(fabric: Fabric, torus: Torus, free: Free, k: int, *, spares: int, ter
     if volume > k:  # of a box within the box, where there is one, else the first on the way through it
         within = np.zeros_like(is_free)
         within[tuple(np.array(cells).T)] = True
-        inner = _placed(within, cost * terms.node, k, [])
+        inner = _best_boxes(within, cost * weights.node_cost, k, [])
         active = _cells(inner[0], is_free.shape) if inner else active
     name = dict(zip(np.ndindex(is_free.shape), torus.nodes, strict=True))
     others = [cell for cell in cells if cell not in set(active)]
     nodes = tuple(name[cell] for cell in active)
-    extra = terms.node * float(sum(cost[cell] for cell in cells))
-    return Choice(
+    extra = weights.node_cost * float(sum(cost[cell] for cell in cells))
+    return NodeChoice(
         nodes=nodes,
         spares=tuple(name[cell] for cell in others),
         objective="surface",
         cost=best.cost,
-        next_cost=boxes[1].cost if len(boxes) > 1 else None,
-        terms=extra,
+        runner_up_cost=boxes[1].cost if len(boxes) > 1 else None,
+        extra_cost=extra,
         free=int(is_free.sum()),
-        crossings=crossings(nodes, fabric),
+        ring_hops=ring_hops(nodes, fabric),
         shape=best.shape,
-        note=f"no free box has {total} nodes: one of {volume} is taken" if volume > total else "",
+        warning=f"no free box has {total} nodes: one of {volume} is taken" if volume > total else "",
     )
 
 
 def _grid(torus: Torus, free: Free) -> tuple[NDArray[np.bool_], Floats]:
     price = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free, 0.0)
-    check_costs(price, np.array(list(price.values()), np.float64))
+    require_valid_costs(price, np.array(list(price.values()), np.float64))
     cost = np.array([price.get(node, np.inf) for node in torus.nodes]).reshape(torus.dims)
     is_free = np.isfinite(cost)
     return is_free, np.where(is_free, cost, 0.0)
@@ -79,12 +79,12 @@ def _smallest(is_free: NDArray[np.bool_], cost: Floats, least: int) -> tuple[int
     """The least volume from `least` on of which a box is free, and its boxes, the best two first."""
     none: list[Shape] = []  # of which no box is free, nor of any that holds one
     for volume in range(least, int(is_free.sum()) + 1):
-        if boxes := _placed(is_free, cost, volume, none):
+        if boxes := _best_boxes(is_free, cost, volume, none):
             return volume, boxes
     return 0, []
 
 
-def _placed(is_free: NDArray[np.bool_], cost: Floats, volume: int, none: list[Shape]) -> list[Box]:
+def _best_boxes(is_free: NDArray[np.bool_], cost: Floats, volume: int, none: list[Shape]) -> list[Box]:
     """The best two free boxes of so many nodes, wherever they are; fewer where there are not two.
 
     none: shapes that are nowhere free: larger ones are not looked for; those found out here join them.
@@ -100,7 +100,9 @@ def _placed(is_free: NDArray[np.bool_], cost: Floats, volume: int, none: list[Sh
             if extent == size:
                 fits[(slice(None),) * axis + (slice(1, None),)] = False
         if fits.any():
-            score = np.where(fits, _window(cost, shape) + _cut(count, shape) + _surface(shape, is_free.shape), np.inf)
+            score = np.where(
+                fits, _window(cost, shape) + _cut_links(count, shape) + _surface(shape, is_free.shape), np.inf
+            )
             for place in np.argsort(score, axis=None, kind="stable")[:2]:
                 anchor = tuple(int(i) for i in np.unravel_index(place, score.shape))
                 if fits[anchor]:
@@ -138,7 +140,7 @@ def _surface(shape: Shape, dims: Sequence[int]) -> int:
     return sum(2 * prod(shape) // extent for extent, size in zip(shape, dims, strict=True) if extent < size)
 
 
-def _cut(count: NDArray[np.int64], shape: Shape) -> NDArray[np.int64]:
+def _cut_links(count: NDArray[np.int64], shape: Shape) -> NDArray[np.int64]:
     """For every place, the links from the box to free nodes beside it, which it takes from each other."""
     cut = np.zeros_like(count)
     for axis, (extent, size) in enumerate(zip(shape, count.shape, strict=True)):

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.topology.fabric_model import Fabric, natural
-from pitools.topology.ring_cost import routes
+from pitools.topology.fabric_model import Fabric, natural_sort_key
+from pitools.topology.ring_cost import leaf_paths
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_KEPT: dict[int, tuple[Fabric, Index]] = {}
-_MOST_KEPT = 8
+_cache: dict[int, tuple[Fabric, TreeArrays]] = {}
+_MAX_CACHED = 8
 _SMALL, _BUNDLE = 32, 128  # nodes of a leaf that goes into a bundle, and of a bundle
 _OWN = ""  # stands for the nodes that a switch has beside the switches below it
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Index:
+class TreeArrays:
     """The switch tree as numbers: vertices 0…L-1 are the leaves, in the fabric's order; a switch follows those below.
 
     names, leaf_of: the nodes, leaf by leaf, and within a leaf by name. position: a node's place in names. size: nodes
@@ -62,17 +62,20 @@ class Index:
         return np.fromiter(map(self.position.get, nodes, repeat(-1)), np.int64, len(nodes))
 
 
-def index(fabric: Fabric) -> Index:
+def tree_arrays(fabric: Fabric) -> TreeArrays:
     """The fabric's index, kept for the fabrics used last."""
-    kept = _KEPT.get(id(fabric))
+    kept = _cache.get(id(fabric))
     if kept is None:
-        while len(_KEPT) >= _MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-        kept = _KEPT[id(fabric)] = (fabric, _made(fabric))  # holding the fabric keeps its id from being given again
+        while len(_cache) >= _MAX_CACHED:
+            del _cache[next(iter(_cache))]
+        kept = _cache[id(fabric)] = (
+            fabric,
+            _make_arrays(fabric),
+        )  # holding the fabric keeps its id from being given again
     return kept[1]
 
 
-def _made(fabric: Fabric) -> Index:
+def _make_arrays(fabric: Fabric) -> TreeArrays:
     paths = _paths(fabric)
     first: dict[tuple[str, ...], int] = {}  # the first leaf below each vertex: where it stands among its siblings
     for number, path in enumerate(paths):
@@ -88,11 +91,11 @@ def _made(fabric: Fabric) -> Index:
     height = np.zeros(len(vertices), np.int64)
     for number, below in children.items():
         height[number] = 1 + height[below].max()
-    bundles, parts = _bundled(children.values(), [len(leaf.nodes) for leaf in fabric.leaves])
-    nodes = [sorted(leaf.nodes, key=natural) for leaf in fabric.leaves]
+    bundles, parts = _batch_leaves(children.values(), [len(leaf.nodes) for leaf in fabric.leaves])
+    nodes = [sorted(leaf.nodes, key=natural_sort_key) for leaf in fabric.leaves]
     names = tuple(name for held in nodes for name in held)
     size = np.array([len(held) for held in nodes], np.int64)
-    return Index(
+    return TreeArrays(
         names=names,
         leaf_of=np.repeat(np.arange(len(nodes)), size),
         size=size,
@@ -107,7 +110,7 @@ def _made(fabric: Fabric) -> Index:
     )
 
 
-def _bundled(children: Iterable[Sequence[int]], size: Sequence[int]) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
+def _batch_leaves(children: Iterable[Sequence[int]], size: Sequence[int]) -> tuple[Ints, tuple[tuple[int, ...], ...]]:
     """Bundles of neighbouring small leaves of up to _BUNDLE nodes, and each switch's children in terms of them."""
     bundles: list[list[int]] = []
     parts: list[tuple[int, ...]] = []
@@ -130,6 +133,6 @@ def _bundled(children: Iterable[Sequence[int]], size: Sequence[int]) -> tuple[In
 
 def _paths(fabric: Fabric) -> list[tuple[str, ...]]:
     """Each leaf's way down from its root, unlike any other's."""
-    paths = routes(fabric)
+    paths = leaf_paths(fabric)
     inner = {path[:depth] for path in paths for depth in range(1, len(path))}
     return [(*path, _OWN) if path in inner else path for path in paths]

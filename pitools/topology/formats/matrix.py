@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, DataError, ToolMissing
-from pitools.topology.fabric_model import Fabric, Leaf, natural, tree
+from pitools.topology.fabric_model import Fabric, Leaf, natural_sort_key, tree_fabric
 from pitools.topology.formats.conf import checked_name
 from pitools.topology.formats.table import numbered_rows
 
-_JUMP = 1.3  # from a height to the next, between levels of switches; noise within a level is less
-_MOST_LEVELS = 4
-_NEAREST = 1e-12  # of the farthest: what is nearer is as near
-_MOST_NODES = 10_000  # 800 MB a matrix, of which there are a few at a time
+_MIN_JUMP = 1.3  # from a height to the next, between levels of switches; noise within a level is less
+_MAX_LEVELS = 4
+_MIN_LATENCY = 1e-12  # of the farthest: what is nearer is as near
+_MAX_NODES = 10_000  # 800 MB a matrix, of which there are a few at a time
 _MEASURES = ("latency", "bandwidth")
 
 Matrix = NDArray[np.float64]
@@ -36,10 +36,10 @@ def is_matrix(first_line: str) -> bool:
     return first_line.replace(";", ",").replace("\t", ",").split(",")[0].strip().lower().startswith(_MEASURES)
 
 
-def read(text: str, where: str) -> Fabric:
+def read_matrix(text: str, where: str) -> Fabric:
     """The tree of a CSV: `latency_us,n1,n2…` (or bandwidth), then a line a node. Raises ConfigError, DataError."""
     (_, head), *rows = numbered_rows(text, where)
-    _checked_size(len(head) - 1, where)
+    _require_size(len(head) - 1, where)
     values = np.full((len(head) - 1, len(head) - 1), np.nan)
     for number, (line, row) in enumerate(rows):
         at = f"{where}:{line}"
@@ -53,7 +53,7 @@ def read(text: str, where: str) -> Fabric:
     return from_matrix(head[1:], values, head[0].lower().startswith("bandwidth"), where)
 
 
-def load(path: Path) -> Fabric:
+def load_matrix(path: Path) -> Fabric:
     """The tree of an .npz with arrays `nodes` and `latency` or `bandwidth`, or of an .npy beside NAME.nodes.
 
     NAME.nodes holds a name a line; the .npy's own name says `latency` or `bandwidth`. Raises ConfigError, DataError.
@@ -62,30 +62,30 @@ def load(path: Path) -> Fabric:
         with path.open("rb") as file:
             if path.suffix == ".npz":  # before it is unpacked
                 largest = max((item.file_size for item in ZipFile(file).infolist()), default=0)
-                _checked_size(isqrt(largest // 8), str(path))
+                _require_size(isqrt(largest // 8), str(path))
                 file.seek(0)
             return _loaded(path, np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile, zlib.error) as error:
         raise ConfigError(f"no array of numbers: {error}", where=str(path)) from error
 
 
-def _loaded(path: Path, held: Any) -> Fabric:
-    measure = next((name for name in _MEASURES if name in (held if path.suffix == ".npz" else path.stem.lower())), "")
+def _loaded(path: Path, array: Any) -> Fabric:
+    measure = next((name for name in _MEASURES if name in (array if path.suffix == ".npz" else path.stem.lower())), "")
     if not measure:
         hint = f"call {'one of its arrays' if path.suffix == '.npz' else 'the file'} latency or bandwidth"
         raise ConfigError("is it latency or bandwidth?", where=str(path), hint=hint)
     if path.suffix == ".npz":
-        names, values = [str(name) for name in held["nodes"].ravel()], held[measure]
+        names, values = [str(name) for name in array["nodes"].ravel()], array[measure]
     else:
-        names, values = path.with_suffix(".nodes").read_text().split(), held
+        names, values = path.with_suffix(".nodes").read_text().split(), array
     if values.dtype.kind not in "fiu":
         raise ConfigError(f"{values.dtype} is no kind of number that is measured", where=str(path))
     return from_matrix(names, values.astype(np.float64), measure == "bandwidth", str(path))
 
 
-def _checked_size(count: int, where: str) -> None:
-    if count > _MOST_NODES:
-        raise ConfigError(f"a matrix of {count} nodes", where=where, hint=f"{_MOST_NODES} at most: measure leaves")
+def _require_size(count: int, where: str) -> None:
+    if count > _MAX_NODES:
+        raise ConfigError(f"a matrix of {count} nodes", where=where, hint=f"{_MAX_NODES} at most: measure leaves")
 
 
 def from_matrix(nodes: Sequence[str], values: Matrix, is_bandwidth: bool, where: str = "matrix") -> Fabric:
@@ -97,7 +97,7 @@ def from_matrix(nodes: Sequence[str], values: Matrix, is_bandwidth: bool, where:
     count = len(nodes)
     if values.shape != (count, count) or not count or len(set(nodes)) != count:
         raise DataError(f"{len(set(nodes))} names for a matrix of {values.shape}", where=where)
-    _checked_size(count, where)
+    _require_size(count, where)
     for name in nodes:
         checked_name(name, where)
     known = np.where(np.isnan(values), values.T, values)  # one direction stands for both
@@ -109,7 +109,7 @@ def from_matrix(nodes: Sequence[str], values: Matrix, is_bandwidth: bool, where:
     np.fill_diagonal(known, known.flat[min(1, count - 1)])
     # In shares of the largest, lest their sums overflow: only what they are to each other matters.
     distance = known.min() / known if is_bandwidth else known / known.max()
-    distance = np.maximum((distance + distance.T) / 2, _NEAREST)
+    distance = np.maximum((distance + distance.T) / 2, _MIN_LATENCY)
     heights, cuts, labels = _clustered(distance)
     return _tree(nodes, labels, _lengths(heights, cuts))
 
@@ -134,7 +134,7 @@ def _clustered(distance: Matrix) -> tuple[Matrix, list[float], list[list[int]]]:
 def _cuts(heights: Matrix) -> list[float]:
     """Heights between the levels of switches: in the widest jumps."""
     jumps = heights[1:] / heights[:-1]
-    widest = [i for i in np.argsort(-jumps, kind="stable")[: _MOST_LEVELS - 1] if jumps[i] >= _JUMP]
+    widest = [i for i in np.argsort(-jumps, kind="stable")[: _MAX_LEVELS - 1] if jumps[i] >= _MIN_JUMP]
     return [float(np.sqrt(heights[i] * heights[i + 1])) for i in sorted(widest)]
 
 
@@ -152,7 +152,7 @@ def _tree(nodes: Sequence[str], labels: Sequence[Sequence[int]], lengths: Sequen
     children: dict[tuple[int, ...], int] = {}
     held: dict[tuple[str, ...], list[str]] = {}
     above: dict[str, float] = {}
-    for index in sorted(range(len(nodes)), key=lambda index: natural(nodes[index])):
+    for index in sorted(range(len(nodes)), key=lambda index: natural_sort_key(nodes[index])):
         clusters = [label[index] for label in reversed(labels)]
         for depth in range(1, len(clusters) + 1):
             key, parent = tuple(clusters[:depth]), tuple(clusters[: depth - 1])
@@ -163,4 +163,4 @@ def _tree(nodes: Sequence[str], labels: Sequence[Sequence[int]], lengths: Sequen
                 named[key] = (*path, f"{path[-1]}{dot}{children[parent]}")
                 above[named[key][-1]] = lengths[len(labels) - depth]
         held.setdefault(named[tuple(clusters)], []).append(nodes[index])
-    return tree((Leaf(path=path, nodes=tuple(group)) for path, group in held.items()), above)
+    return tree_fabric((Leaf(path=path, nodes=tuple(group)) for path, group in held.items()), above)

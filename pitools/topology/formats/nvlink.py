@@ -13,13 +13,13 @@ import msgspec
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, ToolMissing
 from pitools.core.record import Record, decode_json
-from pitools.topology.fabric_model import Fabric, Leaf, chain, natural
+from pitools.topology.fabric_model import Fabric, Leaf, block_fabric, natural_sort_key
 from pitools.topology.formats.conf import checked_name
 
-_READY = 3  # NVML_GPU_FABRIC_STATE_COMPLETED: the fabric manager has registered the GPU
+_FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED: the fabric manager has registered the GPU
 
 
-class Domain(Record, frozen=True, kw_only=True, tag="pit.nvlink/1"):
+class NvlinkDomain(Record, frozen=True, kw_only=True, tag="pit.nvlink-domain/1"):
     """The NVLink domain of a node. cluster_uuid: "" for one whose links end in the node. gpus: how many are in it."""
 
     node: str
@@ -28,23 +28,23 @@ class Domain(Record, frozen=True, kw_only=True, tag="pit.nvlink/1"):
     gpus: int = 0
 
 
-def read(text: str, where: str) -> Fabric:
-    """The blocks of JSON Lines of `pit.nvlink/1`, gathered from the nodes. Raises ConfigError naming the line."""
+def read_domains(text: str, where: str) -> Fabric:
+    """Return the blocks of `pit.nvlink-domain/1` lines, one of each node. Raises ConfigError naming the line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                found.append(decode_json(line, Domain))
+                found.append(decode_json(line, NvlinkDomain))
             except msgspec.DecodeError as error:
                 hint = "srun -N ALL --ntasks-per-node=1 pit topology show --nvlink-here"
-                raise ConfigError(f"no pit.nvlink/1: {error}", where=f"{where}:{number}", hint=hint) from error
+                raise ConfigError(f"no pit.nvlink-domain/1: {error}", where=f"{where}:{number}", hint=hint) from error
             checked_name(found[-1].node, f"{where}:{number}")
             if found[-1].cluster_uuid:
                 checked_name(found[-1].cluster_uuid, f"{where}:{number}")
-    return blocks(found, where)
+    return fabric_of_domains(found, where)
 
 
-def blocks(domains: Iterable[Domain], where: str = "nvlink") -> Fabric:
+def fabric_of_domains(domains: Iterable[NvlinkDomain], where: str = "nvlink") -> Fabric:
     """A block for each NVLink domain, in the order of their first nodes; its base size is the smallest one's.
 
     A node whose links end in it is in no block. Raises DataError for a node that is in two.
@@ -58,15 +58,15 @@ def blocks(domains: Iterable[Domain], where: str = "nvlink") -> Fabric:
         if domain.cluster_uuid:
             held.setdefault(key, []).append(domain.node)
     heads = Counter(f"{uuid[:8]}.{clique}" for uuid, clique in held)
-    ordered = sorted(held.items(), key=lambda item: min(map(natural, item[1])))
+    ordered = sorted(held.items(), key=lambda item: min(map(natural_sort_key, item[1])))
     leaves = []
     for (uuid, clique), nodes in ordered:
         short = f"{uuid[:8]}.{clique}"
         leaves.append(Leaf(path=(f"nvl-{short if heads[short] == 1 else f'{uuid}.{clique}'}",), nodes=tuple(nodes)))
-    return chain(leaves, {min(len(set(leaf.nodes)) for leaf in leaves)} if leaves else ())
+    return block_fabric(leaves, {min(len(set(leaf.nodes)) for leaf in leaves)} if leaves else ())
 
 
-def here() -> Domain:
+def local_domain() -> NvlinkDomain:
     """This node's domain. Raises ToolMissing without NVML, ClusterError where it fails or its GPUs disagree."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
     try:
@@ -86,12 +86,12 @@ def here() -> Domain:
     finally:
         pynvml.nvmlShutdown()
     if not found:
-        return Domain(node=node)
+        return NvlinkDomain(node=node)
     if len(found) > 1:
         told = ", ".join(f"{uuid}.{clique}" for uuid, clique in sorted(found))
         raise ClusterError(f"GPUs of one node are in several NVLink domains: {told}", where=node)
     [((uuid, clique), gpus)] = found.items()
-    return Domain(node=node, cluster_uuid=uuid, clique_id=clique, gpus=gpus)
+    return NvlinkDomain(node=node, cluster_uuid=uuid, clique_id=clique, gpus=gpus)
 
 
 def _domain(pynvml: Any, handle: Any) -> tuple[str, int] | None:
@@ -109,7 +109,7 @@ def _domain(pynvml: Any, handle: Any) -> tuple[str, int] | None:
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
         return None
     cluster = bytes(info.clusterUuid)
-    if info.state != _READY or not any(cluster):
+    if info.state != _FABRIC_COMPLETED or not any(cluster):
         return None
     if info.status:
         raise pynvml.NVMLError(info.status)

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pitools.core.errors import ConfigError
-from pitools.topology.fabric_model import Fabric, Leaf, tree
-from pitools.topology.formats.conf import NAME
+from pitools.topology.fabric_model import Fabric, Leaf, tree_fabric
+from pitools.topology.formats.conf import NAME_PATTERN
 
-HOSTS = ("host", "node", "hostname", "nodename", "host_name", "node_name", "name")
+HOST_COLUMNS = ("host", "node", "hostname", "nodename", "host_name", "node_name", "name")
 
-_MOST_LEVELS = 64  # of switches
+_MAX_LEVELS = 64  # of switches
 
 
-def read(text: str, where: str) -> Fabric:
+def read_table(text: str, where: str) -> Fabric:
     """The tree of a table whose first line names its columns, one of them `host` or `node`.
 
     Levels run from the root down, or up where the names themselves show that. Names that stand for several switches,
@@ -24,18 +24,18 @@ def read(text: str, where: str) -> Fabric:
     """
     (_, header), *rows = numbered_rows(text, where) or [(0, [])]
     heads = [cell.lower() for cell in header]
-    column = next((heads.index(name) for name in HOSTS if name in heads), None)
+    column = next((heads.index(name) for name in HOST_COLUMNS if name in heads), None)
     if column is None or len(header) < 2:
         hint = "begin with a line such as host,core,pod,leaf"
         raise ConfigError("no column of hosts with columns of switches", where=where, hint=hint)
-    if len(header) > 1 + _MOST_LEVELS:
+    if len(header) > 1 + _MAX_LEVELS:
         raise ConfigError(f"{len(header)} columns are no levels of switches", where=where, hint="host,core,pod,leaf")
     hosts, levels = [], []
     for number, row in rows:
         at = f"{where}:{number}"
         if len(row) != len(header):
             raise ConfigError(f"{len(row)} cells instead of {len(header)}", where=at)
-        if bad := next((cell for cell in row if not NAME.fullmatch(cell)), None):
+        if bad := next((cell for cell in row if not NAME_PATTERN.fullmatch(cell)), None):
             raise ConfigError(f"{bad[:80]!r} is no name of a switch or node", where=at)
         if "" in row:
             raise ConfigError(f"column {header[row.index('')][:80]!r} is empty", where=at)
@@ -43,10 +43,10 @@ def read(text: str, where: str) -> Fabric:
         levels.append(tuple(row[:column] + row[column + 1 :]))
     held: dict[tuple[str, ...], list[str]] = {}
     places: dict[str, str] = {}
-    for (number, _), host, path in zip(rows, hosts, _unique(_from_the_root(levels)), strict=True):
+    for (number, _), host, path in zip(rows, hosts, _unique(_root_first(levels)), strict=True):
         held.setdefault(path, []).append(host)
         places[path[-1]] = f"{where}:{number}"
-    return tree((Leaf(path=path, nodes=tuple(nodes)) for path, nodes in held.items()), places=places)
+    return tree_fabric((Leaf(path=path, nodes=tuple(nodes)) for path, nodes in held.items()), origins=places)
 
 
 def numbered_rows(text: str, where: str) -> list[tuple[int, list[str]]]:
@@ -63,7 +63,7 @@ def numbered_rows(text: str, where: str) -> list[tuple[int, list[str]]]:
     return [(number, row) for number, row in found if any(row) and not row[0].startswith("#")]
 
 
-def _from_the_root(levels: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _root_first(levels: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Turned over where each switch tells the next column's, but not the other way round."""
     pairs = [(set(zip(a, b, strict=True)), set(a), set(b)) for a, b in pairwise(zip(*levels, strict=True))]
     is_upwards = all(len(both) == len(left) for both, left, _ in pairs)

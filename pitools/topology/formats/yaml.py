@@ -10,23 +10,23 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pitools.core.errors import ConfigError, UsageError, nearest
+from pitools.core.errors import ConfigError, UsageError, suggest
 from pitools.slurm.records import Switch
-from pitools.topology.fabric_model import Fabric, Leaf, chain, grid
+from pitools.topology.fabric_model import Fabric, Leaf, block_fabric, torus_fabric
 from pitools.topology.formats.conf import (
     block_sizes,
     checked_name,
-    folded,
-    forest,
+    expand_names,
+    fold_nodes,
     link_length,
-    names,
-    switch,
+    make_switch,
     switch_lines,
+    tree_from_switches,
 )
 
 _KINDS = ("tree", "block", "torus3d", "flat", "ring")
-_MOST = 1_000_000  # values in a file: a few lines of aliases can stand for billions
-_DEEPEST = 100  # collections within each other; libyaml's own composer overflows the stack
+_MAX_NODES = 1_000_000  # values in a file: a few lines of aliases can stand for billions
+_MAX_DEPTH = 100  # collections within each other; libyaml's own composer overflows the stack
 _LENGTH = re.compile(r"#.*?\blength=(\S+)")
 _PLAIN = re.compile(r"[A-Za-z][\w./,\[\]-]*")
 _WORDS = frozenset({"yes", "no", "true", "false", "on", "off", "null", "y", "n"})
@@ -34,7 +34,7 @@ _WORDS = frozenset({"yes", "no", "true", "false", "on", "off", "null", "y", "n"}
 Table = dict[str, Any]  # a mapping of the file; under "" the line it begins in
 
 
-def read(text: str, where: str, name: str = "") -> Fabric:
+def read_yaml(text: str, where: str, name: str = "") -> Fabric:
     """The fabric of the topology `name`, as a partition's Topology= says, else of the cluster's default.
 
     Raises ConfigError or DataError naming line and switch, UsageError for a name that is not there.
@@ -44,7 +44,7 @@ def read(text: str, where: str, name: str = "") -> Fabric:
         raise ConfigError("it holds no topology", where=where)
     known = {_text(entry, "topology", where): entry for entry in every}
     if name and name not in known:
-        raise UsageError(f'no topology "{name}"', where=where, hint=nearest(name, known))
+        raise UsageError(f'no topology "{name}"', where=where, hint=suggest(name, known))
     default = [entry for entry in every if str(entry.get("cluster_default", "")).lower() in ("true", "yes", "on")]
     entry = known[name] if name else (default or every)[0]
     kinds = [kind for kind in _KINDS if kind in entry]
@@ -60,7 +60,7 @@ def read(text: str, where: str, name: str = "") -> Fabric:
     return _blocks(body, where) if kinds == ["block"] else _torus(body, where)
 
 
-def write(fabric: Fabric, name: str = "default") -> str:
+def write_yaml(fabric: Fabric, name: str = "default") -> str:
     """The topology.yaml of a fabric. Raises UsageError for a torus that is not of three dimensions."""
     return "\n".join(["---", f"- topology: {_scalar(name)}", "  cluster_default: true", *_body(fabric)]) + "\n"
 
@@ -84,7 +84,7 @@ def _body(fabric: Fabric) -> list[str]:
         sizes = ", ".join(map(str, fabric.block_sizes))
         lines = ["  block:", *([f"    block_sizes: [{sizes}]"] if sizes else []), "    blocks:"]
         return lines + [
-            f"      - block: {_scalar(leaf.path[-1])}\n        nodes: {_scalar(folded(leaf.nodes))}"
+            f"      - block: {_scalar(leaf.path[-1])}\n        nodes: {_scalar(fold_nodes(leaf.nodes))}"
             for leaf in fabric.leaves
         ]
     keys = {"Nodes": "nodes", "Switches": "children"}
@@ -102,22 +102,22 @@ def _tree(body: Table, where: str, lines: Sequence[str]) -> Fabric:
     lengths: dict[str, float] = {}
     for entry in _entries(body, "switches", {"switch", "nodes", "children", "link_speed"}, where):
         at = _at(entry, where)
-        name = _fresh(_text(entry, "switch", where), places, at)
+        name = _require_new(_text(entry, "switch", where), places, at)
         if length := _LENGTH.search("".join(lines[entry[""] - 1 : entry[""]])):
             lengths[name] = link_length(length[1], at)
-        switches.append(switch(name, _text(entry, "nodes", where, ""), _text(entry, "children", where, ""), at))
-    return forest(switches, lengths, places)
+        switches.append(make_switch(name, _text(entry, "nodes", where, ""), _text(entry, "children", where, ""), at))
+    return tree_from_switches(switches, lengths, places)
 
 
 def _blocks(body: Table, where: str) -> Fabric:
     places: dict[str, str] = {}
     blocks = []
     for entry in _entries(body, "blocks", {"block", "nodes"}, where):
-        name = _fresh(_text(entry, "block", where), places, _at(entry, where))
-        held = names(_text(entry, "nodes", where, ""), _at(entry, where))
+        name = _require_new(_text(entry, "block", where), places, _at(entry, where))
+        held = expand_names(_text(entry, "nodes", where, ""), _at(entry, where))
         blocks.append(Leaf(path=(name,), nodes=tuple(held)))
     sizes = [str(size) for size in _list(body.get("block_sizes", []), where)]
-    return chain(blocks, block_sizes(sizes, _at(body, where)), places)
+    return block_fabric(blocks, block_sizes(sizes, _at(body, where)), places)
 
 
 def _torus(body: Table, where: str) -> Fabric:
@@ -127,17 +127,17 @@ def _torus(body: Table, where: str) -> Fabric:
     entry, at = entries[0], _at(entries[0], where)
     dims = _vector(entry, "dims", where)
     if "regions" not in entry:
-        return grid(dims, names(_text(entry, "nodes", where), at), at)
+        return torus_fabric(dims, expand_names(_text(entry, "nodes", where), at), at)
     placed: dict[tuple[int, ...], str] = {}
     for region in _entries(entry, "regions", {"anchor", "dims", "nodes"}, where):
         anchor, size = _vector(region, "anchor", where), _vector(region, "dims", where)
-        held = grid(size, names(_text(region, "nodes", where), at), _at(region, where))
+        held = torus_fabric(size, expand_names(_text(region, "nodes", where), at), _at(region, where))
         nodes = iter(held.torus.nodes if held.torus else ())
         for z, y, x in _places(size):
             place = tuple((a + b) % max(size, 1) for a, b, size in zip(anchor, (z, y, x), dims, strict=True))
             if placed.setdefault(place, node := next(nodes)) != node:
                 raise ConfigError(f'nodes "{placed[place]}" and "{node}" in one place', where=_at(region, where))
-    return grid(dims, [placed[place] for place in sorted(placed)], at)
+    return torus_fabric(dims, [placed[place] for place in sorted(placed)], at)
 
 
 def _places(dims: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -161,19 +161,19 @@ def _parsed(text: str, where: str) -> Any:
     try:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 raise ConfigError("nested too deep", where=f"{where}:{event.start_mark.line + 1}")
         root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
         raise ConfigError(f"not YAML: {getattr(error, 'problem', None) or 'unreadable'}", where=at) from error
-    left = [_MOST]
+    left = [_MAX_NODES]
 
     def plain(node: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
-            raise ConfigError(f"more than {_MOST} values", where=where)
+            raise ConfigError(f"more than {_MAX_NODES} values", where=where)
         if isinstance(node, yaml.SequenceNode):
             return [plain(item) for item in node.value]
         if isinstance(node, yaml.MappingNode):
@@ -193,11 +193,11 @@ def _entries(body: Table, key: str, known: Collection[str], where: str) -> list[
     for entry in entries:
         for word in entry:
             if word and word not in known:
-                raise ConfigError(f'unknown key "{word[:80]}"', where=_at(entry, where), hint=nearest(word, known))
+                raise ConfigError(f'unknown key "{word[:80]}"', where=_at(entry, where), hint=suggest(word, known))
     return entries
 
 
-def _fresh(name: str, places: dict[str, str], at: str) -> str:
+def _require_new(name: str, places: dict[str, str], at: str) -> str:
     checked_name(name, at)
     if name in places:
         raise ConfigError(f'"{name}" is there twice, first at {places[name]}', where=at)

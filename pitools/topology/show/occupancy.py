@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pitools.core.record import Record
 from pitools.slurm.records import Node
-from pitools.slurm.states import takes_jobs
-from pitools.topology.fabric_model import Fabric, Leaf, natural, nodes
+from pitools.slurm.states import is_schedulable
+from pitools.topology.fabric_model import Fabric, Leaf, natural_sort_key, nodes_of
 
 # In the order in which they are drawn. Unknown: Slurm does not know the node, or was not asked.
 STATES = ("allocated", "mixed", "idle", "drained", "down", "unknown")
 
 
-class LeafState(Record, frozen=True, kw_only=True, tag="pit.leaf/1"):
+class LeafState(Record, frozen=True, kw_only=True, tag="pit.leaf-state/1"):
     """One leaf and what its nodes do. path: switches from the root down; () for nodes that the fabric does not know.
 
     drained: takes no new job, though one may still run. On a torus a leaf is a line of the last dimension.
@@ -33,28 +33,28 @@ class LeafState(Record, frozen=True, kw_only=True, tag="pit.leaf/1"):
 
 def state_of(node: Node) -> str:
     """One of STATES, of what Slurm says of a node."""
-    if takes_jobs(node.state, node.flags):
+    if is_schedulable(node.state, node.flags):
         return node.state
     is_down = node.state in ("down", "unknown", "error", "future") or "not_responding" in node.flags
     return "down" if is_down else "drained"
 
 
-def states(found: Iterable[Node]) -> dict[str, str]:
+def node_states(nodes: Iterable[Node]) -> dict[str, str]:
     """Node → its state."""
-    return {node.node: state_of(node) for node in found}
+    return {node.node: state_of(node) for node in nodes}
 
 
-def by_leaf(fabric: Fabric, of: Mapping[str, str]) -> Iterator[LeafState]:
+def leaf_states(fabric: Fabric, states: Mapping[str, str]) -> Iterator[LeafState]:
     """Each leaf, in the fabric's order, then in one record the nodes that Slurm knows and the fabric does not."""
-    for leaf in rows(fabric):
-        yield _counted(leaf.path[-1], leaf.path, leaf.nodes, of)
-    known = set(nodes(fabric))
-    rest = sorted((node for node in of if node not in known), key=natural)
+    for leaf in leaf_rows(fabric):
+        yield _count_leaf(leaf.path[-1], leaf.path, leaf.nodes, states)
+    known = set(nodes_of(fabric))
+    rest = sorted((node for node in states if node not in known), key=natural_sort_key)
     if rest:
-        yield _counted("", (), rest, of)
+        yield _count_leaf("", (), rest, states)
 
 
-def rows(fabric: Fabric) -> Sequence[Leaf]:
+def leaf_rows(fabric: Fabric) -> Sequence[Leaf]:
     """The leaves; of a torus its lines, below its planes."""
     if not fabric.torus:
         return fabric.leaves
@@ -71,7 +71,7 @@ def rows(fabric: Fabric) -> Sequence[Leaf]:
     return lines
 
 
-def total(leaves: Iterable[LeafState]) -> Counter[str]:
+def total_states(leaves: Iterable[LeafState]) -> Counter[str]:
     """Nodes in each state."""
     found: Counter[str] = Counter()
     for leaf in leaves:
@@ -79,7 +79,7 @@ def total(leaves: Iterable[LeafState]) -> Counter[str]:
     return +found
 
 
-def _counted(name: str, path: tuple[str, ...], held: Iterable[str], of: Mapping[str, str]) -> LeafState:
+def _count_leaf(name: str, path: tuple[str, ...], held: Iterable[str], of: Mapping[str, str]) -> LeafState:
     members = tuple(held)
     counts = Counter(of.get(node, "unknown") for node in members)
     return LeafState(leaf=name, path=path, nodes=members, **{state: counts[state] for state in STATES})

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import ceil, cos, pi, sin, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from pitools.core.output import cell
-from pitools.topology.show.occupancy import STATES, LeafState, total
-from pitools.topology.show.text import short
+from pitools.core.output import format_cell
+from pitools.topology.show.occupancy import STATES, LeafState, total_states
+from pitools.topology.show.text import short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,13 +25,13 @@ INK, FAINT = "#22303c", "#7b8794"
 
 _RING = "#e9edf2"
 _CORE, _RIM = 0.20, 1.0  # radii of the middle and of the whole
-_SWITCH, _THIN = 0.075, 0.03  # thickness of a ring of switches, with names and without
+_SWITCH, _THIN_SWITCH = 0.075, 0.03  # thickness of a ring of switches, with names and without
 _LETTER = 0.0023  # width of a letter of one point, in radii
-_MOST_NAMED, _MOST_NODES_NAMED = 160, 32  # leaves whose names stand around the rim; nodes named in their cells
-_MOST_ROWS = 16  # of nodes of a leaf, outwards
+_MAX_NAMED, _MAX_NODES_NAMED = 160, 32  # leaves whose names stand around the rim; nodes named in their cells
+_MAX_ROWS = 16  # of nodes of a leaf, outwards
 
 
-class Wedge(NamedTuple):
+class RingSegment(NamedTuple):
     """A part of a ring. angles: from and to, in turns, clockwise from the top; radii: inner and outer."""
 
     start: float
@@ -40,7 +40,7 @@ class Wedge(NamedTuple):
     outer: float
 
 
-def draw_rings(axes: Axes, leaves: Sequence[LeafState], of: Mapping[str, str]) -> None:
+def draw_rings(axes: Axes, leaves: Sequence[LeafState], states: Mapping[str, str]) -> None:
     """The core, a ring for each level of switches, and the nodes of each leaf outside of it."""
     axes.set_xlim(-1.1, 1.1)
     axes.set_ylim(-1.1, 1.1)
@@ -51,41 +51,44 @@ def draw_rings(axes: Axes, leaves: Sequence[LeafState], of: Mapping[str, str]) -
     inner = _CORE + 0.02
     for depth in range(int(has_core), deepest - 1):
         for path, start, stop in _spans(leaves, angles, depth):
-            _fill(axes, [Wedge(start, stop, inner, inner + _SWITCH)], _RING)
-            _label(axes, short(path), Wedge(start, stop, inner, inner + _SWITCH), 11)
+            _draw_segments(axes, [RingSegment(start, stop, inner, inner + _SWITCH)], _RING)
+            _label(axes, short_name(path), RingSegment(start, stop, inner, inner + _SWITCH), 11)
         inner += _SWITCH + 0.012
     named = [
-        (short(leaf.path), Wedge(*angle, inner, inner + _SWITCH)) for leaf, angle in zip(leaves, angles, strict=True)
+        (short_name(leaf.path), RingSegment(*angle, inner, inner + _SWITCH))
+        for leaf, angle in zip(leaves, angles, strict=True)
     ]
-    is_wide = all(_fits(name, wedge, 9) for name, wedge in named)
-    outer = inner + (_SWITCH if is_wide else _THIN)
-    _fill(axes, [wedge._replace(outer=outer) for _, wedge in named], _RING)
+    is_wide = all(_label_fits(name, wedge, 9) for name, wedge in named)
+    outer = inner + (_SWITCH if is_wide else _THIN_SWITCH)
+    _draw_segments(axes, [wedge._replace(outer=outer) for _, wedge in named], _RING)
     for name, wedge in named:
         if is_wide:
             _label(axes, name, wedge, 9)
-        elif len(named) <= _MOST_NAMED and len(name) <= 6:
+        elif len(named) <= _MAX_NAMED and len(name) <= 6:
             _rim_label(axes, name, wedge)
-    cells: dict[str, list[Wedge]] = {}
+    cells: dict[str, list[RingSegment]] = {}
     for leaf, angle in zip(leaves, angles, strict=True):
-        for node, wedge in zip(_ordered(leaf, of), _cells(len(leaf.nodes), rows, *angle, outer + 0.012), strict=True):
-            cells.setdefault(of.get(node, "unknown"), []).append(wedge)
-            if sum(len(leaf.nodes) for leaf in leaves) <= _MOST_NODES_NAMED:
-                _node_label(axes, node, wedge, is_dark=of.get(node) in ("allocated", "down"))
+        for node, wedge in zip(
+            _ordered(leaf, states), _cells(len(leaf.nodes), rows, *angle, outer + 0.012), strict=True
+        ):
+            cells.setdefault(states.get(node, "unknown"), []).append(wedge)
+            if sum(len(leaf.nodes) for leaf in leaves) <= _MAX_NODES_NAMED:
+                _node_label(axes, node, wedge, is_dark=states.get(node) in ("allocated", "down"))
     for state, wedges in cells.items():
-        _fill(axes, wedges, COLOURS[state])
-    _core(axes, leaves, short(leaves[0].path[:1]) if has_core else "")
+        _draw_segments(axes, wedges, COLOURS[state])
+    _core(axes, leaves, short_name(leaves[0].path[:1]) if has_core else "")
 
 
 def _rows(sizes: Sequence[int]) -> int:
     """Nodes of a leaf that stand outwards behind each other, so that their cells are about square."""
     square = round(sqrt(0.136 * sum(sizes)))
-    return max(1, min(max(sizes), _MOST_ROWS, square))
+    return max(1, min(max(sizes), _MAX_ROWS, square))
 
 
 def _core(axes: Axes, leaves: Sequence[LeafState], name: str) -> None:
     from matplotlib.patches import Circle
 
-    found = total(leaves)
+    found = total_states(leaves)
     count = sum(found.values())
     axes.add_patch(Circle((0, 0), _CORE, color=_RING, lw=0))
     if found["unknown"] == count:
@@ -137,11 +140,11 @@ def _ordered(leaf: LeafState, of: Mapping[str, str]) -> list[str]:
     return sorted(leaf.nodes, key=lambda node: STATES.index(of.get(node, "unknown")))
 
 
-def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> list[Wedge]:
+def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> list[RingSegment]:
     columns = ceil(count / rows)
     width, height = (stop - start) / columns, (_RIM - inner) / rows
     return [
-        Wedge(
+        RingSegment(
             start + i % columns * width,
             start + (i % columns + 1) * width,
             inner + i // columns * height,
@@ -151,14 +154,14 @@ def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> li
     ]
 
 
-def _fill(axes: Axes, wedges: Sequence[Wedge], colour: str) -> None:
+def _draw_segments(axes: Axes, wedges: Sequence[RingSegment], colour: str) -> None:
     from matplotlib.collections import PolyCollection
 
     shapes = [_outline(wedge) for wedge in wedges]
     axes.add_collection(PolyCollection(shapes, facecolors=colour, edgecolors="white", linewidths=0.6))
 
 
-def _outline(wedge: Wedge) -> list[tuple[float, float]]:
+def _outline(wedge: RingSegment) -> list[tuple[float, float]]:
     steps = max(2, ceil((wedge.stop - wedge.start) * 240))
     turns = [wedge.start + (wedge.stop - wedge.start) * i / steps for i in range(steps + 1)]
     return [_point(turn, wedge.outer) for turn in turns] + [_point(turn, wedge.inner) for turn in reversed(turns)]
@@ -168,27 +171,33 @@ def _point(turn: float, radius: float) -> tuple[float, float]:
     return radius * sin(2 * pi * turn), radius * cos(2 * pi * turn)
 
 
-def _fits(text: str, wedge: Wedge, size: float) -> bool:
+def _label_fits(text: str, wedge: RingSegment, size: float) -> bool:
     return 2 * pi * (wedge.stop - wedge.start) * wedge.inner > _LETTER * size * len(text) + 0.01
 
 
-def _label(axes: Axes, text: str, wedge: Wedge, size: float) -> None:
+def _label(axes: Axes, text: str, wedge: RingSegment, size: float) -> None:
     """A switch's name along its ring, where there is room for it."""
-    if _fits(text, wedge, size):
+    if _label_fits(text, wedge, size):
         turn = (wedge.start + wedge.stop) / 2
         angle = 180 - 360 * turn if 0.25 < turn < 0.75 else -360 * turn
         place = _point(turn, (wedge.inner + wedge.outer) / 2)
         axes.text(*place, text, rotation=angle, ha="center", va="center", size=size, color=INK, parse_math=False)
 
 
-def _node_label(axes: Axes, name: str, wedge: Wedge, *, is_dark: bool) -> None:
+def _node_label(axes: Axes, name: str, wedge: RingSegment, *, is_dark: bool) -> None:
     place = _point((wedge.start + wedge.stop) / 2, (wedge.inner + wedge.outer) / 2)
     axes.text(
-        *place, cell(name)[:16], ha="center", va="center", size=10, color="white" if is_dark else INK, parse_math=False
+        *place,
+        format_cell(name)[:16],
+        ha="center",
+        va="center",
+        size=10,
+        color="white" if is_dark else INK,
+        parse_math=False,
     )
 
 
-def _rim_label(axes: Axes, text: str, wedge: Wedge) -> None:
+def _rim_label(axes: Axes, text: str, wedge: RingSegment) -> None:
     """A leaf's name beyond its nodes, outwards."""
     turn = (wedge.start + wedge.stop) / 2
     is_right = turn < 0.5

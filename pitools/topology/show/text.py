@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pitools.core.output import cell
+from pitools.core.output import format_cell
 from pitools.topology.fabric_model import Fabric
-from pitools.topology.show.occupancy import STATES, LeafState, by_leaf, total
+from pitools.topology.show.occupancy import STATES, LeafState, leaf_states, total_states
 
 MARKS = {"allocated": "█", "mixed": "▓", "idle": "░", "drained": "x", "down": "!", "unknown": "?"}
 _COLOURS = {"allocated": "34", "mixed": "36", "idle": "32", "drained": "33", "down": "31", "unknown": "90"}
 _LEAST_BAR, _MOST_BAR = 8, 64
 
 
-def lines(
-    fabric: Fabric, of: Mapping[str, str], *, title: str = "", width: int = 100, colour: bool = False
+def draw_text(
+    fabric: Fabric, states: Mapping[str, str], *, title: str = "", width: int = 100, colour: bool = False
 ) -> Iterator[str]:
-    """The drawing, line by line. of: node → state; width: columns to keep within; colour: by ANSI codes."""
-    leaves = list(by_leaf(fabric, of))
+    """The drawing, line by line. states: node → state; width: columns to keep within; colour: by ANSI codes."""
+    leaves = list(leaf_states(fabric, states))
     wired = [leaf for leaf in leaves if leaf.path]
-    yield "  ".join(filter(None, [cell(title) if title else "", summary(fabric, wired)]))
-    found = total(leaves)
+    yield "  ".join(filter(None, [format_cell(title) if title else "", summary(fabric, wired)]))
+    found = total_states(leaves)
     yield "  ".join(f"{_paint(MARKS[state], state, colour)} {found[state]} {state}" for state in STATES if found[state])
-    names = [short(leaf.path) for leaf in leaves]
+    names = [short_name(leaf.path) for leaf in leaves]
     label = max((len(name) + 2 * (len(leaf.path) - 1) for name, leaf in zip(names, leaves, strict=True)), default=0)
     bar = max(_LEAST_BAR, min(_MOST_BAR, width - label - 34, max((len(leaf.nodes) for leaf in leaves), default=0)))
     scale = min(1.0, bar / max((len(leaf.nodes) for leaf in leaves), default=1))
@@ -50,41 +50,42 @@ def summary(fabric: Fabric, leaves: Sequence[LeafState]) -> str:
     """`tree: 847 nodes, 119 leaves, 3 pods`."""
     count = sum(len(leaf.nodes) for leaf in leaves)
     if fabric.torus:
-        return f"torus of {' by '.join(map(str, fabric.torus.dims))}: {_many(count, 'node')}"
+        return f"torus of {' by '.join(map(str, fabric.torus.dims))}: {_pluralize(count, 'node')}"
     if fabric.kind == "block":
         sizes = f", of {', '.join(map(str, fabric.block_sizes))} nodes" if fabric.block_sizes else ""
-        return f"block: {_many(count, 'node')}, {_many(len(leaves), 'block')}{sizes}"
+        return f"block: {_pluralize(count, 'node')}, {_pluralize(len(leaves), 'block')}{sizes}"
     if not leaves:
         return "flat: no topology is known"
     pods = {leaf.path[:-1] for leaf in leaves if len(leaf.path) > 1}
     roots = {leaf.path[0] for leaf in leaves}
-    parts = [_many(count, "node"), f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}"]
-    parts += [_many(len(pods), "pod")] if pods else []
+    parts = [_pluralize(count, "node"), f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}"]
+    parts += [_pluralize(len(pods), "pod")] if pods else []
     parts += [f"{len(roots)} unconnected roots"] if len(roots) > 1 else []
     return f"tree: {', '.join(parts)}"
 
 
-def short(path: Sequence[str]) -> str:
+def short_name(path: Sequence[str]) -> str:
     """A switch's name without the part that its parent's says already; for nodes without a switch, so much."""
     if not path:
         return "not in the topology"
     *above, name = path
     for start in ("/".join(above), *above[-1:]):
         if start and name.startswith(f"{start}/"):
-            return cell(name.removeprefix(f"{start}/"))
-    return cell(name)
+            return format_cell(name.removeprefix(f"{start}/"))
+    return format_cell(name)
 
 
 def _heading(path: tuple[str, ...], leaves: Sequence[LeafState]) -> str:
     below = [leaf for leaf in leaves if leaf.path[: len(path)] == path]
-    found = total(below)
+    found = total_states(below)
     told = "  ".join(f"{found[state]} {state}" for state in STATES if found[state])
-    return f"{'  ' * (len(path) - 1)}{short(path)}: {_many(sum(len(leaf.nodes) for leaf in below), 'node')}  ({told})"
+    nodes = _pluralize(sum(len(leaf.nodes) for leaf in below), "node")
+    return f"{'  ' * (len(path) - 1)}{short_name(path)}: {nodes}  ({told})"
 
 
 def _counts(leaf: LeafState) -> str:
     if leaf.unknown == len(leaf.nodes):
-        return _many(leaf.unknown, "node")
+        return _pluralize(leaf.unknown, "node")
     parts = [f"{leaf.idle} of {len(leaf.nodes)} idle"]
     return ", ".join(
         parts + [f"{n} {state}" for state in ("drained", "down", "unknown") if (n := getattr(leaf, state))]
@@ -115,5 +116,5 @@ def _paint(text: str, state: str, colour: bool) -> str:
     return f"\033[{_COLOURS[state]}m{text}\033[0m" if colour else text
 
 
-def _many(count: int, what: str) -> str:
+def _pluralize(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pitools.checkpoint.checkpointer import Guard
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.train import rank as ranks
-from pitools.train.distributed import Peers, join_jax, join_torch
+from pitools.train.distributed import RankGroup, join_jax, join_torch
 
 ROWS = 8
 
@@ -28,11 +28,11 @@ def full(step: int) -> np.ndarray[Any, Any]:
     return np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3) + 100 * step
 
 
-def run(folder: Path, peers: Peers, steps: list[int], adapter: Any, state: Any, check: Any, spoil: Any) -> None:
+def run(folder: Path, peers: RankGroup, steps: list[int], adapter: Any, state: Any, check: Any, spoil: Any) -> None:
     """Restore and check, then save each step, and spoil each state as soon as it has been copied."""
     store = {"put": peers.put, "get": peers.get, "delete": peers.delete}
     options = {"rank": peers.rank, "world_size": peers.world_size, **store}
-    with Guard(folder, adapter, **options, run="r", timeout_s=float(sys.argv[4])) as guard:
+    with Checkpointer(folder, adapter, **options, run="r", timeout_s=float(sys.argv[4])) as guard:
         if found := guard.restore(state(0)):
             check(found.state, found.step)
             assert (found.loader, found.extra) == ({"position": found.step}, {"lr": 0.5})
@@ -135,20 +135,20 @@ def spoil_torch(state: Any) -> None:
 
 def main(framework: str, folder: Path, steps: list[int]) -> None:
     """As the module says."""
-    rank = ranks.from_environment()
+    rank = ranks.read_rank_env()
     if framework == "jax":
         import jax
 
         jax.config.update("jax_num_cpu_devices", 2)
         with join_jax(rank) as peers:
-            from pitools.checkpoint.adapters.orbax_adapter import Orbax
+            from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 
-            run(folder, peers, steps, Orbax(), jax_state, check_jax, spoil_jax)
+            run(folder, peers, steps, OrbaxAdapter(), jax_state, check_jax, spoil_jax)
     else:
         with join_torch(rank, "gloo") as peers:
-            from pitools.checkpoint.adapters.dcp_adapter import Dcp
+            from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
-            run(folder, peers, steps, Dcp(rank.rank), torch_state, check_torch, spoil_torch)
+            run(folder, peers, steps, DcpAdapter(rank.rank), torch_state, check_torch, spoil_torch)
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ torch = pytest.importorskip("torch", reason="this framework is not installed")
 from torch.distributed.checkpoint.planner import WriteItemType  # noqa: E402
 
 from pitools.checkpoint.adapters import dcp_adapter  # noqa: E402
-from pitools.checkpoint.adapters.dcp_adapter import Dcp  # noqa: E402
-from pitools.checkpoint.adapters.dcp_files import Files  # noqa: E402
-from pitools.checkpoint.checkpointer import Guard  # noqa: E402
+from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter  # noqa: E402
+from pitools.checkpoint.adapters.dcp_files import DigestingFileSystem  # noqa: E402
+from pitools.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from pitools.checkpoint.store import hashing, layout, lookup, publish, verify  # noqa: E402
-from pitools.checkpoint.store.hashing import Hashed  # noqa: E402
+from pitools.checkpoint.store.hashing import FileDigest  # noqa: E402
 from pitools.core.errors import ConfigError, DataError  # noqa: E402
-from pitools.store.digest import of_file  # noqa: E402
+from pitools.store.digest import digest_file  # noqa: E402
 
 
 def test_the_digest_is_the_file_s(tmp_path: Path) -> None:
     """Of small and large pieces, of tensors' views and of bytes, over more than one of the digest's ranges."""
-    rng, files, path = random.Random(4), Files(), tmp_path / "a"
+    rng, files, path = random.Random(4), DigestingFileSystem(), tmp_path / "a"
     blocks: list[Any] = [rng.randbytes(size) for size in (0, 1, 300_000, 5, (1 << 20) + 3)]
     blocks += [memoryview(bytes(66 << 20)), io.BytesIO(b"described").getbuffer(), torch.arange(70_000).numpy()]
     with files.create_stream(path, "wb") as stream:
@@ -40,14 +40,14 @@ def test_the_digest_is_the_file_s(tmp_path: Path) -> None:
         assert stream.tell() == sum(memoryview(block).nbytes for block in blocks)
         stream.close()
     files.rename(path, tmp_path / "b")
-    assert files.digests == {"b": Hashed(*of_file(tmp_path / "b"))}
+    assert files.digests == {"b": FileDigest(*digest_file(tmp_path / "b"))}
     with files.create_stream(tmp_path / "b", "rb") as stream:
         assert stream.read(3) == blocks[1] + blocks[2][:2]
 
 
 def test_what_was_not_written_to_its_end_has_none(tmp_path: Path) -> None:
     """An error in the middle of a file leaves no digest to believe."""
-    files = Files()
+    files = DigestingFileSystem()
     with pytest.raises(TypeError), files.create_stream(tmp_path / "a", "wb") as stream:
         stream.write("no bytes")
     assert files.digests == {}
@@ -56,9 +56,9 @@ def test_what_was_not_written_to_its_end_has_none(tmp_path: Path) -> None:
 def test_a_save_reads_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that DCP writes is sealed as it was given, durable, and found good; only what is ours is read."""
     read: list[str] = []
-    real = hashing.plain_file
+    real = hashing.open_regular
     monkeypatch.setattr(
-        "pitools.checkpoint.store.hashing.plain_file", lambda path: read.append(path.name) or real(path)
+        "pitools.checkpoint.store.hashing.open_regular", lambda path: read.append(path.name) or real(path)
     )
     synced: list[str] = []
     sync = os.fsync
@@ -68,22 +68,22 @@ def test_a_save_reads_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         guard.save(1, {"w": torch.arange(200_000), "b": {"lr": 0.5}})
     assert sorted(read) == ["model.json", "random.json"]
     assert {"__0_0.distcp", ".metadata.tmp"} <= set(synced)
     assert synced.count("__0_0.distcp") == 1
-    assert verify.check(folder / "step_1") == []
+    assert verify.verify_checkpoint(folder / "step_1") == []
 
 
 def test_a_file_that_changed_since_is_refused(folder: Path) -> None:
     """Where a file has another size than was written, the digest is not sealed."""
-    place = layout.begin(folder, 1, "a")
-    layout.payload(place).mkdir()
-    (layout.payload(place) / "w").write_bytes(b"12345")
-    known = {"payload/w": Hashed(4, "xxh3_128:" + "0" * 32)}
+    place = layout.create_building(folder, 1, "a")
+    layout.payload_path(place).mkdir()
+    (layout.payload_path(place) / "w").write_bytes(b"12345")
+    known = {"payload/w": FileDigest(4, "xxh3_128:" + "0" * 32)}
     with pytest.raises(DataError, match="it has 5 bytes, and 4 were written"):
-        publish.digest_share(place, 0, 1, known=known)
+        publish.digest_share(place, 0, 1, known_digests=known)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -92,12 +92,12 @@ def test_the_index_is_read_by_any_python(folder: Path) -> None:
 
     torch's own load reads what is written.
     """
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         guard.save(1, {"w": torch.arange(3.0), "epoch": 2})
     payload = folder / "step_1" / "payload"
     assert b"pathlib" not in (payload / ".metadata").read_bytes()
     for module in (b"pathlib", b"pathlib._local"):
-        assert dcp_adapter._unpickled(b"c" + module + b"\nPosixPath\n(V/a\ntR.") == Path("/a")
+        assert dcp_adapter._unpickle(b"c" + module + b"\nPosixPath\n(V/a\ntR.") == Path("/a")
     state = {"w": torch.zeros(3), "epoch": 0}
     torch.distributed.checkpoint.load(state, checkpoint_id=payload, no_dist=True)
     assert (state["w"].tolist(), state["epoch"]) == ([0.0, 1.0, 2.0], 2)
@@ -109,10 +109,10 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path)
     for data in (b"cnamed_in_a_pickle\nx\n.", b"ctorch\nserialization.os.system\n.", b"cos\nsystem\n."):
         with pytest.raises(pickle.UnpicklingError, match="no place in a checkpoint"):
-            dcp_adapter._unpickled(data)
+            dcp_adapter._unpickle(data)
     assert not (tmp_path / "named_in_a_pickle.py.ran").exists()
     known = [torch.float32, torch.Size([2]), torch.strided, ChainMap({"a": 1}), OrderedDict(a=1)]
-    assert dcp_adapter._unpickled(pickle.dumps(known)) == known
+    assert dcp_adapter._unpickle(pickle.dumps(known)) == known
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_class_of_torch_s_is_let_in_by_its_name(module: str, name: str) -> Non
     """One beside those that describe may open any address that it is given, and run what a template there says."""
     data = f"\x80\x04ctorch.distributed.checkpoint.{module}\n{name}\n(Vmemory://x\ntR.".encode("latin-1")
     with pytest.raises(pickle.UnpicklingError, match=rf"{module}.{name} has no place in a checkpoint"):
-        dcp_adapter._unpickled(data)
+        dcp_adapter._unpickle(data)
 
 
 _FILE_SYSTEM, _PLANNER = "ctorch.distributed.checkpoint.filesystem\n", "ctorch.distributed.checkpoint.planner\n"
@@ -151,13 +151,14 @@ def test_a_state_is_of_what_the_pickle_made(what: str) -> None:
 
     def shared() -> list[dict[str, object]]:
         named = [
-            dcp_adapter._Unpickler(io.BytesIO()).find_class(*name) for name in dcp_adapter._NAMES | dcp_adapter._PATHS
+            dcp_adapter._Unpickler(io.BytesIO()).find_class(*name)
+            for name in dcp_adapter._ALLOWED_NAMES | dcp_adapter._ALLOWED_PATHS
         ]
         return [dict(vars(one)) for one in (*named, *WriteItemType, dcp_adapter._enum_member)]
 
     before = shared()
     with pytest.raises(pickle.UnpicklingError, match=r"a state of a \w+ has no place in a checkpoint"):
-        dcp_adapter._unpickled(f"\x80\x02{_STATES[what]}.".encode("latin-1"))
+        dcp_adapter._unpickle(f"\x80\x02{_STATES[what]}.".encode("latin-1"))
     assert shared() == before
 
 
@@ -170,14 +171,14 @@ def test_no_other_opcode_reaches_what_is_shared() -> None:
     """
     adding = ["Vx\nNs", "(Vx\nNu", "Na", "(Ne", "(N\x90", "(\x8f\x90", "\x98"]
     whole = ["Px\n", "NQ", "\x82\xf0", "\x97", "(ios\nsystem\n", "(cos\nsystem\no", "Vos\nVsystem\n\x93"]
-    names = [f"c{module}\n{name}\n" for module, name in (dcp_adapter._NAMES | dcp_adapter._PATHS)]
+    names = [f"c{module}\n{name}\n" for module, name in (dcp_adapter._ALLOWED_NAMES | dcp_adapter._ALLOWED_PATHS)]
     extension = ("os", "system", 240)
     copyreg.add_extension(*extension)
     try:
         assert pickle.loads(b"\x82\xf0.") is os.system  # which puts it into a cache
         for data in [*whole, *(name + add for name in names for add in adding)]:
             with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)):
-                dcp_adapter._unpickled(f"\x80\x02{data}.".encode("latin-1"))
+                dcp_adapter._unpickle(f"\x80\x02{data}.".encode("latin-1"))
     finally:
         copyreg.remove_extension(*extension)
 
@@ -186,7 +187,7 @@ def test_no_other_opcode_reaches_what_is_shared() -> None:
 def test_an_index_that_names_a_file_elsewhere_is_refused(folder: Path, kind: str) -> None:
     """What is restored is what was checked: no other file that this process may read gets into a state."""
     state = {"w": torch.arange(3.0)}
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         guard.save(1, state)
     payload = folder / "step_1" / "payload"
     outside = folder / "outside"
@@ -198,7 +199,7 @@ def test_an_index_that_names_a_file_elsewhere_is_refused(folder: Path, kind: str
     (payload / ".metadata").chmod(0o600)
     (payload / ".metadata").write_bytes(pickle.dumps(index))
     with pytest.raises(DataError, match="the index names a file outside"):
-        Dcp().load(payload, state)
+        DcpAdapter().load(payload, state)
 
 
 @dataclass
@@ -220,20 +221,20 @@ class Schedule:
 )
 def test_what_would_not_be_loaded_is_not_saved(folder: Path, name: str, leaf: object) -> None:
     """The first save says so, with the leaf's name, and not the first restore; the guard goes on without it."""
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         with pytest.raises(ConfigError, match=f'"{name}" is a ') as caught:
             guard.save(1, {"w": torch.zeros(2), "n": leaf})
         assert ".item()" in str(caught.value.hint)
-        assert lookup.whole(folder) == []
+        assert lookup.complete_steps(folder) == []
 
 
 def test_plain_leaves_are_saved_and_loaded(folder: Path) -> None:
     """Whatever torch reads again: numbers, text, what is made of them, and some of its own."""
     leaves = {"a": [1, 2.5, None, "x", True], "b": ((1, 2), b"y"), "c": {"d": {1, 2}, "e": torch.float16}, "f": 2j}
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         guard.save(1, {"w": torch.ones(2), **leaves})
     like = {"a": [0], "b": (), "c": {"d": set(), "e": None}, "f": 0, "w": torch.zeros(2)}
-    with Guard(folder, Dcp()) as guard:
+    with Checkpointer(folder, DcpAdapter()) as guard:
         found = guard.restore(like)
     assert found
     assert {name: found.state[name] for name in leaves} == leaves
@@ -248,8 +249,8 @@ def test_members_of_enums_in_either_form() -> None:
     """A member of torch's enums comes back as any Python pickles it; getattr of anything else is refused."""
     module = "torch.distributed.checkpoint.planner"
     expected = WriteItemType.TENSOR
-    assert dcp_adapter._unpickled(pickle.dumps(expected)) is expected
-    assert dcp_adapter._unpickled(_getattr_of(module, "WriteItemType", "TENSOR")) is expected
+    assert dcp_adapter._unpickle(pickle.dumps(expected)) is expected
+    assert dcp_adapter._unpickle(_getattr_of(module, "WriteItemType", "TENSOR")) is expected
     refused = [
         (module, "WriteItemType", "mro"),
         (module, "SavePlan", "__init__"),
@@ -260,4 +261,4 @@ def test_members_of_enums_in_either_form() -> None:
     ]
     for words in refused:
         with pytest.raises(pickle.UnpicklingError):
-            dcp_adapter._unpickled(_getattr_of(*words))
+            dcp_adapter._unpickle(_getattr_of(*words))

@@ -93,8 +93,8 @@ def test_two_save_and_two_and_one_restore(framework: str, start: Start, folder: 
     Each state is written over as soon as `save` returns. Of the newest a bit is flipped: both take the one before.
     """
     assert ended(start(framework, folder, "1,2", 2)) == ["restored None\n"] * 2
-    assert lookup.whole(folder) == [2, 1]
-    assert not verify.check(folder / "step_2")
+    assert lookup.complete_steps(folder) == [2, 1]
+    assert not verify.verify_checkpoint(folder / "step_2")
     names = {path.name for path in (folder / "step_2" / "payload").iterdir()}
     assert {"__0_0.distcp", "__1_0.distcp"} <= names or {"ocdbt.process_0", "ocdbt.process_1"} <= names
     files = (path for path in (folder / "step_2" / "payload").rglob("*") if path.is_file())
@@ -113,16 +113,16 @@ def test_a_peer_s_death_in_a_save_is_named(framework: str, start: Start, folder:
     steps = ",".join(map(str, range(1, 2000)))
     ranks = start(framework, folder, steps, 2)
     deadline = time.monotonic() + LIMIT_S
-    while (lookup.newest(folder) or 0) < 3:
+    while (lookup.latest_step(folder) or 0) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     ranks[1].process.send_signal(signal.SIGKILL)
     said = ranks[0].ended(60)
     assert ranks[0].process.returncode != 0
     assert "rank 1" in said, said
-    assert lookup.newest(folder) >= 3
-    for step in lookup.whole(folder):
-        assert not verify.check(layout.step_path(folder, step))
+    assert lookup.latest_step(folder) >= 3
+    for step in lookup.complete_steps(folder):
+        assert not verify.verify_checkpoint(layout.step_path(folder, step))
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_kill_of_all_at_any_moment(framework: str, start: Start, folder: Path,
     for _ in range(2):
         ranks = start(framework, folder, ",".join(map(str, range(newest + 1, newest + 500))), 2)
         deadline = time.monotonic() + LIMIT_S
-        while (lookup.newest(folder) or 0) < newest + 1:
+        while (lookup.latest_step(folder) or 0) < newest + 1:
             assert time.monotonic() < deadline
             assert ranks[0].process.poll() is None, ranks[0].ended()
             time.sleep(0.002)
@@ -141,14 +141,14 @@ def test_a_kill_of_all_at_any_moment(framework: str, start: Start, folder: Path,
         for rank in rng.sample(ranks, 2):
             rank.process.send_signal(signal.SIGKILL)
             rank.ended(60)
-        assert lookup.newest(folder) > newest
-        newest = lookup.newest(folder)
+        assert lookup.latest_step(folder) > newest
+        newest = lookup.latest_step(folder)
         assert (folder / "latest").exists()
-        for step in lookup.whole(folder):
-            assert not verify.check(layout.step_path(folder, step))
+        for step in lookup.complete_steps(folder):
+            assert not verify.verify_checkpoint(layout.step_path(folder, step))
     said = ended(start(framework, folder, str(newest + 1), 1))
     assert f"restored {newest}" in said[0]
-    assert not layout.left_over(folder)
+    assert not layout.leftovers(folder)
 
 
 NOTEBOOK = """
@@ -156,11 +156,11 @@ import asyncio, sys, threading
 from pathlib import Path
 import jax, numpy as np
 from pitools.checkpoint import checkpointer as guards
-from pitools.checkpoint.checkpointer import Guard
-from pitools.checkpoint.adapters.orbax_adapter import Orbax
+from pitools.checkpoint.checkpointer import Checkpointer
+from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
 from pitools.core.errors import NoSpace
 
-go, real = threading.Event(), guards._made
+go, real = threading.Event(), guards._make_payload_dir
 
 def made(place):
     assert go.wait(10)
@@ -168,23 +168,23 @@ def made(place):
         raise NoSpace("no inodes left", where=str(place))
     return real(place)
 
-guards._made = made
+guards._make_payload_dir = made
 
 async def cell():
     zeros = {"w": np.zeros(4), "v": jax.numpy.zeros(3)}
-    with Guard(Path(sys.argv[1]), Orbax()) as guard:
+    with Checkpointer(Path(sys.argv[1]), OrbaxAdapter()) as checkpointer:
         state = {"w": np.arange(4.0), "v": jax.numpy.arange(3.0)}
-        guard.save(1, state)
+        checkpointer.save(1, state)
         state["w"][:] = -1
         jax.block_until_ready(jax.jit(lambda v: v * 0 - 1, donate_argnums=0)(state["v"]))
         go.set()
-        guard.wait()
-        guard.save(2, zeros)
+        checkpointer.wait()
+        checkpointer.save(2, zeros)
         try:
-            guard.wait()
+            checkpointer.wait()
         except NoSpace as error:
-            print(error.what)
-        found = guard.restore(zeros).state
+            print(error.message)
+        found = checkpointer.restore(zeros).state
         print(found["w"].tolist(), found["v"].tolist())
 
 asyncio.run(cell())
@@ -206,7 +206,7 @@ def test_a_save_in_an_event_loop(server: Callable[[str], forked_ranks.Server], f
 def test_a_pickle_that_calls_is_refused(folder: Path) -> None:
     """DCP's index is a pickle: one that names a function is an error, and nothing is called."""
     torch = pytest.importorskip("torch", reason="this framework is not installed")
-    from pitools.checkpoint.adapters.dcp_adapter import Dcp
+    from pitools.checkpoint.adapters.dcp_adapter import DcpAdapter
 
     class Call:
         def __reduce__(self) -> tuple[object, ...]:
@@ -215,5 +215,5 @@ def test_a_pickle_that_calls_is_refused(folder: Path) -> None:
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(Call()))
     with pytest.raises(DataError, match="no place in a checkpoint"):
-        Dcp().load(folder, {"w": torch.zeros(1)})
+        DcpAdapter().load(folder, {"w": torch.zeros(1)})
     assert not (folder / "called").exists()

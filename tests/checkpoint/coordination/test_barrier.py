@@ -64,7 +64,7 @@ def test_all_come() -> None:
         order.append(("come", barrier.rank))
         barrier.wait("save.1")
         order.append(("gone", barrier.rank))
-        told = barrier.tell("token", "abc" if barrier.rank == 0 else "")
+        told = barrier.broadcast("token", "abc" if barrier.rank == 0 else "")
         return [told, *barrier.gather("save.2", f"v{barrier.rank}")]
 
     said = {rank: future.result() for rank, future in meet(5, work).items()}
@@ -86,24 +86,24 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
     for future in told.values():
         error = future.result()
         assert isinstance(error, Unreachable)
-        assert error.what == "rank 2 on n02, ranks 4, 5 on n04 did not come to step_40 written in 0.2 s"
+        assert error.message == "step_40 written: barrier timed out (0.2 s), missing: rank 2 on n02, ranks 4, 5 on n04"
     verdict = decode_json(keys.get("pit/barrier/step_40 written/verdict", 0), BarrierResult)
     assert verdict == BarrierResult(missing=(2, 4, 5))
 
 
 def test_many_missing_ranks_are_counted() -> None:
-    """Of hundreds that did not come some are named."""
+    """Of hundreds of missing ranks some are named."""
     barrier = Barrier(lambda *_: None, lambda *_: "", 0, 400)
-    assert barrier.named(range(400)).endswith("14, 15 and 384 more")
+    assert barrier.format_ranks(range(400)).endswith("14, 15 and 384 more")
 
 
 def test_rank_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others do not wait for ever for the one who looks."""
+    """The other ranks time out, and name rank 0."""
     monkeypatch.setattr("pitools.checkpoint.coordination.barrier._SLACK_S", 0.1)
     told = meet(3, lambda b: b.wait("x"), absent={0}, timeout_s=0.1, nodes=["n1", "n2", "n3"])
-    assert {str(future.result()).partition(": ")[2].partition(" in ")[0] for future in told.values()} == {
-        "rank 0 on n1 did not come to x"
-    }
+    for future in told.values():
+        assert isinstance(future.result(), Unreachable)
+        assert future.result().message.endswith("missing: rank 0 on n1")
 
 
 def test_trouble_of_one_is_told_to_all_at_once() -> None:
@@ -113,7 +113,7 @@ def test_trouble_of_one_is_told_to_all_at_once() -> None:
     errors = {rank: future.result() for rank, future in told.items()}
     assert all(isinstance(error, RemoteRankError) for error in errors.values())
     assert {error.error_kind for error in errors.values()} == {"NoSpace"}
-    assert {error.what for error in errors.values()} == {"rank 2 on c: NoSpace: /nvme: no space left"}
+    assert {error.message for error in errors.values()} == {"rank 2 on c: NoSpace: /nvme: no space left"}
     assert keys.timed_out == []
 
 
@@ -126,7 +126,7 @@ def test_words_that_look_like_a_verdict_are_words() -> None:
     told = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
     verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
     assert verdict == BarrierResult(failed=(1, 2), error="!1", error_kind="OSError")
-    assert {future.result().what for future in told.values()} == {"rank 1 on b, and 1 more: OSError: !1"}
+    assert {future.result().message for future in told.values()} == {"rank 1 on b, and 1 more: OSError: !1"}
 
 
 def test_trouble_of_rank_0_waits_for_nobody() -> None:
@@ -142,7 +142,7 @@ def test_alone() -> None:
     barrier = Barrier(lambda *_: None, lambda *_: "", 0, 1)
     barrier.wait("x")
     assert barrier.gather("x", "v") == ["v"]
-    assert barrier.tell("y", "v") == "v"
+    assert barrier.broadcast("y", "v") == "v"
     with pytest.raises(RemoteRankError) as caught:
         barrier.wait("x", NoSpace("full"))
     assert caught.value.error_kind == "NoSpace"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pitools.checkpoint.store import check_folder, layout, retention, verify
-from pitools.checkpoint.store.check_folder import Check
-from pitools.checkpoint.store.problem import Problem
+from pitools.checkpoint.store.check_folder import FolderCheck
+from pitools.checkpoint.store.problem import CheckpointProblem
 from tests.checkpoint.conftest import Save
 
 
@@ -18,15 +18,15 @@ def test_a_run_that_prunes_is_no_finding(folder: Path, save: Save, monkeypatch: 
     for step in (1, 2, 3):
         save(step)
 
-    def check(path: Path, **more: Any) -> list[Problem]:
-        retention.prune(folder, 1)
-        return verify.check(path, **more)
+    def check(path: Path, **more: Any) -> list[CheckpointProblem]:
+        retention.prune_checkpoints(folder, 1)
+        return verify.verify_checkpoint(path, **more)
 
     monkeypatch.setattr(check_folder, "check_one", check)
-    (summary,) = check_folder.check(folder, [1, 2, 3])
-    assert isinstance(summary, Check)
-    assert (summary.checkpoints, summary.findings, summary.good) == (1, 0, 3)
-    assert layout.steps(folder) == [3]
+    (summary,) = check_folder.check_folder(folder, [1, 2, 3])
+    assert isinstance(summary, FolderCheck)
+    assert (summary.checkpoints, summary.findings, summary.newest_good_step) == (1, 0, 3)
+    assert layout.listed_steps(folder) == [3]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -37,15 +37,19 @@ def test_what_cannot_be_read_is_looked_at_again(
     save(1)
     left = [times]
 
-    def check(path: Path, **more: Any) -> list[Problem]:
+    def check(path: Path, **more: Any) -> list[CheckpointProblem]:
         left[0] -= 1
         if left[0] < 0:
-            return verify.check(path, **more)
-        return [Problem(checkpoint=path.name, path="x", problem="unreadable", expected="a file", got="stale handle")]
+            return verify.verify_checkpoint(path, **more)
+        return [
+            CheckpointProblem(
+                checkpoint=path.name, path="x", problem="unreadable", expected="a file", got="stale handle"
+            )
+        ]
 
     monkeypatch.setattr(check_folder, "check_one", check)
     monkeypatch.setattr(check_folder, "_PAUSE_S", 0.01)
-    *findings, summary = check_folder.check(folder, [1], aside=True)
-    assert isinstance(summary, Check)
+    *findings, summary = check_folder.check_folder(folder, [1], move_aside=True)
+    assert isinstance(summary, FolderCheck)
     assert (len(findings), summary.quarantined) == (times - 1, times - 1)
-    assert layout.steps(folder) == [1] * (2 - times)
+    assert layout.listed_steps(folder) == [1] * (2 - times)

@@ -9,46 +9,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.checkpoint.store import manifest
-from pitools.checkpoint.store.manifest import FileEntry, Manifest, decode, encode, load
+from pitools.checkpoint.store.manifest import (
+    CheckpointManifest,
+    FileEntry,
+    decode_manifest,
+    encode_manifest,
+    load_manifest,
+)
 from pitools.core.errors import DataError
 
 DIGEST = "xxh3_128:" + "0" * 31 + "1"
 
 
-def record(*paths: str, **more: object) -> Manifest:
+def record(*paths: str, **more: object) -> CheckpointManifest:
     fields = {"step": 7, "t": "2026-11-22T00:00:00.000Z", "format": "files", "run": "r", "model": "m", "world_size": 2}
     files = tuple(FileEntry(path=path, bytes=1, digest=DIGEST) for path in paths)
-    return Manifest(**{**fields, "files": files, **more})
+    return CheckpointManifest(**{**fields, "files": files, **more})
 
 
 @given(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=8) | st.none(), max_size=4))
 def test_round_trip(loader: dict[str, object]) -> None:
     """What is written is read, 128-bit integers of a random generator's state included."""
-    kept = decode(encode(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})), "here")
+    kept = decode_manifest(encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})), "here")
     assert kept.loader == loader
     assert kept.extra == {"rng": (1 << 128) - 1}
-    assert encode(kept) == encode(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1}))
+    assert encode_manifest(kept) == encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1}))
 
 
 def test_every_flipped_bit_is_found() -> None:
     """No bit of a manifest can change unseen, those of the loader's position and of the seal included."""
-    data = encode(record("payload/a", loader={"sample": 12345}))
+    data = encode_manifest(record("payload/a", loader={"sample": 12345}))
     for number in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[number // 8] ^= 1 << number % 8
         with pytest.raises(DataError):
-            decode(bytes(flipped), "here")
+            decode_manifest(bytes(flipped), "here")
 
 
 @given(st.integers(0, 10_000), st.binary(max_size=3))
 def test_every_cut_and_insertion_is_found(place: int, more: bytes) -> None:
     """A manifest that lost its end, or has more bytes somewhere, is none."""
-    data = encode(record("payload/a"))
+    data = encode_manifest(record("payload/a"))
     place %= len(data)
     for other in (data[:place], data[:place] + more + data[place:]):
         if other != data:
             with pytest.raises(DataError):
-                decode(other, "here")
+                decode_manifest(other, "here")
 
 
 @pytest.mark.parametrize(
@@ -57,10 +63,12 @@ def test_every_cut_and_insertion_is_found(place: int, more: bytes) -> None:
 def test_paths_outside(path: str) -> None:
     """A manifest cannot name a file outside its folder, nor itself; neither is one written."""
     with pytest.raises(DataError, match=r"outside|not possible"):
-        encode(record(path))
+        encode_manifest(record(path))
     forged = msgspec.json.format(msgspec.json.encode(record(path)), indent=1) + b"\n"
     with pytest.raises(DataError, match=r"outside|not possible"):
-        decode(forged.replace(manifest._UNSEALED.encode(), manifest.of_bytes(forged).encode(), 1), "here")
+        decode_manifest(
+            forged.replace(manifest._EMPTY_SEAL.encode(), manifest.digest_bytes(forged).encode(), 1), "here"
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,18 +81,18 @@ def test_entries_that_cannot_be(entry: dict[str, object]) -> None:
         FileEntry(**{"path": "payload/a", "bytes": 1, "digest": DIGEST, **entry}),
     )
     with pytest.raises(DataError, match="not possible"):
-        encode(record(files=files))
+        encode_manifest(record(files=files))
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no reader would take is not written: too many files, or too much kept beside them."""
     monkeypatch.setattr(manifest, "MAX_FILES", 3)
-    encode(record("a", "b", "c"))
+    encode_manifest(record("a", "b", "c"))
     with pytest.raises(DataError, match="more than 3 files"):
-        encode(record("a", "b", "c", "d"))
+        encode_manifest(record("a", "b", "c", "d"))
     monkeypatch.setattr(manifest, "MAX_BYTES", 2000)
     with pytest.raises(DataError, match="of 2000 at most"):
-        encode(record(extra={"x": "y" * 2000}))
+        encode_manifest(record(extra={"x": "y" * 2000}))
 
 
 def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
@@ -93,23 +101,23 @@ def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10 << 30)
     with pytest.raises(DataError, match="more than"):
-        load(tmp_path)
+        load_manifest(tmp_path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DataError, match="not a regular file"):
-        load(tmp_path)
+        load_manifest(tmp_path)
     path.unlink()
-    (tmp_path / "other").write_bytes(encode(record()))
+    (tmp_path / "other").write_bytes(encode_manifest(record()))
     path.symlink_to("other")
     with pytest.raises(DataError, match="cannot be read"):
-        load(tmp_path)
+        load_manifest(tmp_path)
     path.unlink()
     path.mkdir()
     with pytest.raises(DataError, match="not a regular file"):
-        load(tmp_path)
+        load_manifest(tmp_path)
     path.rmdir()
     with pytest.raises(DataError, match="no manifest"):
-        load(tmp_path)
+        load_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +126,4 @@ def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
 def test_not_a_manifest(data: bytes) -> None:
     """Whatever else stands there is told, not followed."""
     with pytest.raises(DataError, match="not a checkpoint's manifest"):
-        decode(data, "here")
+        decode_manifest(data, "here")

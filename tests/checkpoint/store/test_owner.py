@@ -14,20 +14,20 @@ from tests.checkpoint.conftest import MODEL, RUN, Save
 
 def test_claim(folder: Path, save: Save) -> None:
     """A run takes an empty folder, and comes back to it with what it has saved."""
-    owner.claim(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
     save(1)
-    owner.claim(folder, RUN, MODEL)
-    assert owner.read(folder) == owner.Owner(run=RUN, model=MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
+    assert owner.read_owner(folder) == owner.FolderOwner(run=RUN, model=MODEL)
 
 
 def test_another_run_or_model(folder: Path) -> None:
     """Another run's folder, and another model's, are refused by name."""
-    owner.claim(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
     with pytest.raises(ConfigError, match=f'run "{RUN}", and this is "other"'):
-        owner.claim(folder, "other", MODEL)
+        owner.claim_folder(folder, "other", MODEL)
     with pytest.raises(ConfigError, match=f"another model \\({MODEL}\\) than this run's \\(xxh3_128:11\\)"):
-        owner.claim(folder, RUN, "xxh3_128:11")
-    assert owner.read(folder) == owner.Owner(run=RUN, model=MODEL)
+        owner.claim_folder(folder, RUN, "xxh3_128:11")
+    assert owner.read_owner(folder) == owner.FolderOwner(run=RUN, model=MODEL)
 
 
 def test_two_runs_claim_at_once(folder: Path) -> None:
@@ -35,14 +35,14 @@ def test_two_runs_claim_at_once(folder: Path) -> None:
 
     def claim(number: int) -> str:
         try:
-            owner.claim(folder, f"run-{number % 2}", MODEL)
+            owner.claim_folder(folder, f"run-{number % 2}", MODEL)
         except ConfigError:
             return ""
         return f"run-{number % 2}"
 
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(claim, range(32)))
-    whose = owner.read(folder)
+    whose = owner.read_owner(folder)
     assert whose is not None
     assert won.count(whose.run) == 16
     assert set(won) == {whose.run, ""}
@@ -53,16 +53,16 @@ def test_what_is_not_ours(folder: Path, save: Save, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r'holds "thesis.tex"'):
-        owner.claim(folder, RUN, MODEL)
+        owner.claim_folder(folder, RUN, MODEL)
     (folder / "thesis.tex").rename(tmp_path / "thesis.tex")
     save(1, run="theirs")
     with pytest.raises(ConfigError, match='"step_1" of run "theirs"'):
-        owner.claim(folder, RUN, MODEL)
+        owner.claim_folder(folder, RUN, MODEL)
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ConfigError, match=f"symbolic link, to {folder}"):
-        owner.claim(tmp_path / "link", "theirs", MODEL)
+        owner.claim_folder(tmp_path / "link", "theirs", MODEL)
     with pytest.raises(ConfigError, match="not a folder"):
-        owner.claim(tmp_path / "thesis.tex", RUN, MODEL)
+        owner.claim_folder(tmp_path / "thesis.tex", RUN, MODEL)
     assert not (folder / owner.FILE_NAME).exists()
 
 
@@ -79,9 +79,9 @@ def test_folder_of_another_user() -> None:
         if not child:
             try:
                 os.setuid(23456)
-                owner.claim(folder, RUN, MODEL)
+                owner.claim_folder(folder, RUN, MODEL)
             except ConfigError as error:
-                os._exit(9 if "another user (uid 12345)" in error.what else 8)
+                os._exit(9 if "another user (uid 12345)" in error.message else 8)
             finally:
                 os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -93,27 +93,27 @@ def test_half_deleted(folder: Path, save: Save) -> None:
     for step in (1, 2):
         save(step)
     (folder / "step_2" / "manifest.json").unlink()
-    owner.claim(folder, RUN, MODEL)
-    assert lookup.whole(folder) == [1]
+    owner.claim_folder(folder, RUN, MODEL)
+    assert lookup.complete_steps(folder) == [1]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[]" * 1000])
 def test_damaged_owner(folder: Path, save: Save, data: bytes) -> None:
     """A damaged owner.json is told, with what to do; nothing is claimed by guessing."""
-    owner.claim(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
     (folder / owner.FILE_NAME).write_bytes(data)
     with pytest.raises(ConfigError, match="does not say whose"):
-        owner.claim(folder, RUN, MODEL)
+        owner.claim_folder(folder, RUN, MODEL)
 
 
 def test_a_copy_of_another_runs_checkpoint(folder: Path, save: Save) -> None:
     """A checkpoint of another run in this one's folder is no progress, is told by `check`, and is never removed."""
-    owner.claim(folder, RUN, MODEL)
+    owner.claim_folder(folder, RUN, MODEL)
     save(1)
     save(99, run="theirs")
-    assert (lookup.newest(folder), lookup.whole(folder)) == (1, [1])
-    (problem,) = verify.check(folder / "step_99")
+    assert (lookup.latest_step(folder), lookup.complete_steps(folder)) == (1, [1])
+    (problem,) = verify.verify_checkpoint(folder / "step_99")
     assert (problem.problem, problem.got) == ("owner", f"run theirs, model {MODEL}")
-    assert [item.step for item in retention.prune(folder, 1)] == [1]
-    assert quarantine.put(folder / "step_99", [problem]) is not None
+    assert [item.step for item in retention.prune_checkpoints(folder, 1)] == [1]
+    assert quarantine.quarantine_checkpoint(folder / "step_99", [problem]) is not None
     assert (folder / "latest").readlink() == Path("step_1")

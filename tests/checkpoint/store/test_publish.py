@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pitools.checkpoint.store import layout, lookup, publish, verify
-from pitools.checkpoint.store.manifest import load
+from pitools.checkpoint.store.manifest import load_manifest
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, UsageError
 from tests.checkpoint.conftest import MODEL, RUN, Save, build, contents
@@ -23,11 +23,11 @@ FIELDS = {"format": "files", "run": RUN, "model": MODEL, "world_size": 1}
 def test_what_is_saved_is_whole(folder: Path, save: Save) -> None:
     """A save by four ranks that share the digests is found, verified, linked as the latest, and leaves nothing else."""
     path = save(12, ranks=4)
-    manifest = load(path)
+    manifest = load_manifest(path)
     assert [entry.path for entry in manifest.files] == sorted(f"payload/{name}" for name in contents(12))
     assert (manifest.step, manifest.world_size, manifest.loader) == (12, 4, {"epoch": 12, "rng": 1 << 100})
-    assert verify.check(path) == []
-    assert (lookup.newest(folder), lookup.whole(folder)) == (12, [12])
+    assert verify.verify_checkpoint(path) == []
+    assert (lookup.latest_step(folder), lookup.complete_steps(folder)) == (12, [12])
     assert (folder / "latest").readlink() == Path("step_12")
     assert sorted(item.name for item in folder.iterdir()) == ["latest", "step_12"]
     assert sorted(item.name for item in path.iterdir()) == ["manifest.json", "payload"]
@@ -37,11 +37,11 @@ def test_ranks_digest_what_they_wrote(folder: Path) -> None:
     """Each rank reads just the files that are said to be its own; together they are all."""
     place = build(folder, 1, contents(1))
     writer = lambda path, ranks: int("process_1" in path)  # noqa: E731
-    shares = [publish.digest_share(place, rank, 2, writer=writer).files for rank in range(2)]
+    shares = [publish.digest_share(place, rank, 2, rank_of_file=writer).files for rank in range(2)]
     assert [entry.path for entry in shares[1]] == ["payload/ocdbt.process_1/manifest"]
     assert len(shares[0]) == 4
-    publish.publish(folder, place, 1, **{**FIELDS, "world_size": 2})
-    assert verify.check(folder / "step_1") == []
+    publish.publish_checkpoint(folder, place, 1, **{**FIELDS, "world_size": 2})
+    assert verify.verify_checkpoint(folder / "step_1") == []
 
 
 def test_large_file_has_the_digest_of_its_ranges(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +50,10 @@ def test_large_file_has_the_digest_of_its_ranges(folder: Path, save: Save, monke
     from pitools.store import digest
 
     for module in (hashing, digest):
-        monkeypatch.setattr(module, "RANGE", 4096)
+        monkeypatch.setattr(module, "RANGE_BYTES", 4096)
     for size in (4095, 4096, 4097, 12288, 50_001):
         path = save(size, {"x": os.urandom(size)})
-        assert load(path).files[0].digest == digest.of_file(path / "payload" / "x")[1]
+        assert load_manifest(path).files[0].digest == digest.digest_file(path / "payload" / "x")[1]
 
 
 @pytest.mark.parametrize("fault", ["uncovered", "rank", "grown", "gone", "torn"])
@@ -69,16 +69,16 @@ def test_incomplete_digests_are_refused(folder: Path, save: Save, fault: str) ->
     elif fault == "gone":
         (place / "payload" / "d" / "0a").unlink()
     elif fault == "torn":
-        (place / layout.SHARES / "0.json").write_bytes(b'{"schema":"pit.che')
+        (place / layout.DIGESTS_DIR / "0.json").write_bytes(b'{"schema":"pit.che')
     with pytest.raises(DataError) as caught:
-        publish.publish(folder, place, 2, **{**FIELDS, "world_size": 2 if fault == "rank" else 1})
+        publish.publish_checkpoint(folder, place, 2, **{**FIELDS, "world_size": 2 if fault == "rank" else 1})
     assert {
         "uncovered": "no rank",
         "rank": "rank 1 left",
         "grown": "bytes when",
         "gone": "bytes when",
         "torn": "rank 0's",
-    }[fault] in caught.value.what
+    }[fault] in caught.value.message
     assert sorted(item.name for item in folder.iterdir()) == ["latest", "step_1"]
 
 
@@ -91,7 +91,7 @@ def test_only_plain_files_are_sealed(folder: Path, kind: str) -> None:
     with pytest.raises(DataError, match="no plain file"):
         publish.digest_share(place, 0, 1)
     with pytest.raises(DataError, match="no plain file"):
-        publish.publish(folder, place, 2, **FIELDS)
+        publish.publish_checkpoint(folder, place, 2, **FIELDS)
     assert list(folder.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_the_order_that_survives_power_loss(folder: Path, monkeypatch: pytest.Mo
     files = {f".step_3.t/payload/{name}" for name in contents(3)}
     assert files <= set(told)
     del told[:]
-    publish.publish(folder, place, 3, **FIELDS)
+    publish.publish_checkpoint(folder, place, 3, **FIELDS)
     assert told[0].startswith(".step_3.t/.manifest.json.")
     at = told.index("rename")
     folders = {".step_3.t", ".step_3.t/payload", ".step_3.t/payload/d", ".step_3.t/payload/ocdbt.process_0/d"}
@@ -126,15 +126,15 @@ def test_kill_at_every_step_of_a_save() -> None:
     """Wherever a save ends, the folder holds what it held or the new checkpoint as well, and the next save works."""
     seen = set()
     for folder in killed("save"):
-        steps = lookup.whole(folder)
+        steps = lookup.complete_steps(folder)
         seen.add(tuple(steps))
-        assert layout.steps(folder) == steps
+        assert layout.listed_steps(folder) == steps
         for step in steps:
-            assert verify.check(folder / f"step_{step}") == []
-            assert load(folder / f"step_{step}").step == step
+            assert verify.verify_checkpoint(folder / f"step_{step}") == []
+            assert load_manifest(folder / f"step_{step}").step == step
         assert (folder / "latest").exists()
-        publish.publish(folder, build(folder, 9, contents(9)), 9, **FIELDS)
-        assert lookup.whole(folder) == [9, 6, 3]
+        publish.publish_checkpoint(folder, build(folder, 9, contents(9)), 9, **FIELDS)
+        assert lookup.complete_steps(folder) == [9, 6, 3]
         assert (folder / "latest").readlink() == Path("step_9")
     assert seen == {(6, 3), (9, 6, 3)}
 
@@ -145,13 +145,13 @@ def test_kill_at_every_step_of_a_removal(what: str) -> None:
     gone, stays = (3, 6) if what == "prune" else (6, 3)
     seen = set()
     for folder in killed(what):
-        steps = layout.steps(folder)
+        steps = layout.listed_steps(folder)
         assert stays in steps
-        assert lookup.whole(folder) == steps
-        assert all(verify.check(folder / f"step_{step}") == [] for step in steps)
+        assert lookup.complete_steps(folder) == steps
+        assert all(verify.verify_checkpoint(folder / f"step_{step}") == [] for step in steps)
         if what == "quarantine" and gone not in steps:
             (moved,) = folder.glob("quarantine/step_6.*/step_6")
-            assert verify.check(moved) == []
+            assert verify.verify_checkpoint(moved) == []
             assert (moved.parent / "reason.json").is_file()
         seen.add(gone in steps)
     assert seen == {True, False}
@@ -177,10 +177,10 @@ def test_something_else_of_that_name(folder: Path, save: Save, tmp_path: Path) -
     folder.mkdir()
     (folder / "step_5").symlink_to(other)
     (folder / "step_6").write_bytes(b"x")
-    assert lookup.whole(folder) == []
+    assert lookup.complete_steps(folder) == []
     save(5)
     save(6)
-    assert lookup.whole(folder) == [6, 5]
+    assert lookup.complete_steps(folder) == [6, 5]
     assert list(other.iterdir()) == []
 
 
@@ -188,7 +188,7 @@ def test_something_else_of_that_name(folder: Path, save: Save, tmp_path: Path) -
 def test_names_that_cannot_be(folder: Path, step: int, token: str) -> None:
     """Absurd steps and tokens make no folder."""
     with pytest.raises(UsageError):
-        layout.begin(folder, step, token)
+        layout.create_building(folder, step, token)
     assert not folder.exists()
 
 
@@ -208,20 +208,20 @@ def test_read_only_for_a_while(tmp_path: Path) -> None:
     """A folder that cannot be written to says so, whatever the save was about to do; later the next one works."""
     with disk(tmp_path, "10m") as place:
         folder = place / "checkpoints"
-        publish.publish(folder, build(folder, 1, contents(1)), 1, **FIELDS)
+        publish.publish_checkpoint(folder, build(folder, 1, contents(1)), 1, **FIELDS)
         half = build(folder, 2, contents(2))
         assert subprocesses.run(["mount", "-o", "remount,ro", str(place)], timeout_s=10).code == 0
         for attempt in (
-            lambda: layout.begin(folder, 3, "t"),
+            lambda: layout.create_building(folder, 3, "t"),
             lambda: publish.digest_share(half, 0, 1),
-            lambda: publish.publish(folder, half, 2, **FIELDS),
+            lambda: publish.publish_checkpoint(folder, half, 2, **FIELDS),
         ):
             with pytest.raises(ClusterError, match=os.strerror(errno.EROFS)):
                 attempt()
-        assert lookup.whole(folder) == [1]
+        assert lookup.complete_steps(folder) == [1]
         assert subprocesses.run(["mount", "-o", "remount,rw", str(place)], timeout_s=10).code == 0
-        publish.publish(folder, build(folder, 3, contents(3)), 3, **FIELDS)
-        assert lookup.whole(folder) == [3, 1]
+        publish.publish_checkpoint(folder, build(folder, 3, contents(3)), 3, **FIELDS)
+        assert lookup.complete_steps(folder) == [3, 1]
 
 
 @AS_ROOT
@@ -229,14 +229,14 @@ def test_disk_full_in_the_middle(tmp_path: Path) -> None:
     """Without room for the manifest the save says so, shows nothing, and gives the room of what it built back."""
     with disk(tmp_path, "2m") as place:
         folder = place / "checkpoints"
-        publish.publish(folder, build(folder, 1, contents(1)), 1, **FIELDS)
+        publish.publish_checkpoint(folder, build(folder, 1, contents(1)), 1, **FIELDS)
         half = build(folder, 2, contents(2))
         with (place / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(4096)):
                 pass
         with pytest.raises(NoSpace, match="no space left"):
-            publish.publish(folder, half, 2, **{**FIELDS, "run": "r" * 100_000})
+            publish.publish_checkpoint(folder, half, 2, **{**FIELDS, "run": "r" * 100_000})
         assert sorted(item.name for item in folder.iterdir()) == ["latest", "step_1"]
         (place / "filler").unlink()
-        publish.publish(folder, build(folder, 2, contents(2)), 2, **FIELDS)
-        assert lookup.whole(folder) == [2, 1]
+        publish.publish_checkpoint(folder, build(folder, 2, contents(2)), 2, **FIELDS)
+        assert lookup.complete_steps(folder) == [2, 1]

@@ -46,46 +46,46 @@ def test_what_stays(save: Save, tmp_path: Path, steps: set[int], last: int, ever
     for step in steps:
         save(step, {"x": b"1"}, to=folder)
     stay = {step for step in steps if step in keep or (every and step % every == 0)} | set(sorted(steps)[-last:])
-    planned = retention.prune(folder, last, every, keep=keep, dry_run=True)
-    assert lookup.whole(folder) == sorted(steps, reverse=True)
+    planned = retention.prune_checkpoints(folder, last, every, kept_steps=keep, dry_run=True)
+    assert lookup.complete_steps(folder) == sorted(steps, reverse=True)
     assert {record.step for record in planned if record.state == "kept"} == stay
-    retention.prune(folder, last, every, keep=keep)
-    assert lookup.whole(folder) == sorted(stay, reverse=True)
+    retention.prune_checkpoints(folder, last, every, kept_steps=keep)
+    assert lookup.complete_steps(folder) == sorted(stay, reverse=True)
 
 
 def test_what_is_read_stays(folder: Path, save: Save) -> None:
     """While a process reads a checkpoint it stays; when that process is killed it may go."""
     for step in (1, 2, 3):
         save(step)
-    reader = holder("reading", folder / "step_1")
+    reader = holder("read_lock", folder / "step_1")
     try:
-        assert {record.step: record.reason for record in retention.prune(folder, 1)} == {
+        assert {record.step: record.reason for record in retention.prune_checkpoints(folder, 1)} == {
             3: "of the newest 1",
             2: "",
             1: "being read",
         }
-        assert verify.check(folder / "step_1") == []
+        assert verify.verify_checkpoint(folder / "step_1") == []
     finally:
         end(reader)
-    retention.prune(folder, 1)
-    assert lookup.whole(folder) == [3]
+    retention.prune_checkpoints(folder, 1)
+    assert lookup.complete_steps(folder) == [3]
 
 
 def test_reader_that_comes_late(folder: Path, save: Save) -> None:
     """Who wants to read what is being removed waits no longer than told, and what is gone is told as gone."""
     path = save(1)
-    with locks.alone(path) as free:
+    with locks.exclusive_lock(path) as free:
         assert free
-        with pytest.raises(TryLater), locks.reading(path, timeout_s=0.05):
+        with pytest.raises(TryLater), locks.read_lock(path, timeout_s=0.05):
             pass
-    with locks.reading(path), locks.reading(path), locks.alone(path) as free:
+    with locks.read_lock(path), locks.read_lock(path), locks.exclusive_lock(path) as free:
         assert not free
     descriptor = os.open(path / "manifest.json", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with ThreadPoolExecutor(1) as pool:
 
         def read() -> None:
-            with locks.reading(path, timeout_s=20):
+            with locks.read_lock(path, timeout_s=20):
                 pass
 
         waiting = pool.submit(read)
@@ -93,7 +93,7 @@ def test_reader_that_comes_late(folder: Path, save: Save) -> None:
         os.close(descriptor)
         with pytest.raises(DataError, match=r"gone|cannot be read"):
             waiting.result(20)
-    with pytest.raises(DataError, match="cannot be read"), locks.reading(path):
+    with pytest.raises(DataError, match="cannot be read"), locks.read_lock(path):
         pass
 
 
@@ -102,13 +102,13 @@ def test_pruners_race(folder: Path, save: Save) -> None:
     for step in range(1, 25):
         save(step, {"x": b"1", "y/z": b"2"})
     with ThreadPoolExecutor(8) as pool:
-        pruned = [pool.submit(retention.prune, folder, 2) for _ in range(8)]
+        pruned = [pool.submit(retention.prune_checkpoints, folder, 2) for _ in range(8)]
         saved = [pool.submit(save, step, {"x": b"1"}) for step in (25, 26)]
         for future in (*pruned, *saved):
             future.result()
-    retention.prune(folder, 2)
-    assert lookup.whole(folder) == [26, 25]
-    assert all(verify.check(folder / f"step_{step}") == [] for step in (25, 26))
+    retention.prune_checkpoints(folder, 2)
+    assert lookup.complete_steps(folder) == [26, 25]
+    assert all(verify.verify_checkpoint(folder / f"step_{step}") == [] for step in (25, 26))
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "step_25", "step_26"]
 
 
@@ -117,8 +117,8 @@ def test_damaged_ones_do_not_count(folder: Path, save: Save) -> None:
     for step in (1, 2, 3):
         save(step)
     (folder / "step_3" / "payload" / "d" / "0a").unlink()
-    retention.prune(folder, 1)
-    assert layout.steps(folder) == [3, 2]
+    retention.prune_checkpoints(folder, 1)
+    assert layout.listed_steps(folder) == [3, 2]
 
 
 @pytest.mark.parametrize(("last", "every"), [(0, 0), (-1, 1), (1, -1)])
@@ -126,32 +126,32 @@ def test_nobody_prunes_everything(folder: Path, save: Save, last: int, every: in
     """At least one stays, whatever is asked."""
     save(1)
     with pytest.raises(UsageError):
-        retention.prune(folder, last, every)
+        retention.prune_checkpoints(folder, last, every)
 
 
 def test_leftovers(folder: Path, save: Save) -> None:
     """What killed saves left goes when nobody saves there; what is half removed goes anyway; the rest is not ours."""
     save(1)
     build(folder, 2, contents(2), token="killed")
-    build(folder, 2, contents(2), token="drain-1")
     (folder / ".old.step_9.x").mkdir()
     for name in (".step_x.y", ".cache", ".stepson"):
         (folder / name).mkdir()
-    writer = holder("writing", folder)
+    writer = holder("writer_lock", folder)
     try:
-        assert [path.name for path in retention.sweep(folder)] == [".old.step_9.x"]
+        assert [path.name for path in retention.remove_leftovers(folder)] == [".old.step_9.x"]
         with (
             pytest.raises(TryLater, match=r"process [0-9]+ on .* saves checkpoints here"),
-            locks.writing(folder, timeout_s=0),
+            locks.writer_lock(folder, timeout_s=0),
         ):
             pass
     finally:
         end(writer)
-    with locks.writing(folder, timeout_s=0) as sure:
+    with locks.writer_lock(folder, timeout_s=0) as sure:
         assert sure
-        assert [path.name for path in retention.sweep(folder, keep=["drain-1"], sure=sure)] == [".step_2.killed"]
-    assert [path.name for path in retention.sweep(folder)] == [".step_2.drain-1"]
-    assert lookup.whole(folder) == [1]
+        assert [path.name for path in retention.remove_leftovers(folder, is_only_writer=sure)] == [".step_2.killed"]
+    build(folder, 2, contents(2), token="killed-again")
+    assert [path.name for path in retention.remove_leftovers(folder)] == [".step_2.killed-again"]
+    assert lookup.complete_steps(folder) == [1]
     assert (folder / ".cache").is_dir()
 
 
@@ -165,30 +165,30 @@ def test_file_system_without_locks(folder: Path, save: Save, monkeypatch: pytest
     for step in (1, 2):
         save(step)
     build(folder, 3, contents(3), token="other")
-    with locks.writing(folder) as sure:
+    with locks.writer_lock(folder) as sure:
         assert not sure
-        assert retention.sweep(folder, sure=sure) == []
-    with locks.reading(folder / "step_1"):
+        assert retention.remove_leftovers(folder, is_only_writer=sure) == []
+    with locks.read_lock(folder / "step_1"):
         pass
-    retention.prune(folder, 1)
-    assert layout.steps(folder) == [2]
-    assert len(layout.left_over(folder)) == 1
+    retention.prune_checkpoints(folder, 1)
+    assert layout.listed_steps(folder) == [2]
+    assert len(layout.leftovers(folder)) == 1
 
 
 def test_quarantine_keeps_everything(folder: Path, save: Save) -> None:
     """What is moved aside is all there, with the reason; twice the same name is no trouble, nor is a second mover."""
     for _ in range(2):
         path = save(2)
-        problems = verify.check(path) or [
-            verify.Problem(checkpoint="step_2", path="payload/x", problem="digest", expected="a", got="b")
+        problems = verify.verify_checkpoint(path) or [
+            verify.CheckpointProblem(checkpoint="step_2", path="payload/x", problem="digest", expected="a", got="b")
         ]
-        moved = quarantine.put(path, problems)
+        moved = quarantine.quarantine_checkpoint(path, problems)
         assert moved is not None
-        assert verify.check(moved) == []
-        assert quarantine.put(path, problems) is None
+        assert verify.verify_checkpoint(moved) == []
+        assert quarantine.quarantine_checkpoint(path, problems) is None
         reason = (moved.parent / "reason.json").read_text()
         assert '"payload/x"' in reason
-        assert '"why": "payload/x: digest: b, expected a"' in reason
+        assert '"reason": "payload/x: digest: b, expected a"' in reason
     assert len(list((folder / "quarantine").iterdir())) == 2
     assert not os.path.lexists(folder / "latest")
 
@@ -198,13 +198,13 @@ def test_what_cannot_be_removed_stays_alone(folder: Path, save: Save, capfd: pyt
     for step in (1, 2, 3, 4):
         save(step)
     with protected(folder / "step_1"):
-        states = {record.step: (record.state, record.reason) for record in retention.prune(folder, 2)}
+        states = {record.step: (record.state, record.reason) for record in retention.prune_checkpoints(folder, 2)}
         assert states[2] == ("removed", "")
         assert states[1][0] == "failed"
         assert states[1][1] in map(os.strerror, (errno.EACCES, errno.EROFS))
-        retention.tidy(folder, 1)
-        assert lookup.whole(folder) == [4, 1]
+        retention.prune_after_save(folder, 1)
+        assert lookup.complete_steps(folder) == [4, 1]
     assert f"{folder}/step_1" in capfd.readouterr().err
-    retention.tidy(folder, 1)
-    assert lookup.whole(folder) == [4]
+    retention.prune_after_save(folder, 1)
+    assert lookup.complete_steps(folder) == [4]
     assert capfd.readouterr().err == ""

@@ -35,7 +35,9 @@ class Checkpoints(RuleBasedStateMachine):
     def save(self, ranks: int) -> None:
         """A save that succeeds."""
         place = build(self.folder, self.next, contents(self.next), ranks=ranks)
-        publish.publish(self.folder, place, self.next, format="files", run=RUN, model=MODEL, world_size=ranks)
+        publish.publish_checkpoint(
+            self.folder, place, self.next, format="files", run=RUN, model=MODEL, world_size=ranks
+        )
         self.good.add(self.next)
         self.next += 1
 
@@ -47,7 +49,7 @@ class Checkpoints(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         """Leftovers go, checkpoints do not."""
-        retention.sweep(self.folder)
+        retention.remove_leftovers(self.folder)
         assert not list(self.folder.glob(".step_*"))
 
     @precondition(lambda self: self.good)
@@ -74,7 +76,7 @@ class Checkpoints(RuleBasedStateMachine):
     @rule(last=st.integers(1, 3))
     def prune(self, last: int) -> None:
         """The newest that look whole stay, and what shows damage."""
-        retention.prune(self.folder, last)
+        retention.prune_checkpoints(self.folder, last)
         stay = set(sorted(self.good | self.silent)[-last:])
         self.good &= stay
         self.silent &= stay
@@ -82,11 +84,11 @@ class Checkpoints(RuleBasedStateMachine):
     @rule()
     def restore(self) -> None:
         """What is bad is moved aside until one is good; that one has the bytes that were saved."""
-        for step in lookup.whole(self.folder):
+        for step in lookup.complete_steps(self.folder):
             path = layout.step_path(self.folder, step)
-            if problems := verify.check(path):
+            if problems := verify.verify_checkpoint(path):
                 assert step in self.silent
-                quarantine.put(path, problems)
+                quarantine.quarantine_checkpoint(path, problems)
                 self.silent.remove(step)
                 self.lost += 1
                 continue
@@ -99,8 +101,8 @@ class Checkpoints(RuleBasedStateMachine):
     @invariant()
     def what_stands(self) -> None:
         """The folder has just what the model has, and `latest` never names what is not there."""
-        assert lookup.whole(self.folder) == sorted(self.good | self.silent, reverse=True)
-        assert set(layout.steps(self.folder)) == self.good | self.silent | self.seen
+        assert lookup.complete_steps(self.folder) == sorted(self.good | self.silent, reverse=True)
+        assert set(layout.listed_steps(self.folder)) == self.good | self.silent | self.seen
         assert len(list((self.folder / "quarantine").glob("*"))) == self.lost
         latest = self.folder / "latest"
         assert not latest.is_symlink() or latest.exists()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pitools.checkpoint import restore
-from pitools.checkpoint.checkpointer import Guard
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import layout, lookup, manifest, quarantine, retention, unreadable
-from pitools.checkpoint.store.listing import listing
+from pitools.checkpoint.store.listing import list_checkpoints
 from pitools.core.errors import ClusterError
 from tests.checkpoint.test_checkpointer import DAMAGES, Files, on_ranks, restored, saved, state
 
@@ -22,7 +22,7 @@ Away = Callable[..., None]
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Away:
     """Makes a file of some checkpoints unreadable: `away("0.w", "step_2", times=…, number=…)`; times=0: readable."""
-    real = manifest.plain_file
+    real = manifest.open_regular
     monkeypatch.setattr(restore, "_PAUSES_S", (0.01,) * 4)
 
     def begin(name: str, *steps: str, times: int = 1 << 30, number: int = errno.ESTALE) -> None:
@@ -35,7 +35,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Away:
             return real(path)
 
         for module in ("manifest", "hashing"):
-            monkeypatch.setattr(f"pitools.checkpoint.store.{module}.plain_file", opened)
+            monkeypatch.setattr(f"pitools.checkpoint.store.{module}.open_regular", opened)
 
     return begin
 
@@ -46,7 +46,7 @@ def test_a_server_that_comes_back_costs_nothing(folder: Path, away: Away, name: 
     saved(folder, 1, 2)
     away(name, "step_2", times=3)
     assert restored(folder).step == 2  # type: ignore[union-attr]
-    assert not list(folder.glob(".unread.*"))
+    assert not list(folder.glob(".unreadable.*"))
     assert not (folder / "quarantine").exists()
 
 
@@ -60,7 +60,7 @@ def test_an_older_one_that_reads_is_taken(
     away(name, "step_40", number=number)
 
     def work(rank: int, options: dict[str, Any]) -> int:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             return guard.restore(state(0)).step  # type: ignore[union-attr]
 
     assert on_ranks(2, work) == [10, 10]
@@ -68,12 +68,12 @@ def test_an_older_one_that_reads_is_taken(
     assert out == ""  # it is the program's
     assert f"{folder}/step_40 cannot be read" in said
     assert f"going on from {folder}/step_10, 30 steps earlier" in said
-    assert layout.steps(folder) == [40, 10]
+    assert layout.listed_steps(folder) == [40, 10]
     assert not (folder / "quarantine").exists()
-    assert lookup.newest(folder) == 10
+    assert lookup.latest_step(folder) == 10
     assert (folder / "latest").readlink() == Path("step_10")
-    newest, older = listing(folder)
-    assert (newest.step, newest.state, newest.newest, older.newest) == (40, "unread", False, True)
+    newest, older = list_checkpoints(folder)
+    assert (newest.step, newest.state, newest.newest, older.newest) == (40, "unreadable", False, True)
     assert "cannot be read" in newest.reason
 
 
@@ -84,15 +84,15 @@ def test_where_none_reads_it_is_an_error(folder: Path, away: Away) -> None:
     away("0.w", "step_2", "step_3", number=errno.EIO)
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             guard.restore(state(0))
 
     for error in on_ranks(2, work):
         assert isinstance(error, ClusterError)
         assert "step_3" in f"{error.where} {error}"
         assert "cannot be read" in str(error)
-    assert layout.steps(folder) == [3, 2]
-    assert not list(folder.glob(".unread.*"))
+    assert layout.listed_steps(folder) == [3, 2]
+    assert not list(folder.glob(".unreadable.*"))
     away("0.w", times=0)
     assert restored(folder).step == 3  # type: ignore[union-attr]
 
@@ -101,65 +101,65 @@ def test_a_rank_that_cannot_read_is_enough(folder: Path, away: Away, monkeypatch
     """Rank 1's node alone cannot read the newest: all go on from the older one, and the node is named."""
     saved(folder, 1, 2, world_size=2)
     monkeypatch.setattr(restore, "_PAUSES_S", (0.01,))
-    real = restore.verify.check
+    real = restore.verify.verify_checkpoint
 
     def check(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> Any:
         found = real(path, share=share, **more)
-        bad = restore.Problem(
+        bad = restore.CheckpointProblem(
             checkpoint=path.name, path="payload/0.w", problem="unreadable", expected="a file", got="Input/output error"
         )
         return [*found, bad] if share == (1, 2) and path.name == "step_2" else found
 
-    monkeypatch.setattr(restore.verify, "check", check)
+    monkeypatch.setattr(restore.verify, "verify_checkpoint", check)
 
     def work(rank: int, options: dict[str, Any]) -> int:
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             return guard.restore(state(0)).step  # type: ignore[union-attr]
 
     assert on_ranks(2, work) == [1, 1]
-    assert "rank 1" in unreadable.reason(folder / "step_2")
+    assert "rank 1" in unreadable.unreadable_reason(folder / "step_2")
 
 
 def test_saving_goes_on_past_it(folder: Path, away: Away) -> None:
     """The same step is saved anew and the unreadable one is put aside with the reason; others leave it alone."""
     saved(folder, 10, 30, 40, run="r")
     away("0.w", "step_30", "step_40", number=errno.EIO)
-    with Guard(folder, Files(), run="r", keep_last=1) as guard:
+    with Checkpointer(folder, Files(), run="r", keep_last=1) as guard:
         assert guard.restore(state(0)).step == 10  # type: ignore[union-attr]
         for step in (20, 30):
             guard.save(step, {"w": b"anew", "momentum": b"anew"}, {"position": step})
             guard.wait()
-            assert lookup.newest(folder) == step
+            assert lookup.latest_step(folder) == step
             assert (folder / "latest").readlink() == Path(f"step_{step}")
         away("0.w", "step_40", number=errno.EIO)  # what is written anew is on another server
         guard.save(50, state(50))
-    assert layout.steps(folder) == [50, 40]
+    assert layout.listed_steps(folder) == [50, 40]
     (aside,) = (folder / "quarantine").iterdir()
     assert (aside / "step_30" / "payload" / "0.w").read_bytes() == state(30)["w"]
     assert "cannot be read" in (aside / "reason.json").read_text()
-    assert retention.prune(folder, 1)[0].step == 50
-    assert layout.steps(folder) == [50, 40]
+    assert retention.prune_checkpoints(folder, 1)[0].step == 50
+    assert layout.listed_steps(folder) == [50, 40]
 
 
 def test_it_is_gone_on_from_once_it_reads(folder: Path, away: Away) -> None:
     """The next attempt looks again: what is newer and reads now is the newest, and no more marked."""
     saved(folder, 10, 40)
     away("0.w", "step_40")
-    with Guard(folder, Files()) as guard:
+    with Checkpointer(folder, Files()) as guard:
         guard.restore(state(0))
         guard.save(20, state(20))
     away("0.w", times=0)
     assert restored(folder).step == 40  # type: ignore[union-attr]
-    assert not unreadable.is_marked(folder / "step_40")
+    assert not unreadable.is_marked_unreadable(folder / "step_40")
     assert (folder / "latest").readlink() == Path("step_40")
 
 
 def test_a_mark_does_not_outlive_its_checkpoint(folder: Path) -> None:
     """Moved aside, or removed by hand and saved anew, the step is as any other."""
     saved(folder, 1, 2, 3)
-    unreadable.mark(folder / "step_3", "it was away")
-    quarantine.put(folder / "step_3", ())
-    assert not list(folder.glob(".unread.*"))
-    unreadable.mark(folder / "step_3", "it was away")
+    unreadable.mark_unreadable(folder / "step_3", "it was away")
+    quarantine.quarantine_checkpoint(folder / "step_3", ())
+    assert not list(folder.glob(".unreadable.*"))
+    unreadable.mark_unreadable(folder / "step_3", "it was away")
     saved(folder, 3)
-    assert lookup.whole(folder) == [3, 2, 1]
+    assert lookup.complete_steps(folder) == [3, 2, 1]

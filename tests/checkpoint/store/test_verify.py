@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pitools.checkpoint.checkpointer import Guard
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import check_folder, layout, lookup, verify
-from pitools.checkpoint.store.manifest import FILE_NAME, FileEntry, load
+from pitools.checkpoint.store.manifest import FILE_NAME, FileEntry, load_manifest
 from tests.checkpoint.conftest import Save
 from tests.checkpoint.test_checkpointer import Files, on_ranks, saved, state
 
@@ -23,7 +23,7 @@ PATHS = ["payload/_METADATA", "payload/d/0a", "payload/ocdbt.process_0/d/1b", "p
 
 
 def kinds(path: Path, **more: object) -> dict[str, str]:
-    return {problem.path: problem.problem for problem in verify.check(path, **more)}
+    return {problem.path: problem.problem for problem in verify.verify_checkpoint(path, **more)}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_any_damage_is_found(data: st.DataObject, save: Save, memory: Path) -> N
     """Any flipped bit, cut, growth, removal, addition or rename of any file of a checkpoint is found."""
     folder = memory / "checkpoints"
     if not folder.exists():
-        assert verify.check(save(7, to=folder)) == []
+        assert verify.verify_checkpoint(save(7, to=folder)) == []
     path = folder.parent / "other" / "step_7"
     shutil.rmtree(path.parent, ignore_errors=True)
     shutil.copytree(folder / "step_7", path)
@@ -66,10 +66,14 @@ def test_any_damage_is_found(data: st.DataObject, save: Save, memory: Path) -> N
         theirs = other.read_bytes()
         other.write_bytes(content)
         victim.write_bytes(theirs)
-    assert verify.check(path)
+    assert verify.verify_checkpoint(path)
     # Of all that there is to be found, four ranks that share the work find at least as much as one.
-    found = {(problem.path, problem.problem) for rank in range(4) for problem in verify.check(path, share=(rank, 4))}
-    assert {(problem.path, problem.problem) for problem in verify.check(path)} == found
+    found = {
+        (problem.path, problem.problem)
+        for rank in range(4)
+        for problem in verify.verify_checkpoint(path, share=(rank, 4))
+    }
+    assert {(problem.path, problem.problem) for problem in verify.verify_checkpoint(path)} == found
 
 
 def test_each_problem_is_told_from_the_others(save: Save) -> None:
@@ -93,7 +97,7 @@ def test_each_problem_is_told_from_the_others(save: Save) -> None:
         "payload/new": "extra",
         "out": "extra",
     }
-    (size,) = (problem for problem in verify.check(path) if problem.problem == "size")
+    (size,) = (problem for problem in verify.verify_checkpoint(path) if problem.problem == "size")
     assert size.text() == "payload/b: size: 2, expected 1"
 
 
@@ -102,11 +106,11 @@ def test_names_that_lie(folder: Path, save: Save, tmp_path: Path) -> None:
     path = save(3)
     path.rename(folder / "step_5")
     assert kinds(folder / "step_5") == {FILE_NAME: "manifest"}
-    assert lookup.newest(folder) is None
+    assert lookup.latest_step(folder) is None
     (folder / "step_5").rename(tmp_path / "step_3")
     (folder / "step_3").symlink_to(tmp_path / "step_3")
     assert kinds(folder / "step_3") == {"": "manifest"}
-    assert lookup.newest(folder) is None
+    assert lookup.latest_step(folder) is None
     assert kinds(folder / "step_4") == {"": "missing"}
 
 
@@ -137,7 +141,7 @@ def test_absurd_names(folder: Path, save: Save, name: str) -> None:
     """What is only like a checkpoint's name is none: nothing is found by it, nor removed."""
     save(3)
     (folder / "step_3").rename(folder / name)
-    assert (lookup.newest(folder), lookup.whole(folder), layout.left_over(folder)) == (None, [], [])
+    assert (lookup.latest_step(folder), lookup.complete_steps(folder), layout.leftovers(folder)) == (None, [], [])
 
 
 def test_newest_looks_at_sizes_alone(folder: Path, save: Save) -> None:
@@ -145,12 +149,12 @@ def test_newest_looks_at_sizes_alone(folder: Path, save: Save) -> None:
     for step in (1, 2, 3):
         save(step)
     (folder / "step_3" / "payload" / "d" / "0a").unlink()
-    assert lookup.newest(folder) == 2
+    assert lookup.latest_step(folder) == 2
     path = folder / "step_2" / "payload" / "d" / "0a"
     path.write_bytes(bytes(path.stat().st_size))
-    assert lookup.newest(folder) == 2
+    assert lookup.latest_step(folder) == 2
     assert kinds(folder / "step_2") == {"payload/d/0a": "digest"}
-    assert lookup.newest(folder / "nowhere") is None
+    assert lookup.latest_step(folder / "nowhere") is None
 
 
 def test_unreadable_file(save: Save) -> None:
@@ -168,7 +172,7 @@ def test_forged_sizes_cost_nothing(save: Save, monkeypatch: pytest.MonkeyPatch) 
     from pitools.checkpoint.store.manifest import FileEntry
 
     path = save(3)
-    entry = load(path).files[0]
+    entry = load_manifest(path).files[0]
     forged = FileEntry(path=entry.path, bytes=1 << 60, digest=entry.digest)
     (problem,) = verify._contents(path, [forged], 1, lambda _: None)
     assert (problem.problem, problem.expected, problem.got) == ("size", str(1 << 60), str(entry.bytes))
@@ -180,7 +184,7 @@ def test_shares_cover_everything_once(sizes: list[int], ranks: int) -> None:
     from pitools.checkpoint.store.manifest import FileEntry
 
     files = tuple(FileEntry(path=f"f{n}", bytes=size, digest="") for n, size in enumerate(sizes))
-    shares = verify.shared_out(files, ranks)
+    shares = verify.split_files(files, ranks)
     assert sorted(entry.path for share in shares for entry in share) == sorted(entry.path for entry in files)
     loads = [sum(entry.bytes for entry in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0)
@@ -195,11 +199,15 @@ def test_little_work_has_no_bar(folder: Path, save: Save, monkeypatch: pytest.Mo
 
     save(3)
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
-    assert [problem for problem in check_folder.check(folder, [3]) if not isinstance(problem, check_folder.Check)] == []
-    assert check_folder.newest_good(folder) == 3
+    assert [
+        problem
+        for problem in check_folder.check_folder(folder, [3])
+        if not isinstance(problem, check_folder.FolderCheck)
+    ] == []
+    assert check_folder.newest_good_step(folder) == 3
     assert shown.getvalue() == ""
-    monkeypatch.setattr(check_folder, "_WORTH_A_BAR", 1)
-    list(check_folder.check(folder, [3]))
+    monkeypatch.setattr(check_folder, "_PROGRESS_BAR_BYTES", 1)
+    list(check_folder.check_folder(folder, [3]))
     assert "step_3" in shown.getvalue()
 
 
@@ -212,11 +220,11 @@ def test_each_rank_reads_what_it_wrote() -> None:
     writer = lambda path, ranks: int(Path(path).name.split(".")[0]) % ranks  # noqa: E731
     even, uneven = entries(100 << 20, 90 << 20, 110 << 20, 95 << 20), entries(1 << 30, 10, 10, 1 << 30)
     for files in (even, uneven):
-        for shares in (verify.shared_out(files, 3, writer), verify.shared_out(files, 4, writer)):
+        for shares in (verify.split_files(files, 3, writer), verify.split_files(files, 4, writer)):
             assert sorted(entry.path for share in shares for entry in share) == [entry.path for entry in files]
-    assert verify.shared_out(even, 4, writer) == [[entry] for entry in even]
-    assert verify.shared_out(uneven, 4, writer) == verify.shared_out(uneven, 4)
-    assert verify.shared_out((), 4, writer) == [[]] * 4
+    assert verify.split_files(even, 4, writer) == [[entry] for entry in even]
+    assert verify.split_files(uneven, 4, writer) == verify.split_files(uneven, 4)
+    assert verify.split_files((), 4, writer) == [[]] * 4
 
 
 def test_a_restore_shares_by_writer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +232,17 @@ def test_a_restore_shares_by_writer(folder: Path, monkeypatch: pytest.MonkeyPatc
     saved(folder, 1, world_size=3)
     read: dict[int, set[str]] = {}
     ranks: dict[int, int] = {}
-    real = verify.digests
+    real = verify.hash_files
 
     def noted(root: Path, sizes: dict[str, int], **more: Any) -> Any:
         read[ranks[threading.get_ident()]] = {path for path in sizes if path[-2:] in (".w", "um")}
         return real(root, sizes, **more)
 
-    monkeypatch.setattr(verify, "digests", noted)
+    monkeypatch.setattr(verify, "hash_files", noted)
 
     def work(rank: int, options: dict[str, Any]) -> int:
         ranks[threading.get_ident()] = rank
-        with Guard(folder, Files(rank), **options) as guard:
+        with Checkpointer(folder, Files(rank), **options) as guard:
             return guard.restore(state(0)).step  # type: ignore[union-attr]
 
     assert on_ranks(3, work) == [1, 1, 1]

@@ -27,7 +27,7 @@ from pitools.core import strict_toml, subprocesses
 from pitools.launch import plan as planning
 from pitools.launch.request import Request
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.store import digest, manifest
 
 PATH = os.environ["PATH"]
@@ -222,10 +222,10 @@ def near(far_side: FarSide, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def site(near: None, far_side: FarSide, dev_sites: Path) -> Iterator[Site]:
     """The cluster alpha, as if it were another site's; its PATH has nothing of the test before."""
-    keys = strict_toml.read(dev_sites / "alpha.toml")
+    keys = strict_toml.read_toml(dev_sites / "alpha.toml")
     root = str(far_side.root)
     keys["name"] = "far"
-    keys["reach"] = {"kind": "ssh", "host": "far", "timeout_s": 20.0}
+    keys["connection"] = {"kind": "ssh", "host": "far", "timeout_s": 20.0}
     keys["paths"] = {
         "runs": f"{root}/runs/{{user}}",
         "data": f"{root}/data",
@@ -253,7 +253,7 @@ def make_plan(site: Site, tmp_path: Path) -> Callable[..., planning.Plan]:
         wanted = {"name": "t", "time": "3m", "workdir": str(work), **asked}
         if "entry" not in wanted:
             wanted.setdefault("command", "true")
-        return planning.make(msgspec.convert(wanted, Request), site, "test")
+        return planning.make_plan(msgspec.convert(wanted, Request), site, "test")
 
     return make
 
@@ -266,7 +266,7 @@ def alpha(clusters: Path, far_side: FarSide) -> Iterator[Client]:
     def with_slurm(argv: list[str], *, env: dict[str, str], **more: Any) -> subprocesses.Completed:
         return subprocesses.run(argv, env={**env, "PATH": PATH}, **more)
 
-    slurm = Client(Reach(env={"SLURM_CONF": conf}, timeout_s=20), with_slurm)
+    slurm = Client(Transport(env={"SLURM_CONF": conf}, timeout_s=20), with_slurm)
     yield slurm
     if far_side.user != pwd.getpwuid(os.geteuid()).pw_name:
         left = [job.raw_id for job in slurm.jobs(user=far_side.user)]
@@ -282,10 +282,10 @@ def dataset(root: Path, sizes: Sequence[int]) -> Path:
         path = building / "a" / str(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(size))
-        entries.append(manifest.FileEntry(path=f"a/{number}", bytes=size, digest=digest.of_file(path)[1]))
-    raw = manifest.encode(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
+        entries.append(manifest.FileEntry(path=f"a/{number}", bytes=size, digest=digest.digest_file(path)[1]))
+    raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
     (building / manifest.FILE_NAME).write_bytes(raw)
-    return building.rename(root / "pick" / manifest.version(raw))
+    return building.rename(root / "pick" / manifest.version_of(raw))
 
 
 @pytest.fixture

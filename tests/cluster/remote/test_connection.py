@@ -16,15 +16,15 @@ import pytest
 
 from pitools.core.errors import Unreachable
 from pitools.slurm import ssh_mux
-from pitools.slurm.transport import Reach, call
+from pitools.slurm.transport import Transport, run_command
 
 pytestmark = pytest.mark.slurm
 
-FAR = Reach(host="far", timeout_s=10)
+FAR = Transport(host="far", timeout_s=10)
 
 
-def ask(reach: Reach = FAR, *words: str) -> str:
-    done = call(reach, words or ["sh", "-c", "echo $PPID"], env={})
+def ask(reach: Transport = FAR, *words: str) -> str:
+    done = run_command(reach, words or ["sh", "-c", "echo $PPID"], env={})
     assert done.code == 0, done.stderr
     return done.stdout
 
@@ -72,7 +72,7 @@ def test_a_connection_that_is_cut_is_made_again(near: None, far_side: Any) -> No
     """The command in flight fails and says so; the next one connects anew."""
     ask()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(call, FAR, ["sleep", "9.125"], env={})
+        waiting = pool.submit(run_command, FAR, ["sleep", "9.125"], env={})
         while not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "9.125"]]:
             assert not waiting.done()
         far_side.cut()
@@ -99,7 +99,7 @@ def test_a_connection_that_hangs_holds_up_one_command(near: None) -> None:
     hung.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(Unreachable, match="no answer within"):
-            ask(Reach(host="far", timeout_s=1))
+            ask(Transport(host="far", timeout_s=1))
         ask()
     finally:
         hung.kill()
@@ -107,11 +107,11 @@ def test_a_connection_that_hangs_holds_up_one_command(near: None) -> None:
 
 def test_the_users_own_sharing_stays(near: None, far_side: Any) -> None:
     """Where the ssh configuration says how connections are shared, ours keeps out of it."""
-    assert "ControlMaster=auto" not in ssh_mux.options("shared")
-    ask(Reach(host="shared", timeout_s=10))
+    assert "ControlMaster=auto" not in ssh_mux.mux_options("shared")
+    ask(Transport(host="shared", timeout_s=10))
     assert sockets() == []
     before = far_side.logins()
-    ask(Reach(host="shared", timeout_s=10))
+    ask(Transport(host="shared", timeout_s=10))
     assert far_side.logins() == before
     subprocess.run([f"{far_side.near}/ssh", "-O", "exit", "shared"], capture_output=True, check=True)
 
@@ -132,5 +132,5 @@ def test_a_folder_that_is_not_private_is_not_used(
         folder.write_text("")
     else:
         folder = tmp_path / ("x" * 90)
-    assert not [word for word in ssh_mux.options("far") if word.startswith("ControlPath")]
+    assert not [word for word in ssh_mux.mux_options("far") if word.startswith("ControlPath")]
     ask()

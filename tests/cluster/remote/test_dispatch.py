@@ -14,9 +14,9 @@ import pytest
 from pitools.launch.request import Request
 from pitools.place import types
 from pitools.place.dispatch import planner, store, tick
-from pitools.place.dispatch.tick import Ticker
+from pitools.place.dispatch.tick import Dispatcher
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 
 pytestmark = pytest.mark.slurm
 
@@ -29,17 +29,17 @@ WANTED = {"near": (NEAR,), "far": (FAR,), "moved": (NEAR, FAR)}
 
 
 def decide(
-    now_s: float, jobs: Sequence[types.Job], pools: Mapping[str, types.Pool], held: Sequence[types.Ticket]
-) -> list[types.Place | types.Withdraw]:
+    now_s: float, jobs: Sequence[types.PendingJob], pools: Mapping[str, types.PoolState], held: Sequence[types.Ticket]
+) -> list[types.Submit | types.Withdraw]:
     """Each job where its name says; `moved` goes to the near queue, and from there to the far one."""
-    found: list[types.Place | types.Withdraw] = []
+    found: list[types.Submit | types.Withdraw] = []
     for job in jobs:
         wanted = WANTED[job.job_id.partition("-")[0]]
         mine = [ticket.pool for ticket in held if ticket.job_id == job.job_id]
         # Where a ticket was just taken back there is no option for a while.
         left = [pool for pool in wanted if pool in pools and pool in {option.pool for option in job.options}]
         if not mine:
-            found += [types.Place(job_id=job.job_id, pool=pool) for pool in left[:1]]
+            found += [types.Submit(job_id=job.job_id, pool=pool) for pool in left[:1]]
         elif mine[0] != wanted[-1]:
             found.append(types.Withdraw(job_id=job.job_id, pool=mine[0]))
     return found
@@ -60,7 +60,7 @@ def world(
     text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "far"')
     head, _, rest = text.partition("[paths]\n")
     keys = "".join(f'{key} = "{getattr(site.paths, key)}"\n' for key in ("runs", "data", "nvme", "python"))
-    reach = '[reach]\nkind = "ssh"\nhost = "far"\ntimeout_s = 20\n'
+    reach = '[connection]\nkind = "ssh"\nhost = "far"\ntimeout_s = 20\n'
     (sites / "far.toml").write_text(f"{head}[paths]\n{keys}{reach}{rest[rest.index('[partitions') :]}")
     (sites / "beta.toml").write_text(f'[paths]\nruns = "{tmp_path}/runs"\n')
     monkeypatch.setenv("PATH", f"{bin_folder}:{far_side.near}:{path}")
@@ -70,8 +70,8 @@ def world(
         monkeypatch.setenv(name, str(state))
     monkeypatch.setattr(planner, "LEAD_S", 0.0)
     monkeypatch.setattr(tick, "MAX_AGE_S", 1.0)
-    yield store.root()
-    beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
+    yield store.queue_dir()
+    beta = Client(Transport(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}))
     if left := [job.raw_id for job in beta.jobs() if str(tmp_path) in job.work_dir or job.name.startswith("moved-")]:
         beta.cancel(left)
 
@@ -85,11 +85,11 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
         Request(name=name, command=command, time="2m", workdir=str(work))
         for name in ("near", "far", "far", "moved", "moved")
     ]
-    jobs = store.add(world, [store.ask(one, ("beta", "far"), owner="ada") for one in requests])
-    ticker = Ticker(world, decide)
+    jobs = store.enqueue(world, [store.make_request(one, ("beta", "far"), user="ada") for one in requests])
+    ticker = Dispatcher(world, decide)
     before, cuts = far_side.logins(), 0
     deadline = time.monotonic() + 40
-    while time.monotonic() < deadline and not all(store.find(world, job.job_id).is_over for job in jobs):
+    while time.monotonic() < deadline and not all(store.find_job(world, job.job_id).is_over for job in jobs):
         ticked = ticker.tick()
         assert ticked
         if not cuts and any(row.pool == FAR and row.state == "running" for row in ticked.jobs):
@@ -97,7 +97,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
             cuts = far_side.cut()
             assert cuts == 1
         time.sleep(0.2)
-    found = [store.find(world, job.job_id) for job in jobs]
+    found = [store.find_job(world, job.job_id) for job in jobs]
     assert [job.state for job in found] == ["done"] * len(jobs), [job.tickets for job in found]
     assert far_side.logins() - before == 2
     proofs = [
@@ -110,5 +110,5 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
     sides = {"near": "beta", "far": "alpha", "moved": "alpha"}
     assert ran == Counter((job.job_id, sides[job.job_id.partition("-")[0]]) for job in jobs)
     # What the far runs had to say lies in the queue's own folder.
-    logs = [list((store.root() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
+    logs = [list((store.queue_dir() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
     assert [len(one) for one in logs] == [0, 1, 1, 1, 1]

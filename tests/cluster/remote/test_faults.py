@@ -28,7 +28,7 @@ from pitools.launch.tickets import remote
 from pitools.site import remote_files
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
-from pitools.slurm.errors import Unanswered
+from pitools.slurm.errors import OutcomeUnknown
 
 pytestmark = pytest.mark.slurm
 
@@ -63,12 +63,12 @@ def test_cut_between_sbatch_and_its_answer(
     """The job is found by what is left there, or by its name; sbatch runs once, and so does the job."""
     path = fake(far_side, CUT_OFF.format(shells=shells))
     before = far_side.logins()
-    sent = remote.submit(make_plan(command="echo x"), site, name=name)
+    sent = remote.submit_ticket(make_plan(command="echo x"), site, name=name)
     (job,) = alpha.jobs(name=name, all_states=True)
     assert sent.job_id == job.raw_id
     assert not path.with_name("sbatch.again").exists()
     assert far_side.logins() - before == 2
-    assert remote.submit(make_plan(command="echo x"), site, name=name).job_id == job.raw_id
+    assert remote.submit_ticket(make_plan(command="echo x"), site, name=name).job_id == job.raw_id
 
 
 def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str) -> None:
@@ -92,7 +92,7 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
         if len(told) == len(names):
             names.append(f"{name}-{len(names)}")
         try:
-            told[names[-1]] = remote.submit(plan, site, name=names[-1]).job_id
+            told[names[-1]] = remote.submit_ticket(plan, site, name=names[-1]).job_id
             in_a_row = 0
         except TryLater:
             failures, in_a_row = failures + 1, in_a_row + 1
@@ -102,27 +102,27 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
     assert failures
     jobs = [(job.name, job.raw_id) for job in alpha.jobs(user=far_side.user, all_states=True) if job.name in names]
     assert sorted(jobs) == sorted(told.items())
-    while not all(seen.is_over for one, seen in remote.state(site, names).items() if one in names):
+    while not all(seen.is_over for one, seen in remote.ticket_states(site, names).items() if one in names):
         assert time.monotonic() < deadline + 30
         time.sleep(0.3)
-    assert {remote_files.read(site, f"{remote.run_dir(site, one)}/proof") for one in names} == {b"x\n"}
+    assert {remote_files.read_file(site, f"{remote.ticket_dir(site, one)}/proof") for one in names} == {b"x\n"}
 
 
 def test_cut_before_slurm_heard_of_it(
     site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can tell whether sbatch got through, it is not run again: the ticket can be taken back instead."""
-    monkeypatch.setattr("pitools.launch.tickets.remote.submission._LOOK_S", 0.05)
+    monkeypatch.setattr("pitools.launch.tickets.remote.submission._FIND_PAUSE_S", 0.05)
     path = fake(far_side, '#!/bin/sh\necho x >> "$0.ran"\nkill -9 $PPID $(ps -o ppid= -p $PPID)\n')
     plan = make_plan(command="true")
     for _ in range(2):
-        with pytest.raises(Unanswered, match="no job of its name") as caught:
-            remote.submit(plan, site, name=name)
+        with pytest.raises(OutcomeUnknown, match="no job of its name") as caught:
+            remote.submit_ticket(plan, site, name=name)
         assert caught.value.hint == "take it back"
     assert path.with_name("sbatch.ran").read_text() == "x\n"
-    assert remote.take_back(site, [name]) == {name: True}
+    assert remote.revoke(site, [name]) == {name: True}
     with pytest.raises(ClusterError, match="taken back"):
-        remote.submit(plan, site, name=name)
+        remote.submit_ticket(plan, site, name=name)
     assert not alpha.jobs(name=name, all_states=True)
 
 
@@ -134,10 +134,10 @@ def test_a_controller_that_is_away_is_asked_again(
     path = fake(far_side, f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     plan = make_plan(command="true")
     with pytest.raises(Unreachable, match="Connection refused") as caught:
-        remote.submit(plan, site, name=name)
-    assert not isinstance(caught.value, Unanswered)
+        remote.submit_ticket(plan, site, name=name)
+    assert not isinstance(caught.value, OutcomeUnknown)
     path.unlink()
-    job_id = remote.submit(plan, site, name=name).job_id
+    job_id = remote.submit_ticket(plan, site, name=name).job_id
     assert [job.raw_id for job in alpha.jobs(name=name, all_states=True)] == [job_id]
 
 
@@ -147,12 +147,12 @@ def test_cut_in_the_middle_of_a_stream(
     """Half a snapshot is not a run, nor is it left there; the same call again sends it whole."""
     (tmp_path / "work" / "large").write_bytes(os.urandom(100 << 20))
     plan = make_plan(command="true")
-    runs = Path(remote.run_dir(site, name)).parent
+    runs = Path(remote.ticket_dir(site, name)).parent
     failed: list[PitError] = []
 
     def submit() -> None:
         try:
-            remote.submit(plan, site, name=name)
+            remote.submit_ticket(plan, site, name=name)
         except PitError as error:
             failed.append(error)
 
@@ -167,7 +167,7 @@ def test_cut_in_the_middle_of_a_stream(
     deadline = time.monotonic() + 10
     while list(runs.glob(f".{name}.*")):
         assert time.monotonic() < deadline
-    remote.submit(plan, site, name=name)
+    remote.submit_ticket(plan, site, name=name)
     assert (runs / name / "code" / "large").read_bytes() == (tmp_path / "work" / "large").read_bytes()
     assert len(alpha.jobs(name=name, all_states=True)) == 1
 
@@ -188,9 +188,9 @@ def test_a_full_disk_there(site: Site, full: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "large").write_bytes(os.urandom(20 << 20))
     with pytest.raises(NoSpace, match="no space left there"):
-        remote_files.put(site, tmp_path / "in", f"{full}/run")
+        remote_files.put_tree(site, tmp_path / "in", f"{full}/run")
     with pytest.raises(NoSpace):
-        remote_files.write(site, f"{full}/file", os.urandom(20 << 20))
+        remote_files.write_file(site, f"{full}/file", os.urandom(20 << 20))
     assert not list(full.iterdir())
 
 
@@ -198,22 +198,22 @@ def test_data_goes_on_where_the_disk_was_full(
     site: Site, make_plan: MakePlan, far_side: Any, full: Path, make_dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that have come are not sent again; the dataset appears when all of them have."""
-    monkeypatch.setattr("pitools.launch.tickets.remote.datasets.BATCH", 1 << 20)
+    monkeypatch.setattr("pitools.launch.tickets.remote.datasets.BATCH_BYTES", 1 << 20)
     there = moved(site, data=str(full))
     version = make_dataset([1 << 20] * 15)
     (staged,) = planned(make_plan, version).data
     with pytest.raises(NoSpace):
-        remote.send(staged, there)
+        remote.send_dataset(staged, there)
     assert not (full / "pick").exists()
     subprocess.run(["/usr/bin/mount", "-o", "remount,size=64m", str(full)], check=True)
-    sent = remote.send(staged, there)
+    sent = remote.send_dataset(staged, there)
     assert 1 << 20 <= sent.bytes <= 6 << 20
     final = full / "pick" / version.name
     assert {path.name for path in full.iterdir()} == {"pick", ".tmp"}
     assert not list((full / ".tmp").iterdir())
     assert (final / "a" / "14").read_bytes() == (version / "a" / "14").read_bytes()
-    assert remote.missing(planned(make_plan, version), there) == ()
-    assert remote.send(staged, there).bytes in (0, 15 << 20)
+    assert remote.missing_datasets(planned(make_plan, version), there) == ()
+    assert remote.send_dataset(staged, there).bytes in (0, 15 << 20)
 
 
 def test_data_that_changed_is_not_published(site: Site, make_plan: MakePlan, far_side: Any, make_dataset: Any) -> None:
@@ -223,11 +223,11 @@ def test_data_that_changed_is_not_published(site: Site, make_plan: MakePlan, far
     right = (version / "a" / "1").read_bytes()
     (version / "a" / "1").write_bytes(b"\0" * 2000)
     with pytest.raises(DataError, match="a/1 is not what the manifest says"):
-        remote.send(staged, site)
+        remote.send_dataset(staged, site)
     final = far_side.root / "data" / "pick" / version.name
     assert not final.exists()
     (version / "a" / "1").write_bytes(right)
-    assert remote.send(staged, site).bytes == 3000
+    assert remote.send_dataset(staged, site).bytes == 3000
     assert (final / "a" / "1").read_bytes() == right
 
 
@@ -239,7 +239,7 @@ def test_data_that_is_sent_twice_at_once(site: Site, make_plan: MakePlan, far_si
 
     def send() -> None:
         try:
-            remote.send(staged, site)
+            remote.send_dataset(staged, site)
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
 
@@ -257,7 +257,7 @@ def test_no_pitools_there(site: Site, make_plan: MakePlan, make_dataset: Any) ->
     (staged,) = planned(make_plan, make_dataset([10])).data
     for python in ("/usr/bin/false-python", "/usr/bin/python3"):
         with pytest.raises(ToolMissing, match="cannot be verified there") as caught:
-            remote.send(staged, moved(site, python=python))
+            remote.send_dataset(staged, moved(site, python=python))
         assert "paths.python" in caught.value.hint
 
 
@@ -271,9 +271,9 @@ def test_a_link_in_place_of_the_root(site: Site, make_plan: MakePlan, far_side: 
     try:
         there = moved(site, runs=str(root))
         with pytest.raises(ClusterError, match="is a link, not a folder"):
-            remote.submit(make_plan(), there, name=name)
+            remote.submit_ticket(make_plan(), there, name=name)
         with pytest.raises(ClusterError, match="is a link, not a folder"):
-            remote.take_back(there, [name])
+            remote.revoke(there, [name])
         assert not list(elsewhere.iterdir())
     finally:
         root.unlink()
@@ -283,13 +283,13 @@ def test_a_link_in_place_of_the_root(site: Site, make_plan: MakePlan, far_side: 
 def test_roots_that_are_none(site: Site, make_plan: MakePlan, name: str, bad: str) -> None:
     """A root that is not in full, or not one line, is refused with the key that says so."""
     with pytest.raises(ConfigError):
-        remote.submit(make_plan(), moved(site, runs=bad), name=name)
+        remote.submit_ticket(make_plan(), moved(site, runs=bad), name=name)
 
 
 def test_roots_of_odd_names(site: Site, make_plan: MakePlan, far_side: Any, name: str) -> None:
     """Quotes, dollars and blanks in a path are only a path."""
     odd = far_side.root / 'it\'s "$(touch x)" `id` é;&|'
-    remote.submit(make_plan(command="true"), moved(site, runs=str(odd)), name=name)
+    remote.submit_ticket(make_plan(command="true"), moved(site, runs=str(odd)), name=name)
     assert (odd / name / "job.json").is_file()
     assert {path.name for path in far_side.root.iterdir()} <= {
         "home",

@@ -53,14 +53,14 @@ def started(
     request = Request(
         name="t", entry="loop:main", args={"steps": 2000}, time="3m", workdir=str(work), data=data, cpus_per_task=1
     )
-    here = load.load("local")
-    run_dir = submit.run(planning.make(request, here, "test"), here)
+    here = load.load_site("local")
+    run_dir = submit.submit_run(planning.make_plan(request, here, "test"), here)
     (work / "loop.py").write_text("raise SystemExit('the live code ran')\n")
     until((run_dir / "attempts" / "0" / "began").exists)
     yield run_dir
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     if job:
-        local_process.cancel(job)
+        local_process.terminate_supervisor(job)
 
 
 def test_it_goes_on_at_a_site_that_shares_nothing(started: Path, site: Site, far_side: FarSide, alpha: Client) -> None:
@@ -69,20 +69,20 @@ def test_it_goes_on_at_a_site_that_shares_nothing(started: Path, site: Site, far
     """
     (started / "checkpoints").mkdir(exist_ok=True)
     (started / "checkpoints" / "words.json").write_text("[1]")
-    moved = move_run.move(started, load.load("local"), site)
+    moved = move_run.move_run(started, load.load_site("local"), site)
     there = Path(moved.run_dir)
     assert there.is_relative_to(far_side.root)
     assert moved.step > 0
     until((there / "attempts" / "0" / "began").exists)
     assert (there / "attempts" / "0" / "began").read_text() == str(moved.step)
     step = f"checkpoints/step_{moved.step}"
-    assert verify.check(there / step) == []
+    assert verify.verify_checkpoint(there / step) == []
     assert (there / step / "payload" / "state").read_bytes() == (started / step / "payload" / "state").read_bytes()
     assert (there / "checkpoints" / "words.json").read_text() == "[1]"
-    assert json.loads((there / "checkpoints" / "owner.json").read_text())["run"] == moved.to
-    verdict = apply_decision.verdict(started)
+    assert json.loads((there / "checkpoints" / "owner.json").read_text())["run"] == moved.new_run_id
+    verdict = apply_decision.read_verdict(started)
     assert verdict is not None
-    assert (verdict.code, verdict.moved_to) == ("moved", moved.to)
+    assert (verdict.code, verdict.moved_to) == ("moved", moved.new_run_id)
     alpha.cancel([moved.job_id])
 
 
@@ -90,19 +90,19 @@ def test_a_checkpoint_that_arrives_wrong_is_not_run(
     started: Path, site: Site, far_side: FarSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes that changed on the way are found there: nothing is queued, nothing stays, and the run goes on here."""
-    real = checkpoint_transfer.manifest.load
+    real = checkpoint_transfer.manifest.load_manifest
 
-    def flipping(step_dir: Path) -> checkpoint_transfer.manifest.Manifest:
+    def flipping(step_dir: Path) -> checkpoint_transfer.manifest.CheckpointManifest:
         held = real(step_dir)
         state = step_dir / "payload" / "state"
         state.write_text("x" + state.read_text()[1:])  # after it was verified here, and before it is sent
         return held
 
-    monkeypatch.setattr(checkpoint_transfer.manifest, "load", flipping)
+    monkeypatch.setattr(checkpoint_transfer.manifest, "load_manifest", flipping)
     before = set((far_side.root / "runs").glob("*/*"))
     with pytest.raises(DataError, match="did not arrive as it was"):
-        move_run.move(started, load.load("local"), site)
+        move_run.move_run(started, load.load_site("local"), site)
     monkeypatch.undo()
     assert set((far_side.root / "runs").glob("*/*")) == before
-    assert apply_decision.verdict(started) is None
+    assert apply_decision.read_verdict(started) is None
     until((started / "attempts" / "1" / "began").exists)

@@ -21,7 +21,7 @@ from pitools.core.errors import ClusterError, ConfigError
 from pitools.launch import plan as planning
 from pitools.launch.submission import node_choice
 from pitools.launch.tickets import remote
-from pitools.launch.tickets.ticket_state import Seen
+from pitools.launch.tickets.ticket_state import TicketState
 from pitools.run import run_folder
 from pitools.site import remote_files
 from pitools.site.schema import Site
@@ -40,15 +40,15 @@ def main(note):
 """
 
 
-def until(site: Site, name: str, ready: Callable[[Seen], bool], timeout_s: float = 60) -> Seen:
+def until(site: Site, name: str, ready: Callable[[TicketState], bool], timeout_s: float = 60) -> TicketState:
     deadline = time.monotonic() + timeout_s
-    while not ready(seen := remote.state(site, [name])[name]):
+    while not ready(seen := remote.ticket_states(site, [name])[name]):
         assert time.monotonic() < deadline, seen
         time.sleep(0.3)
     return seen
 
 
-def over(seen: Seen) -> bool:
+def over(seen: TicketState) -> bool:
     return seen.is_over
 
 
@@ -71,9 +71,9 @@ def test_a_run_from_end_to_end(
         entry="main:main", args={"note": "it's"}, nodes=2, data={"pick": str(version)}, env={"ODD": "a 'b' $c"}
     )
     before = far_side.logins()
-    sent = remote.submit(plan, site, name=name)
+    sent = remote.submit_ticket(plan, site, name=name)
     assert (sent.data_bytes, sent.data_s > 0) == (100_003, True)
-    again = remote.submit(plan, site, name=name)
+    again = remote.submit_ticket(plan, site, name=name)
     assert (again.job_id, again.data_bytes) == (sent.job_id, 0)
     seen = until(site, name, over)
     assert far_side.logins() - before == 1
@@ -83,34 +83,34 @@ def test_a_run_from_end_to_end(
     while (state := alpha.state_of([job.raw_id])[job.raw_id]) != "COMPLETED":  # the run is over before Slurm says so
         assert (state in ("RUNNING", "COMPLETING"), time.monotonic() < deadline) == (True, True)
         time.sleep(0.2)
-    assert (seen.state, seen.job_id, seen.exit_code, seen.leave) == ("COMPLETED", sent.job_id, 0, f"run.{sent.job_id}")
+    assert (seen.state, seen.job_id, seen.exit_code, seen.grant) == ("COMPLETED", sent.job_id, 0, f"run.{sent.job_id}")
 
-    assert remote.fetch(site, name, tmp_path / "back")
+    assert remote.fetch_run(site, name, tmp_path / "back")
     assert not (tmp_path / "back" / "code").exists()
     for rank in range(2):
         said = (tmp_path / "back" / "attempts" / "0" / "logs" / f"{rank}.out").read_text().splitlines()[-1].split()
         assert said[:3] == ["helped", "it's", str(rank)]
         assert said[3] == (version / "a" / "0").read_bytes().hex()
         assert int(said[-1]) == far_side.root.stat().st_uid
-    ended = run_folder.read(tmp_path / "back" / "attempts" / "0" / "exit.json", run_folder.Attempt)
+    ended = run_folder.read_record(tmp_path / "back" / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
     assert ended is not None
     assert ended.exit_code == 0
-    there = Path(remote.run_dir(site, name))
+    there = Path(remote.ticket_dir(site, name))
     assert {path.name for path in (there / "code").iterdir()} == {"main.py", "helper.py", "here.py"}
     assert (there / "code" / "here.py").readlink() == Path("helper.py")
     for one in ("script.sbatch", "plan.json", "job.json"):
         assert not [word for word in near_words(tmp_path) if word in (there / one).read_bytes()]
-    remote.forget(site, [name])
+    remote.remove_ticket_dirs(site, [name])
     assert not there.exists()
-    assert remote.state(site, [name])[name].state == "COMPLETED"  # squeue still knows
+    assert remote.ticket_states(site, [name])[name].state == "COMPLETED"  # squeue still knows
 
 
 def test_it_gets_the_best_of_the_free_nodes(site: Site, make_plan: MakePlan, name: str) -> None:
     """As here: it is told the leaf that has room for it before it begins."""
     tell = '[ "$PIT_RANK" != 0 ] || scontrol show job "$SLURM_JOB_ID" > "$PIT_RUN_DIR/told"'
-    sent = remote.submit(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
+    sent = remote.submit_ticket(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
     until(site, name, over)
-    words = Path(remote.run_dir(site, name), "told").read_text().split()
+    words = Path(remote.ticket_dir(site, name), "told").read_text().split()
     told = dict(word.split("=", 1) for word in words if "=" in word)
     assert told["JobId"] == sent.job_id
     leaves = [{f"alpha0{n + even}" for n in (1, 3, 5, 7)} for even in (0, 1)]
@@ -124,15 +124,15 @@ def test_what_was_queued_before_is_only_looked_up(
 ) -> None:
     """Nobody chooses nodes for it again, though Slurm may have forgotten it: its run stays as it is."""
     plan = make_plan(nodes=2, topology="exclude")
-    sent = remote.submit(plan, site, name=name)
+    sent = remote.submit_ticket(plan, site, name=name)
     until(site, name, over)
 
     def forgotten(*_: object, **__: object) -> None:
         raise ClusterError(f"Slurm does not know job {sent.job_id}")
 
-    monkeypatch.setattr(node_choice, "get", forgotten)
-    assert remote.submit(plan, site, name=name).job_id == sent.job_id
-    assert Path(remote.run_dir(site, name), "attempts").is_dir()
+    monkeypatch.setattr(node_choice, "acquire_nodes", forgotten)
+    assert remote.submit_ticket(plan, site, name=name).job_id == sent.job_id
+    assert Path(remote.ticket_dir(site, name), "attempts").is_dir()
 
 
 def test_nodes_that_cannot_be_reserved(
@@ -142,8 +142,8 @@ def test_nodes_that_cannot_be_reserved(
     if far_side.user == getpass.getuser():
         pytest.skip("the cluster's own user may reserve nodes")
     with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
-        remote.submit(make_plan(nodes=2, topology="reservation"), site, name=name)
-    assert not Path(remote.run_dir(site, name)).exists()
+        remote.submit_ticket(make_plan(nodes=2, topology="reservation"), site, name=name)
+    assert not Path(remote.ticket_dir(site, name)).exists()
     assert [job.state for job in alpha.jobs(name=name, all_states=True)] == ["CANCELLED"]
 
 
@@ -159,15 +159,15 @@ def test_this_side_sees_nothing_of_that_side(
     script = tmp_path / "near.py"
     script.write_text(
         "import sys, time, msgspec, pathlib\n"
-        "from pitools.launch.tickets import remote as far\nfrom pitools.launch import plan\n"
+        "from pitools.launch.tickets import remote\nfrom pitools.launch import plan\n"
         "from pitools.site.schema import Site\n"
         "read = lambda path, kind: msgspec.json.decode(pathlib.Path(path).read_bytes(), type=kind)\n"
         "site, planned = read(sys.argv[1], Site), read(sys.argv[2], plan.Plan)\n"
         "name, root, back = sys.argv[3], pathlib.Path(sys.argv[4]), pathlib.Path(sys.argv[5])\n"
         "assert not list(root.iterdir())\n"
-        "far.submit(planned, site, name=name)\n"
-        "while not far.state(site, [name])[name].is_over: time.sleep(0.3)\n"
-        "assert far.fetch(site, name, back)\n"
+        "remote.submit_ticket(planned, site, name=name)\n"
+        "while not remote.ticket_states(site, [name])[name].is_over: time.sleep(0.3)\n"
+        "assert remote.fetch_run(site, name, back)\n"
         "assert not list(root.iterdir())\n"
     )
     hide = 'mount -t tmpfs none "$1" && PATH="$2" && shift 2 && exec "$@"'
@@ -202,15 +202,15 @@ def test_leave_to_run(site: Site, make_plan: MakePlan, alpha: Client, name: str)
     plan = make_plan(nodelist="alpha01", cpus_per_task=4, command='echo ran > "$PIT_RUN_DIR/proof"; sleep 2')
     other = f"{name}-2"
     for one in (name, other):
-        remote.submit(plan, site, name=one)
-    until(site, name, lambda seen: bool(seen.leave))
-    assert remote.take_back(site, [name, other, f"{name}-3"]) == {name: False, other: True, f"{name}-3": True}
+        remote.submit_ticket(plan, site, name=one)
+    until(site, name, lambda seen: bool(seen.grant))
+    assert remote.revoke(site, [name, other, f"{name}-3"]) == {name: False, other: True, f"{name}-3": True}
     assert until(site, name, over).state == "COMPLETED"
-    assert remote_files.read(site, f"{remote.run_dir(site, name)}/proof") == b"ran\n"
+    assert remote_files.read_file(site, f"{remote.ticket_dir(site, name)}/proof") == b"ran\n"
     assert until(site, other, over).state == "FAILED"
-    assert remote_files.read(site, f"{remote.run_dir(site, other)}/proof") is None
+    assert remote_files.read_file(site, f"{remote.ticket_dir(site, other)}/proof") is None
     with pytest.raises(ClusterError, match="taken back"):
-        remote.submit(plan, site, name=f"{name}-3")
+        remote.submit_ticket(plan, site, name=f"{name}-3")
     assert not alpha.jobs(name=f"{name}-3", all_states=True)
 
 
@@ -219,7 +219,8 @@ def test_many_at_once_are_one_job(site: Site, make_plan: MakePlan, alpha: Client
     plan = make_plan(command="true")
     told: list[str] = []
     threads = [
-        threading.Thread(target=lambda: told.append(remote.submit(plan, site, name=name).job_id)) for _ in range(4)
+        threading.Thread(target=lambda: told.append(remote.submit_ticket(plan, site, name=name).job_id))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -233,14 +234,14 @@ def test_what_slurm_refuses_leaves_nothing(site: Site, make_plan: MakePlan, name
     """Slurm's own sentence, and no folder there."""
     plan = make_plan(command="true", constraint="nosuch")
     with pytest.raises(ClusterError, match=r"feature"):
-        remote.submit(plan, site, name=name)
-    assert not remote_files.exists(site, [remote.run_dir(site, name)])
+        remote.submit_ticket(plan, site, name=name)
+    assert not remote_files.existing(site, [remote.ticket_dir(site, name)])
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", "-x", "a b", "a\nb", "x" * 200])
 def test_names_that_are_no_names(site: Site, make_plan: MakePlan, bad: str) -> None:
     """What could be another folder or two lines is refused before anything is asked."""
-    for call in (lambda: remote.submit(make_plan(), site, name=bad), lambda: remote.state(site, [bad])):
+    for call in (lambda: remote.submit_ticket(make_plan(), site, name=bad), lambda: remote.ticket_states(site, [bad])):
         with pytest.raises(ConfigError, match="cannot be the name of a run"):
             call()
 
@@ -252,24 +253,24 @@ def test_a_local_reach_with_other_paths(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     paths = {key: f"{tmp_path}/there/{key}" for key in ("runs", "data", "nvme")}
     here = msgspec.structs.replace(
-        site, reach=type(site.reach)(), paths=type(site.paths)(**paths, python=sys.executable)
+        site, connection=type(site.connection)(), paths=type(site.paths)(**paths, python=sys.executable)
     )
     version = make_dataset([10])
     plan = make_plan(command="wc -c < $PIT_DATA_PICK/a/0", data={"pick": str(version)})
-    remote.submit(plan, here, name=name)
+    remote.submit_ticket(plan, here, name=name)
     until(here, name, over)
-    assert remote.fetch(here, name, tmp_path / "back")
+    assert remote.fetch_run(here, name, tmp_path / "back")
     assert (tmp_path / "back" / "attempts" / "0" / "logs" / "0.out").read_text().endswith("10\n")
     assert json.loads((tmp_path / "back" / "plan.json").read_text())["request"]["workdir"].startswith(paths["runs"])
 
 
 def test_the_run_itself_knows_best(site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str) -> None:
     """A run that wrote down that it completed has, whatever Slurm still believes."""
-    sent = remote.submit(make_plan(command="sleep 60"), site, name=name)
-    attempts = Path(remote.run_dir(site, name)) / "attempts"
+    sent = remote.submit_ticket(make_plan(command="sleep 60"), site, name=name)
+    attempts = Path(remote.ticket_dir(site, name)) / "attempts"
     # Its attempt first: one that begins after the ninth is the tenth, and the newest.
     until(site, name, lambda seen: seen.state == "RUNNING" and (attempts / "0" / "start.json").exists())
     ended = attempts / "9" / "exit.json"
-    run_folder.write(ended, run_folder.Attempt(job_id=sent.job_id, exit_code=0, ended=""))
-    assert remote.state(site, [name])[name][:4] == ("COMPLETED", sent.job_id, f"run.{sent.job_id}", 0)
-    remote.cancel(site, {sent.job_id: name})
+    run_folder.write_record(ended, run_folder.AttemptExit(job_id=sent.job_id, exit_code=0, ended=""))
+    assert remote.ticket_states(site, [name])[name][:4] == ("COMPLETED", sent.job_id, f"run.{sent.job_id}", 0)
+    remote.cancel_tickets(site, {sent.job_id: name})

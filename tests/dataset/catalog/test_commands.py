@@ -15,8 +15,8 @@ from pitools.store import tags, version_state
 def test_tag(pit, lines, publish, tmp_path) -> None:
     """Tags are set, promoted, expected, told and removed; a lost race is 75 and names who won."""
     one, two = (publish(tmp_path / "root", "x", number).name for number in range(2))
-    (made,) = lines(pit("dataset", "tag", "root/x", "candidate", one[:6], "--why", "first"))
-    assert (made["schema"], made["version"], made["number"], made["why"]) == ("pit.dataset-tag/1", one, 1, "first")
+    (made,) = lines(pit("dataset", "tag", "root/x", "candidate", one[:6], "--reason", "first"))
+    assert (made["schema"], made["version"], made["number"], made["reason"]) == ("pit.dataset-tag/1", one, 1, "first")
     (made,) = lines(pit("dataset", "tag", "root/x", "prod", "@candidate", "--expect", "none"))
     assert made["version"] == one
     lost = pit("dataset", "tag", "root/x", "prod", two, "--expect", "none")
@@ -43,20 +43,20 @@ def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
     root = tmp_path / "root"
     one, two = (publish(root, "x", number) for number in range(2))
     assert pit("dataset", "retire", "root/x").returncode == 2
-    (said,) = lines(pit("dataset", "retire", f"root/x/{one.name[:7]}", "--why", "bad labels"))
-    assert (said["version"], said["why"]) == (one.name, "bad labels")
+    (said,) = lines(pit("dataset", "retire", f"root/x/{one.name[:7]}", "--reason", "bad labels"))
+    assert (said["version"], said["reason"]) == (one.name, "bad labels")
     states = {line["version"]: line["state"] for line in lines(pit("dataset", "list", "root"))}
     assert states == {one.name: "retired", two.name: "live"}
     refused = pit("dataset", "tag", "root/x", "prod", one.name)
     assert refused.returncode == 2
     assert "--undo" in refused.stderr
     (kept,) = lines(pit("dataset", "gc", "root"))
-    assert (kept["state"], "grace" in kept["why"]) == ("kept", True)
+    assert (kept["state"], "grace" in kept["reason"]) == ("kept", True)
     run = tmp_path / "jobs/bc-1/plan.json"
     run.parent.mkdir(parents=True)
     run.write_text(json.dumps({"data": [{"version": one.name}]}))
     (kept,) = lines(pit("dataset", "gc", "root", "--grace", "0s", PIT_RUNS=str(tmp_path / "jobs")))
-    assert kept["why"] == "run bc-1"
+    assert kept["reason"] == "run bc-1"
     for wrong in (["root", "--grace", "7"], ["root/x"], ["root"]):
         refused = pit("dataset", "gc", *wrong, PIT_RUNS=str(tmp_path / "not/mounted"))
         assert refused.returncode == (2 if wrong != ["root"] else 4), refused.stderr
@@ -108,10 +108,10 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
     from pitools.dataset.ingest.ingest import ingest
 
     made = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
-    tags.move(tmp_path / "root", "x", "prod", made.version)
+    tags.move_tag(tmp_path / "root", "x", "prod", made.version)
     path = Path(made.path)
     version_state.set_quarantine(
-        path, version_state.Quarantine(whole=False, episodes={1: ("black frames",)}, at="", by="")
+        path, version_state.Quarantine(whole_version=False, episodes={1: ("black frames",)}, set_at="", set_by="")
     )
     for name in ("root/x", "root/x@prod", f"root/x/{made.version[:6]}", str(path)):
         done = pit("dataset", "show", name)
@@ -149,7 +149,7 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip=["reward"])
     found = lines(pit("dataset", "diff", one.path, two.path), 1)
     assert {line["schema"] for line in found} == {"pit.dataset-diff/1"}
-    told = {(line["kind"], line["what"]): line for line in found}
+    told = {(line["kind"], line["subject"]): line for line in found}
     assert told["array", "reward"]["change"] == "removed"
     assert told["episode", "more.hdf5: demo_0"]["change"] == "added"
     assert ("episode", "reach.hdf5: demo_0") not in told
@@ -159,7 +159,7 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     assert sum(line["bytes"] for line in found if line["kind"] == "files" and line["change"] != "removed") == two.bytes
     three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")
     found = lines(pit("dataset", "diff", one.path, three.path), 1)
-    assert {line["what"] for line in found if line["kind"] == "episode"} == {
+    assert {line["subject"] for line in found if line["kind"] == "episode"} == {
         "reach.hdf5: demo_0",
         "reach.hdf5: demo_1",
     }

@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.store import tags, version_state
-from pitools.store.resolve import caution, check_root, is_there, resolve, split
+from pitools.store.resolve import exists, require_root, resolve_version, split_dataset_path, warning_for
 
 
 def test_every_way_to_name_a_version(publish, tmp_path, monkeypatch) -> None:
     """By folder, by the beginning of its version, by a tag, and by being the newest, from wherever one stands."""
     old, new = (publish(tmp_path, "x", number) for number in range(2))
     os.utime(old / "manifest.json", (1, 1))
-    tags.move(tmp_path, "x", "prod", old.name)
+    tags.move_tag(tmp_path, "x", "prod", old.name)
     monkeypatch.chdir(tmp_path)
     for base in ("", f"{tmp_path}/", "./"):
-        assert resolve(f"{base}x").resolve() == new
-        assert resolve(f"{base}x/").resolve() == new
-        assert resolve(f"{base}x@prod").resolve() == old
-        assert resolve(f"{base}x/{old.name}").resolve() == old
-        assert resolve(f"{base}x/{old.name[:6]}").resolve() == old
+        assert resolve_version(f"{base}x").resolve() == new
+        assert resolve_version(f"{base}x/").resolve() == new
+        assert resolve_version(f"{base}x@prod").resolve() == old
+        assert resolve_version(f"{base}x/{old.name}").resolve() == old
+        assert resolve_version(f"{base}x/{old.name[:6]}").resolve() == old
     monkeypatch.chdir(old)
-    assert resolve(".").resolve() == old
-    assert resolve("..") == new
+    assert resolve_version(".").resolve() == old
+    assert resolve_version("..") == new
     monkeypatch.chdir(tmp_path / "x")
-    assert resolve(".") == new
-    assert split(".") == (tmp_path, "x")
+    assert resolve_version(".") == new
+    assert split_dataset_path(".") == (tmp_path, "x")
 
 
 def test_newest_is_one_to_use(publish, tmp_path) -> None:
@@ -37,15 +37,17 @@ def test_newest_is_one_to_use(publish, tmp_path) -> None:
     old, mid, new = (publish(tmp_path, "x", number) for number in range(3))
     for when, path in enumerate((old, mid, new)):
         os.utime(path / "manifest.json", (when, when))
-    version_state.set_quarantine(new, version_state.Quarantine(whole=True, at="", by=""))
-    version_state.set_quarantine(mid, version_state.Quarantine(whole=False, episodes={0: ()}, at="", by=""))
-    assert resolve(str(tmp_path / "x")) == mid
-    retire(mid)
-    assert resolve(str(tmp_path / "x")) == old
-    retire(old)
+    version_state.set_quarantine(new, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
+    version_state.set_quarantine(
+        mid, version_state.Quarantine(whole_version=False, episodes={0: ()}, set_at="", set_by="")
+    )
+    assert resolve_version(str(tmp_path / "x")) == mid
+    retire_version(mid)
+    assert resolve_version(str(tmp_path / "x")) == old
+    retire_version(old)
     with pytest.raises(UsageError, match="all its versions"):
-        resolve(str(tmp_path / "x"))
-    assert resolve(str(new)) == new
+        resolve_version(str(tmp_path / "x"))
+    assert resolve_version(str(new)) == new
 
 
 def test_links_and_what_is_said(publish, tmp_path) -> None:
@@ -53,23 +55,23 @@ def test_links_and_what_is_said(publish, tmp_path) -> None:
     old, new = (publish(tmp_path, "x", number) for number in range(2))
     os.utime(old / "manifest.json", (1, 1))
     (tmp_path / "x/latest").symlink_to(new.name)
-    retire(new, why="blurred\x1b[2J")
-    assert resolve(tmp_path / "x") == old
-    assert caution(old) == ""
-    assert "blurred\\x1b[2J" in caution(new)
+    retire_version(new, reason="blurred\x1b[2J")
+    assert resolve_version(tmp_path / "x") == old
+    assert warning_for(old) == ""
+    assert "blurred\\x1b[2J" in warning_for(new)
     (tmp_path / f"x/.catalog/retired/{new.name}.json").write_text("{")
-    assert new.name in caution(new)
-    assert (is_there(tmp_path / "x@prod"), is_there(tmp_path / "y@prod")) == (True, False)
+    assert new.name in warning_for(new)
+    assert (exists(tmp_path / "x@prod"), exists(tmp_path / "y@prod")) == (True, False)
     (tmp_path / "x@prod").mkdir()
     with pytest.raises(UsageError):  # what is there is not taken for a tag
-        resolve(tmp_path / "x@prod")
+        resolve_version(tmp_path / "x@prod")
 
 
 def test_a_version_where_its_dataset_is_meant(publish, tmp_path) -> None:
     """It has all that a dataset has, so what is said is not that it has none, but which folder to give."""
     path = publish(tmp_path, "x")
     with pytest.raises(UsageError, match="one version") as caught:
-        split(str(path))
+        split_dataset_path(str(path))
     assert caught.value.hint == f"give {path.parent}"
 
 
@@ -93,29 +95,29 @@ def test_what_names_nothing(publish, tmp_path) -> None:
         (f"{root}/reech/123456", '"reach"'),
     ):
         with pytest.raises(UsageError) as caught:
-            resolve(text)
+            resolve_version(text)
         assert hint in caught.value.hint
     shutil.copytree(path, path.with_name(path.name[:31] + ("0" if path.name[31] != "0" else "1")))
     with pytest.raises(UsageError, match="2 versions begin with"):
-        resolve(f"{root}/reach/{path.name[:6]}")
+        resolve_version(f"{root}/reach/{path.name[:6]}")
     with pytest.raises(UsageError, match="one version"):
-        resolve(f"{root}/reach", newest=False)
+        resolve_version(f"{root}/reach", newest=False)
 
 
 def test_tag_of_what_is_gone(publish, tmp_path) -> None:
     """A tag whose version was removed by hand is told as damage."""
     path = publish(tmp_path, "x")
-    tags.move(tmp_path, "x", "prod", path.name)
+    tags.move_tag(tmp_path, "x", "prod", path.name)
     shutil.rmtree(path)
     with pytest.raises(DataError, match="not there"):
-        resolve(f"{tmp_path / 'x'}@prod")
+        resolve_version(f"{tmp_path / 'x'}@prod")
 
 
 def test_names_that_look_like_paths(publish, tmp_path) -> None:
     """A root whose own name has an @ is a folder like any other."""
     path = publish(tmp_path / "me@host", "x")
-    tags.move(tmp_path / "me@host", "x", "prod", path.name)
-    assert resolve(f"{tmp_path}/me@host/x@prod") == Path(path)
+    tags.move_tag(tmp_path / "me@host", "x", "prod", path.name)
+    assert resolve_version(f"{tmp_path}/me@host/x@prod") == Path(path)
 
 
 def test_root(publish, tmp_path) -> None:
@@ -125,8 +127,8 @@ def test_root(publish, tmp_path) -> None:
     (tmp_path / "step_40").mkdir()
     (tmp_path / "step_40" / "manifest.json").write_text("{}")  # of a checkpoint, say
     for good in (tmp_path / "root", tmp_path / "empty", tmp_path):
-        check_root(good)
+        require_root(good)
     for bad in (path, path.parent):
         with pytest.raises(UsageError) as caught:
-            check_root(bad)
+            require_root(bad)
         assert str(tmp_path / "root") in caught.value.hint

@@ -11,9 +11,9 @@ import pytest
 
 from pitools.core.errors import UsageError
 from pitools.dataset.catalog import index, search
-from pitools.dataset.catalog.retirement import retire, undo
+from pitools.dataset.catalog.retirement import restore_version, retire_version
 from pitools.dataset.ingest.ingest import ingest
-from pitools.dataset.versions import describe
+from pitools.dataset.versions import describe_version
 from pitools.store import manifest as manifests
 from pitools.store import tags, version_state
 
@@ -45,7 +45,7 @@ def settle() -> None:
 
 def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
     """Name and episodes of what is found."""
-    return [(found.name, found.episodes) for found in search.find(root, index.load(root)[0], conditions)]
+    return [(found.name, found.episodes) for found in search.search(root, index.load_index(root)[0], conditions)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_conditions(root, conditions, expected) -> None:
 
 def test_a_day_is_a_whole_one(root) -> None:
     """`<=` and `>` of a date mean its end, `<` and `>=` its begin."""
-    moment = next(search.find(root, index.load(root)[0], ["episodes=50"])).published
+    moment = next(search.search(root, index.load_index(root)[0], ["episodes=50"])).published
     day = moment[:10]
     assert find(root, f"published>={day}", f"published<={day}", "name=reach") == [("reach", 50), ("reach", 60)]
     assert find(root, f"published>{day}") == find(root, f"published<{day}") == find(root, f"published!={day}") == []
@@ -109,7 +109,7 @@ def test_a_day_is_a_whole_one(root) -> None:
 def test_refused(text) -> None:
     """What is no condition is refused."""
     with pytest.raises(UsageError) as caught:
-        search.parse(text)
+        search.parse_condition(text)
     assert "--where" in caught.value.where
     assert text in f"{caught.value.where} {caught.value}"
 
@@ -117,42 +117,44 @@ def test_refused(text) -> None:
 def test_what_is_said_of_versions(root) -> None:
     """Tags, retirement and quarantine show at once, also with an index from before."""
     assert len(find(root)) == 5
-    small, large = (Path(found.path) for found in search.find(root, index.load(root)[0], ["name=pick"]))
-    tags.move(root, "pick", "prod", large.name)
-    tags.move(root, "pick", "best", large.name)
-    retire(small)
+    small, large = (Path(found.path) for found in search.search(root, index.load_index(root)[0], ["name=pick"]))
+    tags.move_tag(root, "pick", "prod", large.name)
+    tags.move_tag(root, "pick", "best", large.name)
+    retire_version(small)
     settle()
     assert find(root, "tag=prod") == [("pick", 200)]
     version_state.set_quarantine(
-        large, version_state.Quarantine(whole=False, episodes={3: ("black",), 5: ()}, at="", by="")
+        large, version_state.Quarantine(whole_version=False, episodes={3: ("black",), 5: ()}, set_at="", set_by="")
     )
-    known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
+    known = {found.episodes: found for found in search.search(root, index.load_index(root)[0], ["name=pick"])}
     assert (known[200].tags, known[200].quarantined_episodes, known[200].state) == (("best", "prod"), 2, "live")
     assert known[10].state == "retired"
-    undo(root, "pick", small.name)
-    tags.move(root, "pick", "best", small.name)
-    version_state.set_quarantine(large, version_state.Quarantine(whole=True, at="", by=""))
-    known = {found.episodes: found for found in search.find(root, index.load(root)[0], ["name=pick"])}
+    restore_version(root, "pick", small.name)
+    tags.move_tag(root, "pick", "best", small.name)
+    version_state.set_quarantine(large, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
+    known = {found.episodes: found for found in search.search(root, index.load_index(root)[0], ["name=pick"])}
     assert (known[200].tags, known[200].state, known[200].quarantined_episodes) == (("prod",), "quarantined", 200)
     assert (known[10].tags, known[10].state) == (("best",), "live")
 
 
 def test_each_change_shows(publish, root) -> None:
     """Whatever is done to a version, alone, shows in the next search, with an index from before."""
-    path = next(Path(found.path) for found in search.find(root, index.load(root)[0], ["name=stack*"]))
+    path = next(Path(found.path) for found in search.search(root, index.load_index(root)[0], ["name=stack*"]))
     other = publish(root, "stack.v2", 5, episodes=71)
-    tags.move(root, "stack.v2", "old", other.name)
+    tags.move_tag(root, "stack.v2", "old", other.name)
 
     def held(number: int) -> version_state.Quarantine:
-        return version_state.Quarantine(whole=False, episodes=dict.fromkeys(range(number), ("black",)), at="", by="")
+        return version_state.Quarantine(
+            whole_version=False, episodes=dict.fromkeys(range(number), ("black",)), set_at="", set_by=""
+        )
 
     for act, condition in (
-        (lambda: tags.move(root, "stack.v2", "prod", path.name), "tag=prod"),
-        (lambda: tags.move(root, "stack.v2", "prod", other.name), "tag!=prod"),
-        (lambda: tags.move(root, "stack.v2", "prod", path.name), "tag=prod"),
-        (lambda: tags.move(root, "stack.v2", "prod", ""), "tag!=prod"),
-        (lambda: retire(path), "state=retired"),
-        (lambda: undo(root, "stack.v2", path.name), "state=live"),
+        (lambda: tags.move_tag(root, "stack.v2", "prod", path.name), "tag=prod"),
+        (lambda: tags.move_tag(root, "stack.v2", "prod", other.name), "tag!=prod"),
+        (lambda: tags.move_tag(root, "stack.v2", "prod", path.name), "tag=prod"),
+        (lambda: tags.move_tag(root, "stack.v2", "prod", ""), "tag!=prod"),
+        (lambda: retire_version(path), "state=retired"),
+        (lambda: restore_version(root, "stack.v2", path.name), "state=live"),
         (lambda: version_state.set_quarantine(path, held(1)), "quarantined_episodes=1"),
         (lambda: version_state.set_quarantine(path, held(2)), "quarantined_episodes=2"),
         (lambda: version_state.set_quarantine(path, None), "quarantined_episodes=0"),
@@ -161,18 +163,18 @@ def test_each_change_shows(publish, root) -> None:
         find(root)
         act()
         key, _, value = condition.partition("=")
-        found = search.find(root, index.load(root)[0], ["episodes=70"])
+        found = search.search(root, index.load_index(root)[0], ["episodes=70"])
         if key == "quarantined_episodes":
             assert [each.quarantined_episodes for each in found] == [int(value)]
         else:
             assert ("stack.v2", 70) in find(root, condition)
     shutil.copytree(path, copy := root / "copy")
     settle()
-    before = next(search.find(root, index.load(root)[0], ["episodes=70"])).published
+    before = next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published
     shutil.rmtree(path)
     copy.rename(path)
     os.utime(path / "manifest.json")
-    assert next(search.find(root, index.load(root)[0], ["episodes=70"])).published > before
+    assert next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published > before
 
 
 def test_only_what_changed_is_read(publish, root) -> None:
@@ -180,13 +182,13 @@ def test_only_what_changed_is_read(publish, root) -> None:
     settle()
     before = find(root)
     with (
-        patch("pitools.store.manifest.load", side_effect=AssertionError),
-        patch("pitools.dataset.catalog.index.home", side_effect=AssertionError),
+        patch("pitools.store.manifest.load_manifest", side_effect=AssertionError),
+        patch("pitools.dataset.catalog.index.index_dataset", side_effect=AssertionError),
     ):
         assert find(root) == before
     publish(root, "reach", 9, episodes=99)
-    load, read = manifests.load, []
-    with patch("pitools.store.manifest.load", lambda path: read.append(path) or load(path)):
+    load, read = manifests.load_manifest, []
+    with patch("pitools.store.manifest.load_manifest", lambda path: read.append(path) or load(path)):
         assert ("reach", 99) in find(root)
     assert len(read) == 1
     shutil.rmtree(root / "stack.v2")
@@ -199,7 +201,7 @@ def test_a_change_is_cheap(publish, tmp_path) -> None:
         publish(tmp_path / "root", "x", number)
     find(tmp_path / "root")
     publish(tmp_path / "root", "x", 99)
-    with patch("pitools.store.version_state.quarantine", side_effect=AssertionError):
+    with patch("pitools.store.version_state.read_quarantine", side_effect=AssertionError):
         assert len(find(tmp_path / "root")) == 21
 
 
@@ -210,7 +212,7 @@ def test_changes_within_a_tick(publish, tmp_path, monkeypatch) -> None:
     for number in range(30):
         publish(tmp_path / "root", "x", number, episodes=number + 1)
         assert len(find(tmp_path / "root")) == number + 1
-        (home,) = index._kept(tmp_path / "root").values()
+        (home,) = index._read_index(tmp_path / "root").values()
         assert home.stamps[str(tmp_path / "root/x")] == 0  # the clock of a file system may stand still
 
 
@@ -247,17 +249,17 @@ def test_dataset_that_cannot_be_read(root) -> None:
 
     with patch("os.listdir", refused):
         for _ in range(2):
-            known, errors = index.load(root)
+            known, errors = index.load_index(root)
             assert [error.where for error in errors] == [str(root / "reach")]
-            assert {found.name for found in search.find(root, known, [])} == {"pick", "stack.v2"}
+            assert {found.name for found in search.search(root, known, [])} == {"pick", "stack.v2"}
     assert len(find(root)) == 5
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit", "text", "form", "root", "others", "owner", "link", "none"])
+@pytest.mark.parametrize("damage", ["cut", "bit", "text", "format", "root", "others", "owner", "link", "none"])
 def test_index_is_only_a_shortcut(root, damage) -> None:
     """An index that is damaged, another's or cannot be written is passed over, and the answer is the same."""
     before = find(root)
-    path = index.file_for(root)
+    path = index.index_path(root)
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
     data = path.read_bytes()
@@ -267,10 +269,12 @@ def test_index_is_only_a_shortcut(root, damage) -> None:
         path.write_bytes(b"no index")
     elif damage == "bit":
         path.write_bytes(data.replace(b"reach", b"reacl"))
-    elif damage in ("form", "root"):
-        other = msgspec.msgpack.decode(data[4:], type=index.Index)
-        other = msgspec.structs.replace(other, **({"form": index.FORM - 1} if damage == "form" else {"root": "/else"}))
-        index._keep(root, other)
+    elif damage in ("format", "root"):
+        other = msgspec.msgpack.decode(data[4:], type=index.RootIndex)
+        other = msgspec.structs.replace(
+            other, **({"format": index.FORMAT - 1} if damage == "format" else {"root": "/else"})
+        )
+        index._write_index(root, other)
     elif damage == "others":
         path.chmod(0o666)
     elif damage == "link":
@@ -280,7 +284,10 @@ def test_index_is_only_a_shortcut(root, damage) -> None:
         shutil.rmtree(path.parent)
         path.parent.write_text("no folder")
     user = os.geteuid() + (damage == "owner")
-    with patch("pitools.store.manifest.load", wraps=manifests.load) as load, patch("os.geteuid", return_value=user):
+    with (
+        patch("pitools.store.manifest.load_manifest", wraps=manifests.load_manifest) as load,
+        patch("os.geteuid", return_value=user),
+    ):
         assert find(root) == before
     assert load.call_count == 5
 
@@ -288,8 +295,8 @@ def test_index_is_only_a_shortcut(root, damage) -> None:
 def test_rebuild(root) -> None:
     """Told to, it reads every manifest again."""
     find(root)
-    with patch("pitools.store.manifest.load", wraps=manifests.load) as load:
-        index.load(root, rebuild=True)
+    with patch("pitools.store.manifest.load_manifest", wraps=manifests.load_manifest) as load:
+        index.load_index(root, rebuild=True)
     assert load.call_count == 5
 
 
@@ -300,8 +307,8 @@ def test_strange_provenance(publish, tmp_path) -> None:
     for text in (b'"many"', b"null", b"{}", b"[1]"):
         path.write_bytes(whole.replace(b'"bytes": 1000', b'"bytes": ' + text))
         assert path.read_bytes() != whole
-        (found,) = search.find(tmp_path / "root", index.load(tmp_path / "root", rebuild=True)[0], [])
-        assert found.source_bytes == describe(path.parent)[0].source_bytes == 0
+        (found,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
+        assert found.source_bytes == describe_version(path.parent)[0].source_bytes == 0
 
 
 def test_lost_manifest(pit, robomimic, tmp_path) -> None:
@@ -321,15 +328,15 @@ def test_lost_manifest(pit, robomimic, tmp_path) -> None:
 
 def test_damaged_manifest(root) -> None:
     """A damaged manifest is told each time until it is whole again, and hides nothing else."""
-    path = next(search.find(root, index.load(root)[0], ["name=stack*"])).path
+    path = next(search.search(root, index.load_index(root)[0], ["name=stack*"])).path
     whole = (Path(path) / "manifest.json").read_bytes()
-    shutil.rmtree(index.file_for(root).parent)
+    shutil.rmtree(index.index_path(root).parent)
     (Path(path) / "manifest.json").write_text("{")
     settle()
     for _ in range(2):
-        known, errors = index.load(root)
+        known, errors = index.load_index(root)
         assert [error.where for error in errors] == [f"{path}/manifest.json"]
-        assert len(list(search.find(root, known, []))) == 4
+        assert len(list(search.search(root, known, []))) == 4
     (Path(path) / "manifest.json").write_bytes(whole)
-    assert index.load(root)[1] == []
+    assert index.load_index(root)[1] == []
     assert len(find(root)) == 5

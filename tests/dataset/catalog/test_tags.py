@@ -9,18 +9,20 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.store import tags, version_state
 
 
 def test_moves_are_a_history(publish, tmp_path) -> None:
     """A tag names what it was moved to last, removal too, and its history tells every move in order."""
     one, two = (publish(tmp_path, "x", number).name for number in range(2))
-    assert tags.read(tmp_path, "x") == {}
+    assert tags.read_tags(tmp_path, "x") == {}
     for to, why in ((one, "first"), (two, ""), ("", "no more"), (one, "again")):
-        tags.move(tmp_path, "x", "prod", to, why=why)
-        assert {tag: value.version for tag, value in tags.read(tmp_path, "x").items()} == ({"prod": to} if to else {})
-    assert [(move.number, move.version, move.why) for move in tags.history(tmp_path, "x", "prod")] == [
+        tags.move_tag(tmp_path, "x", "prod", to, reason=why)
+        assert {tag: value.version for tag, value in tags.read_tags(tmp_path, "x").items()} == (
+            {"prod": to} if to else {}
+        )
+    assert [(move.number, move.version, move.reason) for move in tags.tag_history(tmp_path, "x", "prod")] == [
         (1, one, "first"),
         (2, two, ""),
         (3, "", "no more"),
@@ -34,21 +36,21 @@ def test_moves_are_a_history(publish, tmp_path) -> None:
 def test_again_changes_nothing(publish, tmp_path) -> None:
     """A move that was made already is a success, and no new entry, so that it is safe to repeat."""
     one = publish(tmp_path, "x").name
-    first = tags.move(tmp_path, "x", "prod", one)
-    assert tags.move(tmp_path, "x", "prod", one, expect="") == first
-    assert len(tags.history(tmp_path, "x", "prod")) == 1
+    first = tags.move_tag(tmp_path, "x", "prod", one)
+    assert tags.move_tag(tmp_path, "x", "prod", one, expect="") == first
+    assert len(tags.tag_history(tmp_path, "x", "prod")) == 1
 
 
 def test_compare_and_swap(publish, tmp_path) -> None:
     """A move that expects another value than there is loses, and is told who won."""
     one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
-    tags.move(tmp_path, "x", "prod", one, expect="")
-    tags.move(tmp_path, "x", "prod", two, expect=one)
-    with pytest.raises(TryLater, match=rf"{version_state.author()} moved it to {two}"):
-        tags.move(tmp_path, "x", "prod", three, expect=one)
+    tags.move_tag(tmp_path, "x", "prod", one, expect="")
+    tags.move_tag(tmp_path, "x", "prod", two, expect=one)
+    with pytest.raises(TryLater, match=rf"{version_state.current_user()} moved it to {two}"):
+        tags.move_tag(tmp_path, "x", "prod", three, expect=one)
     with pytest.raises(TryLater, match="no such tag"):
-        tags.move(tmp_path, "x", "other", three, expect=one)
-    assert tags.read(tmp_path, "x")["prod"].version == two
+        tags.move_tag(tmp_path, "x", "other", three, expect=one)
+    assert tags.read_tags(tmp_path, "x")["prod"].version == two
 
 
 def test_late_loser(publish, tmp_path) -> None:
@@ -58,22 +60,22 @@ def test_late_loser(publish, tmp_path) -> None:
 
     def overtaken(*names):
         with patch("os.link", link):
-            tags.move(tmp_path, "x", "prod", one)
+            tags.move_tag(tmp_path, "x", "prod", one)
         link(*names)
 
     with patch("os.link", overtaken), pytest.raises(TryLater, match=f"moved it to {one}"):
-        tags.move(tmp_path, "x", "prod", two)
-    assert [move.version for move in tags.history(tmp_path, "x", "prod")] == [one]
+        tags.move_tag(tmp_path, "x", "prod", two)
+    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [one]
 
 
 def test_names_that_are_remembered(publish, tmp_path) -> None:
     """Where a network file system still remembers a tag's folder without the last moves, they count all the same."""
     one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
     for to in (one, two, three):
-        tags.move(tmp_path, "x", "prod", to)
+        tags.move_tag(tmp_path, "x", "prod", to)
     first = [version_state.tags_dir(tmp_path, "x") / "prod/1.json"]
-    with patch("pitools.store.version_state.names", return_value=first):
-        assert tags.current(tmp_path, "x", "prod").version == three
+    with patch("pitools.store.version_state.list_names", return_value=first):
+        assert tags.current_tag(tmp_path, "x", "prod").version == three
 
 
 def test_survives_power_loss(publish, tmp_path) -> None:
@@ -87,7 +89,7 @@ def test_survives_power_loss(publish, tmp_path) -> None:
         fsync(descriptor)
 
     with patch("os.fsync", synced), patch("os.link", lambda *names: (done.append("link"), link(*names))):
-        tags.move(tmp_path, "x", "prod", one)
+        tags.move_tag(tmp_path, "x", "prod", one)
     assert done == ["file", "link", "folder"]
 
 
@@ -101,42 +103,42 @@ def test_lost_answer(publish, tmp_path) -> None:
         link(*names)
 
     with patch("os.link", twice):
-        assert tags.move(tmp_path, "x", "prod", one).number == 1
-    assert tags.read(tmp_path, "x")["prod"].version == one
+        assert tags.move_tag(tmp_path, "x", "prod", one).number == 1
+    assert tags.read_tags(tmp_path, "x")["prod"].version == one
 
 
 def test_refused(publish, tmp_path) -> None:
     """A tag names no version that is missing or retired, and has a name that is one."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire(one)
+    retire_version(one)
     with pytest.raises(UsageError, match="retired"):
-        tags.move(tmp_path, "x", "prod", one.name)
+        tags.move_tag(tmp_path, "x", "prod", one.name)
     with pytest.raises(UsageError, match="no such version"):
-        tags.move(tmp_path, "x", "prod", "0" * 32)
+        tags.move_tag(tmp_path, "x", "prod", "0" * 32)
     with pytest.raises(UsageError, match="not a version"):
-        tags.move(tmp_path, "x", "prod", f"../x/{two.name}")
+        tags.move_tag(tmp_path, "x", "prod", f"../x/{two.name}")
     for bad in ("", "..", "a/b", ".hidden", "-x", "a" * 101):
         with pytest.raises(UsageError, match="cannot be named"):
-            tags.move(tmp_path, "x", bad, two.name)
-    assert tags.read(tmp_path, "x") == {}
+            tags.move_tag(tmp_path, "x", bad, two.name)
+    assert tags.read_tags(tmp_path, "x") == {}
 
 
 def test_a_version_with_a_damaged_manifest_is_not_tagged(publish, tmp_path) -> None:
     """Whoever asks for the tag would get nothing but an error: it goes on naming what it did."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
-    tags.move(tmp_path, "x", "prod", one.name)
+    tags.move_tag(tmp_path, "x", "prod", one.name)
     file = two / "manifest.json"
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataError) as caught:
-        tags.move(tmp_path, "x", "prod", two.name)
+        tags.move_tag(tmp_path, "x", "prod", two.name)
     assert two.name in caught.value.where
-    assert tags.read(tmp_path, "x")["prod"].version == one.name
+    assert tags.read_tags(tmp_path, "x")["prod"].version == one.name
 
 
 def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
     """A version that is taken away after the first look is not named in the end, and the tag is what it was."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
-    tags.move(tmp_path, "x", "prod", one.name)
+    tags.move_tag(tmp_path, "x", "prod", one.name)
     link = os.link
 
     def removed(*names):
@@ -145,54 +147,57 @@ def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
         link(*names)
 
     with patch("os.link", removed), pytest.raises(UsageError, match="no such version"):
-        tags.move(tmp_path, "x", "prod", two.name)
-    assert [move.version for move in tags.history(tmp_path, "x", "prod")] == [one.name, two.name, one.name]
+        tags.move_tag(tmp_path, "x", "prod", two.name)
+    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [one.name, two.name, one.name]
 
 
 def test_retire_meets_tag(publish, tmp_path) -> None:
     """A version that a tag names cannot be retired; nor where the tag is set while that is being written."""
     one = publish(tmp_path, "x")
-    write = version_state.write
+    write = version_state.write_annotation
 
     def tagged(path, record, **settings):
-        tags.move(tmp_path, "x", "prod", one.name)
+        tags.move_tag(tmp_path, "x", "prod", one.name)
         write(path, record, **settings)
 
-    with patch("pitools.store.version_state.write", tagged), pytest.raises(UsageError, match="tag prod names it"):
-        retire(one)
+    with (
+        patch("pitools.store.version_state.write_annotation", tagged),
+        pytest.raises(UsageError, match="tag prod names it"),
+    ):
+        retire_version(one)
     with pytest.raises(UsageError, match="tag prod names it"):
-        retire(one)
+        retire_version(one)
     assert not version_state.retired_file(tmp_path, "x", one.name).exists()
 
 
 def test_damaged_entry(publish, tmp_path) -> None:
     """An entry that is not one, or a link to somewhere else, is named rather than passed over."""
-    tags.move(tmp_path, "x", "prod", publish(tmp_path, "x").name)
+    tags.move_tag(tmp_path, "x", "prod", publish(tmp_path, "x").name)
     path = version_state.tags_dir(tmp_path, "x") / "prod/2.json"
     path.write_text("{")
     with pytest.raises(DataError, match=str(path)):
-        tags.read(tmp_path, "x")
-    version_state.write(path, tags._Move(version="../../else", at="", by=""))
+        tags.read_tags(tmp_path, "x")
+    version_state.write_annotation(path, tags._Move(version="../../else", moved_at="", moved_by=""))
     with pytest.raises(DataError, match="is not a version"):
-        tags.read(tmp_path, "x")
+        tags.read_tags(tmp_path, "x")
     path.unlink()
     path.symlink_to(path.with_name("1.json"))
     with pytest.raises(DataError, match="not a tag's value"):
-        tags.read(tmp_path, "x")
+        tags.read_tags(tmp_path, "x")
 
 
 def _mover(root: Path, versions: list[str], seed: int, start, wins) -> None:
     start.wait()
     for i in range(20):
         to = versions[(seed * 7 + i) % len(versions)]
-        seen = tags.current(root, "x", "prod")
+        seen = tags.current_tag(root, "x", "prod")
         if seen and seen.version == to:
             continue
         try:
-            made = tags.move(root, "x", "prod", to, expect=seen.version if seen else "", why=f"{seed}.{i}")
+            made = tags.move_tag(root, "x", "prod", to, expect=seen.version if seen else "", reason=f"{seed}.{i}")
         except TryLater:
             continue
-        if made.why == f"{seed}.{i}":
+        if made.reason == f"{seed}.{i}":
             wins.put((made.number, seed, i, seen.version if seen else "", to))
 
 
@@ -213,10 +218,10 @@ def test_many_at_once(publish, tmp_path) -> None:
         assert mover.exitcode == 0
     while not wins.empty():
         won.append(wins.get())
-    history = tags.history(tmp_path, "x", "prod")
+    history = tags.tag_history(tmp_path, "x", "prod")
     won.sort()
     assert [number for number, *_ in won] == [*range(1, len(history) + 1)]
-    assert [f"{seed}.{i}" for _, seed, i, _, _ in won] == [move.why for move in history]
+    assert [f"{seed}.{i}" for _, seed, i, _, _ in won] == [move.reason for move in history]
     held = ""
     for (_, _, _, expected, to), move in zip(won, history, strict=True):
         assert expected == held
@@ -229,5 +234,5 @@ def test_no_hard_links(publish, tmp_path) -> None:
     """Where the file system refuses links that is told, and nothing is left behind."""
     one = publish(tmp_path, "x").name
     with patch("os.link", side_effect=PermissionError(1, "no")), pytest.raises(ClusterError):
-        tags.move(tmp_path, "x", "prod", one)
+        tags.move_tag(tmp_path, "x", "prod", one)
     assert list((version_state.tags_dir(tmp_path, "x") / "prod").iterdir()) == []

@@ -15,7 +15,7 @@ import pytest
 
 from pitools.core.fs import write_atomic
 from pitools.dataset import check
-from pitools.dataset.check.finding import Finding, Summary
+from pitools.dataset.check.finding import CheckSummary, Finding
 from pitools.dataset.ingest.ingest import ingest
 from pitools.store import digest
 from pitools.store import manifest as manifests
@@ -86,8 +86,8 @@ def copy(clean: Path, tmp_path: Path) -> Path:
 
 def found(path: Path, **how: Any) -> list[Finding]:
     """What a check finds, and the summary agrees with."""
-    *findings, summary = check.version(path, quiet=True, **how)
-    assert isinstance(summary, Summary)
+    *findings, summary = check.check_version(path, quiet=True, **how)
+    assert isinstance(summary, CheckSummary)
     levels = [finding.level for finding in findings]
     assert [summary.damage, summary.faults, summary.warnings] == [
         levels.count("damage"),
@@ -104,17 +104,17 @@ def places(findings: list[Finding]) -> set[tuple[str, str, int | None, int | Non
 
 def resign(path: Path, **changes: Any) -> Path:
     """Give a changed version the manifest that it would have if it had been made like this."""
-    manifest = manifests.load(path)[0]
+    manifest = manifests.load_manifest(path)[0]
     entries = []
     for file in sorted(path.rglob("*")):
         relative = file.relative_to(path).as_posix()
         if file.is_file() and relative != manifests.FILE_NAME:
-            size, text = digest.of_file(file)
+            size, text = digest.digest_file(file)
             entries.append(FileEntry(path=relative, bytes=size, digest=text))
     files = tuple(sorted(entries, key=lambda entry: entry.path))
-    data = manifests.encode(msgspec.structs.replace(manifest, **{"files": files, **changes}))
+    data = manifests.encode_manifest(msgspec.structs.replace(manifest, **{"files": files, **changes}))
     write_atomic(path / manifests.FILE_NAME, data)
-    return path.rename(path.with_name(manifests.version(data)))
+    return path.rename(path.with_name(manifests.version_of(data)))
 
 
 def rewrite(path: Path, name: str, values: np.ndarray) -> None:
@@ -133,7 +133,7 @@ def edit(path: Path, file: str, change: Callable[[dict[str, Any]], object]) -> N
 
 def manifest_of(path: Path) -> Manifest:
     """The manifest of a version."""
-    return manifests.load(path)[0]
+    return manifests.load_manifest(path)[0]
 
 
 @pytest.fixture(name="found")

@@ -43,7 +43,18 @@ def test_faults(invoke, make) -> None:
     path = make(lambda demos: demos[3]["actions"].__setitem__(5, float("nan")))
     code, (record,), err = invoke(str(path), "--quarantine")
     assert code == 1
-    assert list(record) == ["schema", "level", "check", "array", "episode", "file", "step", "what", "got", "expected"]
+    assert list(record) == [
+        "schema",
+        "level",
+        "check",
+        "array",
+        "episode",
+        "file",
+        "step",
+        "problem",
+        "got",
+        "expected",
+    ]
     assert (record["schema"], record["episode"], record["step"]) == ("pit.dataset-finding/1", 3, 5)
     assert "1 fault" in err
     assert "in quarantine: 1 episode\n" in err

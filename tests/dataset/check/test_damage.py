@@ -14,11 +14,11 @@ import pytest
 
 from pitools.core.errors import DataError
 from pitools.dataset import check
-from pitools.dataset.check.finding import Summary
+from pitools.dataset.check.finding import CheckSummary
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.ingest import ingest
 from pitools.store import manifest as manifests
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.version_reader import VersionReader
 
 CODECS = ("raw", "lz4", "zstd")
 INDEX_BYTES = 4 * 16 + 4
@@ -54,17 +54,17 @@ def shards(version: Path, array: str = "**") -> list[Path]:
 
 
 def seen_by_check(version: Path, *, deep: bool = False) -> bool:
-    *findings, summary = check.version(version, deep=deep, quiet=True, readers=1)
-    assert isinstance(summary, Summary)
+    *findings, summary = check.check_version(version, deep=deep, quiet=True, readers=1)
+    assert isinstance(summary, CheckSummary)
     return any(finding.level == "damage" for finding in findings)
 
 
 def seen_by_reading(version: Path) -> bool:
     """Whether reading all there is raises; what was read otherwise is what the manifest's maker wrote."""
     try:
-        store = Arrays(version)
+        store = VersionReader(version)
         for name in store.manifest.arrays:
-            store.read(name, 0, store.array(name).shape[0])
+            store.read(name, 0, store.metadata_of(name).shape[0])
     except DataError:
         return True
     return False
@@ -203,7 +203,7 @@ def test_manifest_is_the_root_of_trust(version) -> None:
     path.write_bytes(path.read_bytes()[::-1])
     data = (version / manifests.FILE_NAME).read_bytes()
     (version / manifests.FILE_NAME).write_bytes(data.replace(b'"parent": ""', b'"parent": "' + b"0" * 32 + b'"'))
-    *findings, _ = check.version(version, quiet=True)
+    *findings, _ = check.check_version(version, quiet=True)
     assert {finding.file for finding in findings} >= {manifests.FILE_NAME, path.relative_to(version).as_posix()}
 
 

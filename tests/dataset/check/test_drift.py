@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pitools.dataset import check
-from pitools.dataset.check.drift import compared
-from pitools.dataset.check.thresholds import Bounds
+from pitools.dataset.check.drift import new_part
+from pitools.dataset.check.thresholds import Thresholds
 from pitools.store import manifest as manifests
 from pitools.store.manifest import ArraySchema, Manifest, Statistics
 
@@ -24,7 +24,7 @@ def statistics(values: np.ndarray) -> Statistics:
     numbers = (np.nanmin(kept, 0), np.nanmax(kept, 0), np.nanmean(kept, 0), np.nanstd(kept, 0))
     names = ("minimum", "maximum", "mean", "deviation")
     told = {name: tuple(row.tolist()) for name, row in zip(names, numbers, strict=True)}
-    return Statistics(rows=len(values), bad=int(bad.sum()), **told)
+    return Statistics(rows=len(values), non_finite=int(bad.sum()), **told)
 
 
 def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, *
         },
         "statistics": {name: statistics(rows) for name, rows in values.items()},
         "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
-        "parent": manifests.version(manifests.encode(parent)) if parent else "",
+        "parent": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     } | changes
     return Manifest(**known)
 
@@ -73,8 +73,8 @@ def checks(findings) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("episodes", [1, 5, 200])
 def test_more_of_the_same(episodes) -> None:
     """A few episodes or many, from where the parent's came from, are let through."""
-    assert check.gate(*appended(data(200), data(episodes, seed=1))) == []
-    assert check.gate(manifest(data(200, seed=2)), manifest(data(200))) == []
+    assert check.check_drift(*appended(data(200), data(episodes, seed=1))) == []
+    assert check.check_drift(manifest(data(200, seed=2)), manifest(data(200))) == []
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_more_of_the_same(episodes) -> None:
 def test_values_that_drift(kind, change, expected) -> None:
     """A bad batch of data is found, be it the whole version or a tenth that drowns in what was there before."""
     if kind == "append":
-        found = check.gate(*appended(data(400), data(40, seed=1, **change)))
+        found = check.check_drift(*appended(data(400), data(40, seed=1, **change)))
     else:
-        found = check.gate(manifest(data(40, seed=1, **change)), manifest(data(400)))
+        found = check.check_drift(manifest(data(40, seed=1, **change)), manifest(data(400)))
     said = {name for level, name, _ in checks(found) if level == "fault"}
     assert expected & said
     assert said <= expected | {"range", "constant"}
@@ -104,15 +104,19 @@ def test_values_that_drift(kind, change, expected) -> None:
 
 def test_it_says_what_and_how_much() -> None:
     """The column that drifts most is named, with both numbers."""
-    (finding,) = check.gate(manifest(data(200, action=lambda rows: rows + np.array([0, 3, 0, 0]))), manifest(data(200)))
-    assert "column 1" in finding.what
+    (finding,) = check.check_drift(
+        manifest(data(200, action=lambda rows: rows + np.array([0, 3, 0, 0]))), manifest(data(200))
+    )
+    assert "column 1" in finding.problem
     assert finding.got == "2.938 in column 1"
     assert finding.expected.startswith("-0.06245 ")
 
 
 def test_a_column_that_wakes_up() -> None:
     """A column that never moved in the parent and now does is worth a look."""
-    found = check.gate(manifest(data(200, action=lambda rows: rows + rows[:, :1] * [0, 0, 0, 1])), manifest(data(200)))
+    found = check.check_drift(
+        manifest(data(200, action=lambda rows: rows + rows[:, :1] * [0, 0, 0, 1])), manifest(data(200))
+    )
     assert ("warning", "constant", "action") in checks(found)
 
 
@@ -120,26 +124,28 @@ def test_schema() -> None:
     """A step of another form is a fault; an array more or less is worth a look."""
     known = manifest(data(20))
     other = {**known.arrays, "action": ArraySchema(shape=(1000, 6), dtype="float64")}
-    assert ("fault", "schema", "action") in checks(check.gate(msgspec.structs.replace(known, arrays=other), known))
+    assert ("fault", "schema", "action") in checks(
+        check.check_drift(msgspec.structs.replace(known, arrays=other), known)
+    )
     less = {"action": known.arrays["action"]}
     fewer = msgspec.structs.replace(known, arrays=less)
-    assert checks(check.gate(fewer, known)) == [("warning", "schema", IMAGE)]
-    assert checks(check.gate(known, fewer)) == [("warning", "schema", IMAGE)]
+    assert checks(check.check_drift(fewer, known)) == [("warning", "schema", IMAGE)]
+    assert checks(check.check_drift(known, fewer)) == [("warning", "schema", IMAGE)]
 
 
 def test_tasks() -> None:
     """Episodes of other tasks than before are worth a look, and which task it is."""
-    (finding,) = check.gate(manifest(data(100), tasks={"fold": 100}), manifest(data(100)))
+    (finding,) = check.check_drift(manifest(data(100), tasks={"fold": 100}), manifest(data(100)))
     assert (finding.level, finding.check, "'fold' (+100%)" in finding.got) == ("warning", "task-drift", True)
     tasks = {"pick": 100, "place": 100, "fold": 20}
     after, before = appended(data(200), data(20, seed=1), tasks=tasks)
-    assert checks(check.gate(after, before)) == [("warning", "task", "")]
+    assert checks(check.check_drift(after, before)) == [("warning", "task", "")]
 
 
 def test_length() -> None:
     """Episodes three times as long on average are a fault."""
     longer = msgspec.structs.replace(manifest(data(90)), episodes=30)
-    assert checks(check.gate(longer, manifest(data(100)))) == [("fault", "length", "")]
+    assert checks(check.check_drift(longer, manifest(data(100)))) == [("fault", "length", "")]
 
 
 def test_observations_may_move() -> None:
@@ -151,9 +157,9 @@ def test_observations_may_move() -> None:
         return msgspec.structs.replace(known, **named)
 
     moved = renamed(action=lambda rows: rows + np.array([0, 3, 0, 0]))
-    assert checks(check.gate(moved, renamed())) == [("warning", "mean", "obs/joints")]
+    assert checks(check.check_drift(moved, renamed())) == [("warning", "mean", "obs/joints")]
     degrees = renamed(action=lambda rows: rows * 57.3)
-    assert ("fault", "deviation", "obs/joints") in checks(check.gate(degrees, renamed()))
+    assert ("fault", "deviation", "obs/joints") in checks(check.check_drift(degrees, renamed()))
 
 
 def test_real_episodes_appended(bridge, tmp_path) -> None:
@@ -181,7 +187,7 @@ def test_real_episodes_appended(bridge, tmp_path) -> None:
     for change in (lambda _: None, dark, millimetres):
         file = some(f"{change.__name__.strip('<>')}.hdf5", range(15, 25), change)
         child = Path(ingest([file], root=tmp_path / "root", name="x", append=parent).path)
-        found = check.gate(manifests.load(child)[0], manifests.load(parent)[0])
+        found = check.check_drift(manifests.load_manifest(child)[0], manifests.load_manifest(parent)[0])
         faults[change.__name__] = {(one.check, one.array) for one in found if one.level == "fault"}
     assert faults["<lambda>"] == set()
     assert faults["dark"] == {("brightness-drift", "obs/agentview_image")}
@@ -200,14 +206,14 @@ def test_time_goes_on(make) -> None:
 
     parent = make(on(0))
     child = make(on(1), name="y", seed=1)
-    assert check.gate(manifests.load(child)[0], manifests.load(parent)[0]) == []
+    assert check.check_drift(manifests.load_manifest(child)[0], manifests.load_manifest(parent)[0]) == []
 
 
 def test_made_anew() -> None:
     """More episodes of other recordings are no append, though the parent is named: all of them are judged."""
     after, before = appended(data(100), data(20, seed=1), source=({"file": "c"}, {"file": "b"}))
-    assert not compared(after, before).appended
-    assert compared(*appended(data(100), data(20, seed=1))).appended
+    assert not new_part(after, before).appended
+    assert new_part(*appended(data(100), data(20, seed=1))).appended
 
 
 def test_a_large_mean() -> None:
@@ -216,33 +222,35 @@ def test_a_large_mean() -> None:
     def far(episodes: int, seed: int) -> dict[str, np.ndarray]:
         return data(episodes, seed, action=lambda rows: rows * [1, 1, 1, 0] + 1.7e9)
 
-    assert check.gate(*appended(far(200, 0), far(40, 1))) == []
+    assert check.check_drift(*appended(far(200, 0), far(40, 1))) == []
     # Where it can be told, it is.
     still = data(40, 1, action=lambda rows: rows * [1, 0, 1, 1] + 30)
-    found = check.gate(*appended(data(200, 0, action=lambda rows: rows + 30), still))
+    found = check.check_drift(*appended(data(200, 0, action=lambda rows: rows + 30), still))
     assert ("fault", "constant", "action") in checks(found)
 
 
 def test_bounds() -> None:
     """Bounds decide, and levels."""
     pair = manifest(data(200, action=lambda rows: rows + np.array([0, 3, 0, 0]))), manifest(data(200))
-    assert check.gate(*pair, Bounds(mean_shift=5, range_growth=5)) == []
-    assert checks(check.gate(*pair, Bounds(levels={"mean-drift": "warning"}))) == [("warning", "mean", "action")]
-    assert check.gate(*pair, Bounds(levels={"mean-drift": "off"})) == []
+    assert check.check_drift(*pair, Thresholds(mean_shift=5, range_growth=5)) == []
+    assert checks(check.check_drift(*pair, Thresholds(levels={"mean-drift": "warning"}))) == [
+        ("warning", "mean", "action")
+    ]
+    assert check.check_drift(*pair, Thresholds(levels={"mean-drift": "off"})) == []
 
 
 def test_without_statistics() -> None:
     """Of versions that keep no statistics nothing is said of values."""
     bare = msgspec.structs.replace(manifest(data(20)), statistics=msgspec.UNSET, tasks=msgspec.UNSET)
-    assert check.gate(bare, manifest(data(20))) == []
-    assert check.gate(manifest(data(20)), bare) == []
+    assert check.check_drift(bare, manifest(data(20))) == []
+    assert check.check_drift(manifest(data(20)), bare) == []
 
 
 def with_statistics(path: Path, resign, parent: str = "") -> Path:
     """A version whose manifest says what its actions are like."""
-    from pitools.store.reader.version_reader import Arrays
+    from pitools.store.reader.version_reader import VersionReader
 
-    store = Arrays(path)
+    store = VersionReader(path)
     told = statistics(store.read("action", 0, store.manifest.steps))
     return resign(path, statistics={"action": told}, parent=parent)
 
@@ -262,7 +270,7 @@ def test_against_the_parent(make, found, resign) -> None:
     assert child.parent == parent.parent
     said = {finding.check for finding in found(child)}
     assert said == {"mean-drift", "length-drift", "range-drift"} - ({"range-drift"} - said)
-    assert {finding.check for finding in found(parent, against=child)} >= {"mean-drift", "length-drift"}
+    assert {finding.check for finding in found(parent, parent=child)} >= {"mean-drift", "length-drift"}
     moved = child.rename(child.parent.parent / child.name)
     assert found(moved) == []
 

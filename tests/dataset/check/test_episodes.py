@@ -3,30 +3,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.version_reader import VersionReader
 
 STEPS = sum(40 + number for number in range(8))
 
 
 def offsets(path) -> np.ndarray:
-    return Arrays(path).offsets.copy()
+    return VersionReader(path).offsets.copy()
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "problem"),
     [
         (lambda at: at.__setitem__(3, at[4] + 1), "episode 3 ends before it begins"),
-        (lambda at: at.__setitem__(-1, at[-1] - 1), "not from the first step to the last"),
-        (lambda at: at.__setitem__(0, 1), "not from the first step to the last"),
+        (lambda at: at.__setitem__(-1, at[-1] - 1), "first and last step"),
+        (lambda at: at.__setitem__(0, 1), "first and last step"),
     ],
 )
-def test_offsets(copy, found, resign, rewrite, change, what) -> None:
+def test_offsets(copy, found, resign, rewrite, change, problem) -> None:
     """Beginnings of episodes that cannot be are damage, though every digest is right."""
     at = offsets(copy)
     change(at)
     rewrite(copy, "episode_offsets", at)
     (finding,) = found(resign(copy))
-    assert (finding.level, finding.array, finding.what) == ("damage", "episode_offsets", what)
+    assert (finding.level, finding.array, problem in finding.problem) == ("damage", "episode_offsets", True)
 
 
 def test_offsets_of_other_lengths(copy, found, resign, rewrite) -> None:
@@ -55,13 +55,13 @@ def test_unequal_length(copy, found, resign, manifest_of, places) -> None:
 
 def test_lines(copy, found, resign, rewrite) -> None:
     """What is said of episodes has to be one line of JSON for each."""
-    text = Arrays(copy).read("episode_json", 0, Arrays(copy).array("episode_json").shape[0])
+    text = VersionReader(copy).read("episode_json", 0, VersionReader(copy).metadata_of("episode_json").shape[0])
     broken = text.copy()
     broken[:4] = ord("x")
     rewrite(copy, "episode_json", broken)
     (finding,) = found(resign(copy))
     assert (finding.level, finding.array) == ("damage", "episode_json")
-    assert "not JSON Lines" in finding.what
+    assert "not JSON Lines" in finding.problem
 
 
 def test_too_short(make, found) -> None:
@@ -105,7 +105,7 @@ def test_times(make, found, places, change, step, what) -> None:
     """Times that stand still, go back, leave a gap, or run at another rate, with episode and step."""
     findings = found(make(lambda demos: change(demos[3]["obs/timestamp"])))
     assert places(findings) == {("time", "obs/timestamp", 3, step)}
-    assert (findings[0].level, what in findings[0].what) == ("fault", True)
+    assert (findings[0].level, what in findings[0].problem) == ("fault", True)
 
 
 def test_language(make, found) -> None:
@@ -123,14 +123,14 @@ def test_splits(copy, found, resign, edit) -> None:
 
     edit(copy, "zarr.json", change)
     findings = found(resign(copy))
-    assert {finding.what.split(":")[0] for finding in findings} == {"split 'train'", "split 'odd'"}
+    assert {finding.problem.split(":")[0] for finding in findings} == {"split 'train'", "split 'odd'"}
     assert sorted(finding.got for finding in findings) == ["-1, 8", "2", "no"]
     assert {finding.level for finding in findings} == {"fault"}
 
 
 def test_levels_and_bounds(make, found, tmp_path) -> None:
     """A file of bounds makes a check stricter, milder, silent, or sets when it speaks."""
-    from pitools.dataset.check.thresholds import load
+    from pitools.dataset.check.thresholds import load_thresholds
 
     def change(demos) -> None:
         demos[3].pop("language")
@@ -139,7 +139,7 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
 
     path = make(change)
     (tmp_path / "bounds.toml").write_text('time_gap = 20\nlevels = {language = "fault", blank = "off"}')
-    findings = found(path, bounds=load(tmp_path / "bounds.toml"))
+    findings = found(path, thresholds=load_thresholds(tmp_path / "bounds.toml"))
     assert [(finding.level, finding.check) for finding in findings] == [("fault", "language")]
     assert len(found(path)) == 3
 
@@ -158,11 +158,11 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
 def test_bounds_are_strict(tmp_path, text, said) -> None:
     """What is misspelt in a file of bounds is refused, with what was meant."""
     from pitools.core.errors import ConfigError
-    from pitools.dataset.check.thresholds import load
+    from pitools.dataset.check.thresholds import load_thresholds
 
     (tmp_path / "b.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "b.toml")
+        load_thresholds(tmp_path / "b.toml")
     assert said in caught.value.hint
     assert "b.toml" in caught.value.where
 
@@ -176,15 +176,15 @@ def test_every_named_check_is_one(repo) -> None:
     folder = repo / "pitools/dataset/check"
     text = "\n".join(path.read_text() for path in folder.glob("*.py"))
     used = set(re.findall(r'check="([a-z-]+)"', text)) - {"always"}
-    drift = {f"{name}-drift" for name in re.findall(r'(?:_drift\(|_worst\()"([a-z]+)"', text)}
+    drift = {f"{name}-drift" for name in re.findall(r'(?:_drift_finding\(|_worst_columns\()\s*"([a-z]+)"', text)}
     damage = {"manifest", "file", "schema", "shard", "digest", "episodes"}
     assert (used | drift) - damage == set(CHECKS)
 
 
 def test_too_short_among_short() -> None:
     """An episode of one step is too short, also where most are hardly longer; others are not."""
-    from pitools.dataset.check.episodes import length
-    from pitools.dataset.check.thresholds import Bounds
+    from pitools.dataset.check.episodes import find_odd_lengths
+    from pitools.dataset.check.thresholds import Thresholds
 
-    (finding,) = length(np.array([2, 3, 1, 2, 4]), Bounds())
+    (finding,) = find_odd_lengths(np.array([2, 3, 1, 2, 4]), Thresholds())
     assert (finding.level, finding.episode, finding.got) == ("fault", 2, "1 steps")

@@ -30,9 +30,9 @@ def test_missing_metadata(copy, found) -> None:
 def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
     """A manifest that was made without one of an array's files is damage."""
     kept = tuple(entry for entry in manifest_of(copy).files if not entry.path.startswith("action/c/"))
-    data = manifests.encode(msgspec.structs.replace(manifest_of(copy), files=kept))
+    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), files=kept))
     (copy / "manifest.json").write_bytes(data)
-    copy = copy.rename(copy.with_name(manifests.version(data)))
+    copy = copy.rename(copy.with_name(manifests.version_of(data)))
     findings = found(copy)
     assert {(finding.level, finding.check, finding.file) for finding in findings} == {
         ("damage", "manifest", "action/c/0/0"),
@@ -42,7 +42,7 @@ def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
 
 def test_edited_manifest(copy, found, manifest_of) -> None:
     """A manifest that is not the one that the version is named after is damage."""
-    data = manifests.encode(msgspec.structs.replace(manifest_of(copy), parent="0" * 32))
+    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), parent="0" * 32))
     (copy / "manifest.json").write_bytes(data)
     assert only(found(copy)) == ("damage", "manifest", "manifest.json")
 
@@ -122,7 +122,7 @@ def test_not_a_dataset(tmp_path) -> None:
     from pitools.dataset import check
 
     with pytest.raises(DataError, match="not a dataset"):
-        list(check.version(tmp_path))
+        list(check.check_version(tmp_path))
 
 
 def test_forms_that_only_zarr_python_reads(copy, found, resign) -> None:
@@ -173,7 +173,7 @@ def test_other_metadata(copy, found) -> None:
     assert text.count(b"train") == 1
     (copy / "zarr.json").write_bytes(text.replace(b"train", b"trein"))
     (finding,) = found(copy)
-    assert (finding.level, finding.file, finding.what) == (
+    assert (finding.level, finding.file, finding.problem) == (
         "damage",
         "zarr.json",
         "the metadata are not what the manifest says",
@@ -182,10 +182,10 @@ def test_other_metadata(copy, found) -> None:
 
 def test_other_content(make, found, rewrite) -> None:
     """A file whose checksums inside are right, but which is not the manifest's, is found by its digest."""
-    from pitools.store.reader.version_reader import Arrays
+    from pitools.store.reader.version_reader import VersionReader
 
     path = make(codec="raw")
-    store = Arrays(path)
+    store = VersionReader(path)
     rewrite(path, "obs/timestamp", store.read("obs/timestamp", 0, store.manifest.steps) + 0.5)
     findings = found(path)
     assert {(one.level, one.check, one.array) for one in findings} >= {("damage", "digest", "obs/timestamp")}

@@ -6,7 +6,7 @@ import stat
 
 import numpy as np
 
-from pitools.dataset.check.quarantine import quarantine, release
+from pitools.dataset.check.quarantine import quarantine_episodes, release_quarantine
 from pitools.store import version_state
 
 
@@ -20,14 +20,14 @@ def test_episodes(make, found) -> None:
         demos[6].pop("language")
 
     path = make(change)
-    record = quarantine(path, found(path))
-    assert record == version_state.quarantine(path)
-    assert (record.whole, list(record.episodes), record.reasons) == (False, [2, 5], ())
+    record = quarantine_episodes(path, found(path))
+    assert record == version_state.read_quarantine(path)
+    assert (record.whole_version, list(record.episodes), record.reasons) == (False, [2, 5], ())
     assert record.episodes[2][0] == "nan: action, step 7: 1 steps have a NaN or an infinity"
     assert record.episodes[2][1].startswith("blank: obs/eye_image, step 0: ")
-    assert release(path) == record
-    assert version_state.quarantine(path) is None
-    assert release(path) is None
+    assert release_quarantine(path) == record
+    assert version_state.read_quarantine(path) is None
+    assert release_quarantine(path) is None
 
 
 def test_added(copy) -> None:
@@ -35,33 +35,33 @@ def test_added(copy) -> None:
     from pitools.dataset.check.finding import Finding
 
     def fault(episode: int, what: str) -> Finding:
-        return Finding(level="fault", check="nan", episode=episode, what=what)
+        return Finding(level="fault", check="nan", episode=episode, problem=what)
 
-    quarantine(copy, [fault(1, "bad"), fault(3, "bad")])
-    record = quarantine(copy, [fault(1, "bad"), fault(1, "worse"), fault(2, "bad")])
-    assert record == version_state.quarantine(copy)
+    quarantine_episodes(copy, [fault(1, "bad"), fault(3, "bad")])
+    record = quarantine_episodes(copy, [fault(1, "bad"), fault(1, "worse"), fault(2, "bad")])
+    assert record == version_state.read_quarantine(copy)
     assert record.episodes == {1: ("nan: bad", "nan: worse"), 2: ("nan: bad",), 3: ("nan: bad",)}
-    whole = quarantine(copy, [Finding(level="damage", check="shard", what="rot")])
-    assert (whole.whole, set(whole.episodes)) == (True, {1, 2, 3})
-    again = quarantine(copy, [fault(4, "bad")])
-    assert (again.whole, again.reasons, set(again.episodes)) == (True, ("shard: rot",), {1, 2, 3, 4})
+    whole = quarantine_episodes(copy, [Finding(level="damage", check="shard", problem="rot")])
+    assert (whole.whole_version, set(whole.episodes)) == (True, {1, 2, 3})
+    again = quarantine_episodes(copy, [fault(4, "bad")])
+    assert (again.whole_version, again.reasons, set(again.episodes)) == (True, ("shard: rot",), {1, 2, 3, 4})
 
 
 def test_damaged_record(copy) -> None:
     """Where the record cannot be read, the whole version is kept, until that is released."""
-    quarantine(copy, _fault())
+    quarantine_episodes(copy, _fault())
     (file,) = (copy.parent / ".catalog/quarantine").iterdir()
     file.write_text("{")
-    record = quarantine(copy, _fault())
-    assert (record.whole, set(record.episodes)) == (True, {1})
-    assert release(copy) == record
+    record = quarantine_episodes(copy, _fault())
+    assert (record.whole_version, set(record.episodes)) == (True, {1})
+    assert release_quarantine(copy) == record
 
 
 def test_whole(copy, found) -> None:
     """A damaged version is kept from training as a whole."""
     (copy / "action/c/0/0").unlink()
-    record = quarantine(copy, found(copy))
-    assert record.whole
+    record = quarantine_episodes(copy, found(copy))
+    assert record.whole_version
     assert record.reasons == ("file: the file is missing (action/c/0/0)",)
 
 
@@ -75,22 +75,22 @@ def test_a_damaged_parent(make, resign) -> None:
     child = resign(make(lambda demos: demos[3]["actions"].__setitem__(5, np.nan), seed=1), parent=parent.name)
     (parent / "manifest.json").write_text("{")
     assert CliRunner().invoke(check, [str(child), "--quarantine"], standalone_mode=False).return_value == 1
-    assert list(version_state.quarantine(child).episodes) == [3]
+    assert list(version_state.read_quarantine(child).episodes) == [3]
 
 
 def test_nothing(copy, found) -> None:
     """Where nothing is wrong, nothing is written, and what was in quarantine stays there."""
-    assert quarantine(copy, found(copy)) is None
+    assert quarantine_episodes(copy, found(copy)) is None
     assert not (copy.parent / ".catalog").exists()
-    record = quarantine(copy, [*found(copy), *_fault()])
-    assert quarantine(copy, found(copy)) is None
-    assert version_state.quarantine(copy) == record
+    record = quarantine_episodes(copy, [*found(copy), *_fault()])
+    assert quarantine_episodes(copy, found(copy)) is None
+    assert version_state.read_quarantine(copy) == record
 
 
 def _fault():
     from pitools.dataset.check.finding import Finding
 
-    return [Finding(level="fault", check="nan", episode=1, what="bad")]
+    return [Finding(level="fault", check="nan", episode=1, problem="bad")]
 
 
 def test_the_version_is_not_touched(copy, found) -> None:
@@ -105,14 +105,14 @@ def test_the_version_is_not_touched(copy, found) -> None:
         return known
 
     before = state()
-    quarantine(copy, [*found(copy, deep=True), *_fault()])
-    release(copy)
+    quarantine_episodes(copy, [*found(copy, deep=True), *_fault()])
+    release_quarantine(copy)
     assert state() == before
 
 
 def test_record(copy, found) -> None:
     """The record is JSON with its schema first, as every reader of the catalog expects it."""
-    quarantine(copy, _fault())
+    quarantine_episodes(copy, _fault())
     (file,) = (copy.parent / ".catalog/quarantine").iterdir()
     assert file.name == f"{copy.name}.json"
     known = json.loads(file.read_text())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pitools.dataset.check.vectors import Vectors
+from pitools.dataset.check.vectors import VectorStats
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4", "zstd"])
@@ -68,9 +68,9 @@ def test_constant(make, found) -> None:
         ("warning", "constant", "action"),
         ("warning", "constant", "obs/joints"),
     ]
-    assert findings[0].what == "column 6 is the same in every step"
+    assert findings[0].problem == "column 6 is the same in every step"
     findings = found(make(lambda demos: [known["actions"].fill(1) for known in demos], name="dead"))
-    assert ("fault", "every column is the same in every step") in {(one.level, one.what) for one in findings}
+    assert ("fault", "every column is the same in every step") in {(one.level, one.problem) for one in findings}
 
 
 def test_still(make, found, places) -> None:
@@ -178,9 +178,9 @@ def test_drawn_again(make, found) -> None:
 def test_statistics(copy, found, resign, manifest_of) -> None:
     """What the manifest says of the values has to be true of them."""
     from pitools.store.manifest import Statistics
-    from pitools.store.reader.version_reader import Arrays
+    from pitools.store.reader.version_reader import VersionReader
 
-    values = Arrays(copy).read("action", 0, manifest_of(copy).steps).astype(np.float64)
+    values = VersionReader(copy).read("action", 0, manifest_of(copy).steps).astype(np.float64)
 
     def told(**changes) -> dict[str, Statistics]:
         known = {"minimum": values.min(0), "maximum": values.max(0), "mean": values.mean(0), "deviation": values.std(0)}
@@ -193,7 +193,7 @@ def test_statistics(copy, found, resign, manifest_of) -> None:
         copy = resign(copy, statistics=told(**{change: np.eye(7)[4] * 1e-3}))
         (finding,) = found(copy)
         assert (finding.level, finding.check) == ("fault", "statistics")
-        assert f"the manifest's {change} is not that of the values, in column 4" in finding.what
+        assert f"the manifest's {change} is not that of the values, in column 4" in finding.problem
 
 
 @pytest.mark.filterwarnings("error")
@@ -225,18 +225,18 @@ def test_gathered_from_parts_in_any_order(data) -> None:
     values[rng.random(values.shape) < data.draw(st.sampled_from([0, 0.2]))] = np.nan
     cuts = sorted({0, steps, *data.draw(st.lists(st.integers(0, steps), max_size=5))})
     runs = [(low, high) for low, high in pairwise(cuts) if low < high]
-    array, whole = Vectors("a", offsets, (3,), keep=True), Vectors("a", offsets, (3,))
+    array, whole = VectorStats("a", offsets, (3,), keep_values=True), VectorStats("a", offsets, (3,))
     for low, high in data.draw(st.permutations(runs)):
-        array.look(low, values[low:high])
+        array.add_steps(low, values[low:high])
     if steps:
-        whole.look(0, values)
+        whole.add_steps(0, values)
     assert np.array_equal(array.identity, whole.identity)
     assert np.array_equal(array.values, values, equal_nan=True)
     for episode, (low, high) in enumerate(pairwise(offsets)):
         mine = values[low:high]
         bad = ~np.isfinite(mine).all(axis=1)
-        assert array.bad.count[episode] == bad.sum()
-        assert not bad.any() or array.bad.first[episode] == low + bad.argmax()
+        assert array.non_finite.count[episode] == bad.sum()
+        assert not bad.any() or array.non_finite.first_steps[episode] == low + bad.argmax()
         for column in range(3):
             kept = mine[np.isfinite(mine[:, column]), column]
             assert array.low[episode, column] == (kept.min() if len(kept) else np.inf)
@@ -252,8 +252,8 @@ def test_identity_is_of_order_and_content() -> None:
     """Two episodes are alike if their rows are, in order, wherever they lie in the dataset."""
     rows = np.random.default_rng(0).normal(size=(5, 2))
     offsets = np.array([0, 5, 10, 15, 20])
-    array = Vectors("a", offsets, (2,))
-    array.look(0, np.concatenate([rows, rows[::-1], rows, rows + np.array([0, 1e-12])]))
+    array = VectorStats("a", offsets, (2,))
+    array.add_steps(0, np.concatenate([rows, rows[::-1], rows, rows + np.array([0, 1e-12])]))
     a, b, c, d = array.identity.tolist()
     assert a == c
     assert len({a, b, d}) == 3

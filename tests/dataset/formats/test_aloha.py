@@ -11,7 +11,7 @@ from PIL import Image
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import detect
-from pitools.dataset.formats.model import alike, sort_out
+from pitools.dataset.formats.model import partition_by_schema, schema_difference
 
 
 def encoded(frame: np.ndarray, kind: str = "JPEG") -> np.ndarray:
@@ -52,8 +52,8 @@ def test_encoded_rows(aloha, whole, form, part) -> None:
         padded = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
         replace(path, "observations/images/top", data=padded if form == "padded" else padded.view(f"S{width}")[:, 0])
     replace(path, "compress_len", data=np.array([[len(row) for row in rows]] * 2, np.float32))
-    found = detect.scan(path, "auto")
-    assert not found.refused
+    found = detect.scan_recording(path, "auto")
+    assert not found.rejected
     np.testing.assert_array_equal(
         whole(found.episodes[0], part)["obs/top_image"], np.stack([decoded(row) for row in rows])
     )
@@ -72,7 +72,7 @@ def test_depth(aloha, whole, folder, form) -> None:
         with h5py.File(path, "r+") as file:
             for i, frame in enumerate(depth):
                 file[f"observations/{folder}/top"][i] = encoded(frame, "PNG")
-    (episode,) = detect.scan(path, "auto").episodes
+    (episode,) = detect.scan_recording(path, "auto").episodes
     np.testing.assert_array_equal(whole(episode)["obs/top_depth"], depth)
 
 
@@ -81,7 +81,7 @@ def test_grey_jpeg(aloha, whole) -> None:
     path, grey = aloha(0, 2), frames(2)[..., 0]
     rows = [encoded(frame) for frame in grey]
     replace(path, "observations/images/top", data=np.stack([np.pad(row, (0, 9999 - len(row))) for row in rows]))
-    (episode,) = detect.scan(path, "auto").episodes
+    (episode,) = detect.scan_recording(path, "auto").episodes
     np.testing.assert_array_equal(
         whole(episode)["obs/top_image"], np.stack([decoded(row) for row in rows])[..., None].repeat(3, axis=-1)
     )
@@ -101,7 +101,7 @@ def test_damaged_png(aloha, whole, damage, what) -> None:
         rows[2] = rows[2].copy()
         rows[2][100 if damage == "flip" else slice(300, None)] ^= 4 if damage == "flip" else rows[2][300:]
     replace(path, "observations/depth/top", data=np.stack([np.pad(row, (0, 4999 - len(row))) for row in rows]))
-    (episode,) = detect.scan(path, "auto").episodes
+    (episode,) = detect.scan_recording(path, "auto").episodes
     with pytest.raises(DataError, match=what) as caught:
         whole(episode)
     assert caught.value.where == f"{path}: /observations/depth/top: row 2"
@@ -120,21 +120,21 @@ def test_png_that_would_be_changed(aloha, form) -> None:
     data = b"\x89PNG\r\n\x1a\n" + (b"" if form == "no header" else header) + body
     path = aloha(0, 2)
     replace(path, "observations/images/top", data=np.stack([np.frombuffer(data, np.uint8)] * 2))
-    (item,) = detect.scan(path, "auto").refused
-    assert ("does not begin with its size" if form == "no header" else "bits a channel") in item.why
+    (item,) = detect.scan_recording(path, "auto").rejected
+    assert ("does not begin with its size" if form == "no header" else "bits a channel") in item.reason
 
 
 def test_missing_camera(aloha) -> None:
     """An episode without a camera that most have is the one that is refused, wherever it stands."""
     paths = [aloha(number, 3) for number in range(4)]
     replace(paths[0], "observations/images/wrist")
-    episodes = [episode for path in paths for episode in detect.scan(path, "auto").episodes]
-    kept, refused = sort_out(episodes)
+    episodes = [episode for path in paths for episode in detect.scan_recording(path, "auto").episodes]
+    kept, refused = partition_by_schema(episodes)
     assert [episode.name for episode in kept] == ["episode_1", "episode_2", "episode_3"]
-    assert [(item.name, item.path, item.why) for item in refused] == [
+    assert [(item.name, item.path, item.reason) for item in refused] == [
         ("episode_0", paths[0], "episode_0 has no obs/wrist_image, which episode_1 has")
     ]
-    assert alike(kept[0], kept[1]) == ""
+    assert schema_difference(kept[0], kept[1]) == ""
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_refused_not_raised(aloha, key, options, why) -> None:
     """An episode that is not whole is in `refused`, with the reason; its file is no error."""
     path = aloha(0, 3)
     replace(path, key, **options)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert found.episodes == ()
-    (item,) = found.refused
+    (item,) = found.rejected
     assert (item.name, item.path) == ("episode_0", path)
-    assert why in item.why
+    assert why in item.reason

@@ -16,14 +16,14 @@ import zarr
 from pitools.core.errors import DataError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
-from pitools.dataset.versions import Version
+from pitools.dataset.versions import VersionInfo
 
 
 @pytest.fixture
 def store(tmp_path):
     """What Zarr reads of an ingest of these recordings."""
 
-    def make(*paths: Path, **options) -> tuple[Version, zarr.Group]:
+    def make(*paths: Path, **options) -> tuple[VersionInfo, zarr.Group]:
         version = ingest(list(paths), root=tmp_path / "root", name="x", **options)
         return version, zarr.open_group(version.path, mode="r")
 

@@ -59,8 +59,8 @@ def test_rows_of_robomimic(robomimic, whole, kind, forms) -> None:
         rows = [encoded(frame, kind) for frame in frames]
         put(path, f"data/demo_{number}/{EYE}", rows, form)
         sent.append(np.stack([np.asarray(Image.open(io.BytesIO(row)).convert("RGB")) for row in rows]))
-    found = detect.scan(path, "auto")
-    assert not found.refused
+    found = detect.scan_recording(path, "auto")
+    assert not found.rejected
     for episode, frames in zip(found.episodes, sent, strict=True):
         np.testing.assert_array_equal(whole(episode)[EYE], frames)
 
@@ -71,8 +71,8 @@ def test_a_first_row_of_nothing(robomimic) -> None:
     row = encoded(np.zeros((24, 32, 3), np.uint8), "PNG")
     for number, first in enumerate((row, b"")):
         put(path, f"data/demo_{number}/{EYE}", [first, row, row, row], "5")
-    found = detect.scan(path, "auto")
-    assert [item.name for item in found.refused] == ["demo_1"]
+    found = detect.scan_recording(path, "auto")
+    assert [item.name for item in found.rejected] == ["demo_1"]
     assert found.episodes[0].columns[EYE].row == (24, 32, 3)
 
 
@@ -89,9 +89,9 @@ def test_a_damaged_chunk_of_pictures(robomimic) -> None:
     data = bytearray(path.read_bytes())
     data[offset : offset + 8] = b"\xff" * 8
     path.write_bytes(data)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["demo_0"]
-    assert found.refused[0].where == f"{path}: /data/demo_1/{EYE}"
+    assert found.rejected[0].where == f"{path}: /data/demo_1/{EYE}"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -103,16 +103,16 @@ def test_formats_that_are_not_read(robomimic, aloha, kind, form) -> None:
     put(episode, "observations/images/top", [FOREIGN[kind]] * 3, form)
     put(pressure, "observations/thermal", [FOREIGN[kind]] * 3, form)
     for each in (path, episode, pressure):
-        (item,) = detect.scan(each, "auto").refused
-        assert kind.split()[0] in item.why
+        (item,) = detect.scan_recording(each, "auto").rejected
+        assert kind.split()[0] in item.reason
 
 
 def test_jpeg_xl_after_a_row_of_nothing(robomimic) -> None:
     """A row of zeros among JPEG XL ones does not make numbers of them."""
     path = robomimic(3)
     put(path, f"data/demo_0/{EYE}", [b"", JPEG_XL, JPEG_XL], "7")
-    (item,) = detect.scan(path, "auto").refused
-    assert "JPEG XL" in item.why
+    (item,) = detect.scan_recording(path, "auto").rejected
+    assert "JPEG XL" in item.reason
 
 
 def test_bytes_that_are_numbers(robomimic, whole) -> None:
@@ -125,7 +125,7 @@ def test_bytes_that_are_numbers(robomimic, whole) -> None:
         file["data/demo_0/obs/touch"] = values[:, :40]
         file["data/demo_0/obs/light"] = np.full((3, 3), (0xFF, 0xD8, 0xFF), np.uint8)
         file["data/demo_0/obs/taxels"] = np.concatenate([values[:2], np.ones((1, 80), np.uint8)])
-    (episode,) = detect.scan(path, "auto").episodes
+    (episode,) = detect.scan_recording(path, "auto").episodes
     got = whole(episode)
     np.testing.assert_array_equal(got["obs/touch"], values[:, :40])
     assert got["obs/light"].tolist() == [[0xFF, 0xD8, 0xFF]] * 3
@@ -142,6 +142,6 @@ def test_rows_of_zarr(tmp_path, rows, zarr_format) -> None:
     root.create_array("data/img", data=np.stack([np.frombuffer(rows.ljust(999, b"\0"), np.uint8)] * 4))
     root.create_array("meta/episode_ends", data=np.array([2, 4]))
     with pytest.raises(DataError) as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert caught.value.where == f"{path}: data/img"
-    assert set(detect.scan(path, "auto", ["img"]).episodes[0].columns) == {"action"}
+    assert set(detect.scan_recording(path, "auto", ["img"]).episodes[0].columns) == {"action"}

@@ -56,12 +56,12 @@ def test_formats_of_files(tmp_path, name, layout) -> None:
     file, write = FORMATS[name]
     write(tmp_path / file)
     with pytest.raises(DataError) as caught:
-        detect.scan(tmp_path / file, layout)
-    assert name in caught.value.what
+        detect.scan_recording(tmp_path / file, layout)
+    assert name in caught.value.message
     assert caught.value.where == str(tmp_path / file)
     with pytest.raises(DataError) as caught:
-        detect.scan(tmp_path, "auto")
-    assert name in caught.value.what
+        detect.scan_recording(tmp_path, "auto")
+    assert name in caught.value.message
 
 
 def test_a_filter_that_is_not_installed(robomimic) -> None:
@@ -75,10 +75,10 @@ def test_a_filter_that_is_not_installed(robomimic) -> None:
         space, name = h5py.h5s.create_simple((3, 7)), b"data/demo_0/actions"
         made = h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, space, known)
         made.write_direct_chunk((0, 0), b"compressed", 0)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["demo_1"]
-    (item,) = found.refused
-    assert "60001" in item.why
+    (item,) = found.rejected
+    assert "60001" in item.reason
     assert "hdf5plugin" in item.hint
 
 
@@ -96,8 +96,8 @@ def test_a_codec_that_is_not_installed(tmp_path, zarr_format) -> None:
         known["codecs"].append({"name": "imagecodecs_jpegxl", "configuration": {}})
     file.write_text(json.dumps(known))
     with pytest.raises(DataError) as caught:
-        detect.scan(tmp_path / "z", "auto")
-    assert "imagecodecs_jpegxl" in caught.value.what
+        detect.scan_recording(tmp_path / "z", "auto")
+    assert "imagecodecs_jpegxl" in caught.value.message
     assert "imagecodecs_jpegxl" in caught.value.hint
 
 
@@ -106,12 +106,12 @@ def test_a_type_that_numpy_does_not_have(robomimic) -> None:
     path = robomimic(3, 3)
     with h5py.File(path, "r+") as file:
         h5py.h5d.create(file["data/demo_0"].id, b"time", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
-    assert [item.name for item in detect.scan(path, "auto").refused] == ["demo_0"]
+    assert [item.name for item in detect.scan_recording(path, "auto").rejected] == ["demo_0"]
 
 
 @pytest.mark.parametrize(
     "reading",
-    [hdf5.reading, lambda path: zarr_reader.reading(path, "y"), parquet_reader.reading],
+    [hdf5.translate_errors, lambda path: zarr_reader.translate_errors(path, "y"), parquet_reader.translate_errors],
     ids=["HDF5", "Zarr", "Parquet"],
 )
 @pytest.mark.parametrize(("mistake", "kind"), [("len(3)", TypeError), ("{}['a']", KeyError)])

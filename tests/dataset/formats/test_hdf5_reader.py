@@ -23,8 +23,8 @@ from pitools.dataset.formats.readers import open_reader
 
 
 def column(path: Path, name: str = "x") -> Column:
-    with hdf5.opened(path) as file:
-        return hdf5.column(file[name], 0, hdf5.place(path))
+    with hdf5.open_hdf5(path) as file:
+        return hdf5.describe_column(file[name], 0, hdf5.column_source(path))
 
 
 def read(path: Path, start: int, stop: int, name: str = "x") -> np.ndarray:
@@ -134,7 +134,11 @@ def test_hole(tmp_path) -> None:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (10, 4), "f4", chunks=(2, 4), fillvalue=7)[4:6] = 1
     known = Column(
-        dataset="/x", steps=10, row=(4,), dtype="float32", place=msgspec.structs.replace(hdf5.place(path), name="/x")
+        dataset="/x",
+        steps=10,
+        row=(4,),
+        dtype="float32",
+        source=msgspec.structs.replace(hdf5.column_source(path), name="/x"),
     )
     out, reader = np.empty((10, 4), np.float32), open_reader(None)
     reader.read_into(known, out, 0, 10)
@@ -180,7 +184,7 @@ def test_another_dataset(tmp_path, change) -> None:
     }[change]
     with h5py.File(path, "w") as file:
         file["y" if change == "name" else "x"] = values
-    os.truncate(path, known.place.bytes)
+    os.truncate(path, known.source.bytes)
     reader = open_reader(None)
     with pytest.raises(DataError) as caught:
         reader.read_into(known, np.empty((10, 4), np.int32), 0, 10)
@@ -204,12 +208,12 @@ def test_links_to_other_files(tmp_path, link) -> None:
                 "soft": h5py.SoftLink("/way/x"),
                 "soft group": h5py.SoftLink("/way"),
             }[link]
-    found = detect.scan(tmp_path / "a.hdf5", "robomimic")
+    found = detect.scan_recording(tmp_path / "a.hdf5", "robomimic")
     if link == "demo":
         assert [episode.name for episode in found.episodes] == ["demo_0"]
     else:
         assert found.episodes == ()
-        assert "is a link to another file" in found.refused[0].why
+        assert "is a link to another file" in found.rejected[0].reason
 
 
 def test_link_within(tmp_path) -> None:
@@ -218,7 +222,7 @@ def test_link_within(tmp_path) -> None:
         file["data/demo_0/actions"] = np.ones((5, 2))
         file["joints"] = np.full((5, 3), 4.0)
         file["data/demo_0/obs/joints"] = h5py.SoftLink("/joints")
-    assert set(detect.scan(tmp_path / "a.hdf5", "auto").episodes[0].columns) == {"action", "obs/joints"}
+    assert set(detect.scan_recording(tmp_path / "a.hdf5", "auto").episodes[0].columns) == {"action", "obs/joints"}
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter"])
@@ -243,17 +247,17 @@ def test_ends_while_read(tmp_path) -> None:
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((1000, 1000))
     known, out = column(path), np.empty((1000, 1000))
-    file = hdf5_reader.File(path)
+    file = hdf5_reader.Hdf5Reader(path)
     status = os.fstat(file._descriptor)
-    os.truncate(path, known.place.bytes // 2)
+    os.truncate(path, known.source.bytes // 2)
     with patch.object(os, "fstat", lambda _: status), pytest.raises(DataError, match="it ends after byte"):
-        file.read_into(known, known.place, out, 0, 1000)
+        file.read_into(known, known.source, out, 0, 1000)
     file.close()
 
 
 def test_many_threads(robomimic) -> None:
     """Readers in several threads at once, each its own, give what one alone gives; a column may have been pickled."""
-    found = detect.scan(robomimic(30, 40, 50), "auto")
+    found = detect.scan_recording(robomimic(30, 40, 50), "auto")
     columns = [pickle.loads(pickle.dumps(episode.columns)) for episode in found.episodes]
     with h5py.File(found.path) as file:
         expected = [file[f"data/demo_{i}/obs/eye_image"][:] for i in range(3)]
@@ -289,7 +293,7 @@ def test_outside_of_the_lock(tmp_path) -> None:
 
 def test_wrong_request(robomimic) -> None:
     """Steps that are not there, and a place of another shape, are errors of the caller's; nothing is filled."""
-    known = detect.scan(robomimic(5), "auto").episodes[0].columns["action"]
+    known = detect.scan_recording(robomimic(5), "auto").episodes[0].columns["action"]
     reader = open_reader(None)
     with pytest.raises(IndexError):
         reader.read_into(known, np.empty((3, 7), np.float32), 3, 6)
@@ -305,7 +309,7 @@ def test_few_files_stay_open(aloha) -> None:
     reader = open_reader(None)
     before = len(os.listdir("/proc/self/fd"))
     for path in paths:
-        known = detect.scan(path, "aloha").episodes[0].columns["action"]
+        known = detect.scan_recording(path, "aloha").episodes[0].columns["action"]
         reader.read_into(known, np.empty((2, 14), np.float32), 0, 2)
     assert len(os.listdir("/proc/self/fd")) - before <= 16
     reader.close()

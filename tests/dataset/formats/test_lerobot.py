@@ -49,14 +49,14 @@ def test_a_pipe_is_refused_where_it_would_be_read(lerobot) -> None:
     """What is no part of the dataset, such as `lost+found` of a disk that holds it, is not looked at."""
     path = lerobot(3, 4).path
     os.mkfifo(path / "lost+found")
-    assert len(detect.scan(path, "auto").episodes) == 2
+    assert len(detect.scan_recording(path, "auto").episodes) == 2
     for name in ("data/chunk-000/file-000.parquet", "meta/tasks.parquet"):
         (path / name).unlink()
         os.mkfifo(path / name)
         if name.startswith("data"):
-            assert {one.why for one in detect.scan(path, "auto").refused} == {"the file is missing"}
+            assert {one.reason for one in detect.scan_recording(path, "auto").rejected} == {"the file is missing"}
     with pytest.raises(DataError, match="not a regular file"):
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
 
 
 @pytest.mark.parametrize("video", [True, False])
@@ -64,8 +64,8 @@ def test_a_pipe_is_refused_where_it_would_be_read(lerobot) -> None:
 def test_every_step(lerobot, whole, video, part) -> None:
     """Every value and every frame of every episode is where it was, whether read in one go or in parts."""
     made = lerobot(7, 5, 30, 11, video=video)
-    found = detect.scan(made.path, "auto")
-    assert (found.layout, found.refused, found.notes) == ("lerobot", (), ())
+    found = detect.scan_recording(made.path, "auto")
+    assert (found.layout, found.rejected, found.notes) == ("lerobot", (), ())
     assert [(episode.name, episode.steps, episode.language) for episode in found.episodes] == [
         ("episode_000000", 7, "do 0"),
         ("episode_000001", 5, "do 1"),
@@ -88,16 +88,16 @@ def test_every_step(lerobot, whole, video, part) -> None:
 def test_row_groups(lerobot, whole, monkeypatch) -> None:
     """Rows are the same ones, however many row groups are read at a time."""
     made = lerobot(7, 5, 30)
-    found, actions = detect.scan(made.path, "auto", ["obs/top_image"]), []
+    found, actions = detect.scan_recording(made.path, "auto", ["obs/top_image"]), []
     for size in (1, 100, 1 << 20):
-        monkeypatch.setattr(parquet_reader, "_PART_BYTES", size)
+        monkeypatch.setattr(parquet_reader, "_CACHE_BYTES", size)
         actions.append(np.concatenate([whole(episode, 4)["action"] for episode in found.episodes]))
     assert all((values == made.values["action"]).all() for values in actions)
 
 
 def test_any_order(lerobot) -> None:
     """Frames are the same ones whichever are read first: backwards, across key frames, from file to file."""
-    found = detect.scan(lerobot(25, 14, 20).path, "lerobot")
+    found = detect.scan_recording(lerobot(25, 14, 20).path, "lerobot")
     reader = open_reader(found.episodes[0])
     for number, start, stop in [(2, 3, 9), (0, 20, 25), (0, 2, 4), (1, 13, 14), (2, 0, 20), (0, 0, 1), (1, 0, 14)]:
         column = found.episodes[number].columns["obs/top_image"]
@@ -112,7 +112,7 @@ def test_what_it_says_of_itself(lerobot) -> None:
     """Splits are names of episodes, tasks and robot are kept, and all files that are read are named for a digest."""
     path = lerobot(3, 4, 5).path
     info(path, splits={"train": "0:2", "val": "2:3"})
-    found = detect.scan(path, "auto", ["obs/state"])
+    found = detect.scan_recording(path, "auto", ["obs/state"])
     assert found.splits == {"train": ("episode_000000", "episode_000001"), "val": ("episode_000002",)}
     assert found.attributes == {"robot_type": "toy", "fps": 20.0, "tasks": ["do 0", "do 1"]}
     assert "obs/state" not in found.episodes[0].columns
@@ -137,7 +137,7 @@ def test_several_tasks(lerobot) -> None:
     """Where an episode has several tasks, which of them a step belongs to is kept."""
     path = lerobot(3, 4).path
     episodes(path, tasks=[["do 0"], ["do 0", "do 1"]])
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert "task_index" in found.episodes[0].columns
     assert found.episodes[1].attributes == {"tasks": ["do 0", "do 1"]}
 
@@ -146,12 +146,12 @@ def test_tasks_of_the_steps(lerobot, monkeypatch) -> None:
     """Where meta/episodes names no task of an episode, those that its steps have are its own, in their order."""
     made = lerobot(3, 4, 5)
     episodes(made.path, tasks=[["do 0"], [], []])
-    found = detect.scan(made.path, "auto")
+    found = detect.scan_recording(made.path, "auto")
     assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 0"]
     assert (found.notes, "task_index" in found.episodes[0].columns) == ((), False)
     made.values["task_index"][7:] = [1, 1, 0, 0, 1]
     made.data(1, 2, 3)
-    found = detect.scan(made.path, "auto")
+    found = detect.scan_recording(made.path, "auto")
     assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 1"]
     assert found.episodes[2].attributes == {"tasks": ["do 1", "do 0"]}
     assert "task_index" in found.episodes[2].columns
@@ -160,11 +160,11 @@ def test_tasks_of_the_steps(lerobot, monkeypatch) -> None:
 def test_an_episode_without_a_task_is_told(lerobot) -> None:
     """Where neither meta/episodes nor the table of tasks names one, a note says that instructions are missing."""
     path = lerobot(3, 4).path
-    assert "task_index" not in detect.scan(path, "auto").episodes[0].columns
+    assert "task_index" not in detect.scan_recording(path, "auto").episodes[0].columns
     episodes(path, tasks=[["do 0"], []])
     tasks = path / "meta/tasks.parquet"
     pq.write_table(pq.read_table(tasks).slice(0, 1), tasks)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert "task_index" in found.episodes[1].columns
     assert [episode.language for episode in found.episodes] == ["do 0", ""]
     assert found.notes == ("no task is named of 1 of 2 episodes: they have no instruction",)
@@ -176,7 +176,7 @@ def test_channels_first(lerobot, whole) -> None:
     known = json.loads((path / "meta/info.json").read_text())["features"]
     known[CAMERA] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
     info(path, features=known)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert whole(found.episodes[0])["obs/top_image"].shape == (3, 32, 48, 3)
 
 
@@ -185,7 +185,7 @@ def test_older_version(lerobot) -> None:
     path = lerobot(3).path
     info(path, codebase_version="v2.1")
     with pytest.raises(DataError, match=r"LeRobot dataset of v2\.1") as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert "convert_dataset_v21_to_v30" in caught.value.hint
 
 
@@ -210,7 +210,7 @@ def test_hostile_description(lerobot, key, value) -> None:
     path = lerobot(3, 4).path
     info(path, **{key: value})
     with pytest.raises(DataError) as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert str(path) in caught.value.where
 
 
@@ -220,8 +220,8 @@ def test_text_features(lerobot) -> None:
     known = json.loads((path / "meta/info.json").read_text())["features"]
     info(path, features=known | {"observation.note": {"dtype": "string", "shape": [1]}})
     with pytest.raises(DataError, match="dtype string is not one of numbers"):
-        detect.scan(path, "auto")
-    assert detect.scan(path, "auto", ["obs/note"]).episodes
+        detect.scan_recording(path, "auto")
+    assert detect.scan_recording(path, "auto", ["obs/note"]).episodes
 
 
 def test_lost_video(lerobot) -> None:
@@ -229,25 +229,25 @@ def test_lost_video(lerobot) -> None:
     made = lerobot(7, 5, 6)
     clip = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
     clip.unlink()
-    found = detect.scan(made.path, "auto")
+    found = detect.scan_recording(made.path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_000002"]
     assert found.splits == {"train": ("episode_000002",)}
-    assert [(item.name, item.why) for item in found.refused] == [
+    assert [(item.name, item.reason) for item in found.rejected] == [
         ("episode_000000", "the file is missing"),
         ("episode_000001", "the file is missing"),
     ]
     made.clip(clip, made.frames[:11])
-    assert detect.scan(made.path, "auto").refused[0].why == "it has 11 frames, its episodes 12"
+    assert detect.scan_recording(made.path, "auto").rejected[0].reason == "it has 11 frames, its episodes 12"
     made.clip(clip, made.frames[:14])
-    assert "2 frames of no episode" in detect.scan(made.path, "auto").notes[0]
+    assert "2 frames of no episode" in detect.scan_recording(made.path, "auto").notes[0]
 
 
 def test_rows_of_others(lerobot) -> None:
     """A data file whose rows are not those that meta/episodes says is refused before a row is read."""
     made = lerobot(7, 5, 6)
     made.data(0, 1, 2)
-    found = detect.scan(made.path, "auto")
-    assert [item.why for item in found.refused] == [
+    found = detect.scan_recording(made.path, "auto")
+    assert [item.reason for item in found.rejected] == [
         "it has 5 rows of episode 1 where meta/episodes says 7 rows of episode 0"
     ] * 2
 
@@ -259,7 +259,7 @@ def test_clips_that_cannot_be(lerobot, start) -> None:
     episodes(
         path, **{f"videos/{CAMERA}/from_timestamp": [0.0, start], f"videos/{CAMERA}/to_timestamp": [0.2, start + 0.15]}
     )
-    assert detect.scan(path, "auto").refused[-1].name == "episode_000001"
+    assert detect.scan_recording(path, "auto").rejected[-1].name == "episode_000001"
 
 
 def test_without_the_libraries(lerobot) -> None:
@@ -270,8 +270,8 @@ def test_without_the_libraries(lerobot) -> None:
         "from pathlib import Path\n"
         "from pitools.core.errors import ToolMissing\n"
         "from pitools.dataset.formats import detect\n"
-        f"try: detect.scan(Path({str(path)!r}), 'auto')\n"
-        "except ToolMissing as error: print(error.what, '|', error.hint)"
+        f"try: detect.scan_recording(Path({str(path)!r}), 'auto')\n"
+        "except ToolMissing as error: print(error.message, '|', error.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("| pip install 'pitools-hpc[lerobot]'")

@@ -32,9 +32,9 @@ def test_rows_in_disorder(lerobot, key, values, why) -> None:
     """An episode whose rows are not in order, or not of the times of its frames, is refused, and no other."""
     path = lerobot(4, 3).path
     column(path, key, values)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_000000"]
-    assert [(item.name, item.why) for item in found.refused] == [("episode_000001", why)]
+    assert [(item.name, item.reason) for item in found.rejected] == [("episode_000001", why)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_rows_of_another_form(lerobot, whole, key, values, kind, what) -> None:
     rest = pq.read_table(path / "data/chunk-000/file-000.parquet")[key].to_pylist()[3:]
     file = column(path, key, [*values, *rest], kind)
     with pytest.raises(DataError, match=what) as caught:
-        whole(detect.scan(path, "auto").episodes[0])
+        whole(detect.scan_recording(path, "auto").episodes[0])
     assert caught.value.where == f"{file}: {key}: row 0"
 
 
@@ -65,7 +65,7 @@ def test_wider_numbers(lerobot, whole) -> None:
     """Numbers that are stored wider than they need are the same numbers."""
     made = lerobot(3)
     column(made.path, "next.reward", made.values["next.reward"].tolist(), pa.float64())
-    got = whole(detect.scan(made.path, "auto").episodes[0])["reward"]
+    got = whole(detect.scan_recording(made.path, "auto").episodes[0])["reward"]
     np.testing.assert_array_equal(got, made.values["next.reward"])
 
 
@@ -78,5 +78,5 @@ def test_missing_value(lerobot, whole) -> None:
     at = table.column_names.index("action")
     pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32()))), path)
     with pytest.raises(DataError, match="a value is missing") as caught:
-        whole(detect.scan(made.path, "auto").episodes[0])
+        whole(detect.scan_recording(made.path, "auto").episodes[0])
     assert caught.value.where == f"{path}: action: row 0"

@@ -14,9 +14,9 @@ def test_refused_demos(robomimic) -> None:
     with h5py.File(path, "r+") as file:
         del file["data/demo_0/obs/eye_image"], file["data/demo_1/dones"], file["data/demo_4/actions"]
         file["data/demo_1/dones"] = np.zeros(2)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["demo_2", "demo_3"]
-    assert {item.name: (item.why, item.where) for item in found.refused} == {
+    assert {item.name: (item.reason, item.where) for item in found.rejected} == {
         "demo_1": ("/data/demo_1/dones has 2 steps where actions has 4", f"{path}: /data/demo_1"),
         "demo_4": ("the demo has no actions", f"{path}: /data/demo_4"),
         "demo_0": ("demo_0 has no obs/eye_image, which demo_2 has", f"{path}: demo_0"),
@@ -31,7 +31,7 @@ def test_several_instructions(robomimic) -> None:
         for name, told in {"demo_0": ["pick", "grasp it"], "demo_1": ["pick"]}.items():
             file[f"data/{name}"].attrs["language"] = told
         file["data/demo_2"].attrs["language"] = np.array([], "S1")
-    found = detect.scan(path, "auto").episodes
+    found = detect.scan_recording(path, "auto").episodes
     assert [episode.language for episode in found] == ["pick", "pick", "", "reach 3"]
     assert [episode.attributes.get("language") for episode in found] == [["pick", "grasp it"], None, [], None]
 
@@ -41,16 +41,16 @@ def test_broken_link(robomimic) -> None:
     path = robomimic(3, 4)
     with h5py.File(path, "r+") as file:
         file["data/demo_0/lost"] = h5py.SoftLink("/nowhere")
-    found = detect.scan(path, "auto")
-    assert [item.name for item in found.refused] == ["demo_0"]
-    assert "cannot be read as HDF5" in found.refused[0].why
+    found = detect.scan_recording(path, "auto")
+    assert [item.name for item in found.rejected] == ["demo_0"]
+    assert "cannot be read as HDF5" in found.rejected[0].reason
 
 
 def test_next_obs(robomimic, whole) -> None:
     """next_obs is left out, unless it is asked for."""
     path = robomimic(3)
-    assert "next_obs/eye_image" not in detect.scan(path, "auto").episodes[0].columns
-    (episode,) = detect.scan(path, "auto", keep_next_obs=True).episodes
+    assert "next_obs/eye_image" not in detect.scan_recording(path, "auto").episodes[0].columns
+    (episode,) = detect.scan_recording(path, "auto", keep_next_obs=True).episodes
     assert whole(episode)["next_obs/eye_image"].shape == (3, 8, 8, 3)
 
 
@@ -59,7 +59,7 @@ def test_unknown_file(tmp_path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.txt").write_text("")
     with pytest.raises(DataError, match=r"unknown layout: it has x\.txt") as caught:
-        detect.scan(tmp_path / "a", "auto")
+        detect.scan_recording(tmp_path / "a", "auto")
     assert "meta/info.json" in caught.value.hint
     with pytest.raises(DataError, match="cannot be read as HDF5"):
-        detect.scan(tmp_path / "a/x.txt", "auto")
+        detect.scan_recording(tmp_path / "a/x.txt", "auto")

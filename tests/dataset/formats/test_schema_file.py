@@ -38,17 +38,17 @@ def lab(tmp_path, monkeypatch) -> str:
     (tmp_path / "code/lab_features.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(tmp_path / "code")
     monkeypatch.delitem(sys.modules, "lab_features", raising=False)
-    derive_functions.find.cache_clear()
+    derive_functions.find_function.cache_clear()
     return "lab_features"
 
 
 @pytest.fixture
-def load(tmp_path) -> Callable[[str], schema_file.Schema]:
+def load(tmp_path) -> Callable[[str], schema_file.SchemaFile]:
     """Writes a schema file, and reads it."""
 
-    def write(text: str) -> schema_file.Schema:
+    def write(text: str) -> schema_file.SchemaFile:
         (tmp_path / "schema.toml").write_text(text)
-        return schema_file.load(tmp_path / "schema.toml")
+        return schema_file.load_schema(tmp_path / "schema.toml")
 
     return write
 
@@ -65,7 +65,7 @@ def test_rename_drop_cast(robomimic, whole, load) -> None:
         'drop = ["obs/*_depth", "done"]\n[rename]\n"obs/eye_image" = "obs/top_image"\n'
         '[cast]\naction = "float16"\nreward = "float64"'
     )
-    found = schema_file.apply(made, detect.scan(path, "auto"))
+    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
     assert found.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
     for number, episode in enumerate(found.episodes):
         got = whole(episode, 2)
@@ -80,8 +80,11 @@ def test_next_obs(robomimic, load) -> None:
     path = robomimic(3)
     for text, kept in (("keep_next_obs = true", {"next_obs/eye_image"}), ("", set())):
         made = load(text)
-        scanned = detect.scan(path, "auto", ["done"], keep_next_obs=made.keep_next_obs)
-        assert set(schema_file.apply(made, scanned).episodes[0].columns) == {"action", "reward", "obs/eye_image"} | kept
+        scanned = detect.scan_recording(path, "auto", ["done"], keep_next_obs=made.keep_next_obs)
+        assert (
+            set(schema_file.apply_schema(made, scanned).episodes[0].columns)
+            == {"action", "reward", "obs/eye_image"} | kept
+        )
 
 
 @pytest.mark.parametrize(("size", "method"), [((12, 16), "bilinear"), ((10, 40), "bilinear"), ((12, 16), "area")])
@@ -89,9 +92,9 @@ def test_resize_colour(aloha, whole, load, size, method) -> None:
     """Colour images are resized as Pillow does it, from raw frames as from JPEG rows; a mean is a mean."""
     for compressed in (False, True):
         path = aloha(int(compressed), 9, compressed=compressed)
-        before = whole(detect.scan(path, "auto").episodes[0])["obs/top_image"]
+        before = whole(detect.scan_recording(path, "auto").episodes[0])["obs/top_image"]
         made = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
-        got = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0], 4)
+        got = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0], 4)
         chosen = {"bilinear": Image.Resampling.BILINEAR, "area": Image.Resampling.BOX}[method]
         expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in before]
         np.testing.assert_array_equal(got["obs/top_image"], np.stack(expected))
@@ -108,7 +111,7 @@ def test_resize_depth(aloha, whole, load, dtype) -> None:
     with h5py.File(path, "r+") as file:
         file["observations/depth/top"] = depth
     made = load('[resize]\n"obs/top_depth" = [8, 8]')
-    got = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["obs/top_depth"]
+    got = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
     np.testing.assert_array_equal(got, depth[:, 1::3][:, :, 2::4])
 
 
@@ -121,7 +124,7 @@ def test_derive(robomimic, whole, load, lab) -> None:
         f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
         'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]'
     )
-    found = schema_file.apply(made, detect.scan(path, "auto"))
+    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
     assert "reward" not in found.episodes[0].columns
     for number, episode in enumerate(found.episodes):
         episode = pickle.loads(pickle.dumps(episode))
@@ -137,10 +140,10 @@ def test_derived_anew(robomimic, whole, load, lab) -> None:
     """What was derived from a recording is not what is derived from it after it was changed."""
     path = robomimic(50)
     made = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    before = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["speed"]
+    before = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     with h5py.File(path, "r+") as file:
         file["data/demo_0/rewards"][:] = 5
-    after = whole(schema_file.apply(made, detect.scan(path, "auto")).episodes[0])["speed"]
+    after = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     np.testing.assert_allclose(after, before + 5, rtol=1e-6)
 
 
@@ -148,7 +151,7 @@ def test_channels_first_are_not_resized(robomimic, load) -> None:
     """Images with their channels first would be resized along the wrong axes, and are refused."""
     path = robomimic(3, row=(3, 8, 8))
     with pytest.raises(ConfigError, match="with its channels first"):
-        schema_file.apply(load('[resize]\n"obs/eye_image" = [4, 4]'), detect.scan(path, "auto"))
+        schema_file.apply_schema(load('[resize]\n"obs/eye_image" = [4, 4]'), detect.scan_recording(path, "auto"))
 
 
 def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
@@ -159,7 +162,9 @@ def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
     for dtype, add in (("float32", 0), ("float64", 1), ("float64", 1 << 60)):
         with h5py.File(path, "r+") as file:
             file["data/demo_0/states"][2] += add
-        (episode,) = schema_file.apply(load(f'[cast]\nstate = "{dtype}"'), detect.scan(path, "auto")).episodes
+        (episode,) = schema_file.apply_schema(
+            load(f'[cast]\nstate = "{dtype}"'), detect.scan_recording(path, "auto")
+        ).episodes
         if add < 1 << 60:
             assert whole(episode)["state"].tolist() == [1, -2, (1 << 24) + add]
     with pytest.raises(DataError, match="does not fit float64"):
@@ -180,11 +185,11 @@ def test_derive_refuses(robomimic, load, lab, function, what) -> None:
     """A function that fails, or gives anything but what the schema says, is refused by function, episode and file."""
     path = robomimic(5)
     made = load(f'[derive.x]\nfunction = "{lab}:{function}"\ninputs = ["action"]\ndtype = "float32"')
-    (episode,) = schema_file.apply(made, detect.scan(path, "auto")).episodes
+    (episode,) = schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes
     reader, out = open_reader(episode), np.empty(5, np.float32)
     with pytest.raises(DataError, match=what) as caught:
         reader.read_into(episode.columns["x"], out, 0, 5)
-    assert f"{lab}:{function} for x" in caught.value.what
+    assert f"{lab}:{function} for x" in caught.value.message
     assert caught.value.where == f"{path}: demo_0"
     reader.close()
 
@@ -228,7 +233,7 @@ def test_does_not_fit(robomimic, load, lab, text, what, hint) -> None:
     """What a schema says of arrays that the recording does not have, or that cannot be, is refused by its key."""
     made = load(text)
     with pytest.raises(ConfigError, match=what) as caught:
-        schema_file.apply(made, detect.scan(robomimic(3, 4), "auto"))
+        schema_file.apply_schema(made, detect.scan_recording(robomimic(3, 4), "auto"))
     assert str(made.path) in caught.value.where
     assert hint in caught.value.hint
 
@@ -239,10 +244,10 @@ def test_odd_one(aloha, load) -> None:
         del file["observations/images/wrist"]
         path = Path(file.filename)
     made = load('[resize]\n"obs/wrist_image" = [4, 4]')
-    assert len(schema_file.apply(made, detect.scan(aloha(0, 3), "auto")).episodes) == 1
-    found = schema_file.apply(made, detect.scan(path, "auto"))
+    assert len(schema_file.apply_schema(made, detect.scan_recording(aloha(0, 3), "auto")).episodes) == 1
+    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
     assert found.episodes == ()
-    assert [(item.name, item.path, item.why) for item in found.refused] == [
+    assert [(item.name, item.path, item.reason) for item in found.rejected] == [
         ("episode_1", path, "there is no array 'obs/wrist_image', which the schema names under resize.obs/wrist_image")
     ]
 
@@ -250,7 +255,7 @@ def test_odd_one(aloha, load) -> None:
 def test_two_of_a_name(robomimic, load) -> None:
     """Two arrays cannot be given one name."""
     with pytest.raises(DataError, match="would both be 'reward'"):
-        schema_file.apply(load('[rename]\ndone = "reward"'), detect.scan(robomimic(3), "auto"))
+        schema_file.apply_schema(load('[rename]\ndone = "reward"'), detect.scan_recording(robomimic(3), "auto"))
 
 
 def test_cast_that_does_not_fit(robomimic, load) -> None:
@@ -260,7 +265,7 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
         file["data/demo_0/states"] = np.array([1, 2, 3, 300, 5, 6])
         file["data/demo_0/obs/far"] = np.array([1.0, np.inf, 1e30, 1e300, 0, 0])
     made = load('[cast]\nstate = "uint8"\n"obs/far" = "float32"\ndone = "uint8"')
-    (episode,) = schema_file.apply(made, detect.scan(path, "auto")).episodes
+    (episode,) = schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes
     reader = open_reader(episode)
     for name, key in (("state", "states"), ("obs/far", "obs/far")):
         column = episode.columns[name]
@@ -276,12 +281,16 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
 def test_provenance(load, lab, tmp_path) -> None:
     """What is kept of a schema is its text, and of each function the digest of its module's source."""
     text = f'[derive.x]\nfunction = "{lab}:speed"\ninputs = ["action"]\ndtype = "float32"'
-    kept = schema_file.provenance(load(text))
+    kept = schema_file.schema_provenance(load(text))
     assert kept["text"] == text
     assert kept["functions"] == [
-        {"function": f"{lab}:speed", "distribution": "", "source": digest.of_file(tmp_path / "code/lab_features.py")[1]}
+        {
+            "function": f"{lab}:speed",
+            "distribution": "",
+            "source": digest.digest_file(tmp_path / "code/lab_features.py")[1],
+        }
     ]
-    assert derive_functions.provenance("numpy:sqrt")["distribution"].startswith("numpy ")
+    assert derive_functions.function_provenance("numpy:sqrt")["distribution"].startswith("numpy ")
 
 
 def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
@@ -291,8 +300,10 @@ def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-features\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[pitools.derive]\nfast = lab_features:speed\n")
     made = load('[derive.x]\nfunction = "fast"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    assert whole(schema_file.apply(made, detect.scan(robomimic(3), "auto")).episodes[0])["x"].shape == (3,)
-    assert schema_file.provenance(made)["functions"][0]["distribution"] == "lab-features 1.2"
+    assert whole(schema_file.apply_schema(made, detect.scan_recording(robomimic(3), "auto")).episodes[0])[
+        "x"
+    ].shape == (3,)
+    assert schema_file.schema_provenance(made)["functions"][0]["distribution"] == "lab-features 1.2"
     with pytest.raises(ConfigError, match="no entry point 'fats'") as caught:
         load('[derive.x]\nfunction = "fats"\ninputs = ["action"]\ndtype = "float32"')
     assert "fast" in caught.value.hint

@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import detect
-from pitools.dataset.formats.model import Column, Video
+from pitools.dataset.formats.model import Column, VideoSource
 from pitools.dataset.formats.readers import open_reader
 
 CAMERA = "observation.images.top"
@@ -24,7 +24,7 @@ def test_lost_frame(lerobot, whole) -> None:
     made.clip(
         made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", np.concatenate([made.frames, made.frames[-1:]]), drop=[4]
     )
-    found = detect.scan(made.path, "auto")
+    found = detect.scan_recording(made.path, "auto")
     with pytest.raises(DataError, match=r"no frame of that time: the next is at 0\.25") as caught:
         whole(found.episodes[0])
     assert caught.value.where.endswith("file-000.mp4: at 0.2000 s")
@@ -36,14 +36,14 @@ def test_damaged_video(lerobot, whole, where) -> None:
     """A video that is damaged inside raises, or gives the very frames it held: never others without a word."""
     made = lerobot(40)
     path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
-    before = whole(detect.scan(made.path, "auto").episodes[0])["obs/top_image"]
+    before = whole(detect.scan_recording(made.path, "auto").episodes[0])["obs/top_image"]
     data = bytearray(path.read_bytes())
     at = data.index(b"mdat")
     for i in range(int(where * 100), int(where * 100) + 60):
         data[at + 400 + i] ^= 0xA5
     path.write_bytes(data)
     with contextlib.suppress(DataError):
-        after = whole(detect.scan(made.path, "auto").episodes[0])["obs/top_image"]
+        after = whole(detect.scan_recording(made.path, "auto").episodes[0])["obs/top_image"]
         np.testing.assert_array_equal(after, before)
 
 
@@ -62,7 +62,9 @@ def test_b_frames_and_odd_sizes(tmp_path: Path) -> None:
     with av.open(str(path)) as container:
         order = [packet.pts for packet in container.demux(video=0) if packet.pts is not None]
     assert order != sorted(order)
-    known = Column(dataset="x", steps=30, row=(31, 47, 3), dtype="uint8", place=Video(path=path, start_s=0.5, fps=20))
+    known = Column(
+        dataset="x", steps=30, row=(31, 47, 3), dtype="uint8", source=VideoSource(path=path, start_s=0.5, fps=20)
+    )
     out, reader = np.empty((30, 31, 47, 3), np.uint8), open_reader(None)
     for start, stop in [(12, 30), (0, 12), (29, 30), (5, 6)]:
         reader.read_into(known, out[start:stop], start, stop)
@@ -83,7 +85,9 @@ def test_colours(tmp_path: Path) -> None:
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
-    known = Column(dataset="x", steps=3, row=(32, 48, 3), dtype="uint8", place=Video(path=path, start_s=0, fps=20))
+    known = Column(
+        dataset="x", steps=3, row=(32, 48, 3), dtype="uint8", source=VideoSource(path=path, start_s=0, fps=20)
+    )
     out, reader = np.empty(frames.shape, np.uint8), open_reader(None)
     reader.read_into(known, out, 0, 3)
     assert np.abs(out.astype(int) - frames).max() < 12
@@ -94,7 +98,9 @@ def test_reading_leaves_no_thread(lerobot) -> None:
     """Any that PyAV kept for the thread that read, a process forked by another thread would wait for without end."""
     made, out, threads = lerobot(4), np.empty((4, 32, 48, 3), np.uint8), []
     path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
-    known = Column(dataset="x", steps=4, row=(32, 48, 3), dtype="uint8", place=Video(path=path, start_s=0, fps=20))
+    known = Column(
+        dataset="x", steps=4, row=(32, 48, 3), dtype="uint8", source=VideoSource(path=path, start_s=0, fps=20)
+    )
 
     def read() -> None:
         threads.append(len(os.listdir("/proc/self/task")))
@@ -120,4 +126,4 @@ def test_turned_video(lerobot, whole) -> None:
         data[at + 4 * i : at + 4 * i + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"players turn the video by -?180"):
-        whole(detect.scan(made.path, "auto").episodes[0])
+        whole(detect.scan_recording(made.path, "auto").episodes[0])

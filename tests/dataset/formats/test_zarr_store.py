@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from pitools.core.errors import DataError
-from pitools.core.fs import exchange
+from pitools.core.fs import exchange_names
 from pitools.dataset.formats import detect
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.ingest import ingest
@@ -77,8 +77,8 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
         made[:] = arrays["img"]
     else:
         path, arrays = buffer(zarr_format, **options)
-    found = detect.scan(path, "auto")
-    assert (found.layout, found.refused, found.attributes) == ("zarr", (), {"robot": "pusht"})
+    found = detect.scan_recording(path, "auto")
+    assert (found.layout, found.rejected, found.attributes) == ("zarr", (), {"robot": "pusht"})
     assert [(episode.name, episode.steps) for episode in found.episodes] == [
         (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)
     ]
@@ -96,13 +96,13 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
 def test_holes(buffer, whole, zarr_format) -> None:
     """A chunk of frames without a file refuses the episodes it is in; one of rewards is the fill value, and noted."""
     path, arrays = buffer(zarr_format)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert found.notes == ("reward: 5 chunks have no file: taken for the fill value",)
     assert (whole(found.episodes[1])["reward"] == 0).all()
     (path / "data/img" / ("c/3/0/0/0" if zarr_format == 3 else "3.0.0.0")).unlink()
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_0"]
-    assert [(item.name, item.why) for item in found.refused] == [
+    assert [(item.name, item.reason) for item in found.rejected] == [
         (f"episode_{i}", "img: no file holds steps 30 to 40") for i in (1, 2)
     ]
     np.testing.assert_array_equal(whole(found.episodes[0])["img"], arrays["img"][:7])
@@ -113,14 +113,16 @@ def test_lost_actions(buffer, zarr_format) -> None:
     """A lost file of actions refuses its episodes: it would read as zeros."""
     path, _ = buffer(zarr_format)
     (path / ("data/action/1.0" if zarr_format == 2 else "data/action/c/1/0")).unlink()
-    found = detect.scan(path, "auto")
-    assert [(item.name, item.why) for item in found.refused] == [("episode_1", "action: no file holds steps 10 to 20")]
+    found = detect.scan_recording(path, "auto")
+    assert [(item.name, item.reason) for item in found.rejected] == [
+        ("episode_1", "action: no file holds steps 10 to 20")
+    ]
 
 
 def test_lost_while_read(buffer, whole) -> None:
     """A chunk that is cut short is refused when it is read, by its array."""
     path, _ = buffer(3)
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     chunk = path / "data/img/c/0/0/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-5])
     with pytest.raises(DataError, match="img"):
@@ -144,7 +146,7 @@ def test_what_cannot_be_stored(buffer, change, what) -> None:
         warnings.simplefilter("ignore")  # datetimes have no place in Zarr v3's specification yet
         change(zarr.open_group(path, mode="r+"))
     with pytest.raises(DataError, match=what) as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert caught.value.where.startswith(str(path))
 
 
@@ -152,8 +154,8 @@ def test_empty_episode(buffer) -> None:
     """An episode without steps is refused, the others are not."""
     path, _ = buffer(3)
     zarr.open_group(path, mode="r+")["meta/episode_ends"][:] = [7, 7, 42]
-    found = detect.scan(path, "auto")
-    assert [item.name for item in found.refused] == ["episode_1"]
+    found = detect.scan_recording(path, "auto")
+    assert [item.name for item in found.rejected] == ["episode_1"]
     assert [episode.steps for episode in found.episodes] == [7, 35]
 
 
@@ -162,8 +164,8 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
     """A version of ours is a recording with the same episodes, instructions, attributes and splits."""
     paths = [robomimic(30, 41, name="a.hdf5"), robomimic(5, 6, 7, name="b.hdf5", seed=1)]
     version = Path(ingest(paths, root=tmp_path / "root", name="x", codec=codec).path)
-    found = detect.scan(version, "auto")
-    before = [episode for path in paths for episode in detect.scan(path, "auto").episodes]
+    found = detect.scan_recording(version, "auto")
+    before = [episode for path in paths for episode in detect.scan_recording(path, "auto").episodes]
     assert [episode.name for episode in found.episodes] == ["a/demo_0", "a/demo_1", "b/demo_0", "b/demo_1", "b/demo_2"]
     assert found.splits == {"train": ("a/demo_1", "b/demo_1", "b/demo_2"), "valid": ("a/demo_0", "b/demo_0")}
     assert found.attributes["version"] == version.name
@@ -179,7 +181,7 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
 def test_damaged_version(robomimic, whole, tmp_path) -> None:
     """A flipped bit or a missing shard in a version of ours is refused when it is read, never taken for zeros."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
-    found = detect.scan(version, "auto")
+    found = detect.scan_recording(version, "auto")
     shard = version / "obs/eye_image/c/0/0/0/0"
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
@@ -194,11 +196,13 @@ def test_damaged_version(robomimic, whole, tmp_path) -> None:
 def test_what_is_said_against_a_version(robomimic, tmp_path) -> None:
     """That a version, or episodes of it, are in quarantine is told when it is a recording."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
-    assert detect.scan(version, "auto").notes == ()
-    version_state.set_quarantine(version, Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
-    assert "1 of its episodes are in quarantine" in detect.scan(version, "auto").notes[0]
-    version_state.set_quarantine(version, Quarantine(whole=True, at="", by="", reasons=("dark",)))
-    assert "in quarantine: dark" in detect.scan(version, "auto").notes[0]
+    assert detect.scan_recording(version, "auto").notes == ()
+    version_state.set_quarantine(
+        version, Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
+    )
+    assert "1 of its episodes are in quarantine" in detect.scan_recording(version, "auto").notes[0]
+    version_state.set_quarantine(version, Quarantine(whole_version=True, set_at="", set_by="", reasons=("dark",)))
+    assert "in quarantine: dark" in detect.scan_recording(version, "auto").notes[0]
 
 
 @pytest.mark.parametrize("damage", ["shards", "fill value", "lengths", "name"])
@@ -208,12 +212,12 @@ def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
         version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
         other = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
     if damage == "shards":
-        exchange(version / "obs/eye_image/c/0/0/0/0", version / "obs/eye_image/c/1/0/0/0")
+        exchange_names(version / "obs/eye_image/c/0/0/0/0", version / "obs/eye_image/c/1/0/0/0")
     elif damage == "fill value":
         metadata = version / "action/zarr.json"
         metadata.write_bytes(metadata.read_bytes().replace(b'"fill_value": 0.0', b'"fill_value": 7.0'))
     elif damage == "lengths":
-        exchange(version / "episode_offsets/c/0", other / "episode_offsets/c/0")
+        exchange_names(version / "episode_offsets/c/0", other / "episode_offsets/c/0")
     else:
         version = version.rename(version.with_name("0" * 32))
     with pytest.raises(DataError, match="manifest"):
@@ -232,7 +236,7 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
         f"data/{name}", shape=(42, *row), dtype=arrays[name].dtype, chunks=(2, *row), shards=(10, *row)
     )
     made[:4] = made[6:] = 1
-    first, *others = detect.scan(path, "auto").episodes
+    first, *others = detect.scan_recording(path, "auto").episodes
     assert all(whole(other)[name].all() for other in others)
     if name != "reward":
         with pytest.raises(DataError, match="a chunk is not stored"):
@@ -248,11 +252,11 @@ def test_a_pipe_in_a_store(buffer, name) -> None:
     kept = path.with_name("kept")
     (path / "data/action/zarr.json").rename(kept)
     (path / "data/action/zarr.json").symlink_to(kept)
-    assert len(detect.scan(path, "auto").episodes) == 3
+    assert len(detect.scan_recording(path, "auto").episodes) == 3
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
     with pytest.raises(DataError, match="not a regular file") as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert caught.value.where == str(path / name)
 
 
@@ -261,7 +265,7 @@ def test_checksum(buffer, whole) -> None:
     from zarr.codecs import Crc32cCodec
 
     path, _ = buffer(3, compressors=[Crc32cCodec()])
-    found = detect.scan(path, "auto")
+    found = detect.scan_recording(path, "auto")
     whole(found.episodes[0])
     chunk = path / "data/img/c/0/0/0/0"
     data = bytearray(chunk.read_bytes())
@@ -275,15 +279,15 @@ def test_checksum(buffer, whole) -> None:
 def test_part_of_a_version(robomimic, tmp_path, change) -> None:
     """A part of a version, or one whose lines are of other episodes, is no recording."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
-    known, _ = manifests.load(version)
+    known, _ = manifests.load_manifest(version)
     part = Subset(parent=version.name, arrays=tuple(sorted(known.arrays)), steps=((0, 30),))
     changed = msgspec.structs.replace(known, **({"subset": part} if change == "subset" else {"episodes": 3}))
-    data = manifests.encode(changed)
+    data = manifests.encode_manifest(changed)
     (version / manifests.FILE_NAME).chmod(0o644)
     (version / manifests.FILE_NAME).write_bytes(data)
-    path = version.rename(version.with_name(manifests.version(data)))
+    path = version.rename(version.with_name(manifests.version_of(data)))
     with pytest.raises(DataError) as caught:
-        detect.scan(path, "auto")
+        detect.scan_recording(path, "auto")
     assert (version.name in caught.value.hint) is (change == "subset")
 
 
@@ -295,9 +299,9 @@ def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
     for number, name in enumerate(("action", "data/actions"), 1):
         root.create_array(name, data=arrays["action"] + number)
     with pytest.raises(DataError) as caught:
-        detect.scan(path, "auto")
-    assert "action and data/action " in caught.value.what
+        detect.scan_recording(path, "auto")
+    assert "action and data/action " in caught.value.message
     with pytest.raises(DataError):
-        detect.scan(path, "auto", ["data/action"])
-    found = detect.scan(path, "auto", ["data/action", "data/actions"])
+        detect.scan_recording(path, "auto", ["data/action"])
+    found = detect.scan_recording(path, "auto", ["data/action", "data/actions"])
     np.testing.assert_array_equal(whole(found.episodes[0])["action"], arrays["action"][:7] + 1)

@@ -11,33 +11,33 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import DataError, TryLater, UsageError
-from pitools.dataset.catalog.retirement import retire, undo
-from pitools.dataset.gc.collect import GRACE_S, gc
+from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.gc.collect import GRACE_S, collect_garbage
 from pitools.store import retirement, tags, version_state
 
-LATER = version_state.now() + timedelta(days=8)
+LATER = version_state.utc_now() + timedelta(days=8)
 KEY = "1234" * 8  # of an ingest
 
 
 def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
     """State and reason by version, after `gc` a week later."""
-    return {found.version: (found.state, found.why) for found in gc(root, **{"present": LATER} | settings)}
+    return {found.version: (found.state, found.reason) for found in collect_garbage(root, **{"now": LATER} | settings)}
 
 
 def test_nothing_to_do(publish, tmp_path) -> None:
     """What is not retired is not even spoken of, and not one manifest is opened."""
     publish(tmp_path, "x")
-    with patch("pitools.dataset.gc.references.Marks.look", side_effect=AssertionError):
+    with patch("pitools.dataset.gc.references.References.update", side_effect=AssertionError):
         assert run(tmp_path) == {}
 
 
 def test_grace(publish, tmp_path) -> None:
     """A retired version stays for the grace, its own where that is longer, and then goes with all its records."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire(one, why="bad labels")
-    retire(two, grace_s=30 * 86400)
-    version_state.set_quarantine(one, version_state.Quarantine(whole=True, at="", by=""))
-    soon = run(tmp_path, present=LATER - timedelta(days=2))
+    retire_version(one, reason="bad labels")
+    retire_version(two, grace_s=30 * 86400)
+    version_state.set_quarantine(one, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
+    soon = run(tmp_path, now=LATER - timedelta(days=2))
     assert {state for state, _ in soon.values()} == {"kept"}
     assert "within its grace until" in soon[one.name][1]
     assert run(tmp_path, dry_run=True)[one.name] == ("would-remove", "")
@@ -53,25 +53,25 @@ def test_grace(publish, tmp_path) -> None:
 def test_undo(publish, tmp_path) -> None:
     """A retirement that was taken back in time never was; of a version that is gone it cannot be."""
     one = publish(tmp_path, "x")
-    retire(one)
-    undo(tmp_path, "x", one.name)
+    retire_version(one)
+    restore_version(tmp_path, "x", one.name)
     assert run(tmp_path) == {}
-    retire(one)
+    retire_version(one)
     run(tmp_path)
     with pytest.raises(UsageError, match="any more"):
-        undo(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", one.name)
 
 
 def test_same_content_again(publish, tmp_path) -> None:
     """A version that was ingested again is not retired by what was said of the one before."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     kept = version_state.retired_file(tmp_path, "x", one.name).read_bytes()
     run(tmp_path)
     time.sleep(0.002)
     assert publish(tmp_path, "x") == one
     version_state.retired_file(tmp_path, "x", one.name).write_bytes(kept)  # as a killed `gc` may leave it
-    assert retirement.read(tmp_path, "x") == {}
+    assert retirement.read_retirements(tmp_path, "x") == {}
     assert run(tmp_path) == {}
     assert one.exists()
 
@@ -88,9 +88,9 @@ def test_what_keeps(publish, tmp_path) -> None:
     leased, run_by, parent, loose = (publish(root, "x", number) for number in range(4))
     child = publish(root, "y", 4, parent=parent.name)
     for path in (leased, run_by, parent, loose):
-        retire(path)
+        retire_version(path)
     plan(runs, "bc-1", "f" * 32, run_by.name)
-    with version_state.lease(leased, 9 * 86400, "training bc-1"):
+    with version_state.leased_version(leased, 9 * 86400, "training bc-1"):
         found = run(root, runs=[runs])
     assert {version: state for version, (state, _) in found.items()} == {
         leased.name: "kept",
@@ -102,45 +102,45 @@ def test_what_keeps(publish, tmp_path) -> None:
     assert found[run_by.name][1] == "run bc-1"
     assert found[parent.name][1] == f"parent of y/{child.name}"
     shutil.rmtree(runs / "bc-1")
-    retire(child)
+    retire_version(child)
     assert {state for state, _ in run(root, runs=[runs]).values()} == {"removed"}  # parent and child at once
 
 
 def test_real_plan() -> None:
     """The plan that a launch writes has the fields that `gc` reads of it."""
-    from pitools.launch.plan import Plan, Staged
+    from pitools.launch.plan import Plan, StagedDataset
 
     assert "data" in Plan.__struct_fields__
-    assert "version" in Staged.__struct_fields__
+    assert "version" in StagedDataset.__struct_fields__
 
 
 def test_tag_after_retirement(publish, tmp_path) -> None:
     """Where both happened at the same moment the tag keeps the version."""
     one = publish(tmp_path, "x")
-    tags.move(tmp_path, "x", "prod", one.name)
-    with patch("pitools.store.tags.read", return_value={}):
-        retire(one)
+    tags.move_tag(tmp_path, "x", "prod", one.name)
+    with patch("pitools.store.tags.read_tags", return_value={}):
+        retire_version(one)
     assert run(tmp_path) == {one.name: ("kept", "tag prod")}
-    tags.move(tmp_path, "x", "prod", "")
+    tags.move_tag(tmp_path, "x", "prod", "")
     assert run(tmp_path)[one.name][0] == "removed"
 
 
 def test_leases_end(publish, tmp_path) -> None:
     """A lease lasts as long as it says and some minutes more, can be renewed, and what is left of it is removed."""
     one = publish(tmp_path, "x")
-    retire(one)
-    holder = version_state.lease(one, 3600, "job")
+    retire_version(one)
+    holder = version_state.leased_version(one, 3600, "job")
     lease = holder.__enter__()  # and killed
     over = timedelta(seconds=3600) + version_state.SKEW
-    begun = version_state.now()
-    assert run(tmp_path, grace_s=0, present=begun + over - timedelta(seconds=9))[one.name][0] == "kept"
-    lease.renew(7200)
-    assert run(tmp_path, grace_s=0, present=begun + over + timedelta(seconds=9))[one.name][0] == "kept"
+    begun = version_state.utc_now()
+    assert run(tmp_path, grace_s=0, now=begun + over - timedelta(seconds=9))[one.name][0] == "kept"
+    lease.extend(7200)
+    assert run(tmp_path, grace_s=0, now=begun + over + timedelta(seconds=9))[one.name][0] == "kept"
     live = publish(tmp_path, "x", 1)
-    with version_state.lease(live, 60, "other"):
-        assert run(tmp_path, grace_s=0, present=begun + 2 * over + timedelta(hours=1))[one.name][0] == "removed"
-        assert version_state.names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
-    with pytest.raises(DataError, match="not there"), version_state.lease(one, 60, "job"):
+    with version_state.leased_version(live, 60, "other"):
+        assert run(tmp_path, grace_s=0, now=begun + 2 * over + timedelta(hours=1))[one.name][0] == "removed"
+        assert version_state.list_names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
+    with pytest.raises(DataError, match="not there"), version_state.leased_version(one, 60, "job"):
         pass
     assert not version_state.leases_dir(tmp_path, "x", one.name).exists()
 
@@ -149,7 +149,7 @@ def test_unreadable_things_keep(publish, tmp_path) -> None:
     """A manifest, plan, lease or tag that cannot be read may name anything, so everything stays, and it is named."""
     root, runs = tmp_path / "root", tmp_path / "runs"
     one, damaged = publish(root, "x"), publish(root, "y", 1)
-    retire(one)
+    retire_version(one)
     whole = (damaged / "manifest.json").read_bytes()
     (damaged / "manifest.json").write_text("{")
     state, why = run(root)[one.name]
@@ -178,7 +178,7 @@ def test_damaged_itself(publish, tmp_path) -> None:
     """A version whose own manifest is damaged can be retired and goes."""
     one = publish(tmp_path, "x")
     (one / "manifest.json").write_text("{")
-    retire(one)
+    retire_version(one)
     assert run(tmp_path)[one.name][0] == "removed"
 
 
@@ -189,7 +189,7 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
     runs.mkdir()
     one = publish(root, "x")
     content = sorted((path.relative_to(one), path.stat().st_ino) for path in one.rglob("*"))
-    retire(one)
+    retire_version(one)
     rename, done = os.rename, []
 
     def act(old, new):
@@ -199,11 +199,11 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
         done.append(True)
         if what == "tag":
             link = version_state.tags_dir(root, "x") / "prod/1.json"
-            version_state.write(link, tags._Move(version=one.name, at="", by=""))
+            version_state.write_annotation(link, tags._Move(version=one.name, moved_at="", moved_by=""))
         elif what == "lease":
-            version_state.write(
+            version_state.write_annotation(
                 version_state.leases_dir(root, "x", one.name) / "a.json",
-                version_state.Reader(until="2999-01-01T00:00:00Z", host="h", pid=1, what="w"),
+                version_state.LeaseRecord(until="2999-01-01T00:00:00Z", host="h", pid=1, purpose="w"),
             )
         elif what == "run":
             plan(runs, "bc-1", one.name)
@@ -211,7 +211,7 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
             publish(root, "z", 9, parent=one.name)
         else:
             with pytest.raises(TryLater, match="will bring it back"):
-                undo(root, "x", one.name)
+                restore_version(root, "x", one.name)
 
     with patch("os.rename", act):
         found = run(root, runs=[runs])
@@ -231,12 +231,12 @@ def test_freed(publish, tmp_path) -> None:
     shared = (one / "action/c/0").stat().st_size
 
     def freed(**settings) -> dict[str, int]:
-        return {found.version: found.freed_bytes for found in gc(tmp_path, present=LATER, **settings)}
+        return {found.version: found.freed_bytes for found in collect_garbage(tmp_path, now=LATER, **settings)}
 
-    retire(three)
+    retire_version(three)
     assert freed(dry_run=True) == freed() == {three.name: own[three]}
-    retire(two)
-    retire(one)
+    retire_version(two)
+    retire_version(one)
     planned, done = freed(dry_run=True), freed()
     assert planned == done
     assert sum(done.values()) == own[one] + own[two] + shared
@@ -259,11 +259,11 @@ def test_unfinished(publish, tmp_path) -> None:
     os.utime(made / "0", (LATER.timestamp(),) * 2)
     os.utime(tmp_path / f".tmp/{other}", (LATER.timestamp(),) * 2)
     assert run(tmp_path) == {}
-    assert run(tmp_path, grace_s=0, present=LATER + timedelta(minutes=9)) == {}
+    assert run(tmp_path, grace_s=0, now=LATER + timedelta(minutes=9)) == {}
     age(made / "0")
-    (record,) = gc(tmp_path, present=LATER, dry_run=True)
+    (record,) = collect_garbage(tmp_path, now=LATER, dry_run=True)
     assert (record.state, record.name, record.version, record.freed_bytes) == ("would-remove", f"x.{KEY}", "", 100)
-    (record,) = gc(tmp_path, present=LATER)
+    (record,) = collect_garbage(tmp_path, now=LATER)
     assert (record.state, record.name) == ("removed", f"x.{KEY}")
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == [other]
 
@@ -272,7 +272,7 @@ def test_folders_of_any_depth(publish, tmp_path) -> None:
     """Folders that somebody made in a retired version and in an unfinished ingest go with them, also where they are
     deeper than a recursion or a path can be."""
     version, begun = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
-    retire(version)
+    retire_version(version)
     begun.mkdir(parents=True)
     for top, depth in ((version, 1100), (begun, 2100)):
         folders = [os.open(top, os.O_RDONLY)]
@@ -291,14 +291,14 @@ def test_link_is_left(publish, tmp_path) -> None:
     root = tmp_path / "root"
     (root / "x").mkdir(parents=True)
     (root / "x" / real.name).symlink_to(real)
-    record = retirement.Retired(
+    record = retirement.Retirement(
         name="x",
         version=real.name,
-        when="2020-01-01T00:00:00Z",
-        by="",
-        published=retirement.published((real / "manifest.json").stat().st_mtime_ns),
+        retired_at="2020-01-01T00:00:00Z",
+        retired_by="",
+        published=retirement.published_at((real / "manifest.json").stat().st_mtime_ns),
     )
-    version_state.write(version_state.retired_file(root, "x", real.name), record)
+    version_state.write_annotation(version_state.retired_file(root, "x", real.name), record)
     assert run(root)[real.name] == ("kept", "it is reached by a link, and what that names is not ours")
     assert (real / "action/c/0").exists()
 
@@ -343,16 +343,16 @@ def test_killed_at_every_step(publish, tmp_path) -> None:
         )
         grandchild = publish(root, "y", 4, parent=kept.name)
         for path in (gone, child, kept):
-            retire(path)
+            retire_version(path)
         (root / f".tmp/x.{KEY}").mkdir(parents=True)
         os.utime(root / f".tmp/x.{KEY}", (0, 0))
-        died = _kill_at(step, lambda root=root: list(gc(root, present=LATER)))
+        died = _kill_at(step, lambda root=root: list(collect_garbage(root, now=LATER)))
         before = {path: (path / "action/c/1").read_bytes() for path in (kept, live, grandchild)}  # never away
-        aside = [path.name for path in version_state.names(root / version_state.TRASH) if child.name in path.name]
+        aside = [path.name for path in version_state.list_names(root / version_state.TRASH) if child.name in path.name]
         if step % 2 and aside and not aside[0].endswith(".gone"):
             plan(root / "runs", "r", child.name)  # what is only aside comes back when it is named now
         runs = [root / "runs"] if (root / "runs").exists() else []
-        list(gc(root, present=LATER, runs=runs))
+        list(collect_garbage(root, now=LATER, runs=runs))
         assert all((path / "action/c/1").read_bytes() == data for path, data in before.items())
         assert not (root / version_state.TRASH).exists()
         assert not (root / f".tmp/x.{KEY}").exists()

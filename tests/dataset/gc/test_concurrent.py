@@ -13,17 +13,17 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
-from pitools.dataset.catalog.retirement import retire, undo
-from pitools.dataset.gc.collect import gc
+from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.gc.collect import collect_garbage
 from pitools.store import tags, version_state
 from pitools.store.version_state import Quarantine
 
-LATER = version_state.now() + timedelta(days=8)
+LATER = version_state.utc_now() + timedelta(days=8)
 
 
 def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
     """State and reason by version, after `gc` a week later."""
-    return {found.version: (found.state, found.why) for found in gc(root, **{"present": LATER} | settings)}
+    return {found.version: (found.state, found.reason) for found in collect_garbage(root, **{"now": LATER} | settings)}
 
 
 def at_rename(old: Path, act):
@@ -42,28 +42,31 @@ def at_rename(old: Path, act):
 def test_another_gc_forgets_nothing(publish, tmp_path) -> None:
     """What is said of a version stands while one `gc` has it aside and another comes by, however that ends."""
     one = publish(tmp_path, "x")
-    retire(one)
-    version_state.set_quarantine(one, record := Quarantine(whole=False, episodes={3: ("black",)}, at="", by=""))
+    retire_version(one)
+    version_state.set_quarantine(
+        one, record := Quarantine(whole_version=False, episodes={3: ("black",)}, set_at="", set_by="")
+    )
     name = version_state.tags_dir(tmp_path, "x") / "prod/1.json"
 
     def another() -> None:
-        listed = version_state.names  # as it was before the first one took the version
+        listed = version_state.list_names  # as it was before the first one took the version
         with patch(
-            "pitools.store.version_state.names", lambda path, end="": [] if path.name == ".trash" else listed(path, end)
+            "pitools.store.version_state.list_names",
+            lambda path, end="": [] if path.name == ".trash" else listed(path, end),
         ):
             assert run(tmp_path) == {}
-        version_state.write(name, tags._Move(version=one.name, at="", by=""))
+        version_state.write_annotation(name, tags._Move(version=one.name, moved_at="", moved_by=""))
 
     with at_rename(one, another):
         assert run(tmp_path)[one.name] == ("kept", "tag prod")
-    assert version_state.quarantine(one) == record
+    assert version_state.read_quarantine(one) == record
     assert run(tmp_path)[one.name] == ("kept", "tag prod")  # and it is still retired
 
 
 def test_two_take_one(publish, tmp_path) -> None:
     """Of two that collect the same version one tells that it removed it, and nothing is left of it."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     told = []
     with at_rename(one, lambda: told.append(run(tmp_path))):
         told.append(run(tmp_path))
@@ -81,16 +84,16 @@ def test_killed_before_it_forgot(publish, tmp_path) -> None:
     """What was said of a version that went is forgotten by the next `gc`, but not what was said of the same content,
     ingested again."""
     one = publish(tmp_path, "x")
-    old, new = (Quarantine(whole=True, at=when, by="") for when in ("then", "now"))
+    old, new = (Quarantine(whole_version=True, set_at=when, set_by="") for when in ("then", "now"))
     for again in (False, True):
-        retire(one)
+        retire_version(one)
         version_state.set_quarantine(one, old)
         aside(tmp_path, one, ".gone")
         if again:
             version_state.set_quarantine(publish(tmp_path, "x"), new)
         assert run(tmp_path) == {}
         assert not (tmp_path / version_state.TRASH).exists()
-        assert version_state.quarantine(one) == (new if again else None)
+        assert version_state.read_quarantine(one) == (new if again else None)
         assert version_state.retired_file(tmp_path, "x", one.name).exists() == again
         publish(tmp_path, "x")
 
@@ -101,7 +104,7 @@ def test_ancestors(publish, tmp_path) -> None:
     two = publish(tmp_path, "x", 1, parent=one.name)
     three = publish(tmp_path, "y", 2, part_of=two.name)
     for path in (one, two):
-        retire(path)
+        retire_version(path)
     assert run(tmp_path) == {
         one.name: ("kept", f"parent of x/{two.name}"),
         two.name: ("kept", f"parent of y/{three.name}"),
@@ -112,8 +115,8 @@ def test_child_that_was_left_aside(publish, tmp_path) -> None:
     """A child that a killed `gc` left aside keeps no parent when it goes itself."""
     one = publish(tmp_path, "x")
     two = publish(tmp_path, "x", 1, parent=one.name)
-    retire(one)
-    retire(two)
+    retire_version(one)
+    retire_version(two)
     aside(tmp_path, two)
     assert {version: state for version, (state, _) in run(tmp_path).items()} == {
         one.name: "removed",
@@ -124,16 +127,16 @@ def test_child_that_was_left_aside(publish, tmp_path) -> None:
 def test_made_again_while_it_was_aside(publish, tmp_path) -> None:
     """A version that was left aside and is there again is only a copy: it goes, whatever names the version."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     aside(tmp_path, one)
     assert publish(tmp_path, "x") == one
-    version_state.write(
-        version_state.tags_dir(tmp_path, "x") / "prod/1.json", tags._Move(version=one.name, at="", by="")
+    version_state.write_annotation(
+        version_state.tags_dir(tmp_path, "x") / "prod/1.json", tags._Move(version=one.name, moved_at="", moved_by="")
     )
     assert {state for state, _ in run(tmp_path).values()} == {"removed"}
     assert (one / "action/c/0").exists()
     assert not (tmp_path / version_state.TRASH).exists()
-    assert tags.read(tmp_path, "x")["prod"].version == one.name
+    assert tags.read_tags(tmp_path, "x")["prod"].version == one.name
 
 
 def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
@@ -142,11 +145,11 @@ def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
     (runs / "r").mkdir(parents=True)
     one = publish(root, "x")
     publish(root, "y", 1)
-    tags.move(root, "x", "prod", one.name)
-    tags.move(root, "x", "prod", "")
-    retire(one)
+    tags.move_tag(root, "x", "prod", one.name)
+    tags.move_tag(root, "x", "prod", "")
+    retire_version(one)
     fresh: list[Path] = []
-    with at_rename(one, fresh.clear), patch("pitools.store.version_state.refresh", fresh.append):
+    with at_rename(one, fresh.clear), patch("pitools.store.version_state.revalidate_nfs", fresh.append):
         assert run(root, runs=[runs])[one.name][0] == "removed"
     kept = version_state.catalog_dir(root, "x")
     assert {
@@ -165,17 +168,17 @@ def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
 def test_undo_as_it_comes_back(publish, tmp_path) -> None:
     """A version that `gc` brings back while its retirement is taken back is there."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     left = aside(tmp_path, one)
-    with patch("pitools.store.version_state.names", lambda folder: (left.rename(one), [])[1]):
-        undo(tmp_path, "x", one.name)
+    with patch("pitools.store.version_state.list_names", lambda folder: (left.rename(one), [])[1]):
+        restore_version(tmp_path, "x", one.name)
     assert run(tmp_path) == {}
 
 
 def test_interrupted(publish, tmp_path) -> None:
     """After Ctrl-C, or an error, nothing stays aside that was not decided."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     for error in (KeyboardInterrupt, OSError):
         with patch("pitools.dataset.gc.collect._refresh", side_effect=error), pytest.raises(error):
             run(tmp_path)
@@ -190,7 +193,7 @@ def test_unreadable_folder_keeps(publish, tmp_path, folder) -> None:
     runs.mkdir()
     one = publish(root, "x")
     publish(root, "y", 1, parent=one.name)
-    retire(one)
+    retire_version(one)
     (version_state.tags_dir(root, "x") / "old").mkdir(parents=True)
     listdir = os.listdir
 
@@ -214,7 +217,7 @@ def test_what_would_keep_it_waiting(publish, tmp_path, what) -> None:
     root, run_dir = tmp_path / "root", tmp_path / "runs/r"
     run_dir.mkdir(parents=True)
     one = publish(root, "x")
-    retire(one)
+    retire_version(one)
     path = {
         "plan": run_dir / "plan.json",
         "manifest": root / "y" / ("1" * 32) / "manifest.json",
@@ -229,32 +232,32 @@ def test_what_would_keep_it_waiting(publish, tmp_path, what) -> None:
 def test_strange_lease_keeps(publish, tmp_path, until) -> None:
     """A lease whose end is no time that we know has none."""
     one = publish(tmp_path, "x")
-    retire(one)
-    record = version_state.Reader(until=until, host="h", pid=1, what="w")
-    version_state.write(version_state.leases_dir(tmp_path, "x", one.name) / "a.json", record)
+    retire_version(one)
+    record = version_state.LeaseRecord(until=until, host="h", pid=1, purpose="w")
+    version_state.write_annotation(version_state.leases_dir(tmp_path, "x", one.name) / "a.json", record)
     assert run(tmp_path)[one.name][0] == "kept"
 
 
 def test_clock_that_is_ahead(publish, tmp_path) -> None:
     """Where our clock is a month ahead of the file system's, no grace and no lease is over before its time."""
     one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire(one)
-    retire(two)
+    retire_version(one)
+    retire_version(two)
     with (
-        version_state.lease(two, 3600, "job"),
-        patch("pitools.store.version_state.now", lambda: LATER + timedelta(days=30)),
+        version_state.leased_version(two, 3600, "job"),
+        patch("pitools.store.version_state.utc_now", lambda: LATER + timedelta(days=30)),
     ):
-        (kept, _) = gc(tmp_path)
-        assert "within its grace" in kept.why
-        found = {record.version: record.state for record in gc(tmp_path, grace_s=-9)}
+        (kept, _) = collect_garbage(tmp_path)
+        assert "within its grace" in kept.reason
+        found = {record.version: record.state for record in collect_garbage(tmp_path, grace_s=-9)}
     assert found == {one.name: "removed", two.name: "kept"}
 
 
 def test_clock_that_was_behind(publish, tmp_path) -> None:
     """A version that was retired by a clock of 1970 has its grace from when that was written."""
     one = publish(tmp_path, "x")
-    retire(one, present=version_state.now() - timedelta(days=9999))
-    assert "within its grace" in run(tmp_path, present=LATER - timedelta(days=2))[one.name][1]
+    retire_version(one, now=version_state.utc_now() - timedelta(days=9999))
+    assert "within its grace" in run(tmp_path, now=LATER - timedelta(days=2))[one.name][1]
     assert run(tmp_path)[one.name][0] == "removed"
 
 
@@ -267,8 +270,8 @@ def test_dataset_that_is_a_link(publish, tmp_path) -> None:
     ours = publish(root, "y", 2)
     publish(other, "x", 3, parent=ours.name)
     (root / "x").symlink_to(other / "x")
-    retire(theirs)
-    retire(ours)
+    retire_version(theirs)
+    retire_version(ours)
     for dry_run in (True, False):
         found = run(root, dry_run=dry_run)
         assert {state for state, _ in found.values()} == {"kept"}
@@ -285,23 +288,23 @@ def test_folders_of_others(publish, tmp_path) -> None:
         for name in names:
             (folder / name).mkdir(parents=True)
             os.utime(folder / name, (0, 0))
-    found = list(gc(root, present=LATER))
+    found = list(collect_garbage(root, now=LATER))
     assert [record.name for record in found] == [names[-1]]  # in `.tmp` it is an ingest's
     assert sorted(path.name for path in (root / ".trash").iterdir()) == sorted(names)
     shutil.rmtree(root / ".tmp")
     (root / ".tmp").symlink_to(home)
-    assert list(gc(root, present=LATER)) == []
+    assert list(collect_garbage(root, now=LATER)) == []
     shutil.rmtree(root / ".trash")
     (root / ".trash").symlink_to(home)
     with pytest.raises(ClusterError, match="link"):
-        list(gc(root, present=LATER))
+        list(collect_garbage(root, now=LATER))
     assert sorted(path.name for path in home.iterdir()) == sorted(names)
 
 
 def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     """Where a version that is kept, or files of one that is not, stay in the trash, the record says where."""
     one = publish(tmp_path, "x")
-    retire(one)
+    retire_version(one)
     rename = os.rename
 
     def stuck(old, new):
@@ -309,8 +312,9 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
             raise PermissionError(13, "Permission denied")
         rename(old, new)
         if Path(old) == one:
-            version_state.write(
-                version_state.tags_dir(tmp_path, "x") / "a/1.json", tags._Move(version=one.name, at="", by="")
+            version_state.write_annotation(
+                version_state.tags_dir(tmp_path, "x") / "a/1.json",
+                tags._Move(version=one.name, moved_at="", moved_by=""),
             )
 
     with patch("os.rename", stuck):
@@ -318,15 +322,15 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     assert (state, why.split(";")[0]) == ("kept", "tag a")
     assert f"{tmp_path / '.trash'}/x.{one.name}" in why
     with pytest.raises(TryLater, match="will bring it back"):
-        undo(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", one.name)
     run(tmp_path)
     assert one.exists()
-    tags.move(tmp_path, "x", "a", "")
-    retire(one)
+    tags.move_tag(tmp_path, "x", "a", "")
+    retire_version(one)
     with patch("shutil.rmtree"):
         assert str(tmp_path / version_state.TRASH) in run(tmp_path)[one.name][1]
     with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
-        undo(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", one.name)
     assert run(tmp_path) == {}
     assert not (tmp_path / version_state.TRASH).exists()
 
@@ -334,7 +338,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
 def _collect(root: Path, stop) -> None:
     until = time.monotonic() + 60  # should the test be killed
     while not stop.is_set() and time.monotonic() < until:
-        list(gc(root, grace_s=-9))
+        list(collect_garbage(root, grace_s=-9))
 
 
 def test_everybody_at_once(publish, tmp_path) -> None:
@@ -348,21 +352,21 @@ def test_everybody_at_once(publish, tmp_path) -> None:
     named, won = {}, 0
     for i, path in enumerate(versions):
         try:
-            retire(path)
-            undo(tmp_path, "x", path.name)
-            tags.move(tmp_path, "x", f"t{i}", path.name)
+            retire_version(path)
+            restore_version(tmp_path, "x", path.name)
+            tags.move_tag(tmp_path, "x", f"t{i}", path.name)
         except PitError:
             continue
         named[f"t{i}"] = path
         won += 1
         with pytest.raises(UsageError):  # its tag, or that it is aside for a moment
-            retire(path)
+            retire_version(path)
     stop.set()
     for collector in collectors:
         collector.join()
         assert collector.exitcode == 0
     run(tmp_path)
-    held = {tag: value.version for tag, value in tags.read(tmp_path, "x").items()}
+    held = {tag: value.version for tag, value in tags.read_tags(tmp_path, "x").items()}
     assert {tag: path.name for tag, path in named.items()} == held
     assert all((path / "action/c/1").exists() for path in named.values())
     assert not (tmp_path / version_state.TRASH).exists()

@@ -21,9 +21,9 @@ def people(tmp_path) -> Path:
 def test_everybodys(people, monkeypatch) -> None:
     """Where each user's runs have a place of their own, all of them count."""
     monkeypatch.setenv("PIT_RUNS", f"{people}/{{user}}/runs")
-    assert run_folders.of_site("local") == [people / "ada/runs", people / "bob/runs"]
+    assert run_folders.run_roots("local") == [people / "ada/runs", people / "bob/runs"]
     monkeypatch.setenv("PIT_RUNS", f"{people}/a{{user}}/runs")
-    assert run_folders.of_site("local") == [people / "ada/runs"]
+    assert run_folders.run_roots("local") == [people / "ada/runs"]
     is_dir = Path.is_dir
 
     def private(path):
@@ -33,19 +33,19 @@ def test_everybodys(people, monkeypatch) -> None:
 
     monkeypatch.setenv("PIT_RUNS", f"{people}/{{user}}/runs")
     with patch("pathlib.Path.is_dir", private):
-        assert people / "eve/runs" in run_folders.of_site("local")
+        assert people / "eve/runs" in run_folders.run_roots("local")
 
 
 def test_one_folder(people, monkeypatch) -> None:
     """A folder that all share, also one that is relative, is the one; none where nobody has launched anything."""
     monkeypatch.chdir(people / "ada")
-    assert run_folders.of_site("local") == [people / "ada/runs"]
+    assert run_folders.run_roots("local") == [people / "ada/runs"]
     monkeypatch.chdir(people)
-    assert run_folders.of_site("local") == []
+    assert run_folders.run_roots("local") == []
     monkeypatch.setenv("PIT_RUNS", str(people / "ada/runs"))
-    assert run_folders.of_site("local") == [people / "ada/runs"]
+    assert run_folders.run_roots("local") == [people / "ada/runs"]
     monkeypatch.setenv("PIT_RUNS", str(people / "runs"))
-    assert run_folders.of_site("local") == []
+    assert run_folders.run_roots("local") == []
 
 
 @pytest.mark.parametrize("text", ["/{user}/runs", "/runs"])
@@ -53,6 +53,6 @@ def test_storage_that_is_not_mounted(people, monkeypatch, text) -> None:
     """Where the site's storage cannot be seen, nobody knows what its runs name."""
     monkeypatch.setenv("PIT_RUNS", f"{people}/nowhere{text}")
     with pytest.raises(ClusterError, match="cannot be seen") as caught:
-        run_folders.of_site("local")
+        run_folders.run_roots("local")
     assert "--runs" in caught.value.hint
     assert os.fspath(people) in caught.value.where

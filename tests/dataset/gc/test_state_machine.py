@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from pitools.core.errors import UsageError
-from pitools.dataset.catalog.retirement import retire, undo
-from pitools.dataset.gc.collect import GRACE_S, gc
+from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.gc.collect import GRACE_S, collect_garbage
 from pitools.store import retirement, tags, version_state
 
 numbers = st.integers(0, 5)
@@ -30,7 +30,7 @@ class Catalog(RuleBasedStateMachine):
         self.root, self.runs = self.home / "root", self.home / "runs"
         self.root.mkdir()
         self.runs.mkdir()
-        self.now = version_state.now()
+        self.now = version_state.utc_now()
         self.made: dict[int, Path] = {}
         self.parents: dict[int, int | None] = {}
         self.tagged: dict[str, int] = {}
@@ -52,7 +52,7 @@ class Catalog(RuleBasedStateMachine):
     def tag(self, tag: str, number: int) -> None:
         if number in self.made:
             try:
-                tags.move(self.root, "x", tag, self.made[number].name)
+                tags.move_tag(self.root, "x", tag, self.made[number].name)
                 assert number not in self.retired
                 self.tagged[tag] = number
             except UsageError:
@@ -60,14 +60,14 @@ class Catalog(RuleBasedStateMachine):
 
     @rule(tag=st.sampled_from("ab"))
     def untag(self, tag: str) -> None:
-        tags.move(self.root, "x", tag, "")
+        tags.move_tag(self.root, "x", tag, "")
         self.tagged.pop(tag, None)
 
     @rule(number=numbers)
     def retire(self, number: int) -> None:
         if number in self.made:
             try:
-                retire(self.made[number], present=self.now)
+                retire_version(self.made[number], now=self.now)
                 assert number not in self.tagged.values()
                 self.retired.setdefault(number, self.now)
             except UsageError:
@@ -76,13 +76,13 @@ class Catalog(RuleBasedStateMachine):
     @rule(number=numbers)
     def undo(self, number: int) -> None:
         if number in self.made:
-            undo(self.root, "x", self.made[number].name)
+            restore_version(self.root, "x", self.made[number].name)
             self.retired.pop(number, None)
 
     @rule(number=numbers, days=st.integers(1, 20))
     def lease(self, number: int, days: int) -> None:
         if number in self.made:
-            holder = version_state.lease(self.made[number], days * 86400, "job", present=lambda: self.now)
+            holder = version_state.leased_version(self.made[number], days * 86400, "job", clock=lambda: self.now)
             holder.__enter__()
             self.leases.append((number, self.now + timedelta(days=days), holder))
 
@@ -112,7 +112,7 @@ class Catalog(RuleBasedStateMachine):
     @rule(dry=st.booleans())
     def collect(self, dry: bool) -> None:
         expected = self.expected()
-        found = list(gc(self.root, runs=[self.runs], present=self.now, dry_run=dry))
+        found = list(collect_garbage(self.root, runs=[self.runs], now=self.now, dry_run=dry))
         by_version = {path.name: number for number, path in self.made.items()}
         gone = {by_version[record.version] for record in found if record.state in ("removed", "would-remove")}
         assert gone == expected
@@ -139,12 +139,12 @@ class Catalog(RuleBasedStateMachine):
         for number, path in self.made.items():
             assert (path / "action/c/1").read_bytes() == f"own x {number}".encode() * 50
             assert (path / "action/c/0").read_bytes() == b"common" * 10
-        assert {path.name for path in version_state.names(self.root / "x")} == {
+        assert {path.name for path in version_state.list_names(self.root / "x")} == {
             path.name for path in self.made.values()
         }
-        held = {tag: value.version for tag, value in tags.read(self.root, "x").items()}
+        held = {tag: value.version for tag, value in tags.read_tags(self.root, "x").items()}
         assert held == {tag: self.made[number].name for tag, number in self.tagged.items()}
-        assert set(retirement.read(self.root, "x")) == {self.made[number].name for number in self.retired}
+        assert set(retirement.read_retirements(self.root, "x")) == {self.made[number].name for number in self.retired}
         assert not (self.root / version_state.TRASH).exists()
 
     def teardown(self) -> None:

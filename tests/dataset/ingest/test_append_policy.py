@@ -15,8 +15,8 @@ from pitools.dataset.ingest import append_policy, finalize
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.store import version_state
-from pitools.store.publish import TEMPORARY
-from pitools.store.resolve import discarded
+from pitools.store.publish import STAGING_DIR
+from pitools.store.resolve import unusable_reason
 from pitools.store.version_state import Quarantine
 
 
@@ -55,13 +55,13 @@ def test_drift_is_refused(pit, first, drifted, tmp_path) -> None:
 def test_accepted_it_is_not_made_again(first, drifted, tmp_path) -> None:
     """What was made before it was refused is kept, and is what is published once it is accepted."""
     root = tmp_path / "root"
-    with pytest.raises(append_policy.Drifted):
-        ingest([drifted], root=root, name="x", append=first, refuse_drift=True)
-    (store,) = root.glob(f"{TEMPORARY}/x.*/store")
+    with pytest.raises(append_policy.DriftError):
+        ingest([drifted], root=root, name="x", append=first, fail_on_drift=True)
+    (store,) = root.glob(f"{STAGING_DIR}/x.*/store")
     before = {name: (store / name).stat().st_ino for name in ("action/c/0/0", "obs/eye_image/c/0/0/0/0", "done/c/0")}
     version = ingest([drifted], root=root, name="x", append=first)
     assert {name: (Path(version.path) / name).stat().st_ino for name in before} == before
-    assert not (root / TEMPORARY).exists()
+    assert not (root / STAGING_DIR).exists()
 
 
 def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:
@@ -70,39 +70,43 @@ def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:
     with h5py.File(path, "r+") as file:
         for demo in file["data"].values():
             demo["rewards"][10:] = 1
-    assert ingest([path], root=tmp_path / "root", name="x", append=first, refuse_drift=True).new
+    assert ingest([path], root=tmp_path / "root", name="x", append=first, fail_on_drift=True).new
     assert "pit: warning: constant-drift: reward" in capsys.readouterr().err
 
 
 def test_parent_is_held(first, robomimic, tmp_path, monkeypatch) -> None:
     """While an append is at work `gc` is told to leave the parent, and no longer once it is done or has failed."""
-    manifest, seen = finalize.manifest, []
+    manifest, seen = finalize.write_metadata, []
 
     def looking(*args):
-        held = version_state.readers(tmp_path / "root", "x", first.name, version_state.now() + timedelta(days=6))
-        seen.append([reader.what for reader in held])
+        held = version_state.lease_records(
+            tmp_path / "root", "x", first.name, version_state.utc_now() + timedelta(days=6)
+        )
+        seen.append([reader.purpose for reader in held])
         if len(seen) == 2:
             raise DataError("no")
         return manifest(*args)
 
-    monkeypatch.setattr(finalize, "manifest", looking)
+    monkeypatch.setattr(finalize, "write_metadata", looking)
     ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
     with pytest.raises(DataError):
         ingest([robomimic(30, name="c.hdf5", seed=2)], root=tmp_path / "root", name="x", append=first)
     assert seen == [["an append"], ["an append"]]
-    assert version_state.readers(tmp_path / "root", "x", first.name, version_state.now()) == []
+    assert version_state.lease_records(tmp_path / "root", "x", first.name, version_state.utc_now()) == []
 
 
 def test_a_discarded_parent(pit, first, robomimic) -> None:
     """A version that is retired, or in quarantine as a whole, is not begun with, and the way back is named."""
     words = ("dataset", "ingest", str(robomimic(30, name="b.hdf5", seed=1)), "--to", "root", "--name", "x")
-    retirement.retire(first, why="wrong gripper")
+    retirement.retire_version(first, reason="wrong gripper")
     done = pit(*words, "--append", str(first))
     assert done.returncode == 2
     assert "wrong gripper" in done.stderr
     assert "pit dataset retire --undo" in done.stderr
-    retirement.undo(first.parent.parent, "x", first.name)
-    version_state.set_quarantine(first, Quarantine(whole=True, at="", by="", reasons=("a shard is damaged",)))
+    retirement.restore_version(first.parent.parent, "x", first.name)
+    version_state.set_quarantine(
+        first, Quarantine(whole_version=True, set_at="", set_by="", reasons=("a shard is damaged",))
+    )
     done = pit(*words, "--append", str(first))
     assert done.returncode == 2
     assert "a shard is damaged" in done.stderr
@@ -115,23 +119,23 @@ def test_nothing_to_do_says_when_it_is_discarded(pit, first, tmp_path) -> None:
     """Who ingests again what was retired or put in quarantine hears of that."""
     words = ("dataset", "ingest", "reach.hdf5", "--to", "root", "--name", "x")
     assert "but that version" not in pit(*words).stderr
-    retirement.retire(first, why="wrong gripper")
+    retirement.retire_version(first, reason="wrong gripper")
     assert "but that version is retired since" in pit(*words).stderr
-    retirement.undo(first.parent.parent, "x", first.name)
-    version_state.set_quarantine(first, Quarantine(whole=True, at="", by="", reasons=("dark",)))
+    retirement.restore_version(first.parent.parent, "x", first.name)
+    version_state.set_quarantine(first, Quarantine(whole_version=True, set_at="", set_by="", reasons=("dark",)))
     assert "but that version is in quarantine: dark" in pit(*words).stderr
 
 
 def test_quarantine_goes_on(first, robomimic, tmp_path) -> None:
     """Episodes that are kept from training in the parent are so in what is appended to it, from the first moment."""
-    kept = Quarantine(whole=False, at="2026-11-01T00:00:00Z", by="me", episodes={1: ("frozen",)})
+    kept = Quarantine(whole_version=False, set_at="2026-11-01T00:00:00Z", set_by="me", episodes={1: ("frozen",)})
     version_state.set_quarantine(first, kept)
     again = ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert version_state.quarantine(Path(again.path)) == kept
+    assert version_state.read_quarantine(Path(again.path)) == kept
     version_state.set_quarantine(Path(again.path), None)
-    append_policy.carry_quarantine(first, Path(again.path))  # as of one that comes late, when it is published already
+    append_policy.inherit_quarantine(first, Path(again.path))  # as of one that comes late, when it is published already
     ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert version_state.quarantine(Path(again.path)) is None
+    assert version_state.read_quarantine(Path(again.path)) is None
 
 
 def test_a_parent_that_cannot_be_held(robomimic, mounted, tmp_path, capsys) -> None:
@@ -159,13 +163,15 @@ def test_damaged_metadata_of_the_parent(first, robomimic, tmp_path, name, old, n
     path.write_bytes(path.read_bytes().replace(old, new))
     with pytest.raises(DataError, match=r"zarr\.json is damaged"):
         ingest([robomimic(9, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert not discarded(first)
+    assert not unusable_reason(first)
 
 
 def test_a_quarantine_that_cannot_be_read(first, robomimic, tmp_path, monkeypatch) -> None:
     """What is kept from training in the parent has to be known, before anything is made."""
-    version_state.set_quarantine(first, Quarantine(whole=False, at="", by="", episodes={1: ("frozen",)}))
+    version_state.set_quarantine(
+        first, Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
+    )
     version_state.quarantine_file(tmp_path / "root", "x", first.name).write_text("{")
-    monkeypatch.setattr("pitools.dataset.ingest.ingest.open_place", None)
+    monkeypatch.setattr("pitools.dataset.ingest.ingest.open_staging_dir", None)
     with pytest.raises(DataError, match="not a record of a quarantine"):
         ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)

@@ -20,7 +20,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.dataset.versions import check_complete
 from pitools.store import digest
-from pitools.store.publish import TEMPORARY
+from pitools.store.publish import STAGING_DIR
 from tests.dataset.conftest import write_robomimic
 
 PIT = str(Path(sys.executable).parent / "pit")
@@ -79,13 +79,13 @@ def start() -> Iterator[Start]:
 def shards(root: Path) -> dict[str, int]:
     """Inode of each shard of images that is done in an unfinished ingest."""
     found = {}
-    for path in root.glob(f"{TEMPORARY}/x.*/store/obs/eye_image/c/*/0/0/0"):
+    for path in root.glob(f"{STAGING_DIR}/x.*/store/obs/eye_image/c/*/0/0/0"):
         found["/".join(path.parts[-7:])] = path.stat().st_ino
     return found
 
 
 def journaled(root: Path) -> int:
-    return sum(path.read_text().count("\n") for path in root.glob(f"{TEMPORARY}/x.*/journal/[!.]*"))
+    return sum(path.read_text().count("\n") for path in root.glob(f"{STAGING_DIR}/x.*/journal/[!.]*"))
 
 
 def writing(process: subprocess.Popen[str], root: Path, least: int = 1) -> None:
@@ -121,7 +121,7 @@ def test_interrupt_is_gone_on_from(start, large, tmp_path) -> None:
     assert process.returncode == 130
     assert "shards are kept in" in talk
     assert "run the same command to go on" in talk
-    assert list(root.iterdir()) == [root / TEMPORARY]
+    assert list(root.iterdir()) == [root / STAGING_DIR]
     before = shards(root)
     version = ingest([large], root=root, name="x", codec="zstd")
     assert list(root.iterdir()) == [root / "x"]
@@ -143,14 +143,14 @@ def test_kill_shows_nothing(start, large, tmp_path, below) -> None:
         process.communicate()
         for path in root.glob("x/*"):
             open_dataset(path)
-        assert {name.split("/")[0] for name in below(root)} <= {TEMPORARY, "x"}
+        assert {name.split("/")[0] for name in below(root)} <= {STAGING_DIR, "x"}
         if (root / "x").exists():
             break
         assert len(shards(root)) >= done
         done = len(shards(root))
     version = ingest([large], root=root, name="x", codec="zstd")
     assert open_dataset(Path(version.path)).manifest.steps == 1200
-    assert not (root / TEMPORARY).exists()
+    assert not (root / STAGING_DIR).exists()
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -186,9 +186,9 @@ def test_kill_at_every_step(robomimic, tmp_path, memory, append, every) -> None:
 
 def whole(path: Path) -> None:
     """Every file of the manifest has its digest, and there is no other."""
-    kept, _ = finalize.manifests.load(path)
+    kept, _ = finalize.manifests.load_manifest(path)
     for entry in kept.files:
-        assert digest.of_file(path / entry.path) == (entry.bytes, entry.digest)
+        assert digest.digest_file(path / entry.path) == (entry.bytes, entry.digest)
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
     assert files == {"manifest.json", *(entry.path for entry in kept.files)}
 
@@ -200,7 +200,7 @@ def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
     writing(process, root, 4)
     process.kill()
     process.communicate()
-    (journals,) = root.glob(f"{TEMPORARY}/x.*/journal")
+    (journals,) = root.glob(f"{STAGING_DIR}/x.*/journal")
     lines = [json.loads(line) for path in journals.iterdir() for line in path.read_text().splitlines()]
     for line in lines:
         if not line["key"].startswith("#"):
@@ -211,9 +211,9 @@ def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
     (journals / "0.host.1.2.jsonl").write_text(json.dumps(lie) + '\n{"key": "obs/eye_image/c/1/0/0/0", "by')
     version = ingest([large], root=root, name="x", codec="zstd")
     assert version.version == ingest([large], root=tmp_path / "other", name="x", codec="zstd").version
-    kept, _ = finalize.manifests.load(Path(version.path))
+    kept, _ = finalize.manifests.load_manifest(Path(version.path))
     for entry in kept.files:
-        assert digest.of_file(Path(version.path) / entry.path) == (entry.bytes, entry.digest)
+        assert digest.digest_file(Path(version.path) / entry.path) == (entry.bytes, entry.digest)
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -260,14 +260,14 @@ def test_two_at_once(start, large, tmp_path) -> None:
 def test_published_by_another_meanwhile(robomimic, tmp_path, monkeypatch) -> None:
     """An ingest whose working folder another one has just published finds that version, and says it is not new."""
     source = robomimic(3)
-    manifest = finalize.manifest
+    manifest = finalize.write_metadata
 
     def late(*args):
-        monkeypatch.setattr(finalize, "manifest", manifest)
+        monkeypatch.setattr(finalize, "write_metadata", manifest)
         assert ingest([source], root=tmp_path / "root", name="x").new
         return manifest(*args)
 
-    monkeypatch.setattr(finalize, "manifest", late)
+    monkeypatch.setattr(finalize, "write_metadata", late)
     version = ingest([source], root=tmp_path / "root", name="x")
     assert not version.new
     assert list((tmp_path / "root").iterdir()) == [tmp_path / "root" / "x"]
@@ -309,7 +309,7 @@ def test_first_failure_stops_all(robomimic, tmp_path, monkeypatch) -> None:
     import h5py
     import numpy as np
 
-    monkeypatch.setattr(execute, "_SMALL", 0)
+    monkeypatch.setattr(execute, "_SERIAL_BYTES", 0)
     path = robomimic(2, 20)
     with h5py.File(path, "r+") as file:
         del file["data/demo_1/obs/eye_image"]

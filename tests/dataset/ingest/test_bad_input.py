@@ -45,14 +45,14 @@ def test_truncated(robomimic, refused, keep) -> None:
     path = robomimic(20, 20)
     os.truncate(path, int(path.stat().st_size * keep))
     error = refused(path)
-    assert "cannot be read as HDF5" in error.what
+    assert "cannot be read as HDF5" in error.message
     assert error.where == str(path)
 
 
 def test_not_hdf5(tmp_path, refused) -> None:
     """A file that is not HDF5 is said to be none."""
     (tmp_path / "notes.txt").write_text("hello\n" * 100)
-    assert "signature" in refused(tmp_path / "notes.txt").what
+    assert "signature" in refused(tmp_path / "notes.txt").message
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_damaged_inside(corrupt, refused, workers) -> None:
     path = corrupt(1)
     error = refused(path, workers=workers)
     assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
-    assert error.what.startswith("demo_1 ")
+    assert error.message.startswith("demo_1 ")
     assert "--skip-refused" in error.hint
 
 
@@ -92,7 +92,7 @@ def test_damaged_inside(corrupt, refused, workers) -> None:
 def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> None:
     """Damage that only shows when frames are read does not keep the other episodes out: all of it is found at once."""
     paths = [corrupt(0, 2), corrupt(0, 1, 2, name="none.hdf5"), robomimic(4, name="whole.hdf5", seed=3)]
-    options = {"root": tmp_path / "root", "name": "x", "skip_refused": True, "workers": workers}
+    options = {"root": tmp_path / "root", "name": "x", "skip_rejected": True, "workers": workers}
     version = ingest(paths, report=tmp_path / "report.jsonl", **options)
     opened = open_dataset(Path(version.path))
     assert [episode["name"] for episode in opened.episodes] == ["demo_1", "demo_0"]
@@ -110,7 +110,7 @@ def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> N
     assert not ingest(paths, **options).new
     assert not (tmp_path / "root/.tmp").exists()
     with pytest.raises(DataError):
-        ingest(paths[1:2], root=tmp_path / "none", name="x", skip_refused=True)
+        ingest(paths[1:2], root=tmp_path / "none", name="x", skip_rejected=True)
     assert not (tmp_path / "none").exists()
 
 
@@ -125,11 +125,11 @@ def test_a_file_system_that_fails_for_now(corrupt, tmp_path, monkeypatch, first)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(descriptor, views, offset)
 
-    damaged = unreadable_episodes.damaged
-    monkeypatch.setattr(unreadable_episodes, "damaged", lambda *rest: done.append(True) or damaged(*rest))
+    damaged = unreadable_episodes.find_unreadable
+    monkeypatch.setattr(unreadable_episodes, "find_unreadable", lambda *rest: done.append(True) or damaged(*rest))
     monkeypatch.setattr(os, "preadv", failing)
     with pytest.raises(Unreachable):
-        ingest([path], root=tmp_path / "root", name="x", skip_refused=True, workers=1)
+        ingest([path], root=tmp_path / "root", name="x", skip_rejected=True, workers=1)
     assert not list((tmp_path / "root").glob("x/*"))
 
 
@@ -138,7 +138,7 @@ def test_unequal_lengths(robomimic, refused) -> None:
     path = robomimic(5, 6)
     change(path, "data/demo_1/obs/eye_image", np.zeros((4, 8, 8, 3), np.uint8))
     error = refused(path)
-    assert error.what == "/data/demo_1/obs/eye_image has 4 steps where actions has 6"
+    assert error.message == "/data/demo_1/obs/eye_image has 4 steps where actions has 6"
     assert error.where == f"{path}: /data/demo_1"
 
 
@@ -155,7 +155,7 @@ def test_episodes_differ(robomimic, refused, value, what) -> None:
     path = robomimic(5, 6)
     change(path, "data/demo_1/obs/eye_image", value)
     error = refused(path)
-    assert re.search(what, error.what)
+    assert re.search(what, error.message)
     assert error.where == f"{path}: demo_1"
 
 
@@ -164,7 +164,7 @@ def test_files_differ(robomimic, refused) -> None:
     one, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
     error = refused(one, two)
     assert error.where == f"{two}: demo_0"
-    assert "a1.hdf5" in error.what
+    assert "a1.hdf5" in error.message
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -
         ingest([path], root=tmp_path / "root", name="x")
         return
     error = refused(path)
-    assert re.search(what, error.what)
+    assert re.search(what, error.message)
     assert error.where.startswith(str(path))
 
 
@@ -213,7 +213,7 @@ def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
     path = robomimic(3)
     for name in ("étoile", "a b", "fine"):
         change(path, f"data/demo_0/obs/{name}", np.zeros(3))
-    what = refused(path).what
+    what = refused(path).message
     assert [word in what for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [True, True, False, True]
 
 
@@ -229,7 +229,7 @@ def test_name_within_a_name(robomimic, refused) -> None:
     path = robomimic(3)
     change(path, "data/demo_0/states", np.zeros(3))
     change(path, "data/demo_0/state/x", np.zeros(3))
-    assert refused(path).what == "'state/x' lies in 'state'"
+    assert refused(path).message == "'state/x' lies in 'state'"
 
 
 def test_data_in_another_file(robomimic, refused, tmp_path) -> None:
@@ -238,19 +238,19 @@ def test_data_in_another_file(robomimic, refused, tmp_path) -> None:
     (tmp_path / "secret").write_bytes(b"x" * 3)
     with h5py.File(path, "r+") as file:
         file.create_dataset("data/demo_0/obs/s", (3,), "u1", external=[(str(tmp_path / "secret"), 0, 3)])
-    assert "lie in another file" in refused(path).what
+    assert "lie in another file" in refused(path).message
 
 
 @pytest.mark.parametrize(("lengths", "what"), [((), "no demos"), ((3, 0), "the episode has no steps")])
 def test_nothing_to_ingest(robomimic, refused, lengths, what) -> None:
     """A recording without demos, or a demo without steps, is refused."""
-    assert what in refused(robomimic(*lengths)).what
+    assert what in refused(robomimic(*lengths)).message
 
 
 def test_wrong_layout(robomimic, aloha, refused) -> None:
     """A layout that was asked for and is not there is refused by what it lacks."""
-    assert "not ALOHA's layout" in refused(robomimic(3), layout="aloha").what
-    assert "not robomimic's layout" in refused(aloha(0, 3), layout="robomimic").what
+    assert "not ALOHA's layout" in refused(robomimic(3), layout="aloha").message
+    assert "not robomimic's layout" in refused(aloha(0, 3), layout="robomimic").message
 
 
 def test_claimed_length(robomimic, refused) -> None:
@@ -258,7 +258,7 @@ def test_claimed_length(robomimic, refused) -> None:
     path = robomimic(3)
     with h5py.File(path, "r+") as file:
         file["data/demo_0"].attrs["num_samples"] = 9
-    assert refused(path).what == "num_samples says 9 steps where actions has 3"
+    assert refused(path).message == "num_samples says 9 steps where actions has 3"
 
 
 @pytest.mark.parametrize("damage", ["cut", "noise", "size"])
@@ -276,7 +276,7 @@ def test_bad_jpeg(aloha, refused, damage) -> None:
             small = _small_jpeg(wide["observations/images/top"][0])
             rows[2, : len(small)] = small
     error = refused(path)
-    assert "JPEG" in error.what
+    assert "JPEG" in error.message
     assert error.where == f"{path}: /observations/images/top: row 2"
 
 
@@ -293,7 +293,7 @@ def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
     """A recording that is changed after the first of its rows were read is refused, and nothing of it is published."""
     path = robomimic(30, 40)
     whole, time_ns = path.read_bytes(), path.stat().st_mtime_ns
-    read, done = readers._Reader.read_into, []
+    read, done = readers._CachingReader.read_into, []
 
     def changing(*args) -> None:
         read(*args)
@@ -311,11 +311,11 @@ def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
                 file.seek(len(whole) if how == "longer" else len(whole) // 2)
                 file.write(b"new")
 
-    monkeypatch.setattr(readers._Reader, "read_into", changing)
+    monkeypatch.setattr(readers._CachingReader, "read_into", changing)
     error = refused(path)
     assert done
     assert error.where.startswith(str(path))
-    assert how == "cut" or error.what == "it changed while it was read"
+    assert how == "cut" or error.message == "it changed while it was read"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", ".tmp", "a\nb", "a b", "x" * 101])

@@ -28,7 +28,7 @@ def test_ingest_twice_list_show(pit, robomimic, tmp_path) -> None:
     done = pit("dataset", "ingest", source, "--to", "root", "--name", "x")
     (again,) = records(done)
     assert (first["schema"], first["new"], again["new"]) == ("pit.dataset/1", True, False)
-    assert f"x: nothing to do, these recordings are already there as {first['version']}" in done.stderr
+    assert first["version"] in done.stderr
     (listed,) = records(pit("dataset", "list", "root"))
     assert again.items() <= listed.items()
     shown = {line["array"]: line for line in records(pit("dataset", "show", first["path"]))}

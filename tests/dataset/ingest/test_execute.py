@@ -15,17 +15,17 @@ from pitools.core.errors import ClusterError, NoSpace
 from pitools.dataset.ingest import chunking, execute, finalize
 from pitools.dataset.ingest import ingest as ingesting
 from pitools.dataset.ingest.ingest import ingest
-from pitools.dataset.ingest.shard_worker import Maker
-from pitools.dataset.ingest.staging_dir import open_place
-from pitools.dataset.versions import Version, check_complete
+from pitools.dataset.ingest.shard_worker import ShardWorker
+from pitools.dataset.ingest.staging_dir import open_staging_dir
+from pitools.dataset.versions import VersionInfo, check_complete
 from pitools.store import manifest as manifests
-from pitools.store.publish import TEMPORARY
+from pitools.store.publish import STAGING_DIR
 
 
 @pytest.fixture
 def small():
     """Shards of a few KiB, as a large recording has many, and workers for even those."""
-    with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048), patch.object(execute, "_SMALL", 0):
+    with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048), patch.object(execute, "_SERIAL_BYTES", 0):
         yield
 
 
@@ -36,7 +36,7 @@ def test_any_number_of_workers(robomimic, tmp_path, small, workers) -> None:
     one = ingest([source], root=tmp_path / "one", name="x", workers=1)
     many = ingest([source], root=tmp_path / "many", name="x", workers=workers)
     assert many.version == one.version
-    assert manifests.load(Path(many.path))[0] == manifests.load(Path(one.path))[0]
+    assert manifests.load_manifest(Path(many.path))[0] == manifests.load_manifest(Path(one.path))[0]
 
 
 class Nodes:
@@ -50,7 +50,7 @@ class Nodes:
     def __call__(self, work: Path, plan: str, total: int, done) -> None:
         self.counts.append(done())
         self.before(work, plan)
-        self.jobs += [execute.take_part(str(work), plan, number, 3, 1) for number in range(2)]
+        self.jobs += [execute.run_part(str(work), plan, number, 3, 1) for number in range(2)]
         self.counts.append(done())
         self.after(work)
 
@@ -59,16 +59,16 @@ def test_parts(robomimic, tmp_path, small) -> None:
     """Two nodes of three do their parts, and what the third left is done by who asked; the version is the same."""
     source = robomimic(60, 70)
     nodes = Nodes()
-    version = ingest([source], root=tmp_path / "root", name="x", spread=nodes)
+    version = ingest([source], root=tmp_path / "root", name="x", submit_array=nodes)
     assert nodes.counts == [0, sum(nodes.jobs)]
     assert min(nodes.jobs) > 3
     assert version.version == ingest([source], root=tmp_path / "whole", name="x").version
 
 
-def together(monkeypatch, calls: list[Callable[[], Version]]) -> tuple[list[Version], list[str]]:
+def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[VersionInfo], list[str]]:
     """What ingests at once return, which take their steps in turn; and the shards that they made, each its own."""
     ready, made = threading.Barrier(len(calls)), []
-    opened, make, step = ingesting.open_place, Maker._make, threading.Barrier(len(calls))
+    opened, make, step = ingesting.open_staging_dir, ShardWorker._make_shard, threading.Barrier(len(calls))
 
     def open_all(*arguments):
         place = opened(*arguments)
@@ -81,10 +81,10 @@ def together(monkeypatch, calls: list[Callable[[], Version]]) -> tuple[list[Vers
         made.append(key)
         return make(maker, key, job)
 
-    monkeypatch.setattr(ingesting, "open_place", open_all)
-    monkeypatch.setattr(Maker, "_make", in_turn)
+    monkeypatch.setattr(ingesting, "open_staging_dir", open_all)
+    monkeypatch.setattr(ShardWorker, "_make_shard", in_turn)
 
-    def call(one: Callable[[], Version]) -> Version:
+    def call(one: Callable[[], VersionInfo]) -> VersionInfo:
         try:
             return one()
         finally:
@@ -103,7 +103,7 @@ def test_two_at_once_share_the_work(robomimic, tmp_path, small, monkeypatch) -> 
     assert (one.version, {one.new, other.new}) == (other.version, {True, False})
     assert len(set(made)) > 60
     assert len(made) < 1.4 * len(set(made))
-    assert not (tmp_path / "root" / TEMPORARY).exists()
+    assert not (tmp_path / "root" / STAGING_DIR).exists()
 
 
 def test_a_plan_of_somebody_else(robomimic, tmp_path) -> None:
@@ -117,7 +117,7 @@ def test_a_plan_of_somebody_else(robomimic, tmp_path) -> None:
         (work / f"plan.{plan.partition('.')[0]}").write_bytes(pickle.dumps(Evil()))
 
     with pytest.raises(ClusterError, match="not the plan"):
-        ingest([robomimic(5)], root=tmp_path / "root", name="x", spread=Nodes(before=swap))
+        ingest([robomimic(5)], root=tmp_path / "root", name="x", submit_array=Nodes(before=swap))
     assert not (tmp_path / "evil").exists()
 
 
@@ -129,7 +129,7 @@ def test_another_ingest_was_first(robomimic, tmp_path) -> None:
         assert ingest([source], root=tmp_path / "root", name="x").new
 
     nodes = Nodes(before=first)
-    version = ingest([source], root=tmp_path / "root", name="x", spread=nodes)
+    version = ingest([source], root=tmp_path / "root", name="x", submit_array=nodes)
     assert (version.new, nodes.jobs) == (False, [0, 0])
 
 
@@ -141,39 +141,41 @@ def test_a_full_disk_on_a_node(robomimic, tmp_path, monkeypatch) -> None:
 
     def part(work: Path, plan: str) -> None:
         with monkeypatch.context() as changed:
-            changed.setattr(execute, "complete", full)
+            changed.setattr(execute, "run_plan", full)
             with pytest.raises(NoSpace):
-                execute.take_part(str(work), plan, 0, 1, 1)
+                execute.run_part(str(work), plan, 0, 1, 1)
 
-    assert ingest([robomimic(5)], root=tmp_path / "root", name="x", spread=Nodes(before=part)).new
+    assert ingest([robomimic(5)], root=tmp_path / "root", name="x", submit_array=Nodes(before=part)).new
 
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_folder_that_was_made_anew(robomimic, tmp_path, monkeypatch, again) -> None:
     """Where others remove the working folder, and make it anew, under an ingest that knows all its shards to be done,
     it never publishes a version that lacks them, but begins again."""
-    manifest, done = finalize.manifest, []
+    manifest, done = finalize.write_metadata, []
 
     def removed(name, plan, place, *rest) -> bytes:
         if not done:
             done.append(True)
             place.remove()
             if again:
-                open_place(tmp_path / "root", "x", place.path.name.removeprefix("x."))
+                open_staging_dir(tmp_path / "root", "x", place.path.name.removeprefix("x."))
         return manifest(name, plan, place, *rest)
 
-    monkeypatch.setattr(finalize, "manifest", removed)
+    monkeypatch.setattr(finalize, "write_metadata", removed)
     version = ingest([robomimic(5)], root=tmp_path / "root", name="x")
     assert (version.new, version.episodes) == (True, 1)
-    check_complete(Path(version.path), manifests.load(Path(version.path))[0])
-    assert not (tmp_path / "root" / TEMPORARY).exists()
+    check_complete(Path(version.path), manifests.load_manifest(Path(version.path))[0])
+    assert not (tmp_path / "root" / STAGING_DIR).exists()
 
 
 def test_other_libraries_do_not_share(robomimic, tmp_path, monkeypatch) -> None:
     """Of two ingests at once whose codecs are of other releases neither takes the other's shards for its own."""
     keys = []
-    opened = ingesting.open_place
-    monkeypatch.setattr(ingesting, "open_place", lambda root, name, key: keys.append(key) or opened(root, name, key))
+    opened = ingesting.open_staging_dir
+    monkeypatch.setattr(
+        ingesting, "open_staging_dir", lambda root, name, key: keys.append(key) or opened(root, name, key)
+    )
     source = robomimic(5)
     for number in range(3):
         if number == 2:

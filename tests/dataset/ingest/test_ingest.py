@@ -21,7 +21,7 @@ from pitools.dataset.ingest import chunking, execute
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.scan import EpisodeRecord
 from pitools.dataset.reader import open_dataset
-from pitools.dataset.versions import Version
+from pitools.dataset.versions import VersionInfo
 from pitools.store import digest, manifest
 
 
@@ -156,11 +156,11 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     source = robomimic(3)
     version = ingest([source], root=tmp_path / "root", name="x", codec="zstd", skip=["done"])
     folder = Path(version.path)
-    kept, data = manifest.load(folder)
+    kept, data = manifest.load_manifest(folder)
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {entry.path for entry in kept.files} == found - {"manifest.json"}
-    assert all(digest.of_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in kept.files)
-    size, text = digest.of_file(source)
+    assert all(digest.digest_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in kept.files)
+    size, text = digest.digest_file(source)
     (provenance,) = kept.source
     assert provenance.pop("pitools")
     assert provenance == {
@@ -171,7 +171,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
         "codec": "zstd",
         "skip": ["done"],
     }
-    assert manifest.version(data) == folder.name == version.version
+    assert manifest.version_of(data) == folder.name == version.version
     assert (version.bytes, version.files, version.source_bytes) == (kept.total_bytes, len(found) - 1, size)
 
 
@@ -202,7 +202,7 @@ def test_linked_name(robomimic, tmp_path) -> None:
 
 def test_record_keys() -> None:
     """The keys of pit.dataset/1 and pit.dataset-episode/1 only ever grow."""
-    assert Version.__struct_fields__ == (
+    assert VersionInfo.__struct_fields__ == (
         "name",
         "version",
         "path",
@@ -214,12 +214,12 @@ def test_record_keys() -> None:
         "published",
         "new",
     )
-    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "why")
+    assert EpisodeRecord.__struct_fields__ == ("file", "episode", "steps", "language", "accepted", "reason")
 
 
 def test_workers_do_not_show(robomimic, tmp_path, monkeypatch) -> None:
     """With one worker and with three, in this process or in others, the version is the same to the bit."""
-    monkeypatch.setattr(execute, "_SMALL", 0)
+    monkeypatch.setattr(execute, "_SERIAL_BYTES", 0)
     with patch.multiple(chunking, CHUNK_BYTES=2048, SHARD_BYTES=8192):
         paths = [robomimic(20, 33, name=f"r{i}.hdf5", seed=i) for i in range(2)]
         made = [ingest(paths, root=tmp_path / f"root{n}", name="x", codec="raw", workers=n) for n in (1, 3)]
@@ -240,7 +240,7 @@ def test_statistics(robomimic, aloha, tmp_path) -> None:
     assert set(opened.manifest.statistics) == {"action", "reward", "done", "obs/eye_image"}
     action = opened.read("action", 0, 110).astype(float)
     found = opened.manifest.statistics["action"]
-    assert (found.rows, found.bad) == (110, 2)
+    assert (found.rows, found.non_finite) == (110, 2)
     action[~np.isfinite(action)] = np.nan
     for kept, expected in (
         (found.minimum, np.nanmin),
@@ -288,7 +288,7 @@ def test_refused(odd, tmp_path, capsys) -> None:
         ("demo_1", False),
         ("demo_2", False),
     ]
-    assert "rewards has 3 steps" in lines[2]["why"]
+    assert "rewards has 3 steps" in lines[2]["reason"]
 
 
 def test_skip_refused(odd, robomimic, tmp_path) -> None:
@@ -296,16 +296,16 @@ def test_skip_refused(odd, robomimic, tmp_path) -> None:
     broken = tmp_path / "none.hdf5"
     broken.write_text("no")
     paths = [odd, broken]
-    version = ingest(paths, root=tmp_path / "root", name="x", skip_refused=True, report=tmp_path / "report.jsonl")
+    version = ingest(paths, root=tmp_path / "root", name="x", skip_rejected=True, report=tmp_path / "report.jsonl")
     opened = open_dataset(Path(version.path))
     assert [episode["name"] for episode in opened.episodes] == ["demo_0", "demo_3"]
     assert opened.splits == {"train": [1], "valid": [0]}
     (source,) = opened.manifest.source
     assert source["refused"] == ["demo_1", "demo_2"]
-    assert not ingest(paths, root=tmp_path / "root", name="x", skip_refused=True).new
+    assert not ingest(paths, root=tmp_path / "root", name="x", skip_rejected=True).new
     assert '"file":"' + str(broken) in (tmp_path / "report.jsonl").read_text()
     with pytest.raises(DataError, match="no episode is left"):
-        ingest([broken], root=tmp_path / "root", name="x", skip_refused=True)
+        ingest([broken], root=tmp_path / "root", name="x", skip_rejected=True)
 
 
 def test_many_recordings(robomimic, tmp_path) -> None:
@@ -380,7 +380,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "steps",
         "language",
         "accepted",
-        "why",
+        "reason",
     ]
     assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
     told = json.loads((Path(version.path) / "manifest.json").read_text())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
-from pitools.core.fs import exchange
+from pitools.core.fs import exchange_names
 from pitools.dataset.ingest import chunking, finalize, shard_worker, statistics
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
@@ -67,7 +67,7 @@ def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
             assert open_dataset(Path(last.path)).manifest.parent == parent.version
         whole = ingest(paths, root=folder / "whole", name="x", codec=codec)
         assert content(last) == content(whole)
-        mine, theirs = (manifests.load(Path(version.path))[0] for version in (last, whole))
+        mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, whole))
         assert (mine.statistics, mine.tasks, mine.source, mine.files) == (
             theirs.statistics,
             theirs.tasks,
@@ -120,11 +120,11 @@ def test_a_shard_in_a_links_place(tmp_path, small, monkeypatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    whole_manifest = finalize.manifest
-    monkeypatch.setattr(finalize, "manifest", stop)
+    whole_manifest = finalize.write_metadata
+    monkeypatch.setattr(finalize, "write_metadata", stop)
     with pytest.raises(KeyboardInterrupt):
         ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    monkeypatch.setattr(finalize, "manifest", whole_manifest)
+    monkeypatch.setattr(finalize, "write_metadata", whole_manifest)
     linked = [
         path for path in (tmp_path / "root" / ".tmp").rglob("c/**/*") if path.is_file() and path.stat().st_nlink > 1
     ]
@@ -184,14 +184,14 @@ def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
     parent = Path(ingest([one], root=tmp_path / "root", name="x", codec="raw").path)
     shards = sorted((parent / "action/c").glob("*/0"), key=lambda path: int(path.parent.name))
     if damage == "swapped":
-        exchange(shards[0], shards[1])
+        exchange_names(shards[0], shards[1])
     elif damage == "flipped":
         data = shards[0].read_bytes()
         shards[0].write_bytes(bytes([data[0] ^ 1]) + data[1:])
     else:
         third = Path(ingest([other], root=tmp_path / "other", name="x", codec="raw").path)
         name = "episode_offsets/c/0" if damage == "lengths" else str(shards[-1].relative_to(parent))
-        exchange(parent / name, third / name)
+        exchange_names(parent / name, third / name)
         assert (parent / name).stat().st_size == (third / name).stat().st_size
     with pytest.raises(DataError, match="not what the manifest says"):
         ingest([two], root=tmp_path / "root", name="x", append=parent)
@@ -205,7 +205,7 @@ def test_a_parent_without_folded_statistics(tmp_path, small) -> None:
         first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
     second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
     whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
-    mine, theirs = (manifests.load(Path(version.path))[0] for version in (second, whole))
+    mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, whole))
     assert mine.statistics == theirs.statistics
     assert content(second) == content(whole)
 
@@ -217,7 +217,7 @@ def test_a_parent_with_statistics_of_another_width(tmp_path, small) -> None:
     with patch.object(statistics, "MAX_COLUMNS", 6):
         second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
         whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
-    mine, theirs = (manifests.load(Path(version.path))[0] for version in (second, whole))
+    mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, whole))
     assert mine.statistics == theirs.statistics
     assert len(mine.statistics["action"].mean) == 1
 

@@ -19,7 +19,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.store import digest
 
 
-def written_by_zarr(folder: Path, known: chunking.Grid) -> zarr.Array:
+def written_by_zarr(folder: Path, known: chunking.ChunkGrid) -> zarr.Array:
     item = known.itemsize
     compressors = {
         "raw": [],
@@ -41,10 +41,10 @@ def written_by_zarr(folder: Path, known: chunking.Grid) -> zarr.Array:
 def test_large_raw_chunks_are_aligned(tmp_path) -> None:
     """Each begins at a multiple of 64 bytes, after zeros, whatever the buffer held, and zarr-python reads them."""
     values = np.random.default_rng(0).integers(0, 255, (50, 96, 96, 3), np.uint8)
-    known = chunking.choose(values.shape, "uint8", "raw")
-    buffer = shard_writer.Buffer()
+    known = chunking.choose_grid(values.shape, "uint8", "raw")
+    buffer = shard_writer.PageBuffer()
     buffer.view(16 << 20)[:] = b"x" * (16 << 20)
-    data = shard_writer.encode([values], known, buffer)
+    data = shard_writer.encode_shard([values], known, buffer)
     count = known.shard // known.chunk
     table = np.frombuffer(data[-16 * count - 4 : -4], "<u8").reshape(count, 2)
     assert (table[:, 0] % 64 == 0).all()
@@ -53,7 +53,7 @@ def test_large_raw_chunks_are_aligned(tmp_path) -> None:
         assert data[end:start].tobytes() == bytes(60)
     path = tmp_path / "a" / chunking.shard_path("", 0, 4).lstrip("/")
     path.parent.mkdir(parents=True)
-    shard_writer.write(path, data, direct=True)
+    shard_writer.write_durable(path, data, direct=True)
     (tmp_path / "a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(known)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
 
@@ -66,22 +66,22 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
     """The metadata say what zarr-python's say, and each shard, the short last one too, is byte for byte its file."""
     values = np.random.default_rng(0).integers(0, 5, (1000, *row)).astype(dtype)
     with patch.multiple(chunking, CHUNK_BYTES=1500, SHARD_BYTES=7000):
-        known = chunking.choose(values.shape, dtype, codec)
+        known = chunking.choose_grid(values.shape, dtype, codec)
     assert 1000 % known.shard
     theirs = written_by_zarr(tmp_path / "x" / "a", known)
     theirs[:] = values
     expected = json.loads((tmp_path / "x/a/zarr.json").read_text())
     assert expected.pop("storage_transformers") == []
     assert json.loads(chunking.encode(chunking.array_metadata(known))) == expected
-    buffer = shard_writer.Buffer()
+    buffer = shard_writer.PageBuffer()
     for index in range(known.shards):
         block = values[index * known.shard : (index + 1) * known.shard]
         path = tmp_path / "y" / chunking.shard_path("a", index, values.ndim)
         path.parent.mkdir(parents=True)
-        data = shard_writer.encode([block[: known.chunk], block[known.chunk :]], known, buffer)
-        text = shard_writer.write(path, data, direct=True)
+        data = shard_writer.encode_shard([block[: known.chunk], block[known.chunk :]], known, buffer)
+        text = shard_writer.write_durable(path, data, direct=True)
         assert path.read_bytes() == (tmp_path / "x" / path.relative_to(tmp_path / "y")).read_bytes()
-        assert digest.of_file(path) == (len(data), text)
+        assert digest.digest_file(path) == (len(data), text)
     (tmp_path / "y/a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(known)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "y" / "a", mode="r")[:], values)
 
@@ -90,9 +90,10 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
 def test_little_endian_anywhere(codec) -> None:
     """Values of the other byte order, as a big-endian machine has them, give the same bytes."""
     values = np.random.default_rng(0).normal(size=(1000, 7)).astype("<f4")
-    known = chunking.choose(values.shape, "float32", codec)
+    known = chunking.choose_grid(values.shape, "float32", codec)
     one, two = (
-        bytes(shard_writer.encode([block], known, shard_writer.Buffer())) for block in (values, values.astype(">f4"))
+        bytes(shard_writer.encode_shard([block], known, shard_writer.PageBuffer()))
+        for block in (values, values.astype(">f4"))
     )
     assert one == two
 
@@ -101,10 +102,10 @@ def test_large_chunks_are_deterministic(monkeypatch) -> None:
     """Blosc splits a large chunk in blocks; encoded again, alone and beside others, the bytes are the same."""
     monkeypatch.setattr(numcodecs.blosc, "use_threads", None)  # as numcodecs has it where zarr is not imported
     block = np.random.default_rng(0).integers(0, 4, (8, 360, 360, 3), np.uint8)
-    known = chunking.Grid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
+    known = chunking.ChunkGrid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
 
     def one(_: int) -> bytes:
-        return bytes(shard_writer.encode([block], known, shard_writer.Buffer()))
+        return bytes(shard_writer.encode_shard([block], known, shard_writer.PageBuffer()))
 
     with ThreadPoolExecutor(2) as pool:
         assert len({*pool.map(one, range(6)), one(0)}) == 1
@@ -115,14 +116,14 @@ def test_large_chunks_are_deterministic(monkeypatch) -> None:
 def test_direct_writes(tmp_path, size, where) -> None:
     """Past the page cache or through it, on a disk or in memory, a file has its bytes, no more, and their digest."""
     path = tmp_path / "a" if where == "tmp_path" else Path("/dev/shm") / f"pit-test-{os.getpid()}"
-    buffer = shard_writer.Buffer()
+    buffer = shard_writer.PageBuffer()
     view = buffer.view(size + 100)[:size]
     view[:] = np.random.default_rng(0).bytes(size)
     try:
-        assert shard_writer.write(path, view, direct=True) == digest.of_file(path)[1]
+        assert shard_writer.write_durable(path, view, direct=True) == digest.digest_file(path)[1]
         assert path.read_bytes() == view
         with pytest.raises(FileExistsError):
-            shard_writer.write(path, view)
+            shard_writer.write_durable(path, view)
     finally:
         path.unlink()
 
@@ -134,7 +135,7 @@ def test_direct_writes(tmp_path, size, where) -> None:
 )
 def test_grid(steps, row, dtype) -> None:
     """Chunks are powers of two within 1 MiB and the step limit, shards whole chunks within 64 MiB, or one row."""
-    known = chunking.choose((steps, *row), dtype, "raw")
+    known = chunking.choose_grid((steps, *row), dtype, "raw")
     row_bytes = known.itemsize * int(np.prod(row))
     assert known.chunk & (known.chunk - 1) == 0
     assert known.shard % known.chunk == 0
@@ -147,7 +148,7 @@ def test_grid(steps, row, dtype) -> None:
 def test_grid_of_usual_cameras() -> None:
     """Frames of 64, 96 and 224 pixels and of VGA lie in chunks of a quarter to one MiB."""
     sizes = {(64, 64, 3): 32, (96, 96, 3): 16, (224, 224, 3): 2, (480, 640, 3): 1}
-    assert {row: chunking.choose((10**6, *row), "uint8", "lz4").chunk for row in sizes} == sizes
+    assert {row: chunking.choose_grid((10**6, *row), "uint8", "lz4").chunk for row in sizes} == sizes
     assert all(1 << 18 <= chunk * np.prod(row) <= 1 << 20 for row, chunk in sizes.items())
 
 

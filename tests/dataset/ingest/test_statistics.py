@@ -24,10 +24,10 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
     for block in blocks if dtype[0] == "f" else ():
         block[rng.random(block.shape) < bad] = rng.choice([np.nan, np.inf, -np.inf])
     starts = np.cumsum([0, *lengths])
-    parts = [statistics.of_block(block, int(at)) for block, at in zip(blocks, starts, strict=False)]
-    found = statistics.finish(statistics.fold(parts, width))
+    parts = [statistics.stats_of_block(block, int(at)) for block, at in zip(blocks, starts, strict=False)]
+    found = statistics.to_statistics(statistics.fold_stats(parts, width))
     whole = np.concatenate(blocks).astype(float)
-    assert (found.rows, found.bad) == (len(whole), int((~np.isfinite(whole)).sum()))
+    assert (found.rows, found.non_finite) == (len(whole), int((~np.isfinite(whole)).sum()))
     for i in range(width):
         column = whole[:, i][np.isfinite(whole[:, i])]
         if not len(column):
@@ -40,17 +40,17 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
 
 def test_columns() -> None:
     """A vector's items, an image's channels, and one number for a plain image, a scalar and what has too many."""
-    found = {row: statistics.columns(row) for row in ((), (7,), (48, 64), (48, 64, 3), (2, 48, 64, 3))}
+    found = {row: statistics.column_count(row) for row in ((), (7,), (48, 64), (48, 64, 3), (2, 48, 64, 3))}
     assert found == {(): 1, (7,): 7, (48, 64): 1, (48, 64, 3): 3, (2, 48, 64, 3): 3}
     most = statistics.MAX_COLUMNS
-    assert [statistics.columns(row) for row in ((most,), (most + 1,), (2, 2, most + 1))] == [most, 1, 1]
+    assert [statistics.column_count(row) for row in ((most,), (most + 1,), (2, 2, most + 1))] == [most, 1, 1]
 
 
 def test_images_are_chosen_by_their_number() -> None:
     """Of images every 32nd is looked at, counted over the whole array, wherever a shard begins."""
     frames = np.arange(200, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8)
-    parts = [statistics.of_block(frames[a:b], a) for a, b in ((0, 33), (33, 50), (50, 200))]
-    found = statistics.finish(statistics.fold(parts, 3))
+    parts = [statistics.stats_of_block(frames[a:b], a) for a, b in ((0, 33), (33, 50), (50, 200))]
+    found = statistics.to_statistics(statistics.fold_stats(parts, 3))
     assert found.rows == 7
     assert found.minimum == (0, 0, 0)
     assert found.maximum == (192, 192, 192)
@@ -59,8 +59,8 @@ def test_images_are_chosen_by_their_number() -> None:
 @pytest.mark.filterwarnings("error")
 def test_what_overflows_is_still_a_number() -> None:
     """Values near the largest there is give finite statistics, which JSON can hold, and no warning."""
-    partial = statistics.of_block(np.array([[1.7e308], [-1.7e308]] * 5), 0)
-    found = statistics.finish(statistics.fold([partial, partial], 1))
+    partial = statistics.stats_of_block(np.array([[1.7e308], [-1.7e308]] * 5), 0)
+    found = statistics.to_statistics(statistics.fold_stats([partial, partial], 1))
     assert np.isfinite([*found.mean, *found.deviation]).all()
 
 
@@ -68,19 +68,19 @@ def test_what_overflows_is_still_a_number() -> None:
 def test_no_cancellation(scale) -> None:
     """Small deviations about a large mean are those that NumPy gives of the values less their mean."""
     values = scale + np.random.default_rng(0).integers(-4, 5, (5000, 2)).astype(float)
-    parts = [statistics.of_block(values[at : at + 700], at) for at in range(0, 5000, 700)]
-    found = statistics.finish(statistics.fold(parts, 2))
+    parts = [statistics.stats_of_block(values[at : at + 700], at) for at in range(0, 5000, 700)]
+    found = statistics.to_statistics(statistics.fold_stats(parts, 2))
     np.testing.assert_allclose(found.deviation, (values - scale).std(axis=0), rtol=1e-9 if scale < 1e9 else 1e-2)
 
 
 def test_bytes_are_counted_exactly() -> None:
     """Statistics of bytes are the nearest numbers to the true ones, whatever processor adds them up."""
     frames = np.random.default_rng(0).integers(0, 256, (32, 61, 67, 3), np.uint8)
-    partial = statistics.of_block(frames, 0)
+    partial = statistics.stats_of_block(frames, 0)
     for channel in range(3):
         values = [int(value) for value in frames[0, :, :, channel].ravel()]
         total, squares, n = sum(values), sum(value * value for value in values), len(values)
         assert partial.mean[channel] == float(Fraction(total, n))
-        assert partial.squares[channel] == float(Fraction(n * squares - total * total, n))
-    constant = statistics.finish(statistics.of_block(np.full((64, 480, 640, 3), 255, np.uint8), 0))
+        assert partial.squared_deviations[channel] == float(Fraction(n * squares - total * total, n))
+    constant = statistics.to_statistics(statistics.stats_of_block(np.full((64, 480, 640, 3), 255, np.uint8), 0))
     assert (constant.mean, constant.deviation) == ((255.0,) * 3, (0.0,) * 3)

@@ -13,16 +13,16 @@ import pytest
 
 from pitools.launch.diagnosis import diagnose
 from pitools.run.attempt_records import Cause
-from pitools.slurm.records import Accounting
+from pitools.slurm.records import AccountingRow
 
 HERE = Path(__file__).parent
 RECORDED = {path.stem: tomllib.loads(path.read_text()) for path in sorted((HERE / "logs").glob("*.toml"))}
 SAID = {case["name"]: case for case in tomllib.loads((HERE / "expected_causes.toml").read_text())["case"]}
 START = (
-    '{"schema":"pit.attempt-start/1","attempt":"0","job":0,"job_id":"12","cluster":"c","restart":0,"node_list":"n[1-2]",'
-    '"nodes":2,"started":"2026-11-22T01:00:00.000Z","progress":0}'
+    '{"schema":"pit.attempt-start/1","attempt":"0","submission":0,"job_id":"12","cluster":"c","restart":0,"node_list":"n[1-2]",'
+    '"nodes":2,"started":"2026-11-22T01:00:00.000Z","saved_steps":0}'
 )
-EXIT = '{"schema":"pit.attempt/1","job_id":"12","exit_code":1,"ended":"2026-11-22T01:20:00.000Z"}'
+EXIT = '{"schema":"pit.attempt-exit/1","job_id":"12","exit_code":1,"ended":"2026-11-22T01:20:00.000Z"}'
 Make = Callable[..., Path]
 
 
@@ -52,7 +52,7 @@ def said(make: Make, case: Mapping[str, Any]) -> Path:
 
 
 def judge(run_dir: Path, **more: Any) -> Cause:
-    return diagnose.judge_attempt(run_dir, run_dir / "attempts" / "0", **more)
+    return diagnose.diagnose_attempt(run_dir, run_dir / "attempts" / "0", **more)
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -60,7 +60,7 @@ def test_recorded_attempts(make: Make, name: str) -> None:
     """Faults injected into real jobs are called what they were."""
     case = RECORDED[name]
     cause = judge(make(case["files"], case["mtimes"]))
-    assert (cause.kind, cause.confidence, list(cause.nodes)) == (case["kind"], case["sure"], case["nodes"]), (
+    assert (cause.kind, cause.confidence, list(cause.nodes)) == (case["kind"], case["confidence"], case["nodes"]), (
         cause.reason
     )
 
@@ -95,7 +95,7 @@ def test_staging_has_no_ranks(make: Make) -> None:
 def test_slurms_word_is_certain(make: Make, state: str, kind: str) -> None:
     """Slurm's state of the job decides, whatever lines stand in logs; FAILED decides nothing."""
     run_dir = said(make, SAID["ib-port"])
-    cause = judge(run_dir, told=Accounting(job_id="12", raw_id="12", state=state))
+    cause = judge(run_dir, accounting=AccountingRow(job_id="12", raw_id="12", state=state))
     assert (cause.kind, cause.confidence, cause.state) == (kind, "certain", state)
     (run_dir / "attempts" / "0" / "cause.json").unlink()
-    assert judge(run_dir, told=Accounting(job_id="12", raw_id="12", state="FAILED")).kind == "network"
+    assert judge(run_dir, accounting=AccountingRow(job_id="12", raw_id="12", state="FAILED")).kind == "network"

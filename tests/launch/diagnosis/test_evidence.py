@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import diagnose, evidence, explain, log_timestamps, timeline, tracebacks
-from pitools.launch.diagnosis.bounded_read import shown
+from pitools.launch.diagnosis.bounded_read import one_line
 from pitools.run import run_folder
-from pitools.run.attempt_records import Cause, RankFailure, Start
+from pitools.run.attempt_records import AttemptStart, Cause, RankFailure
 
 BEGAN, ENDED = "2026-11-22T01:00:00.000Z", "2026-11-22T01:20:00.000Z"
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:64728."
@@ -29,11 +29,13 @@ def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None 
     """An attempt's folder with its records, and no logs yet."""
     made = run_dir / "attempts" / name
     (made / "logs").mkdir(parents=True)
-    start = Start(attempt=name, job=0, job_id="12", cluster="c", restart=restart, node_list="n", nodes=2, started=BEGAN)
-    run_folder.write(made / "start.json", start)
+    start = AttemptStart(
+        attempt=name, submission=0, job_id="12", cluster="c", restart=restart, node_list="n", nodes=2, started=BEGAN
+    )
+    run_folder.write_record(made / "start.json", start)
     (made / "hostfile").write_text("".join(f"n{rank // 2}\n" for rank in range(ranks)))
     if code is not None:
-        run_folder.write(made / "exit.json", run_folder.Attempt(job_id="12", exit_code=code, ended=ENDED))
+        run_folder.write_record(made / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=code, ended=ENDED))
     return made
 
 
@@ -48,18 +50,18 @@ def fail(made: Path, rank: int, t: str, error: str, message: str, source: str = 
         message=message,
         trace=f"{trace}{error}: {message}",
     )
-    run_folder.write(made / "failures" / f"{rank}.json", word)
+    run_folder.write_record(made / "failures" / f"{rank}.json", word)
 
 
 def cascade(made: Path, rank: int, t: str) -> None:
     word = RankFailure(
         t=t, rank=rank, node=f"n{rank // 2}", exit_code=1, error="RuntimeError", message=GONE[14:], trace=TRACE + GONE
     )
-    run_folder.write(made / "failures" / f"{rank}.json", word)
+    run_folder.write_record(made / "failures" / f"{rank}.json", word)
 
 
 def judge(run_dir: Path, name: str = "0") -> Cause:
-    return diagnose.judge_attempt(run_dir, run_dir / "attempts" / name)
+    return diagnose.diagnose_attempt(run_dir, run_dir / "attempts" / name)
 
 
 def test_clocks_that_differ(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_what_a_signal_makes_ranks_raise_is_no_fault(tmp_path: Path) -> None:
     """A handler that raises at SIGTERM is how that rank ended."""
     made = attempt(tmp_path)
     (made / "signals.jsonl").write_text(
-        '{"schema":"pit.signal/1","t":"2026-11-22T01:19:50.000Z","signal":"SIGTERM","left_s":5.0}\n'
+        '{"schema":"pit.signal/1","t":"2026-11-22T01:19:50.000Z","signal":"SIGTERM","seconds_to_limit":5.0}\n'
     )
     fail(made, 0, "2026-11-22T01:19:51.000Z", "Preempted", "told to stop")
     assert judge(tmp_path).kind == "time-limit"
@@ -122,7 +124,7 @@ def test_an_attempt_without_anything(tmp_path: Path) -> None:
     """An empty folder, or none at all, is unknown and never finished."""
     (tmp_path / "attempts" / "0").mkdir(parents=True)
     assert judge(tmp_path).kind == "unknown"
-    assert diagnose.judge_attempt(tmp_path, tmp_path / "attempts" / "7").kind == "unknown"
+    assert diagnose.diagnose_attempt(tmp_path, tmp_path / "attempts" / "7").kind == "unknown"
 
 
 def test_slurm_began_the_job_anew(tmp_path: Path) -> None:
@@ -135,31 +137,31 @@ def test_slurm_began_the_job_anew(tmp_path: Path) -> None:
 
 def test_a_cause_only_becomes_surer(tmp_path: Path) -> None:
     """A guess gives way to Slurm's word; a certain cause stays, whatever is found later."""
-    from pitools.slurm.records import Accounting
+    from pitools.slurm.records import AccountingRow
 
     made = attempt(tmp_path, code=None)
     assert judge(tmp_path).kind == "unknown"
-    told = Accounting(job_id="12", raw_id="12", state="PREEMPTED")
-    assert diagnose.judge_attempt(tmp_path, made, told=told).kind == "preempted"
+    told = AccountingRow(job_id="12", raw_id="12", state="PREEMPTED")
+    assert diagnose.diagnose_attempt(tmp_path, made, accounting=told).kind == "preempted"
     fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     assert judge(tmp_path).kind == "preempted"
 
 
 def test_accounting_of_another_start_of_the_job(tmp_path: Path) -> None:
     """What accounting says of the start before, or of a job whose later attempt it ended, is not this attempt's."""
-    from pitools.slurm.records import Accounting
+    from pitools.slurm.records import AccountingRow
 
     made = attempt(tmp_path)
-    old = Accounting(
+    old = AccountingRow(
         job_id="12", raw_id="12", state="NODE_FAIL", start="2026-11-22T00:00:00Z", end="2026-11-22T00:59:00Z"
     )
-    assert evidence.gather(tmp_path, made, slurm=old).told is None
-    now = Accounting(
+    assert evidence.gather_evidence(tmp_path, made, slurm=old).accounting is None
+    now = AccountingRow(
         job_id="12", raw_id="12", state="TIMEOUT", start="2026-11-22T00:59:59Z", end="2026-11-22T02:00:00Z"
     )
-    assert evidence.gather(tmp_path, made, slurm=now).told == now
+    assert evidence.gather_evidence(tmp_path, made, slurm=now).accounting == now
     attempt(tmp_path, "1")
-    assert evidence.gather(tmp_path, made, slurm=now).told is None
+    assert evidence.gather_evidence(tmp_path, made, slurm=now).accounting is None
 
 
 def test_cancelled_by_a_person(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_any_bytes_are_harmless(tmp_path: Path, log: bytes, said: bytes, cut: by
     (made / "logs" / "srun.err").write_bytes(cut + said + b"\n" + cut + b"Killed\n" + log)
     cause = judge(tmp_path)
     assert msgspec.json.decode((made / "cause.json").read_bytes(), type=Cause) == cause
-    assert all(line.isprintable() for line in explain.of_run(tmp_path))
+    assert all(line.isprintable() for line in explain.explain_run(tmp_path))
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
@@ -257,31 +259,38 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
 
 def test_times_of_lines() -> None:
     """The ways programs write times are read; those outside the attempt are no clocks."""
-    within = log_timestamps.span(BEGAN, ENDED)
-    assert log_timestamps.of_line("2026-11-22T01:10:00.250Z srun: error", within) == "2026-11-22T01:10:00.250Z"
-    assert log_timestamps.of_line("[rank0]:[E1122 01:10:00.250000000 Pro.cpp:6]", within) == "2026-11-22T01:10:00.250Z"
-    assert log_timestamps.of_line("E0000 00:00:1795310000.250 1 a.cc:1]", log_timestamps.Span(None, None)).startswith(
-        "2026-11-2"
+    within = log_timestamps.make_span(BEGAN, ENDED)
+    assert (
+        log_timestamps.timestamp_of_line("2026-11-22T01:10:00.250Z srun: error", within) == "2026-11-22T01:10:00.250Z"
     )
-    assert log_timestamps.of_line("2026-11-22 03:10:00,250+02:00 INFO", within) == "2026-11-22T01:10:00.250Z"
-    assert log_timestamps.of_line("[Sun Nov 22 01:10:00 2026] NVRM: Xid", within) == "2026-11-22T01:10:00.000Z"
+    assert (
+        log_timestamps.timestamp_of_line("[rank0]:[E1122 01:10:00.250000000 Pro.cpp:6]", within)
+        == "2026-11-22T01:10:00.250Z"
+    )
+    assert log_timestamps.timestamp_of_line(
+        "E0000 00:00:1795310000.250 1 a.cc:1]", log_timestamps.TimeSpan(None, None)
+    ).startswith("2026-11-2")
+    assert log_timestamps.timestamp_of_line("2026-11-22 03:10:00,250+02:00 INFO", within) == "2026-11-22T01:10:00.250Z"
+    assert (
+        log_timestamps.timestamp_of_line("[Sun Nov 22 01:10:00 2026] NVRM: Xid", within) == "2026-11-22T01:10:00.000Z"
+    )
     for text in ("2019-01-01 00:00:00 a date in data", "2026-13-45 99:99:99", "E9999 88:77:66.123456", "no time"):
-        assert log_timestamps.of_line(text, within) == ""
+        assert log_timestamps.timestamp_of_line(text, within) == ""
 
 
 def test_fingerprints() -> None:
     """The same failure has one fingerprint on another day, rank and path; another place or type has another."""
     trace = 'File "/a/train.py", line 7, in step\n'
-    one = fingerprint.of("ValueError", "batch 7 at 0x7f00 of /data/a/3.zarr is bad", trace)
-    assert one == fingerprint.of(
+    one = fingerprint.fingerprint_exception("ValueError", "batch 7 at 0x7f00 of /data/a/3.zarr is bad", trace)
+    assert one == fingerprint.fingerprint_exception(
         "ValueError", "batch 12 at 0x9e of /other/b.zarr is bad", trace.replace("/a/", "/b/c/")
     )
-    assert one != fingerprint.of("KeyError", "batch 7 at 0x7f00 of /data/a/3.zarr is bad", trace)
-    assert one != fingerprint.of(
+    assert one != fingerprint.fingerprint_exception("KeyError", "batch 7 at 0x7f00 of /data/a/3.zarr is bad", trace)
+    assert one != fingerprint.fingerprint_exception(
         "ValueError", "batch 7 at 0x7f00 of /data/a/3.zarr is bad", trace.replace("step", "load")
     )
-    assert fingerprint.of_end("exit code 7") != fingerprint.of_end("exit code 8")
-    assert fingerprint.of("", "x", "") == ""
+    assert fingerprint.fingerprint_exit("exit code 7") != fingerprint.fingerprint_exit("exit code 8")
+    assert fingerprint.fingerprint_exception("", "x", "") == ""
 
 
 def test_a_record_and_a_log_have_one_fingerprint(tmp_path: Path) -> None:
@@ -298,26 +307,28 @@ def test_a_record_and_a_log_have_one_fingerprint(tmp_path: Path) -> None:
 
 def test_the_innermost_raise_tells_whose_exception_it_is() -> None:
     """A `raise` in the user's file is the user's; the same type out of a call, or in a library, is not."""
-    own = tracebacks.last(
+    own = tracebacks.last_traceback(
         'Traceback (most recent call last):\n  File "/u/a.py", line 1, in f\n    raise X("y")\nX: y\n'
     )
-    call = tracebacks.last('Traceback (most recent call last):\n  File "/u/a.py", line 1, in f\n    x.cuda()\nX: y\n')
-    library = tracebacks.last(TRACE.replace("w()", "raise X()") + "X: y\n")
-    assert [chain[0].own_raise for chain in (own, call, library)] == [True, False, False]
+    call = tracebacks.last_traceback(
+        'Traceback (most recent call last):\n  File "/u/a.py", line 1, in f\n    x.cuda()\nX: y\n'
+    )
+    library = tracebacks.last_traceback(TRACE.replace("w()", "raise X()") + "X: y\n")
+    assert [chain[0].raised_by_user for chain in (own, call, library)] == [True, False, False]
 
 
 def test_nodes_are_never_all_to_blame(tmp_path: Path) -> None:
     """What every node of a job says is at fault on none of them."""
     made = attempt(tmp_path, ranks=4)
     (made / "logs" / "srun.err").write_text("srun: error: Node failure on n0\nsrun: error: Node failure on n1\n")
-    seen = evidence.gather(tmp_path, made)
-    assert timeline.of(seen).lost_nodes == ()
+    seen = evidence.gather_evidence(tmp_path, made)
+    assert timeline.build_timeline(seen).lost_nodes == ()
     assert (judge(tmp_path).kind, judge(tmp_path).nodes) == ("node", ("n0",))
 
 
 def test_a_line_is_one_line() -> None:
     """Evidence is one printable line of bounded length."""
-    text = shown("a\x1b[31m\nb\t\u202ec" + "x" * 5000)
+    text = one_line("a\x1b[31m\nb\t\u202ec" + "x" * 5000)
     assert text.isprintable()
     assert len(text) <= 300
     assert "\n" not in text
@@ -330,7 +341,7 @@ def test_why_says_what_only_followed(tmp_path: Path) -> None:
     for rank in (0, 2, 3):
         cascade(made, rank, f"2026-11-22T01:19:58.20{rank}Z")
     judge(tmp_path)
-    text = "\n".join(explain.of_run(tmp_path))
+    text = "\n".join(explain.explain_run(tmp_path))
     assert text.count("followed: ranks say it") == 1  # below the last of the lines it is about
     assert "user (certain): rank 1 on n0: ValueError: negative crop" in text
     assert "this is what decided" in text
@@ -342,21 +353,23 @@ def test_why_says_what_only_followed(tmp_path: Path) -> None:
 def test_why_a_run_has_finished(tmp_path: Path) -> None:
     """A run that did well is not told what "followed"; what a program counts as safe is said where it logs no step."""
     made = attempt(tmp_path)
-    run_folder.write(made / "exit.json", run_folder.Attempt(job_id="12", exit_code=0, ended="2026-11-22T01:20:00.000Z"))
+    run_folder.write_record(
+        made / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=0, ended="2026-11-22T01:20:00.000Z")
+    )
     (tmp_path / "progress").write_text("120\n")
-    assert "  no step is logged, 120 safe" in list(explain.of_run(tmp_path) if judge(tmp_path) else ())
-    assert "followed" not in "\n".join(explain.of_run(tmp_path))
+    assert "  no step is logged, 120 safe" in list(explain.explain_run(tmp_path) if judge(tmp_path) else ())
+    assert "followed" not in "\n".join(explain.explain_run(tmp_path))
     (tmp_path / "attempts" / "1").mkdir()
-    assert list(explain.of_run(tmp_path))[-1] == "attempt 1: no word of its end yet"
+    assert list(explain.explain_run(tmp_path))[-1] == "attempt 1: no word of its end yet"
 
 
 def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
     """What the job's output holds of the attempt before is not taken for this one's, an instant after it."""
     attempt(tmp_path, code=137)
     later = attempt(tmp_path, "1")
-    start = Start(
+    start = AttemptStart(
         attempt="1",
-        job=0,
+        submission=0,
         job_id="12",
         cluster="c",
         restart=0,
@@ -364,7 +377,7 @@ def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
         nodes=2,
         started="2026-11-22T01:10:00.000Z",
     )
-    run_folder.write(later / "start.json", start)
+    run_folder.write_record(later / "start.json", start)
     (tmp_path / "slurm-12.out").write_text(
         "srun: unstamped words\n2026-11-22T01:09:59.900Z srun: error: n0: task 1: Killed\n"
         "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.\n"

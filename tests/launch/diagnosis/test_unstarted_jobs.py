@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from pitools.launch.diagnosis import explain, unstarted_jobs
 from pitools.launch.monitor import status
 from pitools.launch.recovery import apply_decision
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Decision
 from pitools.site.schema import Site
-from pitools.slurm.records import Accounting
+from pitools.slurm.records import AccountingRow
 
 Runs = Any
 Cluster = Any
@@ -32,7 +32,7 @@ LMOD = 'Lmod has detected the following error: The following module(s) are unkno
 def fails(runs: Runs, cluster: Cluster, said: str, *, run_dir: Path | None = None, code: int = 0) -> Path:
     """A run whose newest job has just failed, with this as all its output."""
     run_dir = run_dir or runs.make()
-    ref = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     assert ref is not None
     (run_dir / f"slurm-{ref.job_id}.out").write_text(said + "\n")
     cluster.states[ref.job_id] = "FAILED"
@@ -52,15 +52,15 @@ def fails(runs: Runs, cluster: Cluster, said: str, *, run_dir: Path | None = Non
 def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str, quoted: str) -> None:
     """Its cause is the line that says so, the run is stopped with it, and nothing is submitted."""
     run_dir = fails(runs, cluster, said)
-    done = resume(run_dir, SITE)
+    done = resume_run(run_dir, SITE)
     assert (done.action, done.cause, cluster.sent) == ("stop", "user", [])
-    given = apply_decision.verdict(run_dir)
+    given = apply_decision.read_verdict(run_dir)
     assert given
     assert quoted in given.reason
     told: set[str] = set()
-    assert quoted in "".join(explain.ended(run_dir, told))
-    assert list(explain.ended(run_dir, told)) == []
-    lines = list(explain.of_run(run_dir))
+    assert quoted in "".join(explain.past_attempts(run_dir, told))
+    assert list(explain.past_attempts(run_dir, told)) == []
+    lines = list(explain.explain_run(run_dir))
     assert quoted[:100] in lines[0]
     assert "[slurm-100.out]" in lines[1]
 
@@ -72,17 +72,17 @@ def test_a_node_that_cannot_begin_what_others_could(
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = "PREEMPTED"
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"
     monkeypatch.setattr(
         cluster,
         "accounting",
         lambda ids, attempts: [
-            Accounting(job_id=one, raw_id=one, state="FAILED", exit_code=127, node_list="n[3-4]") for one in ids
+            AccountingRow(job_id=one, raw_id=one, state="FAILED", exit_code=127, node_list="n[3-4]") for one in ids
         ],
     )
-    done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
+    done = resume_run(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
     assert (done.action, done.cause, done.exclude) == ("resubmit", "node", ("n3",))
-    done = resume(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
+    done = resume_run(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
     assert (done.action, done.cause) == ("stop", "user")
 
 
@@ -102,9 +102,9 @@ def test_what_nothing_explains_is_tried_again(runs: Runs, cluster: Cluster, said
     run_dir, done = None, []
     for _ in actions:
         run_dir = fails(runs, cluster, said, run_dir=run_dir)
-        done.append(resume(run_dir, SITE).action)
+        done.append(resume_run(run_dir, SITE).action)
     assert done == actions
-    ((_, cause), *_) = unstarted_jobs.causes(run_dir)  # type: ignore[arg-type]
+    ((_, cause), *_) = unstarted_jobs.unstarted_causes(run_dir)  # type: ignore[arg-type]
     assert (said.splitlines() or [""])[-1] in cause.reason
 
 
@@ -112,9 +112,9 @@ def test_a_node_that_does_not_see_the_run(runs: Runs, cluster: Cluster, monkeypa
     """Slurm ends a job whose output it cannot open with 0:53 and no word: the folder is named, and the site's key."""
     run_dir = runs.make()
     cluster.states["100"] = "FAILED"
-    row = Accounting(job_id="100", raw_id="100", state="FAILED", signal=53, node_list="n3")
+    row = AccountingRow(job_id="100", raw_id="100", state="FAILED", signal=53, node_list="n3")
     monkeypatch.setattr(cluster, "accounting", lambda ids, attempts: [row])
-    done = resume(run_dir, SITE)
+    done = resume_run(run_dir, SITE)
     assert (done.action, done.cause) == ("stop", "user")
     assert str(run_dir) in done.reason
     assert "paths.runs" in done.reason
@@ -123,7 +123,7 @@ def test_a_node_that_does_not_see_the_run(runs: Runs, cluster: Cluster, monkeypa
 def test_storage_that_is_away_is_waited_for(runs: Runs, cluster: Cluster) -> None:
     """What will pass is tried again, later."""
     run_dir = fails(runs, cluster, "pit: no attempt: /runs/t-1/attempts: Stale file handle")
-    assert (resume(run_dir, SITE).action, cluster.sent[0][0]) == ("resubmit", "--begin=now+10")
+    assert (resume_run(run_dir, SITE).action, cluster.sent[0][0]) == ("resubmit", "--begin=now+10")
 
 
 def test_a_damaged_record_hides_no_other(runs: Runs) -> None:
@@ -133,10 +133,10 @@ def test_a_damaged_record_hides_no_other(runs: Runs) -> None:
         path = run_dir / "jobs" / str(number) / "cause.json"
         path.parent.mkdir(exist_ok=True)
         if text is None:
-            run_folder.write(path, Cause(attempt="", kind="node", confidence="certain", reason="r"))
+            run_folder.write_record(path, Cause(attempt="", kind="node", confidence="certain", reason="r"))
         else:
             path.write_text(text)
-    assert [number for number, _ in unstarted_jobs.causes(run_dir)] == [1]
+    assert [number for number, _ in unstarted_jobs.unstarted_causes(run_dir)] == [1]
 
 
 def test_each_attempt_that_fails_is_said_while_one_waits(
@@ -144,25 +144,25 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
 ) -> None:
     """Once, when it is known what follows; the last one is said by the run's verdict."""
     run_dir = runs.make()
-    seen = replace(status.show(run_dir, SITE, ask=False), state="RUNNING")
+    seen = replace(status.run_status(run_dir, SITE, query_slurm=False), state="RUNNING")
     looks = iter([seen, *(replace(seen, attempts=made) for made in (1, 1, 2)), replace(seen, is_over=True)])
     monkeypatch.setattr(status.time, "sleep", lambda _: None)
     monkeypatch.setattr(status, "may_be_held_back", lambda *_: False)
 
-    def look(_: status.Watch) -> run_folder.Run:
+    def look(_: status.RunPoller) -> run_folder.RunRecord:
         run = next(looks)
-        if run.attempts > len(run_folder.attempts(run_dir)):
+        if run.attempts > len(run_folder.attempt_dirs(run_dir)):
             made = runs.attempt(run_dir)
             decided = Decision(
-                attempt=made.name, action="again" if run.attempts == 1 else "stop", kind="node", reason="r"
+                attempt=made.name, action="retry" if run.attempts == 1 else "stop", kind="node", reason="r"
             )
-            run_folder.write(
+            run_folder.write_record(
                 made / "cause.json", Cause(attempt=made.name, kind="node", confidence="certain", reason="r")
             )
-            run_folder.write(made / "decision.json", decided)
+            run_folder.write_record(made / "decision.json", decided)
         return run
 
-    monkeypatch.setattr(status.Watch, "look", look)
+    monkeypatch.setattr(status.RunPoller, "poll", look)
     said: list[str] = []
-    assert status.wait(run_dir, SITE, lambda _: None, said.append).is_over
-    assert said == ["attempt 0: node (certain): r: again"]
+    assert status.wait_for_run(run_dir, SITE, lambda _: None, said.append).is_over
+    assert said == ["attempt 0: node (certain): r: retry"]

@@ -28,8 +28,8 @@ from pitools.site.schema import Site
 ENDS = "2030-01-01T00:00:00.000Z"
 
 
-def job(run_dir: Path, **more: object) -> job_context.Job:
-    made = job_context.Job(
+def job(run_dir: Path, **more: object) -> job_context.JobContext:
+    made = job_context.JobContext(
         run_dir=run_dir,
         number=0,
         job_id="7",
@@ -45,72 +45,78 @@ def job(run_dir: Path, **more: object) -> job_context.Job:
 
 def test_attempts_are_counted_over_all_jobs(tmp_path: Path) -> None:
     """Each beginning makes the first free number, with its start beside it."""
-    assert [begin_attempt.begin(job(tmp_path), ends=ENDS).name for _ in range(3)] == ["0", "1", "2"]
-    made = begin_attempt.begin(job(tmp_path, job_id="8", number=1), ends=ENDS)
-    start = run_folder.read(made / "start.json", records.Start)
+    assert [begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS).name for _ in range(3)] == ["0", "1", "2"]
+    made = begin_attempt.begin_attempt(job(tmp_path, job_id="8", number=1), time_limit_at=ENDS)
+    start = run_folder.read_record(made / "start.json", records.AttemptStart)
     assert start is not None
-    assert (start.attempt, start.job, start.job_id, start.node_list, start.ends) == ("3", 1, "8", "n[1-2]", ENDS)
+    assert (start.attempt, start.submission, start.job_id, start.node_list, start.time_limit_at) == (
+        "3",
+        1,
+        "8",
+        "n[1-2]",
+        ENDS,
+    )
 
 
 def test_two_at_once_get_two(tmp_path: Path) -> None:
     """Making the folder decides: no number is given twice."""
     with ThreadPoolExecutor(8) as pool:
-        names = list(pool.map(lambda _: begin_attempt.make(job(tmp_path)).name, range(24)))
+        names = list(pool.map(lambda _: begin_attempt.create_attempt_dir(job(tmp_path)).name, range(24)))
     assert sorted(map(int, names)) == list(range(24))
 
 
 def test_a_task_of_an_array_keeps_its_name(tmp_path: Path) -> None:
     """`<task>.<restart>`, as before."""
-    assert begin_attempt.make(job(tmp_path, task="3", restart=1)).name == "3.1"
+    assert begin_attempt.create_attempt_dir(job(tmp_path, task="3", restart=1)).name == "3.1"
 
 
 def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
     """A second job of the same number makes no attempt, and ends with 75; the first may begin again."""
     (tmp_path / "jobs" / "1").mkdir(parents=True)
-    begin_attempt.begin(job(tmp_path, number=1), ends=ENDS)
-    begin_attempt.begin(job(tmp_path, number=1, restart=1), ends=ENDS)
-    with pytest.raises(begin_attempt.NoBeginning) as caught:
-        begin_attempt.begin(job(tmp_path, number=1, job_id="8"), ends=ENDS)
-    assert caught.value.code == exit_codes.NO_LEAVE
-    assert grant.told(tmp_path / "jobs" / "1") == "run.7"
-    assert len(run_folder.attempts(tmp_path)) == 2
+    begin_attempt.begin_attempt(job(tmp_path, number=1), time_limit_at=ENDS)
+    begin_attempt.begin_attempt(job(tmp_path, number=1, restart=1), time_limit_at=ENDS)
+    with pytest.raises(begin_attempt.AttemptRefused) as caught:
+        begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS)
+    assert caught.value.code == exit_codes.NOT_GRANTED
+    assert grant.read_grant(tmp_path / "jobs" / "1") == "run.7"
+    assert len(run_folder.attempt_dirs(tmp_path)) == 2
 
 
 def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
     """A job that began before Slurm took its cancel ends at once, and the run is cancelled."""
-    run_folder.write(tmp_path / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
-    with pytest.raises(begin_attempt.NoBeginning) as caught:
-        begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
-    given = apply_decision.verdict(tmp_path)
+    run_folder.write_record(tmp_path / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
+    with pytest.raises(begin_attempt.AttemptRefused) as caught:
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    given = apply_decision.read_verdict(tmp_path)
     assert given is not None
     assert (caught.value.code, given.code, given.kind) == (1, "cancelled", "cancelled")
     assert not (tmp_path / "attempts").exists()
 
 
 @pytest.mark.parametrize(("kind", "code"), [("finished", 0), ("user", 3)])
-def test_a_run_that_is_over_is_not_begun(tmp_path: Path, kind: records.Kind, code: int) -> None:
+def test_a_run_that_is_over_is_not_begun(tmp_path: Path, kind: records.CauseKind, code: int) -> None:
     """A verdict ends the job with the run's own exit code, whoever started it again."""
-    apply_decision.conclude(tmp_path, kind, "so", code)
-    with pytest.raises(begin_attempt.NoBeginning) as caught:
-        begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
+    apply_decision.write_verdict(tmp_path, kind, "so", code)
+    with pytest.raises(begin_attempt.AttemptRefused) as caught:
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
     assert caught.value.code == code
-    assert not run_folder.attempts(tmp_path)
+    assert not run_folder.attempt_dirs(tmp_path)
 
 
 def test_one_of_two_sees_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose leave is taken while it begins has shown itself before it looks; it leaves no attempt behind."""
     (tmp_path / "jobs" / "0").mkdir(parents=True)
-    real, shown = fencing.overtaken, []
+    real, shown = fencing.superseded_by, []
 
-    def taken_by_now(asks: job_context.Job) -> str:
-        shown.extend(path for path in run_folder.attempts(tmp_path) if (path / "start.json").exists())
-        os.replace(_link(tmp_path, grant.NO), tmp_path / "jobs" / "0" / grant.LINK)
+    def taken_by_now(asks: job_context.JobContext) -> str:
+        shown.extend(path for path in run_folder.attempt_dirs(tmp_path) if (path / "start.json").exists())
+        os.replace(_link(tmp_path, grant.REVOKED), tmp_path / "jobs" / "0" / grant.GRANT_LINK)
         return real(asks)
 
-    monkeypatch.setattr(fencing, "overtaken", taken_by_now)
-    with pytest.raises(begin_attempt.NoBeginning) as caught:
-        begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
-    assert (caught.value.code, len(shown), run_folder.attempts(tmp_path)) == (exit_codes.NO_LEAVE, 1, [])
+    monkeypatch.setattr(fencing, "superseded_by", taken_by_now)
+    with pytest.raises(begin_attempt.AttemptRefused) as caught:
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    assert (caught.value.code, len(shown), run_folder.attempt_dirs(tmp_path)) == (exit_codes.NOT_GRANTED, 1, [])
 
 
 def _link(at: Path, word: str) -> Path:
@@ -120,8 +126,8 @@ def _link(at: Path, word: str) -> Path:
 
 def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that came back with the last minute: another attempt would not fit into what is left."""
-    ends = timestamps.text(datetime.now(UTC) + timedelta(seconds=0.3))
-    made = begin_attempt.begin(job(tmp_path, mode="run"), ends=ends)
+    ends = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(seconds=0.3))
+    made = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ends)
     left: list[float] = []
 
     def away(left_s: float) -> bool:
@@ -129,133 +135,136 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
         time.sleep(0.4)
         return False
 
-    def judged(*_: object, left_s: float, **__: object) -> records.Decision:
-        left.append(left_s)
+    def judged(*_: object, seconds_left: float, **__: object) -> records.Decision:
+        left.append(seconds_left)
         return records.Decision(attempt="0", action="resubmit", kind="node", reason="")
 
-    monkeypatch.setattr(end_attempt.wait_for, "until_slurm_answers", away)
-    monkeypatch.setattr(end_attempt.job_recovery, "judged", judged)
-    end_attempt.end(job(tmp_path, mode="run"), made, 9, in_slurm=True)
+    monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", away)
+    monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
+    end_attempt.end_attempt(job(tmp_path, mode="run"), made, 9, in_slurm=True)
     assert left[0] > 0 > left[1]
 
 
-@pytest.mark.parametrize(("action", "word"), [("again", program.RETRY), ("stop", "9")])
+@pytest.mark.parametrize(("action", "word"), [("retry", program.RETRY), ("stop", "9")])
 def test_what_the_script_is_told(
     tmp_path: Path,
     repo: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    action: Literal["again", "stop"],
+    action: Literal["retry", "stop"],
     word: str,
 ) -> None:
     """One word for another attempt, which the script knows, or its own exit code."""
-    made = begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
+    made = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
     decided = records.Decision(attempt="0", action=action, kind="node", reason="")
-    monkeypatch.setattr(end_attempt.wait_for, "until_slurm_answers", lambda _: False)
-    monkeypatch.setattr(end_attempt.job_recovery, "judged", lambda *_, **__: decided)
-    monkeypatch.setattr(job_context, "job", lambda _: job(tmp_path, mode="run"))
+    monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
+    monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", lambda *_, **__: decided)
+    monkeypatch.setattr(job_context, "load_context", lambda _: job(tmp_path, mode="run"))
     monkeypatch.setenv("PIT_ATTEMPT_DIR", str(made))
     assert program.main(["end", "9"]) == 0
     assert capsys.readouterr().out == f"{word}\n"
-    assert f'[ "$said" = {program.RETRY} ] || exit "$said"' in (repo / "sbatch_templates" / "_loop.sh.j2").read_text()
+    assert (
+        f'[ "$result" = {program.RETRY} ] || exit "$result"' in (repo / "sbatch_templates" / "_loop.sh.j2").read_text()
+    )
 
 
 def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
     """srun returns the highest code of all; what counts is the first rank's."""
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     (made / "first_failure").write_text("3 1 n2\n")
-    assert end_attempt.end(job(tmp_path), made, 143) == 3
-    ended = run_folder.read(made / "exit.json", run_folder.Attempt)
+    assert end_attempt.end_attempt(job(tmp_path), made, 143) == 3
+    ended = run_folder.read_record(made / "exit.json", run_folder.AttemptExit)
     assert ended is not None
     assert ended.exit_code == 3
 
 
 def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run whose plan is damaged still ends with its ranks' code."""
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     (tmp_path / "plan.json").write_text("{")
-    assert end_attempt.end(job(tmp_path, mode="run"), made, 9) == 9
+    assert end_attempt.end_attempt(job(tmp_path, mode="run"), made, 9) == 9
     assert "what follows failed" in capsys.readouterr().err
     assert (
-        begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS).name == "1"
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS).name == "1"
     )  # and an attempt that nobody could judge
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_success_is_marked_after_its_record(tmp_path: Path, code: int) -> None:
     """An attempt whose record cannot be written has no mark."""
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     (made / "exit.json").mkdir()
     with pytest.raises(ClusterError):
-        end_attempt.end(job(tmp_path), made, code)
+        end_attempt.end_attempt(job(tmp_path), made, code)
     assert not (made / records.SUCCEEDED).exists()
     (made / "exit.json").rmdir()
-    assert end_attempt.end(job(tmp_path), made, code) == code
+    assert end_attempt.end_attempt(job(tmp_path), made, code) == code
     assert (made / records.SUCCEEDED).exists() == (code == 0)
 
 
 def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
     """Once each, though Slurm may send them to the script and to us; later ones again."""
     heard: list[int] = []
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
-    ears = signals.Ears(made, heard.append)
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    ears = signals.SignalRecorder(made, heard.append)
     try:
         for number in (10, 10, 12):
             os.kill(os.getpid(), number)
     finally:
         ears.close()
     said = [
-        msgspec.json.decode(line, type=records.Signal) for line in (made / "signals.jsonl").read_bytes().splitlines()
+        msgspec.json.decode(line, type=records.SignalRecord)
+        for line in (made / "signals.jsonl").read_bytes().splitlines()
     ]
     assert [one.signal for one in said] == ["SIGUSR1", "SIGUSR2"]
     assert heard == [10, 12]
-    assert said[0].left_s is not None
-    assert said[0].left_s > 0
+    assert said[0].seconds_to_limit is not None
+    assert said[0].seconds_to_limit > 0
     with (made / "signals.jsonl").open("a") as file:
         file.write('{"schema":"pit.signal/1","t":"SIGTERM","signal":"SIGHUP"}\n{"signal":"SIGTERM"\n')
-    assert not evidence.was_told(made)
-    signals.note(made, 15, None)
-    assert evidence.was_told(made)
+    assert not evidence.was_signalled(made)
+    signals.append_signal(made, 15, None)
+    assert evidence.was_signalled(made)
 
 
 def test_how_far_recovery_goes(tmp_path: Path) -> None:
     """Nothing without a plan, for callables, or in an array; a ticket's allocation; a run's further jobs."""
-    assert job_context.mode(tmp_path, {}) == "none"
+    assert job_context.recovery_mode(tmp_path, {}) == "none"
     (tmp_path / "plan.json").write_text("{}")
-    assert job_context.mode(tmp_path, {}) == "none"
+    assert job_context.recovery_mode(tmp_path, {}) == "none"
     (tmp_path / "request.toml").write_text("")
-    assert job_context.mode(tmp_path, {}) == "allocation"
+    assert job_context.recovery_mode(tmp_path, {}) == "allocation"
     (tmp_path / "jobs").mkdir()
-    assert job_context.mode(tmp_path, {}) == "run"
-    assert job_context.mode(tmp_path, {"PIT_RECOVER": "allocation"}) == "allocation"
-    assert job_context.mode(tmp_path, {"SLURM_ARRAY_TASK_ID": "1"}) == "none"
+    assert job_context.recovery_mode(tmp_path, {}) == "run"
+    assert job_context.recovery_mode(tmp_path, {"PIT_RECOVER": "allocation"}) == "allocation"
+    assert job_context.recovery_mode(tmp_path, {"SLURM_ARRAY_TASK_ID": "1"}) == "none"
 
 
 def test_the_job_says_its_number_by_its_name(tmp_path: Path) -> None:
     """`<run id>.<k>`; another name is the first job's."""
     names = ["r-1", "r-1.1", "r-1.12", "r-1.x", "r-12.1", "hello"]
-    assert [job_context.number("r-1", name) for name in names] == [0, 1, 12, 0, 0, 0]
+    assert [job_context.submission_number("r-1", name) for name in names] == [0, 1, 12, 0, 0, 0]
     with pytest.raises(UsageError, match="SLURM_JOB_ID"):
-        job_context.job({"PIT_RUN_DIR": str(tmp_path)})
+        job_context.load_context({"PIT_RUN_DIR": str(tmp_path)})
 
 
 def test_the_notice_fits_the_framework() -> None:
     """JAX's preemption service listens to TERM; a site's longer grace makes the notice longer."""
-    assert time_limit_signal.signal_for("jax") == "TERM@120"
-    assert time_limit_signal.signal_for("torch", 300) == "USR2@300"
-    assert time_limit_signal.signal_for("none", 1e9) == "USR2@65535"
+    assert time_limit_signal.default_signal("jax") == "TERM@120"
+    assert time_limit_signal.default_signal("torch", 300) == "USR2@300"
+    assert time_limit_signal.default_signal("none", 1e9) == "USR2@65535"
 
 
 def test_our_codes_are_free() -> None:
     """None is Slurm's 253, a signal's, or another's of ours."""
     ours = [
-        exit_codes.NO_LEAVE,
-        exit_codes.NOT_MET,
-        exit_codes.MISPLACED,
-        exit_codes.NO_DATA,
+        exit_codes.NOT_GRANTED,
+        exit_codes.RENDEZVOUS_FAILED,
+        exit_codes.WRONG_RANK0_NODE,
+        exit_codes.DATASET_MISSING,
         exit_codes.HUNG,
-        exit_codes.NOT_BEGUN,
-        exit_codes.TO_BE_CONTINUED,
+        exit_codes.ATTEMPT_NOT_STARTED,
+        exit_codes.STOPPED_FOR_RESUME,
         exit_codes.NO_PORTS,
     ]
     assert len(set(ours)) == len(ours)
@@ -265,20 +274,20 @@ def test_our_codes_are_free() -> None:
 def sent(run_dir: Path, *numbers: int, known: bool = True) -> None:
     """The run was sent as jobs of these numbers; the last one's sender may not have heard of it."""
     for number in numbers:
-        submissions.intend(run_dir, number, Site(name="s"), ())
+        submissions.record_intent(run_dir, number, Site(name="s"), ())
         if known or number != numbers[-1]:
             ref = run_folder.JobRef(job_id=str(7 + number), site="s", submitted=ENDS, number=number)
-            run_folder.write(submissions.at(run_dir, number) / "job.json", ref)
+            run_folder.write_record(submissions.job_dir(run_dir, number) / "job.json", ref)
 
 
 def test_a_job_that_was_followed_up_does_not_begin(tmp_path: Path) -> None:
     """Slurm puts it back after its successor was sent, and perhaps before its leave was taken; that one may begin."""
     sent(tmp_path, 0, 1)
-    grant.take(submissions.at(tmp_path, 0), "run.7")
-    with pytest.raises(begin_attempt.NoBeginning, match="job 1 of the run") as caught:
-        begin_attempt.begin(job(tmp_path, restart=1), ends=ENDS)
-    assert caught.value.code == exit_codes.NO_LEAVE
-    assert begin_attempt.begin(job(tmp_path, number=1, job_id="8"), ends=ENDS).name == "0"
+    grant.claim(submissions.job_dir(tmp_path, 0), "run.7")
+    with pytest.raises(begin_attempt.AttemptRefused, match="job 1 of the run") as caught:
+        begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS)
+    assert caught.value.code == exit_codes.NOT_GRANTED
+    assert begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS).name == "0"
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -286,44 +295,44 @@ def test_what_its_own_end_began_it_finishes(tmp_path: Path, monkeypatch: pytest.
     """Killed while it sent its successor, then put back: it sends that one, and goes on itself where Slurm refuses."""
     sent(tmp_path, 0, 1, known=False)
 
-    def finish(_: job_context.Job, number: int) -> None:
+    def finish(_: job_context.JobContext, number: int) -> None:
         if refused:
-            shutil.rmtree(submissions.at(tmp_path, number))
+            shutil.rmtree(submissions.job_dir(tmp_path, number))
             raise ClusterError("Invalid account")
         sent(tmp_path, 0, 1)
 
-    monkeypatch.setattr(job_recovery, "finish", finish)
+    monkeypatch.setattr(job_recovery, "complete_submission", finish)
     if refused:
-        assert begin_attempt.begin(job(tmp_path, restart=1), ends=ENDS).name == "0"
+        assert begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS).name == "0"
     else:
-        with pytest.raises(begin_attempt.NoBeginning, match="job 1 of the run"):
-            begin_attempt.begin(job(tmp_path, restart=1), ends=ENDS)
+        with pytest.raises(begin_attempt.AttemptRefused, match="job 1 of the run"):
+            begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS)
 
 
 def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever follows this job up takes its leave, and then looks for attempts: what came between leaves none."""
     sent(tmp_path, 0)
-    make = begin_attempt.make
+    make = begin_attempt.create_attempt_dir
 
-    def late(one: job_context.Job) -> Path:
+    def late(one: job_context.JobContext) -> Path:
         made = make(one)
-        (submissions.at(tmp_path, 0) / "leave").unlink()
-        grant.take(submissions.at(tmp_path, 0), grant.NO)
+        (submissions.job_dir(tmp_path, 0) / "grant").unlink()
+        grant.claim(submissions.job_dir(tmp_path, 0), grant.REVOKED)
         return made
 
-    monkeypatch.setattr(begin_attempt, "make", late)
-    with pytest.raises(begin_attempt.NoBeginning, match="no leave"):
-        begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
-    assert run_folder.attempts(tmp_path) == []
+    monkeypatch.setattr(begin_attempt, "create_attempt_dir", late)
+    with pytest.raises(begin_attempt.AttemptRefused, match="no longer has the grant"):
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    assert run_folder.attempt_dirs(tmp_path) == []
 
 
 @pytest.fixture
 def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of which 40 steps were safe when its first attempt ended, and whose checkpoints are not there."""
-    monkeypatch.setattr(begin_attempt.wait_for, "FOUND_S", 0.0)
-    first = begin_attempt.begin(job(tmp_path, mode="run"), ends=ENDS)
-    ended = records.Cause(attempt="0", kind="node", confidence="likely", reason="so", progress=40)
-    run_folder.write(first / "cause.json", ended)
+    monkeypatch.setattr(begin_attempt.wait_for, "STORAGE_TIMEOUT_S", 0.0)
+    first = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    ended = records.Cause(attempt="0", kind="node", confidence="likely", reason="so", saved_steps=40)
+    run_folder.write_record(first / "cause.json", ended)
     return tmp_path
 
 
@@ -331,51 +340,51 @@ def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str) -> None:
     """It does not begin anew over what a store that is not mounted hides; the verdict says what to do."""
     (went_far / "checkpoints").mkdir()
-    with pytest.raises(begin_attempt.NoBeginning, match="40 steps were safe") as caught:
-        begin_attempt.begin(job(went_far, mode=mode), ends=ENDS)
-    assert (caught.value.code, len(run_folder.attempts(went_far))) == (1, 1)
-    verdict = run_folder.read(went_far / "verdict.json", records.Verdict)
+    with pytest.raises(begin_attempt.AttemptRefused, match="40 steps were safe") as caught:
+        begin_attempt.begin_attempt(job(went_far, mode=mode), time_limit_at=ENDS)
+    assert (caught.value.code, len(run_folder.attempt_dirs(went_far))) == (1, 1)
+    verdict = run_folder.read_record(went_far / "verdict.json", records.Verdict)
     assert verdict is not None
     assert (verdict.state, verdict.kind, verdict.exit_code) == ("stopped", "storage", 1)
     assert f"echo 0 > {went_far}/progress" in verdict.reason
-    with pytest.raises(begin_attempt.NoBeginning, match="the run was stopped"):
-        begin_attempt.begin(job(went_far, mode="run"), ends=ENDS)
+    with pytest.raises(begin_attempt.AttemptRefused, match="the run was stopped"):
+        begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
 
 
 @pytest.mark.parametrize("left", ["step_40", "quarantine", "owner.json"])
 def test_what_was_kept_there_and_is_no_good_is_not_waited_for(went_far: Path, left: str) -> None:
     """The store is there: damaged checkpoints, or ones that were set aside, are for the loop to go on without."""
     (went_far / "checkpoints" / left).mkdir(parents=True)
-    assert begin_attempt.begin(job(went_far, mode="run"), ends=ENDS).name == "1"
+    assert begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS).name == "1"
 
 
 def test_a_run_that_is_cancelled_while_it_waits_does_not_begin(went_far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its verdict ends the wait."""
-    monkeypatch.setattr(begin_attempt.wait_for, "FOUND_S", 30.0)
+    monkeypatch.setattr(begin_attempt.wait_for, "STORAGE_TIMEOUT_S", 30.0)
     looks = iter(range(3))
 
     def cancelled(run_dir: Path) -> int:
         if next(looks) == 1:
-            apply_decision.conclude(run_dir, "cancelled", "so")
+            apply_decision.write_verdict(run_dir, "cancelled", "so")
         return 0
 
-    monkeypatch.setattr(evidence, "progress", cancelled)
-    with pytest.raises(begin_attempt.NoBeginning, match="the run was stopped: so"):
-        begin_attempt.begin(job(went_far, mode="allocation"), ends=ENDS)
+    monkeypatch.setattr(evidence, "saved_steps", cancelled)
+    with pytest.raises(begin_attempt.AttemptRefused, match="the run was stopped: so"):
+        begin_attempt.begin_attempt(job(went_far, mode="allocation"), time_limit_at=ENDS)
 
 
 def test_a_person_may_let_it_begin_anew(went_far: Path) -> None:
     """By the file in which a program with checkpoints of its own says how far it got."""
     (went_far / "progress").write_text("0\n")
-    assert begin_attempt.begin(job(went_far, mode="run"), ends=ENDS).name == "1"
+    assert begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS).name == "1"
 
 
 def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is mounted a moment late is waited for."""
-    monkeypatch.setattr(begin_attempt.wait_for, "FOUND_S", 30.0)
+    monkeypatch.setattr(begin_attempt.wait_for, "STORAGE_TIMEOUT_S", 30.0)
     looks = iter([0, 0])
-    monkeypatch.setattr(evidence, "progress", lambda run_dir: next(looks, 40))
-    made = begin_attempt.begin(job(went_far, mode="run"), ends=ENDS)
-    start = run_folder.read(made / "start.json", records.Start)
+    monkeypatch.setattr(evidence, "saved_steps", lambda run_dir: next(looks, 40))
+    made = begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
+    start = run_folder.read_record(made / "start.json", records.AttemptStart)
     assert start is not None
-    assert start.progress == 40
+    assert start.saved_steps == 40

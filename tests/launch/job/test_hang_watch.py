@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pitools.launch.job import hang_watch
-from pitools.launch.job.hang_watch import Limits, Watch, limits
-from pitools.launch.job.straggler import FACTOR, STEPS, Stragglers, slow
+from pitools.launch.job.hang_watch import HangDetector, HangLimits, load_limits
+from pitools.launch.job.straggler import FACTOR, WINDOW_STEPS, StragglerDetector, slow_ranks
 from pitools.run import run_folder
 from pitools.run.steps import Step, StepLog
 
-QUICK = Limits(factor=5, least_s=0.2, start_s=0.6)
+QUICK = HangLimits(factor=5, min_s=0.2, start_s=0.6)
 
 
 class Clock:
@@ -56,93 +56,93 @@ def write(log: StepLog, step: int, wall_s: float = 0.01) -> None:
 
 def test_ranks_without_a_log_are_not_judged(tmp_path: Path, clock: Clock) -> None:
     """A program that writes no steps is none of the watch's business, whatever it does."""
-    watch = Watch(tmp_path / "steps", Limits(1, 0.01, 0.01))
-    assert watch.look() is None
+    watch = HangDetector(tmp_path / "steps", HangLimits(1, 0.01, 0.01))
+    assert watch.poll() is None
     clock.sleep(0.1)
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def test_a_standstill_names_the_ranks_behind(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """After the longer of the two limits, the last step and the ranks that did not reach it are said."""
-    watch = Watch(tmp_path / "steps", QUICK)
+    watch = HangDetector(tmp_path / "steps", QUICK)
     for step in range(4):
         for log in logs:
             write(log, step)
-        assert watch.look() is None
+        assert watch.poll() is None
     write(logs[0], 4)
     write(logs[2], 4)
-    assert watch.look() is None
+    assert watch.poll() is None
     clock.sleep(0.25)
-    hang = watch.look()
+    hang = watch.poll()
     assert hang is not None
-    assert (hang.step, hang.behind, hang.usual_s) == (4, (1,), 0.01)
-    assert hang.silent_s == 0.25
+    assert (hang.step, hang.slow_ranks, hang.median_step_s) == (4, (1,), 0.01)
+    assert hang.stalled_s == 0.25
 
 
 def test_slow_steps_have_longer(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """What is usual for this run is what counts, beyond the least."""
-    watch = Watch(tmp_path / "steps", Limits(factor=100, least_s=0.1, start_s=9))
+    watch = HangDetector(tmp_path / "steps", HangLimits(factor=100, min_s=0.1, start_s=9))
     for step in range(3):
         write(logs[0], step, wall_s=0.005 if step else 50.0)  # the first one compiles
-    watch.look()
-    assert watch.usual_s() == 0.005
+    watch.poll()
+    assert watch.median_step_s() == 0.005
     clock.sleep(0.2)
-    assert watch.look() is None
+    assert watch.poll() is None
     clock.sleep(0.35)
-    assert watch.look() is not None
+    assert watch.poll() is not None
 
 
 def test_the_first_steps_have_an_allowance_of_their_own(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """A compilation of minutes is no hang, but it has to end."""
-    watch = Watch(tmp_path / "steps", QUICK)
+    watch = HangDetector(tmp_path / "steps", QUICK)
     write(logs[0], 0)
-    watch.look()
+    watch.poll()
     clock.sleep(0.3)
-    assert watch.look() is None
+    assert watch.poll() is None
     clock.sleep(0.4)
-    assert watch.look() is not None
+    assert watch.poll() is not None
 
 
 def test_a_beat_is_a_word(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """A rank that says that it is at a checkpoint keeps all from being ended, for as long as it asked for."""
-    watch = Watch(tmp_path / "steps", QUICK)
+    watch = HangDetector(tmp_path / "steps", QUICK)
     for step in range(3):
         write(logs[0], step)
-    watch.look()
+    watch.poll()
     for _ in range(3):
         clock.sleep(0.15)
-        logs[0].beat()
-        assert watch.look() is None
-    logs[0].beat(60.0)
-    watch.look()
+        logs[0].heartbeat()
+        assert watch.poll() is None
+    logs[0].heartbeat(60.0)
+    watch.poll()
     clock.sleep(0.3)
-    assert watch.look() is None
+    assert watch.poll() is None
     write(logs[0], 3)  # the checkpoint is done: from here on steps are expected again
-    watch.look()
+    watch.poll()
     clock.sleep(0.3)
-    assert watch.look() is not None
+    assert watch.poll() is not None
 
 
 def test_a_closed_log_ends_what_is_expected(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """After its last step a program may save for longer than a step takes."""
-    watch = Watch(tmp_path / "steps", QUICK)
+    watch = HangDetector(tmp_path / "steps", QUICK)
     for step in range(3):
         write(logs[0], step)
     logs[0].close()
-    watch.look()
+    watch.poll()
     clock.sleep(0.3)
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def test_storage_that_is_away_is_no_hang(tmp_path: Path, clock: Clock, logs: list[StepLog]) -> None:
     """Where the logs cannot be looked at, time does not count."""
-    watch = Watch(tmp_path / "steps", QUICK)
+    watch = HangDetector(tmp_path / "steps", QUICK)
     for step in range(3):
         write(logs[0], step)
-    watch.look()
+    watch.poll()
     (tmp_path / "steps").rename(tmp_path / "away")
     clock.sleep(0.3)
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def test_a_thousand_ranks_cost_little(tmp_path: Path) -> None:
@@ -155,24 +155,24 @@ def test_a_thousand_ranks_cost_little(tmp_path: Path) -> None:
     text = (steps / "0.jsonl").read_bytes()
     for rank in range(1, 1000):
         (steps / f"{rank}.jsonl").write_bytes(text[-2000:])
-    watch = Watch(steps, QUICK)
+    watch = HangDetector(steps, QUICK)
     began = time.process_time()
     for _ in range(3):
         os.utime(steps / "7.jsonl")
-        watch.look()
+        watch.poll()
     assert time.process_time() - began < 1.0
 
 
 def test_limits_come_from_the_request(tmp_path: Path) -> None:
     """The plan's `[watch]`; without a plan the defaults; "0" turns the watch off."""
     plan = tmp_path / "plan.json"
-    assert limits(plan) == Limits(10.0, 120.0, 1800.0)
-    plan.write_text('{"request":{"watch":{"hang_factor":3,"hang_min":"5s","start":"1m"}}}')
-    assert limits(plan) == Limits(3.0, 5.0, 60.0)
-    plan.write_text('{"request":{"watch":{"hang_min":"0"}}}')
-    assert limits(plan) is None
+    assert load_limits(plan) == HangLimits(10.0, 120.0, 1800.0)
+    plan.write_text('{"request":{"watch":{"hang_factor":3,"min_stall":"5s","start":"1m"}}}')
+    assert load_limits(plan) == HangLimits(3.0, 5.0, 60.0)
+    plan.write_text('{"request":{"watch":{"min_stall":"0"}}}')
+    assert load_limits(plan) is None
     plan.write_text('{"request":')
-    assert limits(plan) == Limits()
+    assert load_limits(plan) == HangLimits()
 
 
 def made(rank: int, own_s: float) -> list[Step]:
@@ -188,20 +188,20 @@ def made(rank: int, own_s: float) -> list[Step]:
             comm_s=0.1,
             samples=1,
         )
-        for step in range(STEPS + 5)
+        for step in range(WINDOW_STEPS + 5)
     ]
 
 
 def test_a_straggler_is_slow_by_its_own_work() -> None:
     """Wall time is the same for all; input and computation tell who the others wait for."""
     ranks = {rank: made(rank, 0.5) for rank in range(4)}
-    assert slow(ranks) == {}
+    assert slow_ranks(ranks) == {}
     ranks[2] = made(2, 0.5 * FACTOR * 1.1)
-    assert list(slow(ranks)) == [2]
-    assert slow(ranks)[2] == pytest.approx((0.715, 0.5))
+    assert list(slow_ranks(ranks)) == [2]
+    assert slow_ranks(ranks)[2] == pytest.approx((0.715, 0.5))
     ranks[2][-8:] = made(2, 0.5)[-8:]  # not persistently
-    assert slow(ranks) == {}
-    assert slow({0: made(0, 9.0)}) == {}
+    assert slow_ranks(ranks) == {}
+    assert slow_ranks({0: made(0, 9.0)}) == {}
 
 
 def test_a_straggler_is_said_once(tmp_path: Path) -> None:
@@ -209,11 +209,11 @@ def test_a_straggler_is_said_once(tmp_path: Path) -> None:
     attempt = tmp_path / "attempts" / "0"
     attempt.mkdir(parents=True)
     (attempt / "hostfile").write_text("n1\nn1\nn2\nn2\n")
-    watch = Stragglers(tmp_path, attempt)
+    watch = StragglerDetector(tmp_path, attempt)
     ranks = {0: made(0, 0.5), 1: made(1, 0.5), 2: made(2, 2.0), 3: made(3, 0.5)}
     for _ in range(3):
-        watch.note(ranks)
+        watch.record_events(ranks)
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
     assert '"event":"straggler"' in line
     assert '"rank":2,"node":"n2"' in line
-    assert run_folder.attempts(tmp_path) == [attempt]
+    assert run_folder.attempt_dirs(tmp_path) == [attempt]

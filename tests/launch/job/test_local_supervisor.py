@@ -25,12 +25,12 @@ from pitools.launch import plan as planning
 from pitools.launch.diagnosis import unstarted_jobs
 from pitools.launch.job import local_supervisor
 from pitools.launch.monitor import status
-from pitools.launch.recovery.resume import resume
-from pitools.launch.request import Retry
+from pitools.launch.recovery.resume import resume_run
+from pitools.launch.request import RetryBudget
 from pitools.launch.submission import local_process, submit
 from pitools.run import run_folder
-from pitools.run.attempt_records import Hang
-from pitools.site.load import load
+from pitools.run.attempt_records import HangReport
+from pitools.site.load import load_site
 
 # A supervisor is meant to outlive whoever started it.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -47,24 +47,24 @@ def started(make_plan: MakePlan) -> Iterator[Started]:
     def run(time_s: int = 60, **asked: object) -> tuple[Path, run_folder.JobRef]:
         plan = make_plan("local", snapshot=False, **asked)
         plan = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, time_s=time_s))
-        run_dir = submit.run(plan, load("local"))
-        job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+        run_dir = submit.submit_run(plan, load_site("local"))
+        job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
         assert job is not None
         jobs.append(job)
         return run_dir, job
 
     yield run
     for job in jobs:
-        local_process.cancel(job)
+        local_process.terminate_supervisor(job)
     for _ in range(200):
-        if not any(local_process.alive(job) for job in jobs):
+        if not any(local_process.is_alive(job) for job in jobs):
             return
         time.sleep(0.05)
 
 
-def end_of(run_dir: Path) -> run_folder.Attempt:
+def end_of(run_dir: Path) -> run_folder.AttemptExit:
     for _ in range(600):
-        if ended := run_folder.read(run_dir / "attempts" / "0" / "exit.json", run_folder.Attempt):
+        if ended := run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit):
             return ended
         time.sleep(0.05)
     raise AssertionError((run_dir / "supervisor.out").read_text())
@@ -80,7 +80,7 @@ def until(path: Path) -> None:
 
 def listens(run_dir: Path, number: int) -> None:
     """Waits until rank 0 passes a signal on to its program; before, it would end of it."""
-    rank = run_folder.read(run_dir / "attempts" / "0" / "ranks" / "0.json", run_folder.Rank)
+    rank = run_folder.read_record(run_dir / "attempts" / "0" / "ranks" / "0.json", run_folder.RankRecord)
     assert rank is not None
     for _ in range(600):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines())
@@ -103,7 +103,7 @@ def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
         command="set -m; sleep 931 & echo $! > other; set +m; bash -c 'echo $$ > p; exec sleep 931'; :"
     )
     until(tmp_path / "p")
-    local_process.cancel(job)
+    local_process.terminate_supervisor(job)
     ended = end_of(run_dir)
     assert (ended.state, ended.exit_code) == ("CANCELLED", 143)
     assert not lives(int((tmp_path / "p").read_text()))
@@ -117,14 +117,14 @@ def test_a_run_is_cancelled_once_its_ranks_are_gone(started: Started, tmp_path: 
     )
     until(tmp_path / "p")
     listens(run_dir, signal.SIGTERM)
-    site = load("local")
-    assert status.cancel(run_dir, site) is None
-    run = status.show(run_dir, site)
+    site = load_site("local")
+    assert status.cancel_run(run_dir, site) is None
+    run = status.run_status(run_dir, site)
     assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
     assert lives(int((tmp_path / "p").read_text()))
     (tmp_path / "end").touch()
     until(run_dir / "verdict.json")
-    assert status.show(run_dir, site).state == "CANCELLED"
+    assert status.run_status(run_dir, site).state == "CANCELLED"
     assert not lives(int((tmp_path / "p").read_text()))
 
 
@@ -134,10 +134,10 @@ def test_cancel_ends_ranks_whose_supervisor_was_killed(started: Started, tmp_pat
     until(tmp_path / "p")
     listens(run_dir, signal.SIGTERM)
     os.kill(job.pid, signal.SIGKILL)
-    while local_process.alive(job):
+    while local_process.is_alive(job):
         time.sleep(0.05)
-    status.cancel(run_dir, load("local"))
-    assert status.show(run_dir, load("local")).state == "CANCELLED"
+    status.cancel_run(run_dir, load_site("local"))
+    assert status.run_status(run_dir, load_site("local")).state == "CANCELLED"
     assert (tmp_path / "saved").exists()
     assert not lives(int((tmp_path / "p").read_text()))
 
@@ -152,12 +152,12 @@ def test_cancel_leaves_a_run_that_was_started_from_within(started: Started, tmp_
     until(tmp_path / "q")
     until(tmp_path / "b")
     inner = Path(json.loads((tmp_path / "b").read_text())["run_dir"])
-    status.cancel(run_dir, load("local"))
+    status.cancel_run(run_dir, load_site("local"))
     until(run_dir / "verdict.json")
     own = int((tmp_path / "p").read_text())
-    assert (status.show(inner, load("local")).state, lives(own)) == ("RUNNING", True)
+    assert (status.run_status(inner, load_site("local")).state, lives(own)) == ("RUNNING", True)
     os.kill(own, signal.SIGTERM)
-    status.cancel(inner, load("local"))
+    status.cancel_run(inner, load_site("local"))
     assert not lives(int((tmp_path / "q").read_text()))
 
 
@@ -210,7 +210,7 @@ def test_a_cancel_at_once_is_a_cancel(started: Started) -> None:
     """However early it comes, the run says that it was cancelled."""
     for _ in range(3):
         run_dir, job = started(command="sleep 931")
-        local_process.cancel(job)
+        local_process.terminate_supervisor(job)
         assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("CANCELLED", 143)
 
 
@@ -225,29 +225,29 @@ def test_a_run_of_another_host_is_not_judged(started: Started) -> None:
     """Elsewhere nobody can say whether the supervisor lives, and a cancel says where to go."""
     _, job = started(command="sleep 931")
     assert job.host == socket.gethostname()
-    assert local_process.alive(job) is True
+    assert local_process.is_alive(job) is True
     away = msgspec.structs.replace(job, host="login9")
-    assert local_process.alive(away) is None
+    assert local_process.is_alive(away) is None
     with pytest.raises(ClusterError, match="login9") as caught:
-        local_process.cancel(away)
+        local_process.terminate_supervisor(away)
     assert "login9" in caught.value.hint
-    assert local_process.alive(job) is True
-    local_process.cancel(job)
+    assert local_process.is_alive(job) is True
+    local_process.terminate_supervisor(job)
 
 
 def test_a_pid_that_was_given_to_another_is_not_the_run(started: Started) -> None:
     """The start time tells them apart."""
     run_dir, job = started(command="sleep 931")
-    assert local_process.alive(msgspec.structs.replace(job, start_ticks=job.start_ticks + 1)) is False
-    local_process.cancel(job)
+    assert local_process.is_alive(msgspec.structs.replace(job, start_ticks=job.start_ticks + 1)) is False
+    local_process.terminate_supervisor(job)
     end_of(run_dir)
 
 
 def free(run_dir: Path) -> None:
     """Waits until the run has no supervisor."""
     for _ in range(600):
-        job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
-        if not local_process.is_supervised(run_dir) and not (job and local_process.alive(job)):
+        job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
+        if not local_process.is_supervised(run_dir) and not (job and local_process.is_alive(job)):
             return
         time.sleep(0.05)
     raise AssertionError("its supervisor does not end")
@@ -259,29 +259,29 @@ def test_whoever_was_killed_while_starting_it_starts_no_second(
     """A supervisor that no job.json names yet is the run's: it says so itself, and a resume leaves it alone."""
     run_dir, job = started(command="echo x >> begun; sleep 931")
     until(tmp_path / "begun")
-    local_process.cancel(job)
+    local_process.terminate_supervisor(job)
     end_of(run_dir)
     free(run_dir)
     before = (run_dir / "job.json").read_bytes()
     (run_dir / "verdict.json").unlink(missing_ok=True)
-    site = load("local")
-    second = local_process.start(run_dir, site)  # and nobody wrote it down
+    site = load_site("local")
+    second = local_process.start_supervisor(run_dir, site)  # and nobody wrote it down
     assert (run_dir / "job.json").read_bytes() == before
-    assert resume(run_dir, site, force=True).action == "left"
+    assert resume_run(run_dir, site, force=True).action == "untouched"
     with pytest.raises(TryLater, match="has a supervisor"):
-        local_process.start(run_dir, site)
+        local_process.start_supervisor(run_dir, site)
     until(run_dir / "attempts" / "1" / "start.json")
-    named = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    named = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     assert named is not None
-    assert (named.pid, local_process.alive(named)) == (second.pid, True)
-    assert resume(run_dir, site, force=True).action == "left"
-    (run_dir / local_process.STARTING).unlink(missing_ok=True)
-    monkeypatch.setattr(local_process, "HANDOVER_S", 0.0)
-    monkeypatch.setattr(local_supervisor, "_Stopper", lambda _: None)  # whose signals are this process's
+    assert (named.pid, local_process.is_alive(named)) == (second.pid, True)
+    assert resume_run(run_dir, site, force=True).action == "untouched"
+    (run_dir / local_process.STARTING_MARK).unlink(missing_ok=True)
+    monkeypatch.setattr(local_process, "LOCK_HANDOVER_S", 0.0)
+    monkeypatch.setattr(local_supervisor, "_StopRequest", lambda _: None)  # whose signals are this process's
     assert local_supervisor.supervise(run_dir) == 75  # one that came all the same does nothing
-    local_process.cancel(named)
+    local_process.terminate_supervisor(named)
     free(run_dir)
-    assert len(run_folder.attempts(run_dir)) == 2
+    assert len(run_folder.attempt_dirs(run_dir)) == 2
 
 
 def test_a_supervisor_is_followed_by_another(
@@ -293,35 +293,35 @@ def test_a_supervisor_is_followed_by_another(
     monkeypatch.setenv("PIT_RECOVER", "run")
     fault = "echo 'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.'"
     command = f"[ ! -e again ] || exit 0; touch again; {fault}; exit 1"
-    run_dir = submit.run(make_plan("solo", snapshot=False, command=command), load("solo"))
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    run_dir = submit.submit_run(make_plan("solo", snapshot=False, command=command), load_site("solo"))
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     until(run_dir / "verdict.json")
     free(run_dir)
-    named = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    named = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     assert job is not None
     assert named is not None
     assert named.pid != job.pid
-    assert [path.name for path in run_folder.attempts(run_dir)] == ["0", "1"]
+    assert [path.name for path in run_folder.attempt_dirs(run_dir)] == ["0", "1"]
 
 
 def test_supervisors_that_begin_nothing_come_to_an_end(started: Started, tmp_path: Path) -> None:
     """Each is counted, though none left an attempt; and the next one that can begins."""
-    run_dir, job = started(command="true", retry=Retry(unknown=1))
-    local_process.cancel(job)
+    run_dir, job = started(command="true", retry=RetryBudget(unknown=1))
+    local_process.terminate_supervisor(job)
     free(run_dir)
     for path in (run_dir / "verdict.json", *run_dir.glob("attempts/*/*.json")):
         path.unlink(missing_ok=True)
     shutil.rmtree(run_dir / "attempts")
     (run_dir / "attempts").write_text("no folder")  # nothing can begin there
-    site = load("local")
+    site = load_site("local")
     done = []
     for _ in range(4):
-        done.append(resume(run_dir, site).action)
+        done.append(resume_run(run_dir, site).action)
         free(run_dir)
-    assert done == ["resubmit", "stop", "over", "over"]
-    assert "pit: no attempt: " in unstarted_jobs.causes(run_dir)[-1][1].reason
+    assert done == ["resubmit", "stop", "already_ended", "already_ended"]
+    assert "pit: no attempt: " in unstarted_jobs.unstarted_causes(run_dir)[-1][1].reason
     (run_dir / "attempts").unlink()
-    assert resume(run_dir, site, force=True).action == "resubmit"
+    assert resume_run(run_dir, site, force=True).action == "resubmit"
     until(run_dir / "attempts" / "0" / "exit.json")
     assert end_of(run_dir).exit_code == 0
 
@@ -337,19 +337,19 @@ def test_a_supervisor_that_cannot_start_is_not_waited_for(
     (tmp_path / "solo.toml").write_text(text)
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
     plan = msgspec.structs.replace(make_plan("solo", snapshot=False), python=str(bare))
-    monkeypatch.setattr(submit, "_make", lambda run_dir, plan, site, seed: made(run_dir, plan))
+    monkeypatch.setattr(submit, "create_run_dir", lambda run_dir, plan, site, seed: made(run_dir, plan))
 
     def made(run_dir: Path, plan: planning.Plan) -> planning.Plan:
         (run_dir / "attempts").mkdir(parents=True)
         (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
         return plan
 
-    run_dir = submit.run(plan, load("solo"))
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    run_dir = submit.submit_run(plan, load_site("solo"))
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     assert job is not None
-    while local_process.alive(job):
+    while local_process.is_alive(job):
         time.sleep(0.05)
-    done = resume(run_dir, load("solo"))
+    done = resume_run(run_dir, load_site("solo"))
     assert (done.action, done.cause) == ("stop", "user")
 
 
@@ -362,27 +362,27 @@ def test_the_interpreter_is_the_sites(make_plan: MakePlan, tmp_path: Path, monke
     text = f'name = "solo"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/runs"\npython = "%s"\n'
     (tmp_path / "solo.toml").write_text(text % python)
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    run_dir = submit.run(make_plan("solo", snapshot=False), load("solo"))
+    run_dir = submit.submit_run(make_plan("solo", snapshot=False), load_site("solo"))
     assert end_of(run_dir).exit_code == 0
     assert "pitools.launch.rank.main plan" in (tmp_path / "called").read_text()
     (tmp_path / "solo.toml").write_text(text % (tmp_path / "none"))
     with pytest.raises(ToolMissing):
-        submit.run(make_plan("solo", snapshot=False), load("solo"))
+        submit.submit_run(make_plan("solo", snapshot=False), load_site("solo"))
 
 
 @pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Hang]], tuple[int, int]]:
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], HangReport]], tuple[int, int]]:
     """Runs an attempt of one rank that never ends, with this in the place of the hang watch: exit code and rank."""
 
-    def run(due: Callable[[], Hang]) -> tuple[int, int]:
+    def run(due: Callable[[], HangReport]) -> tuple[int, int]:
         monkeypatch.setattr(local_process, "HANDLED_SIGNALS", ())  # whose signals are this process's
-        stopper, looker = local_supervisor._Stopper(60.0), SimpleNamespace(due=due)
-        monkeypatch.setattr(local_supervisor, "_stage", lambda *_: 0)
-        wait = local_supervisor._wait
-        monkeypatch.setattr(local_supervisor, "_ranks", lambda *_: wait(stopper, tmp_path, looker=looker))  # type: ignore[arg-type]
+        stopper, looker = local_supervisor._StopRequest(60.0), SimpleNamespace(poll_if_due=due)
+        monkeypatch.setattr(local_supervisor, "_stage_datasets", lambda *_: 0)
+        wait = local_supervisor._wait_for_ranks
+        monkeypatch.setattr(local_supervisor, "_run_ranks", lambda *_: wait(stopper, tmp_path, hang_detector=looker))  # type: ignore[arg-type]
         stopper.children = [subprocess.Popen(["sleep", "931"], start_new_session=True)]
         try:
-            code = local_supervisor._run(None, tmp_path, tmp_path, stopper)  # type: ignore[arg-type]
+            code = local_supervisor._run_attempt(None, tmp_path, tmp_path, stopper)  # type: ignore[arg-type]
         except OSError as error:
             code = error.errno or 0
         return code, stopper.children[0].wait(10)
@@ -398,15 +398,15 @@ def test_a_full_disk_does_not_keep_a_hang_from_ending(
     def full(path: Path, _record: object, **_: object) -> None:
         raise NoSpace("no space left", where=str(path))
 
-    monkeypatch.setattr(run_folder, "write", full)
-    hang = Hang(t="", step=1, silent_s=1.0, usual_s=1.0)
+    monkeypatch.setattr(run_folder, "write_record", full)
+    hang = HangReport(t="", step=1, stalled_s=1.0, median_step_s=1.0)
     assert watched(lambda: hang) == (exit_codes.HUNG, -signal.SIGKILL)
 
 
 def test_a_supervisor_that_fails_leaves_no_ranks(watched: Callable[..., tuple[int, int]]) -> None:
     """Whatever it was: nobody else would end them."""
 
-    def stale() -> Hang:
+    def stale() -> HangReport:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     assert watched(stale) == (errno.ESTALE, -signal.SIGKILL)

@@ -19,14 +19,14 @@ from pitools.launch.recovery import apply_decision
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.schema import Recover, Site
-from pitools.slurm.records import Accounting
+from pitools.site.schema import Recovery, Site
+from pitools.slurm.records import AccountingRow
 
 ENDS = "2030-01-01T00:00:00.000Z"
 
 
-def job(run_dir: Path, **more: object) -> job_context.Job:
-    made = job_context.Job(
+def job(run_dir: Path, **more: object) -> job_context.JobContext:
+    made = job_context.JobContext(
         run_dir=run_dir,
         number=0,
         job_id="7",
@@ -59,7 +59,7 @@ def test_a_job_that_is_to_make_room_is_known(
     record = re.sub(r"^JobId=\d+", "JobId=7", re.sub(r"PreemptTime=\S+", f"PreemptTime={when}", record))
     (tmp_path / "said").write_text(record + "\n")
     says(tmp_path, monkeypatch, f"cat {tmp_path}/said")
-    told = job_recovery.making_room(job(tmp_path), "2026-11-22T01:00:00.123Z")
+    told = job_recovery.preemption_notice(job(tmp_path), "2026-11-22T01:00:00.123Z")
     assert (told is not None) == found
     assert told is None or (told.raw_id, told.state) == ("7", "PREEMPTED")
 
@@ -68,11 +68,11 @@ def test_a_controller_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: py
     """No attempt begins before slurmctld answers, but the wait has an end."""
     says(tmp_path, monkeypatch, f"[ -e {tmp_path}/up ] && echo 'Slurmctld(primary) at vm is UP' || exit 1")
     began = time.monotonic()
-    assert not wait_for.until_slurm_answers(None, 1.0)
-    assert not wait_for.until_slurm_answers(-5.0)
+    assert not wait_for.wait_for_slurm(None, 1.0)
+    assert not wait_for.wait_for_slurm(-5.0)
     assert time.monotonic() - began < 20
     threading.Timer(0.3, (tmp_path / "up").touch).start()
-    assert wait_for.until_slurm_answers(600.0)
+    assert wait_for.wait_for_slurm(600.0)
 
 
 @pytest.mark.usefixtures("as_root")
@@ -82,15 +82,15 @@ def test_a_folder_that_is_read_only_is_waited_for(tmp_path: Path) -> None:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(place)], check=True)
     try:
-        assert not wait_for.until_writable(place, 0.2)
+        assert not wait_for.wait_writable(place, 0.2)
         remount = ["mount", "-o", "remount,rw", str(place)]
         threading.Timer(0.3, lambda: subprocess.run(remount, check=True)).start()
-        assert wait_for.until_writable(place)
+        assert wait_for.wait_writable(place)
         assert list(place.iterdir()) == []
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
     began = time.monotonic()
-    assert not wait_for.until_writable(tmp_path / "nowhere")
+    assert not wait_for.wait_writable(tmp_path / "nowhere")
     assert time.monotonic() - began < 10
 
 
@@ -99,23 +99,23 @@ def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     line = (
         b"3,1234,49015002343,-;Memory cgroup out of memory: Killed process 11428 (python) total-vm:1305408kB\n SUB=x\n"
     )
-    age, pid, text = oom.of_record(line)
+    age, pid, text = oom.parse_kmsg_record(line)
     assert (age.total_seconds(), pid) == (49015.002343, 11428)
     assert text.startswith("Memory cgroup out of memory")
-    assert oom.of_record(b"6,1,1,-;oom-kill:constraint=CONSTRAINT_NONE,task=python,pid=12,uid=0\n")[1] == 12
-    assert oom.of_record(b"half")[1] == 0
+    assert oom.parse_kmsg_record(b"6,1,1,-;oom-kill:constraint=CONSTRAINT_NONE,task=python,pid=12,uid=0\n")[1] == 12
+    assert oom.parse_kmsg_record(b"half")[1] == 0
     child = subprocess.Popen(["true"])
     child.wait()
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
-    known = oom.oom_kills()
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    known = oom.oom_kill_count()
     assert known is not None
     for rank, count in enumerate((known - 1, known, None)):
-        one = run_folder.Rank(
+        one = run_folder.RankRecord(
             rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={}, oom_kills=count
         )
-        run_folder.write(made / "ranks" / f"{rank}.json", one)
+        run_folder.write_record(made / "ranks" / f"{rank}.json", one)
     monkeypatch.setattr(oom, "_KMSG", tmp_path / "none")
-    oom.here(made, "n1")
+    oom.record_for_node(made, "n1")
     assert [path.name for path in (made / "oom").iterdir()] == ["0.json"]
 
 
@@ -133,17 +133,19 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
 ) -> None:
     """Preempted within its grace time it asks for what follows; ended by Slurm itself it is in the queue already."""
     request = Request(name="r", command="true", nodes=2)
-    asked = dialect.Job(name="r", nodes=2, partition="p")
+    asked = dialect.JobSpec(name="r", nodes=2, partition="p")
     plan = Plan(name="r", site="s", request=request, job=asked, data=(), runs=str(tmp_path), nvme="", python="python")
     monkeypatch.setattr(job_recovery, "load_plan", lambda _: plan)
-    monkeypatch.setattr(job_recovery, "site_of", lambda *_: Site(name="s", recover=Recover(chain=chain)))  # type: ignore[arg-type]
-    monkeypatch.setattr(apply_decision, "settle", lambda *told, **_: told[-1])
-    made = begin_attempt.begin(job(tmp_path), ends=ENDS)
-    run_folder.write(
-        made / "exit.json", run_folder.Attempt(job_id="7", exit_code=143, ended="2026-11-22T01:00:00.000Z")
+    monkeypatch.setattr(job_recovery, "site_of_run", lambda *_: Site(name="s", recovery=Recovery(chain=chain)))  # type: ignore[arg-type]
+    monkeypatch.setattr(apply_decision, "apply_from_job", lambda *told, **_: told[-1])
+    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    run_folder.write_record(
+        made / "exit.json", run_folder.AttemptExit(job_id="7", exit_code=143, ended="2026-11-22T01:00:00.000Z")
     )
-    told = Accounting(job_id="7", raw_id="7", state="PREEMPTED")
-    decided = job_recovery.judged(job(tmp_path, mode="run"), made, told=told, left_s=0.0, early=early)
+    told = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
+    decided = job_recovery.diagnose_and_decide(
+        job(tmp_path, mode="run"), made, accounting_row=told, seconds_left=0.0, before_slurm_ends=early
+    )
     assert (decided.action, decided.kind) == (action, "preempted")
 
 
@@ -159,7 +161,7 @@ def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeyp
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    assert wait_for.until_steps_begin(tmp_path, "7", "n[1-2]")
+    assert wait_for.wait_for_step_creation(tmp_path, "7", "n[1-2]")
     assert (tmp_path / "ended").read_text() == "7.0 7.1\n" * 2
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
-    assert not wait_for.until_steps_begin(tmp_path, "7", "n[1-2]", patience_s=0)
+    assert not wait_for.wait_for_step_creation(tmp_path, "7", "n[1-2]", timeout_s=0)

@@ -20,7 +20,7 @@ import pytest
 from pitools.core import subprocesses
 from pitools.launch import exit_codes
 from pitools.launch.job import fencing
-from pitools.launch.job.step_runner import step as attend_step
+from pitools.launch.job.step_runner import run_step as attend_step
 from pitools.launch.probes import stacks, unreachable_nodes
 from pitools.launch.rank import failure_record
 from pitools.launch.recovery import slurm_query
@@ -28,7 +28,7 @@ from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 from pitools.site.schema import Site
-from pitools.slurm.transport import Reach
+from pitools.slurm.transport import Transport
 
 STUCK = """
 import os, sys, time
@@ -37,9 +37,9 @@ from pitools.launch.probes import stacks
 from pitools.run import run_folder
 from pitools.site.schema import Site
 attempt = Path(os.environ["PIT_ATTEMPT_DIR"])
-stacks.arm(attempt, 3)
-rank = run_folder.Rank(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
-run_folder.write(attempt / "ranks" / "3.json", rank)
+stacks.register_handler(attempt, 3)
+rank = run_folder.RankRecord(rank=3, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={})
+run_folder.write_record(attempt / "ranks" / "3.json", rank)
 def waits_for_ever():
     (attempt / "waits").write_text("for ever")
     time.sleep(600)
@@ -52,14 +52,14 @@ def attempt(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "attempts" / "0"
     (path / "logs").mkdir(parents=True)
     yield path
-    for pid in slurm_query.survivors(path):  # of a test that failed
+    for pid in slurm_query.orphan_pids(path):  # of a test that failed
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def attend(attempt: Path, *argv: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
-    words = [sys.executable, "-m", "pitools.launch.job", "attend", "ranks", "--", *argv]
+    words = [sys.executable, "-m", "pitools.launch.job", "step", "ranks", "--", *argv]
     with (attempt / "said").open("wb") as said:
         return subprocess.Popen(words, env=env, stderr=said)
 
@@ -106,7 +106,7 @@ def test_usr2_is_passed_on(attempt: Path) -> None:
 
 def test_a_signal_that_comes_before_the_step_is_passed_on(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is heard before there is a process to tell."""
-    start = subprocesses.start
+    start = subprocesses.start_detached
 
     def signalled(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
         process = start(argv, **options)
@@ -115,14 +115,14 @@ def test_a_signal_that_comes_before_the_step_is_passed_on(attempt: Path, monkeyp
         return process
 
     monkeypatch.setenv("PIT_RUN_DIR", str(attempt.parent.parent))
-    monkeypatch.setattr(subprocesses, "start", signalled)
+    monkeypatch.setattr(subprocesses, "start_detached", signalled)
     code = f"trap 'exit 5' USR2; echo x > {attempt}/ready; for i in {{1..200}}; do sleep 0.05; done"
     assert attend_step(["bash", "-c", code], attempt, name="other") == 5
 
 
 def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
     """Steps that stop come to HUNG, hang.json, and no process."""
-    (attempt.parent.parent / "plan.json").write_text('{"request":{"watch":{"hang_min":"1s","hang_factor":2}}}')
+    (attempt.parent.parent / "plan.json").write_text('{"request":{"watch":{"min_stall":"1s","hang_factor":2}}}')
     code = (
         "import sys, time; from pathlib import Path; from pitools.run.steps import StepLog\n"
         f"at = Path({str(attempt)!r}); log = StepLog(at / 'made', 0)\n"
@@ -132,7 +132,7 @@ def test_a_standstill_is_ended_and_named(attempt: Path) -> None:
     )
     process = attend(attempt, sys.executable, "-c", code)
     assert process.wait(60) == exit_codes.HUNG
-    hang = run_folder.read(attempt / "hang.json", records.Hang)
+    hang = run_folder.read_record(attempt / "hang.json", records.HangReport)
     assert hang is not None
     assert hang.step == 2
 
@@ -143,17 +143,17 @@ def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", STUCK], env=env)
     try:
         until(attempt / "waits")
-        assert stacks.here(attempt, "elsewhere") == []
-        assert stacks.here(attempt, "here") == [3]
+        assert stacks.dump_here(attempt, "elsewhere") == []
+        assert stacks.dump_here(attempt, "here") == [3]
         until(attempt / "stacks" / "3.txt", "in waits_for_ever")  # faulthandler's, which nobody waits for longer
         text = (attempt / "stacks" / "3.txt").read_text()
         assert "waits_for_ever (<string>" in text  # py-spy's, which is among the tests' requirements
         assert process.poll() is None
-        other = run_folder.Rank(
+        other = run_folder.RankRecord(
             rank=1, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={}
         )  # its number was given to another process
-        run_folder.write(attempt / "ranks" / "1.json", other)
-        assert stacks.here(attempt, "here") == [3]
+        run_folder.write_record(attempt / "ranks" / "1.json", other)
+        assert stacks.dump_here(attempt, "here") == [3]
     finally:
         process.kill()
         process.wait()
@@ -166,9 +166,9 @@ def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatc
 
     def fails(rank: int, error: BaseException) -> records.RankFailure:
         monkeypatch.setenv("SLURM_PROCID", str(rank))
-        with pytest.raises(type(error)), failure_record.of_failure():
+        with pytest.raises(type(error)), failure_record.record_failure():
             raise error
-        found = run_folder.read(attempt / "failures" / f"{rank}.json", records.RankFailure)
+        found = run_folder.read_record(attempt / "failures" / f"{rank}.json", records.RankFailure)
         assert found is not None
         return found
 
@@ -183,7 +183,7 @@ def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatc
     assert len(fails(6, ValueError("x" * 9000)).trace) <= 4200
     assert (attempt / "first_failure").read_text() == "1 0 n1\n"
     monkeypatch.setenv("SLURM_PROCID", "8")
-    with pytest.raises(SystemExit), failure_record.of_failure():
+    with pytest.raises(SystemExit), failure_record.record_failure():
         raise SystemExit(143)
     assert not (attempt / "failures" / "8.json").exists()
 
@@ -201,11 +201,11 @@ def test_a_node_that_does_not_answer_is_written_down(
         (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
         (tmp_path / "scontrol").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        (found,) = unreachable_nodes.look(attempt, "n[0-1]")
+        (found,) = unreachable_nodes.probe_slurmds(attempt, "n[0-1]")
     assert (found.node, found.error) == ("n1", "Connection refused")
-    assert run_folder.read(attempt / "silent" / "n1.json", unreachable_nodes.Silent) == found
+    assert run_folder.read_record(attempt / "unreachable" / "n1.json", unreachable_nodes.UnreachableNode) == found
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
-    assert unreachable_nodes.look(attempt, "n[0-1]") == []
+    assert unreachable_nodes.probe_slurmds(attempt, "n[0-1]") == []
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_which_node_it_was_is_asked_of_slurm(
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    start = records.Start(
+    start = records.AttemptStart(
         attempt="0",
-        job=0,
+        submission=0,
         job_id="7",
         cluster="",
         restart=0,
@@ -246,8 +246,8 @@ def test_which_node_it_was_is_asked_of_slurm(
         nodes=2,
         started="2026-11-22T00:00:00.000Z",
     )
-    assert [one.node for one in unreachable_nodes.fallen(attempt, start, Reach())] == lost
-    assert sorted(path.stem for path in (attempt / "silent").glob("*")) == lost
+    assert [one.node for one in unreachable_nodes.nodes_lost_by_slurm(attempt, start, Transport())] == lost
+    assert sorted(path.stem for path in (attempt / "unreachable").glob("*")) == lost
 
 
 def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) -> None:
@@ -258,12 +258,12 @@ def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) 
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
         (tmp_path / "scontrol").chmod(0o755)
         env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n1"}
-        said = [sys.executable, "-m", "pitools.launch.job", "attend", "ranks", "--", "sh", "-c"]
+        said = [sys.executable, "-m", "pitools.launch.job", "step", "ranks", "--", "sh", "-c"]
         env |= {"PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
         assert subprocess.run([*said, "exit 0"], env=env, check=False).returncode == 0
-        assert not (attempt / "silent").exists()
+        assert not (attempt / "unreachable").exists()
         assert subprocess.run([*said, "exit 1"], env=env, check=False).returncode == 1
-    assert [path.name for path in (attempt / "silent").iterdir()] == ["n1.json"]
+    assert [path.name for path in (attempt / "unreachable").iterdir()] == ["n1.json"]
 
 
 @pytest.mark.usefixtures("as_root")
@@ -285,10 +285,10 @@ def test_ranks_of_a_job_that_was_followed_up_are_ended(attempt: Path, monkeypatc
     (run_dir / "plan.json").write_text('{"request":{}}')
     for name, value in {"PIT_RUN_DIR": str(run_dir), "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": run_dir.name}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fencing, "EVERY_S", 0.3)
-    submissions.intend(run_dir, 0, Site(name="s"), ())
-    grant.take(submissions.at(run_dir, 0), "run.7")
-    assert attend_step(["sleep", "1"], attempt, name="ranks") == 0, "it has leave"
-    threading.Timer(0.5, submissions.intend, [run_dir, 1, Site(name="s"), ()]).start()
+    monkeypatch.setattr(fencing, "CHECK_EVERY_S", 0.3)
+    submissions.record_intent(run_dir, 0, Site(name="s"), ())
+    grant.claim(submissions.job_dir(run_dir, 0), "run.7")
+    assert attend_step(["sleep", "1"], attempt, name="ranks") == 0, "it has the grant"
+    threading.Timer(0.5, submissions.record_intent, [run_dir, 1, Site(name="s"), ()]).start()
     assert attend_step(["sleep", "60"], attempt, name="ranks") == 143
-    assert "job 1 of the run goes on with it" in (attempt / "logs" / "srun.err").read_text()
+    assert "job 1 of the run has taken over" in (attempt / "logs" / "srun.err").read_text()

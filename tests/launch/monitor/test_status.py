@@ -18,11 +18,11 @@ from pitools.launch import slurm_cache
 from pitools.launch.monitor import follow_runs, status
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, cancel_run, slurm_query
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.launch.submission import exactly_once, submissions
 from pitools.run import cancel_request, run_folder
-from pitools.run.attempt_records import Cause, Decision, Start
-from pitools.site.load import load
+from pitools.run.attempt_records import AttemptStart, Cause, Decision
+from pitools.site.load import load_site
 from pitools.slurm.errors import SlurmReason, SlurmRefused
 
 MakePlan = Callable[..., planning.Plan]
@@ -39,9 +39,9 @@ class EndsWhileAsked:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
 
-    def ask(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
-        ended = run_folder.Attempt(job_id=ids[0], exit_code=7, ended="2026-01-01T00:00:00Z")
-        run_folder.write(self.run_dir / "attempts" / "0" / "exit.json", ended)
+    def require_states(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
+        ended = run_folder.AttemptExit(job_id=ids[0], exit_code=7, ended="2026-01-01T00:00:00Z")
+        run_folder.write_record(self.run_dir / "attempts" / "0" / "exit.json", ended)
         return {ids[0]: "FAILED"}
 
 
@@ -52,12 +52,12 @@ def test_a_run_that_ends_while_slurm_is_asked(
     run_dir = tmp_path / "r"
     run_dir.mkdir()
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(make_plan("alpha")))
-    run_folder.write(
+    run_folder.write_record(
         run_dir / "job.json", run_folder.JobRef(job_id="5", site="alpha", submitted="2026-01-01T00:00:00Z")
     )
     slurm: Any = EndsWhileAsked(run_dir)
     monkeypatch.setattr(slurm_query, "slurm_cache", slurm)
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.exit_code, run.attempts) == ("FAILED", 7, 1)
 
 
@@ -69,12 +69,12 @@ class Says:
         self.named: list[str] = []
         self.run_dir = Path()
         self.refuses: PitError | None = None
-        self.waits = slurm_cache.Told(state="PENDING", age_s=0.0)
+        self.waits = slurm_cache.CachedState(state="PENDING", age_s=0.0)
 
-    def ask(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
+    def require_states(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
         return dict.fromkeys(ids, self.word)
 
-    def states(self, site: object, ids: list[str]) -> dict[str, slurm_cache.Told]:
+    def cached_states(self, site: object, ids: list[str]) -> dict[str, slurm_cache.CachedState]:
         return dict.fromkeys(ids, self.waits)
 
     def cancel(self, ids: list[str], name: str = "", user: str = "") -> None:
@@ -93,13 +93,13 @@ def run_dir(make_plan: MakePlan, tmp_path: Path) -> Path:
     (made / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs=str(tmp_path))))
     for number, job_id in enumerate(("5", "6")):
         ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted="2026-01-01T00:00:00Z", number=number)
-        submissions.intend(made, number, load("alpha"), ())
-        run_folder.write(submissions.at(made, number) / "job.json", ref)
-        run_folder.write(made / "job.json", ref)
-    ended = run_folder.Attempt(job_id="5", exit_code=143, ended="2026-01-01T00:00:00Z")
-    run_folder.write(made / "attempts" / "0" / "exit.json", ended)
+        submissions.record_intent(made, number, load_site("alpha"), ())
+        run_folder.write_record(submissions.job_dir(made, number) / "job.json", ref)
+        run_folder.write_record(made / "job.json", ref)
+    ended = run_folder.AttemptExit(job_id="5", exit_code=143, ended="2026-01-01T00:00:00Z")
+    run_folder.write_record(made / "attempts" / "0" / "exit.json", ended)
     decided = Decision(attempt="0", action="resubmit", kind="preempted", reason="preempted")
-    run_folder.write(made / "attempts" / "0" / "decision.json", decided)
+    run_folder.write_record(made / "attempts" / "0" / "decision.json", decided)
     return made
 
 
@@ -114,20 +114,20 @@ def say(word: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
 def test_a_run_is_its_newest_job(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How an attempt of an earlier job ended is not how the run is, whether Slurm is asked or not."""
     say("PENDING", run_dir, monkeypatch)
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.job_id, run.exit_code, run.is_over) == ("PENDING", "6", None, False)
-    assert status.show(run_dir, load("alpha"), ask=False).state == "UNKNOWN"
+    assert status.run_status(run_dir, load_site("alpha"), query_slurm=False).state == "UNKNOWN"
 
 
 def test_when_a_run_was_created(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its folder was made: not with its newest job, nor only once Slurm has taken one."""
     say("RUNNING", run_dir, monkeypatch)
-    assert status.show(run_dir, load("alpha")).created == "2026-01-01T00:00:00Z"  # the folder does not say
-    run_folder.note(run_dir, "created", site="alpha")
-    t = run_folder.read(run_dir / "job.json", run_folder.JobRef).submitted  # type: ignore[union-attr]
-    assert status.show(run_dir, load("alpha")).created > t
+    assert status.run_status(run_dir, load_site("alpha")).created == "2026-01-01T00:00:00Z"  # the folder does not say
+    run_folder.append_event(run_dir, "created", site="alpha")
+    t = run_folder.read_record(run_dir / "job.json", run_folder.JobRef).submitted  # type: ignore[union-attr]
+    assert status.run_status(run_dir, load_site("alpha")).created > t
     (run_dir / "job.json").unlink()
-    assert status.show(run_dir, load("alpha"), ask=False).created > t
+    assert status.run_status(run_dir, load_site("alpha"), query_slurm=False).created > t
 
 
 @pytest.mark.parametrize("word", ["UNKNOWN", "PENDING"])
@@ -136,26 +136,26 @@ def test_what_has_just_begun_is_known_before_slurm_says_so(
 ) -> None:
     """A job just submitted waits; one whose script has just begun runs; for what is older Slurm's word stands."""
     say(word, run_dir, monkeypatch)
-    now, old = timestamps.now(), "2026-01-01T00:00:00Z"
+    now, old = timestamps.now_rfc3339(), "2026-01-01T00:00:00Z"
     ref = run_folder.JobRef(job_id="6", site="alpha", submitted=now, number=1)
-    run_folder.write(run_dir / "job.json", ref)
-    assert status.show(run_dir, load("alpha")).state == "PENDING"
-    run_folder.write(run_dir / "job.json", replace(ref, submitted=old))
-    assert status.show(run_dir, load("alpha")).state == word
+    run_folder.write_record(run_dir / "job.json", ref)
+    assert status.run_status(run_dir, load_site("alpha")).state == "PENDING"
+    run_folder.write_record(run_dir / "job.json", replace(ref, submitted=old))
+    assert status.run_status(run_dir, load_site("alpha")).state == word
     for job_id, started, state in (("5", now, word), ("6", now, "RUNNING"), ("6", old, word)):
-        start = Start(
-            attempt="1", job=1, job_id=job_id, cluster="", restart=0, node_list="n1", nodes=1, started=started
+        start = AttemptStart(
+            attempt="1", submission=1, job_id=job_id, cluster="", restart=0, node_list="n1", nodes=1, started=started
         )
-        run_folder.write(run_dir / "attempts" / "1" / "start.json", start)
-        assert status.show(run_dir, load("alpha")).state == state, (job_id, started)
+        run_folder.write_record(run_dir / "attempts" / "1" / "start.json", start)
+        assert status.run_status(run_dir, load_site("alpha")).state == state, (job_id, started)
 
 
 def test_the_verdict_is_what_counts(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Slurm still believes; and it is not even asked."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    monkeypatch.setattr(slurm, "ask", None)
-    apply_decision.conclude(run_dir, "memory", "CUDA out of memory", 1)
-    run = status.show(run_dir, load("alpha"))
+    monkeypatch.setattr(slurm, "require_states", None)
+    apply_decision.write_verdict(run_dir, "memory", "CUDA out of memory", 1)
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.exit_code, run.cause, run.is_over) == ("OUT_OF_MEMORY", 1, "memory", True)
     assert run.reason == "CUDA out of memory"
 
@@ -164,12 +164,12 @@ def test_cancel_is_asked_for_first(run_dir: Path, monkeypatch: pytest.MonkeyPatc
     """It is on disk before Slurm is told, is the verdict only after, ends every job, and again does no harm: by then
     the ids may be other jobs', and only those of the run's names are ended."""
     slurm = say("RUNNING", run_dir, monkeypatch)
-    status.cancel(run_dir, load("alpha"))
+    status.cancel_run(run_dir, load_site("alpha"))
     assert (slurm.ended, slurm.named, slurm.was_there) == (["5", "6"], [], [True, False])
     assert not (run_dir / "cancel.json").exists()
-    status.cancel(run_dir, load("alpha"))
+    status.cancel_run(run_dir, load_site("alpha"))
     assert (slurm.ended, slurm.named, slurm.was_there) == (["6"], ["r", "r.1"], [False, True])
-    assert apply_decision.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+    assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
 
 def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,18 +177,18 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = Unreachable("Unable to contact slurm controller")
     with pytest.raises(Unreachable) as caught:
-        status.cancel(run_dir, load("alpha"))
+        status.cancel_run(run_dir, load_site("alpha"))
     assert "`pit launch tick --site alpha`" in caught.value.hint
     assert slurm.refuses.hint == "", "an error that was raised is not changed"
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
     slurm.refuses = None
     (run_dir / "attempts").mkdir(exist_ok=True)
     (run_dir / "script.sbatch").touch()
-    done = status.continued(run_dir, load("alpha"), lambda _: None)
+    done = status.try_resume(run_dir, load_site("alpha"), lambda _: None)
     assert done is not None
     assert (done.action, slurm.ended) == ("stop", ["5", "6"])
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.is_over, run.cancel_asked) == ("CANCELLED", True, "")
 
 
@@ -197,14 +197,14 @@ def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPa
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = denied()
     with pytest.raises(ClusterError):
-        status.cancel(run_dir, load("alpha"))
-    run = status.show(run_dir, load("alpha"))
+        status.cancel_run(run_dir, load_site("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.is_over, run.cancel_asked) == ("RUNNING", False, "")
     assert not (run_dir / "cancel.json").exists()
     if os.geteuid() == 0:
-        run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=timestamps.now()))
+        run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t=timestamps.now_rfc3339()))
         os.chown(run_dir / "cancel.json", 12345, -1)
-        assert not status.show(run_dir, load("alpha")).cancel_asked
+        assert not status.run_status(run_dir, load_site("alpha")).cancel_asked
 
 
 @pytest.mark.parametrize(
@@ -218,28 +218,30 @@ def test_a_failure_that_is_no_refusal_leaves_a_cancel_asked_for(
     (run_dir / "script.sbatch").touch()
     (run_dir / "attempts").mkdir(exist_ok=True)
     slurm.refuses = error
-    for attempt in (status.cancel, resume):
+    for attempt in (status.cancel_run, resume_run):
         with pytest.raises(PitError):
-            attempt(run_dir, load("alpha"))
-        assert status.show(run_dir, load("alpha")).cancel_asked
+            attempt(run_dir, load_site("alpha"))
+        assert status.run_status(run_dir, load_site("alpha")).cancel_asked
     slurm.refuses = None
-    assert resume(run_dir, load("alpha")).action == "stop"
+    assert resume_run(run_dir, load_site("alpha")).action == "stop"
 
 
 def test_a_run_that_has_finished_does_not_go_on(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its cancel was refused before, or its jobs' once more, though it has no verdict yet."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
-    run_folder.write(
-        run_dir / "attempts" / "0" / "exit.json", run_folder.Attempt(job_id="6", exit_code=0, ended=timestamps.now())
+    run_folder.write_record(
+        run_dir / "attempts" / "0" / "exit.json",
+        run_folder.AttemptExit(job_id="6", exit_code=0, ended=timestamps.now_rfc3339()),
     )
     slurm.refuses = denied()
     with pytest.raises(ClusterError):
-        status.cancel(run_dir, load("alpha"))
+        status.cancel_run(run_dir, load_site("alpha"))
     assert not (run_dir / "cancel.json").exists()
-    run_folder.write(
-        run_dir / "cancel.json", cancel_request.Cancel(t=timestamps.now(), refused="Access/permission denied")
+    run_folder.write_record(
+        run_dir / "cancel.json",
+        cancel_request.CancelRequest(t=timestamps.now_rfc3339(), refused_by_slurm="Access/permission denied"),
     )
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, "refused" in run.reason) == ("COMPLETED", False)
 
 
@@ -248,30 +250,32 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
     slurm = say("RUNNING", run_dir, monkeypatch)
     slurm.refuses = Unreachable("Unable to contact slurm controller")
     with pytest.raises(Unreachable):
-        status.cancel(run_dir, load("alpha"))
+        status.cancel_run(run_dir, load_site("alpha"))
     (run_dir / "script.sbatch").touch()
     slurm.refuses = denied()
     with pytest.raises(ClusterError, match="denied"):
-        resume(run_dir, load("alpha"))
-    run = status.show(run_dir, load("alpha"))
+        resume_run(run_dir, load_site("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.cancel_asked) == ("RUNNING", "")
     assert run.reason == "its cancel was refused, and it goes on: Access/permission denied"
     slurm.refuses = None
     monkeypatch.setattr(slurm_query, "client", lambda site: slurm)
-    assert resume(run_dir, load("alpha")).action == "left"
+    assert resume_run(run_dir, load_site("alpha")).action == "untouched"
     assert slurm.ended == [""]
-    status.cancel(run_dir, load("alpha"))
-    assert status.show(run_dir, load("alpha")).state == "CANCELLED"
+    status.cancel_run(run_dir, load_site("alpha"))
+    assert status.run_status(run_dir, load_site("alpha")).state == "CANCELLED"
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
 def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int) -> None:
     """The job itself writes the verdict at its next end: nothing follows but that; one that has finished has."""
-    run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t=timestamps.now()))
+    run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t=timestamps.now_rfc3339()))
     cause = Cause(attempt="0", kind="node" if exit_code else "finished", confidence="certain", reason="it ended")
     decided = Decision(attempt="0", action="resubmit" if exit_code else "done", kind=cause.kind, reason="it ended")
-    apply_decision.act(run_dir, load_plan(run_dir), load("alpha"), cause, decided, in_job=False, after=None)
-    given = apply_decision.verdict(run_dir)
+    apply_decision.apply_decision(
+        run_dir, load_plan(run_dir), load_site("alpha"), cause, decided, in_job=False, job=None
+    )
+    given = apply_decision.read_verdict(run_dir)
     assert given is not None
     assert (given.state, given.code) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
     assert not (run_dir / "cancel.json").exists()
@@ -281,25 +285,32 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Slurm's reason and expected start are part of the record; one that is held is not waited for."""
     slurm = say("PENDING", run_dir, monkeypatch)
     slurm.waits = replace(slurm.waits, reason="Resources", start="2026-01-02T00:00:00Z")
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.pending_reason, run.expected_start) == ("Resources", "2026-01-02T00:00:00Z")
-    start = Start(
-        attempt="1", job=1, job_id="6", cluster="", restart=0, node_list="n1", nodes=1, started=timestamps.now()
+    start = AttemptStart(
+        attempt="1",
+        submission=1,
+        job_id="6",
+        cluster="",
+        restart=0,
+        node_list="n1",
+        nodes=1,
+        started=timestamps.now_rfc3339(),
     )
-    run_folder.write(run_dir / "attempts" / "1" / "start.json", start)
-    assert status.show(run_dir, load("alpha")).state == "RUNNING"
+    run_folder.write_record(run_dir / "attempts" / "1" / "start.json", start)
+    assert status.run_status(run_dir, load_site("alpha")).state == "RUNNING"
     slurm.waits = replace(slurm.waits, reason="launch_failed_requeued_held")
-    assert status.show(run_dir, load("alpha")).state == "PENDING"  # however lately it ran
-    monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
+    assert status.run_status(run_dir, load_site("alpha")).state == "PENDING"  # however lately it ran
+    monkeypatch.setattr(status.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
     with pytest.raises(ClusterError) as caught:
-        status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None)
+        status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None)
     assert "scontrol release 6" in caught.value.hint
     heard: list[str] = []
-    assert len(list(follow_runs.rounds([run_dir], load("alpha"), heard.append, every_s=0))) == 1
+    assert len(list(follow_runs.poll_runs([run_dir], load_site("alpha"), heard.append, every_s=0))) == 1
     assert len(heard) == 1
     # What Slurm said before the watch began may be over: whoever releases a job and then watches it waits for it.
     slurm.waits = replace(slurm.waits, age_s=3.0)
-    rounds = follow_runs.rounds([run_dir], load("alpha"), heard.append, every_s=0)
+    rounds = follow_runs.poll_runs([run_dir], load_site("alpha"), heard.append, every_s=0)
     assert [len(next(rounds)) for _ in range(3)] == [1, 1, 1]
 
 
@@ -307,27 +318,27 @@ def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPa
     """An empty exit.json, as a full disk leaves it, hides nothing that Slurm knows, and is named."""
     say("RUNNING", run_dir, monkeypatch)
     (run_dir / "attempts" / "0" / "exit.json").write_bytes(b"")
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     assert (run.state, run.reason) == ("RUNNING", "attempts/0/exit.json is empty, as a full disk leaves a file")
-    assert status.show(run_dir, load("alpha"), ask=False).state == "UNKNOWN"
-    assert status.cancel(run_dir, load("alpha")) is None
-    assert status.show(run_dir, load("alpha")).state == "CANCELLED"
+    assert status.run_status(run_dir, load_site("alpha"), query_slurm=False).state == "UNKNOWN"
+    assert status.cancel_run(run_dir, load_site("alpha")) is None
+    assert status.run_status(run_dir, load_site("alpha")).state == "CANCELLED"
 
 
 def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm is not called for a run that has ended by itself; that it was so is the answer."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
-    given = apply_decision.conclude(run_dir, "memory", "CUDA out of memory", 1)
-    assert status.cancel(run_dir, load("alpha")) == given
-    assert (slurm.ended, apply_decision.verdict(run_dir)) == ([""], given)
+    given = apply_decision.write_verdict(run_dir, "memory", "CUDA out of memory", 1)
+    assert status.cancel_run(run_dir, load_site("alpha")) == given
+    assert (slurm.ended, apply_decision.read_verdict(run_dir)) == ([""], given)
 
 
 def test_only_changes_are_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record when a run is first seen, and when its state, job, attempt or cause is another; not for a step."""
     say("RUNNING", run_dir, monkeypatch)
-    run = status.show(run_dir, load("alpha"))
+    run = status.run_status(run_dir, load_site("alpha"))
     rows = [run, replace(run, steps=9), replace(run, steps=10, attempts=2), replace(run, steps=12, attempts=2)]
-    assert list(follow_runs.changes(iter([[row] for row in rows]))) == [rows[0], rows[2]]
+    assert list(follow_runs.changed_runs(iter([[row] for row in rows]))) == [rows[0], rows[2]]
 
 
 def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,20 +346,20 @@ def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.Monke
     slurm = say("PENDING", run_dir, monkeypatch)
     (run_dir / "job.json").unlink()
     for number in (0, 1):
-        (submissions.at(run_dir, number) / "job.json").unlink()
+        (submissions.job_dir(run_dir, number) / "job.json").unlink()
     ref = run_folder.JobRef(job_id="6", site="alpha", submitted="2026-01-01T00:00:00Z", number=1)
-    monkeypatch.setattr(exactly_once, "find", lambda run_dir, site, number: ref if number == 1 else None)
-    status.cancel(run_dir, load("alpha"))
+    monkeypatch.setattr(exactly_once, "find_submitted", lambda run_dir, site, number: ref if number == 1 else None)
+    status.cancel_run(run_dir, load_site("alpha"))
     assert slurm.ended == ["6"]
-    monkeypatch.setattr(exactly_once, "find", lambda run_dir, site, number: None)
-    status.cancel(run_dir, load("alpha"))
-    assert apply_decision.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+    monkeypatch.setattr(exactly_once, "find_submitted", lambda run_dir, site, number: None)
+    status.cancel_run(run_dir, load_site("alpha"))
+    assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
 
 
 def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`resume` knows after ten minutes whether the job is over: until then its run is not given up."""
     say("UNKNOWN", run_dir, monkeypatch)
-    run = replace(status.show(run_dir, load("alpha"), ask=False), state="UNKNOWN")
+    run = replace(status.run_status(run_dir, load_site("alpha"), query_slurm=False), state="UNKNOWN")
     clock_s = [0.0]
 
     class Forgets:
@@ -356,15 +367,15 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
 
         def __init__(self, *_: object) -> None: ...
 
-        def look(self) -> run_folder.Run:
+        def poll(self) -> run_folder.RunRecord:
             return run if clock_s[0] < 700 else replace(run, state="COMPLETED", is_over=True)
 
     asked: list[float] = []
-    monkeypatch.setattr(status, "Watch", Forgets)
-    monkeypatch.setattr(status, "continued", lambda *_: asked.append(clock_s[0]))
+    monkeypatch.setattr(status, "RunPoller", Forgets)
+    monkeypatch.setattr(status, "try_resume", lambda *_: asked.append(clock_s[0]))
     monkeypatch.setattr(status.time, "monotonic", lambda: clock_s[0])
     monkeypatch.setattr(status.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
-    assert status.wait(run_dir, load("alpha"), lambda _: None, lambda _: None).is_over
+    assert status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None).is_over
     assert len(asked) < 30, "each of them asks slurmctld"
 
 
@@ -377,15 +388,15 @@ def test_a_full_disk_is_told_while_it_is_waited_for(run_dir: Path, monkeypatch: 
 
     def full(run_dir: Path, _: object) -> None:
         if next(tries) == 2:
-            apply_decision.conclude(run_dir, "storage", "no space left", 1)
+            apply_decision.write_verdict(run_dir, "storage", "no space left", 1)
         raise NoSpace("no space left", where=str(run_dir / "decision.json"), hint="free space there")
 
-    monkeypatch.setattr(status, "resume", full)
+    monkeypatch.setattr(status, "resume_run", full)
     monkeypatch.setattr(status.time, "sleep", lambda _: None)
-    monkeypatch.setattr(follow_runs, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(status.Watch, "look", lambda _: status.show(run_dir, load("alpha")))
+    monkeypatch.setattr(follow_runs, "_RESUME_AGAIN_S", 0.0)
+    monkeypatch.setattr(status.RunPoller, "poll", lambda _: status.run_status(run_dir, load_site("alpha")))
     if by == "wait":
-        assert status.wait(run_dir, load("alpha"), lambda _: None, heard.append).is_over
+        assert status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, heard.append).is_over
     else:
-        assert len(list(follow_runs.rounds([run_dir], load("alpha"), heard.append, every_s=0))) == 4
+        assert len(list(follow_runs.poll_runs([run_dir], load_site("alpha"), heard.append, every_s=0))) == 4
     assert len([line for line in heard if "decision.json" in line]) == 1

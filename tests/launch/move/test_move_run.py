@@ -19,7 +19,7 @@ from pitools.launch.monitor import status
 from pitools.launch.move import checkpoint_transfer, move_run
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.launch.request import Request
 from pitools.launch.submission import local_process, submit
 from pitools.run import cancel_request, run_folder
@@ -33,24 +33,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <function 
 LOOP = """
 import os, signal, sys, time
 from pathlib import Path
-from pitools.checkpoint.store import lookup as find, layout, owner, publish as seal
+from pitools.checkpoint.store import layout, lookup, owner, publish
 told = []
 def main(steps, deaf=False):
     signal.signal(signal.SIGUSR2, (lambda *_: None) if deaf else (lambda *_: told.append(1)))
     at, run = Path(os.environ["PIT_CHECKPOINT_DIR"]), Path(os.environ["PIT_RUN_DIR"]).name
-    owner.claim(at, run, "m")
-    done = find.newest(at) or 0
+    owner.claim_folder(at, run, "m")
+    done = lookup.latest_step(at) or 0
     word = Path(os.environ["PIT_ATTEMPT_DIR"]) / "word"
     word.write_text(str(done))
     word.rename(word.with_name("began"))
     while done < steps and not told:
         time.sleep(0.05)
         done += 1
-    place = layout.begin(at, done, "t")
-    layout.payload(place).mkdir()
-    (layout.payload(place) / "state").write_text(str(done) * 1000)
-    seal.digest_share(place, 0, 1)
-    seal.publish(at, place, done, format="files", run=run, model="m", world_size=1)
+    place = layout.create_building(at, done, "t")
+    layout.payload_path(place).mkdir()
+    (layout.payload_path(place) / "state").write_text(str(done) * 1000)
+    publish.digest_share(place, 0, 1)
+    publish.publish_checkpoint(at, place, done, format="files", run=run, model="m", world_size=1)
     if done < steps:
         sys.exit(140)
 """
@@ -61,7 +61,7 @@ class Sites:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.here, self.there = load.load("here"), load.load("there")
+        self.here, self.there = load.load_site("here"), load.load_site("there")
 
     def start(self, **asked: object) -> Path:
         wanted = {
@@ -73,7 +73,7 @@ class Sites:
             **asked,
         }
         request = Request(**wanted)  # type: ignore[arg-type]
-        run_dir = submit.run(planning.make(request, self.here, "test"), self.here)
+        run_dir = submit.submit_run(planning.make_plan(request, self.here, "test"), self.here)
         until(lambda: (run_dir / "attempts" / "0" / "began").exists())
         return run_dir
 
@@ -86,9 +86,9 @@ def until(true: Callable[[], object]) -> None:
 
 
 def end(run_dir: Path) -> None:
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     if job:
-        local_process.cancel(job)
+        local_process.terminate_supervisor(job)
 
 
 @pytest.fixture
@@ -106,41 +106,50 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
 
 
 def lives(run_dir: Path) -> bool:
-    job = run_folder.read(run_dir / "job.json", run_folder.JobRef)
-    return job is not None and bool(local_process.alive(job))
+    job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
+    return job is not None and bool(local_process.is_alive(job))
 
 
 def test_it_goes_on_there(sites: Sites) -> None:
     """It saves and ends here, and begins there at that very step, with its own code; the old run says where it is."""
     run_dir = sites.start()
     (sites.root / "work" / "loop.py").write_text("raise SystemExit('the live code ran')\n")
-    moved = move_run.move(run_dir, sites.here, sites.there)
+    moved = move_run.move_run(run_dir, sites.here, sites.there)
     new = Path(moved.run_dir)
     try:
-        assert moved.step == lookup.newest(run_dir / "checkpoints") > 0
+        assert moved.step == lookup.latest_step(run_dir / "checkpoints") > 0
         until(lambda: (new / "attempts" / "0" / "began").exists())
         assert (new / "attempts" / "0" / "began").read_text() == str(moved.step)
     finally:
         end(new)
-    assert verify.check(new / "checkpoints" / f"step_{moved.step}") == []
-    assert (owner.read(new / "checkpoints") or owner.Owner(run="", model="")).run == moved.to == new.name
-    verdict = apply_decision.verdict(run_dir)
+    assert verify.verify_checkpoint(new / "checkpoints" / f"step_{moved.step}") == []
+    assert (
+        (owner.read_owner(new / "checkpoints") or owner.FolderOwner(run="", model="")).run
+        == moved.new_run_id
+        == new.name
+    )
+    verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
-    assert (verdict.code, verdict.state, verdict.kind, verdict.moved_to) == ("moved", "stopped", "cancelled", moved.to)
-    assert f"there as {moved.to}, with {moved.step} steps" in verdict.reason
-    record = provenance.read(new)
+    assert (verdict.code, verdict.state, verdict.kind, verdict.moved_to) == (
+        "moved",
+        "stopped",
+        "cancelled",
+        moved.new_run_id,
+    )
+    assert f"there as {moved.new_run_id}, with {moved.step} steps" in verdict.reason
+    record = provenance.read_provenance(new)
     assert record is not None
     assert record.parent == run_dir.name
     assert not lives(run_dir)
     with pytest.raises(UsageError, match="the run was moved to there"):
-        move_run.move(run_dir, sites.here, sites.there)
+        move_run.move_run(run_dir, sites.here, sites.there)
     pit = Path(sys.executable).with_name("pit")
     done = subprocess.run(
         [pit, "launch", "resume", run_dir, "--force"], capture_output=True, text=True, check=False, timeout=60
     )
     end(run_dir)
     assert done.returncode == 0, done.stderr
-    assert f"goes on there too, unless: pit launch cancel {moved.to} --site there" in done.stderr
+    assert f"goes on there too, unless: pit launch cancel {moved.new_run_id} --site there" in done.stderr
     assert not (run_dir / "move.json").exists()  # it may be moved again
 
 
@@ -148,7 +157,7 @@ def test_it_goes_on_there(sites: Sites) -> None:
 def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """A full disk, bytes that arrive wrong, a job that is refused: nothing is left there, and it goes on here."""
     run_dir = sites.start()
-    true_copy = checkpoint_transfer.copy
+    true_copy = checkpoint_transfer.copy_checkpoint_for_run
 
     def copy(source: Path, step: int, to: Path, run: str) -> None:
         if fault == "full":
@@ -156,20 +165,20 @@ def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch,
         true_copy(source, step, to, run)
         state = to / "checkpoints" / f"step_{step}" / "payload" / "state"
         state.write_text("9" + state.read_text()[1:])
-        problems = verify.check(state.parent.parent)
+        problems = verify.verify_checkpoint(state.parent.parent)
         assert problems
         raise DataError("the checkpoint did not arrive as it was")
 
     if fault == "refused":
-        monkeypatch.setattr(submit.local_process, "start", refuse_once(local_process.start))
+        monkeypatch.setattr(submit.local_process, "start_supervisor", refuse_once(local_process.start_supervisor))
     else:
-        monkeypatch.setattr(checkpoint_transfer, "copy", copy)
+        monkeypatch.setattr(checkpoint_transfer, "copy_checkpoint_for_run", copy)
     with pytest.raises(PitError):
-        move_run.move(run_dir, sites.here, sites.there)
+        move_run.move_run(run_dir, sites.here, sites.there)
     try:
         assert not [path for path in (sites.root / "there" / "runs").glob("*") if path.is_dir()]
         assert not [path for path in (sites.root / "there" / "runs").glob(".*") if path.is_dir()]
-        assert apply_decision.verdict(run_dir) is None
+        assert apply_decision.read_verdict(run_dir) is None
         assert not (run_dir / "move.json").exists()
         until(lambda: (run_dir / "attempts" / "1" / "began").exists())
         assert int((run_dir / "attempts" / "1" / "began").read_text()) > 0
@@ -180,17 +189,17 @@ def test_what_fails_is_taken_back(sites: Sites, monkeypatch: pytest.MonkeyPatch,
 def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who cancels a run that is being moved means the run: it begins nowhere, and stays where it was."""
     run_dir = sites.start()
-    true_copy = checkpoint_transfer.copy
+    true_copy = checkpoint_transfer.copy_checkpoint_for_run
 
     def copy(source: Path, step: int, to: Path, run: str) -> None:
         true_copy(source, step, to, run)
-        assert status.cancel(run_dir, sites.here) is None
+        assert status.cancel_run(run_dir, sites.here) is None
 
-    monkeypatch.setattr(checkpoint_transfer, "copy", copy)
+    monkeypatch.setattr(checkpoint_transfer, "copy_checkpoint_for_run", copy)
     with pytest.raises(ClusterError, match="was cancelled while it was being moved"):
-        move_run.move(run_dir, sites.here, sites.there)
+        move_run.move_run(run_dir, sites.here, sites.there)
     assert list((sites.root / "there" / "runs").glob("t-*")) == []
-    verdict = apply_decision.verdict(run_dir)
+    verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
     assert (verdict.code, verdict.moved_to) == ("cancelled", "")
     assert not (run_dir / "move.json").exists()
@@ -200,15 +209,15 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
     """One that was asked for before the run was stopped here: it stays asked for, and the run begins nowhere else."""
     run_dir = sites.start()
-    run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
     with pytest.raises(ClusterError):
-        move_run.move(run_dir, sites.here, sites.there)
+        move_run.move_run(run_dir, sites.here, sites.there)
     assert not (sites.root / "there" / "runs").exists()
     assert not (run_dir / "move.json").exists()
-    assert resume(run_dir, sites.here).action == "left"  # until its ranks have ended
+    assert resume_run(run_dir, sites.here).action == "untouched"  # until its ranks have ended
     until(lambda: not lives(run_dir))
-    resume(run_dir, sites.here)
-    verdict = apply_decision.verdict(run_dir)
+    resume_run(run_dir, sites.here)
+    verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
     assert verdict.code == "cancelled"
 
@@ -231,9 +240,9 @@ def test_one_that_does_not_stop_goes_on(sites: Sites) -> None:
     run_dir = sites.start(args={"steps": 400, "deaf": True})
     try:
         with pytest.raises(TryLater, match="did not save and end within 1 s"):
-            move_run.move(run_dir, sites.here, sites.there, stop_s=1)
+            move_run.move_run(run_dir, sites.here, sites.there, stop_s=1)
         assert lives(run_dir)
-        assert apply_decision.verdict(run_dir) is None
+        assert apply_decision.read_verdict(run_dir) is None
         assert not (sites.root / "there" / "runs").exists()
     finally:
         end(run_dir)
@@ -248,30 +257,33 @@ from pathlib import Path
 from pitools.launch.move import move_run
 from pitools.launch.submission import submit
 from pitools.site import load
-real = submit.run
-def run(*words, **more):
-    made = real(*words, **more)
+real = submit.submit_run
+def killed(*words, **more):
+    real(*words, **more)
     os._exit(9)
-submit.run = run
-move_run.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+submit.submit_run = killed
+move_run.move_run(Path({str(run_dir)!r}), load.load_site("here"), load.load_site("there"))
 """
     argv = [str(Path(os.sys.executable)), "-c", program]  # type: ignore[attr-defined]
     assert subprocess.run(argv, check=False, timeout=60).returncode == 9
-    verdict = apply_decision.verdict(run_dir)
+    verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
     (begun,) = (sites.root / "there" / "runs").glob("t-*")
     assert (verdict.code, verdict.moved_to) == ("moving", begun.name)
     try:
-        moved = move_run.move(run_dir, sites.here, sites.there)
+        moved = move_run.move_run(run_dir, sites.here, sites.there)
         assert Path(moved.run_dir) == begun
         assert len(list((sites.root / "there" / "runs").glob("t-*"))) == 1
         with pytest.raises(UsageError, match="the run was moved to there"):
-            move_run.move(run_dir, sites.here, sites.there)
+            move_run.move_run(run_dir, sites.here, sites.there)
     finally:
         end(begun)
 
 
-@pytest.mark.parametrize("before", ["checkpoint_transfer.copy", "submit._start", "local_process.subprocesses.start"])
+@pytest.mark.parametrize(
+    "before",
+    ["checkpoint_transfer.copy_checkpoint_for_run", "submit.start_job", "local_process.subprocesses.start_detached"],
+)
 def test_killed_before_it_was_submitted(sites: Sites, before: str) -> None:
     """While its checkpoint was copied, or just before its job: the same command begins that anew, and it goes on.
 
@@ -286,15 +298,15 @@ from pitools.launch.submission import local_process, submit
 from pitools.launch.move import move_run
 from pitools.site import load
 {before} = lambda *_, **__: os._exit(9)
-move_run.move(Path({str(run_dir)!r}), load.load("here"), load.load("there"))
+move_run.move_run(Path({str(run_dir)!r}), load.load_site("here"), load.load_site("there"))
 """
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 9
-    if before == "local_process.subprocesses.start":
+    if before == "local_process.subprocesses.start_detached":
         with pytest.raises(TryLater):
-            move_run.move(run_dir, sites.here, sites.there)
-        for path in (sites.root / "there" / "runs").glob(f"t-*/{local_process.STARTING}"):
+            move_run.move_run(run_dir, sites.here, sites.there)
+        for path in (sites.root / "there" / "runs").glob(f"t-*/{local_process.STARTING_MARK}"):
             os.utime(path, (0, 0))
-    moved = move_run.move(run_dir, sites.here, sites.there)
+    moved = move_run.move_run(run_dir, sites.here, sites.there)
     try:
         until(lambda: (Path(moved.run_dir) / "attempts" / "0" / "began").exists())
         assert (Path(moved.run_dir) / "attempts" / "0" / "began").read_text() == str(moved.step) != "0"
@@ -308,10 +320,10 @@ def test_what_is_refused_before_anything_is_touched(sites: Sites) -> None:
     run_dir = sites.start()
     try:
         with pytest.raises(UsageError, match='is of site "here"'):
-            move_run.move(run_dir, sites.here, sites.here)
+            move_run.move_run(run_dir, sites.here, sites.here)
         (run_dir / "code" / "loop.py").write_text(LOOP + "# changed\n")
         with pytest.raises(DataError, match=r"code/loop\.py"):
-            move_run.move(run_dir, sites.here, sites.there)
+            move_run.move_run(run_dir, sites.here, sites.there)
         assert lives(run_dir)
         assert not (run_dir / "verdict.json").exists()
         assert not (run_dir / "move.json").exists()
@@ -323,9 +335,9 @@ def test_one_that_finished_is_not_moved(sites: Sites) -> None:
     """A run that makes its last step while it is asked to stop has finished, and says so."""
     run_dir = sites.start(args={"steps": 4})
     until(lambda: not lives(run_dir))
-    apply_decision.conclude(run_dir, "finished", "done", 0)
+    apply_decision.write_verdict(run_dir, "finished", "done", 0)
     with pytest.raises(UsageError, match="the run has finished"):
-        move_run.move(run_dir, sites.here, sites.there)
+        move_run.move_run(run_dir, sites.here, sites.there)
 
 
 def test_damaged_checkpoints_stay(sites: Sites) -> None:
@@ -337,15 +349,15 @@ def test_damaged_checkpoints_stay(sites: Sites) -> None:
     source = sites.start(args={"steps": 3})
     until(lambda: not lives(source))
     for step in (3, 7):
-        checkpoint_transfer.copy(source, 3, sites.root / f"copy{step}", run_dir.name)
+        checkpoint_transfer.copy_checkpoint_for_run(source, 3, sites.root / f"copy{step}", run_dir.name)
     checkpoints.mkdir(exist_ok=True)
     (sites.root / "copy3" / "checkpoints" / "step_3").rename(checkpoints / "step_3")
     (sites.root / "copy7" / "checkpoints" / "step_3").rename(checkpoints / "step_7")
-    assert lookup.newest(checkpoints) == 3  # what says step 3 is not believed to be step 7
-    moved = move_run.move(run_dir, sites.here, sites.there)
+    assert lookup.latest_step(checkpoints) == 3  # what says step 3 is not believed to be step 7
+    moved = move_run.move_run(run_dir, sites.here, sites.there)
     end(Path(moved.run_dir))
     assert moved.step == 3
-    verdict = apply_decision.verdict(run_dir)  # also where it had been stopped before
+    verdict = apply_decision.read_verdict(run_dir)  # also where it had been stopped before
     assert verdict is not None
-    assert (verdict.code, verdict.moved_to) == ("moved", moved.to)
-    assert json.loads((Path(moved.run_dir) / "checkpoints" / "owner.json").read_text())["run"] == moved.to
+    assert (verdict.code, verdict.moved_to) == ("moved", moved.new_run_id)
+    assert json.loads((Path(moved.run_dir) / "checkpoints" / "owner.json").read_text())["run"] == moved.new_run_id

@@ -32,17 +32,17 @@ ln -sfn s/$n $at/latest; echo $n > $PIT_RUN_DIR/progress; done
 def start(sites: Sites, where: str) -> Path:
     """A run that has saved some steps."""
     run_dir = sites.start(entry="", args={}, command=COMMAND.format(where=where))
-    until(lambda: program_checkpoints.progress(run_dir) > 2)
+    until(lambda: program_checkpoints.program_progress(run_dir) > 2)
     return run_dir
 
 
 def test_what_it_keeps_in_the_checkpoint_folder_goes_along(sites: Sites) -> None:
     """It goes on there with the step that it saved last, as its own link says."""
     run_dir = start(sites, "$PIT_CHECKPOINT_DIR")
-    moved = move_run.move(run_dir, sites.here, sites.there)
+    moved = move_run.move_run(run_dir, sites.here, sites.there)
     new = Path(moved.run_dir)
     try:
-        assert moved.step == program_checkpoints.progress(run_dir) > 2
+        assert moved.step == program_checkpoints.program_progress(run_dir) > 2
         until((new / "attempts" / "0" / "began").exists)
         latest = int((run_dir / "checkpoints" / "latest").read_text())
         assert int((new / "attempts" / "0" / "began").read_text()) == latest >= moved.step
@@ -57,7 +57,7 @@ def test_where_nothing_can_go_along_it_stays(sites: Sites) -> None:
     try:
         for _ in range(2):
             with pytest.raises(UsageError):
-                move_run.move(run_dir, sites.here, sites.there)
+                move_run.move_run(run_dir, sites.here, sites.there)
             assert lives(run_dir)
             assert not (run_dir / "verdict.json").exists()
             assert not (run_dir / "move.json").exists()
@@ -76,7 +76,7 @@ def saved(tmp_path: Path) -> Path:
     (at / "latest").symlink_to(at / "step_20")
     (at / "step_7" / "payload").mkdir(parents=True)
     (at / "step_7" / "payload" / "state").write_text("ours")
-    layout.begin(at, 8, "t")
+    layout.create_building(at, 8, "t")
     (at / "owner.json").write_text("{}")
     (tmp_path / "run" / "progress").write_text("20\n")
     return tmp_path / "run"
@@ -84,16 +84,16 @@ def saved(tmp_path: Path) -> Path:
 
 def test_only_what_is_its_own_and_as_it_was(saved: Path, tmp_path: Path) -> None:
     """Ours stays out, whole or not; a link leads to the same file there; the sums are what sha256sum checks."""
-    found = program_checkpoints.entries(saved)
+    found = program_checkpoints.program_entries(saved)
     names = ["empty", "latest", "step_20", "step_20/model.pt"]
     assert [entry.name for entry in found] == [*(f"checkpoints/{name}" for name in names), "progress"]
     new = tmp_path / "new"
-    program_checkpoints.copy(found, new)
+    program_checkpoints.copy_entries(found, new)
     assert (new / "checkpoints" / "latest").readlink() == Path("step_20")
     for name in ("checkpoints/step_20/model.pt", "progress"):
         assert (new / name).read_bytes() == (saved / name).read_bytes()
     argv = ["sha256sum", "--check", "--quiet", "--strict", "-"]
-    text = program_checkpoints.sums(found)
+    text = program_checkpoints.sha256_lines(found)
     assert subprocess.run(argv, input=text, text=True, cwd=new, check=False).returncode == 0
     (new / "checkpoints" / "step_20" / "model.pt").write_bytes(b"")
     assert subprocess.run(argv, input=text, text=True, cwd=new, check=False, capture_output=True).returncode == 1
@@ -105,26 +105,26 @@ def test_what_cannot_travel_is_said(saved: Path) -> None:
     for make in (lambda: made.symlink_to("/etc/passwd"), lambda: os.mkfifo(made)):
         make()
         with pytest.raises(DataError):
-            program_checkpoints.entries(saved)
+            program_checkpoints.program_entries(saved)
         made.unlink()
     (saved / "checkpoints" / "a\nb").touch()
     with pytest.raises(DataError):
-        program_checkpoints.entries(saved)
+        program_checkpoints.program_entries(saved)
 
 
 def test_damaged_checkpoints_are_no_beginning(tmp_path: Path) -> None:
     """A run that has checkpoints of which none is whole does not begin anew elsewhere without a word."""
     (tmp_path / "checkpoints" / "step_5" / "payload").mkdir(parents=True)
     request = Request(name="t", entry="loop:main", time="5m", workdir=str(tmp_path))
-    plan = planning.make(request, load.load("local"), "test")
+    plan = planning.make_plan(request, load.load_site("local"), "test")
     with pytest.raises(DataError):
-        program_checkpoints.step_to_go_on_from(tmp_path, plan)
-    assert run_folder.attempts(tmp_path) == []
+        program_checkpoints.step_to_resume(tmp_path, plan)
+    assert run_folder.attempt_dirs(tmp_path) == []
 
 
 def test_a_link_by_the_name_that_the_program_knows(saved: Path, tmp_path: Path) -> None:
     """The run's folder is often known by a link, as of a scratch: what leads there leads to itself."""
     (tmp_path / "scratch").symlink_to(tmp_path)
     (saved / "checkpoints" / "best").symlink_to(tmp_path / "scratch" / "run" / "checkpoints" / "latest")
-    links = {entry.name: entry.link for entry in program_checkpoints.entries(saved) if entry.link}
+    links = {entry.name: entry.link for entry in program_checkpoints.program_entries(saved) if entry.link}
     assert links == {"checkpoints/latest": "step_20", "checkpoints/best": "latest"}

@@ -13,9 +13,9 @@ from pitools.core.errors import ConfigError, DataError
 from pitools.launch.provenance import code_copy
 
 
-def taken(work: Path, to: Path) -> tuple[code_copy.Code, dict[str, str]]:
+def taken(work: Path, to: Path) -> tuple[code_copy.CodeListing, dict[str, str]]:
     """The listing, and what is in the copy: path → content, `→ target`, or `/`."""
-    held = code_copy.take(work, to)
+    held = code_copy.copy_workdir(work, to)
     found = {}
     for path in sorted(to.rglob("*")):
         inner = str(path.relative_to(to))
@@ -99,7 +99,7 @@ def test_too_much_names_what_it_is(work: Path, tmp_path: Path) -> None:
         (work / "outputs" / str(number)).touch()
         os.truncate(work / "outputs" / str(number), 60 << 20)
     with pytest.raises(ConfigError, match=r"300\.0 MiB, more than the 256\.0 MiB") as caught:
-        code_copy.take(work, tmp_path / "code")
+        code_copy.copy_workdir(work, tmp_path / "code")
     assert "outputs is 300.0 MiB" in caught.value.hint
     assert "snapshot = false" in caught.value.hint
     assert not (tmp_path / "code").exists()
@@ -119,21 +119,21 @@ def test_a_copy_is_known_by_its_digest(tmp_path_factory: pytest.TempPathFactory,
     run_dir = tmp_path_factory.mktemp("r")
     for name, content in files.items():
         (root / name).write_bytes(content)
-    held = code_copy.take(root, run_dir / "code")
-    assert held == code_copy.take(root, run_dir / "again")
-    (run_dir / code_copy.LISTING).write_bytes(__import__("msgspec").json.encode(held))
-    assert code_copy.changes(run_dir) == []
+    held = code_copy.copy_workdir(root, run_dir / "code")
+    assert held == code_copy.copy_workdir(root, run_dir / "again")
+    (run_dir / code_copy.LISTING_FILE).write_bytes(__import__("msgspec").json.encode(held))
+    assert code_copy.changed_paths(run_dir) == []
     for name, content in files.items():
         (run_dir / "code" / name).write_bytes(content + b"x")
-        assert code_copy.changes(run_dir) == [name]
+        assert code_copy.changed_paths(run_dir) == [name]
         (run_dir / "code" / name).write_bytes(content)
 
 
 def test_a_listing_does_not_lead_out(tmp_path: Path) -> None:
     """A listing that somebody wrote by hand names no file outside of the run."""
     for path in ("../x", "/etc/passwd", "a//b", "a/./b"):
-        (tmp_path / code_copy.LISTING).write_text(
+        (tmp_path / code_copy.LISTING_FILE).write_text(
             f'{{"schema":"pit.code/1","files":[{{"path":"{path}","kind":"file","bytes":0,"digest":"","link":""}}]}}'
         )
         with pytest.raises(DataError, match="no path inside"):
-            code_copy.changes(tmp_path)
+            code_copy.changed_paths(tmp_path)

@@ -56,8 +56,8 @@ def files(root: Path, names: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def copied(work: Path, to: Path) -> tuple[code_copy.Code, set[str]]:
-    held = code_copy.take(work, to, ignored=git_state.ignored(work))
+def copied(work: Path, to: Path) -> tuple[code_copy.CodeListing, set[str]]:
+    held = code_copy.copy_workdir(work, to, ignored=git_state.ignored_paths(work))
     return held, {one.path for one in held.files if one.kind == "file"}
 
 
@@ -80,7 +80,7 @@ def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path:
         "tokens.txt",
     }
     assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(held.secrets)
-    sent = {entry.name for entry in workdir_walk.entries(work)}
+    sent = {entry.name for entry in workdir_walk.workdir_entries(work)}
     assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == {"code/cluster.env"}
 
 
@@ -93,7 +93,7 @@ def test_a_patch_holds_no_secret(work: Path, git: Git, make_run: MakeRun) -> Non
     run_dir = make_run()
     patch = (run_dir / "dirty.patch").read_text()
     assert "new.py" in patch
-    left_out = {entry.path: entry.digest for entry in provenance.checked(run_dir).git.left_out}
+    left_out = {entry.path: entry.digest for entry in provenance.verify_provenance(run_dir).git.left_out}
     assert left_out == {".env": "", ".netrc": "", "notes/tokens.txt": ""}
     found = subprocess.run(["grep", "-rl", MARK, str(run_dir)], capture_output=True, text=True, check=False)
     assert found.stdout == ""
@@ -141,7 +141,7 @@ def test_an_ignored_environment_is_still_linked(work: Path, git: Git, tmp_path: 
 def test_without_git_its_rules_still_hold(work: Path, tmp_path: Path) -> None:
     """A folder that is no repository: .gitignore at its top is read, and .pitignore after it."""
     files(work, {".gitignore": "*.log\n", ".pitignore": "!b.log\n", "a.log": "x", "b.log": "x"})
-    assert git_state.ignored(work) is None
+    assert git_state.ignored_paths(work) is None
     assert copied(work, tmp_path / "code")[1] == {".gitignore", ".pitignore", "b.log", "loop.py", "settings.toml"}
 
 
@@ -149,7 +149,7 @@ def test_rules_that_cannot_be_read_are_an_error(work: Path) -> None:
     """A .pitignore that is a link is not followed, and a copy without its rules is not made."""
     (work / ".pitignore").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError):
-        copy_rules.Exclusions(work, ())
+        copy_rules.CopyRules(work, ())
 
 
 def test_it_is_said_in_one_line(work: Path, git: Git, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ def test_commit_and_patch_give_the_workdir(work: Path, git: Git, tmp_path: Path)
     (work / "loop.py").unlink()
     (work / "settings.toml").write_text("rate = 2\n")
     before = git("status", "--porcelain"), (work / ".git" / "index").read_bytes()
-    found = git_state.look(work, tmp_path / "dirty.patch")
-    assert (found.branch, found.described, found.dirty, found.said, found.left_out) == ("main", "v1", True, "", ())
+    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
+    assert (found.branch, found.describe, found.dirty, found.problem, found.left_out) == ("main", "v1", True, "", ())
     assert found.commit == git("rev-parse", "HEAD")
     assert stat.S_IMODE((tmp_path / "dirty.patch").stat().st_mode) == 0o600
     assert (git("status", "--porcelain"), (work / ".git" / "index").read_bytes()) == before
@@ -52,7 +52,7 @@ def test_a_clean_repository_has_no_patch(work: Path, git: Git, tmp_path: Path) -
     (work / "env" / "pyvenv.cfg").touch()
     (work / "runs").mkdir()
     (work / "runs" / "log").touch()
-    found = git_state.look(work, tmp_path / "dirty.patch", without={work / "runs"})
+    found = git_state.read_git_state(work, tmp_path / "dirty.patch", without={work / "runs"})
     assert (found.dirty, found.patch) == (False, "")
     assert not (tmp_path / "dirty.patch").exists()
 
@@ -62,7 +62,7 @@ def test_large_files_are_named_with_their_digest(work: Path, git: Git, tmp_path:
     (work / "weights").touch()
     os.truncate(work / "weights", 256 << 20)
     (work / "settings.toml").write_text("rate = 2\n")
-    found = git_state.look(work, tmp_path / "dirty.patch")
+    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
     (large,) = found.left_out
     assert (large.path, large.bytes, large.digest[:13]) == ("weights", 256 << 20, "xxh3_128x64m:")
     assert 0 < found.patch_bytes < 1000
@@ -74,23 +74,23 @@ def test_submodules_and_a_first_commit_to_come(work: Path, git: Git, tmp_path: P
     other.mkdir()
     git("init", "-q", "-b", "main", at=other)
     (other / "x").touch()
-    empty = git_state.look(other, tmp_path / "first.patch")
+    empty = git_state.read_git_state(other, tmp_path / "first.patch")
     assert (empty.commit, empty.dirty, empty.left_out) == ("", True, ())
     assert b"b/x" in (tmp_path / "first.patch").read_bytes()
     git("add", "-A", at=other)
     git("commit", "-q", "-m", "first", at=other)
     git("submodule", "add", "-q", str(other), "lib")
     git("clone", "-q", str(other), "nested")
-    found = git_state.look(work, tmp_path / "dirty.patch")
+    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
     assert b"Subproject commit" in (tmp_path / "dirty.patch").read_bytes()
     assert [one.path for one in found.left_out] == ["nested/"]
 
 
 def test_no_repository_and_no_git(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is needed; that it is missing is said."""
-    assert git_state.look(work, tmp_path / "p").said == "the workdir is in no repository"
+    assert git_state.read_git_state(work, tmp_path / "p").problem == "the workdir is in no repository"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state.look(work, tmp_path / "p").said == "there is no git here"
+    assert git_state.read_git_state(work, tmp_path / "p").problem == "there is no git here"
 
 
 def test_a_git_that_hangs_is_left(work: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_git_that_hangs_is_left(work: Path, git: Git, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(git_state, "_TIMEOUT_S", 0.3)
     began = time.monotonic()
-    assert git_state.look(work, tmp_path / "p").said.startswith("git gave no answer: no answer within")
+    assert git_state.read_git_state(work, tmp_path / "p").problem.startswith("git gave no answer: no answer within")
     assert time.monotonic() - began < 20
 
 
@@ -110,9 +110,9 @@ def test_another_users_repository(work: Path, git: Git, tmp_path: Path) -> None:
     """git refuses one that is not ours, whose settings could run programs; that is said, and nothing is run."""
     git("config", "core.fsmonitor", f"touch {tmp_path}/ran")
     subprocess.run(["chown", "-R", "nobody", str(work)], check=True)
-    assert "another user's" in git_state.look(work, tmp_path / "p").said
+    assert "another user's" in git_state.read_git_state(work, tmp_path / "p").problem
     subprocess.run(["chown", "-R", "root", str(work)], check=True)
-    assert git_state.look(work, tmp_path / "p").said == ""
+    assert git_state.read_git_state(work, tmp_path / "p").problem == ""
     assert not (tmp_path / "ran").exists()
 
 
@@ -120,14 +120,14 @@ def test_inside_a_hook(work: Path, git: Git, tmp_path: Path, monkeypatch: pytest
     """Started by a hook of another repository, whose variables are set, it still asks the workdir's own."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "no" / "index"))
-    assert git_state.look(work, tmp_path / "p").commit
+    assert git_state.read_git_state(work, tmp_path / "p").commit
 
 
 def test_remotes_are_not_told(work: Path, git: Git, tmp_path: Path) -> None:
     """No address of a remote, which may hold a token, is in what is kept."""
     git("remote", "add", "origin", "https://user:t0ken@git.example.org/x")
     (work / "settings.toml").write_text("rate = 2\n")
-    found = git_state.look(work, tmp_path / "p")
+    found = git_state.read_git_state(work, tmp_path / "p")
     assert "t0ken" not in repr(found)
     assert b"t0ken" not in (tmp_path / "p").read_bytes()
     assert shutil.which("git")

@@ -20,7 +20,7 @@ from pathlib import Path
 from pitools.launch.plan import Plan
 from pitools.launch.provenance import import_guard
 plan = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Plan)
-import_guard.check_running(plan)
+import_guard.check_imports(plan)
 if plan.request.entry:
     module, name = plan.request.entry.split(":")
     getattr(__import__(module, fromlist=[name]), name)(**plan.request.args)
@@ -169,7 +169,7 @@ def test_without_a_copy_nothing_is_touched(python: Path, work: Path, make_run: M
     run_dir = make_run(command=f"pwd; echo $PYTHONPATH; cd {work}", snapshot=False)
     done = start(python, run_dir, tmp_path, PYTHONPATH=str(work))
     assert done.stdout == f"{work}\n{work}\n"
-    record = provenance.read(run_dir)
+    record = provenance.read_provenance(run_dir)
     assert record is not None
     assert record.code == ""
     assert "and not a copy of it: snapshot = false" in record.warnings[0]
@@ -187,5 +187,5 @@ def test_rank_0_tells_where_it_ran(python: Path, make_run: MakeRun, tmp_path: Pa
     run_dir = make_run(entry="loop:main")
     attempt = run_dir / "attempts" / "0"
     start(python, run_dir, tmp_path, PIT_ATTEMPT_DIR=str(attempt), PIT_RANK="0", PIT_NODE="n01")
-    machine = msgspec.json.decode((attempt / "machine.json").read_bytes(), type=import_guard.Machine)
+    machine = msgspec.json.decode((attempt / "machine.json").read_bytes(), type=import_guard.RankMachine)
     assert (machine.node, machine.kernel) == ("n01", os.uname().release)

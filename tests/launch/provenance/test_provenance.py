@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -15,14 +16,14 @@ from pitools.launch.plan import load_plan
 from pitools.launch.provenance import code_copy, environment, provenance
 from pitools.launch.reproduce import facts
 from pitools.site import load
-from pitools.site.schema import Container, Reach
+from pitools.site.schema import Connection, Container
 from tests.launch.conftest import Git, MakeRun
 
-GIT_FIELDS = ("commit", "branch", "dirty", "said")
+GIT_FIELDS = ("commit", "branch", "dirty", "problem")
 
 
 def record_of(run_dir: Path) -> provenance.Provenance:
-    found = provenance.read(run_dir)
+    found = provenance.read_provenance(run_dir)
     assert found is not None
     return found
 
@@ -33,13 +34,13 @@ def test_a_run_keeps_all_of_it(work: Path, git: Git, make_run: MakeRun) -> None:
     run_dir = make_run(entry="loop:main")
     record = record_of(run_dir)
     assert load_plan(run_dir).request.workdir == f"{run_dir}/code"
-    assert (record.workdir, record.files, record.code) == (str(work), 2, code_copy.listing(run_dir).digest)
+    assert (record.workdir, record.files, record.code) == (str(work), 2, code_copy.read_listing(run_dir).digest)
     assert tuple(getattr(record.git, name) for name in GIT_FIELDS) == (git("rev-parse", "HEAD"), "main", True, "")
     assert "+rate = 2" in (run_dir / "dirty.patch").read_text()
-    assert "msgspec" in environment.packages((run_dir / "environment.txt").read_text())
+    assert "msgspec" in environment.parse_packages((run_dir / "environment.txt").read_text())
     assert json.loads((run_dir / "site.json").read_text())["name"] == "local"
     assert record.warnings == ()
-    assert provenance.checked(run_dir) == record
+    assert provenance.verify_provenance(run_dir) == record
 
 
 def test_code_behind_a_link_that_leads_out(work: Path, git: Git, make_run: MakeRun, tmp_path: Path) -> None:
@@ -69,8 +70,8 @@ def test_the_packages_are_those_of_the_runs_interpreter(tmp_path: Path) -> None:
             (place / name / "direct_url.json").write_text(told)
     (place / "bare.egg-info").mkdir()
     (place / "bare.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: bare\nVersion: 7\n")
-    found, text = environment.lock(os.sys.executable, load.load("local"), {"PYTHONPATH": str(place)})  # type: ignore[attr-defined]
-    lines = {name: f"{name}=={told}" for name, told in environment.packages(text).items()}
+    found, text = environment.capture_environment(sys.executable, load.load_site("local"), {"PYTHONPATH": str(place)})
+    lines = {name: f"{name}=={told}" for name, told in environment.parse_packages(text).items()}
     assert lines["near-one"] in ("near-one==1.0", "near-one==0.9")
     assert lines["old"] == "old==2.1"
     assert lines["bare"] == "bare==7"
@@ -83,16 +84,16 @@ def test_the_packages_are_those_of_the_runs_interpreter(tmp_path: Path) -> None:
 
 def test_an_environment_that_cannot_be_asked(tmp_path: Path) -> None:
     """No interpreter, one that says nothing, a container, another network: told, and no reason not to run."""
-    local = load.load("local")
+    local = load.load_site("local")
     silent = tmp_path / "python"
     silent.write_text("#!/bin/sh\necho no >&2; exit 3\n")
     silent.chmod(0o755)
-    assert environment.lock("/no/python", local, {})[0].said.startswith("/no/python: ")
-    assert environment.lock(str(silent), local, {})[0].said == f"{silent}: no"
-    away = msgspec.structs.replace(local, reach=Reach(kind="ssh", host="login"))
-    assert "at login" in environment.lock("/opt/python", away, {})[0].said
+    assert environment.capture_environment("/no/python", local, {})[0].problem.startswith("/no/python: ")
+    assert environment.capture_environment(str(silent), local, {})[0].problem == f"{silent}: no"
+    away = msgspec.structs.replace(local, connection=Connection(kind="ssh", host="login"))
+    assert "at login" in environment.capture_environment("/opt/python", away, {})[0].problem
     boxed = msgspec.structs.replace(local, container=Container(runtime="apptainer", image="x.sif"))
-    assert "in a container: x.sif" in environment.lock("python", boxed, {})[0].said
+    assert "in a container: x.sif" in environment.capture_environment("python", boxed, {})[0].problem
 
 
 def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +131,8 @@ def test_what_the_command_reads_from_the_shell(
     monkeypatch.setenv("RATE", "0.2")
     monkeypatch.setenv("SIZE", "8")
     after = make_run("r-2", command=text, env={"OWN": "y"})
-    for then in (facts.of_run(after), facts.now(load_plan(before), load.load("local"), before)):
-        found = facts.compare(facts.of_run(before), then)
+    for then in (facts.facts_of_run(after), facts.facts_now(load_plan(before), load.load_site("local"), before)):
+        found = facts.compare_facts(facts.facts_of_run(before), then)
         told = {(one.key, one.a, one.b) for one in found if one.part == "variables"}
         assert told == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
 
@@ -153,7 +154,7 @@ def test_runs_in_the_workdir_are_no_code(work: Path, make_run: MakeRun, monkeypa
     first = make_run("r-1")
     second = make_run("r-2")
     for run_dir in (first, second):
-        assert [one.path for one in code_copy.listing(run_dir).files] == ["loop.py", "settings.toml"]
+        assert [one.path for one in code_copy.read_listing(run_dir).files] == ["loop.py", "settings.toml"]
 
 
 def test_it_costs_little(work: Path, git: Git, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,16 +185,16 @@ def test_a_copy_that_was_changed_is_not_believed(make_run: MakeRun) -> None:
     """A file changed, removed, or another listing: each is named, and nothing is reproduced from it."""
     run_dir = make_run()
     (run_dir / "code" / "added.log").write_text("the program's own")
-    provenance.checked(run_dir)
+    provenance.verify_provenance(run_dir)
     (run_dir / "code" / "loop.py").write_text("changed")
     with pytest.raises(DataError, match=r"code/loop\.py is not what was put there"):
-        provenance.checked(run_dir)
+        provenance.verify_provenance(run_dir)
     (run_dir / "code" / "loop.py").unlink()
     with pytest.raises(DataError, match=r"code/loop\.py is not what was put there"):
-        provenance.checked(run_dir)
-    (run_dir / code_copy.LISTING).write_text('{"schema":"pit.code/1","files":[]}')
+        provenance.verify_provenance(run_dir)
+    (run_dir / code_copy.LISTING_FILE).write_text('{"schema":"pit.code/1","files":[]}')
     with pytest.raises(DataError, match=r"code\.json is not what was written"):
-        provenance.checked(run_dir)
-    (run_dir / provenance.FILE_NAME).unlink()
+        provenance.verify_provenance(run_dir)
+    (run_dir / provenance.PROVENANCE_FILE).unlink()
     with pytest.raises(DataError, match="does not say what it was made from"):
-        provenance.checked(run_dir)
+        provenance.verify_provenance(run_dir)

@@ -34,7 +34,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def names(work: Path) -> set[str]:
-    return {entry.name for entry in workdir_walk.entries(work)}
+    return {entry.name for entry in workdir_walk.workdir_entries(work)}
 
 
 def test_what_can_be_made_again_stays(work: Path) -> None:
@@ -54,12 +54,12 @@ def test_links_stay_inside(work: Path) -> None:
     """A link to what is in the folder goes along, relative; one that leads out is named."""
     (work / "pkg" / "b.py").symlink_to(work / "a b.txt")
     (work / "again").symlink_to("pkg")
-    links = {entry.name: entry.link for entry in workdir_walk.entries(work) if entry.link}
+    links = {entry.name: entry.link for entry in workdir_walk.workdir_entries(work) if entry.link}
     assert links == {"code/pkg/b.py": "../a b.txt", "code/again": "pkg"}
     for target in ("/etc", "../elsewhere", "/nowhere"):
         (work / "out").symlink_to(target)
         with pytest.raises(ConfigError, match='"out" is a link that leads out'):
-            workdir_walk.entries(work)
+            workdir_walk.workdir_entries(work)
         (work / "out").unlink()
 
 
@@ -75,15 +75,15 @@ def test_what_is_refused(work: Path) -> None:
     (work / "pkg" / "large").write_bytes(b"")
     os.truncate(work / "pkg" / "large", 300 << 20)
     with pytest.raises(ConfigError, match=r"300\.0 MiB in \d+ files") as caught:
-        workdir_walk.entries(work)
+        workdir_walk.workdir_entries(work)
     assert "pkg/large, 300.0 MiB" in caught.value.hint
     (work / "pkg" / "large").unlink()
     os.mkfifo(work / "pipe")
     with pytest.raises(ConfigError, match='"pipe" is neither'):
-        workdir_walk.entries(work)
+        workdir_walk.workdir_entries(work)
     (work / "pipe").unlink()
     (work / "a\nb").write_text("x")
     with pytest.raises(ConfigError, match="not a printable name"):
-        workdir_walk.entries(work)
+        workdir_walk.workdir_entries(work)
     with pytest.raises(ConfigError, match="cannot be read"):
-        workdir_walk.entries(work / "none")
+        workdir_walk.workdir_entries(work / "none")

@@ -54,7 +54,7 @@ def rank(make_plan: MakePlan, tmp_path: Path) -> Callable[..., subprocess.Popen[
             "PIT_ATTEMPT_DIR": str(tmp_path / "attempts" / "0"),
             "PIT_NONCE": "00" * 16,
             "PIT_COORDINATOR": "127.0.0.1",
-            "PIT_HEAD": "here",
+            "PIT_HEAD_NODE": "here",
             "PIT_PORTS": "22000-22127",
             "PYTHON": sys.executable,
             **more,
@@ -149,6 +149,6 @@ def test_ports_that_are_all_taken_are_no_fault_of_the_node(
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         assert rank("true", PIT_PORTS=f"{port}-{port + 1}").wait(30) == exit_codes.NO_PORTS
-    known = patterns.of_end(exit_codes.NO_PORTS)
+    known = patterns.match_exit_code(exit_codes.NO_PORTS)
     assert known
-    assert (known.kind, known.local) == ("network", False)
+    assert (known.kind, known.blames_node) == ("network", False)

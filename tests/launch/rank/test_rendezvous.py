@@ -15,22 +15,22 @@ import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch.rank import rendezvous
-from pitools.launch.rank.rendezvous import Guard, Job, candidates, join
+from pitools.launch.rank.rendezvous import JobIdentity, RendezvousServer, candidate_ports, find_coordinator
 
 HERE = "127.0.0.1"
 PORTS = (21000, 21127)
 
 
-def job(key: str = "1 0 0", world_size: int = 3, ports: tuple[int, int] = PORTS) -> Job:
-    return Job(key, secrets.token_hex(16), world_size, ports)
+def job(key: str = "1 0 0", world_size: int = 3, ports: tuple[int, int] = PORTS) -> JobIdentity:
+    return JobIdentity(key, secrets.token_hex(16), world_size, ports)
 
 
-def occupy(which: int, world_size: int) -> tuple[Job, socket.socket]:
+def occupy(which: int, world_size: int) -> tuple[JobIdentity, socket.socket]:
     """A job, and a listener of somebody else on the first guard (0) or framework (1) port that the job would try."""
     for number in range(100):
         mine = job(key=f"{number} 0 0", world_size=world_size, ports=(21300, 21555))
         try:
-            return mine, socket.create_server((HERE, next(iter(candidates(mine)))[which]))
+            return mine, socket.create_server((HERE, next(iter(candidate_ports(mine)))[which]))
         except OSError:
             continue
     raise AssertionError("no free port in a hundred tries")
@@ -38,9 +38,9 @@ def occupy(which: int, world_size: int) -> tuple[Job, socket.socket]:
 
 def test_candidates_are_every_pair_once() -> None:
     """All pairs of the range, the framework's port beside the guard's, and a start that the key decides."""
-    pairs = list(candidates(job()))
+    pairs = list(candidate_ports(job()))
     assert sorted(pairs) == [(port, port + 1) for port in range(21000, 21128, 2)]
-    starts = {next(iter(candidates(job(key=f"{number} 0 0")))) for number in range(50)}
+    starts = {next(iter(candidate_ports(job(key=f"{number} 0 0")))) for number in range(50)}
     assert len(starts) > 20
 
 
@@ -51,16 +51,16 @@ def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
     guards: dict[str, str] = {}
     answers: list[tuple[str, str]] = []
 
-    def rank(mine: Job, number: int) -> None:
+    def rank(mine: JobIdentity, number: int) -> None:
         if number == 0:
-            guard = Guard(mine, HERE)
+            guard = RendezvousServer(mine, HERE)
             guards[mine.nonce] = guard.coordinator
-            guard.wait(20)
+            guard.wait_for_ranks(20)
             opened.append(guard)
         else:
-            answers.append((mine.nonce, join(mine, HERE, number, timeout_s=20)))
+            answers.append((mine.nonce, find_coordinator(mine, HERE, number, timeout_s=20)))
 
-    opened: list[Guard] = []
+    opened: list[RendezvousServer] = []
     with ThreadPoolExecutor(18) as pool:
         order = [(mine, number) for mine in jobs for number in (1, 2, 0)]
         for done in [pool.submit(rank, *each) for each in order]:
@@ -75,12 +75,12 @@ def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
 def test_a_rank_without_the_nonce_gets_nothing() -> None:
     """A stranger with the right ports but another nonce is not answered, and does not count as a rank."""
     mine = job(world_size=2)
-    guard = Guard(mine, HERE)
+    guard = RendezvousServer(mine, HERE)
     with closing(guard):
         with pytest.raises(Unreachable, match="found no rank 0 of its own job"):
-            join(mine._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
+            find_coordinator(mine._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
         with pytest.raises(Unreachable, match=r"ranks \[1\] did not reach"):
-            guard.wait(0.1)
+            guard.wait_for_ranks(0.1)
 
 
 def test_an_impostor_cannot_pose_as_rank_0() -> None:
@@ -100,20 +100,20 @@ def test_an_impostor_cannot_pose_as_rank_0() -> None:
 
     with closing(listener):
         threading.Thread(target=impostor, args=(listener,), daemon=True).start()
-        guard = Guard(mine, HERE)
+        guard = RendezvousServer(mine, HERE)
         with closing(guard):
             assert guard.port != listener.getsockname()[1]
-            assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+            assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
 
 
 def test_a_silent_stranger_delays_nobody() -> None:
     """Connections that say nothing do not keep ranks out."""
     mine = job(world_size=2)
-    guard = Guard(mine, HERE)
+    guard = RendezvousServer(mine, HERE)
     with closing(guard):
         silent = [socket.create_connection((HERE, guard.port)) for _ in range(20)]
         began = time.monotonic()
-        assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+        assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
         assert time.monotonic() - began < 4.5  # an answer has 5 s
         for connection in silent:
             connection.close()
@@ -124,7 +124,7 @@ def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: p
     """A peer that sends a byte now and then gets no more time than one answer has, and never more than the join."""
     mine, listener = occupy(0, world_size=2)
     if not limit_s:
-        monkeypatch.setattr(rendezvous, "_ANSWER_S", 1.0)
+        monkeypatch.setattr(rendezvous, "_ANSWER_TIMEOUT_S", 1.0)
 
     def drip(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
@@ -142,10 +142,10 @@ def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: p
         began = time.monotonic()
         if limit_s:
             with pytest.raises(Unreachable):
-                join(mine, HERE, 1, timeout_s=limit_s)
+                find_coordinator(mine, HERE, 1, timeout_s=limit_s)
         else:
-            with closing(Guard(mine, HERE)) as guard:
-                assert join(mine, HERE, 1, timeout_s=20) == guard.coordinator
+            with closing(RendezvousServer(mine, HERE)) as guard:
+                assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
         assert time.monotonic() - began < 15
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", counted)
     with pytest.raises(Unreachable):
-        join(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=2.5)
+        find_coordinator(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=2.5)
     assert 4 <= len({port for _, port in tries}) <= 64
     assert max(sum(at <= other < at + 1 for other, _ in tries) for at, _ in tries) < 200
 
@@ -173,13 +173,13 @@ def test_no_port_left_is_told() -> None:
         closing(socket.create_server((HERE, 21203))),
         pytest.raises(ClusterError, match="no free pair"),
     ):
-        Guard(small, HERE)
+        RendezvousServer(small, HERE)
 
 
 def test_a_taken_framework_port_rules_out_its_pair() -> None:
     """A program on the second port of the first pair moves the job on."""
     mine, listener = occupy(1, world_size=1)
     with closing(listener):
-        guard = Guard(mine, HERE)
+        guard = RendezvousServer(mine, HERE)
         guard.close()
         assert guard.framework_port != listener.getsockname()[1]

@@ -10,11 +10,11 @@ import pytest
 
 from pitools.core.errors import ClusterError, TryLater
 from pitools.launch.recovery import apply_decision, cancel_run
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.launch.submission import exactly_once, submissions
 from pitools.run import cancel_request, run_folder
-from pitools.site.schema import Reach, Site
-from pitools.slurm.records import Job
+from pitools.site.schema import Connection, Site
+from pitools.slurm.records import SlurmJob
 
 Runs = Any
 Cluster = Any
@@ -25,22 +25,22 @@ def test_force_does_not_pass_over_a_job_that_still_ends(runs: Runs, cluster: Clu
     """After a verdict, while Slurm still has the job: it says to come again, and does it once the job is gone."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    apply_decision.conclude(run_dir, "cancelled")
+    apply_decision.write_verdict(run_dir, "cancelled")
     for state in ("COMPLETING", "RUNNING"):
         cluster.states["100"] = state
         with pytest.raises(TryLater):
-            resume(run_dir, SITE, force=True)
-    assert apply_decision.verdict(run_dir) is not None
+            resume_run(run_dir, SITE, force=True)
+    assert apply_decision.read_verdict(run_dir) is not None
     cluster.states["100"] = "CANCELLED"
-    assert resume(run_dir, SITE, force=True).action == "resubmit"
+    assert resume_run(run_dir, SITE, force=True).action == "resubmit"
 
 
 def test_force_takes_back_a_cancel_that_slurm_has_not_taken(runs: Runs, cluster: Cluster) -> None:
     """The last that was asked for counts: the run goes on, and nothing is cancelled."""
     run_dir = runs.make()
-    run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
-    assert resume(run_dir, SITE, force=True).action == "left"
-    assert cancel_request.read(run_dir) is None
+    run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
+    assert resume_run(run_dir, SITE, force=True).action == "untouched"
+    assert cancel_request.pending_cancel(run_dir) is None
     assert cluster.cancelled == []
 
 
@@ -50,14 +50,14 @@ def test_what_has_finished_is_not_called_cancelled(
     """Asked for while it ran, and its last attempt ended well before Slurm took it: the verdict is that."""
     run_dir = runs.make()
     monkeypatch.setattr(cancel_run, "client", lambda site: cluster)
-    run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
     runs.attempt(run_dir, code=0)
     cluster.states["100"] = "COMPLETED"
-    assert resume(run_dir, SITE).action == "done"
-    given = apply_decision.verdict(run_dir)
+    assert resume_run(run_dir, SITE).action == "done"
+    given = apply_decision.read_verdict(run_dir)
     assert given is not None
     assert given.state == "finished"
-    assert cancel_request.read(run_dir) is None
+    assert cancel_request.pending_cancel(run_dir) is None
 
 
 def test_a_cancel_that_never_succeeds_can_be_taken_back(
@@ -71,32 +71,32 @@ def test_a_cancel_that_never_succeeds_can_be_taken_back(
     run_dir = runs.make()
     monkeypatch.setattr(cancel_run, "client", lambda site: SimpleNamespace(cancel=fails))
     with pytest.raises(TryLater) as caught:
-        cancel_run.cancel(run_dir, SITE)
+        cancel_run.cancel_run(run_dir, SITE)
     assert "pit launch resume t-1 --force" in caught.value.hint
-    assert cancel_request.read(run_dir)
-    assert resume(run_dir, SITE, force=True).action == "left"
-    assert cancel_request.read(run_dir) is None
+    assert cancel_request.pending_cancel(run_dir)
+    assert resume_run(run_dir, SITE, force=True).action == "untouched"
+    assert cancel_request.pending_cancel(run_dir) is None
 
 
 @pytest.mark.usefixtures("as_root")
 def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever an ssh site names is whose jobs are there; a job of which no id is known is not looked for."""
     run_dir = runs.make()
-    for path in (run_dir / "job.json", submissions.at(run_dir, 0) / "job.json"):
-        run_folder.write(path, run_folder.JobRef(job_id="100_[1-3]", site="s", submitted="2026-01-01T00:00:00Z"))
-    submissions.intend(run_dir, 1, SITE, ())
+    for path in (run_dir / "job.json", submissions.job_dir(run_dir, 0) / "job.json"):
+        run_folder.write_record(path, run_folder.JobRef(job_id="100_[1-3]", site="s", submitted="2026-01-01T00:00:00Z"))
+    submissions.record_intent(run_dir, 1, SITE, ())
     os.chown(run_dir, 12345, 12345)
     asked: list[Any] = []
 
-    def known(ids: list[str], *, all_states: bool) -> list[Job]:
+    def known(ids: list[str], *, all_states: bool) -> list[SlurmJob]:
         asked.append((ids, all_states))
-        return [Job(job_id=one, raw_id=one, state="RUNNING", user="team") for one in ids]
+        return [SlurmJob(job_id=one, raw_id=one, state="RUNNING", user="team") for one in ids]
 
     slurm = SimpleNamespace(jobs=known, cancel=lambda ids, user: asked.append((ids, user)))
     monkeypatch.setattr(cancel_run, "client", lambda site: slurm)
-    monkeypatch.setattr(exactly_once, "find", lambda *_: pytest.fail("looked for"))
+    monkeypatch.setattr(exactly_once, "find_submitted", lambda *_: pytest.fail("looked for"))
     with pytest.raises(ClusterError, match=r"is team's \(expected 12345's") as caught:
-        cancel_run.cancel(run_dir, SITE)
+        cancel_run.cancel_run(run_dir, SITE)
     assert caught.value.hint == "scancel --user=12345 --name=t-1"
-    assert cancel_run.cancel(run_dir, Site(name="s", reach=Reach(kind="ssh", host="team@login"))) is None
+    assert cancel_run.cancel_run(run_dir, Site(name="s", connection=Connection(kind="ssh", host="team@login"))) is None
     assert asked == [(["100"], True), (["100"], True), (["100_[1-3]"], "team")]

@@ -1,4 +1,4 @@
-"""`pit launch why NODE`, `lift` and `tick`, as a person or cron types them."""
+"""`pit launch why NODE`, `allow` and `tick`, as a person or cron types them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 
 from pitools.core import trust
 from pitools.core.errors import ClusterError
-from pitools.core.locks import held
+from pitools.core.locks import lock
 from pitools.launch.recovery import tick
-from pitools.launch.recovery.tick import LOCK
+from pitools.launch.recovery.tick import TICK_LOCK
 from pitools.launch.submission import exclusions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Evidence
-from pitools.site.load import load
+from pitools.site.load import load_site
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,17 +31,17 @@ def test_why_a_node_and_lift(pit: Pit, tmp_path: Path) -> None:
     """The evidence and the time are shown, lifting takes effect, and a name that is nothing is exit 2."""
     runs = tmp_path / "runs"
     runs.mkdir()
-    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-7.out", what="NVRM: Xid 79", kind="gpu", node="alpha03")
+    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-7.out", text="NVRM: Xid 79", kind="gpu", node="alpha03")
     cause = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79 on alpha03", evidence=(seen,))
-    exclusions.add(runs, load("alpha"), ["alpha03"], cause, "t-1")
+    exclusions.exclude_nodes(runs, load_site("alpha"), ["alpha03"], cause, "t-1")
     words = {"PIT_RUNS": str(runs)}
     done = pit("launch", "why", "alpha03", "--site", "alpha", **words)
     (row,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (row["kind"], row["run"], "NVRM: Xid 79" in row["evidence"][0]) == ("gpu", "t-1", True)
-    assert "pit launch lift alpha03" in done.stderr
-    assert "left out are: alpha03" in pit("launch", "lift", "alpha3", "--site", "alpha", **words).stderr
-    assert pit("launch", "lift", "alpha03", "--site", "alpha", **words).returncode == 0
-    assert "none is left out" in pit("launch", "lift", "alpha03", "--site", "alpha", **words).stderr
+    assert "pit launch allow alpha03" in done.stderr
+    assert "left out are: alpha03" in pit("launch", "allow", "alpha3", "--site", "alpha", **words).stderr
+    assert pit("launch", "allow", "alpha03", "--site", "alpha", **words).returncode == 0
+    assert "none is left out" in pit("launch", "allow", "alpha03", "--site", "alpha", **words).stderr
     assert "may have alpha03 again" in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
     assert pit("launch", "why", "alpha04", "--site", "alpha", **words).returncode == 2
 
@@ -52,7 +52,7 @@ def test_tick_has_nothing_to_say(pit: Pit, tmp_path: Path) -> None:
     runs.mkdir()
     done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    with held(runs / LOCK, "it"):
+    with lock(runs / TICK_LOCK, "it"):
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout) == (0, "")
     assert "another tick is at work" in done.stderr
@@ -63,7 +63,7 @@ def test_a_tick_tells_what_is_wrong_once(pit: Pit, runs: Any, tmp_path: Path) ->
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = -G ] && exit 1\necho "Connection refused" >&2\nexit 255\n')
     ssh.chmod(0o755)
-    (tmp_path / "s.toml").write_text('name = "s"\n[reach]\nkind = "ssh"\nhost = "s"\n')
+    (tmp_path / "s.toml").write_text('name = "s"\n[connection]\nkind = "ssh"\nhost = "s"\n')
     env = {"PIT_RUNS": str(runs.root), "PIT_SITE_PATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     run_dir = runs.make()
 
@@ -84,7 +84,7 @@ def test_a_tick_tells_nothing_again_beside_what_is_new(pit: Pit, tmp_path: Path)
     for name in ("r-1", "r-2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "plan.json").write_text("{")
-        run_folder.note(tmp_path / name, "created", site="local")
+        run_folder.append_event(tmp_path / name, "created", site="local")
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(tmp_path))
         assert done.returncode == 5
         told.append(["r-1" in done.stderr, "r-2" in done.stderr])
@@ -94,7 +94,7 @@ def test_a_tick_tells_nothing_again_beside_what_is_new(pit: Pit, tmp_path: Path)
 @pytest.mark.usefixtures("as_root")
 def test_what_a_tick_told_is_its_users_own() -> None:
     """In a folder of runs that users share, none of them silences another's cron, nor makes it mail each time."""
-    runs, site, said = Path(tempfile.mkdtemp(dir="/tmp")), load("local"), ("squeue: Connection refused",)
+    runs, site, said = Path(tempfile.mkdtemp(dir="/tmp")), load_site("local"), ("squeue: Connection refused",)
     runs.chmod(0o777)
     try:
         os.seteuid(54321)
@@ -122,9 +122,9 @@ def test_a_run_of_somebody_else_is_called_that() -> None:
         folder.chmod(0o555)
         if not os.geteuid():
             os.seteuid(65534)
-        with pytest.raises(ClusterError, match="run x is") as caught, held(folder / ".lock", "run x"):
+        with pytest.raises(ClusterError, match="run x is") as caught, lock(folder / ".lock", "run x"):
             pass
-        assert (trust.user_name(folder.stat().st_uid) in caught.value.what, "why" in caught.value.hint) == (
+        assert (trust.user_name(folder.stat().st_uid) in caught.value.message, "why" in caught.value.hint) == (
             True,
             True,
         )
@@ -142,13 +142,13 @@ def test_a_lock_is_its_folders_group_s(tmp_path: Path, shared: int, mode: int) -
     try:
         (tmp_path / ".old").touch(0o600)
         for name in (".lock", ".old"):
-            with held(tmp_path / name, "it"):
+            with lock(tmp_path / name, "it"):
                 found = (tmp_path / name).stat()
             assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, tmp_path.stat().st_gid)
     finally:
         os.umask(before)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ClusterError), held(tmp_path / "link", "it"):
+    with pytest.raises(ClusterError), lock(tmp_path / "link", "it"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 

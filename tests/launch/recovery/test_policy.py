@@ -12,24 +12,24 @@ from msgspec.structs import replace
 
 from pitools.launch.plan import Plan
 from pitools.launch.recovery import policy
-from pitools.launch.request import Request, Retry
-from pitools.run.attempt_records import Cause, Decision, Evidence, Kind
+from pitools.launch.request import Request, RetryBudget
+from pitools.run.attempt_records import Cause, CauseKind, Decision, Evidence
 from pitools.site import dialect, load
-from pitools.site.schema import Recover, Site
+from pitools.site.schema import Recovery, Site
 
 SITE = Site(name="s")
-KINDS = get_args(Kind)
-CONTINUED = ("again", "resubmit", "wait")
+KINDS = get_args(CauseKind)
+CONTINUED = ("retry", "resubmit", "wait")
 
 
 def plan(nodes: int = 4, **retry: int) -> Plan:
-    request = Request(name="t", command="true", nodes=nodes, retry=Retry(**retry))
-    job = dialect.Job(name="t", nodes=nodes, partition="train")
+    request = Request(name="t", command="true", nodes=nodes, retry=RetryBudget(**retry))
+    job = dialect.JobSpec(name="t", nodes=nodes, partition="train")
     return Plan(name="t", site="s", request=request, job=job, data=(), runs="/r", nvme="", python="python")
 
 
-def cause(kind: Kind, at: int = 0, *, node: str = "", **more: Any) -> Cause:
-    seen = (Evidence(t="", source="log", what="seen", kind=kind, node=node),) if node else ()
+def cause(kind: CauseKind, at: int = 0, *, node: str = "", **more: Any) -> Cause:
+    seen = (Evidence(t="", source="log", text="seen", kind=kind, node=node),) if node else ()
     return Cause(attempt=str(at), kind=kind, confidence="certain", reason=kind, evidence=seen, **more)
 
 
@@ -52,28 +52,28 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
         ([cause("time-limit"), cause("time-limit", progressed=True), cause("time-limit")], "resubmit", ()),
         ([cause("node", nodes=("n1",))], "resubmit", ("n1",)),
         ([cause("gpu", nodes=("n1",))], "resubmit", ("n1",)),
-        ([cause("node", node="n2")], "again", ()),
-        ([cause("node", node="n2"), cause("node", node="n3")], "again", ()),
+        ([cause("node", node="n2")], "retry", ()),
+        ([cause("node", node="n2"), cause("node", node="n3")], "retry", ()),
         ([cause("node", node="n2"), cause("node", node="n2")], "resubmit", ("n2",)),
-        ([cause("network", node="n2", nodes=("n2",))], "again", ()),
+        ([cause("network", node="n2", nodes=("n2",))], "retry", ()),
         ([cause("network"), cause("network")], "resubmit", ()),
-        ([cause("network", progressed=True)] * 9, "again", ()),
+        ([cause("network", progressed=True)] * 9, "retry", ()),
         ([cause("network")] * 4, "stop", ()),
-        ([cause("hang", nodes=("n1",))], "again", ()),
+        ([cause("hang", nodes=("n1",))], "retry", ()),
         ([cause("hang", nodes=("n1",))] * 2, "resubmit", ("n1",)),
         ([cause("hang", nodes=("n1",))] * 3, "stop", ()),
-        ([cause("storage")], "again", ()),
+        ([cause("storage")], "retry", ()),
         ([cause("storage", nodes=("n4",))], "resubmit", ("n4",)),
-        ([cause("unknown")], "again", ()),
+        ([cause("unknown")], "retry", ()),
         ([cause("unknown")] * 3, "stop", ()),
         ([cause("unknown", fingerprint="f")] * 2, "stop", ()),
-        ([cause("unknown", fingerprint="f"), cause("unknown", fingerprint="g")], "again", ()),
+        ([cause("unknown", fingerprint="f"), cause("unknown", fingerprint="g")], "retry", ()),
         ([cause("unknown", fingerprint="f", node="n1")] * 2, "resubmit", ("n1",)),
         ([cause("unknown", fingerprint="f", node="n1")] * 2 + [cause("unknown", fingerprint="f")], "stop", ()),
-        ([cause("unknown", exit_code=75, node="n1", progressed=True)] * 3, "again", ()),
+        ([cause("unknown", exit_code=75, node="n1", progressed=True)] * 3, "retry", ()),
         (
             [cause("unknown", exit_code=75, node="n1"), cause("unknown", exit_code=75, node="n1", progressed=True)],
-            "again",
+            "retry",
             (),
         ),
         ([cause("unknown", exit_code=137, node="n1", progressed=True)] * 2, "resubmit", ("n1",)),
@@ -101,12 +101,12 @@ def test_storage_is_waited_for_and_longer_each_time() -> None:
     ("asked", "action"),
     [
         ({"in_job": False}, "resubmit"),
-        ({"left_s": 5.0}, "resubmit"),
-        ({"left_s": 3000.0}, "again"),
-        ({"left_s": 5.0, "site": Site(name="s", recover=Recover(submit_from="login"))}, "wait"),
-        ({"left_s": 5.0, "site": Site(name="s", recover=Recover(chain="none"))}, "wait"),
-        ({"in_job": False, "site": Site(name="s", recover=Recover(chain="none"))}, "stop"),
-        ({"in_job": False, "site": Site(name="s", recover=Recover(submit_from="login"))}, "resubmit"),
+        ({"seconds_left": 5.0}, "resubmit"),
+        ({"seconds_left": 3000.0}, "retry"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "wait"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(chain="none"))}, "wait"),
+        ({"in_job": False, "site": Site(name="s", recovery=Recovery(chain="none"))}, "stop"),
+        ({"in_job": False, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "resubmit"),
     ],
 )
 def test_where_the_next_attempt_is_made(asked: dict[str, Any], action: str) -> None:
@@ -115,17 +115,17 @@ def test_where_the_next_attempt_is_made(asked: dict[str, Any], action: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["preempted", "cancelled"])
-def test_a_bare_term_decides_nothing_in_the_job(kind: Kind) -> None:
+def test_a_bare_term_decides_nothing_in_the_job(kind: CauseKind) -> None:
     """Preemption and scancel look alike from inside: the job neither stops the run nor submits another."""
     guess = replace(cause(kind), confidence="guess")
     assert decide(guess).action == "wait"
     # What Slurm itself has started again was not cancelled.
-    assert decide(guess, here=["n1"]).action == "again"
+    assert decide(guess, allocation_nodes=["n1"]).action == "retry"
 
 
 def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
     """A preempted job is in the queue again; for any other cause it has to be put there."""
-    site = Site(name="s", recover=Recover(chain="requeue"))
+    site = Site(name="s", recovery=Recovery(chain="requeue"))
     assert decide(cause("preempted"), site=site).action == "wait"
     assert decide(cause("preempted"), site=site, in_job=False).action == "resubmit"
     assert decide(cause("time-limit"), site=site).action == "resubmit"
@@ -134,19 +134,19 @@ def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
 def test_a_job_that_slurm_began_again_goes_on_where_it_may() -> None:
     """On nodes that are not the bad one it goes on; with the bad one among them it asks for others."""
     bad = cause("node", nodes=("n1",))
-    assert decide(bad, here=["n2", "n3"]).action == "again"
-    assert decide(bad, here=["n2", "n3"]).exclude == ("n1",)
-    assert decide(bad, here=["n1", "n2"]).action == "resubmit"
-    assert decide(cause("preempted"), here=["n1"]).action == "again"
+    assert decide(bad, allocation_nodes=["n2", "n3"]).action == "retry"
+    assert decide(bad, allocation_nodes=["n2", "n3"]).exclude == ("n1",)
+    assert decide(bad, allocation_nodes=["n1", "n2"]).action == "resubmit"
+    assert decide(cause("preempted"), allocation_nodes=["n1"]).action == "retry"
 
 
 @pytest.mark.parametrize("name", ["alpha", "local", "h100-ib"])
 def test_enough_is_less_than_all(name: str) -> None:
     """However short a job is, an attempt at its beginning is worth making."""
-    assert load.load(name).recover.grace_s >= 0
+    assert load.load_site(name).recovery.grace_s >= 0
     for time_s in (60, 300, 86400):
         short = replace(plan(), job=replace(plan().job, time_s=time_s, signal="USR2@600"))
-        assert policy.enough_s(short) <= time_s / 2
+        assert policy.useful_attempt_s(short) <= time_s / 2
 
 
 causes = st.builds(
@@ -191,7 +191,7 @@ def test_without_progress_a_run_ends(faults: list[Cause], most: int) -> None:
 
 @given(st.lists(st.sampled_from(["preempted", "time-limit", "node", "gpu", "network", "storage"]), min_size=1))
 @settings(max_examples=50)
-def test_steady_progress_never_stops(faults: list[Kind]) -> None:
+def test_steady_progress_never_stops(faults: list[CauseKind]) -> None:
     """What is not the program's own never ends a run that gets on between the faults."""
     _, said = run_of(lambda at: cause(faults[at % len(faults)], progressed=True), 150)
     assert said.action == "resubmit"
@@ -203,7 +203,7 @@ def test_what_is_over_is_never_continued(before: list[Cause], in_job: bool, left
     """Cancelled and finished runs are not, whatever came before; nor is a memory or user error by default."""
     for kind, action in (("cancelled", "stop"), ("finished", "done"), ("user", "stop"), ("memory", "stop")):
         last = cause(kind)  # type: ignore[arg-type]
-        assert policy.decide(plan(), SITE, last, before, in_job=in_job, left_s=left_s).action == action
+        assert policy.decide(plan(), SITE, last, before, in_job=in_job, seconds_left=left_s).action == action
 
 
 @given(st.lists(causes, min_size=1, max_size=12), st.booleans())

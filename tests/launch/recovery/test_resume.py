@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
-from pitools.core.locks import held
+from pitools.core.locks import lock
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query
-from pitools.launch.recovery.resume import Resumed, resume
+from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.submission import exclusions, grant, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
-from pitools.site.schema import Recover, Site
+from pitools.site.schema import Recovery, Site
 
 Runs = Any
 Cluster = Any
@@ -38,8 +38,8 @@ def test_a_job_that_waits_or_runs_is_not_touched(runs: Runs, cluster: Cluster, s
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = state
-    assert resume(run_dir, SITE).action == "left"
-    assert (cluster.sent, apply_decision.verdict(run_dir)) == ([], None)
+    assert resume_run(run_dir, SITE).action == "untouched"
+    assert (cluster.sent, apply_decision.read_verdict(run_dir)) == ([], None)
     assert not (run_dir / "attempts" / "0" / "cause.json").exists()
 
 
@@ -49,10 +49,10 @@ def test_a_job_that_was_ended_is_followed_by_one(runs: Runs, cluster: Cluster, s
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = state
-    assert resume(run_dir, SITE).action == "resubmit"
-    assert resume(run_dir, SITE).action == "left"
+    assert resume_run(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "untouched"
     assert len(cluster.sent) == 1
-    assert run_folder.read(run_dir / "job.json", run_folder.JobRef).number == 1  # type: ignore[union-attr]
+    assert run_folder.read_record(run_dir / "job.json", run_folder.JobRef).number == 1  # type: ignore[union-attr]
 
 
 def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None:
@@ -61,20 +61,20 @@ def test_callables_are_not_submitted_again(runs: Runs, cluster: Cluster) -> None
     runs.attempt(run_dir)
     shutil.rmtree(run_dir / "jobs")
     cluster.states["100"] = "NODE_FAIL"
-    assert resume(run_dir, SITE).action == "stop"
-    assert resume(run_dir, SITE, force=True).action == "stop"
-    assert (cluster.sent, apply_decision.verdict(run_dir).kind) == ([], "node")  # type: ignore[union-attr]
+    assert resume_run(run_dir, SITE).action == "stop"
+    assert resume_run(run_dir, SITE, force=True).action == "stop"
+    assert (cluster.sent, apply_decision.read_verdict(run_dir).kind) == ([], "node")  # type: ignore[union-attr]
 
 
 def test_the_job_before_does_not_begin_again(runs: Runs, cluster: Cluster) -> None:
     """Should Slurm have put it back as well, it finds that it has no leave any more; its successor may have one."""
     run_dir = runs.make()
-    grant.take(submissions.at(run_dir, 0), grant.word("100"))
+    grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100"))
     runs.attempt(run_dir)
     cluster.states["100"] = "PREEMPTED"
-    resume(run_dir, SITE)
-    assert grant.take(submissions.at(run_dir, 0), grant.word("100")) == grant.NO
-    assert grant.take(submissions.at(run_dir, 1), grant.word("101")) == grant.word("101")
+    resume_run(run_dir, SITE)
+    assert grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100")) == grant.REVOKED
+    assert grant.claim(submissions.job_dir(run_dir, 1), grant.grant_token("101")) == grant.grant_token("101")
 
 
 def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> None:
@@ -82,13 +82,13 @@ def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> No
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
-    said = resume(run_dir, SITE)
+    said = resume_run(run_dir, SITE)
     assert (said.action, said.cause) == ("stop", "user")
-    given = apply_decision.verdict(run_dir)
+    given = apply_decision.read_verdict(run_dir)
     assert given
     assert (given.state, given.code, given.kind, given.exit_code) == ("stopped", "failed", "user", 1)
     assert "ValueError: boom" in given.reason
-    assert resume(run_dir, SITE).action == "over"
+    assert resume_run(run_dir, SITE).action == "already_ended"
     assert cluster.sent == []
 
 
@@ -99,8 +99,8 @@ def test_what_a_person_cancelled_stays_so(runs: Runs, cluster: Cluster) -> None:
         if begun:
             runs.attempt(run_dir, code=143)
         cluster.states["100"] = "CANCELLED"
-        assert resume(run_dir, SITE).action == "stop"
-        assert apply_decision.verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
+        assert resume_run(run_dir, SITE).action == "stop"
+        assert apply_decision.read_verdict(run_dir).kind == "cancelled"  # type: ignore[union-attr]
     assert cluster.sent == []
 
 
@@ -109,12 +109,12 @@ def test_force_goes_on_after_a_verdict(runs: Runs, cluster: Cluster) -> None:
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
-    resume(run_dir, SITE)
-    assert resume(run_dir, SITE, force=True).action == "resubmit"
-    assert apply_decision.verdict(run_dir) is None
+    resume_run(run_dir, SITE)
+    assert resume_run(run_dir, SITE, force=True).action == "resubmit"
+    assert apply_decision.read_verdict(run_dir) is None
     assert len(list((run_dir / "verdicts").glob("*.json"))) == 1
-    assert apply_decision.history(run_dir) == []
-    assert resume(run_dir, SITE, force=True).action == "left"
+    assert apply_decision.cause_history(run_dir) == []
+    assert resume_run(run_dir, SITE, force=True).action == "untouched"
     assert len(cluster.sent) == 1
 
 
@@ -122,21 +122,21 @@ def test_force_asks_slurm_itself(runs: Runs, cluster: Cluster) -> None:
     """The answer that all share may be minutes old: what has ended since then is not called running."""
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
-    apply_decision.conclude(run_dir, "cancelled")
+    apply_decision.write_verdict(run_dir, "cancelled")
     cluster.states["100"] = "RUNNING"
     with pytest.raises(TryLater):
-        resume(run_dir, SITE, force=True)
+        resume_run(run_dir, SITE, force=True)
     cluster.queue["100"] = "CANCELLED"
-    assert resume(run_dir, SITE, force=True).action == "resubmit"
+    assert resume_run(run_dir, SITE, force=True).action == "resubmit"
 
 
 def test_a_submission_that_was_begun_is_finished(runs: Runs, cluster: Cluster) -> None:
     """An intent without a job is handed to `once`, which knows whether there is one."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    submissions.intend(run_dir, 1, SITE, ())
+    submissions.record_intent(run_dir, 1, SITE, ())
     cluster.states["100"] = "NODE_FAIL"
-    said = resume(run_dir, SITE)
+    said = resume_run(run_dir, SITE)
     assert (said.action, said.job_id) == ("submitted", "101")
 
 
@@ -148,17 +148,17 @@ def test_two_resumes_at_once(runs: Runs, cluster: Cluster) -> None:
 
     def go(_: int) -> str:
         try:
-            return resume(run_dir, SITE).action
+            return resume_run(run_dir, SITE).action
         except TryLater:
             return "later"
 
     with ThreadPoolExecutor(8) as pool:
         said = list(pool.map(go, range(16)))
     assert said.count("resubmit") == 1
-    assert set(said) <= {"resubmit", "left", "later"}
+    assert set(said) <= {"resubmit", "untouched", "later"}
     assert len(cluster.sent) == 1
-    with held(run_dir / apply_decision.LOCK, "it"), pytest.raises(TryLater, match="another process"):
-        resume(run_dir, SITE)
+    with lock(run_dir / apply_decision.RUN_LOCK, "it"), pytest.raises(TryLater, match="another process"):
+        resume_run(run_dir, SITE)
 
 
 def test_the_next_job_leaves_bad_nodes_out(runs: Runs, cluster: Cluster) -> None:
@@ -167,20 +167,22 @@ def test_the_next_job_leaves_bad_nodes_out(runs: Runs, cluster: Cluster) -> None
     runs.attempt(run_dir)
     site = Site(name="s")
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
-    exclusions.add(run_dir.parent, site, ["n7"], bad, "other-run")
+    exclusions.exclude_nodes(run_dir.parent, site, ["n7"], bad, "other-run")
     cluster.states["100"] = "PREEMPTED"
-    resume(run_dir, site)
+    resume_run(run_dir, site)
     assert cluster.sent == [("--exclude=n7",)]
 
 
 def in_job(run_dir: Path, kind: str, confidence: str = "certain", **recover: str) -> tuple[str, Site]:
     """What the newest attempt's own job does about it; the action that holds."""
-    site = Site(name="s", recover=Recover(**recover))  # type: ignore[arg-type]
-    attempt = run_folder.attempts(run_dir)[-1].name
+    site = Site(name="s", recovery=Recovery(**recover))  # type: ignore[arg-type]
+    attempt = run_folder.attempt_dirs(run_dir)[-1].name
     cause = Cause(attempt=attempt, kind=kind, confidence=confidence, reason=kind)  # type: ignore[arg-type]
     plan = load_plan(run_dir)
-    decided = policy.decide(plan, site, cause, apply_decision.history(run_dir, before=attempt), in_job=True)
-    return apply_decision.settle(run_dir, plan, site, cause, decided).action, site
+    decided = policy.decide(
+        plan, site, cause, apply_decision.cause_history(run_dir, before_attempt=attempt), in_job=True
+    )
+    return apply_decision.apply_from_job(run_dir, plan, site, cause, decided).action, site
 
 
 def test_a_dying_job_sends_its_successor(runs: Runs, cluster: Cluster) -> None:
@@ -201,7 +203,7 @@ def test_a_signal_alone_lets_slurm_say_what_it_was(
     runs.attempt(run_dir, code=143)
     cluster.states["100"] = "RUNNING"
     assert in_job(run_dir, "preempted", "guess")[0] == "wait"
-    assert (cluster.sent, apply_decision.verdict(run_dir)) == ([], None)
+    assert (cluster.sent, apply_decision.read_verdict(run_dir)) == ([], None)
 
 
 def test_a_job_that_is_put_back(runs: Runs, cluster: Cluster) -> None:
@@ -216,7 +218,7 @@ def test_a_job_comes_after_the_verdict(runs: Runs, cluster: Cluster) -> None:
     """What was cancelled meanwhile stays so, whatever its job has decided."""
     run_dir = runs.make()
     runs.attempt(run_dir, code=1)
-    apply_decision.conclude(run_dir, "cancelled", "by a person")
+    apply_decision.write_verdict(run_dir, "cancelled", "by a person")
     assert in_job(run_dir, "preempted")[0] == "stop"
     assert cluster.sent == []
 
@@ -226,8 +228,8 @@ def test_where_no_job_follows_by_itself(runs: Runs, cluster: Cluster) -> None:
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = "NODE_FAIL"
-    assert resume(run_dir, Site(name="s", recover=Recover(chain="none"))).action == "stop"
-    given = apply_decision.verdict(run_dir)
+    assert resume_run(run_dir, Site(name="s", recovery=Recovery(chain="none"))).action == "stop"
+    given = apply_decision.read_verdict(run_dir)
     assert given
     assert given.kind == "node"
     assert "--force" in given.reason
@@ -238,15 +240,17 @@ def test_a_slurm_that_forgets(runs: Runs, cluster: Cluster) -> None:
     run_dir = runs.make()
     attempt = runs.attempt(run_dir)
     del cluster.states["100"]
-    assert resume(run_dir, SITE).action == "left"
+    assert resume_run(run_dir, SITE).action == "untouched"
     mark = run_dir / ".missed.100"
     os.utime(mark, (time.time() - 700,) * 2)
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"
     run_dir = runs.make("t-2")
     attempt = runs.attempt(run_dir)
-    run_folder.write(attempt / "exit.json", run_folder.Attempt(job_id="100", exit_code=0, ended="2026-01-01T00:00:00Z"))
+    run_folder.write_record(
+        attempt / "exit.json", run_folder.AttemptExit(job_id="100", exit_code=0, ended="2026-01-01T00:00:00Z")
+    )
     del cluster.states["100"]
-    assert resume(run_dir, SITE).action == "done"
+    assert resume_run(run_dir, SITE).action == "done"
 
 
 def test_a_slurm_that_refuses_loses_nothing(runs: Runs, cluster: Cluster) -> None:
@@ -256,10 +260,10 @@ def test_a_slurm_that_refuses_loses_nothing(runs: Runs, cluster: Cluster) -> Non
     cluster.states["100"] = "NODE_FAIL"
     cluster.refuses = ClusterError("no such account")
     with pytest.raises(ClusterError):
-        resume(run_dir, SITE)
-    assert apply_decision.verdict(run_dir) is None
+        resume_run(run_dir, SITE)
+    assert apply_decision.read_verdict(run_dir) is None
     cluster.refuses = None
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_half_a_folder(runs: Runs, cluster: Cluster, gone: str, kind: type[Excep
     path = run_dir / gone
     _ = shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(kind, match=word):
-        resume(run_dir, SITE)
+        resume_run(run_dir, SITE)
     assert cluster.sent == []
     assert not (run_dir / "verdict.json").exists()
 
@@ -286,16 +290,18 @@ def test_half_a_folder(runs: Runs, cluster: Cluster, gone: str, kind: type[Excep
 def test_another_site_s_run(runs: Runs) -> None:
     """A run is never continued by way of a site that is not its own."""
     with pytest.raises(ConfigError, match='of site "s"'):
-        resume(runs.make(), Site(name="other"))
+        resume_run(runs.make(), Site(name="other"))
 
 
 def test_a_verdict_is_given_once(runs: Runs) -> None:
     """Of many who conclude at once one is believed, by all."""
     run_dir = runs.make()
     with ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(lambda at: apply_decision.conclude(run_dir, "user", f"reason {at}").reason, range(16)))
+        said = list(
+            pool.map(lambda at: apply_decision.write_verdict(run_dir, "user", f"reason {at}").reason, range(16))
+        )
     assert len(set(said)) == 1
-    assert apply_decision.verdict(run_dir).reason == said[0]  # type: ignore[union-attr]
+    assert apply_decision.read_verdict(run_dir).reason == said[0]  # type: ignore[union-attr]
     assert not list(run_dir.glob(".verdict*"))
 
 
@@ -306,11 +312,11 @@ def test_faults_with_progress_go_on_and_on(runs: Runs, cluster: Cluster) -> None
         attempt = runs.attempt(run_dir, progress=10 * number)
         (run_dir / "progress").write_text(str(10 * number + 10))
         cluster.states[str(100 + number)] = "PREEMPTED"
-        said = resume(run_dir, SITE)
+        said = resume_run(run_dir, SITE)
         assert (said.action, said.attempt) == ("resubmit", attempt.name)
-    assert len(apply_decision.history(run_dir)) == 30
+    assert len(apply_decision.cause_history(run_dir)) == 30
     assert "stopped" not in ended(run_dir)
-    assert isinstance(said, Resumed)
+    assert isinstance(said, ResumeResult)
 
 
 def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, tmp_path: Path) -> None:
@@ -320,11 +326,11 @@ def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, t
     cluster.states["100"] = "FAILED"
     copy = shutil.copytree(run_dir, tmp_path / "copies" / run_dir.name)
     with pytest.raises(ConfigError, match="is a copy") as caught:
-        resume(copy, SITE, force=True)
+        resume_run(copy, SITE, force=True)
     assert "reproduce" in caught.value.hint
     runs.root.rename(tmp_path / "away")
     with pytest.raises(ConfigError, match=rf"is not here \(expected {run_dir}\)") as caught:
-        resume(copy, SITE, force=True)
+        resume_run(copy, SITE, force=True)
     assert "reproduce" not in caught.value.hint
     assert cluster.sent == []
 
@@ -343,5 +349,5 @@ def test_what_cannot_be_read_is_not_called_a_copy(
     run_dir = runs.make()
     monkeypatch.setattr(Path, "samefile", fails)
     with pytest.raises(kind, match=os.strerror(number)) as caught:
-        resume(run_dir, SITE)
+        resume_run(run_dir, SITE)
     assert "reproduce" not in caught.value.hint

@@ -16,12 +16,12 @@ from pitools.launch.job import signals
 from pitools.launch.monitor import status
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, policy, slurm_query
-from pitools.launch.recovery.resume import resume
-from pitools.launch.recovery.tick import tick
+from pitools.launch.recovery.resume import resume_run
+from pitools.launch.recovery.tick import tick_runs
 from pitools.launch.submission import exclusions, grant, next_job, submissions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Decision
-from pitools.site.schema import Recover, Site
+from pitools.site.schema import Recovery, Site
 from pitools.slurm.errors import SlurmRefused
 
 Runs = Any
@@ -36,7 +36,7 @@ NodeName=n2 Arch=x86_64 NodeAddr=10.0.0.2 State=IDLE ThreadsPerCore=1 SlurmdStar
 def follow(run_dir: Path, cluster: Cluster) -> None:
     """The run's first job was ended, and its second is queued."""
     cluster.states["100"] = "NODE_FAIL"
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"
 
 
 @pytest.mark.parametrize("harm", ["as before", "gone", "cut short"])
@@ -52,18 +52,18 @@ def test_a_sender_that_was_killed_before_its_last_word(runs: Runs, cluster: Clus
         (run_dir / "job.json").unlink()
     else:
         (run_dir / "job.json").write_bytes(before if harm == "as before" else before[:20])
-    said = resume(run_dir, SITE)
-    assert (said.action, said.job_id, len(cluster.sent)) == ("left", "101", 1)
+    said = resume_run(run_dir, SITE)
+    assert (said.action, said.job_id, len(cluster.sent)) == ("untouched", "101", 1)
     assert not (run_dir / "attempts" / "1" / "cause.json").exists()
 
 
 def test_a_job_that_cannot_be_read_is_looked_for(runs: Runs, cluster: Cluster) -> None:
     """What a loss of power left of its record says nothing; Slurm knows the job by its name."""
     run_dir = runs.make()
-    for path in (run_dir / "job.json", submissions.at(run_dir, 0) / "job.json"):
+    for path in (run_dir / "job.json", submissions.job_dir(run_dir, 0) / "job.json"):
         path.write_text("")
-    assert resume(run_dir, SITE).action == "submitted"
-    assert submissions.newest(run_dir).job_id == "100"  # type: ignore[union-attr]
+    assert resume_run(run_dir, SITE).action == "submitted"
+    assert submissions.latest_job(run_dir).job_id == "100"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "REQUEUE_HOLD"])
@@ -72,8 +72,8 @@ def test_what_had_ended_and_was_put_back(runs: Runs, cluster: Cluster, state: st
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"], cluster.queue["100"] = "FAILED", state
-    assert resume(run_dir, SITE, state="FAILED").action == "left"
-    assert (cluster.sent, apply_decision.verdict(run_dir)) == ([], None)
+    assert resume_run(run_dir, SITE, state="FAILED").action == "untouched"
+    assert (cluster.sent, apply_decision.read_verdict(run_dir)) == ([], None)
 
 
 def test_a_job_that_begins_again_while_it_is_judged(
@@ -81,7 +81,7 @@ def test_a_job_that_begins_again_while_it_is_judged(
 ) -> None:
     """It keeps its leave, and none is sent beside it."""
     run_dir = runs.make()
-    grant.take(submissions.at(run_dir, 0), grant.word("100"))
+    grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100"))
     runs.attempt(run_dir)
     cluster.states["100"] = "PREEMPTED"
     decide = policy.decide
@@ -92,26 +92,26 @@ def test_a_job_that_begins_again_while_it_is_judged(
 
     monkeypatch.setattr(policy, "decide", late)
     with pytest.raises(TryLater, match="begun attempt 1"):
-        resume(run_dir, SITE)
-    assert (cluster.sent, grant.told(submissions.at(run_dir, 0))) == ([], "run.100")
+        resume_run(run_dir, SITE)
+    assert (cluster.sent, grant.read_grant(submissions.job_dir(run_dir, 0))) == ([], "run.100")
 
 
 def test_its_leave_is_gone_before_another_is_sent(runs: Runs, cluster: Cluster) -> None:
     """Else it could begin between the two."""
     run_dir = runs.make()
-    grant.take(submissions.at(run_dir, 0), grant.word("100"))
+    grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100"))
     runs.attempt(run_dir)
     seen: list[str] = []
-    cluster.meanwhile = lambda: seen.append(grant.told(submissions.at(run_dir, 0)))
+    cluster.meanwhile = lambda: seen.append(grant.read_grant(submissions.job_dir(run_dir, 0)))
     follow(run_dir, cluster)
-    assert seen == ["no"]
+    assert seen == ["revoked"]
 
 
 def settled(run_dir: Path, attempt: str, kind: str = "node") -> str:
     plan = load_plan(run_dir)
     cause = Cause(attempt=attempt, kind=kind, confidence="certain", reason=kind)  # type: ignore[arg-type]
     decided = policy.decide(plan, SITE, cause, [], in_job=True)
-    return apply_decision.settle(run_dir, plan, SITE, cause, decided).action
+    return apply_decision.apply_from_job(run_dir, plan, SITE, cause, decided).action
 
 
 def test_a_job_that_was_given_up_and_still_lives(runs: Runs, cluster: Cluster) -> None:
@@ -130,16 +130,16 @@ def test_two_that_no_lock_keeps_apart(runs: Runs, cluster: Cluster, monkeypatch:
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = "NODE_FAIL"
-    told = slurm_query.told
+    told = slurm_query.accounting_row
 
     def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(slurm_query, "told", told)
-        (run_dir / apply_decision.LOCK).unlink()  # a lock that does not hold
-        assert resume(run_dir, SITE).job_id == "101"
+        monkeypatch.setattr(slurm_query, "accounting_row", told)
+        (run_dir / apply_decision.RUN_LOCK).unlink()  # a lock that does not hold
+        assert resume_run(run_dir, SITE).job_id == "101"
         return told(*args)
 
-    monkeypatch.setattr(slurm_query, "told", meanwhile)
-    assert resume(run_dir, SITE).job_id == "101"
+    monkeypatch.setattr(slurm_query, "accounting_row", meanwhile)
+    assert resume_run(run_dir, SITE).job_id == "101"
     assert len(cluster.sent) == 1
 
 
@@ -147,7 +147,7 @@ def test_cancelled_while_the_next_job_is_sent(runs: Runs, cluster: Cluster) -> N
     """Who cancelled it did not see that job."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    cluster.meanwhile = lambda: apply_decision.conclude(run_dir, "cancelled", "by a person")
+    cluster.meanwhile = lambda: apply_decision.write_verdict(run_dir, "cancelled", "by a person")
     follow(run_dir, cluster)
     assert cluster.cancelled == ["101"]
 
@@ -156,7 +156,7 @@ def test_a_signal_of_which_slurm_kept_no_word(runs: Runs, cluster: Cluster, monk
     """Cancelled or preempted: while accounting is silent nothing is decided, and without any it is not begun again."""
     run_dir = runs.make()
     attempt = runs.attempt(run_dir, code=143)
-    signals.note(attempt, signal.SIGTERM, None)
+    signals.append_signal(attempt, signal.SIGTERM, None)
     del cluster.states["100"]
     accounting = cluster.accounting
 
@@ -165,11 +165,11 @@ def test_a_signal_of_which_slurm_kept_no_word(runs: Runs, cluster: Cluster, monk
 
     monkeypatch.setattr(cluster, "accounting", silent)
     with pytest.raises(TryLater):
-        resume(run_dir, SITE)
-    assert apply_decision.verdict(run_dir) is None
+        resume_run(run_dir, SITE)
+    assert apply_decision.read_verdict(run_dir) is None
     monkeypatch.setattr(cluster, "accounting", accounting)
-    assert resume(run_dir, SITE).action == "stop"
-    assert "--force" in apply_decision.verdict(run_dir).reason  # type: ignore[union-attr]
+    assert resume_run(run_dir, SITE).action == "stop"
+    assert "--force" in apply_decision.read_verdict(run_dir).reason  # type: ignore[union-attr]
     assert cluster.sent == []
 
 
@@ -179,21 +179,21 @@ def test_missed_twice_and_seen_in_between(runs: Runs, cluster: Cluster) -> None:
     runs.attempt(run_dir)
     for state in ("", "RUNNING", ""):
         cluster.states = {"100": state} if state else {}
-        assert resume(run_dir, SITE).action == "left"
+        assert resume_run(run_dir, SITE).action == "untouched"
         if mark := next(run_dir.glob(".missed.*"), None):
             os.utime(mark, (time.time() - 500,) * 2)
     os.utime(run_dir / ".missed.100", (time.time() - 601,) * 2)
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"
 
 
 def test_between_two_attempts_the_script_lives(runs: Runs, cluster: Cluster) -> None:
     """A job that Slurm forgets for a moment, just then, is not over for having written down an end."""
     run_dir = runs.make()
     attempt = runs.attempt(run_dir, code=1)
-    again = Decision(attempt="0", action="again", kind="network", reason="")
-    run_folder.write(attempt / "decision.json", again)
+    again = Decision(attempt="0", action="retry", kind="network", reason="")
+    run_folder.write_record(attempt / "decision.json", again)
     del cluster.states["100"]
-    assert resume(run_dir, SITE).action == "left"
+    assert resume_run(run_dir, SITE).action == "untouched"
 
 
 def test_a_node_that_is_none(runs: Runs, cluster: Cluster) -> None:
@@ -202,7 +202,7 @@ def test_a_node_that_is_none(runs: Runs, cluster: Cluster) -> None:
     runs.attempt(run_dir)
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
     site = Site(name="s")
-    exclusions.add(run_dir.parent, site, ["n99", "n7"], bad, "other")
+    exclusions.exclude_nodes(run_dir.parent, site, ["n99", "n7"], bad, "other")
     follow(run_dir, cluster)
     assert cluster.sent == [("--exclude=n7",)]
 
@@ -211,10 +211,10 @@ def test_a_refusal_that_is_not_about_nodes(runs: Runs, cluster: Cluster) -> None
     """It is raised, and the job is not submitted once more with fewer nodes excluded."""
     run_dir = runs.make()
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
-    exclusions.add(run_dir.parent, SITE, ["n7"], bad, "other")
+    exclusions.exclude_nodes(run_dir.parent, SITE, ["n7"], bad, "other")
     cluster.refuses = SlurmRefused("Invalid qos specification")
     with pytest.raises(SlurmRefused):
-        next_job.send(run_dir, load_plan(run_dir), SITE)
+        next_job.submit_next_job(run_dir, load_plan(run_dir), SITE)
     assert len(cluster.patience) == 1
 
 
@@ -223,13 +223,13 @@ def test_jobs_that_never_begin_come_to_an_end(runs: Runs, cluster: Cluster) -> N
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
-    assert resume(run_dir, SITE).action == "stop"
+    assert resume_run(run_dir, SITE).action == "stop"
     for _ in range(3):
-        said = resume(run_dir, SITE, force=True)
+        said = resume_run(run_dir, SITE, force=True)
         assert said.action == "resubmit"
         for _ in range(9):
             cluster.states[said.job_id] = "BOOT_FAIL"
-            said = resume(run_dir, SITE)
+            said = resume_run(run_dir, SITE)
             if said.action == "stop":
                 break
         assert (said.action, said.cause) == ("stop", "node")
@@ -239,7 +239,7 @@ def test_jobs_that_never_begin_come_to_an_end(runs: Runs, cluster: Cluster) -> N
 def put_back(runs: Runs, cluster: Cluster, reason: str = "BeginTime", ended: str = "NODE_FAIL") -> Path:
     """A run whose job Slurm has put back in the queue, and holds there."""
     run_dir: Path = runs.make()
-    grant.take(submissions.at(run_dir, 0), grant.word("100"))
+    grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100"))
     runs.attempt(run_dir)
     cluster.states["100"], cluster.ended["100"] = "PENDING", ended
     cluster.waits["100"] = (reason, 1)
@@ -250,12 +250,12 @@ def test_a_job_that_slurm_holds_back_is_not_waited_for(runs: Runs, cluster: Clus
     """After a node's failure a fresh job has the run, without that node; the held one is withdrawn."""
     run_dir = put_back(runs, cluster)
     cluster.nodes_text = LOST
-    (said,) = tick(run_dir.parent, SITE, lambda *_: None)
+    (said,) = tick_runs(run_dir.parent, SITE, lambda *_: None)
     assert (said.action, said.cause, said.exclude) == ("resubmit", "node", ("n1",))
     assert cluster.sent == [("--exclude=n1",)]
     assert cluster.cancelled == ["100"]
-    assert grant.take(submissions.at(run_dir, 0), grant.word("100")) == grant.NO
-    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100")) == grant.REVOKED
+    assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
     assert len(cluster.sent) == 1
 
 
@@ -274,9 +274,9 @@ def test_what_waits_for_another_reason_is_left(
 ) -> None:
     """Its turn, a person, or the site's own way: nothing is sent, and nothing judged."""
     run_dir = put_back(runs, cluster, reason, ended)
-    site = Site(name="s", recover=Recover(chain=chain))
-    assert resume(run_dir, site).action == "left"
-    assert (cluster.sent, cluster.cancelled, grant.told(submissions.at(run_dir, 0))) == ([], [], "run.100")
+    site = Site(name="s", recovery=Recovery(chain=chain))
+    assert resume_run(run_dir, site).action == "untouched"
+    assert (cluster.sent, cluster.cancelled, grant.read_grant(submissions.job_dir(run_dir, 0))) == ([], [], "run.100")
     assert not (run_dir / "attempts" / "0" / "cause.json").exists()
 
 
@@ -284,11 +284,11 @@ def test_what_waits_for_another_reason_is_left(
 def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster, reason: str, ended: str) -> None:
     """A job that has its place in the queue, or that no node's failure put back, costs no question of its own."""
     run_dir = put_back(runs, cluster, reason, ended)
-    looked_at = msgspec.structs.replace(status.show(run_dir, SITE), state="PENDING")
+    looked_at = msgspec.structs.replace(status.run_status(run_dir, SITE), state="PENDING")
     assert status.may_be_held_back(looked_at, SITE)
-    assert resume(run_dir, SITE).action == "left"
+    assert resume_run(run_dir, SITE).action == "untouched"
     asked = len(cluster.shown)
-    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
     assert (asked, len(cluster.shown)) == (1, 1)
     assert not status.may_be_held_back(looked_at, SITE)
 
@@ -297,11 +297,11 @@ def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:
     """Where Slurm refuses a second job, the held one keeps its leave, and goes on when its time comes."""
     run_dir = put_back(runs, cluster)
     cluster.refuses = ClusterError("Job violates accounting/QOS policy")
-    said = resume(run_dir, SITE)
-    assert (said.action, "policy" in said.reason) == ("left", True)
-    assert (grant.told(submissions.at(run_dir, 0)), cluster.cancelled) == ("run.100", [])
+    said = resume_run(run_dir, SITE)
+    assert (said.action, "policy" in said.reason) == ("untouched", True)
+    assert (grant.read_grant(submissions.job_dir(run_dir, 0)), cluster.cancelled) == ("run.100", [])
     asked = len(cluster.shown)
-    assert list(tick(run_dir.parent, SITE, lambda *_: None)) == []
+    assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
     assert len(cluster.shown) == asked
 
 
@@ -310,14 +310,14 @@ def test_held_back_and_slurm_is_busy(runs: Runs, cluster: Cluster) -> None:
     run_dir = put_back(runs, cluster)
     cluster.refuses = TryLater("slurmctld is busy")
     with pytest.raises(TryLater):
-        resume(run_dir, SITE)
-    assert (grant.told(submissions.at(run_dir, 0)), cluster.patience) == ("run.100", [0.0])
+        resume_run(run_dir, SITE)
+    assert (grant.read_grant(submissions.job_dir(run_dir, 0)), cluster.patience) == ("run.100", [0.0])
 
 
 def test_an_end_of_an_earlier_start_says_nothing(runs: Runs, cluster: Cluster) -> None:
     """Accounting that lags behind has the end before the last: it is asked again, and nothing is judged by that."""
     run_dir = put_back(runs, cluster)
     cluster.ended_at = "2026-01-01T00:00:00.000Z"
-    assert resume(run_dir, SITE).action == "left"
+    assert resume_run(run_dir, SITE).action == "untouched"
     cluster.ended_at = ""
-    assert resume(run_dir, SITE).action == "resubmit"
+    assert resume_run(run_dir, SITE).action == "resubmit"

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.core.locks import held
+from pitools.core.locks import lock
 from pitools.launch import slurm_cache
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, cancel_run, tick
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.launch.submission import submissions
 from pitools.run import cancel_request, run_folder
 from pitools.site.schema import Site
@@ -32,7 +32,8 @@ def ticked(runs: Runs, **asked: Any) -> tuple[dict[str, str], list[str]]:
     """What changed (run → action), and which runs had something wrong."""
     wrong: list[str] = []
     found = {
-        one.run_id: one.action for one in tick.tick(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
+        one.run_id: one.action
+        for one in tick.tick_runs(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
     }
     return found, wrong
 
@@ -43,9 +44,11 @@ def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> Non
     for number, state in enumerate(states):
         run_dir = runs.make(f"t-{number}")
         # Each its own job: the run's folder is all that they share.
-        ref = msgspec.structs.replace(run_folder.read(run_dir / "job.json", run_folder.JobRef), job_id=f"{number}0")
-        for path in (run_dir / "job.json", submissions.at(run_dir, 0) / "job.json"):
-            run_folder.write(path, ref)
+        ref = msgspec.structs.replace(
+            run_folder.read_record(run_dir / "job.json", run_folder.JobRef), job_id=f"{number}0"
+        )
+        for path in (run_dir / "job.json", submissions.job_dir(run_dir, 0) / "job.json"):
+            run_folder.write_record(path, ref)
         cluster.states[f"{number}0"] = state
         runs.attempt(run_dir, error="ValueError: boom" if state == "FAILED" else "", code={"COMPLETED": 0}.get(state))
     cluster.asked = 0
@@ -61,17 +64,17 @@ def test_a_cancel_is_carried_out(runs: Runs, cluster: Cluster, monkeypatch: pyte
     (run_dir / "jobs").rename(run_dir / "no jobs")  # as in an array's folder
     runs.make("t-2")
     monkeypatch.setattr(cancel_run, "client", lambda site: cluster)
-    run_folder.write(run_dir / "cancel.json", cancel_request.Cancel(t="2026-01-01T00:00:00Z"))
+    run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
 
     def silent(*_: object, **__: object) -> None:
         raise Unreachable("no answer")
 
-    monkeypatch.setattr(slurm_cache, "ask", silent)
-    ticks = tick.tick(runs.root, SITE, lambda *_: None)
+    monkeypatch.setattr(slurm_cache, "require_states", silent)
+    ticks = tick.tick_runs(runs.root, SITE, lambda *_: None)
     assert next(ticks).action == "stop"
     with pytest.raises(Unreachable):
         next(ticks)
-    given = apply_decision.verdict(run_dir)
+    given = apply_decision.read_verdict(run_dir)
     assert given is not None
     assert (given.kind, cluster.cancelled) == ("cancelled", ["100"])
 
@@ -80,10 +83,12 @@ def test_an_interrupted_submission_is_finished(runs: Runs, cluster: Cluster) -> 
     """An intent that nobody is at any more; one of this minute is still its own process's."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    intent = submissions.intend(run_dir, 1, SITE, ())
+    intent = submissions.record_intent(run_dir, 1, SITE, ())
     assert ticked(runs) == ({}, [])
-    old = msgspec.structs.replace(intent, t="2026-01-01T00:00:00.000Z", tried="2026-01-01T00:00:00.000Z")
-    run_folder.write(submissions.at(run_dir, 1) / "intent.json", old)
+    old = msgspec.structs.replace(
+        intent, intended_at="2026-01-01T00:00:00.000Z", last_tried_at="2026-01-01T00:00:00.000Z"
+    )
+    run_folder.write_record(submissions.job_dir(run_dir, 1) / "intent.json", old)
     assert ticked(runs) == ({"t-1": "submitted"}, [])
 
 
@@ -154,7 +159,7 @@ def test_the_run_of_another_user(runs: Runs, cluster: Cluster) -> None:
     os.chown(runs.root / "t-1", os.geteuid() + 12345, -1)
     assert ticked(runs) == ({"t-2": "resubmit"}, [])
     with pytest.raises(ClusterError, match="run t-1 is "):
-        resume(runs.root / "t-1", SITE)
+        resume_run(runs.root / "t-1", SITE)
     assert len(cluster.sent) == 1
 
 
@@ -172,7 +177,7 @@ def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
     """The second says so and does nothing."""
     runs.attempt(runs.make())
     cluster.states["100"] = "NODE_FAIL"
-    with held(runs.root / tick.LOCK, "it"), pytest.raises(tick.Busy):
+    with lock(runs.root / tick.TICK_LOCK, "it"), pytest.raises(tick.TickRunning):
         ticked(runs)
     assert cluster.sent == []
     assert ticked(runs)[0] == {"t-1": "resubmit"}
@@ -197,17 +202,17 @@ def test_a_silent_slurm_decides_nothing(
     def silent(*_: object, **__: object) -> dict[str, str]:
         raise Unreachable("Unable to contact slurm controller")
 
-    monkeypatch.setattr(slurm_cache, "ask", silent)
+    monkeypatch.setattr(slurm_cache, "require_states", silent)
     with pytest.raises(Unreachable):
         ticked(runs)
-    assert apply_decision.verdict(run_dir) is None
-    assert list(tick.tick(tmp_path / "none", SITE, lambda *_: None)) == []
+    assert apply_decision.read_verdict(run_dir) is None
+    assert list(tick.tick_runs(tmp_path / "none", SITE, lambda *_: None)) == []
 
 
 def test_a_thousand_runs_that_are_over_cost_little(runs: Runs, cluster: Cluster) -> None:
     """Cron looks every few minutes: a run with its verdict is one look at its folder."""
     first = runs.make("t-0")
-    apply_decision.conclude(first, "user", "over")
+    apply_decision.write_verdict(first, "user", "over")
     for number in range(1, 1000):
         path = runs.root / f"t-{number}"
         path.mkdir()

@@ -44,7 +44,9 @@ def ended(run_dir: Path, *, loss: float, nodes: str) -> Path:
     log.write(step=4, loss=loss, wall_s=1, input_s=0, compute_s=0, comm_s=0, samples=1)
     log.close()
     (attempt / "hostfile").write_text(nodes)
-    run_folder.write(attempt / "exit.json", run_folder.Attempt(job_id="1", exit_code=0, ended=timestamps.now()))
+    run_folder.write_record(
+        attempt / "exit.json", run_folder.AttemptExit(job_id="1", exit_code=0, ended=timestamps.now_rfc3339())
+    )
     return run_dir
 
 
@@ -53,17 +55,17 @@ def dataset(root: Path, text: bytes) -> Path:
     building = root / "pick" / "new"
     building.mkdir(parents=True)
     (building / "a").write_bytes(text)
-    entry = manifest.FileEntry(path="a", bytes=len(text), digest=digest.of_bytes(text))
-    raw = manifest.encode(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
+    entry = manifest.FileEntry(path="a", bytes=len(text), digest=digest.digest_bytes(text))
+    raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
     (building / manifest.FILE_NAME).write_bytes(raw)
-    return building.rename(root / "pick" / manifest.version(raw))
+    return building.rename(root / "pick" / manifest.version_of(raw))
 
 
 def test_the_same_twice_differs_in_nothing(work: Path, git: Git, make_run: MakeRun) -> None:
     """Two runs of one workdir and one request: no difference, and no line of patch."""
     a, b = (ended(make_run(name, entry="loop:main"), loss=0.5, nodes="n1\nn2\n") for name in ("r-1", "r-2"))
-    assert compare.compare(a, b) == []
-    assert list(compare.patch(a, b)) == []
+    assert compare.compare_runs(a, b) == []
+    assert list(compare.code_diff(a, b)) == []
 
 
 def test_every_difference_is_told(
@@ -87,7 +89,7 @@ def test_every_difference_is_told(
         nodes="n2\n",
     )
     (b / "environment.txt").write_text((b / "environment.txt").read_text().replace("msgspec==", "msgspec==9"))
-    found = told(compare.compare(a, b))
+    found = told(compare.compare_runs(a, b))
     assert found["request:args.rate"] == ("1", "2")
     assert found["request:args.new"] == ("", "true")
     assert found["request:time"] == ("5m", "6m")
@@ -102,7 +104,7 @@ def test_every_difference_is_told(
     assert found["nodes:by rank"] == ("n1", "n2")
     assert found["outcome:loss"] == ("0.5", "0.25")
     assert len(found) == 14  # and binary
-    patch = "".join(compare.patch(a, b))
+    patch = "".join(compare.code_diff(a, b))
     assert "+# more\n" in patch
     assert "--- a/only_a.py" not in patch  # it is empty: there is no line to show
     assert "a/binary and b/binary differ" in patch
@@ -115,9 +117,9 @@ def test_a_run_of_another_user_is_not_run_as_us(make_run: MakeRun) -> None:
     copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
     os.chown(run, 54321, -1)
     with pytest.raises(ConfigError) as caught:
-        rerun.plan(run, load.load("local"))
+        rerun.plan_rerun(run, load.load_site("local"))
     assert (caught.value.where, f"cp -r {run} " in caught.value.hint) == (str(run), True)
-    rerun.plan(copy, load.load("local"))
+    rerun.plan_rerun(copy, load.load_site("local"))
 
 
 def test_a_copy_runs_its_own_code(pit: Pit, tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_a_copy_runs_its_own_code(pit: Pit, tmp_path: Path) -> None:
     for verb in (("resume", "--force"), ("move", "--site", "other")):
         refused = pit("launch", verb[0], str(copy), *verb[1:], **env)
         assert (refused.returncode, f"pit launch reproduce {copy}" in refused.stderr) == (3, True), refused.stderr
-    assert len(run_folder.attempts(copy)) == 1
+    assert len(run_folder.attempt_dirs(copy)) == 1
 
 
 @pytest.mark.usefixtures("as_root")
@@ -154,10 +156,10 @@ def test_links_of_a_copy_to_what_others_can_change_are_shown(work: Path, make_ru
         (work / name).symlink_to(tmp_path / name)
     run = make_run("r-1", entry="loop:main")
     copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
-    assert rerun.plan(run, load.load("local"))[1] == []
-    assert [(one.part, one.key) for one in rerun.plan(copy, load.load("local"))[1]] == [("code", "theirs")]
+    assert rerun.plan_rerun(run, load.load_site("local"))[1] == []
+    assert [(one.part, one.key) for one in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [("code", "theirs")]
     shutil.rmtree(run)
-    assert [(one.part, one.key) for one in rerun.plan(copy, load.load("local"))[1]] == [("code", "theirs")]
+    assert [(one.part, one.key) for one in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [("code", "theirs")]
 
 
 @pytest.mark.usefixtures("as_root")
@@ -177,10 +179,10 @@ def test_a_run_that_kept_nothing(make_run: MakeRun) -> None:
     """A run of an older version is compared by what it has; it cannot be run again, and says why."""
     a, b = make_run("r-1"), make_run("r-2")
     (b / "provenance.json").unlink()
-    found = told(compare.compare(a, b))
+    found = told(compare.compare_runs(a, b))
     assert found["environment:"] == ("", "not recorded")
     with pytest.raises(DataError, match="does not say what it was made from"):
-        rerun.plan(b, load.load("local"))
+        rerun.plan_rerun(b, load.load_site("local"))
 
 
 def test_data_that_is_gone_or_changed(
@@ -191,16 +193,16 @@ def test_data_that_is_gone_or_changed(
     sites.mkdir()
     (sites / "local.toml").write_text(f'[paths]\nnvme = "{tmp_path}/nvme"\n')
     monkeypatch.setenv("PIT_SITE_PATH", str(sites))
-    run_dir, site = make_run(data={"demo": str(one)}), load.load("local")
-    planned, _ = rerun.plan(run_dir, site)
+    run_dir, site = make_run(data={"demo": str(one)}), load.load_site("local")
+    planned, _ = rerun.plan_rerun(run_dir, site)
     assert planned.data[0].version == one.name
-    held = manifest.load(one)[0]
-    (one / manifest.FILE_NAME).write_bytes(manifest.encode(msgspec.structs.replace(held, steps=2)))
+    held = manifest.load_manifest(one)[0]
+    (one / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(msgspec.structs.replace(held, steps=2)))
     with pytest.raises(DataError, match=r'dataset "demo" is version .* now, and was'):
-        rerun.plan(run_dir, site)
+        rerun.plan_rerun(run_dir, site)
     one.rename(one.with_name("moved"))
     with pytest.raises(DataError, match='dataset "demo" is gone'):
-        rerun.plan(run_dir, site)
+        rerun.plan_rerun(run_dir, site)
 
 
 def test_a_repetition_has_the_first_ones_code(work: Path, git: Git, make_run: MakeRun) -> None:
@@ -211,11 +213,11 @@ def test_a_repetition_has_the_first_ones_code(work: Path, git: Git, make_run: Ma
     (first / "code" / "output.log").write_text("of the program")
     (work / "loop.py").unlink()
     second = make_run("r-2", entry="loop:main", workdir=str(first / "code"))
-    assert code_copy.listing(second) == code_copy.listing(first)
+    assert code_copy.read_listing(second) == code_copy.read_listing(first)
     assert (second / "code" / "loop.py").read_text() == (first / "code" / "loop.py").read_text()
     assert (second / "dirty.patch").read_bytes() == (first / "dirty.patch").read_bytes()
     assert not (second / "code" / "output.log").exists()
-    assert told(compare.compare(first, second)) == {}
+    assert told(compare.compare_runs(first, second)) == {}
     (first / "code" / "loop.py").write_text("changed")
     with pytest.raises(DataError, match=r"code/loop\.py"):
         make_run("r-3", entry="loop:main", workdir=str(first / "code"))
@@ -240,8 +242,8 @@ def test_by_hand(pit: Pit, tmp_path: Path) -> None:
     made = pit("launch", "reproduce", first, "--yes", **env)
     assert made.returncode == 0, made.stderr
     second = json.loads(made.stdout.splitlines()[-1])
-    same = pit("launch", "diff", first, second["to"], "--patch", **env)
+    same = pit("launch", "diff", first, second["new_run_id"], "--patch", **env)
     assert (same.returncode, same.stdout) == (0, "")
-    differ = pit("launch", "diff", first, second["to"], **env)
+    differ = pit("launch", "diff", first, second["new_run_id"], **env)
     assert differ.returncode == 1
     assert '"key":"environment.NCCL_DEBUG"' in differ.stdout

@@ -12,7 +12,7 @@ from pitools.core import subprocesses
 from pitools.core.errors import PitError
 from pitools.launch import slurm_cache
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 
 
@@ -58,9 +58,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """The one that `polling` asks, and whose clock it reads."""
+    """The one that `slurm_cache` queries, and whose clock it reads."""
     told = Slurm()
-    monkeypatch.setattr(slurm_cache, "client", lambda site: Client(Reach(), told.run))
+    monkeypatch.setattr(slurm_cache, "client", lambda site: Client(Transport(), told.run))
     monkeypatch.setattr(time, "time", lambda: told.now)
     return told
 

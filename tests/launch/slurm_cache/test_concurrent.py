@@ -29,7 +29,7 @@ for _ in range(int(sys.argv[2])):
     if not os.fork():
         os.close(start)
         os.read(wait, 1)  # ends when all are there
-        told = slurm_cache.states(site, sys.argv[3:])
+        told = slurm_cache.cached_states(site, sys.argv[3:])
         os.write(1, (" ".join(one.state for one in told.values()) + "\\n").encode())
         os._exit(0)
 os.close(start)
@@ -86,16 +86,16 @@ def test_who_dies_while_asking_harms_nobody(squeue: Path) -> None:
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     squeue.with_name("squeue.hang").unlink()
-    assert slurm_cache.ask(Site(name="x"), ["4"]) == {"4": "RUNNING"}
+    assert slurm_cache.require_states(Site(name="x"), ["4"]) == {"4": "RUNNING"}
     assert calls(squeue) == 2
-    (path,) = slurm_cache._path(Site(name="x")).parent.glob("*.json")
-    assert b'"calls":3' in path.read_bytes()
+    (path,) = slurm_cache._cache_path(Site(name="x")).parent.glob("*.json")
+    assert b'"bucket_calls":3' in path.read_bytes()
 
 
 def test_who_knows_enough_does_not_wait(squeue: Path) -> None:
     """While another asks a controller that hangs, what was known is told at once."""
-    slurm_cache.ask(Site(name="x"), ["4"])
-    slurm_cache.changed(Site(name="x"))
+    slurm_cache.require_states(Site(name="x"), ["4"])
+    slurm_cache.invalidate(Site(name="x"))
     squeue.with_name("squeue.hang").touch()
     other = look("", 1, "4")
     until = time.monotonic() + 20
@@ -103,7 +103,7 @@ def test_who_knows_enough_does_not_wait(squeue: Path) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     begun = time.monotonic()
-    assert slurm_cache.states(Site(name="x"), ["4"])["4"].was == "RUNNING"
+    assert slurm_cache.cached_states(Site(name="x"), ["4"])["4"].last_known_state == "RUNNING"
     assert time.monotonic() - begun < 10
     os.killpg(other.pid, signal.SIGKILL)
     other.communicate()
@@ -114,8 +114,8 @@ def test_a_folder_of_somebody_else_is_refused(
     home: Path, squeue: Path, harm: str, request: pytest.FixtureRequest
 ) -> None:
     """What lies there could say that a job has ended: it is neither read nor written, and nobody is asked."""
-    path = home / "cache" / "pitools" / "polling"
-    slurm_cache.ask(Site(name="x"), ["4"])
+    path = home / "cache" / "pitools" / "slurm-cache"
+    slurm_cache.require_states(Site(name="x"), ["4"])
     if harm == "writable":
         path.chmod(0o770)
     elif harm == "another's":
@@ -125,7 +125,7 @@ def test_a_folder_of_somebody_else_is_refused(
         os.rename(path, home / "moved")
         path.symlink_to(home / "moved") if harm == "link" else path.write_text("")
     with pytest.raises(PitError) as caught:
-        slurm_cache.states(Site(name="x"), ["4"])
+        slurm_cache.cached_states(Site(name="x"), ["4"])
     assert isinstance(caught.value, ClusterError)
     assert str(path) in caught.value.where
     assert calls(squeue) == 1
@@ -133,14 +133,14 @@ def test_a_folder_of_somebody_else_is_refused(
 
 def test_files_are_its_owners_alone_and_links_are_not_followed(home: Path, squeue: Path) -> None:
     """Neither read through nor written through."""
-    slurm_cache.ask(Site(name="x"), ["4"])
-    path = slurm_cache._path(Site(name="x"))
+    slurm_cache.require_states(Site(name="x"), ["4"])
+    path = slurm_cache._cache_path(Site(name="x"))
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     os.rename(path, home / "lie")
     path.symlink_to(home / "lie")
     before = (home / "lie").read_text()
-    assert slurm_cache.ask(Site(name="x"), ["4"]) == {"4": "RUNNING"}
+    assert slurm_cache.require_states(Site(name="x"), ["4"]) == {"4": "RUNNING"}
     assert (home / "lie").read_text() == before
     assert not path.is_symlink()
     assert calls(squeue) == 2
@@ -154,15 +154,15 @@ def test_on_a_full_disk_nobody_is_asked_without_end(squeue: Path, monkeypatch: p
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(full)], check=True)
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", str(full))
-        slurm_cache.ask(Site(name="x"), ["4"])
-        slurm_cache.changed(Site(name="x"))
+        slurm_cache.require_states(Site(name="x"), ["4"])
+        slurm_cache.invalidate(Site(name="x"))
         descriptor = os.open(full / "ballast", os.O_WRONLY | os.O_CREAT)
         with contextlib.suppress(OSError):
             while os.write(descriptor, b"x" * 4096):
                 pass
         os.close(descriptor)
         with pytest.raises(NoSpace):
-            slurm_cache.states(Site(name="x"), ["4"])
+            slurm_cache.cached_states(Site(name="x"), ["4"])
         assert calls(squeue) == 1
     finally:
         subprocess.run(["umount", str(full)], check=True)

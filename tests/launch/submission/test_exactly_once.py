@@ -31,8 +31,8 @@ from pitools.run import run_folder
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site, Slurm
 from pitools.slurm import submit_rate
-from pitools.slurm.client import Client, Reach
-from pitools.slurm.errors import SlurmBusy, SlurmUnreachable, Unanswered
+from pitools.slurm.client import Client, Transport
+from pitools.slurm.errors import OutcomeUnknown, SlurmBusy, SlurmUnreachable
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.parse_jobs import JOB_FORMAT
 
@@ -138,13 +138,13 @@ Make = Callable[..., Controller]
 def controller(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes the controller that every site has from then on; nobody waits for it."""
     monkeypatch.setattr(exactly_once, "_FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(find_job, "_FIRST_LOOK_S", 0.001)
-    monkeypatch.setattr(submit_rate, "wait", lambda: None)
-    monkeypatch.setattr(exactly_once, "_CLUSTERS", {})
+    monkeypatch.setattr(find_job, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(submit_rate, "wait_turn", lambda: None)
+    monkeypatch.setattr(exactly_once, "_cluster_names", {})
 
     def make(*fates: str, timeout_s: int = 0) -> Controller:
         made = Controller(fates, timeout_s=timeout_s)
-        monkeypatch.setattr(exactly_once, "client", lambda site: Client(Reach(), made.run))
+        monkeypatch.setattr(exactly_once, "client", lambda site: Client(Transport(), made.run))
         return made
 
     return make
@@ -163,11 +163,11 @@ def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
     """The intent is there before sbatch, with what it is called with; each job has a number, a name and a cluster."""
     slurm = controller()
     slurm.after = lambda: seen.append(
-        run_folder.read(submissions.at(run_dir, len(seen)) / "intent.json", submissions.Intent)
+        run_folder.read_record(submissions.job_dir(run_dir, len(seen)) / "intent.json", submissions.SubmissionIntent)
     )
-    seen: list[submissions.Intent | None] = []
-    first = exactly_once.send(run_dir, SITE)
-    second = exactly_once.send(run_dir, SITE, args=["--exclude=n1"])
+    seen: list[submissions.SubmissionIntent | None] = []
+    first = exactly_once.submit_once(run_dir, SITE)
+    second = exactly_once.submit_once(run_dir, SITE, args=["--exclude=n1"])
     assert [(ref.job_id, ref.number, ref.cluster) for ref in (first, second)] == [("7", 0, "alpha"), ("8", 1, "alpha")]
     assert [(one.name, one.args, one.site) for one in seen if one] == [
         ("run-1", (), "a"),
@@ -182,10 +182,10 @@ def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
         "--",
         f"{run_dir}/script.sbatch",
     ]
-    assert run_folder.read(run_dir / "job.json", JobRef) == second
-    assert run_folder.read(submissions.at(run_dir, 0) / "job.json", JobRef) == first
-    assert exactly_once.send(run_dir, SITE, number=0) == first
-    assert exactly_once.find(run_dir, SITE, 1) == second
+    assert run_folder.read_record(run_dir / "job.json", JobRef) == second
+    assert run_folder.read_record(submissions.job_dir(run_dir, 0) / "job.json", JobRef) == first
+    assert exactly_once.submit_once(run_dir, SITE, number=0) == first
+    assert exactly_once.find_submitted(run_dir, SITE, 1) == second
     assert len(slurm.jobs) == 2
 
 
@@ -195,7 +195,7 @@ def test_every_fate_of_an_answer_makes_one_job(
 ) -> None:
     """Lost, halved, cut off or never heard: there is one job, and its id is known. The talk is on stderr."""
     slurm = controller(fate, fate)
-    ref = exactly_once.send(run_dir, SITE)
+    ref = exactly_once.submit_once(run_dir, SITE)
     assert slurm.names() == ["run-1"]
     assert ref.job_id in slurm.jobs
     said = capsys.readouterr()
@@ -208,25 +208,25 @@ def test_a_refusal_leaves_nothing(controller: Make, run_dir: Path, before: Seque
     """What Slurm refuses is an error at once, and the run's folder knows of no submission."""
     slurm = controller(*before, "refused")
     with pytest.raises(kind, match="Invalid qos"):
-        exactly_once.send(run_dir, SITE)
+        exactly_once.submit_once(run_dir, SITE)
     assert not slurm.jobs
-    assert submissions.numbers(run_dir) == []
-    assert submissions.due(run_dir) == 0
+    assert submissions.submission_numbers(run_dir) == []
+    assert submissions.next_number(run_dir) == 0
 
 
 @pytest.mark.parametrize(
-    ("fate", "kind"), [("busy", SlurmBusy), ("away", SlurmUnreachable), ("never came", Unanswered), ("lost", None)]
+    ("fate", "kind"), [("busy", SlurmBusy), ("away", SlurmUnreachable), ("never came", OutcomeUnknown), ("lost", None)]
 )
 def test_without_patience(controller: Make, run_dir: Path, fate: str, kind: type | None) -> None:
     """Asked once, looked once: what is certain to have come to nothing leaves nothing, what is not leaves an intent."""
     slurm = controller(*[fate] * 9, timeout_s=60)
     if kind is None:
-        assert exactly_once.send(run_dir, SITE, patience_s=0).job_id == "7"
+        assert exactly_once.submit_once(run_dir, SITE, retry_for_s=0).job_id == "7"
         return
     with pytest.raises(PitError) as caught:
-        exactly_once.send(run_dir, SITE, patience_s=0)
+        exactly_once.submit_once(run_dir, SITE, retry_for_s=0)
     assert type(caught.value) is kind
-    assert submissions.is_open(run_dir, 0) is (kind is Unanswered)
+    assert submissions.is_unresolved(run_dir, 0) is (kind is OutcomeUnknown)
     assert [argv[0] for argv in slurm.ran].count("sbatch") == 1
 
 
@@ -234,7 +234,7 @@ def test_a_request_that_is_digested_late(controller: Make, run_dir: Path) -> Non
     """A job that shows up seconds after sbatch gave up is adopted: none is made beside it."""
     slurm = controller("never came", timeout_s=60)
     threading.Timer(0.1, slurm.add, ["run-1", "RUNNING"]).start()
-    assert exactly_once.send(run_dir, SITE).job_id == "7"
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
     assert slurm.names() == ["run-1"]
     assert [argv[0] for argv in slurm.ran].count("squeue") < 15
 
@@ -244,10 +244,10 @@ def test_a_job_that_the_controller_has_forgotten(controller: Make, run_dir: Path
     slurm = controller()
     slurm.killed_at = 1  # before sbatch; which cluster answers was asked before
     with pytest.raises(Killed):
-        exactly_once.send(run_dir, SITE)
+        exactly_once.submit_once(run_dir, SITE)
     slurm.add("run-1", "COMPLETED")
     slurm.forgotten = {"7"}
-    assert exactly_once.send(run_dir, SITE).job_id == "7"
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
     assert slurm.ran[-1][0] == "sacct"
 
 
@@ -255,11 +255,11 @@ def test_a_silent_controller_decides_nothing(controller: Make, run_dir: Path) ->
     """While nobody can be asked whether the job is there, none is made; the same call later finds it."""
     slurm = controller("lost")
     slurm.is_silent = True
-    with pytest.raises(Unanswered, match="Socket timed out") as caught:
-        exactly_once.send(run_dir, SITE, patience_s=0.2)
+    with pytest.raises(OutcomeUnknown, match="Socket timed out") as caught:
+        exactly_once.submit_once(run_dir, SITE, retry_for_s=0.2)
     assert "same command" in caught.value.hint
     slurm.is_silent = False
-    assert exactly_once.send(run_dir, SITE).job_id == "7"
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
     assert slurm.names() == ["run-1"]
 
 
@@ -267,14 +267,14 @@ def test_of_several_the_one_that_has_leave(controller: Make, run_dir: Path) -> N
     """Of two jobs of a name the one that runs already is kept, else the lowest; those that wait are cancelled."""
     for number, has_leave in enumerate((False, True)):
         slurm = controller()
-        submissions.intend(run_dir, number, SITE, ())
-        ids = [slurm.add(submissions.name(run_dir, number)) for _ in range(3)]
+        submissions.record_intent(run_dir, number, SITE, ())
+        ids = [slurm.add(submissions.slurm_job_name(run_dir, number)) for _ in range(3)]
         if has_leave:
-            assert grant.take(submissions.at(run_dir, number), grant.word(ids[1])) == f"run.{ids[1]}"
+            assert grant.claim(submissions.job_dir(run_dir, number), grant.grant_token(ids[1])) == f"run.{ids[1]}"
             slurm.jobs[ids[1]] = (slurm.jobs[ids[1]][0], "RUNNING")
-        kept = exactly_once.send(run_dir, SITE).job_id
+        kept = exactly_once.submit_once(run_dir, SITE).job_id
         assert kept == ids[1 if has_leave else 0]
-        assert grant.told(submissions.at(run_dir, number)) == f"run.{kept}"
+        assert grant.read_grant(submissions.job_dir(run_dir, number)) == f"run.{kept}"
         assert {one for one, (_, state) in slurm.jobs.items() if state == "CANCELLED"} == {*ids} - {kept}
 
 
@@ -293,12 +293,12 @@ def test_killed_at_any_call(
     for death in deaths:
         slurm.killed_at = len(slurm.ran) + death
         with contextlib.suppress(Killed):
-            exactly_once.send(run_dir, SITE, number=0)
+            exactly_once.submit_once(run_dir, SITE, number=0)
     slurm.killed_at = -1
-    ref = exactly_once.send(run_dir, SITE, number=0)
+    ref = exactly_once.submit_once(run_dir, SITE, number=0)
     assert slurm.names() == ["run-1"]
     assert [ref.job_id] == list(slurm.jobs)
-    assert run_folder.read(run_dir / "job.json", JobRef) == ref
+    assert run_folder.read_record(run_dir / "job.json", JobRef) == ref
 
 
 def test_two_at_once_make_one_job(controller: Make, run_dir: Path) -> None:
@@ -306,27 +306,27 @@ def test_two_at_once_make_one_job(controller: Make, run_dir: Path) -> None:
     slurm = controller()
     slurm.after = lambda: time.sleep(0.1)
     found: list[JobRef] = []
-    both = [threading.Thread(target=lambda: found.append(exactly_once.send(run_dir, SITE))) for _ in range(4)]
+    both = [threading.Thread(target=lambda: found.append(exactly_once.submit_once(run_dir, SITE))) for _ in range(4)]
     for one in both:
         one.start()
     for one in both:
         one.join()
     assert {ref.job_id for ref in found} == {"7"}
     assert slurm.names() == ["run-1"]
-    assert exactly_once.send(run_dir, SITE).number == 1
+    assert exactly_once.submit_once(run_dir, SITE).number == 1
 
 
 def test_an_sbatch_that_outlives_its_parent(controller: Make, run_dir: Path) -> None:
     """While the sbatch of a killed process lives nobody submits; what it answers in the end is the run's job."""
     slurm = controller()
-    submissions.intend(run_dir, 0, SITE, ())
+    submissions.record_intent(run_dir, 0, SITE, ())
     path = run_dir / "jobs" / ".sending"
     with path.open("wb", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.4); print(41)"], stdout=file)
     with pytest.raises(TryLater, match="another process"):
-        exactly_once.send(run_dir, SITE, patience_s=0)
-    assert exactly_once.send(run_dir, SITE).job_id == "41"
+        exactly_once.submit_once(run_dir, SITE, retry_for_s=0)
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "41"
     assert orphan.wait(5) == 0
     assert not slurm.ran
 
@@ -335,10 +335,10 @@ def test_an_sbatch_that_outlives_its_parent(controller: Make, run_dir: Path) -> 
 def test_half_an_answer_is_none(controller: Make, run_dir: Path, text: str) -> None:
     """An id that may not be whole is not believed: the job is looked for."""
     slurm = controller()
-    submissions.intend(run_dir, 0, SITE, ())
+    submissions.record_intent(run_dir, 0, SITE, ())
     (run_dir / "jobs" / ".sending").write_text(text)
     slurm.add("run-1")
-    assert exactly_once.send(run_dir, SITE).job_id == "7"
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
 
 
 def test_a_folder_that_cannot_take_note(controller: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,50 +351,50 @@ def test_a_folder_that_cannot_take_note(controller: Make, run_dir: Path, monkeyp
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(record))
 
-    monkeypatch.setattr(run_folder, "write", full)
+    monkeypatch.setattr(run_folder, "write_record", full)
     with pytest.raises(NoSpace):
-        exactly_once.send(run_dir, SITE)
+        exactly_once.submit_once(run_dir, SITE)
     assert slurm.jobs == {"7": ("run-1", "CANCELLED")}
-    assert not submissions.is_open(run_dir, 0)
+    assert not submissions.is_unresolved(run_dir, 0)
 
 
 def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
     """Ids count anew on every cluster: where the site file has changed, neither a job nor an intent is looked up."""
     slurm = controller("lost")
     slurm.is_silent = True
-    with pytest.raises(Unanswered):
-        exactly_once.send(run_dir, SITE, patience_s=0)
+    with pytest.raises(OutcomeUnknown):
+        exactly_once.submit_once(run_dir, SITE, retry_for_s=0)
     asked = len(slurm.ran)
     moved = Site(name="a", slurm=Slurm(cluster="beta"))
     with pytest.raises(ClusterError, match=r'job "run-1" is of cluster "alpha", and site "a" is cluster "beta" now'):
-        exactly_once.send(run_dir, moved)
+        exactly_once.submit_once(run_dir, moved)
     with pytest.raises(ClusterError, match='begun at site "a", and not at "b"'):
-        exactly_once.send(run_dir, Site(name="b"))
+        exactly_once.submit_once(run_dir, Site(name="b"))
     assert len(slurm.ran) == asked
     slurm.is_silent = False
-    ref = exactly_once.send(run_dir, SITE)
+    ref = exactly_once.submit_once(run_dir, SITE)
     with pytest.raises(ClusterError, match="job 7 is of cluster"):
-        submissions.check_cluster(moved, ref)
+        submissions.require_same_cluster(moved, ref)
     with pytest.raises(ClusterError, match="job 7 is of cluster"):
-        exactly_once.send(run_dir, moved, number=0)
+        exactly_once.submit_once(run_dir, moved, number=0)
 
 
 def test_a_cluster_that_is_not_the_site_s_gets_no_job(controller: Make, run_dir: Path) -> None:
     """Where another one answers to the site's commands nothing is submitted, and nothing is left of the attempt."""
     slurm = controller()
     with pytest.raises(ClusterError) as caught:
-        exactly_once.send(run_dir, Site(name="a", slurm=Slurm(cluster="beta")))
+        exactly_once.submit_once(run_dir, Site(name="a", slurm=Slurm(cluster="beta")))
     assert caught.value.exit_code == 4
     assert [argv[0] for argv in slurm.ran] == ["scontrol"]
-    assert submissions.numbers(run_dir) == []
-    assert exactly_once.send(run_dir, Site(name="a", slurm=Slurm(cluster="Alpha"))).job_id == "7"
+    assert submissions.submission_numbers(run_dir) == []
+    assert exactly_once.submit_once(run_dir, Site(name="a", slurm=Slurm(cluster="Alpha"))).job_id == "7"
 
 
 def test_a_site_that_does_not_name_its_cluster(controller: Make, run_dir: Path) -> None:
     """Then the controller says which it is, when there is a job: once in a process, for each way to a cluster."""
     slurm = controller()
     sites = [Site(name="a"), Site(name="a"), Site(name="a", slurm=Slurm(conf="/elsewhere/slurm.conf"))]
-    assert [exactly_once.send(run_dir, site).cluster for site in sites] == ["alpha"] * 3
+    assert [exactly_once.submit_once(run_dir, site).cluster for site in sites] == ["alpha"] * 3
     assert [argv[0] for argv in slurm.ran] == ["sbatch", "scontrol", "sbatch", "sbatch", "scontrol"]
 
 
@@ -405,7 +405,7 @@ def test_submissions_follow_each_other_at_a_pace(tmp_path: Path) -> None:
     waits: list[float] = []
     began = time.monotonic()
     threads = [
-        threading.Thread(target=lambda: waits.append(submit_rate._reserve(tmp_path) + time.monotonic() - began))
+        threading.Thread(target=lambda: waits.append(submit_rate._reserve_slot(tmp_path) + time.monotonic() - began))
         for _ in range(12)
     ]
     for thread in threads:
@@ -415,7 +415,7 @@ def test_submissions_follow_each_other_at_a_pace(tmp_path: Path) -> None:
     gaps = [later - before for before, later in itertools.pairwise(sorted(waits))]
     assert all(0.08 < gap < 0.3 for gap in gaps), gaps
     tmp_path.chmod(0o755)
-    assert submit_rate._reserve(tmp_path) == 0.0, "a folder that others can write to is not used"
+    assert submit_rate._reserve_slot(tmp_path) == 0.0, "a folder that others can write to is not used"
 
 
 def test_an_answer_to_the_job_before_is_none_to_this(
@@ -423,18 +423,18 @@ def test_an_answer_to_the_job_before_is_none_to_this(
 ) -> None:
     """Killed between the intent and sbatch: the id that is still in the locked file is the other job's."""
     slurm = controller()
-    exactly_once.send(run_dir, SITE)
-    intend = submissions.intend
+    exactly_once.submit_once(run_dir, SITE)
+    intend = submissions.record_intent
 
     def killed(*args: object) -> None:
         intend(*args)  # type: ignore[arg-type]
         raise Killed
 
-    monkeypatch.setattr(submissions, "intend", killed)
+    monkeypatch.setattr(submissions, "record_intent", killed)
     with pytest.raises(Killed):
-        exactly_once.send(run_dir, SITE)
-    monkeypatch.setattr(submissions, "intend", intend)
-    assert exactly_once.send(run_dir, SITE).job_id == "8"
+        exactly_once.submit_once(run_dir, SITE)
+    monkeypatch.setattr(submissions, "record_intent", intend)
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "8"
     assert slurm.names() == ["run-1", "run-1.1"]
 
 
@@ -447,8 +447,8 @@ def test_what_follows_a_submission_breaks_nothing(
     def homeless(_: object) -> None:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(slurm_cache, "changed", homeless)
-    assert exactly_once.send(run_dir, SITE).job_id == "7"
+    monkeypatch.setattr(slurm_cache, "invalidate", homeless)
+    assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
 
 
 def test_a_file_system_without_locks(controller: Make, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,5 +459,5 @@ def test_a_file_system_without_locks(controller: Make, run_dir: Path, monkeypatc
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    assert [exactly_once.send(run_dir, SITE, number=1).job_id for _ in range(2)] == ["7", "7"]
+    assert [exactly_once.submit_once(run_dir, SITE, number=1).job_id for _ in range(2)] == ["7", "7"]
     assert slurm.names() == ["run-1.1"]

@@ -18,57 +18,57 @@ from pitools.launch.request import Request
 from pitools.launch.submission import exclusions
 from pitools.run.attempt_records import Cause, Evidence
 from pitools.site import dialect
-from pitools.site.schema import Partition, Recover, Site
+from pitools.site.schema import Recovery, Site, SitePartition
 
 
 def site(nodes: int = 40, **recover: object) -> Site:
-    return Site(name="s", partitions={"p": Partition(nodes=nodes)}, recover=Recover(**recover))  # type: ignore[arg-type]
+    return Site(name="s", partitions={"p": SitePartition(nodes=nodes)}, recovery=Recovery(**recover))  # type: ignore[arg-type]
 
 
 def plan(nodes: int = 2, **job: str) -> Plan:
-    asked = dialect.Job(name="t", nodes=nodes, partition="p", **job)  # type: ignore[arg-type]
+    asked = dialect.JobSpec(name="t", nodes=nodes, partition="p", **job)  # type: ignore[arg-type]
     request = Request(name="t", command="true", nodes=nodes)
     return Plan(name="t", site="s", request=request, job=asked, data=(), runs="/r", nvme="", python="python")
 
 
 def cause(confidence: str = "certain") -> Cause:
-    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-1.out", what="NVRM: Xid 79", kind="gpu", node="n1")
+    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-1.out", text="NVRM: Xid 79", kind="gpu", node="n1")
     return Cause(attempt="3", kind="gpu", confidence=confidence, reason="Xid 79", evidence=(seen,))  # type: ignore[arg-type]
 
 
 def test_a_node_is_left_out_with_the_evidence(tmp_path: Path) -> None:
     """The flag names it together with the request's own, and the record says which run saw what."""
-    exclusions.add(tmp_path, site(), ["n1"], cause(), "run-1")
-    (flag,) = exclusions.args(tmp_path, site(), plan(exclude="n[8-9]"))
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "run-1")
+    (flag,) = exclusions.sbatch_exclude_args(tmp_path, site(), plan(exclude="n[8-9]"))
     assert hostlist.expand(flag.removeprefix("--exclude=")) == ["n1", "n8", "n9"]
-    (one,) = exclusions.of(tmp_path, site())
+    (one,) = exclusions.active_exclusions(tmp_path, site())
     assert (one.run, one.attempt, one.reason) == ("run-1", "3", "Xid 79")
     assert "NVRM: Xid 79" in one.evidence[0]
-    assert exclusions.of(tmp_path, Site(name="other")) == []
+    assert exclusions.active_exclusions(tmp_path, Site(name="other")) == []
 
 
 def test_it_expires(tmp_path: Path) -> None:
     """After the site's time the node may be had again, and what was said of it is still there to read."""
-    exclusions.add(tmp_path, site(exclude_for="0s"), ["n1"], cause(), "run-1")
-    assert exclusions.args(tmp_path, site(), plan()) == ()
-    assert [one.node for one in exclusions.read(tmp_path, "s")] == ["n1"]
+    exclusions.exclude_nodes(tmp_path, site(exclude_for="0s"), ["n1"], cause(), "run-1")
+    assert exclusions.sbatch_exclude_args(tmp_path, site(), plan()) == ()
+    assert [one.node for one in exclusions.read_exclusions(tmp_path, "s")] == ["n1"]
 
 
-def test_it_can_be_lifted(tmp_path: Path) -> None:
-    """A lifted node is free at once; one that is not left out cannot be lifted."""
-    exclusions.add(tmp_path, site(), ["n1"], cause(), "run-1")
-    exclusions.lift(tmp_path, site(), "n1")
-    assert exclusions.current(tmp_path, site(), plan()) == ()
+def test_a_node_can_be_allowed_again(tmp_path: Path) -> None:
+    """A node that is allowed is free at once; one that is not excluded cannot be allowed."""
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "run-1")
+    exclusions.allow_node(tmp_path, site(), "n1")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(), plan()) == ()
     with pytest.raises(UsageError, match="not left out"):
-        exclusions.lift(tmp_path, site(), "n1")
+        exclusions.allow_node(tmp_path, site(), "n1")
 
 
 def test_the_least_certain_and_the_oldest_give_way(tmp_path: Path) -> None:
     """Of more nodes than the share allows, those stay out that are surest and newest."""
     for node, confidence in (("n1", "certain"), ("n2", "guess"), ("n3", "certain"), ("n4", "certain")):
-        exclusions.add(tmp_path, site(), [node], cause(confidence), "r")
-    assert exclusions.current(tmp_path, site(20), plan()) == ("n4", "n3")
-    assert exclusions.current(tmp_path, site(20, exclude_share=1.0), plan()) == ("n4", "n3", "n1", "n2")
+        exclusions.exclude_nodes(tmp_path, site(), [node], cause(confidence), "r")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(20), plan()) == ("n4", "n3")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(20, exclude_share=1.0), plan()) == ("n4", "n3", "n1", "n2")
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(0, 1), st.integers(0, 30))
@@ -77,8 +77,10 @@ def test_a_job_always_fits(size: int, nodes: int, share: float, bad: int) -> Non
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        exclusions.add(Path(folder), site(size), [f"n{number}" for number in range(min(bad, size))], cause(), "r")
-        out = exclusions.current(Path(folder), site(size, exclude_share=share), plan(nodes))
+        exclusions.exclude_nodes(
+            Path(folder), site(size), [f"n{number}" for number in range(min(bad, size))], cause(), "r"
+        )
+        out = exclusions.exclusions_for_next_job(Path(folder), site(size, exclude_share=share), plan(nodes))
     assert nodes > size or len(out) <= size - nodes
     assert len(out) <= max(1, share * size)
     assert share or not out
@@ -86,31 +88,31 @@ def test_a_job_always_fits(size: int, nodes: int, share: float, bad: int) -> Non
 
 def test_nodes_that_the_request_names_are_not_left_out(tmp_path: Path) -> None:
     """A job that asks for a node by name would never start without it."""
-    exclusions.add(tmp_path, site(), ["n1", "n2"], cause(), "r")
-    assert exclusions.current(tmp_path, site(), plan(nodelist="n[1,3]")) == ("n2",)
+    exclusions.exclude_nodes(tmp_path, site(), ["n1", "n2"], cause(), "r")
+    assert exclusions.exclusions_for_next_job(tmp_path, site(), plan(nodelist="n[1,3]")) == ("n2",)
 
 
 def test_names_are_names(tmp_path: Path) -> None:
     """What could be another flag, or a path, never reaches sbatch, also where it was put into the file."""
-    exclusions.add(tmp_path, site(), ["-w n1", "n1;rm", "../x", "n5"], cause(), "r")
-    hostile = msgspec.structs.replace(exclusions.of(tmp_path, site())[0], node="--wrap=x")
-    with (tmp_path / exclusions.NAME).open("ab") as file:
+    exclusions.exclude_nodes(tmp_path, site(), ["-w n1", "n1;rm", "../x", "n5"], cause(), "r")
+    hostile = msgspec.structs.replace(exclusions.active_exclusions(tmp_path, site())[0], node="--wrap=x")
+    with (tmp_path / exclusions.EXCLUSIONS_FILE).open("ab") as file:
         file.write(msgspec.json.encode(hostile) + b"\n")
-    assert exclusions.args(tmp_path, site(), plan()) == ("--exclude=n5",)
+    assert exclusions.sbatch_exclude_args(tmp_path, site(), plan()) == ("--exclude=n5",)
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path: Path) -> None:
     """After a full disk the list still says what it said, and takes more."""
-    exclusions.add(tmp_path, site(), ["n1"], cause(), "r")
-    path = tmp_path / exclusions.NAME
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "r")
+    path = tmp_path / exclusions.EXCLUSIONS_FILE
     path.write_bytes(path.read_bytes() + b'{"schema":"pit.exclu')
-    exclusions.add(tmp_path, site(), ["n2"], cause(), "r")
-    assert {one.node for one in exclusions.of(tmp_path, site())} == {"n1", "n2"}
+    exclusions.exclude_nodes(tmp_path, site(), ["n2"], cause(), "r")
+    assert {one.node for one in exclusions.active_exclusions(tmp_path, site())} == {"n1", "n2"}
 
 
 def test_many_write_at_once(tmp_path: Path) -> None:
     """Every line is whole, and none is lost."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: exclusions.add(tmp_path, site(), [f"n{at}"], cause(), "r"), range(40)))
-    lines = (tmp_path / exclusions.NAME).read_text().splitlines()
+        list(pool.map(lambda at: exclusions.exclude_nodes(tmp_path, site(), [f"n{at}"], cause(), "r"), range(40)))
+    lines = (tmp_path / exclusions.EXCLUSIONS_FILE).read_text().splitlines()
     assert sorted(json.loads(line)["node"] for line in lines) == sorted(f"n{at}" for at in range(40))

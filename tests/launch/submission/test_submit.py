@@ -13,11 +13,11 @@ from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.launch import plan as planning
 from pitools.launch.recovery import tick
-from pitools.launch.recovery.resume import resume
+from pitools.launch.recovery.resume import resume_run
 from pitools.launch.submission import exactly_once, exclusions, submit
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
-from pitools.site.load import load
+from pitools.site.load import load_site
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -34,38 +34,38 @@ def plan(make_plan: MakePlan, tmp_path: Path) -> planning.Plan:
 
 def test_the_first_job_leaves_bad_nodes_out(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What other runs learnt about a node counts from the start; by then the folder has all that a tick needs."""
-    site, runs = load("alpha"), Path(plan.runs)
+    site, runs = load_site("alpha"), Path(plan.runs)
     runs.mkdir()
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
-    exclusions.add(runs, site, ["alpha07"], bad, "other-run")
+    exclusions.exclude_nodes(runs, site, ["alpha07"], bad, "other-run")
     sent: list[tuple[str, ...]] = []
 
     def send(
-        run_dir: Path, _: object, *, args: Sequence[str], number: int, patience_s: float | None
+        run_dir: Path, _: object, *, args: Sequence[str], number: int, retry_for_s: float | None
     ) -> run_folder.JobRef:
         sent.append(tuple(args))
-        assert (number, patience_s) == (0, None), "a person waits for it"
+        assert (number, retry_for_s) == (0, None), "a person waits for it"
         assert (run_dir / "script.sbatch").read_text().startswith("#!")
-        assert tick.open_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}")) == [run_dir]
-        return run_folder.JobRef(job_id="7", site="alpha", submitted=timestamps.now())
+        assert tick.unfinished_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}")) == [run_dir]
+        return run_folder.JobRef(job_id="7", site="alpha", submitted=timestamps.now_rfc3339())
 
-    monkeypatch.setattr(exactly_once, "send", send)
-    submit.run(plan, site)
+    monkeypatch.setattr(exactly_once, "submit_once", send)
+    submit.submit_run(plan, site)
     assert sent == [("--exclude=alpha07",)]
 
 
 def test_killed_before_there_is_a_script(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is known, no tick submits half of it, and whoever resumes it is told that it never was one."""
-    site, runs = load("alpha"), Path(plan.runs)
+    site, runs = load_site("alpha"), Path(plan.runs)
 
     def killed(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr(submit.node_choice, "fabric", killed)
-    monkeypatch.setattr(submit, "_undo", lambda *_: None)  # SIGKILL lets nobody tidy up
+    monkeypatch.setattr(submit.node_choice, "load_fabric", killed)
+    monkeypatch.setattr(submit, "rollback", lambda *_: None)  # SIGKILL lets nobody tidy up
     with pytest.raises(Killed):
-        submit.run(plan, site)
-    (run_dir,) = tick.open_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))
-    assert list(tick.tick(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))) == []
+        submit.submit_run(plan, site)
+    (run_dir,) = tick.unfinished_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert list(tick.tick_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))) == []
     with pytest.raises(DataError, match="never submitted"):
-        resume(run_dir, site)
+        resume_run(run_dir, site)

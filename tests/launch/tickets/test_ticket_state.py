@@ -9,8 +9,8 @@ import pytest
 
 from pitools.core.errors import Unreachable
 from pitools.launch.tickets import ticket_state
-from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, Seen
-from pitools.slurm.records import Accounting, Job
+from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
+from pitools.slurm.records import AccountingRow, SlurmJob
 from pitools.slurm.states import UNKNOWN
 
 
@@ -20,26 +20,26 @@ class Books:
     def __init__(self, *rows: tuple[str, str, str] | None) -> None:
         self.rows = rows
 
-    def accounting(self, ids: Sequence[str], **_: Any) -> list[Accounting]:
+    def accounting(self, ids: Sequence[str], **_: Any) -> list[AccountingRow]:
         if None in self.rows:
             raise Unreachable("no answer")
         rows = [row for row in self.rows if row and row[0] in ids]
-        return [Accounting(job_id=one, raw_id=one, name=name, state=state, exit_code=1) for one, name, state in rows]
+        return [AccountingRow(job_id=one, raw_id=one, name=name, state=state, exit_code=1) for one, name, state in rows]
 
 
 @pytest.mark.parametrize(("code", "state"), [(None, UNKNOWN), (0, "COMPLETED"), (3, "FAILED"), (143, UNKNOWN)])
 def test_what_slurm_forgot_is_told_by_its_run(code: int | None, state: str) -> None:
     """Its own word counts, unless it was ended by a signal: then nobody here knows why."""
-    assert ticket_state.forgotten("7", "run.7", code).state == state
-    assert ticket_state.forgotten("", "", None).state == ABSENT
-    assert ticket_state.unnamed("", code).state == state
+    assert ticket_state.state_of_unlisted("7", "run.7", code).state == state
+    assert ticket_state.state_of_unlisted("", "", None).state == ABSENT
+    assert ticket_state.state_without_id("", code).state == state
 
 
 def test_who_has_completed_has_completed() -> None:
     """A slurmctld that was away when it ended says that it runs, for minutes."""
-    job = Job(job_id="7", raw_id="7", state="RUNNING", name="a.1")
-    assert ticket_state.known(job, "run.7", 0)[:4] == ("COMPLETED", "7", "run.7", 0)
-    assert ticket_state.known(job, "run.7", 3)[:4] == ("RUNNING", "7", "run.7", None)
+    job = SlurmJob(job_id="7", raw_id="7", state="RUNNING", name="a.1")
+    assert ticket_state.state_of_listed(job, "run.7", 0)[:4] == ("COMPLETED", "7", "run.7", 0)
+    assert ticket_state.state_of_listed(job, "run.7", 3)[:4] == ("RUNNING", "7", "run.7", None)
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,15 @@ def test_who_has_completed_has_completed() -> None:
 def test_accounting_is_believed_of_ends_alone(rows: list[Any], state: str) -> None:
     """Not of what runs, nor of another job that was given the number after a crash."""
     books: Any = Books(*rows)
-    assert ticket_state.remembered(books, {"a.1": Seen(UNKNOWN, "7"), "b.1": Seen(ABSENT)}) == {
-        "a.1": Seen(state, "7", exit_code=1 if state == "TIMEOUT" else None),
-        "b.1": Seen(ABSENT),
+    assert ticket_state.with_accounting(books, {"a.1": TicketState(UNKNOWN, "7"), "b.1": TicketState(ABSENT)}) == {
+        "a.1": TicketState(state, "7", exit_code=1 if state == "TIMEOUT" else None),
+        "b.1": TicketState(ABSENT),
     }
 
 
 def test_of_two_jobs_of_one_name_the_one_with_leave_counts() -> None:
     """Whichever Slurm lists first; without a word it is the first."""
-    two = [Job(job_id=one, raw_id=one, state="RUNNING", name="a.1") for one in ("7", "8")]
-    assert ticket_state.by_name(two, {"a.1": "run.8"})["a.1"].raw_id == "8"
-    assert ticket_state.by_name(two, {"a.1": "run.7"})["a.1"].raw_id == "7"
-    assert ticket_state.by_name(two, {})["a.1"].raw_id == "7"
+    two = [SlurmJob(job_id=one, raw_id=one, state="RUNNING", name="a.1") for one in ("7", "8")]
+    assert ticket_state.jobs_by_name(two, {"a.1": "run.8"})["a.1"].raw_id == "8"
+    assert ticket_state.jobs_by_name(two, {"a.1": "run.7"})["a.1"].raw_id == "7"
+    assert ticket_state.jobs_by_name(two, {})["a.1"].raw_id == "7"

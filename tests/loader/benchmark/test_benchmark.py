@@ -20,7 +20,7 @@ from pitools.commands.dataset_bench import bench as command
 from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.dataset.ingest.ingest import ingest
 from pitools.loader.benchmark import measure
-from pitools.loader.benchmark.benchmark import Rates, bench, judge
+from pitools.loader.benchmark.benchmark import StageRates, benchmark_loader, find_bottleneck
 
 LZ4, RAW, ZSTD = (frozenset({codec}) for codec in ("blosc", "raw", "zstd"))
 
@@ -39,7 +39,7 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @given(sizes=st.lists(st.integers(0, 5000), max_size=6), n_bytes=st.integers(1, 900), seed=st.integers(0, 9))
 def test_ranges_are_every_byte_once(sizes: list[int], n_bytes: int, seed: int):
     """Of all files and of no other bytes, none twice, none longer than asked for."""
-    found = measure.ranges(sizes, n_bytes, seed=seed)
+    found = measure.random_ranges(sizes, n_bytes, seed=seed)
     assert all(0 < size <= n_bytes for _, _, size in found)
     covered = [
         {place for file, low, size in found if file == number for place in range(low, low + size)}
@@ -51,7 +51,7 @@ def test_ranges_are_every_byte_once(sizes: list[int], n_bytes: int, seed: int):
 
 def test_ranges_are_of_all_of_a_large_set():
     """Of a hundred files of 100 GB, 200,000 ranges, of every file, that are made in no time."""
-    found = measure.ranges([10**11] * 100, 1 << 16)
+    found = measure.random_ranges([10**11] * 100, 1 << 16)
     assert len(found) == len(set(found)) == 200_000
     assert {file for file, _, _ in found} == set(range(100))
 
@@ -59,14 +59,14 @@ def test_ranges_are_of_all_of_a_large_set():
 def test_what_is_evicted_is_not_in_memory(version: Path):
     """The kernel would have to wait for the disk; and after `read`, for no range that was read."""
     files = sorted(file for file in version.glob("obs/eye_image/c/**/0") if file.is_file())
-    places = measure.ranges([file.stat().st_size for file in files], 1 << 14)
-    done = measure.read(files, places, 2, 60)
+    places = measure.random_ranges([file.stat().st_size for file in files], 1 << 14)
+    done = measure.time_reads(files, places, 2, 60)
     assert done[:2] == (len(places), sum(file.stat().st_size for file in files))
     if not in_memory(files[0]):
         pytest.fail("what was just read is not in memory: does this file system have RWF_NOWAIT?")
     if files[0].stat().st_dev != Path("/dev/shm").stat().st_dev:  # all that is in tmpfs is in memory
         for _ in range(20):  # the kernel itself may hold a page for a moment, and such are not dropped
-            measure.evict(files)
+            measure.drop_page_cache(files)
             if not in_memory(files[0]):
                 return
             time.sleep(0.1)
@@ -88,7 +88,7 @@ def in_memory(file: Path) -> bool:
 def test_every_stage_is_measured(version: Path):
     """Reads, decoding, the transform and all of it, with rates that agree with what was counted."""
     seen: list[Any] = []
-    stages = bench(
+    stages = benchmark_loader(
         version,
         batch_size=4,
         length=8,
@@ -130,7 +130,7 @@ def test_a_slow_transform_is_what_bounds(version: Path, monkeypatch: pytest.Monk
     """A transform of 20 ms a batch: its rate is that of all, and the advice is about it."""
     clock = Clock()
     monkeypatch.setattr(measure, "time", clock)
-    stages = bench(
+    stages = benchmark_loader(
         version, batch_size=4, length=8, transform=lambda _: clock.sleep(0.02), limit_s=0.1, resident_bytes=100_000
     )
     assert stages[-1].bound == "transform"
@@ -141,7 +141,7 @@ def test_a_slow_transform_is_what_bounds(version: Path, monkeypatch: pytest.Monk
 
 def test_what_is_in_memory_reads_nothing(version: Path):
     """Small arrays alone: no disk is measured, and none is blamed."""
-    stages = bench(version, batch_size=4, length=8, names=["action"], limit_s=0.02)
+    stages = benchmark_loader(version, batch_size=4, length=8, names=["action"], limit_s=0.02)
     assert [(stage.stage, stage.cache) for stage in stages] == [("decode", "warm"), ("loader", "warm")]
     assert stages[-1].bound == "decode"
     assert stages[-1].advice.startswith("Everything is in memory")
@@ -150,38 +150,43 @@ def test_what_is_in_memory_reads_nothing(version: Path):
 def test_what_cannot_be_measured_is_said(version: Path, tmp_path: Path):
     """An array that is not there, a transform that fails, a folder that is no dataset."""
     with pytest.raises(UsageError, match="no array 'obs/eye_imag'"):
-        bench(version, names=["obs/eye_imag"])
+        benchmark_loader(version, names=["obs/eye_imag"])
     with pytest.raises(ConfigError, match="ZeroDivisionError") as error:
-        bench(version, transform=lambda batch: 1 / 0, limit_s=0.02)
+        benchmark_loader(version, transform=lambda batch: 1 / 0, limit_s=0.02)
     assert "obs/eye_image (64, 16, 64, 64, 3) uint8" in error.value.hint
     with pytest.raises(DataError):
-        bench(tmp_path)
+        benchmark_loader(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("rates", "threads", "bound", "words"),
     [
-        (Rates(900, disk=300, raw=250, codecs=LZ4), 2, "disk", "300 samples/s, where the rest could do 900.*NVMe"),
-        (Rates(900, disk=300, raw=300, codecs=RAW), 2, "disk", "codec lz4"),
-        (Rates(900, disk=2000, raw=800, codecs=LZ4), 2, "decode", "900 samples/s. Give it more threads: 4, of 8"),
-        (Rates(900, disk=2000, raw=1500, codecs=ZSTD), 8, "decode", "codec raw`: the disk would give 1,500"),
-        (Rates(900, disk=2000, raw=700, codecs=ZSTD), 8, "decode", "codec lz4"),
-        (Rates(900, disk=2000, raw=2000, codecs=RAW), 8, "decode", "what 8 cores can"),
+        (StageRates(900, disk=300, raw=250, codecs=LZ4), 2, "disk", "300 samples/s, where the rest could do 900.*NVMe"),
+        (StageRates(900, disk=300, raw=300, codecs=RAW), 2, "disk", "codec lz4"),
+        (StageRates(900, disk=2000, raw=800, codecs=LZ4), 2, "decode", "900 samples/s. Give it more threads: 4, of 8"),
+        (StageRates(900, disk=2000, raw=1500, codecs=ZSTD), 8, "decode", "codec raw`: the disk would give 1,500"),
+        (StageRates(900, disk=2000, raw=700, codecs=ZSTD), 8, "decode", "codec lz4"),
+        (StageRates(900, disk=2000, raw=2000, codecs=RAW), 8, "decode", "what 8 cores can"),
         (
-            Rates(900, disk=300, raw=200, codecs=LZ4, stored_bytes=1 << 30, fit=True),
+            StageRates(900, disk=300, raw=200, codecs=LZ4, stored_bytes=1 << 30, fits_memory=True),
             8,
             "decode",
             "codec raw`, which needs no decoding.*1.0 GiB fit into memory: the disk bounds the first pass .*, at 300",
         ),
-        (Rates(900, disk=2000, raw=2000, transform=70, codecs=RAW), 2, "transform", "70 samples/s, .* gives 900.*GPU"),
-        (Rates(900), 2, "decode", "Everything is in memory.*more threads"),
+        (
+            StageRates(900, disk=2000, raw=2000, transform=70, codecs=RAW),
+            2,
+            "transform",
+            "70 samples/s, .* gives 900.*GPU",
+        ),
+        (StageRates(900), 2, "decode", "Everything is in memory.*more threads"),
     ],
 )
-def test_the_advice_is_that_of_the_slowest(rates: Rates, threads: int, bound: str, words: str):
+def test_the_advice_is_that_of_the_slowest(rates: StageRates, threads: int, bound: str, words: str):
     """The slowest stage is named with its rate, and what to do depends on what is left to gain."""
     import re
 
-    found, advice = judge(rates, threads, 8)
+    found, advice = find_bottleneck(rates, threads, 8)
     assert found == bound
     assert re.search(words, advice), advice
 

@@ -25,20 +25,20 @@ from s3_server import BUCKET, KEY_ID, SECRET, Exchange, Server, proxied
 
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, Unreachable, UsageError
 from pitools.loader.loader import Loader
-from pitools.loader.open import open_arrays
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.stage.cache.disk_quota import Limits
-from pitools.stage.cache.evict import KeptReason, evict, items
-from pitools.stage.cache.inventory import staged
-from pitools.stage.cache.layout import journal_path, object_path, partial_path
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import Finding, check
+from pitools.loader.open import open_version
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.evict import KeptReason, evict_item, eviction_order
+from pitools.stage.cache.inventory import list_sets
+from pitools.stage.cache.layout import journal_path, partial_path, set_path
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import FileFinding, check_versions
 from pitools.store import digest, manifest
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest
-from pitools.store.reader.read_stats import mine
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.read_stats import thread_stats
+from pitools.store.reader.version_reader import VersionReader
 
 STEPS, SHARD = 400, 40
 LARGE = ("obs/image", "obs/gzip")
@@ -70,9 +70,9 @@ def build(root: Path) -> Path:
         )[:] = data
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        size, text = digest.of_file(path)
+        size, text = digest.digest_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
-    data = manifest.encode(
+    data = manifest.encode_manifest(
         Manifest(
             name="pick",
             episodes=2,
@@ -82,7 +82,7 @@ def build(root: Path) -> Path:
         )
     )
     (folder / manifest.FILE_NAME).write_bytes(data)
-    return folder.rename(root / manifest.version(data))
+    return folder.rename(root / manifest.version_of(data))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def fetchers(root: Path) -> list[int]:
 
 def gone(root: Path) -> None:
     """Wait until nobody fetches any more, for nobody reads."""
-    mine().at = None  # what this thread read last
+    thread_stats().path = None  # what this thread read last
     gc.collect()  # a reader of an array and its cache of files refer to each other
     wait_for(lambda: not fetchers(root))
 
@@ -188,19 +188,19 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def images(arrays: Arrays, *, start: int = 0, stop: int = STEPS) -> np.ndarray:
+def images(arrays: VersionReader, *, start: int = 0, stop: int = STEPS) -> np.ndarray:
     return arrays.read("obs/image", start, stop)
 
 
-def open_remote(url: str, root: Path, **more: Any) -> Arrays:
-    return open_arrays(url, cache=root, resident_bytes=RESIDENT, **more)
+def open_remote(url: str, root: Path, **more: Any) -> VersionReader:
+    return open_version(url, cache=root, resident_bytes=RESIDENT, **more)
 
 
 def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     version: Path, url: str, root: Path, switch: Switch, tmp_path: Path
 ):
     """All arrays by many threads, each object asked for once; then it is a staged version, and the store can go."""
-    local, remote = Arrays(version), open_remote(url, root)
+    local, remote = VersionReader(version), open_remote(url, root)
     assert "obstore" not in sys.modules
     assert sorted(set(asked(tmp_path)) & {"action/c/0/0", "obs/image/zarr.json"}) == [
         "action/c/0/0",
@@ -225,8 +225,10 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     once = [path for path in asked(tmp_path) if path != "manifest.json"]
     assert sorted(once) == sorted(entry.path for entry in local.manifest.files)
     gone(root)  # by itself, since all is there
-    assert [(found.state, found.source) for found in staged(root)] == [("whole", url)]
-    assert not [found for found in check(object_path(root, version.name), readers=1) if isinstance(found, Finding)]
+    assert [(found.state, found.source) for found in list_sets(root)] == [("whole", url)]
+    assert not [
+        found for found in check_versions(set_path(root, version.name), readers=1) if isinstance(found, FileFinding)
+    ]
     assert sorted(path.name for path in (root / ".tmp").iterdir()) == []
     before = len(asked(tmp_path))
     switch.set("drop")
@@ -238,9 +240,11 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
 def test_batches_are_those_of_the_local_version(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
     """Over three epochs, with the store gone for a while in the first, when the same batch is asked for again."""
     batches = []
-    for arrays in (Arrays(version), open_remote(url, root)):
-        windows = Windows(arrays.offsets, np.arange(2), {"obs/image": Span(1, 1), "action": Span(0, 8)}, stride=10)
-        batches.append(Loader(Windowed(arrays, windows, seed=3), batch_size=8))
+    for arrays in (VersionReader(version), open_remote(url, root)):
+        windows = Windows(
+            arrays.offsets, np.arange(2), {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}, stride=10
+        )
+        batches.append(Loader(WindowSamples(arrays, windows, seed=3), batch_size=8))
     local, remote = batches
     switch.set("drop")
     for _ in range(2):
@@ -262,7 +266,7 @@ def test_batches_are_those_of_the_local_version(version: Path, url: str, root: P
 def _read_all(url: str, root: Path, barrier: Any, queue: Any) -> None:
     barrier.wait()
     found = images(open_remote(url, root))
-    queue.put(digest.of_bytes(found.tobytes()))
+    queue.put(digest.digest_bytes(found.tobytes()))
 
 
 def test_ranks_of_a_node_fetch_each_object_once(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
@@ -276,14 +280,14 @@ def test_ranks_of_a_node_fetch_each_object_once(version: Path, url: str, root: P
     found = {queue.get(timeout=60) for _ in ranks}
     for rank in ranks:
         rank.join()
-    assert found == {digest.of_bytes(images(Arrays(version)).tobytes())}
+    assert found == {digest.digest_bytes(images(VersionReader(version)).tobytes())}
     content = [path for path in asked(tmp_path) if path.startswith("obs/image/c/")]
     assert len(content) == len(set(content)) == STEPS // SHARD
 
 
 def test_whoever_fetches_may_be_killed(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
     """In the middle of a shard: the reader does not notice, and what was there is not asked for again."""
-    local, remote = Arrays(version), open_remote(url, root)
+    local, remote = VersionReader(version), open_remote(url, root)
     assert np.array_equal(images(remote, stop=100), images(local, stop=100))
     switch.set("hold", "obs/image/c/5/0/0/0")
     found: list[np.ndarray] = []
@@ -321,17 +325,19 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
 ):
     """What was brought counts as done, also for `pit-stage run`; nothing else is asked for again."""
     _killed_reader(url, root, 200)
-    assert [found.state for found in staged(root)] == ["partial"]
+    assert [found.state for found in list_sets(root)] == ["partial"]
     before = asked(tmp_path)
-    record = stage(load(url), root)
+    record = stage_version(load_dataset(url), root)
     assert record.state == "staged"
     here = [path for path in before if path != "manifest.json"]
     assert len(here) == len(set(here))
-    sizes = {entry.path: entry.bytes for entry in Arrays(version).manifest.files}
+    sizes = {entry.path: entry.bytes for entry in VersionReader(version).manifest.files}
     assert record.resumed_bytes == sum(sizes[path] for path in here)
     assert record.copied_bytes == sum(sizes.values()) - record.resumed_bytes
     assert not set(asked(tmp_path)[len(before) :]) & set(here)
-    assert not [found for found in check(object_path(root, version.name), readers=1) if isinstance(found, Finding)]
+    assert not [
+        found for found in check_versions(set_path(root, version.name), readers=1) if isinstance(found, FileFinding)
+    ]
 
 
 def test_a_reader_goes_on_where_a_stager_was(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
@@ -344,14 +350,14 @@ def test_a_reader_goes_on_where_a_stager_was(version: Path, url: str, root: Path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stage(load(url), root, readers=1, finished=finished)
+        stage_version(load_dataset(url), root, readers=1, on_file=finished)
     torn = partial_path(root, version.name) / "obs/image/c/9/0/0/0"
     torn.parent.mkdir(parents=True, exist_ok=True)  # folders come with their first file
     torn.unlink(missing_ok=True)
     torn.write_bytes(b"torn")
-    here = {Arrays(version).manifest.files[index].path for index in done[:5]} - {"obs/image/c/9/0/0/0"}
+    here = {VersionReader(version).manifest.files[index].path for index in done[:5]} - {"obs/image/c/9/0/0/0"}
     before = len(asked(tmp_path))
-    assert np.array_equal(images(open_remote(url, root)), images(Arrays(version)))
+    assert np.array_equal(images(open_remote(url, root)), images(VersionReader(version)))
     assert not set(asked(tmp_path)[before:]) & here
 
 
@@ -365,7 +371,7 @@ def test_a_store_that_does_not_answer_is_for_later(version: Path, url: str, root
     with pytest.raises(Unreachable):
         open_remote(url, root.with_name("other"))
     switch.set("nothing")
-    assert np.array_equal(images(remote), images(Arrays(version)))
+    assert np.array_equal(images(remote), images(VersionReader(version)))
 
 
 @pytest.mark.parametrize("fault", ["flip", "missing"])
@@ -386,16 +392,16 @@ def test_what_is_not_as_the_manifest_says_is_never_read(
         with pytest.raises(DataError, match=shard):
             images(remote, start=110, stop=130)
         assert not (partial_path(root, version.name) / shard).exists()
-    assert np.array_equal(images(remote, stop=120), images(Arrays(version), stop=120))
+    assert np.array_equal(images(remote, stop=120), images(VersionReader(version), stop=120))
     if fault == "flip":
         switch.set("nothing")
-        assert np.array_equal(images(remote), images(Arrays(version)))
+        assert np.array_equal(images(remote), images(VersionReader(version)))
 
 
 def test_no_room_is_said_with_what_to_do(url: str, root: Path, switch: Switch, monkeypatch: pytest.MonkeyPatch):
     """A disk that must stay free, by argument or by the environment: nothing is kept that nobody can finish."""
     with pytest.raises(NoSpace, match="must stay so") as caught:
-        open_remote(url, root, limits=Limits(min_free_bytes=1 << 60))
+        open_remote(url, root, limits=QuotaLimits(min_free_bytes=1 << 60))
     assert "free space there" in caught.value.hint
     monkeypatch.setenv("PIT_STAGE_QUOTA", "1MiB")
     with pytest.raises(PitError, match=r"never fit in a quota of 1\.0 MiB"):
@@ -406,28 +412,28 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     """Unfinished it is locked while a loader has it open, and then the first to go; whole it is leased."""
     remote = open_remote(url, root)
     images(remote, stop=40)
-    (item,) = items(root)
-    assert evict(root, item) == KeptReason.LOCKED
-    assert [found.locked for found in staged(root)] == [True]
+    (item,) = eviction_order(root)
+    assert evict_item(root, item) == KeptReason.LOCKED
+    assert [found.locked for found in list_sets(root)] == [True]
     del remote
     gone(root)
-    assert evict(root, item) is None
+    assert evict_item(root, item) is None
     remote = open_remote(url, root)
     images(remote)
     remote.read("obs/gzip", 0, STEPS)
     gone(root)
     remote = open_remote(url, root)
-    assert [(found.state, found.leased) for found in staged(root)] == [("whole", True)]
-    (item,) = items(root)
-    assert evict(root, item, grace_s=0) == KeptReason.LEASED
+    assert [(found.state, found.leased) for found in list_sets(root)] == [("whole", True)]
+    (item,) = eviction_order(root)
+    assert evict_item(root, item, grace_s=0) == KeptReason.LEASED
     del remote
     gone(root)
-    assert evict(root, item, grace_s=0) is None
+    assert evict_item(root, item, grace_s=0) is None
 
 
 def test_a_forked_child_reads_on(version: Path, url: str, root: Path, switch: Switch):
     """After its parent has fetched, and while a thread of the parent fetches: a child gets shards of its own."""
-    remote, expected = open_remote(url, root), images(Arrays(version))
+    remote, expected = open_remote(url, root), images(VersionReader(version))
     images(remote, stop=40)
     reader = threading.Thread(target=images, args=(remote,))
     reader.start()
@@ -479,14 +485,14 @@ def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Sw
 
 def test_another_version_is_never_taken_for_this_one(version: Path, url: str, root: Path, switch: Switch):
     """What stands under a version's name in the cache, but has another's manifest, is fetched anew."""
-    place = object_path(root, version.name)
-    stage(load(url), root)
-    known = msgspec.structs.replace(Arrays(version).manifest, name="other")
+    place = set_path(root, version.name)
+    stage_version(load_dataset(url), root)
+    known = msgspec.structs.replace(VersionReader(version).manifest, name="other")
     (place / manifest.FILE_NAME).chmod(0o600)
-    (place / manifest.FILE_NAME).write_bytes(manifest.encode(known))
+    (place / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(known))
     remote = open_remote(url, root)
     assert remote.version == version.name
-    assert np.array_equal(images(remote), images(Arrays(version)))
+    assert np.array_equal(images(remote), images(VersionReader(version)))
 
 
 def test_no_secret_is_in_what_others_may_see(url: str, root: Path, switch: Switch):
@@ -507,10 +513,10 @@ def test_no_secret_is_in_what_others_may_see(url: str, root: Path, switch: Switc
 def test_what_cannot_be_opened_is_said(place: str, cache: Path | None, word: str):
     """A URL without a cache, and one of no object store."""
     with pytest.raises(UsageError, match=word):
-        open_arrays(place, cache=cache)
+        open_version(place, cache=cache)
 
 
 def test_a_folder_is_opened_as_ever(version: Path):
     """By its path or its text, with nothing between."""
     for place in (version, str(version)):
-        assert np.array_equal(images(open_arrays(place), stop=5), images(Arrays(version), stop=5))
+        assert np.array_equal(images(open_version(place), stop=5), images(VersionReader(version), stop=5))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.bucketing import Bucketed, quantiles
-from pitools.loader.sampling.sequences import sequences
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.bucketing import BucketedSamples, quantile_edges
+from pitools.loader.sampling.sequences import cut_sequences
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (4, 9, 17, 3, 30, 28, 8, 2, 12, 15, 7, 21, 5, 6, 26, 11, 1, 19, 24, 10, 13, 14, 16)
 EDGES = (8, 16, 32)
@@ -26,16 +26,16 @@ def version(record: Callable[..., Path]) -> Path:
     return record(LENGTHS)
 
 
-def bucketed(version: Path, *, resident: int = 64 << 20, multiple: int = 2, steps: int = 64, **more) -> Bucketed:
-    arrays = Arrays(version, resident_bytes=resident)
-    known = sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
-    return Bucketed(arrays, NAMES, known, EDGES, steps=steps, multiple=multiple, **more)
+def bucketed(version: Path, *, resident: int = 64 << 20, multiple: int = 2, steps: int = 64, **more) -> BucketedSamples:
+    arrays = VersionReader(version, resident_bytes=resident)
+    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
+    return BucketedSamples(arrays, NAMES, known, EDGES, steps=steps, multiple=multiple, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
 def test_batches_are_those_of_a_plain_loop(version: Path, resident: int):
     """Each sequence whole, zeros after it, the batch as long as its bucket's edge, and told what is padding."""
-    samples, arrays = bucketed(version, resident=resident), Arrays(version)
+    samples, arrays = bucketed(version, resident=resident), VersionReader(version)
     batches = Loader(samples)
     for number, batch in enumerate(islice(batches, 30)):
         lengths = [LENGTHS[sample] for sample in batch.samples]
@@ -48,8 +48,8 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int):
                 start, stop = arrays.offsets[sample : sample + 2].tolist()
                 assert np.array_equal(batch.arrays[name][row, : stop - start], arrays.read(name, start, stop))
                 assert not batch.arrays[name][row, stop - start :].any()
-        assert batch.inside["action"].sum(axis=1).tolist() == lengths == batch.aside["length"].tolist()
-        assert batch.aside["episode"].tolist() == batch.samples.tolist()
+        assert batch.valid_mask["action"].sum(axis=1).tolist() == lengths == batch.extras["length"].tolist()
+        assert batch.extras["episode"].tolist() == batch.samples.tolist()
     batches.close()
 
 
@@ -63,20 +63,20 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int):
 )
 def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, seed, shuffle):
     """Any lengths and sizes: positions follow without a gap, and after any round counts differ by one at most."""
-    arrays = Arrays(version)
+    arrays = VersionReader(version)
     arrays._offsets = np.concatenate([[0], np.cumsum(lengths)])  # no step is read: a version is not written for each
     del arrays.manifest.arrays["episode_json"]  # it tells of other episodes
-    known = sequences(arrays.offsets, np.arange(len(lengths)), 32)
-    samples = Bucketed(
+    known = cut_sequences(arrays.offsets, np.arange(len(lengths)), 32)
+    samples = BucketedSamples(
         arrays, ["action"], known, EDGES, steps=32 * multiple * factor, multiple=multiple, seed=seed, shuffle=shuffle
     )
     counts, position, step = Counter(range(len(lengths))), 0, 0
     while position < 4 * len(lengths) + 200:
-        number, size = samples.batch(position)
-        drawn = samples.at(np.arange(position, position + size))
+        number, size = samples.batch_at(position)
+        drawn = samples.draw(np.arange(position, position + size))
         assert number == step
         assert size % multiple == 0
-        assert size >= samples.planned
+        assert size >= samples.planned_batch_size
         (edge,) = {next(edge for edge in EDGES if lengths[sample] <= edge) for sample in drawn.samples}
         assert drawn.fields["action"].shape == (edge, 3)
         assert size * edge <= 32 * multiple * factor
@@ -93,8 +93,8 @@ def test_a_round_gives_each_its_due(version: Path):
     samples = bucketed(version)
     position, seen = 0, Counter[int]()
     for _ in range(2000):
-        size = samples.batch(position)[1]
-        seen.update(samples.at(np.arange(position, position + size)).samples.tolist())
+        size = samples.batch_at(position)[1]
+        seen.update(samples.draw(np.arange(position, position + size)).samples.tolist())
         position += size
     assert max(seen.values()) - min(seen.values()) <= 4
     padded = sum(next(edge for edge in EDGES if length <= edge) for length in LENGTHS)
@@ -129,21 +129,21 @@ def test_any_position_is_found_at_once(version: Path):
     """A batch far into training is the one that walking there would have found."""
     samples, position = bucketed(version), 0
     for _ in range(500):
-        position += samples.batch(position)[1]
+        position += samples.batch_at(position)[1]
     fresh = bucketed(version)
-    assert fresh.batch(position) == samples.batch(position) == (500, samples.batch(position)[1])
+    assert fresh.batch_at(position) == samples.batch_at(position) == (500, samples.batch_at(position)[1])
     with pytest.raises(ConfigError, match="no batch begins"):
-        fresh.batch(position + 1)
+        fresh.batch_at(position + 1)
     with pytest.raises(ValueError, match="more than one batch"):
-        fresh.at(np.arange(position, position + 100))
+        fresh.draw(np.arange(position, position + 100))
 
 
 def test_edges_and_sizes_that_do_not_suit(version: Path):
     """Each is refused with what would do."""
-    arrays = Arrays(version)
-    known = sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
-    assert quantiles(known.lengths, 4)[-1] == max(LENGTHS)
-    assert quantiles(np.array([5, 5, 5]), 4) == [5]
+    arrays = VersionReader(version)
+    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
+    assert quantile_edges(known.lengths, 4)[-1] == max(LENGTHS)
+    assert quantile_edges(np.array([5, 5, 5]), 4) == [5]
     for edges, more, message in (
         ((16, 8), {"steps": 64}, "do not ascend"),
         ((8, 16), {"steps": 256}, "has 30 steps, the last bucket's edge is 16"),
@@ -152,4 +152,4 @@ def test_edges_and_sizes_that_do_not_suit(version: Path):
         (EDGES, {}, "steps=0, batch_size=0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Bucketed(arrays, NAMES, known, edges, **more)
+            BucketedSamples(arrays, NAMES, known, edges, **more)

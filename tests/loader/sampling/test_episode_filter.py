@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from pitools.core.errors import ConfigError, UsageError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.dataset.reader import open_dataset
 from pitools.loader.loader import Loader
-from pitools.loader.open import open_arrays
-from pitools.loader.sampling.episode_filter import Filters, here, select
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.windows import Span, Windows
+from pitools.loader.open import open_version
+from pitools.loader.sampling.episode_filter import EpisodeFilters, are_complete, filter_episodes
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.stage.cache import records
-from pitools.stage.cache.layout import object_path
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.layout import set_path
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 from pitools.store import manifest, tags, version_state
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (40, 300, 25, 260, 17, 280)
 TASKS = ("pick the cube", "pick the ball", "place the cube", "pick the cube", "stack", "place the ball")
@@ -60,7 +60,7 @@ def version(record: Callable[..., Path]) -> Path:
 )
 def test_filters_take_what_they_say(version: Path, filters: dict, expected: list[int]):
     """Each alone, and some together."""
-    assert select(Arrays(version), Filters(**filters)).tolist() == expected
+    assert filter_episodes(VersionReader(version), EpisodeFilters(**filters)).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_filters_take_what_they_say(version: Path, filters: dict, expected: list
 def test_the_filter_that_leaves_nothing_is_named(version: Path, filters: dict, message: str, hint: str):
     """With how many each before it left, and what there would have been."""
     with pytest.raises(ConfigError, match=message) as error:
-        select(Arrays(version), Filters(**filters))
+        filter_episodes(VersionReader(version), EpisodeFilters(**filters))
     assert hint in error.value.hint
     assert bool(hint) == bool(error.value.hint)
 
@@ -85,97 +85,99 @@ def test_the_filter_that_leaves_nothing_is_named(version: Path, filters: dict, m
 def test_what_is_no_filter(version: Path, record: Callable[..., Path]):
     """An unknown split, a broken expression, and success where nothing tells of it."""
     with pytest.raises(UsageError, match="no split 'vald'") as error:
-        select(Arrays(version), Filters(splits=("vald",)))
+        filter_episodes(VersionReader(version), EpisodeFilters(splits=("vald",)))
     assert "valid" in error.value.hint
     with pytest.raises(UsageError, match="regular expression"):
-        select(Arrays(version), Filters(tasks=("re:(",)))
-    plain = Arrays(record((5, 6)))
+        filter_episodes(VersionReader(version), EpisodeFilters(tasks=("re:(",)))
+    plain = VersionReader(record((5, 6)))
     with pytest.raises(UsageError, match="nothing says which episodes succeeded"):
-        select(plain, Filters(success=True))
+        filter_episodes(plain, EpisodeFilters(success=True))
     with pytest.raises(UsageError, match="array 'won'"):
-        select(plain, Filters(success=True, success_by="won"))
+        filter_episodes(plain, EpisodeFilters(success=True, success_by="won"))
 
 
 def test_an_attribute_of_the_recording_tells_of_success(record: Callable[..., Path]):
     """Before any array, in whatever form it was written."""
     path = record((5, 6, 7, 8), succeeded=[0], attributes=[{"success": value} for value in (False, True, 1, "no")])
-    assert select(Arrays(path), Filters(success=True)).tolist() == [1, 2]
+    assert filter_episodes(VersionReader(path), EpisodeFilters(success=True)).tolist() == [1, 2]
 
 
 def test_quarantine_is_left_out_unless_asked_for(version: Path, tmp_path: Path):
     """Single episodes, a copy's by the version it is of, and the whole version."""
-    record = version_state.Quarantine(whole=False, at="", by="", episodes={1: ("black",), 4: ("frozen",)})
+    record = version_state.Quarantine(
+        whole_version=False, set_at="", set_by="", episodes={1: ("black",), 4: ("frozen",)}
+    )
     version_state.set_quarantine(version, record)
-    assert select(Arrays(version)).tolist() == [0, 2, 3, 5]
-    assert select(Arrays(version), Filters(quarantined=True)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert filter_episodes(VersionReader(version)).tolist() == [0, 2, 3, 5]
+    assert filter_episodes(VersionReader(version), EpisodeFilters(quarantined=True)).tolist() == [0, 1, 2, 3, 4, 5]
     copy = tmp_path / "objects" / version.name
     shutil.copytree(version, copy)
-    assert len(select(Arrays(copy))) == 6
-    assert select(Arrays(copy), home=version).tolist() == [0, 2, 3, 5]
-    version_state.set_quarantine(version, msgspec.structs.replace(record, whole=True))
+    assert len(filter_episodes(VersionReader(copy))) == 6
+    assert filter_episodes(VersionReader(copy), source_dir=version).tolist() == [0, 2, 3, 5]
+    version_state.set_quarantine(version, msgspec.structs.replace(record, whole_version=True))
     with pytest.raises(ConfigError, match="0 not in quarantine"):
-        select(Arrays(version))
+        filter_episodes(VersionReader(version))
 
 
 def test_a_retired_version_is_not_trained_on_without_a_word(record: Callable[..., Path], tmp_path: Path):
     """A warning is given of the version, and of a staged copy of it; a name means another one."""
     old, new = record([5, 6]), record([5, 6], seed=1)
-    stage(load(new), tmp_path)
+    stage_version(load_dataset(new), tmp_path)
     home = tmp_path / "root/pick"
     for number, path in enumerate((old, new)):
         shutil.copytree(path, home / path.name)
         os.utime(home / path.name / "manifest.json", (number, number))
-    records.write(tmp_path, new.name, source=str(home / new.name), n_bytes=1)
-    assert open_arrays(str(home)).version == new.name
-    retire(home / new.name, why="blurred")
-    for path in (home / new.name, object_path(tmp_path, new.name)):
+    records.write_stage_record(tmp_path, new.name, source=str(home / new.name), n_bytes=1)
+    assert open_version(str(home)).version == new.name
+    retire_version(home / new.name, reason="blurred")
+    for path in (home / new.name, set_path(tmp_path, new.name)):
         with pytest.warns(UserWarning, match="blurred"):
-            assert select(open_arrays(path)).tolist() == [0, 1]
-    tags.move(home.parent, "pick", "good", old.name)
+            assert filter_episodes(open_version(path)).tolist() == [0, 1]
+    tags.move_tag(home.parent, "pick", "good", old.name)
     for text in (str(home), f"{home}@good", f"{home}/{old.name[:6]}"):
-        assert select(open_arrays(text)).tolist() == [0, 1]
-        assert open_arrays(text).version == open_dataset(text).version.version == old.name
+        assert filter_episodes(open_version(text)).tolist() == [0, 1]
+        assert open_version(text).version == open_dataset(text).version.version == old.name
 
 
 def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Path, tmp_path: Path):
     """Jobs read copies on their nodes; one that came from elsewhere, or whose source is gone, has none."""
-    stage(load(version), tmp_path)
-    copy = object_path(tmp_path, version.name)
-    assert len(select(Arrays(copy))) == 6
-    record = version_state.Quarantine(whole=False, at="", by="", episodes={1: ("black",)})
+    stage_version(load_dataset(version), tmp_path)
+    copy = set_path(tmp_path, version.name)
+    assert len(filter_episodes(VersionReader(copy))) == 6
+    record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("black",)})
     version_state.set_quarantine(version, record)
-    assert select(Arrays(copy)).tolist() == [0, 2, 3, 4, 5]
-    records.write(tmp_path, version.name, source="s3://lab/data/pick", n_bytes=1)
-    assert len(select(Arrays(copy))) == 6
+    assert filter_episodes(VersionReader(copy)).tolist() == [0, 2, 3, 4, 5]
+    records.write_stage_record(tmp_path, version.name, source="s3://lab/data/pick", n_bytes=1)
+    assert len(filter_episodes(VersionReader(copy))) == 6
 
 
 def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:
     """A part of a version as staging leaves it, but that its files hold more: a manifest says which steps are here."""
     shutil.copytree(version, to)
-    known, data = manifest.load(version)
-    part = manifest.Subset(parent=manifest.version(data), arrays=tuple(known.arrays), steps=steps)
-    (to / manifest.FILE_NAME).write_bytes(manifest.encode(msgspec.structs.replace(known, subset=part)))
+    known, data = manifest.load_manifest(version)
+    part = manifest.Subset(parent=manifest.version_of(data), arrays=tuple(known.arrays), steps=steps)
+    (to / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(msgspec.structs.replace(known, subset=part)))
     return to
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
 def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_path: Path, resident: int):
     """Only the episodes that came whole are taken, and batches of them are equal, from memory and from files."""
-    whole = Arrays(version)
-    part = Arrays(staged(version, tmp_path / "part", ((32, 341), (640, 922))), resident_bytes=resident)
-    assert here(part).tolist() == [number in (1, 5) for number in range(6)]
-    assert here(whole).all()
-    episodes = select(part)
+    whole = VersionReader(version)
+    part = VersionReader(staged(version, tmp_path / "part", ((32, 341), (640, 922))), resident_bytes=resident)
+    assert are_complete(part).tolist() == [number in (1, 5) for number in range(6)]
+    assert are_complete(whole).all()
+    episodes = filter_episodes(part)
     assert episodes.tolist() == [1, 5]
-    assert select(part, Filters(tasks=("place*",))).tolist() == [5]
+    assert filter_episodes(part, EpisodeFilters(tasks=("place*",))).tolist() == [5]
     with pytest.raises(ConfigError, match="2 staged here, 0 of task stack"):
-        select(part, Filters(tasks=("stack",)))
-    spans = {"action": Span(0, 4), "obs/image": Span(1, 1)}
-    loader = Loader(Windowed(part, Windows(part.offsets, episodes, spans, pad=True)), batch_size=32)
+        filter_episodes(part, EpisodeFilters(tasks=("stack",)))
+    spans = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
+    loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), batch_size=32)
     for batch in islice(loader, 3):
         anchors = Windows(whole.offsets, episodes, spans, pad=True).locate(batch.samples)
         for row, (start, stop, anchor) in enumerate(zip(*(field.tolist() for field in anchors[1:]), strict=True)):
             steps = np.clip(np.arange(anchor, anchor + 4), start, stop - 1) - start
             assert np.array_equal(batch.arrays["action"][row], whole.read("action", start, stop)[steps])
-    assert (part.held("action") is not None) == bool(resident)
+    assert (part.resident_rows("action") is not None) == bool(resident)
     loader.close()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from pitools.core.errors import UsageError
-from pitools.loader.sampling.bucketing import Bucketed
-from pitools.loader.sampling.packing import Packed, Packing
-from pitools.loader.sampling.protocol import Samples, Windowed
-from pitools.loader.sampling.sequences import sequences
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.bucketing import BucketedSamples
+from pitools.loader.sampling.packing import PackedSamples, PackingPlan
+from pitools.loader.sampling.protocol import Samples, WindowSamples
+from pitools.loader.sampling.sequences import cut_sequences
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (7, 1, 4, 2)
 
@@ -28,13 +28,13 @@ def version(record: Callable[..., Path]) -> Path:
 @pytest.mark.parametrize("order", ["slice", "rows"])
 def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: int, order: str):
     """Any window about any step, such as the next one alone: from memory and from files the steps of a plain loop."""
-    arrays = Arrays(version, resident_bytes=resident)
-    action, offsets = Arrays(version).read("action", 0, sum(LENGTHS)), arrays.offsets.tolist()
+    arrays = VersionReader(version, resident_bytes=resident)
+    action, offsets = VersionReader(version).read("action", 0, sum(LENGTHS)), arrays.offsets.tolist()
     for before in range(-9, 10):
         for length in (1, 2, 5, 9):
-            windows = Windows(arrays.offsets, np.arange(4), {"action": Span(before, length - before)}, pad=True)
-            samples = Windowed(arrays, windows, shuffle=False)
-            drawn, out = samples.at(np.arange(len(windows))), np.full((len(windows), length, 3), np.nan)
+            windows = Windows(arrays.offsets, np.arange(4), {"action": WindowSpan(before, length - before)}, pad=True)
+            samples = WindowSamples(arrays, windows, shuffle=False)
+            drawn, out = samples.draw(np.arange(len(windows))), np.full((len(windows), length, 3), np.nan)
             rows = np.arange(len(windows))[::-1] if order == "rows" else None
             samples.read(drawn, 0, len(windows), {"action": out}, rows)
             expected = np.stack(
@@ -49,13 +49,13 @@ def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: in
 
 def test_what_is_not_along_steps_is_no_sample(version: Path):
     """The array of episodes' ends has rows of its own: taken for steps it would give others, and no error."""
-    arrays = Arrays(version)
-    known, names = sequences(arrays.offsets, np.arange(4), 8), ["action", "episode_offsets"]
-    spans = dict.fromkeys(names, Span(0, 1))
+    arrays = VersionReader(version)
+    known, names = cut_sequences(arrays.offsets, np.arange(4), 8), ["action", "episode_offsets"]
+    spans = dict.fromkeys(names, WindowSpan(0, 1))
     made: list[Callable[[], Samples]] = [
-        lambda: Windowed(arrays, Windows(arrays.offsets, np.arange(4), spans, pad=True)),
-        lambda: Packed(arrays, names, Packing(known, 8)),
-        lambda: Bucketed(arrays, names, known, [8], batch_size=8),
+        lambda: WindowSamples(arrays, Windows(arrays.offsets, np.arange(4), spans, pad=True)),
+        lambda: PackedSamples(arrays, names, PackingPlan(known, 8)),
+        lambda: BucketedSamples(arrays, names, known, [8], batch_size=8),
     ]
     for make in made:
         with pytest.raises(UsageError, match="'episode_offsets' is not along steps"):
@@ -64,13 +64,13 @@ def test_what_is_not_along_steps_is_no_sample(version: Path):
 
 def test_windows_of_another_version_are_refused(version: Path, record: Callable[..., Path]):
     """Mixed up, as where several datasets are mixed, they would reach over the ends of episodes, and no error."""
-    arrays, other = Arrays(version), Arrays(record((7, 2, 3, 2)))
-    spans, known = {"action": Span(0, 1)}, sequences(other.offsets, np.arange(4), 8)
+    arrays, other = VersionReader(version), VersionReader(record((7, 2, 3, 2)))
+    spans, known = {"action": WindowSpan(0, 1)}, cut_sequences(other.offsets, np.arange(4), 8)
     made: list[Callable[[], Samples]] = [
-        lambda: Windowed(arrays, Windows(other.offsets, np.arange(4), spans)),
-        lambda: Windowed(arrays, Windows(np.array([0, 1, 1, 1, 1, 2]), np.arange(5), spans)),
-        lambda: Packed(arrays, ["action"], Packing(known, 8)),
-        lambda: Bucketed(arrays, ["action"], known, [8], batch_size=8),
+        lambda: WindowSamples(arrays, Windows(other.offsets, np.arange(4), spans)),
+        lambda: WindowSamples(arrays, Windows(np.array([0, 1, 1, 1, 1, 2]), np.arange(5), spans)),
+        lambda: PackedSamples(arrays, ["action"], PackingPlan(known, 8)),
+        lambda: BucketedSamples(arrays, ["action"], known, [8], batch_size=8),
     ]
     for make in made:
         with pytest.raises(UsageError, match="of another version"):

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from pitools.loader.sampling.bucketing import Bucketed
-from pitools.loader.sampling.mixture import Mixture
-from pitools.loader.sampling.packing import Packed, Packing
-from pitools.loader.sampling.protocol import Samples, Windowed
-from pitools.loader.sampling.sequences import sequences
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.bucketing import BucketedSamples
+from pitools.loader.sampling.mixture import MixtureSamples
+from pitools.loader.sampling.packing import PackedSamples, PackingPlan
+from pitools.loader.sampling.protocol import Samples, WindowSamples
+from pitools.loader.sampling.sequences import cut_sequences
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (9, 7, 12, 3, 16, 5)
 NAMES = ["action"]
@@ -20,21 +20,27 @@ NAMES = ["action"]
 
 def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., Path]):
     """By it a state is known to be of this order: each argument that decides what comes when is a part of it."""
-    one, two = Arrays(record(LENGTHS)), Arrays(record(LENGTHS, seed=1))
+    one, two = VersionReader(record(LENGTHS)), VersionReader(record(LENGTHS, seed=1))
     everything, less = np.arange(6), np.arange(5)
 
-    def windowed(arrays: Arrays = one, episodes: Any = everything, *, pad: bool = True, **more: Any) -> Windowed:
-        return Windowed(arrays, Windows(arrays.offsets, episodes, {"action": Span(0, 2)}, pad=pad), **more)
+    def windowed(
+        arrays: VersionReader = one, episodes: Any = everything, *, pad: bool = True, **more: Any
+    ) -> WindowSamples:
+        return WindowSamples(arrays, Windows(arrays.offsets, episodes, {"action": WindowSpan(0, 2)}, pad=pad), **more)
 
-    def packed(episodes: Any = everything, length: int = 16, plan: int = 0, **more: Any) -> Packed:
-        return Packed(one, NAMES, Packing(sequences(one.offsets, episodes, 16), length, seed=plan), **more)
+    def packed(episodes: Any = everything, length: int = 16, plan: int = 0, **more: Any) -> PackedSamples:
+        return PackedSamples(
+            one, NAMES, PackingPlan(cut_sequences(one.offsets, episodes, 16), length, seed=plan), **more
+        )
 
-    def bucketed(edges: Any = (8, 16), episodes: Any = everything, **more: Any) -> Bucketed:
-        known = sequences(one.offsets, episodes, 16)
-        return Bucketed(one, NAMES, known, edges, **{"batch_size": 2, "multiple": 1, **more})
+    def bucketed(edges: Any = (8, 16), episodes: Any = everything, **more: Any) -> BucketedSamples:
+        known = cut_sequences(one.offsets, episodes, 16)
+        return BucketedSamples(one, NAMES, known, edges, **{"batch_size": 2, "multiple": 1, **more})
 
-    def mixture(weights: Any = (3, 1), members: Any = (one, two), seeds: Any = (0, 0), **more: Any) -> Mixture:
-        return Mixture([windowed(each, seed=seed) for each, seed in zip(members, seeds, strict=True)], weights, **more)
+    def mixture(weights: Any = (3, 1), members: Any = (one, two), seeds: Any = (0, 0), **more: Any) -> MixtureSamples:
+        return MixtureSamples(
+            [windowed(each, seed=seed) for each, seed in zip(members, seeds, strict=True)], weights, **more
+        )
 
     made: list[list[Samples]] = [
         [

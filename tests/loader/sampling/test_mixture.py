@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.bucketing import Bucketed
-from pitools.loader.sampling.mixture import Mixture
-from pitools.loader.sampling.packing import Packed, Packing
-from pitools.loader.sampling.protocol import Windowed
-from pitools.loader.sampling.sequences import sequences
-from pitools.loader.sampling.weighted_turns import MOST, parts, turns
-from pitools.loader.sampling.windows import Span, Windows
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.bucketing import BucketedSamples
+from pitools.loader.sampling.mixture import MixtureSamples
+from pitools.loader.sampling.packing import PackedSamples, PackingPlan
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.sequences import cut_sequences
+from pitools.loader.sampling.weighted_turns import MAX_CYCLE, integer_weights, make_cycle
+from pitools.loader.sampling.windows import Windows, WindowSpan
+from pitools.store.reader.version_reader import VersionReader
 
-SPANS = {"action": Span(0, 4), "obs/image": Span(1, 1)}
+SPANS = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
 WEIGHTS = (0.5, 0.3, 0.2)
 
 
@@ -30,10 +30,10 @@ WEIGHTS = (0.5, 0.3, 0.2)
 def test_turns_are_as_even_as_can_be(counts: tuple[int, ...]):
     """Any parts: each has them all in a cycle, in order; before any place within one of its due."""
     cycle, each = sum(counts), range(len(counts))
-    found = turns(counts)
-    had = np.concatenate([np.zeros((1, len(counts))), np.cumsum(found.whose[:, None] == each, axis=0)])
+    found = make_cycle(counts)
+    had = np.concatenate([np.zeros((1, len(counts))), np.cumsum(found.member[:, None] == each, axis=0)])
     assert had[-1].tolist() == list(counts)
-    assert all(found.nth[i] == had[i, found.whose[i]] for i in range(cycle))
+    assert all(found.index_within[i] == had[i, found.member[i]] for i in range(cycle))
     off = had - np.arange(cycle + 1)[:, None] * np.array(counts) / cycle
     assert np.abs(off).max() < 1
     assert (off.max(axis=0) - off.min(axis=0)).max() < 2
@@ -43,31 +43,31 @@ def test_turns_are_as_even_as_can_be(counts: tuple[int, ...]):
 
 def test_turns_are_the_same_for_ever():
     """Frozen: another answer would change the order of runs that are to be resumed or repeated."""
-    assert turns((7, 3, 2)).whose.tolist() == [0, 1, 0, 2, 0, 0, 1, 0, 0, 2, 1, 0]
+    assert make_cycle((7, 3, 2)).member.tolist() == [0, 1, 0, 2, 0, 0, 1, 0, 0, 2, 1, 0]
 
 
 @given(weights=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8))
 def test_parts_are_in_the_proportion_of_the_weights(weights: list[float]):
     """Exact for small fractions, else to one part in 65,536."""
     try:
-        found = parts(weights)
+        found = integer_weights(weights)
     except ConfigError as error:
-        assert min(weights) / sum(weights) < 1 / MOST, error  # noqa: PT017
+        assert min(weights) / sum(weights) < 1 / MAX_CYCLE, error  # noqa: PT017
         return
-    assert sum(found) <= MOST
+    assert sum(found) <= MAX_CYCLE
     for part, weight in zip(found, weights, strict=True):
-        assert abs(part / sum(found) - weight / sum(weights)) <= 1 / MOST
+        assert abs(part / sum(found) - weight / sum(weights)) <= 1 / MAX_CYCLE
 
 
 def test_weights_that_are_none():
     """Zero, negative, not a number, too small."""
-    assert parts([0.5, 0.3, 0.2]) == (5, 3, 2)
-    assert parts([1, 2, 1]) == (1, 2, 1)
+    assert integer_weights([0.5, 0.3, 0.2]) == (5, 3, 2)
+    assert integer_weights([1, 2, 1]) == (1, 2, 1)
     for wrong in ([], [1, 0], [1, -1], [float("nan")], [float("inf"), 1]):
         with pytest.raises(ConfigError, match="weights"):
-            parts(wrong)
+            integer_weights(wrong)
     with pytest.raises(ConfigError, match="less than 1 in 65536"):
-        parts([1, 1e-7])
+        integer_weights([1, 1e-7])
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,13 @@ def versions(record: Callable[..., Path]) -> list[Path]:
     return [record(lengths, name=f"set{n}", seed=n) for n, lengths in enumerate([(20, 31, 9), (14, 40), (7, 8, 5, 30)])]
 
 
-def windowed(path: Path, *, resident: int = 64 << 20, pad: bool = True, seed: int = 0) -> Windowed:
-    arrays = Arrays(path, resident_bytes=resident)
-    return Windowed(arrays, Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=pad), seed=seed)
+def windowed(path: Path, *, resident: int = 64 << 20, pad: bool = True, seed: int = 0) -> WindowSamples:
+    arrays = VersionReader(path, resident_bytes=resident)
+    return WindowSamples(arrays, Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=pad), seed=seed)
 
 
-def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True, **more) -> Mixture:
-    return Mixture([windowed(path, resident=resident, pad=pad) for path in versions], WEIGHTS, **more)
+def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True, **more) -> MixtureSamples:
+    return MixtureSamples([windowed(path, resident=resident, pad=pad) for path in versions], WEIGHTS, **more)
 
 
 @pytest.mark.parametrize("turn", ["even", "shuffled"])
@@ -90,12 +90,12 @@ def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True,
 def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resident: int):
     """Each sample is the next of its own dataset's order, whoever's turn it is, to the bit; shares are the weights'."""
     samples = mixture(versions, resident=resident, turn=turn, pad=True)
-    members, whole = [windowed(path) for path in versions], [Arrays(path) for path in versions]
+    members, whole = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
     batches = Loader(samples, batch_size=32)
     taken: list[list[int]] = [[], [], []]
     for batch in islice(batches, 10):
         for row, sample in enumerate(batch.samples.tolist()):
-            number = int(batch.aside["dataset"][row])
+            number = int(batch.extras["dataset"][row])
             arrays = whole[number]
             place = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=True).locate([sample])
             start, stop, anchor = (int(field[0]) for field in place[1:])
@@ -103,10 +103,10 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
                 steps = np.arange(anchor - span.before, anchor + span.after)
                 expected = arrays.read(name, start, stop)[np.clip(steps, start, stop - 1) - start]
                 assert np.array_equal(batch.arrays[name][row], expected)
-                assert np.array_equal(batch.inside[name][row], (steps >= start) & (steps < stop))
+                assert np.array_equal(batch.valid_mask[name][row], (steps >= start) & (steps < stop))
             taken[number].append(sample)
     for number, member in enumerate(members):
-        own = member.order.at(np.arange(8192)).tolist()
+        own = member.order.samples_at(np.arange(8192)).tolist()
         if turn == "even":
             assert taken[number] == own[: len(taken[number])]
             assert abs(len(taken[number]) - 320 * WEIGHTS[number]) < 1
@@ -120,9 +120,9 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
     samples = mixture(versions, turn="shuffled")
     span = samples._order.samples
     assert span == 4100
-    drawn = samples.at(np.arange(3 * span))
-    for part, weight in zip(drawn.places, WEIGHTS, strict=True):
-        own = windowed(versions[part.number]).order.at(np.arange(round(3 * span * weight)))
+    drawn = samples.draw(np.arange(3 * span))
+    for part, weight in zip(drawn.locations, WEIGHTS, strict=True):
+        own = windowed(versions[part.number]).order.samples_at(np.arange(round(3 * span * weight)))
         assert sorted(part.drawn.samples.tolist()) == sorted(own.tolist())
     assert not np.array_equal(drawn.samples[:span], drawn.samples[span : 2 * span])
 
@@ -132,7 +132,7 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
 def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int, turn: str):
     """Ranks' parts make the global batch, with the same keys; a state of one rank goes on as several."""
     alone, first = (Loader(mixture(versions, turn=turn), batch_size=24) for _ in range(2))
-    expected = [(batch.arrays["obs/image"].copy(), batch.aside["dataset"], batch.keys) for batch in islice(alone, 7)]
+    expected = [(batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.keys) for batch in islice(alone, 7)]
     next(first), next(first)
     ranks = [
         Loader(mixture(versions, turn=turn), batch_size=24, rank=rank, world_size=world_size, threads=1)
@@ -143,7 +143,7 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions,
     for image, dataset, keys in expected[2:]:
         got = [next(each) for each in ranks]
         assert np.array_equal(np.concatenate([part.arrays["obs/image"] for part in got]), image)
-        assert np.array_equal(np.concatenate([part.aside["dataset"] for part in got]), dataset)
+        assert np.array_equal(np.concatenate([part.extras["dataset"] for part in got]), dataset)
         assert np.array_equal(np.concatenate([part.keys for part in got]), keys)
     for each in (alone, first, *ranks):
         each.close()
@@ -154,45 +154,47 @@ def test_a_state_of_another_mixture_is_refused(versions: list[Path]):
     state = Loader(mixture(versions), batch_size=8).state()
     members = [windowed(path) for path in versions]
     with pytest.raises(ConfigError, match="weights is '5 3 2'"):
-        Loader(Mixture(members, [1, 1, 1]), batch_size=8).load_state(state)
+        Loader(MixtureSamples(members, [1, 1, 1]), batch_size=8).load_state(state)
     with pytest.raises(ConfigError, match="2 seed"):
-        Loader(Mixture([*members[:2], windowed(versions[2], seed=1)], WEIGHTS), batch_size=8).load_state(state)
+        Loader(MixtureSamples([*members[:2], windowed(versions[2], seed=1)], WEIGHTS), batch_size=8).load_state(state)
 
 
 def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callable[..., Path]):
     """Another name of an array is an error naming both datasets, and none once it is renamed."""
-    other = Arrays(record((10, 12), name="other", state="obs/joints"))
-    spans = {"action": Span(0, 4), "obs/joints": Span(1, 1)}
-    second = Windowed(other, Windows(other.offsets, np.arange(2), spans))
-    arrays = Arrays(versions[0])
-    first = Windowed(arrays, Windows(arrays.offsets, np.arange(3), {"action": Span(0, 4), "obs/state": Span(1, 1)}))
+    other = VersionReader(record((10, 12), name="other", state="obs/joints"))
+    spans = {"action": WindowSpan(0, 4), "obs/joints": WindowSpan(1, 1)}
+    second = WindowSamples(other, Windows(other.offsets, np.arange(2), spans))
+    arrays = VersionReader(versions[0])
+    first = WindowSamples(
+        arrays, Windows(arrays.offsets, np.arange(3), {"action": WindowSpan(0, 4), "obs/state": WindowSpan(1, 1)})
+    )
     with pytest.raises(ConfigError, match=r"obs/joints is float32 .* here, not there in") as error:
-        Mixture([first, second], [1, 1])
+        MixtureSamples([first, second], [1, 1])
     assert str(versions[0]) in str(error.value)
     assert str(other.path) in str(error.value)
-    mixed = Mixture([first, second], [1, 1], rename={1: {"obs/joints": "obs/state"}})
+    mixed = MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "obs/state"}})
     batch = next(Loader(mixed, batch_size=4))
-    (row,) = np.flatnonzero(batch.aside["dataset"] == 1)[:1]
+    (row,) = np.flatnonzero(batch.extras["dataset"] == 1)[:1]
     anchor = int(Windows(other.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
     assert np.array_equal(batch.arrays["obs/state"][row], other.read("obs/joints", anchor - 1, anchor + 1))
     with pytest.raises(ConfigError, match="no array 'obs/joint' to rename"):
-        Mixture([first, second], [1, 1], rename={1: {"obs/joint": "obs/state"}})
+        MixtureSamples([first, second], [1, 1], rename={1: {"obs/joint": "obs/state"}})
     with pytest.raises(ConfigError, match="one name"):
-        Mixture([first, second], [1, 1], rename={1: {"obs/joints": "action"}})
+        MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "action"}})
     with pytest.raises(ConfigError, match="2 weights for 1"):
-        Mixture([first], [1, 1])
+        MixtureSamples([first], [1, 1])
 
 
 def test_another_process_is_given_the_same(versions: list[Path]):
     """Samples of any kind, sent to another process, draw what they drew here."""
-    arrays = Arrays(versions[0])
-    known = sequences(arrays.offsets, np.arange(3), 40)
-    packs = Packed(arrays, ["action"], Packing(known, 40))
-    buckets = Bucketed(arrays, ["action"], known, [16, 40], batch_size=2, multiple=2)
+    arrays = VersionReader(versions[0])
+    known = cut_sequences(arrays.offsets, np.arange(3), 40)
+    packs = PackedSamples(arrays, ["action"], PackingPlan(known, 40))
+    buckets = BucketedSamples(arrays, ["action"], known, [16, 40], batch_size=2, multiple=2)
     for samples in (mixture(versions, turn="shuffled"), packs, buckets):
         there = pickle.loads(pickle.dumps(samples))
         assert there.identity == samples.identity
-        one, two = (next(Loader(each, batch_size=0 if each.planned else 4)) for each in (samples, there))
+        one, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, there))
         assert np.array_equal(one.samples, two.samples)
         assert np.array_equal(one.arrays["action"], two.arrays["action"])
 
@@ -201,13 +203,13 @@ def test_packs_and_mixtures_can_be_mixed(versions: list[Path]):
     """Rows of packs from two datasets, and a mixture as a part of another: each row is as its own would have it."""
     packs = []
     for path in versions[:2]:
-        arrays = Arrays(path)
-        known = sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
-        packs.append(Packed(arrays, ["action"], Packing(known, 40)))
-    batch = next(Loader(Mixture([Mixture(packs, [1, 1]), packs[0]], [1, 1]), batch_size=8))
-    for row, (number, sample) in enumerate(zip(batch.aside["dataset"], batch.samples, strict=True)):
-        steps = int((batch.aside["segment"][row] > 0).sum())
-        assert steps == int(batch.inside["action"][row].sum()) > 0
+        arrays = VersionReader(path)
+        known = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
+        packs.append(PackedSamples(arrays, ["action"], PackingPlan(known, 40)))
+    batch = next(Loader(MixtureSamples([MixtureSamples(packs, [1, 1]), packs[0]], [1, 1]), batch_size=8))
+    for row, (number, sample) in enumerate(zip(batch.extras["dataset"], batch.samples, strict=True)):
+        steps = int((batch.extras["segment"][row] > 0).sum())
+        assert steps == int(batch.valid_mask["action"][row].sum()) > 0
         assert not batch.arrays["action"][row, steps:].any()
         assert np.abs(batch.arrays["action"][row, :steps]).all()
         assert number in (0, 1)

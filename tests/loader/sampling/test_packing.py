@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from pitools.commands.dataset_packing import plan_packing
 from pitools.core.errors import ConfigError, UsageError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.loader.loader import Loader
-from pitools.loader.sampling.packing import Packed, Packing, best_fit
-from pitools.loader.sampling.sequences import Sequences, sequences
-from pitools.store.reader.version_reader import Arrays
+from pitools.loader.sampling.packing import PackedSamples, PackingPlan, best_fit
+from pitools.loader.sampling.sequences import Sequences, cut_sequences
+from pitools.store.reader.version_reader import VersionReader
 
 LENGTHS = (40, 3, 25, 60, 17, 9, 33, 21, 5, 12)
 NAMES = ("action", "obs/image")
@@ -54,9 +54,9 @@ def test_every_step_is_a_sequences_once(lengths, length, window, long):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if window > length:
         with pytest.raises(UsageError, match="windows"):
-            sequences(offsets, np.arange(len(lengths)), length, window=window)
+            cut_sequences(offsets, np.arange(len(lengths)), length, window=window)
         return
-    found = sequences(offsets, np.arange(len(lengths)), length, window=window, long=long)
+    found = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, long=long)
     assert all(1 <= steps <= length for steps in found.lengths)
     steps = [(e, s) for e, low, high in zip(*found[:3], strict=True) for s in range(low, high)]
     kept = [e for e, size in enumerate(lengths) if size <= length or long == "split"]
@@ -70,7 +70,7 @@ def test_every_step_is_a_sequences_once(lengths, length, window, long):
 def test_a_long_episode_is_refused_by_name():
     """Unless the caller said what to do with it."""
     with pytest.raises(ConfigError, match="2 episodes are longer than 30 steps; episode 3 has 60"):
-        sequences(np.concatenate([[0], np.cumsum(LENGTHS[:5])]), np.arange(5), 30)
+        cut_sequences(np.concatenate([[0], np.cumsum(LENGTHS[:5])]), np.arange(5), 30)
 
 
 @settings(max_examples=200)
@@ -78,11 +78,11 @@ def test_a_long_episode_is_refused_by_name():
 def test_a_plan_has_every_sequence_once_and_no_row_too_long(lengths, room, seed):
     """Any lengths, in every epoch; and as many rows as plain best-fit decreasing makes."""
     length = max(lengths) + room
-    plan = Packing(run(np.array(lengths)), length, seed=seed)
+    plan = PackingPlan(run(np.array(lengths)), length, seed=seed)
     assert plan.rows == naive_best_fit(lengths, length)
     assert plan.fill == sum(lengths) / (plan.rows * length)
     for epoch in range(3):
-        dealt = plan.dealt(epoch)
+        dealt = plan.sequences_of_epoch(epoch)
         assert sorted(dealt.tolist()) == list(range(len(lengths)))
         rows = [dealt[a:b] for a, b in zip(plan.first[:-1], plan.first[1:], strict=True)]
         assert all(len(row) and sum(lengths[i] for i in row) <= length for row in rows)
@@ -92,30 +92,30 @@ def test_a_hundred_thousand_lengths_are_packed_at_once():
     """Log-normal lengths: rows are at least 97 % full, and the plan takes less than a second."""
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(300), 0.6, 100_000).astype(np.int64), 1, 2048)
     began = time.process_time()
-    plan = Packing(run(lengths), 2048)
-    dealt = plan.dealt(0)
+    plan = PackingPlan(run(lengths), 2048)
+    dealt = plan.sequences_of_epoch(0)
     assert time.process_time() - began < 1
     assert plan.fill >= 0.97
-    assert np.mean(dealt == plan.dealt(1)) < 0.2
+    assert np.mean(dealt == plan.sequences_of_epoch(1)) < 0.2
     assert np.add.reduceat(lengths[dealt], plan.first[:-1]).max() <= 2048
 
 
 def test_a_plan_is_the_same_for_ever():
     """Frozen: another answer would change the rows of runs that are to be resumed or repeated."""
-    plan = Packing(run(np.array(LENGTHS)), 60, seed=7)
+    plan = PackingPlan(run(np.array(LENGTHS)), 60, seed=7)
     assert plan.first.tolist() == [0, 1, 4, 6, 10]
-    assert plan.dealt(0).tolist() == [3, 0, 4, 1, 6, 2, 7, 9, 5, 8]
-    ties = Packing(run(np.arange(40) % 4 + 1), 7, seed=7)
-    assert ties.dealt(0)[:10].tolist() == [11, 2, 23, 10, 39, 18, 15, 34, 35, 38]
-    assert ties.dealt(1)[:10].tolist() == [3, 38, 31, 26, 23, 14, 11, 6, 35, 34]
+    assert plan.sequences_of_epoch(0).tolist() == [3, 0, 4, 1, 6, 2, 7, 9, 5, 8]
+    ties = PackingPlan(run(np.arange(40) % 4 + 1), 7, seed=7)
+    assert ties.sequences_of_epoch(0)[:10].tolist() == [11, 2, 23, 10, 39, 18, 15, 34, 35, 38]
+    assert ties.sequences_of_epoch(1)[:10].tolist() == [3, 38, 31, 26, 23, 14, 11, 6, 35, 34]
 
 
 def test_nothing_and_too_much_are_refused():
     """No sequence, and one that is longer than a row."""
     with pytest.raises(ConfigError, match="no sequence"):
-        Packing(run(np.array([], np.int64)), 10)
+        PackingPlan(run(np.array([], np.int64)), 10)
     with pytest.raises(ConfigError, match="11 steps in rows of 10"):
-        Packing(run(np.array([11])), 10)
+        PackingPlan(run(np.array([11])), 10)
     assert best_fit(np.array([0, 0, 0, 2]), 7) == [(((3, 2),), 1)]
 
 
@@ -124,10 +124,10 @@ def version(record: Callable[..., Path]) -> Path:
     return record(LENGTHS)
 
 
-def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> Packed:
-    arrays = Arrays(version, resident_bytes=resident)
-    known = sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, long="split")
-    return Packed(arrays, NAMES, Packing(known, 48, seed=3), seed=3, **more)
+def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> PackedSamples:
+    arrays = VersionReader(version, resident_bytes=resident)
+    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, long="split")
+    return PackedSamples(arrays, NAMES, PackingPlan(known, 48, seed=3), seed=3, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
@@ -135,7 +135,7 @@ def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> Packed
 def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: bool):
     """Over more than an epoch: arrays, segments, positions, episodes and mask, to the bit, of old buffers too."""
     samples = packed(version, resident=resident, deal=deal)
-    plan, arrays = samples.packing, Arrays(version)
+    plan, arrays = samples.packing, VersionReader(version)
     batches = Loader(samples, batch_size=4)
     seen = []
     for batch in islice(batches, 6):
@@ -144,7 +144,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: b
             seen.append((epoch, number))
             at, expected = 0, {name: np.zeros_like(batch.arrays[name][0]) for name in NAMES}
             segment, position, episode = np.zeros(48), np.zeros(48), np.full(48, -1)
-            members = plan.dealt(epoch if deal else 0)[plan.first[number] : plan.first[number + 1]]
+            members = plan.sequences_of_epoch(epoch if deal else 0)[plan.first[number] : plan.first[number + 1]]
             for place, member in enumerate(members.tolist(), 1):
                 start, stop = int(plan.sequences.start[member]), int(plan.sequences.stop[member])
                 for step in range(start, stop):
@@ -153,10 +153,10 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: b
                     segment[at], position[at], episode[at] = place, step - start, plan.sequences.episode[member]
                     at += 1
             assert all(np.array_equal(batch.arrays[name][row], expected[name]) for name in NAMES)
-            assert np.array_equal(batch.aside["segment"][row], segment)
-            assert np.array_equal(batch.aside["position"][row], position)
-            assert np.array_equal(batch.aside["episode"][row], episode)
-            assert np.array_equal(batch.inside["action"][row], segment > 0)
+            assert np.array_equal(batch.extras["segment"][row], segment)
+            assert np.array_equal(batch.extras["position"][row], position)
+            assert np.array_equal(batch.extras["episode"][row], episode)
+            assert np.array_equal(batch.valid_mask["action"][row], segment > 0)
     assert len({one for one in seen if one[0] == 0}) == plan.rows
     batches.close()
 
@@ -165,7 +165,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: b
 def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Path, world_size: int):
     """Ranks' parts make the global batch; a state of one rank goes on as several."""
     alone = Loader(packed(version), batch_size=8)
-    expected = [(batch.arrays["action"].copy(), batch.aside["segment"], batch.keys) for batch in islice(alone, 5)]
+    expected = [(batch.arrays["action"].copy(), batch.extras["segment"], batch.keys) for batch in islice(alone, 5)]
     first = Loader(packed(version), batch_size=8)
     next(first), next(first)
     ranks = [Loader(packed(version), batch_size=8, rank=r, world_size=world_size, threads=1) for r in range(world_size)]
@@ -174,7 +174,7 @@ def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Pat
     for action, segment, keys in expected[2:]:
         parts = [next(each) for each in ranks]
         assert np.array_equal(np.concatenate([part.arrays["action"] for part in parts]), action)
-        assert np.array_equal(np.concatenate([part.aside["segment"] for part in parts]), segment)
+        assert np.array_equal(np.concatenate([part.extras["segment"] for part in parts]), segment)
         assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
     with pytest.raises(ConfigError, match="deal"):
         Loader(packed(version, deal=False), batch_size=8).load_state(first.state())
@@ -188,7 +188,7 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--length", "80", "--split", "train"])
     assert run.exit_code == 0, run.output
     first, second = map(json.loads, run.stdout.splitlines())
-    assert first["schema"] == "pit.packing/1"
+    assert first["schema"] == "pit.packing-report/1"
     assert (first["episodes"], first["sequences"], first["split"], first["dropped"]) == (4, 5, 1, 0)
     assert (first["rows"], first["steps"], first["padding_steps"], first["longest"]) == (3, 128, 16, 60)
     assert (second["rows"], second["fill"], second["split"]) == (2, 0.8, 0)
@@ -196,7 +196,7 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     assert run.exit_code == 0, run.output
     assert run.stdout.splitlines()[0].split()[-2:] == ["SPLIT", "DROPPED"]
     assert run.stdout.splitlines()[1].split()[-2:] == ["0", "1"]
-    retire(path, why="blurred")
+    retire_version(path, reason="blurred")
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48"])
     assert (run.exit_code, run.stderr.startswith(f"pit: note: {path} is retired")) == (0, True)
     assert len(run.stderr.splitlines()) == 1

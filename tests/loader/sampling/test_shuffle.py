@@ -7,36 +7,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.loader.sampling.shuffle import Order, share
+from pitools.loader.sampling.shuffle import ShuffledOrder, rank_slice
 
 FROZEN = [572, 823, 304, 532, 311, 238, 210, 397, 963, 659, 330, 531, 994, 709, 445, 740, 3, 640, 595, 932]
 KEYS = ["0x865004ea64a24d92", "0xcdd3074b48d7eab3", "0x7364c9761ce4e827"]
 
 
-def order(samples: int, seed: int = 0, dataset: str = "d" * 32) -> Order:
-    return Order(dataset=dataset, samples=samples, seed=seed)
+def order(samples: int, seed: int = 0, dataset: str = "d" * 32) -> ShuffledOrder:
+    return ShuffledOrder(dataset=dataset, samples=samples, seed=seed)
 
 
 @settings(max_examples=200)
 @given(samples=st.integers(1, 5000), seed=st.integers(-(2**40), 2**40), epoch=st.integers(0, 1000))
 def test_an_epoch_has_every_sample_once(samples: int, seed: int, epoch: int):
     """Any number of samples, seed and epoch: a permutation, whichever positions are asked for together."""
-    found = order(samples, seed).at(np.arange(epoch * samples, (epoch + 1) * samples))
+    found = order(samples, seed).samples_at(np.arange(epoch * samples, (epoch + 1) * samples))
     assert np.array_equal(np.sort(found), np.arange(samples))
     some = np.arange(epoch * samples, (epoch + 1) * samples, 3)[::-1]
-    assert np.array_equal(order(samples, seed).at(some), found[::3][::-1])
+    assert np.array_equal(order(samples, seed).samples_at(some), found[::3][::-1])
 
 
 def test_it_is_the_same_for_ever():
     """Frozen: another answer would change the order of runs that are to be resumed or repeated."""
-    assert order(1000, 7).at(np.arange(990, 1010)).tolist() == FROZEN
-    assert [hex(key) for key in order(1000, 7).keys(np.arange(3)).tolist()] == KEYS
+    assert order(1000, 7).samples_at(np.arange(990, 1010)).tolist() == FROZEN
+    assert [hex(key) for key in order(1000, 7).keys_at(np.arange(3)).tolist()] == KEYS
 
 
 def test_everything_that_names_it_changes_it():
     """Another dataset, seed or epoch is another order."""
     at = np.arange(1000)
-    found = [order(1000).at(at), order(1000, 1).at(at), order(1000, dataset="e").at(at), order(1000).at(at + 1000)]
+    found = [
+        order(1000).samples_at(at),
+        order(1000, 1).samples_at(at),
+        order(1000, dataset="e").samples_at(at),
+        order(1000).samples_at(at + 1000),
+    ]
     for number, one in enumerate(found):
         for other in found[:number]:
             assert np.mean(one == other) < 0.02
@@ -47,7 +52,7 @@ def test_it_is_as_good_as_a_shuffle(samples: int):
     """Over many seeds each sample comes to each place about as often, and neighbours do not stay neighbours."""
     rounds, places = 2000, min(samples, 24)
     at = np.arange(places)
-    found = np.stack([order(samples, seed).at(at) for seed in range(rounds)])
+    found = np.stack([order(samples, seed).samples_at(at) for seed in range(rounds)])
     # Means of uniform numbers: five deviations of a mean are never seen by chance.
     deviation = np.sqrt((samples**2 - 1) / 12 / rounds)
     assert np.all(np.abs(found.mean(axis=0) - (samples - 1) / 2) < 5 * deviation + 1e-9)
@@ -59,17 +64,17 @@ def test_it_is_as_good_as_a_shuffle(samples: int):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_the_global_batch_is_the_same_for_any_world_size(world_size: int):
     """What the ranks take, one after another, is the whole batch."""
-    parts = [range(*share(64, rank, world_size)) for rank in range(world_size)]
+    parts = [range(*rank_slice(64, rank, world_size)) for rank in range(world_size)]
     assert [place for part in parts for place in part] == list(range(64))
     with pytest.raises(ValueError, match="no part"):
-        share(world_size - 1, 0, world_size)
+        rank_slice(world_size - 1, 0, world_size)
 
 
 def test_a_hundred_million_samples_take_no_longer():
     """No list of samples is made: any position of 10⁸ samples is there at once."""
     large = order(10**8)
     began = time.process_time()
-    found = large.at(np.arange(99_999_000, 99_999_256))
+    found = large.samples_at(np.arange(99_999_000, 99_999_256))
     assert time.process_time() - began < 0.05
     assert len(set(found.tolist())) == 256
     assert found.min() >= 0
@@ -79,6 +84,6 @@ def test_a_hundred_million_samples_take_no_longer():
 def test_what_is_no_position():
     """A negative position, and an order of nothing."""
     with pytest.raises(ValueError, match="below 0"):
-        order(10).at(np.array([-1]))
+        order(10).samples_at(np.array([-1]))
     with pytest.raises(ValueError, match="no samples"):
-        order(0).at(np.array([0]))
+        order(0).samples_at(np.array([0]))

@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import UsageError
-from pitools.loader.sampling.windows import Span, Windows
+from pitools.loader.sampling.windows import Windows, WindowSpan
 
 spans = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
-    st.tuples(st.integers(-2, 4), st.integers(-2, 6)).map(lambda pair: Span(*pair)).filter(lambda s: s.length > 0),
+    st.tuples(st.integers(-2, 4), st.integers(-2, 6))
+    .map(lambda pair: WindowSpan(*pair))
+    .filter(lambda s: s.length > 0),
     min_size=1,
 )
 
@@ -47,23 +49,23 @@ def test_what_is_no_window():
     with pytest.raises(UsageError, match="no array"):
         Windows(offsets, np.array([0]), {})
     with pytest.raises(UsageError, match="no steps"):
-        Windows(offsets, np.array([0]), {"a": Span(1, -1)})
+        Windows(offsets, np.array([0]), {"a": WindowSpan(1, -1)})
     with pytest.raises(UsageError, match="stride of 0"):
-        Windows(offsets, np.array([0]), {"a": Span(0, 1)}, stride=0)
+        Windows(offsets, np.array([0]), {"a": WindowSpan(0, 1)}, stride=0)
     with pytest.raises(IndexError, match="of 5"):
-        Windows(offsets, np.array([0]), {"a": Span(0, 1)}).locate(np.array([5]))
+        Windows(offsets, np.array([0]), {"a": WindowSpan(0, 1)}).locate(np.array([5]))
 
 
 def test_what_decides_which_sample_is_which_is_its_identity():
     """Other episodes, spans, stride or padding are another identity; the order of the spans' names is not."""
     offsets = np.array([0, 5, 9, 20])
-    spans = {"a": Span(0, 2), "b": Span(1, 1)}
+    spans = {"a": WindowSpan(0, 2), "b": WindowSpan(1, 1)}
     made = [
         Windows(offsets, np.array([0, 1]), spans),
         Windows(offsets, np.array([1, 0]), spans),
         Windows(offsets, np.array([0, 1]), spans, stride=2),
         Windows(offsets, np.array([0, 1]), spans, pad=True),
-        Windows(offsets, np.array([0, 1]), {"a": Span(0, 3), "b": Span(1, 1)}),
+        Windows(offsets, np.array([0, 1]), {"a": WindowSpan(0, 3), "b": WindowSpan(1, 1)}),
     ]
     assert len({windows.identity for windows in made}) == len(made)
     assert Windows(offsets, np.array([0, 1]), dict(reversed(spans.items()))).identity == made[0].identity

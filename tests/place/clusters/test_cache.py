@@ -46,9 +46,9 @@ def ask(left_s):
 
 Path(sys.argv[1]).with_name(f"begun.{os.getpid()}").touch()
 try:
-    print(cache.get("a", Said, ask, max_age_s=60, timeout_s=60).n)
+    print(cache.get_or_query("a", Said, ask, max_age_s=60, timeout_s=60).n)
 except PitError as error:
-    print(error.what)
+    print(error.message)
 """
 
 
@@ -81,16 +81,16 @@ def test_of_many_processes_one_asks(home: Path, how: str, said: str) -> None:
 
 def test_who_dies_while_asking_harms_nobody(home: Path) -> None:
     """Its lock is free at once, and what was there before is still there."""
-    cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
-    path = cache.folder() / "a.json"
+    cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
+    path = cache.cache_dir() / "a.json"
     os.rename(path, home / "kept")
     killed = ask_from_another(home, 60)
     wait_for(home / "asked")
     os.rename(home / "kept", path)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    assert cache.get("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
-    assert cache.get("a", Said, lambda _: Said(n=3), max_age_s=0, timeout_s=1).n == 3
+    assert cache.get_or_query("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get_or_query("a", Said, lambda _: Said(n=3), max_age_s=0, timeout_s=1).n == 3
 
 
 def test_a_deadline_also_ends_waiting_for_another(home: Path) -> None:
@@ -98,34 +98,36 @@ def test_a_deadline_also_ends_waiting_for_another(home: Path) -> None:
     other = ask_from_another(home, 60)
     wait_for(home / "asked")
     with pytest.raises(Unreachable, match="another process"):  # whoever waits to its end has its answer
-        cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=0.3)
+        cache.get_or_query("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=0.3)
     other.kill()
     other.communicate()
 
 
 def test_nothing_is_older_than_allowed() -> None:
     """The age counts from when it was begun to ask; an answer from the future is none."""
-    cache.get("a", Said, lambda _: time.sleep(0.2) or Said(n=1), max_age_s=60, timeout_s=1)
-    assert cache.get("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
-    assert cache.get("a", Said, lambda _: Said(n=3), max_age_s=0.1, timeout_s=1).n == 3
-    path = cache.folder() / "a.json"
-    path.write_text('{"schema":"pit.kept/1","began_s":9e12,"value":{"schema":"test.said/1","n":9}}')
-    assert cache.get("a", Said, lambda _: Said(n=4), max_age_s=60, timeout_s=1).n == 4
+    cache.get_or_query("a", Said, lambda _: time.sleep(0.2) or Said(n=1), max_age_s=60, timeout_s=1)
+    assert cache.get_or_query("a", Said, lambda _: Said(n=2), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get_or_query("a", Said, lambda _: Said(n=3), max_age_s=0.1, timeout_s=1).n == 3
+    path = cache.cache_dir() / "a.json"
+    path.write_text('{"schema":"pit.cache-entry/1","began_s":9e12,"value":{"schema":"test.said/1","n":9}}')
+    assert cache.get_or_query("a", Said, lambda _: Said(n=4), max_age_s=60, timeout_s=1).n == 4
 
 
-@pytest.mark.parametrize("text", ["", "{", "null", "\0" * 99, '{"schema":"pit.kept/1","began_s":1,"value":{}}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "\0" * 99, '{"schema":"pit.cache-entry/1","began_s":1,"value":{}}', "\xff"]
+)
 def test_what_is_no_answer_is_asked_for_again(text: str) -> None:
     """Whatever stands in the file, it is the site that answers."""
-    (cache.folder() / "a.json").write_text(text)
-    assert cache.get("a", Said, lambda _: Said(n=5), max_age_s=1e12, timeout_s=1).n == 5
+    (cache.cache_dir() / "a.json").write_text(text)
+    assert cache.get_or_query("a", Said, lambda _: Said(n=5), max_age_s=1e12, timeout_s=1).n == 5
 
 
 def test_a_link_is_not_followed(home: Path) -> None:
     """Neither read through nor written through."""
     other = home / "other"
-    other.write_text('{"schema":"pit.kept/1","began_s":1,"value":{"schema":"test.said/1","n":9}}')
-    (cache.folder() / "a.json").symlink_to(other)
-    assert cache.get("a", Said, lambda _: Said(n=1), max_age_s=1e12, timeout_s=1).n == 1
+    other.write_text('{"schema":"pit.cache-entry/1","began_s":1,"value":{"schema":"test.said/1","n":9}}')
+    (cache.cache_dir() / "a.json").symlink_to(other)
+    assert cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=1e12, timeout_s=1).n == 1
     assert '"n":9' in other.read_text()
 
 
@@ -145,7 +147,7 @@ def test_who_fails_again_and_again_is_left_alone_for_longer(monkeypatch: pytest.
         for _ in range(minutes):
             clock_s[0] += 60
             with contextlib.suppress(Unreachable):
-                cache.get("a", Said, ask, max_age_s=1000.5, timeout_s=1, failure_s=119.5)
+                cache.get_or_query("a", Said, ask, max_age_s=1000.5, timeout_s=1, failure_s=119.5)
         return [round((at_s - asked_s[0]) / 60) for at_s in asked_s]
 
     clock_s = [now_s]
@@ -165,18 +167,18 @@ def test_a_failure_is_remembered_for_as_long_as_is_asked() -> None:
         raise Unreachable("dark", where="x", hint="wait")
 
     with pytest.raises(Unreachable, match="dark"):
-        cache.get("a", Said, dark, max_age_s=60, timeout_s=1, failure_s=60)
+        cache.get_or_query("a", Said, dark, max_age_s=60, timeout_s=1, failure_s=60)
     with pytest.raises(Unreachable, match="dark"):
-        cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60)
-    assert cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1).n == 1
-    assert cache.get("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60).n == 1
+        cache.get_or_query("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60)
+    assert cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1).n == 1
+    assert cache.get_or_query("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60).n == 1
 
 
 @pytest.mark.parametrize("part", ["pitools", "pitools/place"])
 @pytest.mark.parametrize("harm", ["writable", "link", "file"])
 def test_a_folder_that_others_can_write_is_refused(home: Path, part: str, harm: str) -> None:
     """What is kept there decides where jobs go; the error says what to type."""
-    assert cache.folder().stat().st_mode & 0o777 == 0o700
+    assert cache.cache_dir().stat().st_mode & 0o777 == 0o700
     path = home / "cache" / part
     if harm == "writable":
         path.chmod(0o777)
@@ -184,7 +186,7 @@ def test_a_folder_that_others_can_write_is_refused(home: Path, part: str, harm: 
         os.rename(path, home / "moved")
         path.symlink_to(home / "moved") if harm == "link" else path.write_text("")
     with pytest.raises(PitError) as caught:
-        cache.get("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
+        cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1)
     assert str(path) in caught.value.where
     assert isinstance(caught.value, ClusterError)
 
@@ -193,18 +195,18 @@ def test_where_nothing_can_be_kept_each_asks_for_itself(monkeypatch: pytest.Monk
     """A home that is read-only makes no site silent; /sys takes nobody's folders, not even root's."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/sys/pitools-test")
     for n in (1, 2):
-        assert cache.get("a", Said, lambda _, n=n: Said(n=n), max_age_s=60, timeout_s=5) == Said(n=n)
-    assert (cache.failures("a"), cache.kept("a", Said, max_age_s=60)) == (0, None)
+        assert cache.get_or_query("a", Said, lambda _, n=n: Said(n=n), max_age_s=60, timeout_s=5) == Said(n=n)
+    assert (cache.failure_count("a"), cache.peek("a", Said, max_age_s=60)) == (0, None)
 
 
 def test_what_is_kept_is_had_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before it was asked for, nor after its age; as long as it does not change it is read once."""
-    assert cache.kept("a", Said, max_age_s=60) is None
+    assert cache.peek("a", Said, max_age_s=60) is None
     for n in (1, 2):
-        cache.get("a", Said, lambda _, n=n: Said(n=n), max_age_s=0, timeout_s=5)
-        assert cache.kept("a", Said, max_age_s=60) == Said(n=n)
-    first = cache.kept("a", Said, max_age_s=60)
-    assert cache.kept("a", Said, max_age_s=60) is first
+        cache.get_or_query("a", Said, lambda _, n=n: Said(n=n), max_age_s=0, timeout_s=5)
+        assert cache.peek("a", Said, max_age_s=60) == Said(n=n)
+    first = cache.peek("a", Said, max_age_s=60)
+    assert cache.peek("a", Said, max_age_s=60) is first
     later = time.time() + 61
     monkeypatch.setattr(time, "time", lambda: later)
-    assert cache.kept("a", Said, max_age_s=60) is None
+    assert cache.peek("a", Said, max_age_s=60) is None

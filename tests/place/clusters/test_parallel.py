@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pitools.core.errors import ClusterError, PitError, Unreachable
-from pitools.place.clusters.parallel import Asking, gather
+from pitools.place.clusters.parallel import SitePoller, query_all
 
 
 def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
@@ -17,7 +17,7 @@ def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
     def raises(left_s: float) -> float:
         raise ClusterError("no")
 
-    said = gather(
+    said = query_all(
         {
             "a": lambda _: time.sleep(60) or 9.0,
             "b": lambda left_s: left_s,
@@ -41,7 +41,9 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
         raise error
 
     said: dict[str, object] = {}
-    asking = threading.Thread(target=lambda: said.update(gather({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True)
+    asking = threading.Thread(
+        target=lambda: said.update(query_all({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True
+    )
     asking.start()
     asking.join(60)
     assert isinstance(said["a"], ClusterError)
@@ -51,7 +53,7 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
 
 def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
-    monkeypatch.setattr(Asking, "patience_s", 1.0)
+    monkeypatch.setattr(SitePoller, "straggler_s", 1.0)
     wake, asked = threading.Event(), list[threading.Thread]()
 
     def slow(left_s: float) -> str:
@@ -62,38 +64,38 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
     def refuses(left_s: float) -> str:
         raise Unreachable("connection refused")
 
-    asking: Asking[str] = Asking()
+    asking: SitePoller[str] = SitePoller()
     questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
     for _ in range(3):
-        said = {name: answer.said for name, answer in asking.ask(questions, 60.0).items()}
+        said = {name: answer.value for name, answer in asking.query(questions, 60.0).items()}
         assert said["fast"] == "at once"
         assert isinstance(said["slow"], PitError)
         assert isinstance(said["dark"], Unreachable)
     wake.set()
     asked[0].join(60)
-    assert asking.ask(questions, 60.0)["slow"].said == "late"
+    assert asking.query(questions, 60.0)["slow"].value == "late"
     assert len(asked) == 1
 
 
 def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else is made to wait by it; and no longer."""
-    monkeypatch.setattr(Asking, "patience_s", 0.0)
-    asking: Asking[bool] = Asking()
-    assert asking.ask({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].said is True
+    monkeypatch.setattr(SitePoller, "straggler_s", 0.0)
+    asking: SitePoller[bool] = SitePoller()
+    assert asking.query({"slow": lambda _: time.sleep(0.3) is None}, 60.0)["slow"].value is True
     wake = threading.Event()
-    assert isinstance(asking.ask({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].said, Unreachable)
+    assert isinstance(asking.query({"slow": lambda _: wake.wait(60)}, 0.3)["slow"].value, Unreachable)
     wake.set()
 
 
 def test_a_question_that_breaks_is_asked_again() -> None:
     """What nobody thought of is the site's fault for this round, and not for ever."""
-    asking: Asking[str] = Asking()
+    asking: SitePoller[str] = SitePoller()
     said: list[str] = []
 
     def breaks(left_s: float) -> str:
         said.append(f"{left_s:.0f}")
         return str(["well"][1 if len(said) == 1 else 0])
 
-    assert isinstance(asking.ask({"odd": breaks}, 5.0)["odd"].said, ClusterError)
-    assert asking.ask({"odd": breaks}, 7.0)["odd"].said == "well"
+    assert isinstance(asking.query({"odd": breaks}, 5.0)["odd"].value, ClusterError)
+    assert asking.query({"odd": breaks}, 7.0)["odd"].value == "well"
     assert said == ["5", "7"]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from pitools.core import timestamps
-from pitools.place.clusters.pools import freed, held_by, pools, tasks
+from pitools.place.clusters.pools import held_until, pool_states, task_count, wait_until_free_s
 from pitools.site.schema import Dialect
 from pitools.slurm.records import Reservation
 
 
 def _in_s(seconds: float) -> str:
-    return timestamps.text(datetime.fromtimestamp(time.time() + seconds, UTC))
+    return timestamps.to_rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))
 
 
 def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
@@ -41,8 +41,8 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
             made.job("9", state="PENDING", reason="JobHeldUser"),
         ),
     )
-    (pool,) = pools(seen, ["ours"], made.site())
-    assert (pool.pool, pool.units, pool.waiting, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
+    (pool,) = pool_states(seen, ["ours"], made.site())
+    assert (pool.pool, pool.units, pool.others_pending, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
     assert [units for _, units in pool.running] == [8, 4, 2]
     assert pool.running[0][0] < pool.running[1][0]
 
@@ -53,18 +53,18 @@ def test_the_cluster_s_clock_is_not_ours(made: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "time", lambda: now_s)
     jobs = (made.job("1", node_list="n1", end=_in_s(7200)), made.job("2", node_list="n2"))
     seen = made.snapshot(skew_s=3600.0, jobs=jobs)
-    (pool,) = pools(seen, (), made.site())
+    (pool,) = pool_states(seen, (), made.site())
     assert pool.running[0][0] == pytest.approx(now_s + 3600, abs=1)
     assert pool.running[1][0] > now_s + 86400 * 300
-    assert [units for _, units in held_by(seen, 8, lambda job: job.account == "lab")] == [8, 8]
-    assert held_by(seen, 8, lambda job: job.user == "me") == []
+    assert [units for _, units in held_until(seen, 8, lambda job: job.account == "lab")] == [8, 8]
+    assert held_until(seen, 8, lambda job: job.user == "me") == []
 
 
 def test_partitions_that_share_nodes_are_equally_full(made: Any) -> None:
     """What runs on a node is in every pool that has the node; without GPUs a unit is a node."""
     nodes = tuple(made.node(f"n{i}", gres="", gpus=0, gpu_type="") for i in range(1, 5))
     seen = made.snapshot(nodes=nodes, jobs=(made.job("1", partition="other", nodes=2, node_list="n[3-4]", gres=""),))
-    (pool,) = pools(seen, (), made.site(gpu={"gpus_per_node": 0}))
+    (pool,) = pool_states(seen, (), made.site(gpu={"gpus_per_node": 0}))
     assert [units for _, units in pool.running] == [2]
     assert pool.units == 4
 
@@ -74,14 +74,14 @@ def test_partitions_that_share_nodes_are_equally_full(made: Any) -> None:
 )
 def test_an_array_is_as_many_jobs_as_could_run(job_id: str, count: int) -> None:
     """A line of squeue for the pending tasks of an array counts each, up to the array's own limit."""
-    assert tasks(job_id) == count
+    assert task_count(job_id) == count
 
 
 def test_units_are_freed_in_order() -> None:
     """By whoever ends first; at once where there is room, and never where all of it is not enough."""
     held = [(100.0, 8), (200.0, 16)]
-    assert [freed(held, need, 50.0) for need in (0, 8, 9, 24, 25)] == [0, 50, 150, 150, float("inf")]
-    assert freed(held, 1, 150.0) == 0
+    assert [wait_until_free_s(held, need, 50.0) for need in (0, 8, 9, 24, 25)] == [0, 50, 150, 150, float("inf")]
+    assert wait_until_free_s(held, 1, 150.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_units_are_freed_in_order() -> None:
 def test_what_of_a_node_is_free(made: Any, node: dict[str, Any], free: int) -> None:
     """What could start now: not where all CPUs are taken, nor what is reserved, away, or may be in use."""
     seen = made.snapshot(nodes=(made.node("n1", **node),))
-    assert pools(seen, (), made.site())[0].free == free
+    assert pool_states(seen, (), made.site())[0].free == free
 
 
 def test_a_partition_that_is_closed_is_no_pool(made: Any) -> None:
     """Nor is one of which the site file says nothing."""
-    assert pools(made.snapshot(partition={"state": "down"}), (), made.site()) == []
-    assert pools(made.snapshot(), (), made.site(partitions={})) == []
+    assert pool_states(made.snapshot(partition={"state": "down"}), (), made.site()) == []
+    assert pool_states(made.snapshot(), (), made.site(partitions={})) == []
 
 
 NOW_S = 1_800_000_000.0
@@ -115,7 +115,7 @@ NOW_S = 1_800_000_000.0
 
 def _kept(nodes: str, from_h: float, to_h: float, **values: Any) -> Reservation:
     """A reservation from so many hours after NOW_S on."""
-    start, end = (timestamps.text(datetime.fromtimestamp(NOW_S + 3600 * hours, UTC)) for hours in (from_h, to_h))
+    start, end = (timestamps.to_rfc3339(datetime.fromtimestamp(NOW_S + 3600 * hours, UTC)) for hours in (from_h, to_h))
     return Reservation(reservation=nodes, start=start, end=end, node_list=nodes, **values)
 
 
@@ -138,8 +138,8 @@ def test_reservations_of_every_node_close_a_pool(
     made: Any, kept: list[Reservation], windows: list[tuple[float, float]]
 ) -> None:
     """Together or each alone, while they last; not one that leaves nodes, or cores, or takes whatever job comes."""
-    (pool,) = pools(made.snapshot(seen_s=NOW_S, reservations=tuple(kept)), (), made.site())
-    assert pool.closed == [(NOW_S + 3600 * first, NOW_S + 3600 * last) for first, last in windows]
+    (pool,) = pool_states(made.snapshot(seen_s=NOW_S, reservations=tuple(kept)), (), made.site())
+    assert pool.maintenance_windows == [(NOW_S + 3600 * first, NOW_S + 3600 * last) for first, last in windows]
 
 
 @pytest.mark.parametrize(("flag", "is_closed"), [("drain", True), ("maintenance", False)])
@@ -147,13 +147,13 @@ def test_nodes_that_are_down_need_not_be_reserved(made: Any, flag: str, is_close
     """A pool is closed when all that will run jobs is kept: nodes in maintenance will, too. Times are on our clock."""
     nodes = (*(made.node(f"n{i}") for i in (1, 2, 3)), made.node("n4", flags=(flag,)))
     seen = made.snapshot(seen_s=NOW_S, skew_s=600.0, nodes=nodes, reservations=(_kept("n[1-3]", 1, 3),))
-    (pool,) = pools(seen, (), made.site())
-    assert pool.closed == ([(NOW_S + 3000, NOW_S + 3 * 3600 - 600)] if is_closed else [])
+    (pool,) = pool_states(seen, (), made.site())
+    assert pool.maintenance_windows == ([(NOW_S + 3000, NOW_S + 3 * 3600 - 600)] if is_closed else [])
 
 
 def test_a_reservation_of_our_own_closes_nothing(made: Any) -> None:
     """The site's flags name it: our jobs run in it."""
     seen = made.snapshot(seen_s=NOW_S, reservations=(_kept("n[1-4]", 1, 3),))
     for flag, closed in (("--reservation=a,n[1-4]", 0), ("--reservation=b", 1)):
-        (pool,) = pools(seen, (), made.site(dialect=Dialect(extra=(flag,))))
-        assert len(pool.closed) == closed
+        (pool,) = pool_states(seen, (), made.site(dialect=Dialect(extra=(flag,))))
+        assert len(pool.maintenance_windows) == closed

@@ -13,24 +13,24 @@ import pytest
 from pitools.core import hostlist, subprocesses
 from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable, UsageError
 from pitools.place.clusters import snapshot
-from pitools.place.clusters.pools import pools
-from pitools.site.load import load
+from pitools.place.clusters.pools import pool_states
+from pitools.site.load import load_site
 
 
 @pytest.mark.slurm
 def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
     """slurmctld and accounting are one call each; the next reader within the age limit asks nobody."""
-    site = load(far.site("a", "true"))
-    seen = snapshot.read(site)
+    site = load_site(far.site("a", "true"))
+    seen = snapshot.read_snapshot(site)
     assert (seen.site, seen.cluster, len(seen.nodes)) == ("a", "alpha", 8)
     assert {one.partition for one in seen.partitions} == {"train", "dev"}
-    assert seen.standing
-    assert ("lab", "root") in {(row.account, row.user) for row in seen.standing.associations}
-    assert {"associations", "limits", "qos"} <= set(seen.enforces)
+    assert seen.account
+    assert ("lab", "root") in {(row.account, row.user) for row in seen.account.associations}
+    assert {"associations", "limits", "qos"} <= set(seen.enforced_limits)
     assert far.called() == ["true", "true"]
-    assert snapshot.read(site).nodes == seen.nodes
+    assert snapshot.read_snapshot(site).nodes == seen.nodes
     assert not far.calls.exists()
-    assert snapshot.read(site, max_age_s=0).seen_s > seen.seen_s
+    assert snapshot.read_snapshot(site, max_age_s=0).seen_s > seen.seen_s
     assert far.called() == ["true"]  # accounts are known for an hour
 
 
@@ -52,11 +52,11 @@ def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
 def test_an_answer_that_cannot_be_the_site_s_is_none(far: Any, host: str, kind: type[PitError], what: str) -> None:
     """Garbage, half an answer, nodes that lack or come twice, another cluster: refused, and never kept."""
     far.without_accounting()
-    site = load(far.site("a", host))
+    site = load_site(far.site("a", host))
     for _ in range(2):
         with pytest.raises(kind) as caught:
-            snapshot.read(site, timeout_s=5)
-        assert what in caught.value.what
+            snapshot.read_snapshot(site, timeout_s=5)
+        assert what in caught.value.message
     assert far.called().count(host) >= 2
 
 
@@ -64,8 +64,8 @@ def test_an_answer_that_cannot_be_the_site_s_is_none(far: Any, host: str, kind: 
 def test_a_dark_site_delays_nobody_beyond_the_deadline(far: Any) -> None:
     """It is skipped with its reason, and the others' snapshots are there."""
     far.without_accounting()
-    sites = [load(far.site(name, host)) for name, host in (("a", "true"), ("d", "dark"), ("b", "true2"))]
-    found, skipped = snapshot.read_all(sites, 8)
+    sites = [load_site(far.site(name, host)) for name, host in (("a", "true"), ("d", "dark"), ("b", "true2"))]
+    found, skipped = snapshot.read_snapshots(sites, 8)
     assert [one.site for one in found] == ["a", "b"]
     assert [(one.site, "no answer within" in one.reason) for one in skipped] == [("d", True)]
 
@@ -76,12 +76,12 @@ def test_a_silent_database_only_hides_limits(far: Any, monkeypatch: pytest.Monke
     asked = far.folder / "asked"
     (far.folder / "bin" / "sacctmgr").write_text(f"#!/bin/sh\necho >> {asked}\nexec sleep 600\n")
     (far.folder / "bin" / "sacctmgr").chmod(0o755)
-    seen = snapshot.read(load(far.site("a", "true")), timeout_s=8)
+    seen = snapshot.read_snapshot(load_site(far.site("a", "true")), timeout_s=8)
     assert len(seen.nodes) == 8
-    assert seen.standing is None
+    assert seen.account is None
     assert "limits and quota are not known" in seen.notes[0]
     assert asked.read_text() == "\n"
-    snapshot.read(load("a"), timeout_s=8, max_age_s=0)
+    snapshot.read_snapshot(load_site("a"), timeout_s=8, max_age_s=0)
     assert asked.read_text() == "\n"  # it is not waited for again at once
 
 
@@ -90,22 +90,22 @@ def test_only_sites_that_could_exist_are_asked_unless_named(far: Any) -> None:
     """Examples and sites without Slurm are left out, a broken file is skipped; what is named must be right."""
     far.site("a", "true")
     (far.sites / "broken.toml").write_text('name = "broken"\nnosuch = 1\n')
-    found, skipped = snapshot.sites()
+    found, skipped = snapshot.load_sites()
     names = {site.name for site in found}
     assert {"a", "alpha", "beta"} <= names
     assert names.isdisjoint({"local", "h100-ib", "broken"})
     assert [(one.site, "nosuch" in one.reason) for one in skipped] == [("broken", True)]
     with pytest.raises(ConfigError):
-        snapshot.sites(["broken"])
+        snapshot.load_sites(["broken"])
     with pytest.raises(UsageError, match="no Slurm"):
-        snapshot.sites(["local"])
+        snapshot.load_sites(["local"])
 
 
 @pytest.mark.parametrize("text", ["", "n1", "n1,n2", "n[1-3,7],m", "r[1-2]n[01-10]", "a-1,b[3]c[4-5],d-[1-2]-x"])
 def test_names_are_counted_without_being_made(text: str) -> None:
     """As many as there are; and a hostile list costs nothing."""
-    assert hostlist.count(text) == len(hostlist.expand(text))
-    assert hostlist.count("n[0-9999999]x[0-9999999]") == 10**14
+    assert hostlist.count_hosts(text) == len(hostlist.expand(text))
+    assert hostlist.count_hosts("n[0-9999999]x[0-9999999]") == 10**14
 
 
 @pytest.mark.slurm
@@ -116,7 +116,7 @@ def test_what_is_hidden_is_there_all_the_same(far: Any) -> None:
         path.write_text(f'#!/bin/sh\necho "{says}" >> {far.folder}/all\nexec {shutil.which(name)} "$@"\n')
         path.chmod(0o755)
     far.without_accounting()
-    snapshot.read(load(far.site("a", "true")))
+    snapshot.read_snapshot(load_site(far.site("a", "true")))
     assert set((far.folder / "all").read_text().splitlines()) == {"scontrol 1", "squeue 1"}
 
 
@@ -124,15 +124,15 @@ def test_what_is_hidden_is_there_all_the_same(far: Any) -> None:
 def test_how_far_a_cluster_s_clock_is_ahead_is_known(far: Any) -> None:
     """To the second or so; the time that the question takes is no skew."""
     far.without_accounting()
-    assert snapshot.read(load(far.site("b", "ahead"))).skew_s == pytest.approx(3600, abs=3)
-    assert snapshot.read(load(far.site("a", "true"))).skew_s == 0
+    assert snapshot.read_snapshot(load_site(far.site("b", "ahead"))).skew_s == pytest.approx(3600, abs=3)
+    assert snapshot.read_snapshot(load_site(far.site("a", "true"))).skew_s == 0
 
 
 @pytest.mark.slurm
 def test_maintenance_that_is_planned_closes_the_pool(far: Any, clusters: Path) -> None:
     """A real reservation of all nodes: the pool is closed in just that window."""
     far.without_accounting()
-    site, name = load(far.site("a", "true")), f"test_snapshot_{os.getpid()}"
+    site, name = load_site(far.site("a", "true")), f"test_snapshot_{os.getpid()}"
     at_s = int(time.time()) + 7200
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
     words = [f"starttime={start}", "duration=30", "users=root", "nodes=ALL", "flags=maint,ignore_jobs"]
@@ -142,11 +142,15 @@ def test_maintenance_that_is_planned_closes_the_pool(far: Any, clusters: Path) -
     )
     assert done.code == 0, done.stderr
     try:
-        found = pools(snapshot.read(site, max_age_s=0), (), site)
+        found = pool_states(snapshot.read_snapshot(site, max_age_s=0), (), site)
     finally:
         subprocesses.run(["scontrol", "delete", f"reservationname={name}"], timeout_s=20, env=env)
-    assert {pool.pool: pool.closed for pool in found} == {key: [(at_s, at_s + 1800)] for key in ("a/train", "a/dev")}
-    assert {pool.pool: pool.closed for pool in pools(snapshot.read(site, max_age_s=0), (), site)} == {
+    assert {pool.pool: pool.maintenance_windows for pool in found} == {
+        key: [(at_s, at_s + 1800)] for key in ("a/train", "a/dev")
+    }
+    assert {
+        pool.pool: pool.maintenance_windows for pool in pool_states(snapshot.read_snapshot(site, max_age_s=0), (), site)
+    } == {
         "a/train": [],
         "a/dev": [],
     }

@@ -12,8 +12,8 @@ import pytest
 from pitools.core import timestamps
 from pitools.place import types
 from pitools.place.dispatch import options, planner, reconcile, store, tick, tickets
-from pitools.place.dispatch.journal import Entry, Job
-from pitools.site.schema import Partition, Site
+from pitools.place.dispatch.journal import JournalEntry, QueueJob
+from pitools.site.schema import Site, SitePartition
 from tests.place.dispatch.fake_backends import SITES, Wait, World, snapshot
 
 
@@ -24,23 +24,23 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
     def make(seed: int, share: float) -> World:
         monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        made = World(store.root(), seed, share)
-        write = reconcile.append
+        made = World(store.queue_dir(), seed, share)
+        write = reconcile.append_entry
 
-        def append(job: Job, entry: Entry) -> Job:
+        def append(job: QueueJob, entry: JournalEntry) -> QueueJob:
             made.faults.kill()
             after = write(job, entry)
             made.faults.kill()
             return after
 
-        option = [types.Option(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
-        monkeypatch.setattr(reconcile, "append", append)
-        monkeypatch.setattr(tick, "load", lambda name: Site(name=name, partitions={"train": Partition()}))
+        option = [types.PlacementOption(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
+        monkeypatch.setattr(reconcile, "append_entry", append)
+        monkeypatch.setattr(tick, "load_site", lambda name: Site(name=name, partitions={"train": SitePartition()}))
         monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, made.clusters[site.name]))
-        monkeypatch.setattr(tickets, "hands", lambda site: made.clusters[site.name])
-        monkeypatch.setattr(options.Offers, "of", lambda *_: tuple(option))
-        monkeypatch.setattr(options, "plan", lambda *_: None)
-        for name in ("VOID_S", "REFUSED_S", "LEAD_S"):
+        monkeypatch.setattr(tickets, "backend", lambda site: made.clusters[site.name])
+        monkeypatch.setattr(options.OptionCache, "options", lambda *_: tuple(option))
+        monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
+        for name in ("RETRY_VOID_S", "RETRY_REFUSED_S", "LEAD_S"):
             monkeypatch.setattr(planner, name, 0.0)
         return made
 
@@ -50,9 +50,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
 @pytest.fixture
 def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
     """Lets so many seconds pass at once, for every clock that a tick reads."""
-    now, now_s, ahead_s = timestamps.now, time.time, [0.0]
+    now, now_s, ahead_s = timestamps.now_rfc3339, time.time, [0.0]
     monkeypatch.setattr(
-        timestamps, "now", lambda: timestamps.text(datetime.fromisoformat(now()) + timedelta(seconds=ahead_s[0]))
+        timestamps,
+        "now_rfc3339",
+        lambda: timestamps.to_rfc3339(datetime.fromisoformat(now()) + timedelta(seconds=ahead_s[0])),
     )
     monkeypatch.setattr(time, "time", lambda: now_s() + ahead_s[0])
 

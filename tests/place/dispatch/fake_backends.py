@@ -12,14 +12,14 @@ from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch.plan import Plan
 from pitools.launch.request import Request
 from pitools.launch.submission import grant
-from pitools.launch.tickets.ticket_state import ABSENT, Seen
+from pitools.launch.tickets.ticket_state import ABSENT, TicketState
 from pitools.place import types
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import status, store, tick
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
 from pitools.slurm import records
-from pitools.slurm.errors import Unanswered
+from pitools.slurm.errors import OutcomeUnknown
 
 SITES = ("alpha", "beta", "gamma")
 Wait = Callable[[float], None]
@@ -59,54 +59,54 @@ class Cluster:
         if self.is_dark or self.faults.strikes(0.3):
             raise Unreachable("connection refused")
 
-    def submit(self, plan: Plan, site: Site, *, name: str) -> JobRef:
+    def submit_ticket(self, plan: Plan, site: Site, *, name: str) -> JobRef:
         self.faults.kill()
         self.answer()
         if self.faults.strikes(0.3):
             raise ClusterError("invalid account")
         if self.faults.strikes(0.6):
             self.late += [name] if self.faults.dice.random() < 0.5 else []
-            raise Unanswered("socket timed out")
+            raise OutcomeUnknown("socket timed out")
         assert name not in [known for known, _ in self.jobs.values()], "a name is given to sbatch once"
         self._queue(name)
         self.faults.kill()
         if self.faults.strikes():
-            raise Unanswered("socket timed out")
+            raise OutcomeUnknown("socket timed out")
         if self.faults.strikes(0.2):
             raise ClusterError("connection reset by peer")  # it says that it refused, and has it
-        return JobRef(job_id=str(self.last), site=site.name, submitted=timestamps.now())
+        return JobRef(job_id=str(self.last), site=site.name, submitted=timestamps.now_rfc3339())
 
     def _queue(self, name: str) -> None:
         self.last += 1
         self.jobs[str(self.last)] = [name, "PENDING"]
 
-    def state(self, site: Site, names: Sequence[str]) -> dict[str, Seen]:
+    def ticket_states(self, site: Site, names: Sequence[str]) -> dict[str, TicketState]:
         self.answer()
         known = {name: self._seen(job_id, name, state) for job_id, (name, state) in self.jobs.items()}
-        return {name: Seen(ABSENT, "", self.words.get(name, "")) for name in names} | known
+        return {name: TicketState(ABSENT, "", self.words.get(name, "")) for name in names} | known
 
-    def _seen(self, job_id: str, name: str, state: str) -> Seen:
+    def _seen(self, job_id: str, name: str, state: str) -> TicketState:
         code = 0 if state == "COMPLETED" else 75
-        job = records.Job(job_id=job_id, raw_id=job_id, state=state, name=name)
-        return Seen(state, job_id, self.words.get(name, ""), code, job)
+        job = records.SlurmJob(job_id=job_id, raw_id=job_id, state=state, name=name)
+        return TicketState(state, job_id, self.words.get(name, ""), code, job)
 
-    def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
+    def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
         self.faults.kill()
         if self.is_dark and not self.has_files:
             raise Unreachable("connection refused")
-        taken = {name: not grant.may_run(self.words.setdefault(name, grant.NO)) for name in names}
+        taken = {name: not grant.is_granted(self.words.setdefault(name, grant.REVOKED)) for name in names}
         self.faults.kill()
         return taken
 
-    def cancel(self, site: Site, jobs: Mapping[str, str]) -> None:
+    def cancel_tickets(self, site: Site, jobs: Mapping[str, str]) -> None:
         self.answer()
         for job_id, name in jobs.items():
             if self.jobs.get(job_id) in ([name, "PENDING"], [name, "RUNNING"]):
                 self.jobs[job_id][1] = "CANCELLED"
 
-    def forget(self, site: Site, names: Sequence[str]) -> None:
+    def remove_ticket_dirs(self, site: Site, names: Sequence[str]) -> None:
         for name in names:
-            assert not grant.may_run(self.words.get(name, "")), "what ran is not forgotten"
+            assert not grant.is_granted(self.words.get(name, "")), "what ran is not forgotten"
 
     def step(self) -> None:
         """Time passes: jobs start, ask for leave, and end."""
@@ -115,13 +115,13 @@ class Cluster:
             self._queue(self.late.pop())
         for job_id, job in self.jobs.items():
             name, state = job
-            if state == "RUNNING" and grant.may_run(self.words.get(name, "")):
+            if state == "RUNNING" and grant.is_granted(self.words.get(name, "")):
                 if self.faults.dice.random() < 0.5:
                     job[1] = "COMPLETED"
             elif state == "RUNNING":
                 job[1] = "FAILED"
             elif state == "PENDING" and self.faults.dice.random() < 0.5:
-                self.words.setdefault(name, grant.word(job_id))
+                self.words.setdefault(name, grant.grant_token(job_id))
                 job[1] = "RUNNING"
             if job[1] == "COMPLETED" and state == "RUNNING":
                 self.ran[name.rpartition(".")[0]] += 1
@@ -141,20 +141,20 @@ class World:
         self.clusters = {name: Cluster(self.faults, self.ran) for name in SITES}
 
     def decide(
-        self, now_s: float, jobs: Sequence[types.Job], pools: object, held: Sequence[types.Ticket]
-    ) -> list[types.Place | types.Withdraw]:
-        wanted: list[types.Place | types.Withdraw] = []
+        self, now_s: float, jobs: Sequence[types.PendingJob], pools: object, held: Sequence[types.Ticket]
+    ) -> list[types.Submit | types.Withdraw]:
+        wanted: list[types.Submit | types.Withdraw] = []
         for job in jobs:
             mine = next((ticket for ticket in held if ticket.job_id == job.job_id), None)
             if mine is None and self.dice.random() < 0.9:
-                wanted.append(types.Place(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
+                wanted.append(types.Submit(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
             elif mine and self.faults.strikes():
                 wanted.append(types.Withdraw(job_id=job.job_id, pool=mine.pool))
         return wanted
 
-    def tick(self) -> status.Ticked | None:
+    def tick(self) -> status.TickResult | None:
         try:
-            return tick.Ticker(self.place, self.decide).tick()
+            return tick.Dispatcher(self.place, self.decide).tick()
         except Killed:
             return None
 
@@ -169,7 +169,7 @@ def snapshot(site: Site, cluster: Cluster) -> Snapshot:
         seen_s=0.0,
         skew_s=0.0,
         cluster=site.name,
-        enforces=(),
+        enforced_limits=(),
         partitions=(partition,),
         nodes=(node,),
         jobs=(),
@@ -178,5 +178,5 @@ def snapshot(site: Site, cluster: Cluster) -> Snapshot:
 
 def add(world: World, count: int) -> list[str]:
     request = Request(name="bc", command="true")
-    asked = [store.ask(request, SITES, owner="ada") for _ in range(count)]
-    return [job.job_id for job in store.add(world.place, asked)]
+    asked = [store.make_request(request, SITES, user="ada") for _ in range(count)]
+    return [job.job_id for job in store.enqueue(world.place, asked)]

@@ -16,7 +16,7 @@ PIT = Path(sys.executable).with_name("pit")
 REQUEST = 'name = "bc"\ncommand = "true"\ntime = "1m"\n'
 SITE = """\
 name = "{name}"
-[reach]
+[connection]
 kind = "ssh"
 host = "{name}"
 [defaults]
@@ -95,7 +95,7 @@ def test_a_tick_with_every_site_dark(machine: Machine) -> None:
     # The queue tells it as long as it is so.
     code, out, said = machine.pit("list")
     assert (code, len(said.splitlines())) == (0, 2)
-    assert "Connection refused" in json.loads(out)["why"]
+    assert "Connection refused" in json.loads(out)["reason"]
 
 
 def test_a_tick_without_anything_to_ask_is_content(machine: Machine) -> None:
@@ -147,11 +147,11 @@ def test_watch_prints_what_was_asked_for(machine: Machine, form: str) -> None:
         lines = [process.stdout.readline() for _ in range(1 if form == "hosts" else 2)]
         code = process.wait() if form == "hosts" else 0
     if form == "tsv":
-        assert [line.split("\t")[:3] for line in lines] == [["what", "name", "state"], ["site", "dark", "dark"]]
+        assert [line.split("\t")[:3] for line in lines] == [["kind", "name", "state"], ["site", "dark", "unreachable"]]
         assert len({line.count("\t") for line in lines}) == 1
     elif form == "table":
-        assert lines[0].startswith("dark: dark")
+        assert lines[0].startswith("dark: unreachable")
     elif form == "jsonl":
-        assert [json.loads(line)["schema"] for line in lines] == ["pit.place-site/1", "pit.place-job/1"]
+        assert [json.loads(line)["schema"] for line in lines] == ["pit.site-status-row/1", "pit.queue-job-row/1"]
     else:
         assert (code, lines) == (2, [""])

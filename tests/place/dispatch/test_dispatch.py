@@ -24,9 +24,9 @@ from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.place.dispatch import store
 from pitools.site.connect import client
-from pitools.site.load import load
+from pitools.site.load import load_site
 from pitools.site.schema import Site
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from tests.conftest import CLUSTERS
 
 pytestmark = pytest.mark.slurm
@@ -62,7 +62,9 @@ def surroundings(folder: Path) -> dict[str, str]:
     sites.mkdir(parents=True)
     (sites / "short.sbatch.j2").write_text(TEMPLATE)
     for name in ("alpha", "beta"):
-        changes = f'[paths]\nruns = "{folder}/runs"\n[reach]\ntimeout_s = 5\n[templates]\ntrain = "short.sbatch.j2"\n'
+        changes = (
+            f'[paths]\nruns = "{folder}/runs"\n[connection]\ntimeout_s = 5\n[templates]\ntrain = "short.sbatch.j2"\n'
+        )
         (sites / f"{name}.toml").write_text(changes)
     home = folder / "home"
     home.mkdir(mode=0o700)
@@ -78,7 +80,7 @@ def surroundings(folder: Path) -> dict[str, str]:
 def clear(clusters: Path, folder: Path) -> None:
     """Cancel what is left in the clusters."""
     for name in ("alpha", "beta"):
-        slurm = Client(Reach(env={"SLURM_CONF": str(clusters / name / "slurm.conf")}))
+        slurm = Client(Transport(env={"SLURM_CONF": str(clusters / name / "slurm.conf")}))
         if left := [job.raw_id for job in slurm.jobs() if str(folder) in job.work_dir or "dispatch" in job.name]:
             slurm.cancel(left)
 
@@ -129,7 +131,7 @@ def ran(tmp_path: Path) -> Counter[str]:
 
 
 def states(job_ids: list[str]) -> set[str]:
-    return {store.find(store.root(), job_id).state for job_id in job_ids}
+    return {store.find_job(store.queue_dir(), job_id).state for job_id in job_ids}
 
 
 def test_jobs_run_once_each_over_both_clusters(env: dict[str, str], tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_ticks_at_once_do_no_harm(env: dict[str, str], tmp_path: Path) -> None:
     assert any("another tick is at work" in text for text in said)
     drain(env)
     assert ran(tmp_path) == Counter([job_id])
-    assert len(store.find(store.root(), job_id).tickets) == 1
+    assert len(store.find_job(store.queue_dir(), job_id).tickets) == 1
 
 
 FAULTS = [(when, how) for when in ("before", "after") for how in ("exit 1", "sleep 60")]
@@ -217,7 +219,7 @@ def test_an_unanswered_submission_makes_one_run(unanswered: dict[tuple[str, str]
     """sbatch that queues the job, or not, and then fails or hangs: there is one run in the end."""
     folder = unanswered[when, how]
     assert (folder / "once").exists()
-    ((job,), _) = store.jobs(folder / "place", done=True)
+    ((job,), _) = store.read_jobs(folder / "place", done=True)
     assert ran(folder) == Counter([job.job_id])
     # Where it was queued its ticket was found by its name; else it was taken back, and another made.
     assert len(job.tickets) == (1 if when == "after" else 2)
@@ -225,19 +227,19 @@ def test_an_unanswered_submission_makes_one_run(unanswered: dict[tuple[str, str]
 
 def test_a_ticket_that_was_taken_back_does_nothing_on_its_nodes(env: dict[str, str], tmp_path: Path) -> None:
     """Two tickets for one node, taken back while one runs and one waits: the first ends, the other does not begin."""
-    site = load("alpha")
+    site = load_site("alpha")
     names = [f"dispatch-back-{os.getpid()}.{n}" for n in (1, 2)]
     plan = _plan(site, tmp_path, nodelist="alpha01", length_s=2)
-    refs = [shared_fs.submit(plan, site, name=name) for name in names]
+    refs = [shared_fs.submit_ticket(plan, site, name=name) for name in names]
     _until(lambda: (tmp_path / "ran").exists())
-    assert shared_fs.take_back(site, names) == {names[0]: False, names[1]: True}
-    _until(lambda: all(shared_fs.state(site, names)[name].is_over for name in names))
+    assert shared_fs.revoke(site, names) == {names[0]: False, names[1]: True}
+    _until(lambda: all(shared_fs.ticket_states(site, names)[name].is_over for name in names))
     assert (tmp_path / "ran").read_text() == f"{names[0]} alpha\n"
-    seen = shared_fs.state(site, names)
+    seen = shared_fs.ticket_states(site, names)
     assert [seen[name].state for name in names] == ["COMPLETED", "FAILED"]
-    assert [grant.may_run(seen[name].leave) for name in names] == [True, False]
+    assert [grant.is_granted(seen[name].grant) for name in names] == [True, False]
     # By the same name nothing is submitted again.
-    assert shared_fs.submit(plan, site, name=names[0]).job_id == refs[0].job_id
+    assert shared_fs.submit_ticket(plan, site, name=names[0]).job_id == refs[0].job_id
 
 
 def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Pa
     assert ran(tmp_path) == Counter([job_id])
     events = (tmp_path / "runs" / f"{job_id}.1" / "events.jsonl").read_text().splitlines()
     (told,) = [one["detail"] for one in map(json.loads, events) if one["event"] == "topology"]
-    assert (told["by"], told["leaves"], told["is_within"], told["is_lifted"]) == ("exclude", 1, True, False)
+    assert (told["by"], told["leaves"], told["is_within"], told["is_released"]) == ("exclude", 1, True, False)
 
 
 def test_a_job_that_is_put_back_may_start_anywhere(env: dict[str, str], tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_a_job_that_is_put_back_may_start_anywhere(env: dict[str, str], tmp_path
     done = pit(env, "run", str(tmp_path / "tree.toml"), "--site", "alpha")
     job_id = json.loads(done.stdout)["job_id"]
     _until(lambda: pit(env, "tick").returncode == 0 and states([job_id]) == {"running"})
-    slurm, slurm_id = client(load("alpha")), store.find(store.root(), job_id).tickets[0].slurm_id
+    slurm, slurm_id = client(load_site("alpha")), store.find_job(store.queue_dir(), job_id).tickets[0].slurm_id
     slurm.requeue([slurm_id])
     _until(lambda: slurm.job(slurm_id)[0].state == "PENDING")
     assert "alpha08" in hostlist.expand(slurm.job(slurm_id)[0].excluded_nodes)
@@ -289,11 +291,11 @@ def test_nodes_that_cannot_be_reserved(env: dict[str, str], tmp_path: Path, monk
     )
     (bin_folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{env['PATH']}")
-    site, name = load("alpha"), f"dispatch-kept-{os.getpid()}.1"
+    site, name = load_site("alpha"), f"dispatch-kept-{os.getpid()}.1"
     with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
-        shared_fs.submit(_plan(site, tmp_path, topology="reservation"), site, name=name)
-    assert shared_fs.take_back(site, [name]) == {name: True}
-    assert shared_fs.state(site, [name])[name].state == "CANCELLED"
+        shared_fs.submit_ticket(_plan(site, tmp_path, topology="reservation"), site, name=name)
+    assert shared_fs.revoke(site, [name]) == {name: True}
+    assert shared_fs.ticket_states(site, [name])[name].state == "CANCELLED"
     assert not ran(tmp_path)
 
 
@@ -337,7 +339,7 @@ def _plan(
     request = Request(
         name="dispatch", command="true", time="2m", env=variables, topology=topology, nodelist=nodelist, cpus_per_task=4
     )
-    return planning.make(request, site, "test")
+    return planning.make_plan(request, site, "test")
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from pitools.place.dispatch.migration import moves, seated
-from pitools.place.types import Job, Option, Pool, Ticket
+from pitools.place.dispatch.migration import free_after_ours, withdrawals
+from pitools.place.types import PendingJob, PlacementOption, PoolState, Ticket
 
 
-def pool(name: str, free: int) -> Pool:
-    return Pool(pool=name, units=8, free=free)
+def pool(name: str, free: int) -> PoolState:
+    return PoolState(pool=name, units=8, free=free)
 
 
-def job(name: str, run_s: float = 9.0) -> Job:
-    options = tuple(Option(pool=where, units=1, run_s=run_s, limit_s=run_s) for where in ("a", "b"))
-    return Job(job_id=name, submit_s=0.0, options=options)
+def job(name: str, run_s: float = 9.0) -> PendingJob:
+    options = tuple(PlacementOption(pool=where, units=1, run_s=run_s, limit_s=run_s) for where in ("a", "b"))
+    return PendingJob(job_id=name, submit_s=0.0, options=options)
 
 
 def moved(free: int, waits: dict[str, tuple[str, float]], run_s: float = 9.0) -> list[str]:
     """Jobs that leave queue `a`, which is full, for `b` with `free` units. waits: job → queue, seconds in it."""
     jobs = {name: job(name, run_s) for name in waits}
-    tickets = [Ticket(job_id=name, pool=where, placed_s=100 - age_s) for name, (where, age_s) in waits.items()]
+    tickets = [Ticket(job_id=name, pool=where, submitted_s=100 - age_s) for name, (where, age_s) in waits.items()]
     pools = {"a": pool("a", 0), "b": pool("b", free)}
-    return [one.job_id for one in moves(100.0, jobs, pools, tickets, 60.0)]
+    return [one.job_id for one in withdrawals(100.0, jobs, pools, tickets, 60.0)]
 
 
 def test_jobs_go_where_there_is_room() -> None:
@@ -45,6 +45,6 @@ def test_who_has_just_come_or_runs_for_long_stays() -> None:
 def test_seats_are_given_in_order() -> None:
     """What fits now starts, what does not waits."""
     jobs = {name: job(name) for name in "xyz"}
-    ours = [Ticket(job_id=name, pool="a", placed_s=0.0) for name in "xyz"]
-    assert seated(pool("a", 2), jobs, ours) == (0, 1)
-    assert seated(pool("b", 2), jobs, ours) == (2, 0)
+    ours = [Ticket(job_id=name, pool="a", submitted_s=0.0) for name in "xyz"]
+    assert free_after_ours(pool("a", 2), jobs, ours) == (0, 1)
+    assert free_after_ours(pool("b", 2), jobs, ours) == (2, 0)

@@ -12,14 +12,14 @@ import pytest
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.request import Request
 from pitools.place.dispatch import options, planner, store, tickets
-from pitools.place.dispatch.reconcile import Board
+from pitools.place.dispatch.reconcile import QueueState
 from pitools.place.policy.decide import decide
-from pitools.place.policy.params import Policy
-from pitools.place.types import Option, Place, Pool
+from pitools.place.policy.params import PolicyParams
+from pitools.place.types import PlacementOption, PoolState, Submit
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
 
-OPTION = Option(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
+OPTION = PlacementOption(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
 
 
 @pytest.fixture
@@ -29,18 +29,18 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
     def make(free: int, **topologies: str) -> list[str]:
         asked = [
-            store.ask(Request(name=name, command="true", time="1m", topology=by), ("a",), owner="ada")  # type: ignore[arg-type]
+            store.make_request(Request(name=name, command="true", time="1m", topology=by), ("a",), user="ada")  # type: ignore[arg-type]
             for name, by in topologies.items()
         ]
-        store.add(store.root(), asked)
-        decider = planner.Decider(partial(decide, policy=Policy()), store.root())
-        monkeypatch.setattr(decider._offers, "of", lambda job, seen: (OPTION,))
+        store.enqueue(store.queue_dir(), asked)
+        decider = planner.Planner(partial(decide, policy=PolicyParams()), store.queue_dir())
+        monkeypatch.setattr(decider._offers, "options", lambda job, seen: (OPTION,))
         running = [] if free else [(1e12, 2)]
-        pool = Pool(pool="a/train", units=2, free=free, running=running, tickets=4)
-        world = planner.World({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
-        wanted = decider.decide(Board(store.root()), world)
-        assert all(isinstance(one, Place) for one in wanted.places)
-        return sorted(one.job_id.partition("-")[0] for one in wanted.places)
+        pool = PoolState(pool="a/train", units=2, free=free, running=running, max_pending=4)
+        world = planner.ClusterView({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
+        wanted = decider.decide(QueueState(store.queue_dir()), world)
+        assert all(isinstance(one, Submit) for one in wanted.submits)
+        return sorted(one.job_id.partition("-")[0] for one in wanted.submits)
 
     return make
 
@@ -61,23 +61,26 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
 ) -> None:
     """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    asked = [store.ask(Request(name=name, command="true", time="1m"), ("a",), owner="ada") for name in ("bad", "good")]
-    store.add(store.root(), asked)
-    board, sent = Board(store.root()), []
+    asked = [
+        store.make_request(Request(name=name, command="true", time="1m"), ("a",), user="ada")
+        for name in ("bad", "good")
+    ]
+    store.enqueue(store.queue_dir(), asked)
+    board, sent = QueueState(store.queue_dir()), []
 
     class Hands:
-        def submit(self, plan: object, site: Site, *, name: str) -> JobRef:
+        def submit_ticket(self, plan: object, site: Site, *, name: str) -> JobRef:
             if name.startswith("bad"):
                 raise error("no fabric")
             sent.append(name)
             return JobRef(job_id="7", site="a", submitted="")
 
-        def take_back(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
+        def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]:
             return dict.fromkeys(names, True)
 
-    monkeypatch.setattr(options, "plan", lambda *_: None)
-    monkeypatch.setattr(tickets, "hands", lambda site: Hands())
-    wanted = [Place(job_id=one, pool="a/train") for one in sorted(board.jobs)]
-    tickets.place(board, Site(name="a"), wanted, deadline=math.inf, placed=lambda *_: None)
+    monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
+    monkeypatch.setattr(tickets, "backend", lambda site: Hands())
+    wanted = [Submit(job_id=one, pool="a/train") for one in sorted(board.jobs)]
+    tickets.submit_all(board, Site(name="a"), wanted, deadline=math.inf, on_submitted=lambda *_: None)
     assert [name.partition("-")[0] for name in sent] == ["good"]
     assert [len(job.refusals) for _, job in sorted(board.jobs.items())] == [1, 0]

@@ -11,105 +11,110 @@ import pytest
 from pitools.core import timestamps
 from pitools.core.errors import NoSpace
 from pitools.launch.request import Request
-from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, Seen
+from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import journal, reconcile, status, store, tick
-from pitools.place.dispatch.reconcile import Board, settle
-from pitools.slurm.records import Job
+from pitools.place.dispatch.reconcile import QueueState, reconcile_tickets
+from pitools.slurm.records import SlurmJob
 from pitools.slurm.states import UNKNOWN
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueState:
     """One job, whose plain ticket at alpha is in Slurm's queue."""
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     request = Request(name="bc", command="true")
-    store.add(store.root(), [store.ask(request, ("alpha", "beta"), owner="ada")])
-    made = Board(store.root())
+    store.enqueue(store.queue_dir(), [store.make_request(request, ("alpha", "beta"), user="ada")])
+    made = QueueState(store.queue_dir())
     (job,) = made.jobs.values()
-    job, ticket = made.intend(job.job_id, "alpha/train", "")
-    made.note(job, "submitted", ticket.n, slurm_id="7")
+    job, ticket = made.record_intent(job.job_id, "alpha/train", "")
+    made.append_entry(job, "submitted", ticket.number, slurm_id="7")
     time.sleep(0.002)  # whoever is asked in the same moment may know nothing of it yet
     return made
 
 
-def look(board: Board, seen: Seen) -> journal.Job:
+def look(board: QueueState, seen: TicketState) -> journal.QueueJob:
     """The job after alpha was asked, and said this of its ticket."""
     (job,) = board.jobs.values()
-    settle(board, "alpha", timestamps.now(), {job.tickets[0].name: seen})
+    reconcile_tickets(board, "alpha", timestamps.now_rfc3339(), {job.tickets[0].name: seen})
     (job,) = board.jobs.values()
     return job
 
 
-def row(board: Board) -> status.JobRow:
+def row(board: QueueState) -> status.QueueJobRow:
     (job,) = board.jobs.values()
-    return status.row_of(job, status.Sites(t="", sites=()))
+    return status.job_row(job, status.DispatchStatus(ticked_at="", sites=()))
 
 
 @pytest.mark.parametrize("state", [UNKNOWN, ABSENT])
 def test_who_had_leave_and_is_unknown_does_not_run_again(
-    board: Board, monkeypatch: pytest.MonkeyPatch, state: str
+    board: QueueState, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """Without accounting it may have run to its end: the job stays in doubt until somebody answers for it."""
-    monkeypatch.setattr(reconcile, "ORPHAN_S", -1.0)
+    monkeypatch.setattr(reconcile, "ORPHAN_AFTER_S", -1.0)
     for _ in range(3):
-        job = look(board, Seen(state, "7", "run.7"))
+        job = look(board, TicketState(state, "7", "run.7"))
         assert [ticket.is_live for ticket in job.tickets] == [True]
     assert row(board).state == "in-doubt"
-    assert "pit place cancel --lost" in row(board).why
-    store.mark(job, "lost.1")
-    again = Board(board.place)
-    tick._give_up_lost(again, ())
+    assert "pit place cancel --lost" in row(board).reason
+    store.write_mark(job, "lost.1")
+    again = QueueState(board.queue_dir)
+    tick._apply_lost_marks(again, ())
     assert [ticket.state for one in again.jobs.values() for ticket in one.tickets] == ["void"]
 
 
-def test_what_a_crash_forgot_runs_again(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_crash_forgot_runs_again(board: QueueState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where accounting answers, and has never heard of its end, slurmctld lost it: after a while it counts as ended."""
-    forgotten = Seen(FORGOTTEN, "7", "run.7")
-    assert look(board, Seen(UNKNOWN, "7", "run.7")).tickets[0].unknown
-    monkeypatch.setattr(reconcile, "ORPHAN_S", -1.0)
+    forgotten = TicketState(FORGOTTEN, "7", "run.7")
+    assert look(board, TicketState(UNKNOWN, "7", "run.7")).tickets[0].unknown_since
+    monkeypatch.setattr(reconcile, "ORPHAN_AFTER_S", -1.0)
     assert look(board, forgotten).tickets[0].is_live  # so long it has to stay so, from when accounting has answered
     assert look(board, forgotten).tickets[0].state == "void"
 
 
-def test_doubt_ends_with_an_answer(board: Board) -> None:
+def test_doubt_ends_with_an_answer(board: QueueState) -> None:
     """It is there again: it runs, and nothing of the doubt is left."""
-    look(board, Seen(UNKNOWN, "7", "run.7"))
-    job = look(board, Seen("RUNNING", "7", "run.7", None, Job(job_id="7", raw_id="7", state="RUNNING")))
-    assert (job.state, job.tickets[0].unknown) == ("running", "")
+    look(board, TicketState(UNKNOWN, "7", "run.7"))
+    job = look(board, TicketState("RUNNING", "7", "run.7", None, SlurmJob(job_id="7", raw_id="7", state="RUNNING")))
+    assert (job.state, job.tickets[0].unknown_since) == ("running", "")
     assert row(board).state == "running"
 
 
-def test_a_clock_that_was_set_back_hides_no_ticket(board: Board) -> None:
+def test_a_clock_that_was_set_back_hides_no_ticket(board: QueueState) -> None:
     """A ticket from the future is as good as one of the past."""
     (job,) = board.jobs.values()
-    later = timestamps.text(datetime.now(UTC) + timedelta(hours=1))
+    later = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(hours=1))
     path = job.path / "journal.jsonl"
-    path.write_text(path.read_text().replace(job.tickets[0].placed, later))
-    again = Board(board.place)
+    path.write_text(path.read_text().replace(job.tickets[0].submitted_at, later))
+    again = QueueState(board.queue_dir)
     assert (
-        look(again, Seen("RUNNING", "7", "run.7", None, Job(job_id="7", raw_id="7", state="RUNNING"))).state
+        look(again, TicketState("RUNNING", "7", "run.7", None, SlurmJob(job_id="7", raw_id="7", state="RUNNING"))).state
         == "running"
     )
 
 
-def test_a_disk_that_fills_within_a_line(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_within_a_line(board: QueueState, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half an intent is none: it is not acted on, and the next one stands on a line of its own."""
     (job,) = board.jobs.values()
-    board.note(job, "void", 1)
+    board.append_entry(job, "void", 1)
     write = journal.os.write
     with monkeypatch.context() as patched:
         patched.setattr(journal.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(NoSpace):
-            board.intend(job.job_id, "beta/train", "")
+            board.record_intent(job.job_id, "beta/train", "")
     assert len(board.jobs[job.job_id].tickets) == 1
-    board.intend(job.job_id, "beta/train", "")
-    assert [ticket.pool for ticket in store.find(board.place, job.job_id).tickets] == ["alpha/train", "beta/train"]
+    board.record_intent(job.job_id, "beta/train", "")
+    assert [ticket.pool for ticket in store.find_job(board.queue_dir, job.job_id).tickets] == [
+        "alpha/train",
+        "beta/train",
+    ]
 
 
-def test_what_ran_after_it_was_given_up_is_kept(board: Board) -> None:
+def test_what_ran_after_it_was_given_up_is_kept(board: QueueState) -> None:
     """A ticket that somebody gave up as lost, and that had run: its folder is not removed."""
     (job,) = board.jobs.values()
-    board.note(job, journal.What.VOID, 1)
-    due = settle(board, "alpha", timestamps.now(), {job.tickets[0].name: Seen("COMPLETED", "7", "run.7")})
-    assert (due.gone, due.end) == ([], {})
+    board.append_entry(job, journal.EntryKind.VOID, 1)
+    due = reconcile_tickets(
+        board, "alpha", timestamps.now_rfc3339(), {job.tickets[0].name: TicketState("COMPLETED", "7", "run.7")}
+    )
+    assert (due.remove, due.cancel) == ([], {})

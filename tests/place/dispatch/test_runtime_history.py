@@ -10,56 +10,56 @@ import pytest
 from pitools.core import timestamps
 from pitools.launch.request import Request
 from pitools.place.dispatch import store
-from pitools.place.dispatch.journal import Entry, Queued, What, append
-from pitools.place.dispatch.runtime_history import FEW, Expectations
-from pitools.place.types import Option
+from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueuedRequest, append_entry
+from pitools.place.dispatch.runtime_history import MIN_RUNS, RuntimeHistory
+from pitools.place.types import PlacementOption
 
-OPTION = Option(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
+OPTION = PlacementOption(pool="x/gpu", units=1, run_s=36000.0, limit_s=36000.0)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    return store.root()
+    return store.queue_dir()
 
 
-def asked(name: str = "bc", owner: str = "ada") -> Queued:
-    return store.ask(Request(name=name, command="true", time="10h"), ("x",), owner=owner)
+def asked(name: str = "bc", owner: str = "ada") -> QueuedRequest:
+    return store.make_request(Request(name=name, command="true", time="10h"), ("x",), user=owner)
 
 
 def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> None:
     """So many jobs that ran so long there."""
-    for job in store.add(place, [asked() for _ in range(count)]):
+    for job in store.enqueue(place, [asked() for _ in range(count)]):
         began = datetime.now(UTC) - timedelta(days=1)
         for what, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
-            t = timestamps.text(began + timedelta(seconds=after_s))
-            append(job, Entry(t=t, what=What(what), n=1, pool=pool, state=state))
-        store.close(place, job)
+            t = timestamps.to_rfc3339(began + timedelta(seconds=after_s))
+            append_entry(job, JournalEntry(t=t, kind=EntryKind(what), ticket=1, pool=pool, state=state))
+        store.archive(place, job)
 
 
 def test_a_kind_is_expected_to_run_as_it_ran(place: Path) -> None:
     """Ten hours asked for, half an hour used: after a few of them that is what the next is expected to take."""
-    known = Expectations(place)
-    ended(place, 1800.0, FEW - 1)
-    known.learn(lambda _: 1.0)
-    assert known.of(asked(), OPTION, lambda _: 1.0) is OPTION
+    known = RuntimeHistory(place)
+    ended(place, 1800.0, MIN_RUNS - 1)
+    known.update(lambda _: 1.0)
+    assert known.expected(asked(), OPTION, lambda _: 1.0) is OPTION
     ended(place, 1800.0, 40)
-    known.learn(lambda _: 1.0)
-    assert 900 < known.of(asked(), OPTION, lambda _: 1.0).run_s < 3600
-    assert known.of(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
-    brief = Option(pool="x/gpu", units=1, run_s=60.0, limit_s=36000.0)
-    assert known.of(asked(), brief, lambda _: 1.0) is brief
+    known.update(lambda _: 1.0)
+    assert 900 < known.expected(asked(), OPTION, lambda _: 1.0).run_s < 3600
+    assert known.expected(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
+    brief = PlacementOption(pool="x/gpu", units=1, run_s=60.0, limit_s=36000.0)
+    assert known.expected(asked(), brief, lambda _: 1.0) is brief
 
 
 def test_speed_counts(place: Path) -> None:
     """What took an hour where nodes are half as fast takes a quarter of that where they are twice as fast."""
-    known = Expectations(place)
+    known = RuntimeHistory(place)
     ended(place, 3600.0, 40, pool="x/slow")
     speeds = {"x/slow": 0.5, "x/gpu": 1.0, "x/fast": 2.0}
-    known.learn(speeds.__getitem__)
-    slow = Option(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
-    fast = Option(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
-    took = {one.pool: known.of(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
+    known.update(speeds.__getitem__)
+    slow = PlacementOption(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
+    fast = PlacementOption(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
+    took = {one.pool: known.expected(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
     assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
 
 
@@ -70,6 +70,6 @@ def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:
     (job / "journal.jsonl").write_text("x\n")
     (place / "done" / "notes").write_text("")
     (place / "done" / "empty").mkdir()
-    known = Expectations(place)
-    known.learn(lambda _: 1.0)
-    assert known.of(asked(), OPTION, lambda _: 1.0) is OPTION
+    known = RuntimeHistory(place)
+    known.update(lambda _: 1.0)
+    assert known.expected(asked(), OPTION, lambda _: 1.0) is OPTION

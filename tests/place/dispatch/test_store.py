@@ -15,8 +15,8 @@ from pitools.core import timestamps
 from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.launch.request import Request
 from pitools.place.dispatch import options, status, store
-from pitools.place.dispatch.journal import Entry, Job, What, append, fold
-from pitools.site.schema import Defaults, Partition, Site
+from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueueJob, append_entry, fold_entries
+from pitools.site.schema import Defaults, Site, SitePartition
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 REQUEST = Request(name="bc", command="true", tier="high")
@@ -25,33 +25,33 @@ REQUEST = Request(name="bc", command="true", tier="high")
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    return store.root()
+    return store.queue_dir()
 
 
 @pytest.fixture
-def job(place: Path) -> Job:
-    (job,) = store.add(place, [store.ask(REQUEST, ("alpha", "beta"), owner="ada")])
+def job(place: Path) -> QueueJob:
+    (job,) = store.enqueue(place, [store.make_request(REQUEST, ("alpha", "beta"), user="ada")])
     return job
 
 
-def entry(what: str, n: int = 1, **more: object) -> Entry:
-    return Entry(t=timestamps.now(), what=What(what), n=n, **more)  # type: ignore[arg-type]
+def entry(what: str, n: int = 1, **more: object) -> JournalEntry:
+    return JournalEntry(t=timestamps.now_rfc3339(), kind=EntryKind(what), ticket=n, **more)  # type: ignore[arg-type]
 
 
-def states(job: Job, *whats: Entry) -> list[str]:
+def states(job: QueueJob, *whats: JournalEntry) -> list[str]:
     """The job's state after each entry."""
     found = []
     for one in whats:
-        job = fold(job, [one])
+        job = fold_entries(job, [one])
         found.append(job.state)
     return found
 
 
-def test_a_job_is_read_as_it_was_put_in(place: Path, job: Job) -> None:
+def test_a_job_is_read_as_it_was_put_in(place: Path, job: QueueJob) -> None:
     """What is asked for survives, and nobody else may read it."""
-    (found,), broken = store.jobs(place)
-    assert (found.asked, found.state, broken) == (job.asked, "queued", [])
-    assert store.find(place, job.job_id).asked.request == REQUEST
+    (found,), broken = store.read_jobs(place)
+    assert (found.request, found.state, broken) == (job.request, "queued", [])
+    assert store.find_job(place, job.job_id).request.request == REQUEST
     assert place.stat().st_mode & 0o077 == 0
 
 
@@ -61,10 +61,10 @@ def test_a_queue_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "open"))
     with pytest.raises(ClusterError, match="others can write"):
-        store.root()
+        store.queue_dir()
 
 
-def test_state_follows_from_the_journal(job: Job) -> None:
+def test_state_follows_from_the_journal(job: QueueJob) -> None:
     """A bound ticket: sent, taken by Slurm, started, ended."""
     done = entry("ended", state="COMPLETED", exit_code=0)
     path = [entry("submit", pool="alpha/train"), entry("submitted", slurm_id="7"), entry("started"), done]
@@ -73,71 +73,71 @@ def test_state_follows_from_the_journal(job: Job) -> None:
     assert states(job, *path[:2], entry("withdraw"), entry("void"))[-2:] == ["ticketed", "queued"]
 
 
-def test_a_line_cut_short_was_never_acted_on(job: Job) -> None:
+def test_a_line_cut_short_was_never_acted_on(job: QueueJob) -> None:
     """Power loss may leave half a line: it is left out, and the next entry does not stick to it."""
-    job = append(job, entry("submit", pool="alpha/train"))
+    job = append_entry(job, entry("submit", pool="alpha/train"))
     with (job.path / "journal.jsonl").open("ab") as file:
-        file.write(b'{"schema":"pit.place-entry/1","t":"x","wh')
+        file.write(b'{"schema":"pit.journal-entry/1","t":"x","wh')
     place = job.path.parent.parent
-    assert store.find(place, job.job_id).tickets == job.tickets
-    job = append(store.find(place, job.job_id), entry("submitted", slurm_id="7"))
-    assert store.find(place, job.job_id).tickets == job.tickets
+    assert store.find_job(place, job.job_id).tickets == job.tickets
+    job = append_entry(store.find_job(place, job.job_id), entry("submitted", slurm_id="7"))
+    assert store.find_job(place, job.job_id).tickets == job.tickets
     assert [ticket.slurm_id for ticket in job.tickets] == ["7"]
 
 
-def test_one_broken_job_hides_no_other(place: Path, job: Job) -> None:
+def test_one_broken_job_hides_no_other(place: Path, job: QueueJob) -> None:
     """A damaged journal is told, and the others are served."""
-    (other,) = store.add(place, [store.ask(REQUEST, ("alpha",), owner="ada")])
+    (other,) = store.enqueue(place, [store.make_request(REQUEST, ("alpha",), user="ada")])
     (other.path / "journal.jsonl").write_text("garbage\n")
-    found, broken = store.jobs(place)
+    found, broken = store.read_jobs(place)
     assert [one.job_id for one in found] == [job.job_id]
     assert isinstance(broken[0], DataError)
     assert other.job_id in str(broken[0])
 
 
-def test_what_is_over_is_put_away_and_still_found(place: Path, job: Job) -> None:
+def test_what_is_over_is_put_away_and_still_found(place: Path, job: QueueJob) -> None:
     """A job that is over leaves the folder that every tick reads."""
-    job = append(job, entry("cancelled", 0))
-    store.close(place, job)
-    assert store.jobs(place) == ([], [])
-    assert store.find(place, job.job_id).state == "withdrawn"
+    job = append_entry(job, entry("cancelled", 0))
+    store.archive(place, job)
+    assert store.read_jobs(place) == ([], [])
+    assert store.find_job(place, job.job_id).state == "withdrawn"
     with pytest.raises(UsageError, match="is over"):
-        store.mark(job, "cancel")
+        store.write_mark(job, "cancel")
 
 
 def test_what_has_long_been_over_is_removed(place: Path) -> None:
     """Of jobs that were put away those go that ended KEEP_S ago; one that ended now stays, and what is no job, too."""
     made = {}
     for name, (submitted, ended_days) in {"old": ("20200101", 31), "late": ("20200101", 29), "new": ("", 40)}.items():
-        asked = store.ask(REQUEST, ("alpha",), owner="ada")
+        asked = store.make_request(REQUEST, ("alpha",), user="ada")
         if submitted:
             asked = msgspec.structs.replace(asked, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
-        (job,) = store.add(place, [asked])
-        store.close(place, append(job, entry("cancelled", 0)))
+        (job,) = store.enqueue(place, [asked])
+        store.archive(place, append_entry(job, entry("cancelled", 0)))
         made[name] = job.job_id
         ended_s = time.time() - ended_days * 86400
         os.utime(place / "done" / job.job_id / "journal.jsonl", (ended_s, ended_s))
     (place / "done" / "notes").write_text("")
     half = place / "done" / "bc-20200101-000000-ffffff"  # a removal that was killed
     half.mkdir()
-    store.prune(place)
+    store.prune_archive(place)
     left = {path.name for path in (place / "done").iterdir()}
     assert left == {made["late"], made["new"], "notes"}
-    assert [name for _, name in store.over(place)] == ["notes", made["late"], made["new"]]
+    assert [name for _, name in store.archived(place)] == ["notes", made["late"], made["new"]]
 
 
 def test_names_that_are_no_job_are_refused(place: Path) -> None:
     """An id is never taken for a path."""
     for name in ("../jobs", "..", "", "a/b", "UPPER"):
         with pytest.raises(UsageError, match="no job"):
-            store.find(place, name)
+            store.find_job(place, name)
 
 
 def test_the_lock_is_one_ticks_alone(place: Path) -> None:
     """A second tick is told so, and the lock ends with its holder."""
-    with store.locked(place) as first, store.locked(place) as second:
+    with store.tick_lock(place) as first, store.tick_lock(place) as second:
         assert (first, second) == (True, False)
-    with store.locked(place) as third:
+    with store.tick_lock(place) as third:
         assert third
 
 
@@ -145,37 +145,40 @@ def test_a_killed_tick_leaves_no_lock(place: Path) -> None:
     """The kernel frees the lock on any death."""
     child = os.fork()
     if not child:
-        with store.locked(place):
+        with store.tick_lock(place):
             os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
-    with store.locked(place) as free:
+    with store.tick_lock(place) as free:
         assert free
 
 
-def test_a_row_says_why_the_job_waits(job: Job) -> None:
-    """In doubt: its site is silent, and it may have started there."""
-    seen = status.Sites(t="t", sites=(status.SiteRow(site="alpha", state="dark", since="noon", why="no answer"),))
-    assert status.row_of(job, seen).why.startswith("no site has room for it yet")
-    job = fold(job, [entry("submit", pool="alpha/train"), entry("submitted", slurm_id="7")])
-    row = status.row_of(job, seen)
+def test_a_row_says_why_the_job_waits(job: QueueJob) -> None:
+    """A job is in doubt while the site of its ticket is unreachable."""
+    seen = status.DispatchStatus(
+        ticked_at="t",
+        sites=(status.SiteStatusRow(site="alpha", state="unreachable", since="noon", reason="no answer"),),
+    )
+    assert status.job_row(job, seen).reason.startswith("no site has room for it yet")
+    job = fold_entries(job, [entry("submit", pool="alpha/train"), entry("submitted", slurm_id="7")])
+    row = status.job_row(job, seen)
     assert (row.state, row.pool, row.slurm_id) == ("in-doubt", "alpha/train", "7")
-    assert "silent since noon" in row.why
+    assert "unreachable since noon" in row.reason
 
 
-def test_what_is_no_job_stops_nobody(place: Path, job: Job) -> None:
+def test_what_is_no_job_stops_nobody(place: Path, job: QueueJob) -> None:
     """A file, a link to nothing and a journal of something else in the queue's folder are told, and left alone."""
     (place / "jobs" / "notes").write_text("x")
     (place / "jobs" / "gone").symlink_to("nowhere")
     (place / "jobs" / "other").mkdir()
     (place / "jobs" / "other" / "job.json").mkdir()
-    found, broken = store.jobs(place)
+    found, broken = store.read_jobs(place)
     assert [one.job_id for one in found] == [job.job_id]
     assert sorted(error.where.rpartition("jobs/")[2] for error in broken) == ["notes/job.json", "other/job.json"]
 
 
-def test_a_slow_partition_gets_its_time(job: Job) -> None:
+def test_a_slow_partition_gets_its_time(job: QueueJob) -> None:
     """What is submitted has the limit that was decided upon: twice the time where nodes are half as fast."""
-    parts = {"fast": Partition(nodes=2), "slow": Partition(nodes=2, speed=0.5)}
+    parts = {"fast": SitePartition(nodes=2), "slow": SitePartition(nodes=2, speed=0.5)}
     site = Site(name="x", partitions=parts, defaults=Defaults(partition="fast", time="2h"))
-    limits = [options.plan(job, site, partition).job.time_s for partition in parts]
+    limits = [options.make_job_plan(job, site, partition).job.time_s for partition in parts]
     assert limits == [7200, 14400]

@@ -16,10 +16,10 @@ from pitools.launch.tickets import shared_fs
 from pitools.place import types
 from pitools.place.clusters import local_history
 from pitools.place.dispatch import reconcile, status, store, tick, tickets, watch
-from pitools.place.dispatch.journal import Job, Ticket
+from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
-from pitools.slurm.errors import Unanswered
+from pitools.slurm.errors import OutcomeUnknown
 from tests.place.dispatch.fake_backends import SITES, Wait, World, add
 
 
@@ -41,10 +41,10 @@ def test_every_job_runs_once_whatever_happens(world: Callable[..., World], wait:
         for cluster in made.clusters.values():
             cluster.step()
     assert made.ran == Counter(job_ids)
-    assert {store.find(made.place, job_id).state for job_id in job_ids} == {"done"}
+    assert {store.find_job(made.place, job_id).state for job_id in job_ids} == {"done"}
     # Nothing of ours is left in any queue, and nothing in the folder that every tick reads.
     assert all(state not in ("PENDING", "RUNNING") for one in made.clusters.values() for _, state in one.jobs.values())
-    assert store.jobs(made.place) == ([], [])
+    assert store.read_jobs(made.place) == ([], [])
 
 
 def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., World]) -> None:
@@ -52,7 +52,7 @@ def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., Worl
     made = world(0, 0.0)
     (job_id,) = add(made, 1)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool="alpha/train" if not made.clusters["alpha"].is_dark else "beta/train")
+        types.Submit(job_id=job.job_id, pool="alpha/train" if not made.clusters["alpha"].is_dark else "beta/train")
         for job in jobs
         if not held
     ]
@@ -61,10 +61,10 @@ def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., Worl
     ticked = made.tick()
     assert ticked
     assert [row.state for row in ticked.jobs] == ["in-doubt"]
-    assert "alpha" in ticked.jobs[0].why
+    assert "alpha" in ticked.jobs[0].reason
     assert isinstance(ticked.faults["alpha"], PitError)
     assert [one.jobs for one in made.clusters.values()][1:] == [{}, {}]
-    store.mark(store.find(made.place, job_id), "lost.1")
+    store.write_mark(store.find_job(made.place, job_id), "lost.1")
     made.tick()
     made.tick()
     assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{job_id}.2"]
@@ -82,19 +82,19 @@ def test_a_number_that_slurm_forgot_may_be_another_s(
     job_ids = add(made, 2)
     alpha, names = made.clusters["alpha"], []
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool="alpha/train")
+        types.Submit(job_id=job.job_id, pool="alpha/train")
         for job in jobs
         if job.job_id not in {ticket.job_id for ticket in held}
     ]
-    submit = alpha.submit
+    submit = alpha.submit_ticket
 
     def second_is_late(plan: Plan, site: Site, *, name: str) -> JobRef:
         names.append(name)
         if len(names) == 2:
-            raise Unanswered("socket timed out")
+            raise OutcomeUnknown("socket timed out")
         return submit(plan, site, name=name)
 
-    monkeypatch.setattr(alpha, "submit", second_is_late)
+    monkeypatch.setattr(alpha, "submit_ticket", second_is_late)
     made.tick()
     assert alpha.jobs == {"1": [names[0], "PENDING"]}
     alpha.jobs = {"1": [names[1], "RUNNING"]}
@@ -114,13 +114,13 @@ def test_a_withdrawn_job_leaves_every_queue(world: Callable[..., World]) -> None
     for cluster in made.clusters.values():
         for job_id, job in cluster.jobs.items():
             if job[0].startswith(running):
-                cluster.words[job[0]], job[1] = grant.word(job_id), "RUNNING"
+                cluster.words[job[0]], job[1] = grant.grant_token(job_id), "RUNNING"
     made.tick()
     for job_id in (waiting, running):
-        store.mark(store.find(made.place, job_id), "cancel")
+        store.write_mark(store.find_job(made.place, job_id), "cancel")
     for _ in range(4):
         made.tick()
-    assert {store.find(made.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
+    assert {store.find_job(made.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
     states = {state for one in made.clusters.values() for _, state in one.jobs.values()}
     assert states == {"CANCELLED"}
 
@@ -129,9 +129,9 @@ def test_another_tick_at_work_is_told(world: Callable[..., World]) -> None:
     """The second tick does nothing, and what it shows is the queue as it is."""
     made = world(2, 0.0)
     (job_id,) = add(made, 1)
-    with store.locked(made.place):
+    with store.tick_lock(made.place):
         assert made.tick() is None
-    assert [row.job_id for row in watch.look(made.place).jobs] == [job_id]
+    assert [row.job_id for row in watch.read_queue(made.place).jobs] == [job_id]
 
 
 def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -> None:
@@ -139,19 +139,19 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
     made = world(0, 0.0)
     add(made, 1)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool="beta/train") for job in jobs if not held
+        types.Submit(job_id=job.job_id, pool="beta/train") for job in jobs if not held
     ]
     made.clusters["alpha"].is_dark = True
     made.tick()
     beta = made.clusters["beta"]
     for job_id, job in beta.jobs.items():
-        beta.words[job[0]], job[1] = grant.word(job_id), "RUNNING"
+        beta.words[job[0]], job[1] = grant.grant_token(job_id), "RUNNING"
     made.tick()
     made.clusters["alpha"].is_dark = False
     last = made.tick()
     assert last
-    assert {row.site: (row.state, bool(row.why)) for row in last.sites.sites} == {
-        "alpha": ("dark", True),
+    assert {row.site: (row.state, bool(row.reason)) for row in last.sites.sites} == {
+        "alpha": ("unreachable", True),
         "beta": ("up", False),
         "gamma": ("up", False),
     }
@@ -161,25 +161,25 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
     assert [row.site for row in last.sites.sites] == ["beta"]
 
 
-@pytest.mark.parametrize("left", [b"", b"\0" * 50, b'{"schema":"pit.place-sites/1","t":'])
+@pytest.mark.parametrize("left", [b"", b"\0" * 50, b'{"schema":"pit.dispatch-status/1","t":'])
 def test_a_damaged_record_of_what_was_seen_stops_no_tick(world: Callable[..., World], left: bytes) -> None:
     """It is not made durable, so a loss of power may damage it; the tick writes it anew."""
     made = world(0, 0.0)
     add(made, 1)
     (made.place / "sites.json").write_bytes(left)
     assert made.tick()
-    assert [row.site for row in status.sites(made.place).sites] == ["alpha", "beta", "gamma"]
+    assert [row.site for row in status.read_site_status(made.place).sites] == ["alpha", "beta", "gamma"]
 
 
 def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
     """A row is told when it is new or not as it was, and once more when the job was put away."""
     made = world(3, 0.0)
     add(made, 1)
-    changes, told = watch.Changes(), []
+    changes, told = watch.ChangedRows(), []
     for _ in range(20):
         ticked = made.tick()
         assert ticked
-        told += [row.state for row in changes.of(ticked, made.place) if isinstance(row, status.JobRow)]
+        told += [row.state for row in changes.changed(ticked, made.place) if isinstance(row, status.QueueJobRow)]
         for cluster in made.clusters.values():
             cluster.step()
     assert told[-1] == "done"
@@ -188,24 +188,24 @@ def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
 
 def test_near_and_far_have_the_same_hands() -> None:
     """What a tick can do at a site does not depend on how far it is."""
-    local: tickets.Hands = shared_fs
-    assert tickets.hands(Site(name="a")) is local
+    local: tickets.SiteBackend = shared_fs
+    assert tickets.backend(Site(name="a")) is local
 
 
 def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that gives one to all sites in the same moment: one site alone gets it."""
     made = world(4, 0.0)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
+        types.Submit(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
     ]
     together = threading.Barrier(len(SITES))
-    intend = reconcile.Board.intend
+    intend = reconcile.QueueState.record_intent
 
-    def at_once(*given: Any) -> tuple[Job, Ticket]:
+    def at_once(*given: Any) -> tuple[QueueJob, QueueTicket]:
         together.wait(5)
         return intend(*given)
 
-    monkeypatch.setattr(reconcile.Board, "intend", at_once)
+    monkeypatch.setattr(reconcile.QueueState, "record_intent", at_once)
     (job_id,) = add(made, 1)
     made.tick()
     names = [name for one in made.clusters.values() for name, _ in one.jobs.values()]
@@ -216,25 +216,25 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     """What is foretold of each ticket stands in the site's history, and its end: started, or taken back."""
     made = world(5, 0.0)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool=pool)
+        types.Submit(job_id=job.job_id, pool=pool)
         for job, pool in zip(jobs, ("alpha/train", "beta/train"), strict=False)
         if not held
     ]
     job_id, other = sorted(add(made, 2))
     made.tick()
     for job_id_there, job in made.clusters["alpha"].jobs.items():
-        made.clusters["alpha"].words[job[0]], job[1] = grant.word(job_id_there), "RUNNING"
-    store.mark(store.find(made.place, other), "cancel")
+        made.clusters["alpha"].words[job[0]], job[1] = grant.grant_token(job_id_there), "RUNNING"
+    store.write_mark(store.find_job(made.place, other), "cancel")
     made.tick()
-    noted = {site: local_history.waits(site) for site in ("alpha", "beta")}
+    noted = {site: local_history.read_waits(site) for site in ("alpha", "beta")}
     began, ended = noted["alpha"]
-    assert isinstance(began, local_history.Foretold)
-    assert (began.job.rpartition(".")[0], began.raw_s, began.features) == (
+    assert isinstance(began, local_history.WaitPredicted)
+    assert (began.job.rpartition(".")[0], began.slurm_s, began.features) == (
         job_id,
         0.0,
         {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
     )
-    assert [(one.job == began.job, one.started) for one in (ended,) if isinstance(one, local_history.Waited)] == [
+    assert [(one.job == began.job, one.started) for one in (ended,) if isinstance(one, local_history.WaitEnded)] == [
         (True, True)
     ]
     assert [getattr(one, "started", None) for one in noted["beta"]] == [None, False]
@@ -247,15 +247,15 @@ def test_what_nobody_thought_of_is_the_fault_of_its_site(
     made = world(0, 0.0)
     job_ids = add(made, 2)
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool=f"{name}/train")
+        types.Submit(job_id=job.job_id, pool=f"{name}/train")
         for job, name in zip(jobs, ("alpha", "beta"), strict=False)
         if job.job_id not in {ticket.job_id for ticket in held}
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(made.clusters["alpha"], "submit", lambda *_, **__: {}["nothing"])
+        patch.setattr(made.clusters["alpha"], "submit_ticket", lambda *_, **__: {}["nothing"])
         ticked = made.tick()
     assert ticked is not None
-    why = {row.site: row.why for row in ticked.sites.sites}
+    why = {row.site: row.reason for row in ticked.sites.sites}
     assert "KeyError: 'nothing' (test_tick.py:" in why["alpha"]
     assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{max(job_ids)}.1"]
     for _ in range(20):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pitools.launch.submission import grant
-from pitools.launch.tickets.ticket_state import FORGOTTEN, Seen
+from pitools.launch.tickets.ticket_state import FORGOTTEN, TicketState
 from pitools.place import types
 from pitools.place.dispatch import reconcile, status, store, tick
 from tests.place.dispatch.fake_backends import Killed, Wait, World, add
@@ -16,7 +16,7 @@ from tests.place.dispatch.fake_backends import Killed, Wait, World, add
 def first_alpha(made: World) -> None:
     """Let the policy put jobs to alpha, and to beta while alpha is dark."""
     made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Place(job_id=job.job_id, pool="beta/train" if made.clusters["alpha"].is_dark else "alpha/train")
+        types.Submit(job_id=job.job_id, pool="beta/train" if made.clusters["alpha"].is_dark else "alpha/train")
         for job in jobs
         if job.job_id not in {ticket.job_id for ticket in held}
     ]
@@ -26,7 +26,7 @@ def start(made: World, site: str = "alpha") -> None:
     """Let the jobs of a cluster have begun."""
     cluster = made.clusters[site]
     for job_id, job in cluster.jobs.items():
-        cluster.words[job[0]], job[1] = grant.word(job_id), "RUNNING"
+        cluster.words[job[0]], job[1] = grant.grant_token(job_id), "RUNNING"
 
 
 @pytest.mark.parametrize("is_seen_running", [False, True])
@@ -42,14 +42,14 @@ def test_a_mark_that_its_site_answered_is_void(world: Callable[..., World], is_s
         made.tick()
     alpha.is_dark = True
     made.tick()
-    store.mark(store.find(made.place, job_id), "lost.1")
+    store.write_mark(store.find_job(made.place, job_id), "lost.1")
     alpha.is_dark = False
     made.tick()
-    assert store.find(made.place, job_id).state == "running"
+    assert store.find_job(made.place, job_id).state == "running"
     for _ in range(3):
         alpha.is_dark = True
         made.tick()
-    assert (beta.jobs, store.find(made.place, job_id).lost) == ({}, frozenset())
+    assert (beta.jobs, store.find_job(made.place, job_id).declared_lost) == ({}, frozenset())
     assert [state for _, state in alpha.jobs.values()] == ["RUNNING"]
 
 
@@ -63,21 +63,21 @@ def test_a_mark_is_void_before_the_answer_is_written(
     (job_id,) = add(made, 1)
     made.tick()
     start(made)
-    store.mark(store.find(made.place, job_id), "lost.1")
-    write = reconcile.append
+    store.write_mark(store.find_job(made.place, job_id), "lost.1")
+    write = reconcile.append_entry
 
     def killed(*given: object) -> None:
         write(*given)  # type: ignore[arg-type]
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "append", killed)
+        patch.setattr(reconcile, "append_entry", killed)
         assert made.tick() is None
     alpha.is_dark = True
     made.tick()
     made.tick()
     assert made.clusters["beta"].jobs == {}
-    assert store.find(made.place, job_id).state == "running"
+    assert store.find_job(made.place, job_id).state == "running"
 
 
 def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +90,9 @@ def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], mon
     start(made)
     made.tick()
     alpha.jobs.clear()
-    store.mark(store.find(made.place, job_id), "lost.1")
+    store.write_mark(store.find_job(made.place, job_id), "lost.1")
     made.tick()
-    assert store.find(made.place, job_id).tickets[0].state == "void"
+    assert store.find_job(made.place, job_id).tickets[0].state == "void"
 
 
 @pytest.mark.parametrize("up_s", [0.0, 10.0, 3600.0])
@@ -114,7 +114,7 @@ def test_a_silence_is_counted_from_its_beginning(world: Callable[..., World], wa
     wait(10)
     made.tick()
     made.tick()
-    assert alpha.words == {f"{job_id}.1": grant.NO}
+    assert alpha.words == {f"{job_id}.1": grant.REVOKED}
     assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
 
 
@@ -151,7 +151,7 @@ def test_a_new_ticket_has_its_own_patience(
     alpha.is_dark = False
     first_alpha(made)
     with monkeypatch.context() as patch:
-        patch.setattr(status, "write", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(status, "write_status", lambda *_: (_ for _ in ()).throw(Killed))
         assert made.tick() is None
     assert len(alpha.jobs) == 1
     alpha.is_dark = True
@@ -168,16 +168,16 @@ def test_a_silence_is_no_time_in_which_nodes_were_asked(world: Callable[..., Wor
     made.tick()
     start(made)
     made.tick()
-    answer = alpha.state
-    alpha.state = lambda site, names: {  # type: ignore[method-assign]
-        name: Seen(FORGOTTEN, "1", "run.1") for name in answer(site, names)
+    answer = alpha.ticket_states
+    alpha.ticket_states = lambda site, names: {  # type: ignore[method-assign]
+        name: TicketState(FORGOTTEN, "1", "run.1") for name in answer(site, names)
     }
     made.tick()
     alpha.is_dark = True
     made.tick()
-    wait(reconcile.ORPHAN_S * 10)
+    wait(reconcile.ORPHAN_AFTER_S * 10)
     alpha.is_dark = False
-    for is_live, then_s in ((True, reconcile.ORPHAN_S / 2), (True, reconcile.ORPHAN_S), (False, 0.0)):
+    for is_live, then_s in ((True, reconcile.ORPHAN_AFTER_S / 2), (True, reconcile.ORPHAN_AFTER_S), (False, 0.0)):
         made.tick()
-        assert store.find(made.place, job_id).tickets[0].is_live is is_live
+        assert store.find_job(made.place, job_id).tickets[0].is_live is is_live
         wait(then_s)

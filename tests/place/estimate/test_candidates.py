@@ -10,7 +10,7 @@ import pytest
 
 from pitools.launch.request import Request
 from pitools.place.estimate.candidates import candidates, never
-from pitools.site.schema import Dialect, Placing
+from pitools.site.schema import Dialect, Place
 from pitools.slurm.records import Association, Qos
 
 
@@ -28,7 +28,7 @@ def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
     """The plan is the one that `pit launch run -` takes, for that partition."""
     (one,) = candidates(asks(), made.site(), made.snapshot(), "r.toml", "name = 'r'")
     assert one.fits
-    assert (one.pool, one.units, one.able, one.nodes, one.unhealthy) == ("x/gpu", 16, 4, 4, 0)
+    assert (one.pool, one.units, one.able_nodes, one.suited_nodes, one.unhealthy_nodes) == ("x/gpu", 16, 4, 4, 0)
     assert one.plan
     assert (one.plan.site, one.plan.partition, one.plan.nodes, one.plan.request_text) == ("x", "gpu", 2, "name = 'r'")
 
@@ -130,11 +130,11 @@ def test_accounting_s_limits_count_where_they_are_enforced(
     """Associations, QOS and TRES limits, each named; on a cluster that enforces none, none counts."""
     site = made.site(tiers={"normal": "normal"})
     standing = made.standing(*rows, qos=tuple(qos))
-    seen = made.snapshot(enforces=("associations", "limits", "qos"), standing=standing)
+    seen = made.snapshot(enforced_limits=("associations", "limits", "qos"), account=standing)
     (one,) = candidates(asks(account="lab"), site, seen)
     assert one.fits == (not reason)
     assert any(reason in said for said in one.reasons) or not reason, one.reasons
-    (free,) = candidates(asks(account="lab"), site, made.snapshot(standing=standing))
+    (free,) = candidates(asks(account="lab"), site, made.snapshot(account=standing))
     assert free.fits
 
 
@@ -155,7 +155,7 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
     ):
         qos = (other, msgspec.structs.replace(normal, flags=flags), small)
         standing = made.standing(mine(qos=("normal", "small")), qos=qos)
-        seen = made.snapshot(enforces=("limits",), standing=standing, partition={"qos": "small"})
+        seen = made.snapshot(enforced_limits=("limits",), account=standing, partition={"qos": "small"})
         (one,) = candidates(asks(account="lab"), site, seen)
         assert one.reasons == reasons
 
@@ -163,9 +163,9 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
 def test_without_an_account_only_slurm_knows_whose_limits_count(made: Any) -> None:
     """The limits of accounts that it may not come under are no reason; to have no account at all is one."""
     rows = (mine(max_tres={"node": "1"}), mine(account="infra"), mine(user="", max_tres={"node": "0"}))
-    seen = made.snapshot(enforces=("associations", "limits"), standing=made.standing(*rows))
+    seen = made.snapshot(enforced_limits=("associations", "limits"), account=made.standing(*rows))
     assert candidates(asks(), made.site(), seen)[0].fits
-    seen = made.snapshot(enforces=("associations",), standing=made.standing(mine(user="you")))
+    seen = made.snapshot(enforced_limits=("associations",), account=made.standing(mine(user="you")))
     assert candidates(asks(), made.site(), seen)[0].reasons == ("me has no association with any account",)
 
 
@@ -186,7 +186,7 @@ def test_whom_a_partition_lets_in(made: Any, partition: dict[str, Any], version:
     """Later Slurms take an account for all below it; who is allowed is not looked up among the denied; groups."""
     rows = (mine(), mine(user="", parent="dept"), mine(user="", account="dept", parent="root"))
     standing = made.standing(*rows, groups=frozenset({"chem"}))
-    seen = made.snapshot(partition=partition, version=version, standing=standing)
+    seen = made.snapshot(partition=partition, version=version, account=standing)
     assert candidates(asks(account="lab"), made.site(), seen)[0].fits == fits
 
 
@@ -195,7 +195,7 @@ def test_what_comes_back_by_itself_serves(made: Any) -> None:
     flags = [("maintenance",), ("powering_down", "cloud"), ("powered_down",), ("maintenance", "drain")]
     nodes = tuple(made.node(f"n{i}", flags=some) for i, some in enumerate(flags))
     (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
-    assert (one.fits, one.able, one.unhealthy) == (True, 3, 1)
+    assert (one.fits, one.able_nodes, one.unhealthy_nodes) == (True, 3, 1)
 
 
 def test_units_are_those_of_the_pool(made: Any) -> None:
@@ -220,7 +220,7 @@ def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
     """With too few healthy nodes it does not fit, and the reason says what the others are."""
     nodes = (made.node("n1"), made.node("n2", flags=("drain",)), made.node("n3", state="down"), made.node("n4", gpus=7))
     (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
-    assert (one.able, one.nodes, one.unhealthy) == (1, 4, 2)
+    assert (one.able_nodes, one.suited_nodes, one.unhealthy_nodes) == (1, 4, 2)
     assert one.reasons == ("1 of 3 nodes can serve, the others are down, drain",)
     (small,) = candidates(asks(nodes=1), made.site(), made.snapshot(nodes=nodes))
     assert small.fits
@@ -228,9 +228,9 @@ def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
 
 def test_a_quota_counts_what_was_used(made: Any) -> None:
     """The request may use up what is left of the GPU hours, not more; unknown use is no free use."""
-    site = made.site(place=Placing(gpu_hours=100))
+    site = made.site(place=Place(gpu_hours=100))
     for used, fits in ((68.0, True), (68.5, False)):
-        (one,) = candidates(asks(), site, made.snapshot(standing=made.standing(gpu_hours=used)))
+        (one,) = candidates(asks(), site, made.snapshot(account=made.standing(gpu_hours=used)))
         assert one.fits == fits
     assert one.reasons == ("quota: 68 of 100 GPU hours used in 30 days, and this may use 32",)
     (unknown,) = candidates(asks(), site, made.snapshot())

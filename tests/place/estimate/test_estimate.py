@@ -14,19 +14,19 @@ import pytest
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.launch.plan import Staged
+from pitools.launch.plan import StagedDataset
 from pitools.launch.request import Request
 from pitools.place.clusters import account_limits, accounting_history, local_history
-from pitools.place.clusters.accounting_history import Wait, Waits
-from pitools.place.clusters.pools import pools
-from pitools.place.clusters.snapshot import Snapshot, reach
+from pitools.place.clusters.accounting_history import AccountingHistory, PastWait
+from pitools.place.clusters.pools import pool_states
+from pitools.place.clusters.snapshot import Snapshot, make_transport
 from pitools.place.estimate import data_transfer, estimate, plan, throughput
 from pitools.place.estimate.candidates import Candidate, candidates
-from pitools.place.estimate.data_transfer import Missing
-from pitools.place.estimate.plan import Wanted, offers
-from pitools.place.estimate.throughput import Rate
-from pitools.site.load import load
-from pitools.site.schema import Paths, Placing
+from pitools.place.estimate.data_transfer import DataTransfer
+from pitools.place.estimate.plan import PlacementRequest, options_from_snapshots
+from pitools.place.estimate.throughput import Throughput
+from pitools.site.load import load_site
+from pitools.site.schema import Paths, Place
 from pitools.slurm.parse_accounting import ACCOUNTING_FORMAT
 from pitools.slurm.records import Association, Qos
 from pitools.store import manifest
@@ -53,65 +53,65 @@ def one_of(made: Any, seen: Snapshot | None = None, request: Request | None = No
 
 def test_without_history_it_is_what_slurm_said(made: Any) -> None:
     """All three quantiles are the estimate."""
-    said = estimate.start(one_of(made), 5000.0, made.snapshot(), None, None, [])
-    assert (said.q10_s, said.q50_s, said.q90_s, said.raw_s) == (5000, 5000, 5000, 5000)
+    said = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, None, [])
+    assert (said.q10_s, said.q50_s, said.q90_s, said.slurm_s) == (5000, 5000, 5000, 5000)
 
 
 def test_others_waits_spread_it(made: Any) -> None:
     """Of jobs like it: the band holds what nine of ten of them waited, unless it starts at once."""
-    past = Waits(jobs=tuple(Wait("gpu", 2, 3600, float(i), 100.0 * i) for i in range(1, 102)))
-    said = estimate.start(one_of(made), 5000.0, made.snapshot(), None, past, [])
+    past = AccountingHistory(jobs=tuple(PastWait("gpu", 2, 3600, float(i), 100.0 * i) for i in range(1, 102)))
+    said = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, past, [])
     assert (said.q10_s, said.q50_s, said.q90_s) == (1100, 5000, 9100)
-    now = estimate.start(one_of(made), 30.0, made.snapshot(), None, past, [])
+    now = estimate.estimate_wait(one_of(made), 30.0, made.snapshot(), None, past, [])
     assert (now.q10_s, now.q50_s, now.q90_s) == (30, 30, 30)
 
 
 def test_jobs_of_other_sizes_and_partitions_say_less() -> None:
     """Half to twice the nodes count; of any size where there are few of those; too few say nothing."""
-    like = [Wait("gpu", 4, 0, 0.0, 10.0)] * 10
-    large = [Wait("gpu", 64, 0, 0.0, 1000.0)] * 10
-    assert accounting_history.quantiles(Waits(jobs=(*like, *large)), "gpu", 8) == (10, 10, 10)
-    assert accounting_history.quantiles(Waits(jobs=(*like[:9], *large)), "gpu", 8) == (10, 1000, 1000)
-    assert accounting_history.quantiles(Waits(jobs=(*like, *large)), "cpu", 8) is None
-    assert accounting_history.quantiles(Waits(jobs=tuple(like[:9])), "gpu", 8) is None
+    like = [PastWait("gpu", 4, 0, 0.0, 10.0)] * 10
+    large = [PastWait("gpu", 64, 0, 0.0, 1000.0)] * 10
+    assert accounting_history.wait_quantiles(AccountingHistory(jobs=(*like, *large)), "gpu", 8) == (10, 10, 10)
+    assert accounting_history.wait_quantiles(AccountingHistory(jobs=(*like[:9], *large)), "gpu", 8) == (10, 1000, 1000)
+    assert accounting_history.wait_quantiles(AccountingHistory(jobs=(*like, *large)), "cpu", 8) is None
+    assert accounting_history.wait_quantiles(AccountingHistory(jobs=tuple(like[:9])), "gpu", 8) is None
 
 
 def test_what_was_learnt_goes_before(made: Any) -> None:
     """Where jobs of this pool waited a tenth of what was foretold, so will this one; other pools teach nothing."""
     seen = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
-    (pool,) = pools(seen, (), made.site())
-    features = estimate.features(one_of(made), pool)
+    (pool,) = pool_states(seen, (), made.site())
+    features = estimate.wait_features(one_of(made), pool)
     assert features == {"units": 16.0, "limit_s": 7200.0, "ahead": 0.5}
-    noted: list[local_history.Line] = []
+    noted: list[local_history.WaitLine] = []
     for number in range(40):
         for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):
             job, t_s = f"{where}{number}", 1e5 * number
-            noted.append(local_history.Foretold(t_s=t_s, job=job, pool=where, raw_s=5000.0, features=features))
-            noted.append(local_history.Waited(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
-    said = estimate.start(one_of(made), 5000.0, seen, pool, None, noted)
+            noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool=where, slurm_s=5000.0, features=features))
+            noted.append(local_history.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
+    said = estimate.estimate_wait(one_of(made), 5000.0, seen, pool, None, noted)
     assert said.q50_s == pytest.approx(500, rel=0.05)
     assert said.basis.endswith("calibrated")
-    past = Waits(jobs=(Wait("gpu", 4, 0, 0.0, 5000.0),) * 10)
-    both = estimate.start(one_of(made), 5000.0, seen, pool, past, noted)
+    past = AccountingHistory(jobs=(PastWait("gpu", 4, 0, 0.0, 5000.0),) * 10)
+    both = estimate.estimate_wait(one_of(made), 5000.0, seen, pool, past, noted)
     assert (said.q10_s, both.q50_s) == (both.q10_s, pytest.approx(math.sqrt(560 * 5060) - 60, rel=0.05))
-    assert estimate.start(one_of(made), 30.0, seen, pool, past, noted).q50_s < 30
-    assert estimate.start(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
+    assert estimate.estimate_wait(one_of(made), 30.0, seen, pool, past, noted).q50_s < 30
+    assert estimate.estimate_wait(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
 
 
 def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """14 days, then 7, 3, 1 and 1: not the same question again; the next after an answer is for 14 days."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
-    monkeypatch.setattr(accounting_history, "_REFUSED_S", -1.0)
+    monkeypatch.setattr(accounting_history, "_REFUSED_RETRY_S", -1.0)
     asked: list[str] = []
 
     def batch(_: object, commands: list[list[str]]) -> None:
         asked.extend(word for word in commands[0] if word.startswith("--starttime"))
         raise Unreachable("no answer within 5 s")
 
-    monkeypatch.setattr(accounting_history, "batch", batch)
+    monkeypatch.setattr(accounting_history, "run_batch", batch)
     for _ in range(5):
         with pytest.raises(Unreachable):
-            accounting_history.read(made.site(), 10)
+            accounting_history.read_history(made.site(), 10)
     assert asked == [f"--starttime=now-{days}days" for days in (14, 7, 3, 1, 1)]
 
 
@@ -119,21 +119,21 @@ def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatc
 def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: float) -> None:
     """Waits that were short make no start from which a job of two hours would reach into a maintenance window."""
     seen, now_s = made.snapshot(), time.time()
-    (pool,) = pools(seen, (), made.site())
-    pool = msgspec.structs.replace(pool, closed=[(now_s + from_h * 3600, now_s + 5 * 3600)])
-    features = estimate.features(one_of(made), pool)
+    (pool,) = pool_states(seen, (), made.site())
+    pool = msgspec.structs.replace(pool, maintenance_windows=[(now_s + from_h * 3600, now_s + 5 * 3600)])
+    features = estimate.wait_features(one_of(made), pool)
     raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
-    noted: list[local_history.Line] = []
+    noted: list[local_history.WaitLine] = []
     for number in range(40):
         job, t_s = str(number), 1e5 * number
-        noted.append(local_history.Foretold(t_s=t_s, job=job, pool="x/gpu", raw_s=raw_s, features=features))
-        noted.append(local_history.Waited(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
-    said = estimate.start(one_of(made), raw_s, seen, pool, None, noted)
+        noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool="x/gpu", slurm_s=raw_s, features=features))
+        noted.append(local_history.WaitEnded(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
+    said = estimate.estimate_wait(one_of(made), raw_s, seen, pool, None, noted)
     for start_s in (said.q10_s, said.q50_s, said.q90_s):
         assert start_s == pytest.approx(starts_h * 3600, abs=60)
     # What others waited there makes no such start either.
-    past = Waits(jobs=(Wait("gpu", 4, 0, 0.0, 180.0),) * 10)
-    said = estimate.start(one_of(made), raw_s, seen, pool, past, [])
+    past = AccountingHistory(jobs=(PastWait("gpu", 4, 0, 0.0, 180.0),) * 10)
+    said = estimate.estimate_wait(one_of(made), raw_s, seen, pool, past, [])
     assert said.q10_s == pytest.approx(starts_h * 3600, abs=60)
 
 
@@ -147,22 +147,24 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> float:
 
 def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
     """GrpTRES, of which --test-only knows nothing: the start is when enough of the account's jobs have ended."""
-    end = timestamps.text(datetime.fromtimestamp(now_s + 3600, UTC))
+    end = timestamps.to_rfc3339(datetime.fromtimestamp(now_s + 3600, UTC))
     rows = [
         Association(cluster="x", account="lab", user="me"),
         Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"}),
     ]
     jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
-    seen = made.snapshot(enforces=("limits",), standing=made.standing(*rows), jobs=jobs)
-    said = estimate.start(one_of(made, seen, asks(account="lab")), 0.0, seen, None, None, [])
+    seen = made.snapshot(enforced_limits=("limits",), account=made.standing(*rows), jobs=jobs)
+    said = estimate.estimate_wait(one_of(made, seen, asks(account="lab")), 0.0, seen, None, None, [])
     assert said.q50_s == 3600
     assert "a limit of the account" in said.basis
-    assert estimate.start(one_of(made, seen, asks(account="lab", nodes=1)), 0.0, seen, None, None, []).q50_s == 0
+    assert (
+        estimate.estimate_wait(one_of(made, seen, asks(account="lab", nodes=1)), 0.0, seen, None, None, []).q50_s == 0
+    )
 
 
 def test_a_full_qos_waits_for_whoever_is_in_it(made: Any, now_s: float) -> None:
     """Everybody's jobs for what all of it may have, mine for what one user may; of accounts, those below count."""
-    ends = [timestamps.text(datetime.fromtimestamp(now_s + s, UTC)) for s in (1800, 3600, 7200)]
+    ends = [timestamps.to_rfc3339(datetime.fromtimestamp(now_s + s, UTC)) for s in (1800, 3600, 7200)]
     jobs = tuple(
         made.job(str(i), user=user, account=account, qos=qos, end=end)
         for i, (user, account, qos, end) in enumerate(
@@ -174,9 +176,9 @@ def test_a_full_qos_waits_for_whoever_is_in_it(made: Any, now_s: float) -> None:
     def wait_s(*rows: Association, **qos: Any) -> float:
         mine = Association(cluster="x", account="lab", user="me")
         standing = made.standing(mine, *rows, qos=(Qos(qos="normal", **qos),))
-        seen = made.snapshot(enforces=("limits",), standing=standing, jobs=jobs)
+        seen = made.snapshot(enforced_limits=("limits",), account=standing, jobs=jobs)
         (one,) = candidates(asks(account="lab"), site, seen)
-        return estimate.start(one, 0.0, seen, None, None, []).q50_s
+        return estimate.estimate_wait(one, 0.0, seen, None, None, []).q50_s
 
     assert wait_s() == 0
     assert wait_s(grp_tres={"gres/gpu": "24"}) == 1800
@@ -208,7 +210,7 @@ def test_a_start_is_on_our_clock(
     at = datetime.fromtimestamp(now_s + in_s, UTC)
     said = f"sbatch: Job 7 to start at {at:%Y-%m-%dT%H:%M:%S} using 2 processors on nodes n[1-2] in partition gpu"
     put_on_path(home, monkeypatch, "sbatch", f"echo '{said}' >&2")
-    found = estimate.ask_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
+    found = estimate.query_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
     assert found == expected
 
 
@@ -228,16 +230,16 @@ def test_waits_of_others_are_read_from_their_eligible_time(
     takes = 'for word; do case "$word" in --delimiter=*) sep="${word#*=}" ;; esac; done'
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    assert accounting_history.kept(made.site()) is None
-    found = accounting_history.read(made.site(), 10)
+    assert accounting_history.peek_history(made.site()) is None
+    found = accounting_history.read_history(made.site(), 10)
     assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found.jobs] == [
         (2, 0, 30),
         (1, 3600, 0),
         (2, 3600, 600),
         (2, 3600, 5),
     ]
-    assert found.ran == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
-    assert accounting_history.kept(made.site()) == found
+    assert found.failures_by_partition == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
+    assert accounting_history.peek_history(made.site()) == found
 
 
 # The run.
@@ -247,19 +249,20 @@ def test_a_run_takes_its_limit_by_speed(made: Any) -> None:
     """Nobody measured it: what was asked for, divided by the speed of the partition."""
     for by, expected in ((2.0, 3600.0), (0.5, 4 * 3600.0)):
         one = one_of(made, gpu={"speed": by})
-        assert estimate.works(asks(), [one], {})["x/gpu"].run_s == expected
+        assert estimate.estimate_runs(asks(), [one], {})["x/gpu"].run_s == expected
 
 
 def test_what_was_measured_goes_before_what_was_declared(made: Any) -> None:
     """Samples to do ÷ samples a second and node; a rate alone scales the limit among the partitions."""
     fast, slow = one_of(made, name="f", gpu={"throughput": {"r": 300.0}}), one_of(made, name="s")
-    rates = {"s/gpu": Rate(samples_s=100.0, samples=720_000.0)}
-    works = estimate.works(asks(), [fast, slow], rates)
+    rates = {"s/gpu": Throughput(samples_per_node_s=100.0, samples=720_000.0)}
+    works = estimate.estimate_runs(asks(), [fast, slow], rates)
     assert (works["f/gpu"].run_s, works["s/gpu"].run_s) == (1200, 3600)
-    works = estimate.works(asks(), [fast, slow], {"s/gpu": Rate(samples_s=100.0)})
+    works = estimate.estimate_runs(asks(), [fast, slow], {"s/gpu": Throughput(samples_per_node_s=100.0)})
     assert works["s/gpu"].run_s / works["f/gpu"].run_s == pytest.approx(3)
-    assert throughput.speeds(
-        {"a": Rate(samples_s=300.0), "b": Rate(samples_s=100.0)}, {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert throughput.relative_speeds(
+        {"a": Throughput(samples_per_node_s=300.0), "b": Throughput(samples_per_node_s=100.0)},
+        {"a": 1.0, "b": 1.0, "c": 1.0},
     ) == {
         "a": 3.0,
         "b": 1.0,
@@ -269,43 +272,51 @@ def test_what_was_measured_goes_before_what_was_declared(made: Any) -> None:
 
 def test_failures_and_money(made: Any) -> None:
     """Each failure costs half a checkpoint interval and a requeue; who saves only at the end loses all."""
-    place, gpu = Placing(failures_per_node_day=0.6), {"price_per_node_hour": 30.0}
+    place, gpu = Place(failures_per_node_day=0.6), {"price_per_node_hour": 30.0}
     one = one_of(made, place=place, gpu=gpu)
-    work = estimate.works(asks(), [one], {})["x/gpu"]
+    work = estimate.estimate_runs(asks(), [one], {})["x/gpu"]
     failures = 0.6 * 2 * 2 / 24
     assert work.p_fail == pytest.approx(1 - math.exp(-failures))
     assert work.loss_s == pytest.approx(failures * (900 + 120))
     assert work.cost == pytest.approx(30 * 2 * (2 + work.loss_s / 3600))
     args = {"entry": "a:b", "command": ""}
-    late = estimate.works(asks(args={"checkpoint_every": 0}, **args), [one], {})["x/gpu"]
+    late = estimate.estimate_runs(asks(args={"checkpoint_every": 0}, **args), [one], {})["x/gpu"]
     assert late.loss_s == pytest.approx(failures * (3600 + 120))
-    often = estimate.works(
-        asks(args={"checkpoint_every": 10}, **args), [one], {"x/gpu": Rate(samples_s=1, step_s=2.0)}
+    often = estimate.estimate_runs(
+        asks(args={"checkpoint_every": 10}, **args), [one], {"x/gpu": Throughput(samples_per_node_s=1, step_s=2.0)}
     )["x/gpu"]
     assert often.loss_s == pytest.approx(failures * (10 + 120))
 
 
 def test_nodes_that_failed_before_will_again(made: Any) -> None:
     """What accounting saw counts against what the site file says, by the node-days behind it; others' sites do not."""
-    one = one_of(made, place=Placing(failures_per_node_day=0.01))
-    saw = {days: Waits(jobs=(), ran={"gpu": (days, round(days / 10)), "cpu": (1e6, 0)}) for days in (0.0, 100.0, 1e6)}
-    rates = [accounting_history.failures(saw[days], "gpu", 0.01) for days in (0.0, 100.0, 1e6)]
+    one = one_of(made, place=Place(failures_per_node_day=0.01))
+    saw = {
+        days: AccountingHistory(jobs=(), failures_by_partition={"gpu": (days, round(days / 10)), "cpu": (1e6, 0)})
+        for days in (0.0, 100.0, 1e6)
+    }
+    rates = [accounting_history.node_failure_rate(saw[days], "gpu", 0.01) for days in (0.0, 100.0, 1e6)]
     assert rates == pytest.approx([0.01, 0.055, 0.1], rel=1e-3)
     assert (
-        accounting_history.failures(saw[100.0], "new", 0.02) == accounting_history.failures(None, "gpu", 0.02) == 0.02
+        accounting_history.node_failure_rate(saw[100.0], "new", 0.02)
+        == accounting_history.node_failure_rate(None, "gpu", 0.02)
+        == 0.02
     )
     for days, per_day in zip(saw, rates, strict=True):
         for site, expected in (("x", per_day), ("y", 0.01)):
-            work = estimate.works(asks(), [one], {}, {site: saw[days]})["x/gpu"]
+            work = estimate.estimate_runs(asks(), [one], {}, {site: saw[days]})["x/gpu"]
             assert work.p_fail == pytest.approx(1 - math.exp(-expected * 2 * 2 / 24))
 
 
 def test_copying_costs_only_what_outlasts_the_wait(made: Any) -> None:
     """Both go on at once."""
-    work = estimate.Work(run_s=100, loss_s=5, p_fail=0, cost=0, basis="")
+    work = estimate.RunEstimate(run_s=100, loss_s=5, p_fail=0, cost=0, basis="")
     for wait_s, copy_s, done_s in ((50.0, 20.0, 155), (20.0, 50.0, 155)):
-        start = estimate.Start(q10_s=0, q50_s=wait_s, q90_s=99, raw_s=0, basis="")
-        assert estimate.Estimate(start=start, work=work, missing=Missing(bytes=1, wall_s=copy_s)).done_s == done_s
+        start = estimate.WaitEstimate(q10_s=0, q50_s=wait_s, q90_s=99, slurm_s=0, basis="")
+        assert (
+            estimate.CandidateEstimate(wait=start, run=work, transfer=DataTransfer(bytes=1, wall_s=copy_s)).done_s
+            == done_s
+        )
 
 
 def test_options_are_one_for_the_same_nodes(made: Any) -> None:
@@ -317,18 +328,18 @@ def test_options_are_one_for_the_same_nodes(made: Any) -> None:
     site = msgspec.structs.replace(site, partitions={"gpu": site.partitions["gpu"], "twin": site.partitions["gpu"]})
     found = candidates(asks(), site, seen)
     assert [one.fits for one in found] == [True, True]
-    works = estimate.works(asks(), found, {})
-    (option,) = estimate.options(found, works, {"x/gpu": Missing(bytes=9, wall_s=3.0)})
+    works = estimate.estimate_runs(asks(), found, {})
+    (option,) = estimate.placement_options(found, works, {"x/gpu": DataTransfer(bytes=9, wall_s=3.0)})
     assert (option.pool, option.units, option.run_s, option.limit_s, option.stage_s) == ("x/gpu", 16, 7200, 7200, 3)
-    assert estimate.options(candidates(asks(nodes=5), site, seen), {}, {}) == ()
+    assert estimate.placement_options(candidates(asks(nodes=5), site, seen), {}, {}) == ()
 
 
 def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
     """Only what fits, at sites that answer; a site on this machine's storage is not even asked."""
-    wanted = Wanted(request=asks())
+    wanted = PlacementRequest(request=asks())
     seen, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
     sites = [(made.site(name="a"), seen), (made.site(name="b"), small), (made.site(name="c", gpu={"speed": 2.0}), seen)]
-    found = offers(wanted, sites, timeout_s=5).options
+    found = options_from_snapshots(wanted, sites, timeout_s=5).options
     assert [(one.pool, one.run_s, one.units) for one in found] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
 
 
@@ -364,7 +375,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     put_on_path(home, monkeypatch, "id", "echo ada")  # a container may have no name for us
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
-    found = account_limits.ask_standing(made.site(), reach(made.site(), 10))
+    found = account_limits.query_account_limits(made.site(), make_transport(made.site(), 10))
     assert found.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
     assert [row.user for row in found.associations] == ["", found.user]
     assert found.groups
@@ -373,18 +384,18 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
 def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
     """As it ran before, it would be ended before its end; the reason says both."""
     one = one_of(made)
-    work = estimate.Work(run_s=7200.0, loss_s=0, p_fail=0, cost=0, basis="")
-    assert plan.in_time(one, {"x/gpu": work}).fits
-    over = plan.in_time(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
+    work = estimate.RunEstimate(run_s=7200.0, loss_s=0, p_fail=0, cost=0, basis="")
+    assert plan.reject_if_too_long(one, {"x/gpu": work}).fits
+    over = plan.reject_if_too_long(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
     assert over.reasons == ("it would take 2h30m, as it ran before, and its time limit is 2h00m",)
 
 
 def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
     """All together, else what the site file says."""
-    assert data_transfer.rate(made.site(place=Placing(bandwidth="10MiB"))) == 10 << 20
-    local_history.moved("x", 100 << 20, 1.0)
-    local_history.moved("x", 100 << 20, 3.0)
-    assert data_transfer.rate(made.site()) == 50 << 20
+    assert data_transfer.assumed_transfer_rate(made.site(place=Place(bandwidth="10MiB"))) == 10 << 20
+    local_history.record_transfer("x", 100 << 20, 1.0)
+    local_history.record_transfer("x", 100 << 20, 3.0)
+    assert data_transfer.assumed_transfer_rate(made.site()) == 50 << 20
 
 
 # Data, and the start, asked of a far side.
@@ -393,25 +404,31 @@ def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
 @pytest.mark.slurm
 def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call; a version is there, here or below paths.data, when its manifest's digest is its name."""
-    site = load(far.site("a", "true"))
+    site = load_site(far.site("a", "true"))
     site = msgspec.structs.replace(site, paths=Paths(data=str(tmp_path / "far")))
     data = []
     for number, name in enumerate(("demo", "torn", "none"), start=1):
-        text = manifest.encode(manifest.Manifest(name=name, episodes=0, steps=0, arrays={}, files=()))
-        version = manifest.version(text)
+        text = manifest.encode_manifest(manifest.Manifest(name=name, episodes=0, steps=0, arrays={}, files=()))
+        version = manifest.version_of(text)
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_bytes(text)
         there = tmp_path / "far" / name / version
         if name != "none":
             there.mkdir(parents=True)
             (there / "manifest.json").write_bytes(text if name == "demo" else text[:-1])
-        data.append(Staged(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20))
+        data.append(
+            StagedDataset(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20)
+        )
     for one in data:  # on the far side there is no such folder
-        assert data_transfer.places(site, one)[0] == one.source
-    monkeypatch.setattr(data_transfer, "places", lambda *asked, places=data_transfer.places: places(*asked)[1:])
-    snapshot = Snapshot(site="a", seen_s=0, skew_s=0, cluster="alpha", enforces=(), partitions=(), nodes=(), jobs=())
-    assert data_transfer.missing(data, site, snapshot, 10) == Missing(bytes=500 << 20, wall_s=5.0)
+        assert data_transfer.candidate_paths(site, one)[0] == one.source
+    monkeypatch.setattr(
+        data_transfer, "candidate_paths", lambda *asked, places=data_transfer.candidate_paths: places(*asked)[1:]
+    )
+    snapshot = Snapshot(
+        site="a", seen_s=0, skew_s=0, cluster="alpha", enforced_limits=(), partitions=(), nodes=(), jobs=()
+    )
+    assert data_transfer.missing_data(data, site, snapshot, 10) == DataTransfer(bytes=500 << 20, wall_s=5.0)
     assert far.called() == ["true"]
-    assert data_transfer.missing(data, load("alpha"), snapshot, 10) == Missing()
+    assert data_transfer.missing_data(data, load_site("alpha"), snapshot, 10) == DataTransfer()
     with pytest.raises(ClusterError):
-        data_transfer.missing(data, load(far.site("g", "garbage")), snapshot, 10)
+        data_transfer.missing_data(data, load_site(far.site("g", "garbage")), snapshot, 10)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from pitools.core.output import Output
-from pitools.place.clusters.snapshot import Skipped
+from pitools.place.clusters.snapshot import SkippedSite
 from pitools.place.estimate import report
 from pitools.place.estimate.candidates import Candidate
-from pitools.place.estimate.data_transfer import Missing
-from pitools.place.estimate.estimate import Estimate, Start, Work
-from pitools.place.estimate.plan import Survey
-from pitools.slurm.client import Client, Reach
+from pitools.place.estimate.data_transfer import DataTransfer
+from pitools.place.estimate.estimate import CandidateEstimate, RunEstimate, WaitEstimate
+from pitools.place.estimate.plan import PlacementPlan
+from pitools.slurm.client import Client, Transport
 
 HELLO = 'name = "hello"\ncommand = "true"\nnodes = {}\ntime = "{}"\n'
 
@@ -39,7 +39,7 @@ def asked(far: Any) -> Path:
 @pytest.fixture
 def busy(clusters: Path) -> Iterator[Client]:
     """Beta, all its nodes taken for three minutes."""
-    beta = Client(Reach(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}, timeout_s=20))
+    beta = Client(Transport(env={"SLURM_CONF": str(clusters / "beta" / "slurm.conf")}, timeout_s=20))
     args = ["--nodes=8", "--exclusive", "--time=3", "--account=lab", "--qos=high", "--output=/dev/null"]
     job = beta.submit("#!/bin/sh\nsleep 180\n", args=args)
     deadline = time.monotonic() + 30
@@ -61,8 +61,8 @@ def test_the_free_cluster_is_before_the_busy_one(far: Any, busy: Client) -> None
     assert best["site"] == "alpha"
     assert 60 < beta["start_q50_s"] - best["start_q50_s"] < 200
     assert beta["done_s"] == pytest.approx(beta["start_q50_s"] + 120, abs=1)
-    assert "waits" in beta["why"]
-    assert "after alpha/" in beta["why"]
+    assert "waits" in beta["reason"]
+    assert "after alpha/" in beta["reason"]
     table = far.pit("place", "plan", "r.toml", "--site", "alpha", "--site", "beta", "--explain", "--format", "table")
     lines = table.stdout.splitlines()
     assert lines[0].split("  ")[0].strip() == "RANK"
@@ -108,8 +108,8 @@ def test_a_site_that_makes_no_sense_is_skipped(far: Any, asked: Path, host: str)
     said = rows(done)
     assert [row["site"] for row in said] == ["alpha", "alpha", "odd"]
     assert (said[2]["rank"], said[2]["partition"]) == (0, "")
-    assert said[2]["why"].startswith("skipped: ")
-    assert ("no answer within" in said[2]["why"]) == (host == "dark")
+    assert said[2]["reason"].startswith("skipped: ")
+    assert ("no answer within" in said[2]["reason"]) == (host == "dark")
     assert "odd is skipped" in done.stderr
 
 
@@ -153,7 +153,7 @@ def test_an_estimate_that_cannot_be_is_no_estimate(far: Any, asked: Path, host: 
     far.site("odd", host)
     done = far.pit("place", "plan", str(asked), "--site", "odd", "--timeout", "30s")
     assert done.returncode == 1, done.stderr
-    assert all(reason in row["why"] for row in rows(done)), done.stdout
+    assert all(reason in row["reason"] for row in rows(done)), done.stdout
 
 
 @pytest.mark.slurm
@@ -175,7 +175,7 @@ def test_what_fits_nowhere_says_why(far: Any) -> None:
 # The table, without any cluster.
 
 
-def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> Survey:
+def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> PlacementPlan:
     """Candidates by site: (name, wait, copy, run, loss, cost)."""
     from pitools.launch.request import Request
     from pitools.place.estimate.candidates import candidates
@@ -184,14 +184,14 @@ def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> S
     estimates = {}
     for name, wait_s, copy_s, run_s, loss_s, cost in said:
         (one,) = candidates(Request(name="r", command="true"), made.site(name=name), made.snapshot())
-        start = Start(q10_s=wait_s / 2, q50_s=wait_s, q90_s=wait_s * 2, raw_s=wait_s, basis="Slurm's estimate")
-        work = Work(run_s=run_s, loss_s=loss_s, p_fail=0.25, cost=cost, basis="its time limit")
+        start = WaitEstimate(q10_s=wait_s / 2, q50_s=wait_s, q90_s=wait_s * 2, slurm_s=wait_s, basis="Slurm's estimate")
+        work = RunEstimate(run_s=run_s, loss_s=loss_s, p_fail=0.25, cost=cost, basis="its time limit")
         found.append(one)
-        missing = Missing(bytes=int(copy_s), wall_s=copy_s)
-        estimates[one.pool] = Estimate(start=start, work=work, missing=missing)
+        missing = DataTransfer(bytes=int(copy_s), wall_s=copy_s)
+        estimates[one.pool] = CandidateEstimate(wait=start, run=work, transfer=missing)
     unfit = Candidate(site=made.site(name="u"), partition="gpu", reasons=("too small", "too slow"))
-    dark = Skipped(site="d", reason="no answer")
-    return Survey(candidates=(*found, unfit), estimates=estimates, skipped=(dark,), notes=())
+    dark = SkippedSite(site="d", reason="no answer")
+    return PlacementPlan(candidates=(*found, unfit), estimates=estimates, skipped=(dark,), notes=())
 
 
 def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
@@ -199,7 +199,7 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
     found = survey(
         made, ("a", 0, 0, 3600, 0, 5), ("b", 0, 0, 3600, 0, 7), ("c", 7200, 0, 1800, 0, 0), ("e", 60, 9000, 3600, 90, 0)
     )
-    why = {row.site: row.why for row in report.ranked(found)}
+    why = {row.site: row.reason for row in report.rank_candidates(found)}
     assert why == {
         "a": "its results are there first; the start is Slurm's estimate, the run its time limit",
         "b": "as good as a/gpu, and costs 2.00 more",
@@ -212,8 +212,8 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
 
 def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Durations as people say them; what does not fit only where it is explained."""
-    found = report.ranked(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
-    lines = list(report.table(found, everything=False))
+    found = report.rank_candidates(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
+    lines = list(report.plan_table(found, all_candidates=False))
     assert lines[0].split() == [
         "RANK",
         "SITE",
@@ -262,11 +262,13 @@ def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) ->
         "25.0%",
     ]
     assert len(lines) == 3
-    everything = list(report.table(found, everything=True))
+    everything = list(report.plan_table(found, all_candidates=True))
     assert everything[-1].split()[:3] == ["-", "d", "-"]
-    narrow = list(report.table(found, everything=True, width=80))
+    narrow = list(report.plan_table(found, all_candidates=True, width=80))
     assert max(map(len, narrow)) <= 80
     assert [line.split(":")[0] for line in narrow[3:] if line[0] != " "] == ["a/gpu", "b/gpu", "u/gpu", "d/-"]
     with Output("jsonl") as out:
         out(found[0])
-    assert capsys.readouterr().out.startswith('{"schema":"pit.candidate/1","rank":1,"site":"a","partition":"gpu",')
+    assert capsys.readouterr().out.startswith(
+        '{"schema":"pit.ranked-candidate/1","rank":1,"site":"a","partition":"gpu",'
+    )

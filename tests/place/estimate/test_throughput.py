@@ -8,7 +8,7 @@ from typing import Any
 
 from pitools.launch.request import Request
 from pitools.place.estimate import throughput
-from pitools.place.estimate.throughput import Rate
+from pitools.place.estimate.throughput import Throughput
 from pitools.run.steps import StepLog
 from pitools.site.schema import Paths
 
@@ -31,7 +31,7 @@ def write_run(root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, 
             log.write(step=step, loss=1.0, wall_s=slow, input_s=0, compute_s=0, comm_s=0, samples=16)
         log.close()
     if done:
-        (made / "exit.json").write_text('{"schema":"pit.attempt/1","job_id":"1","exit_code":0,"ended":""}')
+        (made / "exit.json").write_text('{"schema":"pit.attempt-exit/1","job_id":"1","exit_code":0,"ended":""}')
     return run
 
 
@@ -44,13 +44,13 @@ def test_step_logs_tell_the_rate_and_the_work(made: Any, tmp_path: Path) -> None
     (write_run(tmp_path, 4) / "plan.json").write_text("{")
     (tmp_path / "r-longer-20260101-000000-abcdef").mkdir()
     request = asks(entry="a:b", command="", args={"steps": 100})
-    rates = throughput.measured(request, site)
+    rates = throughput.measured_throughput(request, site)
     assert rates == {
-        "gpu": Rate(samples_s=64.0, step_s=0.5, samples=6400.0),
-        "other": Rate(samples_s=320.0, step_s=0.1),
+        "gpu": Throughput(samples_per_node_s=64.0, step_s=0.5, samples=6400.0),
+        "other": Throughput(samples_per_node_s=320.0, step_s=0.1),
     }
     write_run(tmp_path, 5, steps=2, job={"nodes": 2, "partition": "brief"})  # the first step of all compiles
-    assert throughput.measured(request, site)["brief"].samples_s == 64.0
+    assert throughput.measured_throughput(request, site)["brief"].samples_per_node_s == 64.0
     other = asks(entry="a:b", command="", args={"steps": 50, "batch_size": 1})
-    assert throughput.measured(other, site)["gpu"].samples is None
-    assert throughput.measured(request, made.site(paths=Paths(runs=str(tmp_path / "gone")))) == {}
+    assert throughput.measured_throughput(other, site)["gpu"].samples is None
+    assert throughput.measured_throughput(request, made.site(paths=Paths(runs=str(tmp_path / "gone")))) == {}

@@ -8,41 +8,43 @@ import random
 import pytest
 
 from pitools.place.clusters import local_history
-from pitools.place.estimate.wait_model import FEW, Features, Quantiles, Waits, calibrate, joined
+from pitools.place.estimate.wait_model import MIN_WAITS, Quantiles, WaitFeatures, WaitModel, calibrate, combine
 
-LIKE = Features(units=8, limit_s=3600, ahead=1.0)
+LIKE = WaitFeatures(units=8, limit_s=3600, queued_ahead=1.0)
 RAW_S = 36_000.0
 
 
-def teach(waits: Waits, count: int, wait_s, *, features: Features = LIKE, raw_s: float = RAW_S) -> list[Quantiles]:
+def teach(
+    waits: WaitModel, count: int, wait_s, *, features: WaitFeatures = LIKE, raw_s: float = RAW_S
+) -> list[Quantiles]:
     """Jobs one after another, each told what is known before it; returns what was said to those who were told."""
     said = []
     for number in range(count):
         now_s = 1e6 * (number + 1)
-        told = waits.quantiles(now_s, raw_s, features)
-        waits.asked(str(number), now_s, raw_s, features, told)
-        waits.started(str(number), now_s + wait_s(number))
+        told = waits.predict(now_s, raw_s, features)
+        waits.add_submission(str(number), now_s, raw_s, features, told)
+        waits.add_start(str(number), now_s + wait_s(number))
         said += [told] if told else []
     return said
 
 
 def test_nothing_is_said_of_nothing() -> None:
     """Before FEW starts were seen there is no answer, and then there is."""
-    waits = Waits()
-    teach(waits, FEW - 1, lambda _: 60.0)
-    assert waits.quantiles(1e9, RAW_S, LIKE) is None
+    waits = WaitModel()
+    teach(waits, MIN_WAITS - 1, lambda _: 60.0)
+    assert waits.predict(1e9, RAW_S, LIKE) is None
     teach(waits, 1, lambda _: 60.0)
-    assert waits.quantiles(1e9, RAW_S, LIKE) is not None
+    assert waits.predict(1e9, RAW_S, LIKE) is not None
 
 
 def test_a_constant_factor_is_learnt() -> None:
     """Where every job waits a tenth of what was foretold, so will the next, for another forecast too."""
-    waits = Waits()
+    waits = WaitModel()
     teach(waits, 200, lambda _: RAW_S / 10)
-    _, middle, high = waits.quantiles(1e9, RAW_S, LIKE) or pytest.fail("nothing was learnt")
+    _, middle, high = waits.predict(1e9, RAW_S, LIKE) or pytest.fail("nothing was learnt")
     assert middle == pytest.approx(RAW_S / 10, rel=0.05)
     assert high <= RAW_S
-    _, middle, _ = waits.quantiles(1e9, RAW_S * 1.2, LIKE) or pytest.fail("nothing was learnt")
+    _, middle, _ = waits.predict(1e9, RAW_S * 1.2, LIKE) or pytest.fail("nothing was learnt")
     assert middle == pytest.approx(RAW_S * 1.2 / 10, rel=0.05)
 
 
@@ -51,7 +53,7 @@ def test_nine_in_ten(seed: int) -> None:
     """Of waits drawn from one distribution 80 ± 5 % fall between q10 and q90, and the quantiles never cross."""
     draw = random.Random(seed)
     drawn = [min(RAW_S, draw.lognormvariate(7, 1.2)) for _ in range(1500)]
-    said = teach(Waits(), len(drawn), lambda number: drawn[number])
+    said = teach(WaitModel(), len(drawn), lambda number: drawn[number])
     assert all(0 <= one.q10 <= one.q50 <= one.q90 for one in said)
     inside = sum(one.q10 <= actual <= one.q90 for one, actual in zip(said, drawn[-len(said) :], strict=True))
     assert 0.75 <= inside / len(said) <= 0.85
@@ -61,30 +63,30 @@ def test_coverage_comes_back_after_a_change() -> None:
     """When waits grow tenfold overnight, the band holds them again before long."""
     draw = random.Random(5)
     drawn = [draw.lognormvariate(5, 0.5) * (10 if number >= 600 else 1) for number in range(1200)]
-    said = teach(Waits(), len(drawn), lambda number: drawn[number])
+    said = teach(WaitModel(), len(drawn), lambda number: drawn[number])
     last = list(zip(said, drawn[-len(said) :], strict=True))[-200:]
     assert sum(one.q10 <= actual <= one.q90 for one, actual in last) / len(last) > 0.7
 
 
 def test_who_still_waits_counts() -> None:
     """A queue that stands still raises the forecast before anyone in it has started."""
-    waits = Waits()
+    waits = WaitModel()
     teach(waits, 100, lambda _: 60.0)
-    before = waits.quantiles(2e9, RAW_S, LIKE)
+    before = waits.predict(2e9, RAW_S, LIKE)
     for number in range(100):
-        waits.asked(f"stuck{number}", 2e9, RAW_S, LIKE, None)
-    after = waits.quantiles(2e9 + 20_000, RAW_S, LIKE)
+        waits.add_submission(f"stuck{number}", 2e9, RAW_S, LIKE, None)
+    after = waits.predict(2e9 + 20_000, RAW_S, LIKE)
     assert before
     assert after
     assert before.q90 < 1000 < after.q90
 
 
-def taught(*waits_s: float) -> Waits:
+def taught(*waits_s: float) -> WaitModel:
     """One job after another, of which nothing was said before."""
-    waits = Waits()
+    waits = WaitModel()
     for number, wait_s in enumerate(waits_s):
-        waits.asked(str(number), 1e5 * number, RAW_S, LIKE, None)
-        waits.started(str(number), 1e5 * number + wait_s)
+        waits.add_submission(str(number), 1e5 * number, RAW_S, LIKE, None)
+        waits.add_start(str(number), 1e5 * number + wait_s)
     return waits
 
 
@@ -92,8 +94,8 @@ def test_who_has_only_just_come_lowers_nothing() -> None:
     """That a job has waited no time yet does not say that it will wait no longer."""
     waits = taught(*[1000.0] * 100)
     for number in range(100):
-        waits.asked(f"new{number}", 1e9, RAW_S, LIKE, None)
-    said = waits.quantiles(1e9 + 1, RAW_S, LIKE)
+        waits.add_submission(f"new{number}", 1e9, RAW_S, LIKE, None)
+    said = waits.predict(1e9 + 1, RAW_S, LIKE)
     assert said
     assert (said.q50, said.q90) == (pytest.approx(1000), pytest.approx(1000))
 
@@ -101,7 +103,7 @@ def test_who_has_only_just_come_lowers_nothing() -> None:
 def test_the_recent_weigh_most() -> None:
     """Of two seasons the later counts, though the earlier had more jobs; the other way round likewise."""
     for first_s, then_s in ((10_000.0, 100.0), (100.0, 10_000.0)):
-        said = taught(*[first_s] * 500, *[then_s] * 400).quantiles(1e9, RAW_S, LIKE)
+        said = taught(*[first_s] * 500, *[then_s] * 400).predict(1e9, RAW_S, LIKE)
         assert said
         assert said.q50 == pytest.approx(then_s)
 
@@ -113,9 +115,9 @@ def test_a_band_that_missed_goes_lower_too() -> None:
     missed, silent = taught(*drawn), taught(*drawn)
     for waits, told in ((missed, Quantiles(2000, 3000, 4000)), (silent, None)):
         for number in range(8):
-            waits.asked(f"low{number}", 1e8 + number, RAW_S, LIKE, told)
-            waits.started(f"low{number}", 1e8 + number + 900)
-    low, plain = (waits.quantiles(1e9, RAW_S, LIKE) for waits in (missed, silent))
+            waits.add_submission(f"low{number}", 1e8 + number, RAW_S, LIKE, told)
+            waits.add_start(f"low{number}", 1e8 + number + 900)
+    low, plain = (waits.predict(1e9, RAW_S, LIKE) for waits in (missed, silent))
     assert low
     assert plain
     assert low.q10 < 0.6 * plain.q10
@@ -124,25 +126,25 @@ def test_a_band_that_missed_goes_lower_too() -> None:
 
 def test_who_is_withdrawn_teaches_nothing() -> None:
     """A job that left the queue unstarted is forgotten, and its later start is nobody's."""
-    waits, other = Waits(), Waits()
+    waits, other = WaitModel(), WaitModel()
     for one in (waits, other):
         teach(one, 50, lambda _: 600.0)
-    waits.asked("gone", 2e9, RAW_S, LIKE, None)
-    waits.gone("gone")
-    waits.started("gone", 2e9 + 5)
-    assert waits.quantiles(3e9, RAW_S, LIKE) == other.quantiles(3e9, RAW_S, LIKE)
+    waits.add_submission("gone", 2e9, RAW_S, LIKE, None)
+    waits.remove("gone")
+    waits.add_start("gone", 2e9 + 5)
+    assert waits.predict(3e9, RAW_S, LIKE) == other.predict(3e9, RAW_S, LIKE)
 
 
 def test_similar_jobs_weigh_most() -> None:
     """Small jobs that start at once do not make the forecast of a large one that never does."""
-    waits = Waits()
+    waits = WaitModel()
     for number in range(400):
         now_s, is_large = 1e5 * (number + 1), number % 2
-        features = Features(units=256 if is_large else 1, limit_s=604_800 if is_large else 3600)
-        waits.asked(str(number), now_s, RAW_S, features, None)
-        waits.started(str(number), now_s + (30_000 if is_large else 30))
-    large = waits.quantiles(1e9, RAW_S, Features(units=256, limit_s=604_800))
-    small = waits.quantiles(1e9, RAW_S, Features(units=1, limit_s=3600))
+        features = WaitFeatures(units=256 if is_large else 1, limit_s=604_800 if is_large else 3600)
+        waits.add_submission(str(number), now_s, RAW_S, features, None)
+        waits.add_start(str(number), now_s + (30_000 if is_large else 30))
+    large = waits.predict(1e9, RAW_S, WaitFeatures(units=256, limit_s=604_800))
+    small = waits.predict(1e9, RAW_S, WaitFeatures(units=1, limit_s=3600))
     assert large
     assert small
     assert small.q50 < 100
@@ -152,48 +154,50 @@ def test_similar_jobs_weigh_most() -> None:
 def test_what_others_waited_counts_too() -> None:
     """Half-way between both, as factors; whoever is among those that never waited keeps the lower quantile."""
     learnt = Quantiles(10.0, 100.0, 40_000.0)
-    said = joined(learnt, (200.0, 100.0, 400.0))
+    said = combine(learnt, (200.0, 100.0, 400.0))
     assert said == pytest.approx((10, 100, math.sqrt(40_060 * 460) - 60))
-    assert joined(learnt, learnt) == pytest.approx(learnt)
-    lower = joined(learnt, (0.0, 0.0, 0.0))
+    assert combine(learnt, learnt) == pytest.approx(learnt)
+    lower = combine(learnt, (0.0, 0.0, 0.0))
     assert lower.q10 < 10
     assert lower.q10 <= lower.q50 <= lower.q90
 
 
 def test_what_a_log_has_kept_is_read() -> None:
     """Features survive a log that lacks some of them."""
-    assert Features.of({"units": 4.0, "limit_s": 60.0, "more": 1.0}) == Features(4, 60.0, 0.0)
-    assert Features.of({}) == Features(1, 3600.0, 0.0)
+    assert WaitFeatures.from_log({"units": 4.0, "limit_s": 60.0, "more": 1.0}) == WaitFeatures(4, 60.0, 0.0)
+    assert WaitFeatures.from_log({}) == WaitFeatures(1, 3600.0, 0.0)
 
 
 def test_a_log_teaches_what_was_seen() -> None:
     """Read back from notes of one pool, it says the same as where it was learnt; a withdrawal teaches nothing."""
-    waits, noted = Waits(), list[local_history.Line]()
+    waits, noted = WaitModel(), list[local_history.WaitLine]()
     features = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
     for number in range(60):
         now_s = 1e6 * (number + 1)
-        said = waits.quantiles(now_s, RAW_S, LIKE)
-        waits.asked(str(number), now_s, RAW_S, LIKE, said)
-        waits.started(str(number), now_s + 100 * number)
+        said = waits.predict(now_s, RAW_S, LIKE)
+        waits.add_submission(str(number), now_s, RAW_S, LIKE, said)
+        waits.add_start(str(number), now_s + 100 * number)
         noted.append(
-            local_history.Foretold(t_s=now_s, job=str(number), pool="p", raw_s=RAW_S, said=said, features=features)
+            local_history.WaitPredicted(
+                t_s=now_s, job=str(number), pool="p", slurm_s=RAW_S, quantiles=said, features=features
+            )
         )
-        noted.append(local_history.Waited(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))
-    noted.append(local_history.Foretold(t_s=2e9, job="back", pool="p", raw_s=RAW_S, features=features))
-    noted.append(local_history.Waited(t_s=2e9 + 9, job="back", pool="p", started=False))
-    assert calibrate(RAW_S, features, noted, 3e9) == waits.quantiles(3e9, RAW_S, LIKE)
+        noted.append(local_history.WaitEnded(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))
+    noted.append(local_history.WaitPredicted(t_s=2e9, job="back", pool="p", slurm_s=RAW_S, features=features))
+    noted.append(local_history.WaitEnded(t_s=2e9 + 9, job="back", pool="p", started=False))
+    assert calibrate(RAW_S, features, noted, 3e9) == waits.predict(3e9, RAW_S, LIKE)
     assert calibrate(RAW_S, features, noted[:20], 3e9) is None
 
 
-def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> list[local_history.Line]:
+def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> list[local_history.WaitLine]:
     """Jobs of one pool from 0 s on, and others of which nobody noted the end."""
-    lines: list[local_history.Line] = []
+    lines: list[local_history.WaitLine] = []
     for number in range(count):
         t_s = 100.0 * number
-        lines.append(local_history.Foretold(t_s=t_s, job=str(number), pool="p", raw_s=raw_s, features=KEPT))
-        lines.append(local_history.Waited(t_s=t_s + wait_s, job=str(number), pool="p", started=True))
+        lines.append(local_history.WaitPredicted(t_s=t_s, job=str(number), pool="p", slurm_s=raw_s, features=KEPT))
+        lines.append(local_history.WaitEnded(t_s=t_s + wait_s, job=str(number), pool="p", started=True))
     return lines + [
-        local_history.Foretold(t_s=1e5 + number, job=f"open{number}", pool="p", raw_s=raw_s, features=KEPT)
+        local_history.WaitPredicted(t_s=1e5 + number, job=f"open{number}", pool="p", slurm_s=raw_s, features=KEPT)
         for number in range(open_jobs)
     ]
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.place.policy import Columns, Policy, decide
-from pitools.place.types import Job, Option, Place, Pool, Ticket, Withdraw
+from pitools.place.policy import JobTableBuilder, PolicyParams, decide
+from pitools.place.types import PendingJob, PlacementOption, PoolState, Submit, Ticket, Withdraw
 
 HOUR_S = 3600.0
 POOLS = ("fast", "middle", "slow")
@@ -27,11 +27,12 @@ def job(
     submit_s: float = 0.0,
     tier: int = 0,
     pools: Sequence[str] = POOLS,
-) -> Job:
+) -> PendingJob:
     options = tuple(
-        Option(pool=pool, units=units, run_s=run_s / SPEED[pool], limit_s=3 * run_s / SPEED[pool]) for pool in pools
+        PlacementOption(pool=pool, units=units, run_s=run_s / SPEED[pool], limit_s=3 * run_s / SPEED[pool])
+        for pool in pools
     )
-    return Job(job_id=job_id, submit_s=submit_s, options=options, tier=tier)
+    return PendingJob(job_id=job_id, submit_s=submit_s, options=options, tier=tier)
 
 
 def pool(
@@ -43,24 +44,32 @@ def pool(
     tickets: int = 4,
     is_dark: bool = False,
     closed: Sequence[tuple[float, float]] = (),
-) -> dict[str, Pool]:
+) -> dict[str, PoolState]:
     return {
-        name: Pool(pool=name, units=units, free=free, running=running, tickets=tickets, is_dark=is_dark, closed=closed)
+        name: PoolState(
+            pool=name,
+            units=units,
+            free=free,
+            running=running,
+            max_pending=tickets,
+            is_unreachable=is_dark,
+            maintenance_windows=closed,
+        )
     }
 
 
-def placed(moves: Sequence[Place | Withdraw]) -> list[tuple[str, str]]:
-    return [(move.job_id, move.pool) for move in moves if isinstance(move, Place)]
+def placed(moves: Sequence[Submit | Withdraw]) -> list[tuple[str, str]]:
+    return [(move.job_id, move.pool) for move in moves if isinstance(move, Submit)]
 
 
 @st.composite
 def worlds(
     draw: st.DrawFn,
-) -> tuple[float, list[Job], dict[str, Pool], list[Ticket], Policy]:
+) -> tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams]:
     """Any world: jobs with any options, pools full, empty or dark, tickets, and a policy."""
     rng = random.Random(draw(st.integers(0, 2**32)))
     now = 100 * HOUR_S
-    pools: dict[str, Pool] = {}
+    pools: dict[str, PoolState] = {}
     for name in POOLS[: draw(st.integers(1, 3))]:
         units = rng.choice([4, 8, 64])
         free = rng.randint(0, units)
@@ -87,30 +96,32 @@ def worlds(
     for one in jobs:
         option = rng.choice(one.options)
         known = pools.get(option.pool)
-        if known and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < known.tickets:
-            tickets.append(Ticket(job_id=one.job_id, pool=option.pool, placed_s=now - rng.uniform(0, 2) * HOUR_S))
-    policy = Policy(
-        patience=rng.choice([1.0, 2.0, 1e9]),
+        if known and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < known.max_pending:
+            tickets.append(Ticket(job_id=one.job_id, pool=option.pool, submitted_s=now - rng.uniform(0, 2) * HOUR_S))
+    policy = PolicyParams(
+        max_slowdown=rng.choice([1.0, 2.0, 1e9]),
         reserve=rng.randint(0, 3),
-        old_tickets=rng.randint(0, 3),
-        old_s=rng.choice([0.0, 12 * HOUR_S, inf]),
+        starvation_tickets=rng.randint(0, 3),
+        starvation_s=rng.choice([0.0, 12 * HOUR_S, inf]),
     )
     return now, jobs, pools, tickets, policy
 
 
 @given(worlds())
 @settings(max_examples=300, deadline=None)
-def test_rules_hold_in_any_world(world: tuple[float, list[Job], dict[str, Pool], list[Ticket], Policy]) -> None:
+def test_rules_hold_in_any_world(
+    world: tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams],
+) -> None:
     """Same answer twice, with or without a memory; nothing of a dark pool; no more tickets than allowed, and one of a
     job; no more units started than are free."""
     now, jobs, pools, tickets, policy = world
     moves = decide(now, jobs, pools, tickets, policy)
-    columns = Columns()
+    columns = JobTableBuilder()
     assert decide(now, jobs, pools, tickets, policy, columns) == moves
     assert decide(now, jobs, dict(reversed(pools.items())), tickets, policy, columns) == moves
     bound = {ticket.job_id for ticket in tickets}
     known = {one.job_id: {option.pool: option for option in one.options} for one in jobs}
-    assert not any(pools[move.pool].is_dark for move in moves)
+    assert not any(pools[move.pool].is_unreachable for move in moves)
     for move in moves:
         if isinstance(move, Withdraw):
             assert (move.job_id, move.pool) in {(ticket.job_id, ticket.pool) for ticket in tickets}
@@ -120,20 +131,22 @@ def test_rules_hold_in_any_world(world: tuple[float, list[Job], dict[str, Pool],
     counts = [sum(job_id == one.job_id for job_id, _ in placed(moves)) for one in jobs]
     assert max(counts, default=0) <= 1
     for name, seen in pools.items():
-        here = [move for move in moves if isinstance(move, Place) and move.pool == name]
-        started = [known[move.job_id][name].units for move in here if move.why == "starts now"]
+        here = [move for move in moves if isinstance(move, Submit) and move.pool == name]
+        started = [known[move.job_id][name].units for move in here if move.reason == "starts now"]
         assert sum(started) <= seen.free
         waits = sum(ticket.pool == name for ticket in tickets) + len(here) - len(started)
-        assert len(here) == len(started) or waits <= seen.tickets
+        assert len(here) == len(started) or waits <= seen.max_pending
 
 
 @given(worlds())
 @settings(max_examples=200, deadline=None)
-def test_a_higher_tier_is_served_first(world: tuple[float, list[Job], dict[str, Pool], list[Ticket], Policy]) -> None:
+def test_a_higher_tier_is_served_first(
+    world: tuple[float, list[PendingJob], dict[str, PoolState], list[Ticket], PolicyParams],
+) -> None:
     """What the highest tier gets does not change when the lower ones are taken out of the queue."""
     now, jobs, pools, _, _ = world
     above = {one.job_id for one in jobs if one.tier == 1}
-    reserve = Policy(reserve=0, old_s=inf, patience=1e9)
+    reserve = PolicyParams(reserve=0, starvation_s=inf, max_slowdown=1e9)
     both = [move for move in placed(decide(now, jobs, pools, [], reserve)) if move[0] in above]
     alone = placed(decide(now, [one for one in jobs if one.tier == 1], pools, [], reserve))
     assert both == alone
@@ -142,7 +155,7 @@ def test_a_higher_tier_is_served_first(world: tuple[float, list[Job], dict[str, 
 def test_the_shortest_goes_first_and_to_the_fastest() -> None:
     """With room for one, the job that ends soonest is placed, where it ends soonest."""
     jobs = [job("long", run_s=10 * HOUR_S), job("short", run_s=HOUR_S)]
-    moves = decide(0.0, jobs, pool("slow", free=1) | pool("fast", free=1), [], Policy(patience=1.0))
+    moves = decide(0.0, jobs, pool("slow", free=1) | pool("fast", free=1), [], PolicyParams(max_slowdown=1.0))
     assert placed(moves)[0] == ("short", "fast")
 
 
@@ -151,8 +164,8 @@ def test_a_job_waits_for_a_fast_pool_only_while_that_pays() -> None:
     soon = pool("fast", free=0, running=[(HOUR_S, 8)]) | pool("slow")
     late = pool("fast", free=0, running=[(500 * HOUR_S, 8)]) | pool("slow")
     one = [job("j", run_s=4 * HOUR_S)]
-    assert placed(decide(0.0, one, soon, [], Policy())) == []
-    assert placed(decide(0.0, one, late, [], Policy())) == [("j", "slow")]
+    assert placed(decide(0.0, one, soon, [], PolicyParams())) == []
+    assert placed(decide(0.0, one, late, [], PolicyParams())) == [("j", "slow")]
 
 
 def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> None:
@@ -162,12 +175,12 @@ def test_small_jobs_do_not_fill_a_pool_before_the_first_who_is_too_wide() -> Non
     long = [job(f"long{n}", run_s=50 * HOUR_S, pools=["middle"]) for n in range(4)]
     quick = job("quick", run_s=0.5 * HOUR_S, pools=["middle"])
     room = pool("middle", free=4, running=running)
-    assert {name for name, _ in placed(decide(0.0, [wide, quick, *long], room, [], Policy(used=1.0)))} == {
+    assert {name for name, _ in placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0)))} == {
         "quick",
         "long0",
         "long1",
     }
-    assert len(placed(decide(0.0, [wide, quick, *long], room, [], Policy(used=1.0, reserve=0)))) == 4
+    assert len(placed(decide(0.0, [wide, quick, *long], room, [], PolicyParams(limit_usage=1.0, reserve=0)))) == 4
 
 
 def test_an_old_job_takes_any_pool_before_shorter_ones() -> None:
@@ -175,10 +188,10 @@ def test_an_old_job_takes_any_pool_before_shorter_ones() -> None:
     old = job("old", run_s=30 * HOUR_S, units=8, submit_s=-13 * HOUR_S)
     jobs = [job("short", run_s=HOUR_S, units=8), old]
     room = pool("fast", free=0, running=[(HOUR_S, 8)]) | pool("slow")
-    assert placed(decide(0.0, jobs, room, [], Policy()))[0] == ("old", "slow")
-    young = placed(decide(0.0, jobs, room, [], Policy(old_s=14 * HOUR_S)))
+    assert placed(decide(0.0, jobs, room, [], PolicyParams()))[0] == ("old", "slow")
+    young = placed(decide(0.0, jobs, room, [], PolicyParams(starvation_s=14 * HOUR_S)))
     assert ("old", "slow") not in young
-    brief = placed(decide(0.0, [job("brief", run_s=60.0, units=8), old], room, [], Policy()))
+    brief = placed(decide(0.0, [job("brief", run_s=60.0, units=8), old], room, [], PolicyParams()))
     assert brief[0] == ("brief", "slow")
 
 
@@ -186,11 +199,11 @@ def test_an_old_job_that_fits_nowhere_waits_in_a_queue() -> None:
     """It gets a ticket though nothing is free, and what would delay it is not started beside it."""
     old = job("old", run_s=10 * HOUR_S, units=8, submit_s=-13 * HOUR_S, pools=["middle"])
     full = pool("middle", free=0, running=[(10 * HOUR_S, 8)])
-    assert placed(decide(0.0, [old], full, [], Policy())) == [("old", "middle")]
-    ticket = [Ticket(job_id="old", pool="middle", placed_s=-HOUR_S)]
+    assert placed(decide(0.0, [old], full, [], PolicyParams())) == [("old", "middle")]
+    ticket = [Ticket(job_id="old", pool="middle", submitted_s=-HOUR_S)]
     half = pool("middle", free=4, running=[(10 * HOUR_S, 4)])
     jobs = [old, job("long", run_s=9 * HOUR_S, pools=["middle"]), job("brief", run_s=60.0, pools=["middle"])]
-    assert placed(decide(0.0, jobs, half, ticket, Policy())) == [("brief", "middle")]
+    assert placed(decide(0.0, jobs, half, ticket, PolicyParams())) == [("brief", "middle")]
 
 
 @pytest.mark.parametrize("waiting", [10, 400])
@@ -199,36 +212,40 @@ def test_old_is_later_where_everybody_waits_long(waiting: int) -> None:
     jobs = [job("j", run_s=HOUR_S, submit_s=-13 * HOUR_S, units=8)]
     jobs += [job(f"o{n}", run_s=HOUR_S / 2, units=8) for n in range(waiting)]
     full = pool("middle", free=0, running=[(HOUR_S, 8)]) | pool("slow", free=0, running=[(HOUR_S, 8)])
-    assert bool(placed(decide(0.0, jobs, full, [], Policy()))) == (waiting == 10)
+    assert bool(placed(decide(0.0, jobs, full, [], PolicyParams()))) == (waiting == 10)
 
 
 def test_a_ticket_moves_only_when_that_pays_and_not_at_once() -> None:
     """It is withdrawn for a pool that could start it now, unless the gain is small or it was only just placed."""
     one = job("j", units=8, run_s=HOUR_S)
-    ticket = [Ticket(job_id="j", pool="slow", placed_s=-HOUR_S)]
+    ticket = [Ticket(job_id="j", pool="slow", submitted_s=-HOUR_S)]
     there = pool("slow", free=0, running=[(10 * HOUR_S, 8)])
-    moves = decide(0.0, [one], there | pool("fast"), ticket, Policy())
+    moves = decide(0.0, [one], there | pool("fast"), ticket, PolicyParams())
     assert [(move.job_id, move.pool) for move in moves if isinstance(move, Withdraw)] == [("j", "slow")]
     assert not placed(moves)
-    assert decide(0.0, [one], there | pool("fast", free=4), ticket, Policy()) == []
-    assert decide(0.0, [one], there | pool("fast", is_dark=True), ticket, Policy()) == []
-    assert decide(0.0, [one], there | pool("fast"), ticket, Policy(hysteresis=1000.0)) == []
-    fresh = [Ticket(job_id="j", pool="slow", placed_s=-60.0)]
-    assert decide(0.0, [one], there | pool("fast"), fresh, Policy()) == []
+    assert decide(0.0, [one], there | pool("fast", free=4), ticket, PolicyParams()) == []
+    assert decide(0.0, [one], there | pool("fast", is_dark=True), ticket, PolicyParams()) == []
+    assert decide(0.0, [one], there | pool("fast"), ticket, PolicyParams(hysteresis=1000.0)) == []
+    fresh = [Ticket(job_id="j", pool="slow", submitted_s=-60.0)]
+    assert decide(0.0, [one], there | pool("fast"), fresh, PolicyParams()) == []
 
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_no_ticket_goes_to_and_fro(seed: int) -> None:
-    """However pools fill and empty, a job is withdrawn at most once in settle_s."""
+    """However pools fill and empty, a job is withdrawn at most once in min_wait_before_move_s."""
     rng = random.Random(seed)
-    one, policy, now = job("j", units=8, run_s=5 * HOUR_S, submit_s=-HOUR_S), Policy(old_s=0.0, old_share=0.0), 0.0
+    one, policy, now = (
+        job("j", units=8, run_s=5 * HOUR_S, submit_s=-HOUR_S),
+        PolicyParams(starvation_s=0.0, starvation_share=0.0),
+        0.0,
+    )
     tickets: list[Ticket] = []
     withdrawn: list[float] = []
     for _ in range(100):
         now += 60.0
         free = rng.choice([0, 0, 8])
-        pools: dict[str, Pool] = {}
+        pools: dict[str, PoolState] = {}
         for name in POOLS:
             full = [(now + rng.uniform(0, 100) * HOUR_S, 8 - free)] if free < 8 else []
             pools |= pool(name, free=free, running=full)
@@ -238,9 +255,9 @@ def test_no_ticket_goes_to_and_fro(seed: int) -> None:
                 tickets = [ticket for ticket in tickets if ticket.pool != move.pool]
                 withdrawn.append(now)
             else:
-                tickets.append(Ticket(job_id=move.job_id, pool=move.pool, placed_s=now))
+                tickets.append(Ticket(job_id=move.job_id, pool=move.pool, submitted_s=now))
         assert len(tickets) <= 1
-    assert all(later - sooner >= policy.settle_s for sooner, later in pairwise(withdrawn))
+    assert all(later - sooner >= policy.min_wait_before_move_s for sooner, later in pairwise(withdrawn))
 
 
 def test_an_old_job_waits_where_it_ends_first() -> None:
@@ -248,16 +265,18 @@ def test_an_old_job_waits_where_it_ends_first() -> None:
     old = job("old", units=8, submit_s=-13 * HOUR_S, pools=["middle", "slow"])
     for middle_s, chosen in ((50 * HOUR_S, "middle"), (5000 * HOUR_S, "slow")):
         full = pool("middle", free=0, running=[(middle_s, 8)]) | pool("slow", free=0, running=[(50 * HOUR_S, 8)])
-        assert placed(decide(0.0, [old], full, [], Policy())) == [("old", chosen)]
+        assert placed(decide(0.0, [old], full, [], PolicyParams())) == [("old", chosen)]
 
 
 def test_staging_counts_as_time_to_the_end() -> None:
     """A fast pool that has the data wins over a faster one that must copy it for hours."""
     options = (
-        Option(pool="fast", units=1, run_s=HOUR_S, limit_s=HOUR_S, stage_s=5 * HOUR_S),
-        Option(pool="middle", units=1, run_s=2 * HOUR_S, limit_s=3 * HOUR_S),
+        PlacementOption(pool="fast", units=1, run_s=HOUR_S, limit_s=HOUR_S, stage_s=5 * HOUR_S),
+        PlacementOption(pool="middle", units=1, run_s=2 * HOUR_S, limit_s=3 * HOUR_S),
     )
-    moves = decide(0.0, [Job(job_id="j", submit_s=0.0, options=options)], pool("fast") | pool("middle"), [], Policy())
+    moves = decide(
+        0.0, [PendingJob(job_id="j", submit_s=0.0, options=options)], pool("fast") | pool("middle"), [], PolicyParams()
+    )
     assert placed(moves) == [("j", "middle")]
 
 
@@ -265,10 +284,10 @@ def test_nothing_starts_that_would_reach_into_a_closed_window() -> None:
     """Before maintenance only what ends in time is placed there; the others go where nothing is closed."""
     closed = pool("fast", closed=[(2 * HOUR_S, 9 * HOUR_S)])
     brief, long_ = job("brief", run_s=HOUR_S), job("long", run_s=2 * HOUR_S)
-    assert placed(decide(0.0, [long_, brief], closed, [], Policy())) == [("brief", "fast")]
-    both = decide(0.0, [long_, brief], closed | pool("middle"), [], Policy())
+    assert placed(decide(0.0, [long_, brief], closed, [], PolicyParams())) == [("brief", "fast")]
+    both = decide(0.0, [long_, brief], closed | pool("middle"), [], PolicyParams())
     assert sorted(placed(both)) == [("brief", "fast"), ("long", "middle")]
-    assert sorted(placed(decide(9 * HOUR_S, [long_, brief], closed, [], Policy()))) == [
+    assert sorted(placed(decide(9 * HOUR_S, [long_, brief], closed, [], PolicyParams()))) == [
         ("brief", "fast"),
         ("long", "fast"),
     ]
@@ -278,13 +297,13 @@ def test_a_ticket_that_waits_for_a_window_keeps_nobody_out() -> None:
     """It cannot start before the maintenance is over: until then its units are for those who can."""
     closed = pool("fast", closed=[(2 * HOUR_S, 9 * HOUR_S)])
     jobs = [job("long", units=8, run_s=20 * HOUR_S), *(job(f"brief{number}", run_s=HOUR_S) for number in range(8))]
-    moves = decide(0.0, jobs, closed, [Ticket(job_id="long", pool="fast", placed_s=0.0)], Policy())
+    moves = decide(0.0, jobs, closed, [Ticket(job_id="long", pool="fast", submitted_s=0.0)], PolicyParams())
     assert len(placed(moves)) == 8
 
 
 def test_a_ticket_that_waits_for_a_window_moves() -> None:
     """Where another pool could start it now, and end it long before this one opens."""
     pools = pool("fast", closed=[(HOUR_S, 90 * HOUR_S)]) | pool("slow")
-    waits = Ticket(job_id="long", pool="fast", placed_s=-HOUR_S)
-    moves = decide(0.0, [job("long", run_s=2 * HOUR_S)], pools, [waits], Policy())
+    waits = Ticket(job_id="long", pool="fast", submitted_s=-HOUR_S)
+    moves = decide(0.0, [job("long", run_s=2 * HOUR_S)], pools, [waits], PolicyParams())
     assert [(move.job_id, move.pool) for move in moves if isinstance(move, Withdraw)] == [("long", "fast")]

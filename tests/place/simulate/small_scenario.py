@@ -20,7 +20,7 @@ def trace(*jobs: tuple[float, int, float, float], groups: Sequence[str] = ()) ->
         owner=[""] * every,
         title=[""] * every,
         group=list(groups) or [""] * every,
-        guess=[0.0] * every,
+        predicted_s=[0.0] * every,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pitools.place.simulate.backfill import Backfill, Entry
+from pitools.place.simulate.backfill import Backfill, QueueEntry
 
 
 class Plain:
@@ -14,7 +14,7 @@ class Plain:
     def __init__(self, units: int, depth: int, closed: Sequence[tuple[int, int]]) -> None:
         self.units, self.depth, self.closed = units, depth, closed
         self.running: list[tuple[float, int, int]] = []
-        self.queue: list[Entry] = []
+        self.queue: list[QueueEntry] = []
 
     def free_at(self, moment: float) -> int:
         """Units that are free then, if nothing more starts."""
@@ -26,18 +26,18 @@ class Plain:
                 return self.opens(end, limit)
         return at
 
-    def may_start(self, entry: Entry, free: int, now: float) -> bool:
+    def may_start(self, entry: QueueEntry, free: int, now: float) -> bool:
         return entry[3] <= free and self.opens(now, entry[4]) <= now
 
-    def startable(self, now: float) -> list[Entry]:
-        started: list[Entry] = []
+    def startable(self, now: float) -> list[QueueEntry]:
+        started: list[QueueEntry] = []
         while found := self.next_one(now):
             self.queue.remove(found)
             self.running.append((now + found[4], found[2], found[3]))
             started.append(found)
         return started
 
-    def next_one(self, now: float) -> Entry | None:
+    def next_one(self, now: float) -> QueueEntry | None:
         seen = sorted(self.queue)[: self.depth]
         free = self.units - sum(units for _, _, units in self.running)
         if not seen:
@@ -69,7 +69,7 @@ def compare(rng: random.Random) -> None:
         what = rng.choice(("put", "put", "put", "withdraw", "end", "later", "later"))
         if what == "put":
             entry = (-rng.choice((0, 0, 0, 1)), number, number, rng.randint(1, units), float(rng.randint(1, 25)))
-            ours.put(entry)
+            ours.enqueue(entry)
             plain.queue.append(entry)
         elif what == "withdraw" and plain.queue:
             entry = rng.choice(plain.queue)
@@ -77,14 +77,14 @@ def compare(rng: random.Random) -> None:
             plain.queue.remove(entry)
         elif what == "end" and plain.running:
             end, job, held = rng.choice(plain.running)
-            ours.end(job, held, end)
+            ours.release(job, held, end)
             plain.running.remove((end, job, held))
         elif what == "later":
             moments = [end for end, _, _ in plain.running] + [float(end) for _, end in closed if end > now]
             now = min([now + rng.choice((1, 2, 5)), *moments])
             ours.is_stale |= now in [end for _, end in closed]
             for end, job, held in [one for one in plain.running if one[0] == now]:
-                ours.end(job, held, end)
+                ours.release(job, held, end)
                 plain.running.remove((end, job, held))
         assert sorted(ours.startable(now)) == sorted(plain.startable(now))
         assert ours.free == units - sum(held for _, _, held in plain.running)
@@ -94,7 +94,7 @@ def test_what_ends_at_the_shadow_is_all_to_spare() -> None:
     """Two jobs may last until 10, the first in the queue needs one of them gone: what the other holds is left over."""
     site = Backfill(4, depth=100)
     for job in (0, 1):
-        site.put((0, job, job, 2, 10.0))
-    site.put((0, 2, 2, 2, 10.0))
+        site.enqueue((0, job, job, 2, 10.0))
+    site.enqueue((0, 2, 2, 2, 10.0))
     assert [entry[2] for entry in site.startable(0.0)] == [0, 1]
     assert (site.shadow, site.spare) == (10.0, 2)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from pitools.place.policy.runtime_predictor import Known, Predictor
+from pitools.place.policy.runtime_predictor import JobFeatures, RuntimePredictor
 from pitools.place.simulate import baselines, engine, metrics
 from pitools.place.simulate.model import Result
-from pitools.place.types import Job, Place, Pool, Ticket
+from pitools.place.types import PendingJob, PoolState, Submit, Ticket
 from tests.place.simulate.small_scenario import scenario, trace
 
 
@@ -21,7 +21,7 @@ def starts(result: Result) -> list[float]:
 def test_rules_of_the_others() -> None:
     """Where each binder puts the second of two jobs, the first of which fills the first pool."""
     jobs = trace((0, 8, 100, 100), (1, 2, 10, 10))
-    placed = {name: list(engine.simulate(jobs, scenario(8, 4, 6), name).pool) for name in baselines.NAMES}
+    placed = {name: list(engine.simulate(jobs, scenario(8, 4, 6), name).pool) for name in baselines.BASELINES}
     del placed["random"]
     assert placed == {
         "slurm-m": [0, 1],
@@ -46,23 +46,27 @@ def test_what_a_policy_forgets_is_told() -> None:
     """Jobs that it never places are in no mean, but counted; those that no pool can hold are others."""
     jobs = trace((0, 4, 10, 10), (1, 4, 1000, 1000), (2, 64, 1, 1))
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
-        return [Place(job_id=job.job_id, pool="a") for job in jobs if job.job_id == "j0"]
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
+        return [Submit(job_id=job.job_id, pool="a") for job in jobs if job.job_id == "j0"]
 
-    one = metrics.judge(engine.simulate(jobs, scenario(8), policy, tick_s=0), jobs)  # type: ignore[arg-type]
-    assert (one.jobs, one.left, one.unplaced, one.mean_jct_s) == (1, 1, 1, 10)
+    one = metrics.summarize(engine.simulate(jobs, scenario(8), policy, tick_s=0), jobs)  # type: ignore[arg-type]
+    assert (one.jobs, one.starved, one.unplaced, one.mean_jct_s) == (1, 1, 1, 10)
 
 
 def test_a_dark_pool_is_passed_over_and_refuses() -> None:
     """Who binds asks only those that answer; a policy's ticket for one that does not is refused, and counted."""
     jobs = trace((0, 8, 10, 10))
     plain = scenario(8, 8)
-    dark = msgspec.structs.replace(plain.pools[0], dark=((0.0, 50.0),))
+    dark = msgspec.structs.replace(plain.pools[0], unreachable_windows=((0.0, 50.0),))
     world = msgspec.structs.replace(plain, pools=(dark, plain.pools[1]))
     assert list(engine.simulate(jobs, world, "slurm-m").pool) == [1]
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
-        return [Place(job_id=job.job_id, pool="a") for job in jobs]
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
+        return [Submit(job_id=job.job_id, pool="a") for job in jobs]
 
     result = engine.simulate(jobs, world, policy, tick_s=0)  # type: ignore[arg-type]
     assert (result.refused, result.placed, starts(result)) == (1, 1, [50])
@@ -80,10 +84,12 @@ def test_a_bound_job_stays_where_it_is() -> None:
 def test_a_policy_is_told_of_speeds_and_closed_windows() -> None:
     """Run times and limits are those of the pool; in a window nothing is free before its end, after it all is."""
     plain = scenario(8)
-    pool = msgspec.structs.replace(plain.pools[0], speed=2.0, closed=((0.0, 100.0),))
+    pool = msgspec.structs.replace(plain.pools[0], speed=2.0, maintenance_windows=((0.0, 100.0),))
     seen: list[tuple[float, float, float, int, list[tuple[float, int]]]] = []
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
         option = jobs[0].options[0]
         seen.append((now_s, option.run_s, option.limit_s, pools["a"].free, list(pools["a"].running)))
         return []
@@ -104,16 +110,18 @@ def test_a_predictor_hears_of_what_ended_and_only_then() -> None:
     """The second job is guessed at when the first has ended, the third while the second runs."""
     told: list[float] = []
 
-    class Counts(Predictor):
-        def mean_s(self, known: Known) -> float:
+    class Counts(RuntimePredictor):
+        def mean_s(self, known: JobFeatures) -> float:
             told.append(-1.0)
             return 1.0
 
-        def ended(self, known: Known, run_s: float) -> None:
+        def add_run(self, known: JobFeatures, run_s: float) -> None:
             told.append(run_s)
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
-        return [Place(job_id=job.job_id, pool="a") for job in jobs]
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
+        return [Submit(job_id=job.job_id, pool="a") for job in jobs]
 
     jobs = trace((0, 4, 50, 80), (60, 4, 30, 30), (70, 4, 5, 5))
     engine.simulate(jobs, scenario(8), policy, tick_s=0, predictor=Counts())  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pitools.place.simulate import baselines, engine, metrics
 from pitools.place.simulate.backfill import Backfill
 from pitools.place.simulate.model import Failures, Result, Trace
-from pitools.place.types import Job, Place, Pool, Ticket, Withdraw
+from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
 from tests.place.simulate.small_scenario import scenario, trace
 
 # (submit_s, gpus, run_s, how many times as long the limit is), all on a coarse grid so that much happens at once
@@ -56,7 +56,7 @@ def test_an_example_by_hand() -> None:
     result = engine.simulate(jobs, scenario(8), "federation")
     assert starts(result) == [0, 60, 20, 80, 50]
     assert list(result.end_s) == [60, 80, 50, 175, 550]
-    one = metrics.judge(result, jobs)
+    one = metrics.summarize(result, jobs)
     assert one.mean_jct_s == (60 + 70 + 30 + 145 + 510) / 5
     assert one.mean_wait_s == (0 + 50 + 0 + 50 + 10) / 5
     assert one.makespan_s == 550
@@ -118,10 +118,10 @@ def test_backfill_is_that_of_its_slow_twin(jobs: Trace) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(JOBS, st.sampled_from(sorted(baselines.NAMES)), st.integers(1, 5))
+@given(JOBS, st.sampled_from(sorted(baselines.BASELINES)), st.integers(1, 5))
 def test_every_job_runs_once_where_there_is_room(jobs: Trace, name: str, depth: int) -> None:
     """Whatever the policy and however short-sighted the schedulers: once, whole, within capacity."""
-    check(engine.simulate(jobs, scenario(3, 8, 5, depth=depth), name), jobs)
+    check(engine.simulate(jobs, scenario(3, 8, 5, backfill_depth=depth), name), jobs)
 
 
 @settings(max_examples=100, deadline=None)
@@ -134,11 +134,11 @@ def test_nobody_is_held_up_beyond_the_shadow(jobs: Trace) -> None:
     while arrivals or ends:
         now = min(([arrivals[0][0]] if arrivals else []) + [end for end, _ in ends])
         for end, job in [one for one in ends if one[0] == now]:
-            site.end(job, jobs.gpus[job], end)
+            site.release(job, jobs.gpus[job], end)
             ends.remove((end, job))
         while arrivals and arrivals[0][0] == now:
             _, job = arrivals.pop(0)
-            site.put((0, job, job, jobs.gpus[job], jobs.run_s[job]))
+            site.enqueue((0, job, job, jobs.gpus[job], jobs.run_s[job]))
         for entry in site.startable(now):
             assert now <= promised.get(entry[2], inf)
             ends.append((now + entry[4], entry[2]))
@@ -185,7 +185,9 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
     """Jobs, pools by limits and tickets are as they should be; what is placed starts, what is withdrawn does not."""
     seen: list[tuple[float, list[str], int, list[tuple[float, int]], list[str]]] = []
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
         seen.append(
             (
                 now_s,
@@ -196,9 +198,9 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
             )
         )
         if now_s == 60:
-            return [Place(job_id=job.job_id, pool="a") for job in jobs]
+            return [Submit(job_id=job.job_id, pool="a") for job in jobs]
         if now_s == 180:
-            return [Withdraw(job_id="j1", pool="a"), Place(job_id="j1", pool="b")]
+            return [Withdraw(job_id="j1", pool="a"), Submit(job_id="j1", pool="b")]
         return []
 
     jobs = trace((1, 6, 600, 900), (2, 4, 50, 70), (130, 1, 1, 1))
@@ -217,14 +219,16 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
 def test_siblings_of_any_policy_run_once(jobs: Trace, random: object, tick_s: float) -> None:
     """Tickets put and withdrawn at random, several for a job: each job still runs once, whole, within capacity."""
 
-    def policy(now_s: float, jobs: Sequence[Job], pools: Mapping[str, Pool], tickets: Sequence[Ticket]) -> list[object]:
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
         held = {(ticket.job_id, ticket.pool) for ticket in tickets}
         moves: list[object] = []
         for job in jobs:
             mine = [option.pool for option in job.options if (job.job_id, option.pool) in held]
             others = [option.pool for option in job.options if option.pool not in mine]
             if others and (not mine or random.random() < 0.5):  # type: ignore[attr-defined]
-                moves.append(Place(job_id=job.job_id, pool=random.choice(others)))  # type: ignore[attr-defined]
+                moves.append(Submit(job_id=job.job_id, pool=random.choice(others)))  # type: ignore[attr-defined]
             elif len(mine) > 1:
                 moves.append(Withdraw(job_id=job.job_id, pool=mine[0]))
         return moves
@@ -250,17 +254,17 @@ def test_failures_cost_what_was_not_saved() -> None:
     assert (
         result.spans.start_s[again] == result.spans.end_s[first] + 600.0
     )  # all else was in use: it waited for its node
-    one = metrics.judge(result, jobs)
+    one = metrics.summarize(result, jobs)
     assert one.failures == failures
-    assert one.delivered < one.utilisation
+    assert one.goodput < one.utilisation
 
 
 def test_windows_are_kept() -> None:
     """No job reaches into a closed window; a dark pool starts nothing; both go on afterwards."""
     world = scenario(8, 8)
     pools = (
-        msgspec.structs.replace(world.pools[0], closed=((100.0, 200.0),)),
-        msgspec.structs.replace(world.pools[1], dark=((100.0, 300.0),)),
+        msgspec.structs.replace(world.pools[0], maintenance_windows=((100.0, 200.0),)),
+        msgspec.structs.replace(world.pools[1], unreachable_windows=((100.0, 300.0),)),
     )
     world = msgspec.structs.replace(world, pools=pools)
     jobs = trace((0, 8, 90, 95), (1, 8, 120, 120), (2, 8, 50, 99), (150, 1, 1, 1))

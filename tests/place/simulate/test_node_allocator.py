@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pitools.core.errors import ConfigError
 from pitools.place.simulate import engine, metrics
 from pitools.place.simulate.model import Scenario
-from pitools.place.simulate.node_allocator import Packing
-from pitools.topology.fabric_model import Fabric, Leaf, tree
+from pitools.place.simulate.node_allocator import NodeAllocator
+from pitools.topology.fabric_model import Fabric, Leaf, tree_fabric
 from tests.place.simulate.small_scenario import scenario, trace
 
 
@@ -20,7 +20,7 @@ def fabric(*sizes: int) -> Fabric:
     leaves = [
         (f"leaf{number}", [f"n{number + len(sizes) * at:03d}" for at in range(n)]) for number, n in enumerate(sizes)
     ]
-    return tree(Leaf(path=("root", name), nodes=tuple(nodes)) for name, nodes in leaves)
+    return tree_fabric(Leaf(path=("root", name), nodes=tuple(nodes)) for name, nodes in leaves)
 
 
 def world(wiring: Fabric, gpus: int, **more: object) -> Scenario:
@@ -33,33 +33,33 @@ def world(wiring: Fabric, gpus: int, **more: object) -> Scenario:
 def test_small_jobs_share_the_fullest_node_that_has_room() -> None:
     """Parts of nodes are filled up before a whole one is broken, and come back whole."""
     pool = world(fabric(2, 2), 16).pools[0]
-    packing = Packing(pool, fabric(2, 2))
+    packing = NodeAllocator(pool, fabric(2, 2))
     for job, units in enumerate((3, 2, 1)):
-        packing.take(job, units)
+        packing.allocate(job, units)
     nodes = [packing.held[job][1] for job in range(3)]
     assert nodes[0] == nodes[2] != nodes[1]
-    assert packing.holds(8)
-    assert not packing.holds(12)
+    assert packing.fits_now(8)
+    assert not packing.fits_now(12)
     for job in range(3):
-        packing.give(job)
-    assert packing.holds(16)
+        packing.release(job)
+    assert packing.fits_now(16)
 
 
 def test_each_job_has_nodes_of_its_own() -> None:
     """Whatever was looked up before; of a job that leaves, one node may stay with another."""
-    packing = Packing(world(fabric(2, 2), 16).pools[0], fabric(2, 2))
-    assert packing.holds(12)
-    packing.take(0, 8)
-    packing.take(1, 8)
+    packing = NodeAllocator(world(fabric(2, 2), 16).pools[0], fabric(2, 2))
+    assert packing.fits_now(12)
+    packing.allocate(0, 8)
+    packing.allocate(1, 8)
     first, second = packing.held[0][1], packing.held[1][1]
     assert (len(first), len(second), len({*first, *second})) == (2, 2, 4)
-    packing.give(0)
-    packing.give(1)
-    packing.take(2, 12)
-    assert (packing.keep(2, -2), len(packing.held[-2][1])) == (4, 1)
-    packing.give(2)
-    assert packing.holds(12)
-    assert not packing.holds(16)
+    packing.release(0)
+    packing.release(1)
+    packing.allocate(2, 12)
+    assert (packing.transfer(2, -2), len(packing.held[-2][1])) == (4, 1)
+    packing.release(2)
+    assert packing.fits_now(12)
+    assert not packing.fits_now(16)
 
 
 def test_free_gpus_in_pieces_are_no_node() -> None:
@@ -78,7 +78,7 @@ def test_leaves_slow_a_job_down(nodes: str, leaves: int, end_s: float) -> None:
     )
     assert list(result.spans.leaves) == [leaves]
     assert list(result.end_s) == [end_s]
-    assert metrics.judge(result, trace((0, 8, 100, 100))).leaves == leaves
+    assert metrics.summarize(result, trace((0, 8, 100, 100))).leaves == leaves
 
 
 def test_what_is_slower_than_its_limit_holds_its_nodes_until_it_ends() -> None:
@@ -97,7 +97,7 @@ def test_nodes_are_never_held_twice(rows: list[tuple[int, int, int]], by_name: b
     """Whatever comes, each job runs once; nodes' GPUs are counted out and back exactly."""
     jobs = trace(*sorted((float(at), gpus, float(run), 2.0 * run) for at, gpus, run in rows))
     made = world(fabric(2, 3), 20, nodes="by-name" if by_name else "choose", extra_leaf=0.3)
-    replay = engine.Engine(jobs, made, "federation", "", 60.0, None, lambda _: None)
+    replay = engine.Simulator(jobs, made, "federation", "", 60.0, None, lambda _: None)
     result = replay.replay()
     assert sorted(result.spans.job) == list(range(len(jobs)))
     _, used = metrics.timeline(result)
@@ -117,9 +117,9 @@ def test_a_pool_is_whole_nodes_of_its_fabric() -> None:
 
 def test_leaves_without_a_common_root_are_two_clusters() -> None:
     """A job of three nodes starts when one leaf has them, and one of four, that no leaf has, is never queued."""
-    apart = tree([Leaf(path=("x",), nodes=("n0", "n1", "n2")), Leaf(path=("y",), nodes=("n3", "n4", "n5"))])
+    apart = tree_fabric([Leaf(path=("x",), nodes=("n0", "n1", "n2")), Leaf(path=("y",), nodes=("n3", "n4", "n5"))])
     jobs = trace((0, 4, 50, 50), (0, 4, 80, 80), (0, 8, 60, 60), (1, 16, 1, 1), (2, 12, 1, 1))
     result = engine.simulate(jobs, world(apart, 24), "federation")
     assert [job for job, pool in enumerate(result.pool) if pool < 0] == [3]
     assert result.start_s[4] == 60
-    assert metrics.judge(result, jobs).unplaced == 1
+    assert metrics.summarize(result, jobs).unplaced == 1

@@ -18,7 +18,7 @@ FILE = """
 name = "two"
 load = 1.5
 seed = 4
-depth = 50
+backfill_depth = 50
 extra_leaf = 0.02
 tiers = { high = 1 }
 tier_shares = { 1 = 0.1 }
@@ -35,12 +35,12 @@ checkpoint = "30m"
 fabric = "hosts.csv"
 gpus_per_node = 4
 speed = 2.0
-closed = [["3d", "3d12h"]]
+maintenance = [["3d", "3d12h"]]
 
 [pools.far]
 gpus = 64
 price_per_gpu_hour = 2.5
-dark = [["1d", "1d1h"]]
+unreachable = [["1d", "1d1h"]]
 """
 HOSTS = "host,leaf\n" + "".join(f"n{n},s{n % 3}\n" for n in range(12))
 SWF = "".join(
@@ -58,22 +58,22 @@ def path(tmp_path: Path) -> Path:
 
 def test_every_key_is_read(path: Path) -> None:
     """Durations, windows, fabric and shares arrive as numbers."""
-    found = scenario.read(path)
+    found = scenario.read_scenario(path)
     near, far = found.pools
-    assert (found.load, found.seed, found.depth, found.extra_leaf) == (1.5, 4, 50, 0.02)
+    assert (found.load, found.seed, found.backfill_depth, found.extra_leaf) == (1.5, 4, 50, 0.02)
     assert (found.tiers, found.tier_shares) == ({"high": 1}, {1: 0.1})
     assert found.limits.steps_s == (3600.0, 43200.0)
     assert (found.failures.checkpoint_s, found.failures.repair_s) == (1800.0, 14400.0)
-    assert (near.gpus, near.per_node, near.speed, near.closed) == (48, 4, 2.0, ((259200.0, 302400.0),))
+    assert (near.gpus, near.per_node, near.speed, near.maintenance_windows) == (48, 4, 2.0, ((259200.0, 302400.0),))
     assert near.fabric is not None
     assert len(near.fabric.leaves) == 3
-    assert (far.gpus, far.price, far.dark) == (64, 2.5, ((86400.0, 90000.0),))
+    assert (far.gpus, far.price, far.unreachable_windows) == (64, 2.5, ((86400.0, 90000.0),))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("depth = 50", "dept = 50", 'unknown key "dept"'),
+        ("backfill_depth = 50", "dept = 50", 'unknown key "dept"'),
         ("speed = 2.0", "sped = 2.0", 'unknown key "pools.*sped"'),
         ("load = 1.5", "load = 0", "load"),
         ("speed = 2.0", "speed = 0.0", "speed"),
@@ -81,7 +81,7 @@ def test_every_key_is_read(path: Path) -> None:
         ("load = 1.5", "load = nan", "load"),
         ("load = 1.5", "load = 1e-300", "load"),
         ("price_per_gpu_hour = 2.5", "price_per_gpu_hour = nan", "price"),
-        ("gpus = 64", "gpus = 64\ntickets = -1", "tickets"),
+        ("gpus = 64", "gpus = 64\nmax_pending = -1", "max_pending"),
         ("per_gpu_day = 0.001", "per_gpu_day = nan", "failures"),
         ('"30m"', '"soon"', "not a duration"),
         ('["3d", "3d12h"]', '["3d", "2d"]', "ends before it begins"),
@@ -96,7 +96,7 @@ def test_a_wrong_file_names_the_key(path: Path, old: str, new: str, what: str) -
     """Misspelt keys and impossible numbers are errors of the file."""
     path.write_text(FILE.replace(old, new))
     with pytest.raises(ConfigError, match=what) as caught:
-        scenario.read(path)
+        scenario.read_scenario(path)
     assert str(path.parent) in str(caught.value)
 
 
@@ -104,9 +104,9 @@ def test_the_readme_shows_every_key(repo: Path, tmp_path: Path) -> None:
     """The scenario file of the README is one, and all that it leaves out is a name."""
     text = (repo / "pitools/place/simulate/README.md").read_text().split("```toml\n")[1].split("```")[0]
     (tmp_path / "s.toml").write_text(text)
-    assert scenario.read(tmp_path / "s.toml").pools[0].closed
+    assert scenario.read_scenario(tmp_path / "s.toml").pools[0].maintenance_windows
     keys = {line.partition(" =")[0] for line in text.splitlines()} | {"limits", "failures", "pools", "name"}
-    for table in (scenario.File, scenario.PoolTable, scenario.LimitTable, scenario.FailureTable):
+    for table in (scenario.ScenarioFile, scenario.PoolTable, scenario.LimitTable, scenario.FailureTable):
         assert keys.issuperset(table.__struct_fields__)
 
 
@@ -114,15 +114,15 @@ def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Each partition that tells its nodes is a pool by the name that it has live; one that does not is none."""
     (tmp_path / "x.toml").write_text(
         'name = "x"\n[partitions.big]\nnodes = 6\ngpus_per_node = 8\nspeed = 2.0\nprice_per_node_hour = 16.0\n'
-        "[partitions.cpu]\nnodes = 3\n[partitions.open]\n[place]\ntickets = 2\n"
+        "[partitions.cpu]\nnodes = 3\n[partitions.open]\n[place]\nmax_queued_jobs = 2\n"
     )
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    big, cpu = scenario.of_sites(["x"]).pools
-    assert (big.pool, big.gpus, big.speed, big.price, big.tickets) == ("x/big", 48, 2.0, 2.0, 2)
+    big, cpu = scenario.scenario_of_sites(["x"]).pools
+    assert (big.pool, big.gpus, big.speed, big.price, big.max_pending) == ("x/big", 48, 2.0, 2.0, 2)
     assert (cpu.pool, cpu.gpus) == ("x/cpu", 3)
     (tmp_path / "y.toml").write_text('name = "y"\n')
     with pytest.raises(ConfigError, match="no partition"):
-        scenario.of_sites(["y"])
+        scenario.scenario_of_sites(["y"])
 
 
 def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: 
     assert [record["schema"] for record in records] == ["pit.place-result/1"] * 2
     assert [record["policy"] for record in records] == ["slurm-m", "ours"]
     assert [(record["jobs"], record["load"], record["seed"]) for record in records] == [(199, 3, 4)] * 2
-    assert [(record["depth"], record["left"]) for record in records] == [(50, 0)] * 2
+    assert [(record["backfill_depth"], record["starved"]) for record in records] == [(50, 0)] * 2
     assert (tmp_path / "x.png").exists()
     piped = pit("place", "simulate", "-", *words[3:], "--load", "3", stdin=(tmp_path / "t.swf").read_text())
     assert json.loads(piped.stdout)["mean_jct_s"] == records[0]["mean_jct_s"]

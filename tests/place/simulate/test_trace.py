@@ -51,7 +51,7 @@ JobID|User|JobName|QOS|Submit|State|Elapsed|Timelimit|AllocTRES
 
 def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[object, ...]]:
     (folder / name).write_text(text)
-    found = trace.read(folder / name, **more)
+    found = trace.read_trace(folder / name, **more)
     columns = (found.job_id, found.submit_s, found.gpus, found.run_s, found.limit_s, found.owner, found.group)
     return list(zip(*columns, strict=True))
 
@@ -59,7 +59,7 @@ def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[o
 def test_helios_as_published(tmp_path: Path) -> None:
     """Jobs with GPUs, by their own durations; those of CPUs alone are left out, and counted."""
     assert rows(tmp_path, HELIOS) == [("1", 0, 8, 102, 0, "u1", "vcA"), ("3", 60, 1, 100, 0, "u2", "vcB")]
-    assert trace.read(tmp_path / "t").idle == 1
+    assert trace.read_trace(tmp_path / "t").idle == 1
 
 
 def test_the_helios_month(repo: Path) -> None:
@@ -67,10 +67,10 @@ def test_the_helios_month(repo: Path) -> None:
     path = repo / "../shared/data/traces/helios_venus_2020-09.csv"
     if not path.exists():
         pytest.skip("../shared/data is not here")
-    found = trace.read(path)
+    found = trace.read_trace(path)
     assert (len(found), found.idle, found.skipped) == (25596, 0, 0)
     assert sum(n * run for n, run in zip(found.gpus, found.run_s, strict=True)) == 1557525650
-    assert sum(1 for guess in found.guess if not guess) / len(found) == pytest.approx(0.07, abs=0.01)
+    assert sum(1 for guess in found.predicted_s if not guess) / len(found) == pytest.approx(0.07, abs=0.01)
 
 
 def test_philly_as_published(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_swf_also_compressed(tmp_path: Path) -> None:
     found = [("1", 0, 64, 100, 3600, "7", "2"), ("3", 90, 16, 30, 0, "8", "2")]
     assert rows(tmp_path, SWF) == found
     (tmp_path / "t.gz").write_bytes(gzip.compress(SWF.encode()))
-    assert len(trace.read(tmp_path / "t.gz")) == 2
+    assert len(trace.read_trace(tmp_path / "t.gz")) == 2
 
 
 def test_what_sacct_prints(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, what: str) 
     """Garbage is an error that says where; asked to, it is left out and counted."""
     (tmp_path / "t").write_text(text)
     with pytest.raises(DataError, match=what) as caught:
-        trace.read(tmp_path / "t")
+        trace.read_trace(tmp_path / "t")
     assert caught.value.where == f"{tmp_path / 't'}:{line}"
-    found = trace.read(tmp_path / "t", skip_bad=True)
+    found = trace.read_trace(tmp_path / "t", skip_bad=True)
     assert found.skipped == 1
     assert len(found) >= 1
 
@@ -135,7 +135,7 @@ def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
         "1|me|2026-01-01T00:00:00|COMPLETED|60|billing=8,cpu=8,node=2\n"
         "2|me|2026-01-01T00:00:01|CANCELLED|0|\n"
     )
-    found = trace.read(tmp_path / "t")
+    found = trace.read_trace(tmp_path / "t")
     assert (found.gpus, found.idle) == ([2], 1)
 
 
@@ -157,7 +157,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, what: str) -> No
     """A file that is cut short, empty, or of no known form says so."""
     (tmp_path / "t").write_text(text)
     with pytest.raises(DataError, match=what):
-        trace.read(tmp_path / "t", skip_bad=True)
+        trace.read_trace(tmp_path / "t", skip_bad=True)
 
 
 def test_odd_marks_in_a_text_change_nothing(tmp_path: Path) -> None:
@@ -174,4 +174,4 @@ def test_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "u.gz").write_bytes(packed[:30] + b"\xff" * 30 + packed[60:])
     for name in ("t", "t.gz", "u.gz", "missing"):
         with pytest.raises(DataError):
-            trace.read(tmp_path / name)
+            trace.read_trace(tmp_path / name)

@@ -17,13 +17,13 @@ from pitools import cli
 from pitools.commands import stage_cache
 from pitools.stage import repair
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import Item, evict
-from pitools.stage.cache.inventory import looks_whole
-from pitools.stage.cache.layout import journal_path, locked, partial_path
-from pitools.stage.cache.lease import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import Finding
+from pitools.stage.cache.evict import Evictable, evict_item
+from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.layout import journal_path, partial_path, version_lock
+from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import FileFinding
 
 SCHEMAS = {
     "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
@@ -37,7 +37,7 @@ SCHEMAS = {
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
     """Runs one of this module's commands; returns exit code, records, stderr."""
-    commands = [stage_cache.list_, stage_cache.pin, stage_cache.unpin, stage_cache.evict, stage_cache.check]
+    commands = [stage_cache.list_command, stage_cache.pin, stage_cache.unpin, stage_cache.evict, stage_cache.check]
     group = click.Group("stage", commands={command.name or "": command for command in commands})
 
     def run(*argv: object) -> tuple[int, list[dict], str]:
@@ -56,7 +56,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def finals(root: Path, make_dataset) -> list[Path]:
     """Three staged sets of three datasets, used in this order, long ago."""
-    found = [Path(stage(load(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path) for n in range(3)]
+    found = [
+        Path(stage_version(load_dataset(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path)
+        for n in range(3)
+    ]
     for n, final in enumerate(found):
         os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
     return found
@@ -65,10 +68,10 @@ def finals(root: Path, make_dataset) -> list[Path]:
 def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
     """Whole, damaged and unfinished sets, where they came from, when they were used, and by what they are held."""
     (finals[1] / "a").unlink()
-    records.pin(root, finals[2].name)
+    records.set_pinned(root, finals[2].name)
     partial_path(root, "f" * 32).mkdir()
     (partial_path(root, "f" * 32) / "x").write_bytes(bytes(5000))
-    with lease(finals[0], use=False), locked(root, "f" * 32, timeout_s=0):
+    with leased_set(finals[0], touch=False), version_lock(root, "f" * 32, timeout_s=0):
         code, found, _ = cache("list", root)
     assert code == 0
     by = {record["version"]: record for record in found}
@@ -96,7 +99,7 @@ def test_every_command_has_a_table(finals: list[Path], root: Path, form: str):
         "sys.exit(cli.run(getattr(stage_cache, sys.argv.pop(1)), 'pit-stage'))"
     )
     for argv in (
-        ["list_", root],
+        ["list_command", root],
         ["pin", finals[0].name, "--to", root],
         ["evict", finals[1].name, "--to", root, "--dry-run"],
     ):
@@ -115,8 +118,8 @@ def test_versions_are_named_by_a_beginning_or_their_dataset(finals: list[Path], 
         record["pinned"] for record in cache("pin", name, finals[1].name[:12], "pick2", "pick2", "--to", root)[1]
     ] == [True] * 3
     assert [record["pinned"] for record in cache("unpin", "pick0", "--to", root)[1]] == [False]
-    assert records.read(root, finals[1].name).pinned
-    stage(load(make_dataset({"b": b"new"}, "pick0")), root)
+    assert records.read_stage_record(root, finals[1].name).pinned
+    stage_version(load_dataset(make_dataset({"b": b"new"}, "pick0")), root)
     code, found, err = cache("pin", "pick0", "--to", root)
     assert (code, found) == (2, [])
     assert "is 2 versions" in err
@@ -135,14 +138,14 @@ def test_evict_removes_what_is_named(finals: list[Path], root: Path, cache, resi
     assert (code, found[0]["state"], found[0]["reason"]) == (0, "evicted", None)
     assert found[0]["bytes"] >= 10_000
     assert not finals[0].exists()
-    records.pin(root, finals[1].name)
-    with lease(finals[2]):
+    records.set_pinned(root, finals[1].name)
+    with leased_set(finals[2]):
         code, found, _ = cache("evict", "pick1", "pick2", "--to", root, "--force")
     assert (code, [record["state"] for record in found]) == (1, ["kept", "kept"])
     assert [record["reason"] for record in found] == ["pinned", "leased"]
     assert "pit-stage unpin" in cache("evict", "pick1", "--to", root)[2]
-    records.pin(root, finals[1].name, pinned=False)
-    records.remove(root, finals[1].name)
+    records.set_pinned(root, finals[1].name, pinned=False)
+    records.remove_stage_record(root, finals[1].name)
     code, _, err = cache("evict", "pick1", "--to", root)
     assert (code, "--force" in err) == (1, True)
     assert cache("evict", "pick1", "--to", root, "--force") == (0, [ANY], "")
@@ -154,7 +157,7 @@ def test_evict_removes_an_unfinished_copy(root: Path, finals: list[Path], cache,
     """By its version, when nobody goes on with it."""
     partial_path(root, "f" * 32).mkdir()
     journal_path(root, "f" * 32).touch()
-    with locked(root, "f" * 32, timeout_s=0):
+    with version_lock(root, "f" * 32, timeout_s=0):
         assert cache("evict", "ff", "--to", root)[0] == 1
     assert cache("evict", "ff", "--to", root)[0] == 0
     assert residue(root) == []
@@ -163,7 +166,10 @@ def test_evict_removes_an_unfinished_copy(root: Path, finals: list[Path], cache,
 def test_evict_makes_room(tmpfs, make_dataset, cache):
     """As many sets as are needed, the one used longest ago first; try later when that is too few, and then none."""
     root = tmpfs("size=64m") / "pit"
-    finals = [Path(stage(load(make_dataset({"a": os.urandom(10 << 20)}, f"pick{n}")), root).path) for n in range(3)]
+    finals = [
+        Path(stage_version(load_dataset(make_dataset({"a": os.urandom(10 << 20)}, f"pick{n}")), root).path)
+        for n in range(3)
+    ]
     for n, final in enumerate(finals):
         os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
     assert cache("evict", "--to", root, "--need", "20MiB") == (0, [], "")
@@ -217,8 +223,8 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
 def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path, cache):
     """A damaged set of unknown source is moved, not removed, and not called repaired; a leased one is left."""
     flip(finals[0] / "a")
-    records.remove(root, finals[0].name)
-    with lease(finals[0]):
+    records.remove_stage_record(root, finals[0].name)
+    with leased_set(finals[0]):
         code, found, _ = cache("check", root, "--repair")
         assert (code, found[1]["state"]) == (1, "failed")
         assert "leased" in found[1]["reason"]
@@ -234,26 +240,28 @@ def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path,
 
 def test_check_says_why_it_did_not_repair(finals: list[Path], root: Path, cache):
     """The source is gone, or another version by now, or only stray files were found: exit 1, and nothing is lost."""
-    source = Path(records.read(root, finals[0].name).source)
+    source = Path(records.read_stage_record(root, finals[0].name).source)
     flip(finals[0] / "a")
     hidden = source.rename(source.parent / "hidden")
     code, found, _ = cache("check", root, "--repair")
     assert (code, found[1]["state"]) == (1, "failed")
     assert str(source) in found[1]["reason"]
-    records.write(root, finals[0].name, source=records.read(root, finals[1].name).source, n_bytes=1)
+    records.write_stage_record(
+        root, finals[0].name, source=records.read_stage_record(root, finals[1].name).source, n_bytes=1
+    )
     code, found, _ = cache("check", root, "--repair")
     assert (code, found[1]["reason"]) == (1, f"its source holds version {finals[1].name} now")
-    records.write(root, finals[0].name, source=str(finals[0]), n_bytes=1)
+    records.write_stage_record(root, finals[0].name, source=str(finals[0]), n_bytes=1)
     code, found, _ = cache("check", root, "--repair")
     assert (code, found[1]["reason"]) == (1, "its source is the damaged set itself")
     hidden.rename(source)
-    records.write(root, finals[0].name, source=str(source), n_bytes=1)
+    records.write_stage_record(root, finals[0].name, source=str(source), n_bytes=1)
     (finals[1] / "stray").touch()
     code, found, _ = cache("check", root, "--repair")
     repairs = {r["version"]: r for r in found if r["schema"] == "pit.stage-repair/1"}
     assert (code, repairs[finals[0].name]["state"]) == (1, "repaired")
     assert "does not name" in repairs[finals[1].name]["reason"]
-    assert looks_whole(finals[1], load(finals[1]))
+    assert matches_sizes(finals[1], load_dataset(finals[1]))
 
 
 def test_only_staged_sets_are_repaired(small: Path, cache):
@@ -266,7 +274,7 @@ def test_a_source_that_is_gone_leaves_the_rest_to_be_repaired(finals: list[Path]
     """One set that cannot be repaired does not keep the others from it."""
     for final in finals:
         flip(final / "a")
-    shutil.rmtree(records.read(root, sorted(finals)[0].name).source)
+    shutil.rmtree(records.read_stage_record(root, sorted(finals)[0].name).source)
     code, found, _ = cache("check", root, "--repair")
     states = [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
     assert (code, states) == (1, ["failed", "repaired", "repaired"])
@@ -300,8 +308,8 @@ def flip(file: Path) -> None:
 def test_a_set_that_was_evicted_while_it_was_read_is_not_brought_back(finals: list[Path], root: Path):
     """Its files are missing because somebody wanted its room, not because it is damaged."""
     version = finals[0].name
-    found = Finding(dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing")
-    evict(root, Item(version, finals[0]), grace_s=0)
-    record = repair.repair(root, version, [found])
+    found = FileFinding(dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing")
+    evict_item(root, Evictable(version, finals[0]), grace_s=0)
+    record = repair.repair_set(root, version, [found])
     assert (record.state, record.reason.partition(":")[0]) == ("failed", "it is not there any more")
     assert not finals[0].exists()

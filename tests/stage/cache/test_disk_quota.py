@@ -15,13 +15,13 @@ import pytest
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.stage.cache import disk_quota, records
-from pitools.stage.cache.disk_quota import Limits, reserved
+from pitools.stage.cache.disk_quota import QuotaLimits, reserve
 from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
-from pitools.stage.cache.inventory import total, usage
-from pitools.stage.cache.layout import free_bytes, journal_path, locked, partial_path, prepare
-from pitools.stage.cache.lease import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.inventory import disk_usage, total_bytes
+from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, version_lock
+from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 
 MIB = 1 << 20
 
@@ -48,13 +48,13 @@ def disk(as_root: None, request: pytest.FixtureRequest, tmp_path: Path) -> Itera
 
 def put(root: Path, version: str, n_bytes: int, *, used: float = 1000, source: str = "/shared") -> Path:
     """A set of one file, as if it had been staged and last used then."""
-    prepare(root)
-    with locked(root, version, timeout_s=1):
+    create_root(root)
+    with version_lock(root, version, timeout_s=1):
         folder = root / "objects" / version
         folder.mkdir()
         with (folder / "a").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, n_bytes)
-        records.write(root, version, source=source, n_bytes=n_bytes)
+        records.write_stage_record(root, version, source=source, n_bytes=n_bytes)
     os.utime(root / ".leases" / version, (used, used))
     return folder
 
@@ -83,9 +83,9 @@ def enter(context: contextlib.AbstractContextManager[object]) -> object:
     return context
 
 
-def stager(root: Path, version: str, needed: int, limits: Limits) -> object:
+def stager(root: Path, version: str, needed: int, limits: QuotaLimits) -> object:
     """What a process that stages holds."""
-    return enter(locked(root, version, timeout_s=1)), enter(reserved(root, version, needed, limits, in_flight=0))
+    return enter(version_lock(root, version, timeout_s=1)), enter(reserve(root, version, needed, limits, in_flight=0))
 
 
 def kill(pid: int) -> None:
@@ -100,9 +100,9 @@ def near(found: int, wanted: int) -> bool:
 def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
     """Every process and user of the disk sees it; it shrinks as bytes land, and is gone at the end."""
     root = disk / "pit"
-    prepare(root)
+    create_root(root)
     before = free_bytes(root)
-    with reserved(root, "v", 200 * MIB, Limits(), in_flight=20 * MIB) as used:
+    with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
         assert near(before - free_bytes(root), 180 * MIB)
         used(10 * MIB)
         used(40 * MIB)
@@ -112,10 +112,10 @@ def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
         assert near(before - free_bytes(root), 0)
         used(2 * MIB)
     assert near(before, free_bytes(root))
-    with reserved(root, "v", 30 * MIB, Limits(), in_flight=20 * MIB) as used:
+    with reserve(root, "v", 30 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
         used(15 * MIB)  # little is held in the end, but on a full disk that is what the last bytes lack
         assert near(before - free_bytes(root), 0)
-    with pytest.raises(KeyError), reserved(root, "v", 200 * MIB, Limits(), in_flight=0):
+    with pytest.raises(KeyError), reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
         raise KeyError
     assert near(before, free_bytes(root))
 
@@ -123,33 +123,33 @@ def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
 def test_no_reservation_outlives_its_holder(disk: Path):
     """kill -9, also while forked workers live for a moment: the kernel gives the room back."""
     root = disk / "pit"
-    prepare(root)
+    create_root(root)
     before = free_bytes(root)
-    pid = child(lambda: enter(reserved(root, "v", 200 * MIB, Limits(), in_flight=0)))
+    pid = child(lambda: enter(reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0)))
     assert near(before - free_bytes(root), 200 * MIB)
-    with pytest.raises(NoSpace), reserved(root, "w", 250 * MIB, Limits(), in_flight=0):
+    with pytest.raises(NoSpace), reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0):
         pass
-    with pytest.raises(TryLater), reserved(root, "v", MIB, Limits()):
+    with pytest.raises(TryLater), reserve(root, "v", MIB, QuotaLimits()):
         pass
     kill(pid)
     until = time.monotonic() + 2
     while not near(before, free_bytes(root)) and time.monotonic() < until:  # XFS takes a moment
         time.sleep(0.001)
     assert near(before, free_bytes(root))
-    with reserved(root, "w", 250 * MIB, Limits(), in_flight=0), reserved(root, "v", MIB, Limits()):
+    with reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0), reserve(root, "v", MIB, QuotaLimits()):
         pass
 
 
 def test_a_worker_that_lives_on_holds_nothing(disk: Path):
     """A process that was forked meanwhile has the descriptors too, but not the room."""
     root = disk / "pit"
-    prepare(root)
+    create_root(root)
     before = free_bytes(root)
-    with reserved(root, "v", 200 * MIB, Limits(), in_flight=0):
+    with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
         pid = child(lambda: None)
     try:
         assert near(before, free_bytes(root))
-        with reserved(root, "v", 200 * MIB, Limits(quota_bytes=201 * MIB), in_flight=0):
+        with reserve(root, "v", 200 * MIB, QuotaLimits(quota_bytes=201 * MIB), in_flight=0):
             pass
     finally:
         kill(pid)
@@ -158,11 +158,11 @@ def test_a_worker_that_lives_on_holds_nothing(disk: Path):
 def test_other_roots_of_the_disk_see_the_room_taken(disk: Path):
     """Two users stage to one disk: together they do not promise more than there is."""
     for name in "ab":
-        prepare(disk / name)
+        create_root(disk / name)
     with (
-        reserved(disk / "a", "v", 200 * MIB, Limits(), in_flight=0),
+        reserve(disk / "a", "v", 200 * MIB, QuotaLimits(), in_flight=0),
         pytest.raises(NoSpace),
-        reserved(disk / "b", "w", 200 * MIB, Limits(), in_flight=0),
+        reserve(disk / "b", "w", 200 * MIB, QuotaLimits(), in_flight=0),
     ):
         pass
 
@@ -174,7 +174,7 @@ def test_room_is_made_on_a_real_disk(disk: Path):
         put(root, f"v{n}", 90 * MIB, used=1000 + n)
     free = free_bytes(root)
     needed = free + 100 * MIB
-    with reserved(root, "new", needed, Limits(), in_flight=0):
+    with reserve(root, "new", needed, QuotaLimits(), in_flight=0):
         assert os.listdir(root / "objects") == ["v2"]
     assert near(free_bytes(root), free + 180 * MIB)
 
@@ -182,19 +182,19 @@ def test_room_is_made_on_a_real_disk(disk: Path):
 def test_a_tmpfs_is_reserved_by_the_ledger_alone(tmpfs):
     """Allocating memory would be writing it: other stagers of the root count what was written down instead."""
     root = tmpfs("size=100m") / "pit"
-    prepare(root)
+    create_root(root)
     before = free_bytes(root)
-    pid = child(lambda: stager(root, "v", 60 * MIB, Limits()))
+    pid = child(lambda: stager(root, "v", 60 * MIB, QuotaLimits()))
     assert near(before, free_bytes(root))
     assert near(disk_quota.available_bytes(root), before - 60 * MIB)
     partial_path(root, "v").mkdir()
     (partial_path(root, "v") / "a").write_bytes(bytes(20 * MIB))
     assert near(disk_quota.available_bytes(root), before - 60 * MIB)  # landed bytes are not counted twice
-    with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserved(root, "w", 50 * MIB, Limits()):
+    with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, QuotaLimits()):
         pass
     assert partial_path(root, "v").exists()
     kill(pid)
-    with reserved(root, "w", 90 * MIB, Limits()):
+    with reserve(root, "w", 90 * MIB, QuotaLimits()):
         assert not partial_path(root, "v").exists(), "the dead stager's copy is the first to go"
 
 
@@ -203,31 +203,31 @@ def test_the_quota_counts_all_that_stands(root: Path):
     put(root, "a", 10 * MIB, used=time.time())
     (root / ".quarantine/q").mkdir()
     (root / ".quarantine/q/x").write_bytes(bytes(MIB))
-    limits = Limits(quota_bytes=32 * MIB)
+    limits = QuotaLimits(quota_bytes=32 * MIB)
     pid = child(lambda: stager(root, "b", 10 * MIB, limits))
     partial_path(root, "b").mkdir()
     (partial_path(root, "b") / "x").write_bytes(bytes(5 * MIB))  # on its way, and counted already
-    with reserved(root, "c", 10 * MIB, limits):
+    with reserve(root, "c", 10 * MIB, limits):
         pass
     with pytest.raises(NoSpace, match=r"11\.0 MiB needed, 1\d\.\d MiB left of 32\.0 MiB"):
-        enter(reserved(root, "c", 11 * MIB, limits))  # what is in quarantine takes the last of it
+        enter(reserve(root, "c", 11 * MIB, limits))  # what is in quarantine takes the last of it
     kill(pid)
-    with reserved(root, "c", 12 * MIB, limits):
+    with reserve(root, "c", 12 * MIB, limits):
         pass
 
 
 def test_a_resumed_copy_is_promised_in_full(root: Path):
     """What stands of it and what is still to come: as parts of it land, others are promised no more."""
-    prepare(root)
-    limits, parts = Limits(quota_bytes=20 * MIB), partial_path(root, "b")
+    create_root(root)
+    limits, parts = QuotaLimits(quota_bytes=20 * MIB), partial_path(root, "b")
     parts.mkdir()
     (parts / "x").write_bytes(bytes(6 * MIB))
     pid = child(lambda: stager(root, "b", 6 * MIB, limits))
-    assert disk_quota.rooms(root)["b"].bytes >= 12 * MIB
+    assert disk_quota.read_reservations(root)["b"].bytes >= 12 * MIB
     for _ in range(2):
-        with pytest.raises(NoSpace), reserved(root, "c", 9 * MIB, limits):
+        with pytest.raises(NoSpace), reserve(root, "c", 9 * MIB, limits):
             pass
-        with reserved(root, "c", 7 * MIB, limits):
+        with reserve(root, "c", 7 * MIB, limits):
             pass
         (parts / "y").write_bytes(bytes(6 * MIB))
     kill(pid)
@@ -237,11 +237,11 @@ def test_quota_evicts_the_oldest_and_no_more_than_needed(root: Path):
     """Least recently used first, and nothing beyond what makes the room."""
     for n, used in enumerate((300, 100, 200)):
         put(root, f"v{n}", 10 * MIB, used=used)
-    with reserved(root, "new", 10 * MIB, Limits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 10 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
         assert len(os.listdir(root / "objects")) == 3
-    with reserved(root, "new", 15 * MIB, Limits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 15 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
         assert sorted(os.listdir(root / "objects")) == ["v0", "v2"]
-    with reserved(root, "new", 25 * MIB, Limits(quota_bytes=41 * MIB)):
+    with reserve(root, "new", 25 * MIB, QuotaLimits(quota_bytes=41 * MIB)):
         assert os.listdir(root / "objects") == ["v0"]
 
 
@@ -249,21 +249,24 @@ def test_nothing_is_evicted_in_vain(root: Path):
     """Where all that may go is too little, all of it stays, and the error says what keeps the rest."""
     for n in range(4):
         put(root, f"v{n}", 10 * MIB)
-    records.pin(root, "v1")
-    records.remove(root, "v2")
+    records.set_pinned(root, "v1")
+    records.remove_stage_record(root, "v2")
     with (
-        lease(root / "objects/v3", use=False),
+        leased_set(root / "objects/v3", touch=False),
         pytest.raises(NoSpace) as error,
-        reserved(root, "new", 30 * MIB, Limits(quota_bytes=41 * MIB)),
+        reserve(root, "new", 30 * MIB, QuotaLimits(quota_bytes=41 * MIB)),
     ):
         pass
     assert len(os.listdir(root / "objects")) == 4
-    assert "30.0 MiB needed" in error.value.what
-    assert "left of 41.0 MiB" in error.value.what
+    assert "30.0 MiB needed" in error.value.message
+    assert "left of 41.0 MiB" in error.value.message
     for reason in (KeptReason.PINNED, KeptReason.LEASED, KeptReason.UNKNOWN_SOURCE):
         assert f"1 {KEPT_TEXT[reason]}" in error.value.hint
     # What never can have room is not to be tried again.
-    with pytest.raises(ClusterError, match="never fit"), reserved(root, "new", 50 * MIB, Limits(quota_bytes=41 * MIB)):
+    with (
+        pytest.raises(ClusterError, match="never fit"),
+        reserve(root, "new", 50 * MIB, QuotaLimits(quota_bytes=41 * MIB)),
+    ):
         pass
     assert len(os.listdir(root / "objects")) == 4
 
@@ -274,9 +277,9 @@ def test_ones_own_unfinished_copy_is_no_room(root: Path):
     partial_path(root, "mine").mkdir()
     (partial_path(root, "mine") / "x").write_bytes(bytes(10 * MIB))
     with (
-        locked(root, "mine", timeout_s=1),
+        version_lock(root, "mine", timeout_s=1),
         pytest.raises(NoSpace) as error,
-        reserved(root, "mine", 20 * MIB, Limits(quota_bytes=25 * MIB)),
+        reserve(root, "mine", 20 * MIB, QuotaLimits(quota_bytes=25 * MIB)),
     ):
         pass
     assert "another process" not in error.value.hint
@@ -290,12 +293,12 @@ def test_dead_copies_go_first_and_living_ones_never(root: Path):
         partial_path(root, version).mkdir()
         (partial_path(root, version) / "x").write_bytes(bytes(10 * MIB))
         journal_path(root, version).touch()
-    pid = child(lambda: enter(locked(root, "alive", timeout_s=1)))
-    with locked(root, "mine", timeout_s=1), reserved(root, "mine", 5 * MIB, Limits(quota_bytes=36 * MIB)):
+    pid = child(lambda: enter(version_lock(root, "alive", timeout_s=1)))
+    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 5 * MIB, QuotaLimits(quota_bytes=36 * MIB)):
         assert sorted(path.name for path in (root / ".tmp").glob("*.partial")) == ["alive.partial", "mine.partial"]
         assert not journal_path(root, "dead").exists()
         assert os.listdir(root / "objects") == ["old"]
-    with locked(root, "mine", timeout_s=1), reserved(root, "mine", 15 * MIB, Limits(quota_bytes=36 * MIB)):
+    with version_lock(root, "mine", timeout_s=1), reserve(root, "mine", 15 * MIB, QuotaLimits(quota_bytes=36 * MIB)):
         assert os.listdir(root / "objects") == []
     kill(pid)
 
@@ -303,14 +306,14 @@ def test_dead_copies_go_first_and_living_ones_never(root: Path):
 def test_grace_keeps_what_was_just_staged(root: Path):
     """A stager does not push out what another has staged a minute ago, unless it is told that it may."""
     put(root, "young", 10 * MIB, used=time.time())
-    limits = Limits(quota_bytes=15 * MIB)
-    with pytest.raises(NoSpace, match="left of"), reserved(root, "new", 10 * MIB, limits):
+    limits = QuotaLimits(quota_bytes=15 * MIB)
+    with pytest.raises(NoSpace, match="left of"), reserve(root, "new", 10 * MIB, limits):
         pass
     put(root, "old", 3 * MIB)
-    with pytest.raises(NoSpace, match="left of"), reserved(root, "new", 10 * MIB, limits):
+    with pytest.raises(NoSpace, match="left of"), reserve(root, "new", 10 * MIB, limits):
         pass
     assert len(os.listdir(root / "objects")) == 2, "the old one alone would not do: it was evicted in vain"
-    with reserved(root, "new", 10 * MIB, limits, grace_s=0):
+    with reserve(root, "new", 10 * MIB, limits, grace_s=0):
         assert os.listdir(root / "objects") == []
 
 
@@ -319,10 +322,10 @@ def test_shared_files_count_once(root: Path):
     put(root, "a", 10 * MIB)
     folder = put(root, "b", MIB, used=2000)
     os.link(root / "objects/a/a", folder / "shared")
-    assert near(total(usage(path) for path in (root / "objects").iterdir()), 11 * MIB)
-    with reserved(root, "new", 5 * MIB, Limits(quota_bytes=17 * MIB)):
+    assert near(total_bytes(disk_usage(path) for path in (root / "objects").iterdir()), 11 * MIB)
+    with reserve(root, "new", 5 * MIB, QuotaLimits(quota_bytes=17 * MIB)):
         assert len(os.listdir(root / "objects")) == 2
-    with reserved(root, "new", 12 * MIB, Limits(quota_bytes=17 * MIB)):  # one of them would not do
+    with reserve(root, "new", 12 * MIB, QuotaLimits(quota_bytes=17 * MIB)):  # one of them would not do
         assert os.listdir(root / "objects") == []
 
 
@@ -330,19 +333,19 @@ def test_min_free_is_kept_for_others(tmpfs):
     """The disk is not only ours: so much of it stays free after the set has come."""
     root = tmpfs("size=100m") / "pit"
     put(root, "old", 30 * MIB)
-    limits = Limits(min_free_bytes=50 * MIB)
-    with reserved(root, "new", 15 * MIB, limits):
+    limits = QuotaLimits(min_free_bytes=50 * MIB)
+    with reserve(root, "new", 15 * MIB, limits):
         assert os.listdir(root / "objects") == ["old"]
-    with reserved(root, "new", 45 * MIB, limits):
+    with reserve(root, "new", 45 * MIB, limits):
         assert os.listdir(root / "objects") == []
-    with pytest.raises(NoSpace, match=r"of which 50\.0 MiB must stay so"), reserved(root, "new", 55 * MIB, limits):
+    with pytest.raises(NoSpace, match=r"of which 50\.0 MiB must stay so"), reserve(root, "new", 55 * MIB, limits):
         pass
 
 
 def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
     """Eight processes want a third of the quota each: never more than three have it."""
-    prepare(root)
-    limits = Limits(quota_bytes=31 * MIB)
+    create_root(root)
+    limits = QuotaLimits(quota_bytes=31 * MIB)
     context = multiprocessing.get_context("fork")
     room, shared, full = context.Semaphore(3), context.Event(), context.Event()
     pids = []
@@ -352,7 +355,7 @@ def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
             with contextlib.suppress(BaseException):
                 until, left = time.monotonic() + 30, 10
                 while (left > 0 or not shared.is_set()) and time.monotonic() < until:
-                    with contextlib.suppress(NoSpace), reserved(root, f"v{n}", 10 * MIB, limits):
+                    with contextlib.suppress(NoSpace), reserve(root, f"v{n}", 10 * MIB, limits):
                         left -= 1
                         if not room.acquire(block=False):
                             full.set()
@@ -370,19 +373,19 @@ def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
 
 def test_a_stage_evicts_to_keep_its_quota(root: Path, make_dataset):
     """Through `run` itself: the second set takes the first one's place, once that may go."""
-    first, second = (load(make_dataset({"a": os.urandom(10 * MIB)}, name)) for name in ("one", "two"))
-    limits = Limits(quota_bytes=20 * MIB)
-    stage(first, root, limits=limits)
+    first, second = (load_dataset(make_dataset({"a": os.urandom(10 * MIB)}, name)) for name in ("one", "two"))
+    limits = QuotaLimits(quota_bytes=20 * MIB)
+    stage_version(first, root, limits=limits)
     with pytest.raises(NoSpace):
-        stage(second, root, limits=limits)
+        stage_version(second, root, limits=limits)
     os.utime(root / ".leases" / first.version, (1000, 1000))
-    assert stage(second, root, limits=limits).state == "staged"
+    assert stage_version(second, root, limits=limits).state == "staged"
     assert os.listdir(root / "objects") == [second.version]
 
 
 def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
     """Whoever counts rooms locks each for a moment, and on a busy node may be put to sleep in it."""
-    prepare(root)
+    create_root(root)
     path = root / ".locks/v.room"
     path.touch()
 
@@ -393,17 +396,17 @@ def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
 
     pid = child(look)
     threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-    with reserved(root, "v", MIB, Limits()):
+    with reserve(root, "v", MIB, QuotaLimits()):
         pass
     os.waitpid(pid, 0)
 
 
 def test_a_stager_that_makes_room_for_ever_is_named(root: Path):
     """Others of the root wait for it, and then say who it is."""
-    prepare(root)
-    pid = child(lambda: enter(disk_quota._deciding(root, 0)))
+    create_root(root)
+    pid = child(lambda: enter(disk_quota._quota_lock(root, 0)))
     try:
-        with pytest.raises(TryLater) as error, reserved(root, "v", MIB, Limits(), timeout_s=0.1):
+        with pytest.raises(TryLater) as error, reserve(root, "v", MIB, QuotaLimits(), timeout_s=0.1):
             pass
         assert f"pid {pid} of" in error.value.hint
         assert error.value.where == str(root)

@@ -7,12 +7,12 @@ import pytest
 
 from pitools.stage import verify
 from pitools.stage.cache import evict
-from pitools.stage.cache.evict import Item, KeptReason
-from pitools.stage.cache.layout import is_leased, locked, move_aside
-from pitools.stage.cache.lease import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import Check, check
+from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.layout import is_leased, trash, version_lock
+from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import CheckTotals, check_versions
 
 FUTURE = 4_000_000_000  # the last use by a clock that was wrong
 
@@ -20,10 +20,13 @@ FUTURE = 4_000_000_000  # the last use by a clock that was wrong
 @pytest.fixture
 def finals(make_dataset, root: Path) -> list[Path]:
     """Two sets staged long ago; a third was moved aside by a process that was killed."""
-    made = [Path(stage(load(make_dataset({"a": os.urandom(9000)}, f"pick{n}")), root).path) for n in range(3)]
+    made = [
+        Path(stage_version(load_dataset(make_dataset({"a": os.urandom(9000)}, f"pick{n}")), root).path)
+        for n in range(3)
+    ]
     for final in made:
         os.utime(root / ".leases" / final.name, (1000, 1000))
-    move_aside(made.pop(), root)
+    trash(made.pop(), root)
     return made
 
 
@@ -53,27 +56,30 @@ def test_what_says_that_it_changes_nothing_changes_nothing(
 
 def test_a_dry_run_sees_who_uses_a_set(finals: list[Path], root: Path):
     """The same reasons as of an eviction."""
-    item = Item(finals[0].name, finals[0])
-    with lease(finals[0], use=False):
-        assert evict.evict(root, item, dry_run=True) == KeptReason.LEASED
-    with locked(root, item.version, timeout_s=0):
-        assert evict.evict(root, item, dry_run=True) == KeptReason.LOCKED
+    item = Evictable(finals[0].name, finals[0])
+    with leased_set(finals[0], touch=False):
+        assert evict.evict_item(root, item, dry_run=True) == KeptReason.LEASED
+    with version_lock(root, item.version, timeout_s=0):
+        assert evict.evict_item(root, item, dry_run=True) == KeptReason.LOCKED
 
 
 def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch):
     """An evictor leaves it; afterwards it may go, and its last use is what it was."""
-    problems, tried = verify.problems, []
+    problems, tried = verify.verify_files, []
 
     def read(dataset, **how):
         tried.append(
-            (is_leased(root, dataset.version), evict.evict(root, Item(dataset.version, dataset.source.folder)))
+            (
+                is_leased(root, dataset.version),
+                evict.evict_item(root, Evictable(dataset.version, dataset.source.folder)),
+            )
         )
         return problems(dataset, **how)
 
-    monkeypatch.setattr(verify, "problems", read)
-    [summary] = check(root, readers=1)
+    monkeypatch.setattr(verify, "verify_files", read)
+    [summary] = check_versions(root, readers=1)
     assert tried == [(True, KeptReason.LEASED)] * 2
-    assert isinstance(summary, Check)
+    assert isinstance(summary, CheckTotals)
     assert (summary.datasets, summary.findings) == (2, 0)
     assert not is_leased(root, finals[0].name)
 
@@ -83,13 +89,13 @@ def test_a_set_that_is_evicted_before_its_turn_is_no_finding(
 ):
     """Of what was listed and then removed nothing is missing; what was there was checked."""
     first, second = sorted(finals)
-    problems = verify.problems
+    problems = verify.verify_files
 
     def read(dataset, **how):
-        assert evict.evict(root, Item(second.name, second)) is None
+        assert evict.evict_item(root, Evictable(second.name, second)) is None
         return problems(dataset, **how)
 
-    monkeypatch.setattr(verify, "problems", read)
-    [summary] = check(root, readers=1)
-    assert isinstance(summary, Check)
+    monkeypatch.setattr(verify, "verify_files", read)
+    [summary] = check_versions(root, readers=1)
+    assert isinstance(summary, CheckTotals)
     assert (first.name, summary.datasets, summary.findings) == (first.name, 1, 0)

@@ -15,26 +15,26 @@ import zarr
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
-from pitools.stage.cache.evict import Item, KeptReason
-from pitools.stage.cache.inventory import looks_whole
-from pitools.stage.cache.layout import journal_path, locked, move_aside, partial_path, prepare, sweep
-from pitools.stage.cache.lease import last_used, lease
-from pitools.stage.resolve import resolve
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.inventory import matches_sizes
+from pitools.stage.cache.layout import create_root, journal_path, partial_path, purge_trash, trash, version_lock
+from pitools.stage.cache.lease import last_used, leased_set
+from pitools.stage.resolve import resolve_source
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 from pitools.stage.unmanaged.stage_store import stage_store
 
 
 @pytest.fixture
 def final(small: Path, root: Path) -> Path:
     """A staged set that was last used long ago."""
-    path = Path(stage(load(small), root).path)
+    path = Path(stage_version(load_dataset(small), root).path)
     os.utime(root / ".leases" / path.name, (1000, 1000))
     return path
 
 
 def take(root: Path, final: Path, **how: object) -> KeptReason | None:
-    return evict.evict(root, Item(final.name, final), **how)
+    return evict.evict_item(root, Evictable(final.name, final), **how)
 
 
 def test_an_old_set_goes(final: Path, root: Path, residue):
@@ -53,7 +53,7 @@ def test_a_copy_of_a_plain_store(tmp_path: Path, root: Path, dry_run: bool):
     """It stays where the store is gone, since it cannot come back, but not where that was written again."""
     store = tmp_path / "x.zarr"
     zarr.create_group(store).create_array("a", data=np.arange(9))
-    final = Path(stage_store(resolve(store), root).path)
+    final = Path(stage_store(resolve_source(store), root).path)
     store.rename(tmp_path / "y.zarr")
     assert take(root, final, grace_s=0, dry_run=dry_run) == KeptReason.SOURCE_GONE
     assert final.exists()
@@ -70,14 +70,14 @@ def test_a_copy_of_a_plain_store(tmp_path: Path, root: Path, dry_run: bool):
 @pytest.mark.parametrize("force", [False, True])
 def test_what_keeps_a_set(final: Path, root: Path, force: bool):
     """A lock, a lease and a pin also withstand force; a source that is not known only the default."""
-    with locked(root, final.name, timeout_s=0):
+    with version_lock(root, final.name, timeout_s=0):
         assert take(root, final, force=force) == KeptReason.LOCKED
-    with lease(final):
+    with leased_set(final):
         assert take(root, final, force=force, grace_s=0) == KeptReason.LEASED
-    records.pin(root, final.name)
+    records.set_pinned(root, final.name)
     assert take(root, final, force=force, grace_s=0) == KeptReason.PINNED
-    records.pin(root, final.name, pinned=False)
-    records.remove(root, final.name)
+    records.set_pinned(root, final.name, pinned=False)
+    records.remove_stage_record(root, final.name)
     assert take(root, final, force=force, grace_s=0) == (None if force else KeptReason.UNKNOWN_SOURCE)
     assert final.exists() is not force
 
@@ -97,7 +97,7 @@ def test_grace_is_counted_from_the_last_use(final: Path, root: Path):
 def test_a_clock_that_was_ahead_does_not_keep_a_set_for_ever(final: Path, root: Path):
     """A last use in the future is taken for now, from where it ages; a lease still counts for all."""
     os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
-    with lease(final, use=False):
+    with leased_set(final, touch=False):
         assert take(root, final, grace_s=0) == KeptReason.LEASED
     before = time.time()
     os.utime(root / ".leases" / final.name, (0, before + 10**8))
@@ -107,7 +107,7 @@ def test_a_clock_that_was_ahead_does_not_keep_a_set_for_ever(final: Path, root: 
 
 def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
     """A job that runs for a week has used its set to the end, also when it dies without a word."""
-    with lease(final, use=False):
+    with leased_set(final, touch=False):
         assert last_used(root, final.name) == 1000
         before = time.time()
         assert take(root, final) == KeptReason.LEASED
@@ -116,54 +116,54 @@ def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
 
 def test_the_order_is_that_of_the_last_use(root: Path, make_dataset):
     """Unfinished copies first, then sets, the one used longest ago at their head, never used ones before all."""
-    finals = [Path(stage(load(make_dataset({"a": bytes([n])}, f"d{n}")), root).path) for n in range(4)]
+    finals = [Path(stage_version(load_dataset(make_dataset({"a": bytes([n])}, f"d{n}")), root).path) for n in range(4)]
     for final, when in zip(finals, (300, 100, 400, 200), strict=True):
         os.utime(root / ".leases" / final.name, (0, when))
     partial_path(root, "f" * 32).mkdir()
-    order = [item.version for item in evict.items(root)]
+    order = [item.version for item in evict.eviction_order(root)]
     assert order == ["f" * 32, *(finals[n].name for n in (1, 3, 0, 2))]
-    with lease(finals[1]):
+    with leased_set(finals[1]):
         pass
-    assert evict.items(root)[-1].path == finals[1]
+    assert evict.eviction_order(root)[-1].path == finals[1]
 
 
 def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, residue):
     """Its journal first: what is said to be done must be there."""
-    prepare(root)
+    create_root(root)
     partial, journal = partial_path(root, "v"), journal_path(root, "v")
     partial.mkdir()
     (partial / "a").write_bytes(b"x")
     journal.write_text("done")
-    item = Item("v", partial)
-    with locked(root, "v", timeout_s=0):
-        assert evict.evict(root, item, force=True, grace_s=0) == KeptReason.LOCKED
+    item = Evictable("v", partial)
+    with version_lock(root, "v", timeout_s=0):
+        assert evict.evict_item(root, item, force=True, grace_s=0) == KeptReason.LOCKED
     assert partial.exists()
-    assert evict.evict(root, item) is None
+    assert evict.evict_item(root, item) is None
     assert residue(root) == []
-    assert evict.evict(root, item) == KeptReason.NOT_PRESENT
+    assert evict.evict_item(root, item) == KeptReason.NOT_PRESENT
 
 
 def test_a_quarantined_set_is_out_of_the_way(final: Path, root: Path):
     """A job that reads it keeps it; else it is moved to where no stager, reader or evictor finds it."""
-    with lease(final), pytest.raises(TryLater):
-        evict.quarantine(root, final.name)
-    to = evict.quarantine(root, final.name)
+    with leased_set(final), pytest.raises(TryLater):
+        evict.quarantine_set(root, final.name)
+    to = evict.quarantine_set(root, final.name)
     assert to.parent == root / ".quarantine"
     assert (to / "zarr.json").exists()
     assert not final.exists()
-    assert evict.items(root) == []
+    assert evict.eviction_order(root) == []
     with pytest.raises(ClusterError):
-        evict.quarantine(root, final.name)
+        evict.quarantine_set(root, final.name)
 
 
 def test_a_set_that_shares_files_leaves_the_other_whole(root: Path, make_dataset):
     """Versions share files by hard links: taking one away takes nothing from the other."""
-    first = load(make_dataset({"a": b"same" * 100, "b": b"old"}))
-    second = load(make_dataset({"a": b"same" * 100, "b": b"new"}))
-    finals = [Path(stage(dataset, root).path) for dataset in (first, second)]
+    first = load_dataset(make_dataset({"a": b"same" * 100, "b": b"old"}))
+    second = load_dataset(make_dataset({"a": b"same" * 100, "b": b"new"}))
+    finals = [Path(stage_version(dataset, root).path) for dataset in (first, second)]
     assert (finals[0] / "a").stat().st_ino == (finals[1] / "a").stat().st_ino
     assert take(root, finals[0], grace_s=0) is None
-    assert looks_whole(finals[1], second)
+    assert matches_sizes(finals[1], second)
     assert (finals[1] / "a").read_bytes() == b"same" * 100
 
 
@@ -176,9 +176,9 @@ def memory() -> Iterator[Path]:
 
 def put_back(root: Path, final: Path) -> None:
     """Let the set stand again, from the copy beside it."""
-    with locked(root, final.name, timeout_s=1):
+    with version_lock(root, final.name, timeout_s=1):
         shutil.copytree(root / "spare", final)
-        records.write(root, final.name, source="/shared", n_bytes=400)
+        records.write_stage_record(root, final.name, source="/shared", n_bytes=400)
 
 
 def duration(root: Path, final: Path) -> float:
@@ -193,8 +193,8 @@ def duration(root: Path, final: Path) -> float:
 def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
     """kill -9: the set is whole or gone, and the next evictor removes what is left."""
     root = memory
-    dataset = load(make_dataset({f"c/{i % 20}/{i}": b"x" for i in range(400)}))
-    final = Path(stage(dataset, root).path)
+    dataset = load_dataset(make_dataset({f"c/{i % 20}/{i}": b"x" for i in range(400)}))
+    final = Path(stage_version(dataset, root).path)
     shutil.copytree(final, root / "spare")
     cut, one = 0, duration(root, final)
     for trial in range(100):
@@ -214,9 +214,9 @@ def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
         os.close(begins)
         cut += bool(residue(root))
         if final.exists():
-            assert looks_whole(final, dataset)
+            assert matches_sizes(final, dataset)
             assert take(root, final, grace_s=0, force=True) is None
-        sweep(root)
+        purge_trash(root)
         assert residue(root) == []
         put_back(root, final)
         if trial >= 19 and cut > 2:
@@ -231,46 +231,46 @@ def test_the_steps_of_an_eviction_are_in_the_safe_order(
     steps: list[str] = []
 
     def move(path: Path, home: Path) -> Path:
-        assert records.read(root, final.name).source, "a set without its record would stay for ever"
+        assert records.read_stage_record(root, final.name).source, "a set without its record would stay for ever"
         steps.append("moved")
-        return move_aside(path, home)
+        return trash(path, home)
 
     def sync(folder: Path) -> None:
         assert not final.exists()
         assert residue(root), "removed before the rename was on the disk"
         steps.append(f"synced {folder.name}")
 
-    monkeypatch.setattr(evict, "move_aside", move)
-    monkeypatch.setattr(evict, "sync_dir", sync)
+    monkeypatch.setattr(evict, "trash", move)
+    monkeypatch.setattr(evict, "fsync_dir", sync)
     assert take(root, final) is None
     assert steps == ["moved", "synced objects"]
 
 
 def test_a_journal_goes_before_what_it_tells_of(root: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed in between, an eviction must not leave a journal that calls done what is gone."""
-    prepare(root)
+    create_root(root)
     partial_path(root, "v").mkdir()
     journal_path(root, "v").write_text("done")
 
     def move(path: Path, home: Path) -> Path:
         assert not journal_path(root, "v").exists()
-        return move_aside(path, home)
+        return trash(path, home)
 
-    monkeypatch.setattr(evict, "move_aside", move)
-    assert evict.evict(root, Item("v", partial_path(root, "v"))) is None
+    monkeypatch.setattr(evict, "trash", move)
+    assert evict.evict_item(root, Evictable("v", partial_path(root, "v"))) is None
 
 
 def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
     """An evictor that has found no pin is waited for: a pin is of a set that stays, or it is an error."""
-    monkeypatch.setattr(lease_module, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(lease_module, "_LOCK_TIMEOUT_S", 0.05)
 
     def move(path: Path, home: Path) -> Path:
         with pytest.raises(TryLater, match="locked by another process"):
-            records.pin(root, final.name)
-        return move_aside(path, home)
+            records.set_pinned(root, final.name)
+        return trash(path, home)
 
-    monkeypatch.setattr(evict, "move_aside", move)
+    monkeypatch.setattr(evict, "trash", move)
     assert take(root, final) is None
     with pytest.raises(DataError):
-        records.pin(root, final.name)
+        records.set_pinned(root, final.name)
     assert list((root / ".records").iterdir()) == []

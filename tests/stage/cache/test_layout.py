@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core import lock as locks
-from pitools.core import subprocesses
+from pitools.core import locks, subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, TryLater
-from pitools.core.lock import Holder
+from pitools.core.locks import LockOwner
 from pitools.stage.cache import evict, inventory, layout, lease, records
-from pitools.stage.cache.disk_quota import Limits, reserved
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.disk_quota import QuotaLimits, reserve
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 
 FOLDERS = ["objects", ".tmp", ".locks", ".leases", ".records", ".quarantine"]
 
@@ -76,7 +75,7 @@ def test_too_little_space_is_refused_before_the_first_byte(small: Path, tmpfs):
     """The error names what is needed and what is free, and asks to try later."""
     disk = tmpfs("size=9m")
     with pytest.raises(NoSpace, match=r"11\.1 MiB needed, 9\.0 MiB free"):
-        stage(load(small), disk / "pit", advance=lambda _: pytest.fail("a byte was written"))
+        stage_version(load_dataset(small), disk / "pit", advance=lambda _: pytest.fail("a byte was written"))
     assert os.listdir(disk / "pit/objects") == []
 
 
@@ -91,24 +90,24 @@ def test_a_disk_that_fills_up_midway_is_left_as_it_was(make_dataset, tmpfs, resi
                 pass
 
     with pytest.raises(NoSpace):
-        stage(load(folder), disk / "pit", bytes_per_s=1 << 30, advance=once(fill))
+        stage_version(load_dataset(folder), disk / "pit", bytes_per_s=1 << 30, advance=once(fill))
     assert os.listdir(disk / "pit/objects") == []
     assert residue(disk / "pit") == []
     (disk / "theirs").unlink()
-    assert stage(load(folder), disk / "pit").state == "staged"
+    assert stage_version(load_dataset(folder), disk / "pit").state == "staged"
 
 
 def test_a_read_only_disk_refuses_a_copy_but_serves_what_it_has(small: Path, make_dataset, tmpfs):
     """Exit 4 for what would have to be written; `present` for what is there."""
     disk = tmpfs("size=32m")
-    stage(load(small), disk / "pit")
+    stage_version(load_dataset(small), disk / "pit")
     assert subprocesses.run(["mount", "-o", "remount,ro", str(disk)], timeout_s=10).code == 0
-    assert stage(load(small), disk / "pit").state == "present"
-    assert stage(load(small), disk / "pit", verify=True).state == "present"
-    other = load(make_dataset({"a": b"1"}, "other"))
+    assert stage_version(load_dataset(small), disk / "pit").state == "present"
+    assert stage_version(load_dataset(small), disk / "pit", verify=True).state == "present"
+    other = load_dataset(make_dataset({"a": b"1"}, "other"))
     for place in ("pit", "new"):
         with pytest.raises(ClusterError, match="Read-only"):
-            stage(other, disk / place)
+            stage_version(other, disk / place)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -132,7 +131,7 @@ def test_a_root_that_others_could_exchange_is_refused(
             request.getfixturevalue("as_root")
             os.chown(place, 54321, -1)
     with pytest.raises(ClusterError) as error:
-        stage(load(small), root)
+        stage_version(load_dataset(small), root)
     assert error.value.where == str(place)
     assert list((root.parent / "theirs").glob("*")) == [] if kind == "link" else True
 
@@ -153,7 +152,7 @@ def test_a_root_of_another_user_is_refused(small: Path, tmp_path: Path, kind: st
         root.symlink_to(tmp_path / "theirs")
         os.chown(root, 54321, -1, follow_symlinks=False)
     with pytest.raises(ClusterError) as error:
-        stage(load(small), root)
+        stage_version(load_dataset(small), root)
     assert error.value.where == str(root)
     assert os.listdir(tmp_path / "theirs") == []
 
@@ -163,19 +162,19 @@ def test_a_sticky_root_and_a_link_of_ones_own_are_taken(small: Path, tmp_path: P
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     (tmp_path / "link").symlink_to(tmp_path / "tmp")
-    assert stage(load(small), tmp_path / "link").state == "staged"
+    assert stage_version(load_dataset(small), tmp_path / "link").state == "staged"
 
 
 def test_a_root_below_a_file_is_refused(small: Path, tmp_path: Path):
     """A wrong --to is an error of ours, not a traceback."""
     (tmp_path / "file").touch()
     with pytest.raises(ClusterError):
-        stage(load(small), tmp_path / "file" / "pit")
+        stage_version(load_dataset(small), tmp_path / "file" / "pit")
 
 
 def test_staged_data_is_private_unless_the_root_says_otherwise(small: Path, root: Path):
     """A copy on a shared node is not readable by more users than its source."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     assert {mode(folder) for folder in (root, *(root / name for name in FOLDERS))} == {0o700}
     assert {mode(file) for name in (".locks", ".leases", ".records") for file in (root / name).iterdir()} == {0o600}
     assert (final / "zarr.json").stat().st_mode & 0o222 == 0
@@ -185,11 +184,11 @@ def test_staged_data_is_private_unless_the_root_says_otherwise(small: Path, root
 def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, before: bool):
     """On purpose, all may read sets, leases and records; locks and unfinished sets stay private, whatever the umask."""
     if before:
-        layout.prepare(root)
+        layout.create_root(root)
         (root / ".locks").chmod(0o755)
     old = os.umask(0o077)
     try:
-        stage(load(small), root, shared=True)
+        stage_version(load_dataset(small), root, shared=True)
     finally:
         os.umask(old)
     folders = [root, *(root / name for name in ("objects", ".leases", ".records"))]
@@ -197,30 +196,30 @@ def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, bef
     assert {mode(root / name) for name in (".tmp", ".quarantine", ".locks")} == {0o700}
     assert (mode(root / ".leases" / small.name), mode(root / ".locks" / small.name)) == (0o644, 0o600)
     assert mode(root / ".records" / f"{small.name}.json") == 0o644
-    layout.prepare(root)  # and stays so
+    layout.create_root(root)  # and stays so
     assert mode(root / ".leases") == 0o755
 
 
 def test_one_version_waits_for_its_lock_and_gives_up_in_time(small: Path, root: Path):
     """Who waits learns who it waits for, and is told to try later when that takes too long."""
-    seen: list[Holder] = []
-    layout.prepare(root)
-    with layout.locked(root, small.name, timeout_s=0) as tell:
+    seen: list[LockOwner] = []
+    layout.create_root(root)
+    with layout.version_lock(root, small.name, timeout_s=0) as tell:
         tell(5 << 20, 7 << 20)
         with pytest.raises(TryLater) as error:
-            stage(load(small), root, timeout_s=0.2, waiting=seen.append)
+            stage_version(load_dataset(small), root, timeout_s=0.2, on_wait=seen.append)
     assert [(who.pid, who.done_bytes, who.bytes) for who in seen] == [(os.getpid(), 5 << 20, 7 << 20)]
     assert f"pid {os.getpid()}" in error.value.hint
     assert "5.0 MiB of 7.0 MiB" in error.value.hint
-    assert stage(load(small), root).state == "staged"
+    assert stage_version(load_dataset(small), root).state == "staged"
 
 
 def test_a_lock_says_who_has_it(root: Path, monkeypatch: pytest.MonkeyPatch):
     """One JSON line while it is held, renewed at most once a second, and nothing afterwards."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    layout.prepare(root)
-    assert layout.holder(root, "v") is None
-    with layout.locked(root, "v", timeout_s=0) as tell:
+    layout.create_root(root)
+    assert layout.lock_owner(root, "v") is None
+    with layout.version_lock(root, "v", timeout_s=0) as tell:
         tell(1, 10)
         for done in range(2, 1000):
             tell(done, 10)
@@ -228,53 +227,53 @@ def test_a_lock_says_who_has_it(root: Path, monkeypatch: pytest.MonkeyPatch):
         assert list(line) == ["schema", "pid", "host", "job", "user", "started", "done_bytes", "bytes"]
         assert (line["schema"], line["pid"], line["job"]) == ("pit.stage-lock/1", os.getpid(), "4711")
         assert (line["done_bytes"], line["bytes"]) == (1, 10)
-        holder = layout.holder(root, "v")
+        holder = layout.lock_owner(root, "v")
         assert holder is not None
-        assert "job 4711, 1 B of 10 B" in locks.who(holder)
-    assert layout.holder(root, "v") is None
+        assert "job 4711, 1 B of 10 B" in locks.describe_owner(holder)
+    assert layout.lock_owner(root, "v") is None
     assert (root / ".locks/v").read_bytes() == b""
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"\xff\xfe", b'{"schema":"other/1"}', b"null\n", b"x" * 9000])
 def test_a_lock_file_may_hold_anything(root: Path, junk: bytes):
     """Its line only informs: a torn or foreign one is no reason to fail."""
-    layout.prepare(root)
-    with layout.locked(root, "v", timeout_s=0):
+    layout.create_root(root)
+    with layout.version_lock(root, "v", timeout_s=0):
         (root / ".locks/v").write_bytes(junk)
-        assert layout.holder(root, "v") == Holder()
+        assert layout.lock_owner(root, "v") == LockOwner()
 
 
 def test_a_kill_frees_the_lock_and_leaves_the_unfinished_copy(root: Path):
     """The kernel drops the lock; what was copied stays to be resumed, and what was moved aside is removed."""
-    layout.prepare(root)
+    layout.create_root(root)
     partial, journal = layout.partial_path(root, "v"), layout.journal_path(root, "v")
     kept = []
 
     def work() -> None:
-        kept.append(layout.locked(root, "v", timeout_s=0))
+        kept.append(layout.version_lock(root, "v", timeout_s=0))
         kept[0].__enter__()
         partial.mkdir()
         journal.touch()
-        layout.object_path(root, "v").mkdir()
-        layout.move_aside(layout.object_path(root, "v"), root)
+        layout.set_path(root, "v").mkdir()
+        layout.trash(layout.set_path(root, "v"), root)
 
     pid = in_child(work)
-    with pytest.raises(TryLater), layout.locked(root, "v", timeout_s=0):
+    with pytest.raises(TryLater), layout.version_lock(root, "v", timeout_s=0):
         pass
     kill(pid)
-    assert layout.holder(root, "v") is None
-    with layout.locked(root, "v", timeout_s=0):
+    assert layout.lock_owner(root, "v") is None
+    with layout.version_lock(root, "v", timeout_s=0):
         pass
     assert sorted(os.listdir(root / ".tmp")) == sorted([partial.name, journal.name])
 
 
 def test_a_forked_child_does_not_keep_the_lock(root: Path):
     """A process that was forked while the lock was held, and lives on, does not hold it for ever."""
-    layout.prepare(root)
-    with layout.locked(root, "v", timeout_s=0):
+    layout.create_root(root)
+    with layout.version_lock(root, "v", timeout_s=0):
         pid = in_child(lambda: None)
     try:
-        with layout.try_locked(root, "v") as had:
+        with layout.try_version_lock(root, "v") as had:
             assert had
     finally:
         kill(pid)
@@ -282,26 +281,26 @@ def test_a_forked_child_does_not_keep_the_lock(root: Path):
 
 def test_a_forked_child_that_leaves_the_block_does_not_free_the_lock(root: Path):
     """An exception may carry a worker out of what its parent is still in."""
-    layout.prepare(root)
-    held = layout.locked(root, "v", timeout_s=0)
+    layout.create_root(root)
+    held = layout.version_lock(root, "v", timeout_s=0)
     with held:
         pid = os.fork()
         if not pid:
             held.__exit__(None, None, None)
             os._exit(0)
         os.waitpid(pid, 0)
-        found = layout.holder(root, "v")
+        found = layout.lock_owner(root, "v")
         assert found is not None
         assert found.pid == os.getpid()
 
 
 def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
     """What it points to is neither made nor written."""
-    layout.prepare(root)
+    layout.create_root(root)
     (tmp_path / "file").write_text("mine")
     for name, target in (("v", "file"), ("w", "nothing")):
         (root / ".locks" / name).symlink_to(tmp_path / target)
-        with pytest.raises(ClusterError), layout.locked(root, name, timeout_s=0):
+        with pytest.raises(ClusterError), layout.version_lock(root, name, timeout_s=0):
             pass
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "nothing").exists()
@@ -309,22 +308,22 @@ def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
 
 def test_what_another_process_removes_is_left_to_it(root: Path):
     """Whoever holds the flock of a folder that was moved aside removes it; others pass by, and take it after a kill."""
-    layout.prepare(root)
-    layout.object_path(root, "v").mkdir()
-    aside = layout.move_aside(layout.object_path(root, "v"), root)
-    pid = in_child(lambda: locks.flock(os.open(aside, os.O_RDONLY), 2, timeout_s=0))
-    layout.sweep(root)
+    layout.create_root(root)
+    layout.set_path(root, "v").mkdir()
+    aside = layout.trash(layout.set_path(root, "v"), root)
+    pid = in_child(lambda: locks.lock_within(os.open(aside, os.O_RDONLY), 2, timeout_s=0))
+    layout.purge_trash(root)
     assert aside.exists()
     kill(pid)
-    layout.sweep(root)
+    layout.purge_trash(root)
     assert not aside.exists()
 
 
 def test_two_versions_are_staged_at_once(small: Path, make_dataset, root: Path, residue, once):
     """A stager that begins in the middle of another's copy does not take its unfinished folder for rubbish."""
     other = make_dataset({"a": os.urandom(1000)}, "other")
-    inner = once(lambda: stage(load(other), root))
-    assert stage(load(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
+    inner = once(lambda: stage_version(load_dataset(other), root))
+    assert stage_version(load_dataset(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
     assert sorted(os.listdir(root / "objects")) == sorted([small.name, other.name])
     assert residue(root) == []
 
@@ -342,17 +341,17 @@ def test_two_users_of_one_node_do_not_meet(small: Path, commons: Path):
         root.mkdir(mode=0o700)
         os.chown(root, uid, uid)
     with roots_locked_by(1000, ours, small.name):
-        assert as_user(65534, lambda: stage(load(folder), theirs, timeout_s=0).state) == "staged"
-    assert as_user(1000, lambda: stage(load(folder), ours, timeout_s=0).state) == "staged"
+        assert as_user(65534, lambda: stage_version(load_dataset(folder), theirs, timeout_s=0).state) == "staged"
+    assert as_user(1000, lambda: stage_version(load_dataset(folder), ours, timeout_s=0).state) == "staged"
     final = ours / "objects" / small.name
     for action in (
         lambda: os.listdir(ours),
         lambda: (final / "zarr.json").read_bytes(),
-        lambda: stage(load(folder), ours).state,
-        lambda: lease.hold(final),
-        lambda: list(inventory.staged(ours)),
+        lambda: stage_version(load_dataset(folder), ours).state,
+        lambda: lease.acquire(final),
+        lambda: list(inventory.list_sets(ours)),
         lambda: inventory.require_root(ours),
-        lambda: layout.prepare(ours),
+        lambda: layout.create_root(ours),
     ):
         assert as_user(65534, action) in ("PermissionError", "ClusterError")
 
@@ -365,8 +364,8 @@ def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
     def work() -> None:
         os.setgid(uid)
         os.setuid(uid)
-        layout.prepare(root)
-        kept.append(layout.locked(root, version, timeout_s=0))
+        layout.create_root(root)
+        kept.append(layout.version_lock(root, version, timeout_s=0))
         kept[0].__enter__()
 
     pid = in_child(work)
@@ -378,45 +377,45 @@ def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
 def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path):
     """A service account stages, all users lease what stands, and the evictor keeps it while they do."""
     root = commons / "pit"
-    assert as_user(0, lambda: stage(load(small), root, shared=True).state) == "staged"
+    assert as_user(0, lambda: stage_version(load_dataset(small), root, shared=True).state) == "staged"
     for path in (root, *root.rglob("*")):  # as if 1000 had staged it, who could not read the source
         os.chown(path, 1000, 1000)
     final = root / "objects" / small.name
     before = (root / ".leases" / small.name).stat().st_mtime
 
     def read() -> str:
-        with lease.lease(final):
+        with lease.leased_set(final):
             return (final / "zarr.json").read_text()
 
     assert as_user(65534, read) == "{}"
-    assert as_user(65534, lambda: stage(load(final), root).state) == "present"
-    assert as_user(65534, lambda: [record.state for record in inventory.staged(root)]) == "['whole']"
+    assert as_user(65534, lambda: stage_version(load_dataset(final), root).state) == "present"
+    assert as_user(65534, lambda: [record.state for record in inventory.list_sets(root)]) == "['whole']"
     assert (root / ".leases" / small.name).stat().st_mtime == before, "who may only read cannot touch it"
 
     def hold() -> None:
         os.setuid(65534)
-        lease.hold(final)
+        lease.acquire(final)
 
     pid = in_child(hold)
-    item = evict.Item(small.name, final)
-    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == evict.KeptReason.LEASED
+    item = evict.Evictable(small.name, final)
+    assert as_user(1000, lambda: evict.evict_item(root, item, grace_s=0)) == evict.KeptReason.LEASED
     assert (root / ".leases" / small.name).stat().st_mtime > before, "the evictor says it for them"
-    assert as_user(65534, lambda: evict.evict(root, item, grace_s=0)) == "ClusterError"
+    assert as_user(65534, lambda: evict.evict_item(root, item, grace_s=0)) == "ClusterError"
     kill(pid)
-    assert as_user(1000, lambda: evict.evict(root, item, grace_s=0)) == "None"
+    assert as_user(1000, lambda: evict.evict_item(root, item, grace_s=0)) == "None"
     assert not final.exists()
     with pytest.raises(DataError):
-        lease.hold(final)
+        lease.acquire(final)
 
 
 def test_an_error_of_a_locked_version_still_sweeps(root: Path):
     """Also when the block fails, nothing that was moved aside stays."""
-    layout.prepare(root)
-    layout.object_path(root, "v").mkdir()
+    layout.create_root(root)
+    layout.set_path(root, "v").mkdir()
 
     def fail() -> None:
-        with layout.locked(root, "v", timeout_s=0):
-            layout.move_aside(layout.object_path(root, "v"), root)
+        with layout.version_lock(root, "v", timeout_s=0):
+            layout.trash(layout.set_path(root, "v"), root)
             raise NoSpace("full")
 
     with pytest.raises(NoSpace):
@@ -428,9 +427,9 @@ def test_an_error_of_a_locked_version_still_sweeps(root: Path):
 def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, make_dataset, commons: Path):
     """A flock needs no more than an open file: none of those that the owner waits for can be opened by others."""
     root = commons / "pit"
-    stage(load(small), root, shared=True)
-    records.pin(root, small.name)
-    other = load(make_dataset({"a": b"1"}, "other"))
+    stage_version(load_dataset(small), root, shared=True)
+    records.set_pinned(root, small.name)
+    other = load_dataset(make_dataset({"a": b"1"}, "other"))
 
     def lock_all() -> int:
         os.setgroups([])
@@ -443,10 +442,10 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     kept: list[int] = []
     pid = in_child(lock_all)
     try:
-        assert stage(other, root, timeout_s=0, limits=Limits(quota_bytes=1 << 40)).state == "staged"
-        item = evict.Item(small.name, root / "objects" / small.name)
-        assert evict.evict(root, item, grace_s=0) == evict.KeptReason.LEASED
-        with reserved(root, "v", 1, Limits(quota_bytes=1 << 40)):
+        assert stage_version(other, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"
+        item = evict.Evictable(small.name, root / "objects" / small.name)
+        assert evict.evict_item(root, item, grace_s=0) == evict.KeptReason.LEASED
+        with reserve(root, "v", 1, QuotaLimits(quota_bytes=1 << 40)):
             pass
     finally:
         kill(pid)
@@ -454,27 +453,30 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
 
 def test_staging_is_a_use(small: Path, root: Path):
     """A version that was there before has an old lease file: it must not be the first to go when it is new again."""
-    layout.prepare(root)
+    layout.create_root(root)
     layout.touch_lease(root, small.name)
     os.utime(root / ".leases" / small.name, (1000, 1000))
     before = time.time()
-    stage(load(small), root)
+    stage_version(load_dataset(small), root)
     assert lease.last_used(root, small.name) > before - 1
 
 
 def test_who_locks_a_version_makes_its_lease_file(root: Path):
     """Before the set stands: a user who may only read has it to lock from the first moment."""
-    layout.prepare(root)
-    for version, lock in (("v", layout.locked(root, "v", timeout_s=0)), ("w", layout.try_locked(root, "w"))):
+    layout.create_root(root)
+    for version, lock in (
+        ("v", layout.version_lock(root, "v", timeout_s=0)),
+        ("w", layout.try_version_lock(root, "w")),
+    ):
         with lock:
             assert (root / ".leases" / version).exists()
 
 
 def test_a_link_among_what_is_to_be_removed_leads_nowhere(root: Path, small: Path):
     """It goes, and what it points to stays."""
-    layout.prepare(root)
+    layout.create_root(root)
     (root / ".tmp/v.old.n01.1.ab").symlink_to(small)
-    layout.sweep(root)
+    layout.purge_trash(root)
     assert os.listdir(root / ".tmp") == []
     assert (small / "zarr.json").exists()
 
@@ -494,5 +496,5 @@ def test_what_others_make_in_between_is_refused(small: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(layout, "_make_folder", slow)
     with pytest.raises(ClusterError, match="symbolic link"):
-        stage(load(small), root)
+        stage_version(load_dataset(small), root)
     assert os.listdir(tmp_path / "theirs") == []

@@ -14,30 +14,30 @@ import pytest
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
-from pitools.stage.cache.evict import Item, KeptReason
-from pitools.stage.cache.layout import locked
-from pitools.stage.cache.lease import hold, is_leased, last_used, lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.layout import version_lock
+from pitools.stage.cache.lease import acquire, is_leased, last_used, leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 
 
 @pytest.fixture
 def final(small: Path, root: Path) -> Path:
     """A staged set."""
-    return Path(stage(load(small), root).path)
+    return Path(stage_version(load_dataset(small), root).path)
 
 
 def take(root: Path, final: Path) -> KeptReason | None:
     """Evict it now, if that is allowed at all."""
-    return evict.evict(root, Item(final.name, final), grace_s=0)
+    return evict.evict_item(root, Evictable(final.name, final), grace_s=0)
 
 
 def test_a_leased_set_stays(final: Path, root: Path):
     """While a lease is held nothing takes the set away; afterwards it may go."""
-    with lease(final) as path:
+    with leased_set(final) as path:
         assert path == final
         assert is_leased(root, final.name)
-        with lease(final):  # as many as like
+        with leased_set(final):  # as many as like
             assert take(root, final) == KeptReason.LEASED
         assert take(root, final) == KeptReason.LEASED
         assert (path / "zarr.json").read_bytes() == b"{}"
@@ -51,18 +51,18 @@ def test_what_is_gone_cannot_be_leased(final: Path, root: Path, small: Path):
     assert take(root, final) is None
     for path in (final, root / "objects/never"):
         with pytest.raises(DataError) as error:
-            hold(path)
+            acquire(path)
         assert "pit-stage run" in error.value.hint
     final.symlink_to(small)
     with pytest.raises(DataError):
-        hold(final)
+        acquire(final)
 
 
 @pytest.mark.parametrize("place", ["objects", "elsewhere/v", "objects/v/images"])
 def test_only_sets_are_leased(root: Path, place: str):
     """A path that `run` did not answer is the caller's mistake."""
     with pytest.raises(UsageError):
-        hold(root / place)
+        acquire(root / place)
 
 
 def test_a_link_for_a_lease_file_is_refused(final: Path, root: Path, tmp_path: Path):
@@ -70,7 +70,7 @@ def test_a_link_for_a_lease_file_is_refused(final: Path, root: Path, tmp_path: P
     (root / ".leases" / final.name).unlink()
     (root / ".leases" / final.name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ClusterError):
-        hold(final)
+        acquire(final)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -78,14 +78,14 @@ def test_a_root_that_others_may_write_to_is_not_leased(final: Path, root: Path):
     """Where anybody could exchange the set, a lease would promise nothing."""
     (root / "objects").chmod(0o777)
     with pytest.raises(ClusterError):
-        hold(final)
+        acquire(final)
 
 
 def test_a_set_from_before_there_were_leases(final: Path, root: Path):
     """Its lease file is made when it is first wanted."""
     (root / ".leases" / final.name).unlink()
     (root / ".leases").rmdir()
-    with lease(final):
+    with leased_set(final):
         assert is_leased(root, final.name)
 
 
@@ -93,9 +93,9 @@ def test_use_is_written_down(final: Path, root: Path):
     """The lease file's time is that of the last lease, at its beginning and at its end."""
     file, before = root / ".leases" / final.name, time.time()
     os.utime(file, (0, 0))
-    with lease(final, use=False):
+    with leased_set(final, touch=False):
         assert last_used(root, final.name) == 0
-    with lease(final):
+    with leased_set(final):
         assert last_used(root, final.name) > before - 1
         os.utime(file, (0, 0))
     assert last_used(root, final.name) > before - 1
@@ -107,7 +107,7 @@ def test_a_kill_ends_a_lease(final: Path, root: Path):
     ready, send = os.pipe()
     pid = os.fork()
     if not pid:
-        hold(final)
+        acquire(final)
         os.write(send, b"x")
         time.sleep(60)
         os._exit(1)
@@ -121,7 +121,7 @@ def test_a_kill_ends_a_lease(final: Path, root: Path):
 def test_a_forked_loader_keeps_the_lease_to_its_own_end(final: Path, root: Path):
     """Loader processes still read when the parent has left its block."""
     ready, send = os.pipe()
-    with lease(final):
+    with leased_set(final):
         pid = os.fork()
         if not pid:
             os.close(send)
@@ -136,7 +136,7 @@ def test_a_forked_loader_keeps_the_lease_to_its_own_end(final: Path, root: Path)
 @pytest.mark.parametrize("inheritable", [False, True])
 def test_a_program_inherits_the_lease_where_that_is_asked_for(final: Path, root: Path, inheritable: bool):
     """`hold(inheritable=True)` is for a wrapper that becomes the job."""
-    descriptor = hold(final, inheritable=inheritable)
+    descriptor = acquire(final, inheritable=inheritable)
     assert os.get_inheritable(descriptor) is inheritable
     program = subprocess.Popen(["sleep", "60"], close_fds=False)
     os.close(descriptor)
@@ -162,23 +162,23 @@ def test_the_flock_of_a_shell_is_a_lease(final: Path, root: Path):
 
 def test_an_evictor_that_hangs_is_not_waited_for_for_ever(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
     """A lease has a time-out, like all that waits."""
-    monkeypatch.setattr(leases, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(leases, "_LOCK_TIMEOUT_S", 0.1)
     descriptor = os.open(root / ".leases" / final.name, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(TryLater):
-        hold(final)
+        acquire(final)
     os.close(descriptor)
 
 
 def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
     """Whoever got the lease reads a whole set to the end; whoever did not is told that there is none."""
-    names = {entry.path for entry in load(small).manifest.files}
+    names = {entry.path for entry in load_dataset(small).manifest.files}
     stop, wrong, had = threading.Event(), [], [0]
 
     def read() -> None:
         while not stop.is_set():
             try:
-                with lease(final):
+                with leased_set(final):
                     had[0] += 1
                     missing = [name for name in names if not (final / name).exists()]
                     time.sleep(0.0005)
@@ -200,8 +200,8 @@ def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
             for name in names:
                 (root / "new" / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / "new" / name).touch()
-            with locked(root, final.name, timeout_s=5):
-                records.write(root, final.name, source="/shared/pick", n_bytes=0)
+            with version_lock(root, final.name, timeout_s=5):
+                records.write_stage_record(root, final.name, source="/shared/pick", n_bytes=0)
                 (root / "new").rename(final)
         time.sleep(0.001)
     stop.set()

@@ -9,15 +9,15 @@ import pytest
 
 from pitools.core import fs
 from pitools.stage.cache import layout
-from pitools.stage.cache.lease import lease
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.lease import leased_set
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 
 
 @pytest.fixture
 def damaged(small: Path, root: Path) -> Path:
     """A staged set with one file cut short."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     file = final / "actions/c/0"
     file.chmod(0o600)
     file.write_bytes(b"damaged")
@@ -31,18 +31,18 @@ def aside(root: Path) -> list[Path]:
 
 def test_a_leased_set_that_is_replaced_stays_with_its_readers(damaged: Path, small: Path, root: Path):
     """Who reads beneath an open folder reads on, until the lease is free; then the next command removes the old set."""
-    with lease(damaged):
+    with leased_set(damaged):
         folder = os.open(damaged, os.O_PATH)
-        assert stage(load(small), root).state == "repaired"
+        assert stage_version(load_dataset(small), root).state == "repaired"
         descriptor = os.open("actions/c/0", os.O_RDONLY, dir_fd=folder)
         assert os.read(descriptor, 100) == b"damaged"
         os.close(descriptor)
         os.close(folder)
         [kept] = aside(root)
-        assert stage(load(small), root, verify=True).state == "present"
+        assert stage_version(load_dataset(small), root, verify=True).state == "present"
         assert aside(root) == [kept]
-    assert stage(load(small), root, verify=True).state == "present"
-    with layout.locked(root, damaged.name, timeout_s=0):
+    assert stage_version(load_dataset(small), root, verify=True).state == "present"
+    with layout.version_lock(root, damaged.name, timeout_s=0):
         pass
     assert aside(root) == []
 
@@ -63,7 +63,7 @@ def test_a_set_is_there_at_every_moment_of_its_repair(damaged: Path, small: Path
     try:
         for _ in range(40):
             (damaged / "zarr.json").unlink()
-            assert stage(load(small), root, readers=1).state == "repaired"
+            assert stage_version(load_dataset(small), root, readers=1).state == "repaired"
     finally:
         done.set()
         watcher.join()
@@ -74,8 +74,8 @@ def test_a_file_system_that_cannot_exchange_gets_two_renames(
     damaged: Path, small: Path, root: Path, residue, monkeypatch: pytest.MonkeyPatch
 ):
     """As NFS and Lustre: the set is replaced all the same."""
-    monkeypatch.setattr(layout, "exchange", lambda *_: False)
-    assert stage(load(small), root).state == "repaired"
+    monkeypatch.setattr(layout, "exchange_names", lambda *_: False)
+    assert stage_version(load_dataset(small), root).state == "repaired"
     assert (damaged / "actions/c/0").stat().st_size == 1000
     assert residue(root) == []
 
@@ -84,9 +84,9 @@ def test_names_are_exchanged_or_nothing_is(tmp_path: Path):
     """Two names swap what they stand for, whatever that is; a name that is not there changes nothing."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").write_text("b")
-    assert fs.exchange(tmp_path / "a", tmp_path / "b")
+    assert fs.exchange_names(tmp_path / "a", tmp_path / "b")
     assert ((tmp_path / "a").read_text(), (tmp_path / "b").is_dir()) == ("b", True)
     with pytest.raises(OSError) as error:
-        fs.exchange(tmp_path / "a", tmp_path / "c")
+        fs.exchange_names(tmp_path / "a", tmp_path / "c")
     assert error.value.errno == errno.ENOENT
     assert (tmp_path / "a").read_text() == "b"

@@ -15,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
 from pitools.stage.cache import disk_quota, records
 from pitools.stage.cache import evict as evicting
-from pitools.stage.cache.disk_quota import Lack, Limits, reserved
-from pitools.stage.cache.evict import Item, KeptReason, evict
-from pitools.stage.cache.inventory import partials, staged, total, usage
-from pitools.stage.cache.layout import holder, locked, partial_path, prepare
-from pitools.stage.cache.lease import hold, is_leased, last_used
+from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, reserve
+from pitools.stage.cache.evict import Evictable, KeptReason, evict_item
+from pitools.stage.cache.inventory import disk_usage, list_sets, partial_copies, total_bytes
+from pitools.stage.cache.layout import create_root, lock_owner, partial_path, version_lock
+from pitools.stage.cache.lease import acquire, is_leased, last_used
 
 KIB = 1 << 10
 NAMES = [letter * 32 for letter in "abcde"]
@@ -47,7 +47,7 @@ class Cache(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        prepare(self.root)
+        create_root(self.root)
 
     def path(self, version: str) -> Path:
         return self.root / "objects" / version
@@ -69,9 +69,9 @@ class Cache(RuleBasedStateMachine):
 
     def taken(self) -> int:
         """What cannot be evicted, or is promised: by measuring, and by what stagers were granted."""
-        found = total(usage(self.path(version)) for version in self.sets)
+        found = total_bytes(disk_usage(self.path(version)) for version in self.sets)
         for version in NAMES:
-            left = usage(partial_path(self.root, version)).own
+            left = disk_usage(partial_path(self.root, version)).own_bytes
             found += self.stagers[version][1] if version in self.stagers else left
         return found
 
@@ -89,21 +89,21 @@ class Cache(RuleBasedStateMachine):
         used = {v: last_used(self.root, v) for v in self.sets}
         dead = [v for v in NAMES if v not in self.stagers and v != version and partial_path(self.root, v).exists()]
         try:
-            with locked(self.root, version, timeout_s=0):
+            with version_lock(self.root, version, timeout_s=0):
                 if version in self.sets:
                     return
-                with reserved(self.root, version, needed, Limits(quota_bytes=self.quota), grace_s=grace_s):
+                with reserve(self.root, version, needed, QuotaLimits(quota_bytes=self.quota), grace_s=grace_s):
                     self.sets = {path.name for path in (self.root / "objects").iterdir()}
                     assert self.taken() + needed <= self.quota
                     self.fill(version, list(content(version)))
-                records.write(self.root, version, source="/shared", n_bytes=SIZES[version])
+                records.write_stage_record(self.root, version, source="/shared", n_bytes=SIZES[version])
                 os.rename(partial_path(self.root, version), self.path(version))
         except (NoSpace, ClusterError) as error:
             assert isinstance(error, ClusterError) == (needed > self.quota)  # noqa: PT017 - a rule is no test
             assert {path.name for path in (self.root / "objects").iterdir()} == before, "evicted in vain"
             assert all(partial_path(self.root, v).exists() for v in dead), "removed in vain"
-            goes = sum(total([usage(self.path(v))]) for v in before - stay)
-            goes += sum(total([usage(partial_path(self.root, v))]) for v in dead)
+            goes = sum(total_bytes([disk_usage(self.path(v))]) for v in before - stay)
+            goes += sum(total_bytes([disk_usage(partial_path(self.root, v))]) for v in dead)
             assert self.taken() - goes + needed > self.quota, "there was room to be made"
             return
         except TryLater:
@@ -125,16 +125,16 @@ class Cache(RuleBasedStateMachine):
             return
         ready, send = os.pipe()
         needed = SIZES[version] + 64 * KIB
-        mine = usage(partial_path(self.root, version)).own + needed
+        mine = disk_usage(partial_path(self.root, version)).own_bytes + needed
         pid = os.fork()
         if not pid:
             for descriptors in self.leases.values():  # a fork keeps leases, but this one stands for a stranger
                 for descriptor in descriptors:
                     os.close(descriptor)
-            with contextlib.suppress(BaseException), locked(self.root, version, timeout_s=0) as tell:
+            with contextlib.suppress(BaseException), version_lock(self.root, version, timeout_s=0) as tell:
                 tell(0, SIZES[version])
                 try:
-                    with reserved(self.root, version, needed, Limits(quota_bytes=self.quota)):
+                    with reserve(self.root, version, needed, QuotaLimits(quota_bytes=self.quota)):
                         self.fill(version, ["c/0"])
                         os.write(send, b"y")
                         time.sleep(60)
@@ -163,7 +163,7 @@ class Cache(RuleBasedStateMachine):
     @rule(version=versions)
     def lease(self, version: str) -> None:
         try:
-            self.leases.setdefault(version, []).append(hold(self.path(version)))
+            self.leases.setdefault(version, []).append(acquire(self.path(version)))
             assert version in self.sets
         except DataError:
             assert version not in self.sets
@@ -176,13 +176,13 @@ class Cache(RuleBasedStateMachine):
     @rule(version=versions, pinned=st.booleans())
     def pin(self, version: str, pinned: bool) -> None:
         if version in self.sets:
-            records.pin(self.root, version, pinned=pinned)
+            records.set_pinned(self.root, version, pinned=pinned)
             (self.pinned.add if pinned else self.pinned.discard)(version)
 
     @rule(version=versions)
     def forget(self, version: str) -> None:
         """Nobody knows any more where it came from."""
-        records.remove(self.root, version)
+        records.remove_stage_record(self.root, version)
         self.known.discard(version)
         self.pinned.discard(version)
 
@@ -203,7 +203,9 @@ class Cache(RuleBasedStateMachine):
         if version not in self.sets:
             return
         expected = self.why(version, grace_s, force=force)
-        found = evict(self.root, Item(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run)
+        found = evict_item(
+            self.root, Evictable(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
+        )
         assert found == expected
         if not found and not dry_run:
             self.sets.discard(version)
@@ -214,11 +216,16 @@ class Cache(RuleBasedStateMachine):
         """An operator asks for room: all that goes may go, and nothing does when all of it is too little."""
         before = set(self.sets)
         stay = {v for v in self.sets if self.why(v, grace_s)}
-        left = total(usage(path) for path in [*(self.root / "objects").iterdir(), *partials(self.root)]) - size
-        goal = disk_quota.make_room(self.root, lambda usages: Lack(total(usages.values()) - left, 0), grace_s=grace_s)
+        left = (
+            total_bytes(disk_usage(path) for path in [*(self.root / "objects").iterdir(), *partial_copies(self.root)])
+            - size
+        )
+        goal = disk_quota.make_room(
+            self.root, lambda usages: Shortfall(total_bytes(usages.values()) - left, 0), grace_s=grace_s
+        )
         self.sets = {path.name for path in (self.root / "objects").iterdir()}
         assert not (before - self.sets) & stay
-        assert bool(goal.missing) == (not goal.gone)
+        assert bool(goal.missing_bytes) == (not goal.evicted)
         self.known -= before - self.sets
 
     @invariant()
@@ -230,12 +237,12 @@ class Cache(RuleBasedStateMachine):
                 assert (self.path(version) / name).read_bytes() == data
         for version in NAMES:
             assert is_leased(self.root, version) == bool(self.leases.get(version))
-            assert (holder(self.root, version) is not None) == (version in self.stagers)
+            assert (lock_owner(self.root, version) is not None) == (version in self.stagers)
             if version in self.sets:
-                assert records.read(self.root, version).pinned == (version in self.pinned)
-        assert set(disk_quota.rooms(self.root)) == set(self.stagers)
+                assert records.read_stage_record(self.root, version).pinned == (version in self.pinned)
+        assert set(disk_quota.read_reservations(self.root)) == set(self.stagers)
         assert not list((self.root / ".tmp").glob("*.old.*"))
-        listed = {(record.version, record.state, record.locked) for record in staged(self.root)}
+        listed = {(record.version, record.state, record.locked) for record in list_sets(self.root)}
         assert {v for v, _, busy in listed if busy} <= set(self.stagers)
         assert {v for v, state, _ in listed if state != "partial"} == self.sets
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError
-from pitools.stage.cache.layout import journal_path, partial_path, prepare
-from pitools.stage.sources.local import Folders
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.layout import create_root, journal_path, partial_path
+from pitools.stage.sources.local import DirDescriptors
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 from pitools.store import manifest
 from pitools.store.manifest import FileEntry, Manifest
 
@@ -23,9 +23,9 @@ def write_manifest(folder: Path, path: str) -> Path:
     """A version that names one file, which is not there."""
     folder.mkdir(parents=True)
     entry = FileEntry(path=path, bytes=1, digest="xxh3_128:" + "0" * 32)
-    data = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
     (folder / manifest.FILE_NAME).write_bytes(data)
-    return folder.rename(folder.parent / manifest.version(data))
+    return folder.rename(folder.parent / manifest.version_of(data))
 
 
 @pytest.mark.parametrize("path", [DEEP, "d/" * 200 + "f", "n" * 256, "é" * 128, "/".join(["n" * 200] * 20)])
@@ -45,12 +45,12 @@ def test_a_path_that_no_disk_can_hold_is_refused_before_anything_is_written(
 def test_paths_that_are_only_long_are_taken(path: str):
     """Up to what file systems hold, with room for the folders above."""
     entry = FileEntry(path=path, bytes=1, digest="")
-    manifest.check(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)), "here")
+    manifest.check_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)), "here")
 
 
 def test_what_a_deep_path_left_behind_can_be_evicted(root: Path, pit_stage, residue):
     """An unfinished copy 2,000 folders deep, as earlier versions of pit-stage made it, goes like any other."""
-    prepare(root)
+    create_root(root)
     version = "f" * 32
     folder = partial_path(root, version)
     folder.mkdir()
@@ -72,14 +72,14 @@ def test_what_a_deep_path_left_behind_can_be_evicted(root: Path, pit_stage, resi
 def test_a_manifest_of_such_a_path_is_no_manifest(tmp_path: Path):
     """Whoever reads manifests is told, not the stager alone."""
     with pytest.raises(DataError):
-        manifest.load(write_manifest(tmp_path / "new", DEEP))
+        manifest.load_manifest(write_manifest(tmp_path / "new", DEEP))
 
 
 def test_deep_paths_are_staged(build, tmp_path: Path, root: Path):
     """As deep as a manifest may name them, neighbours at every level, byte for byte."""
     files = {"d/" * depth + name: os.urandom(50) for depth in (0, 1, 5, 6, 7, 8, 100, 127) for name in ("f", "g")}
     files |= {"d/" * depth + "e/f": os.urandom(50) for depth in (1, 5, 6, 7, 50)}
-    record = stage(load(build(tmp_path / "data", files)), root)
+    record = stage_version(load_dataset(build(tmp_path / "data", files)), root)
     assert {path: (Path(record.path) / path).read_bytes() for path in files} == files
 
 
@@ -88,9 +88,9 @@ def test_a_folder_is_the_one_of_its_path(paths: list[list[str]]):
     """In whatever order folders are entered, deep or not, made or there; with few descriptors open at a time."""
     with tempfile.TemporaryDirectory() as place:
         before = len(os.listdir("/proc/self/fd"))
-        folders = Folders(Path(place), make=True)
+        folders = DirDescriptors(Path(place), create=True)
         for path in paths:
-            at = folders.enter("/".join(path))
+            at = folders.open_dir("/".join(path))
             assert os.path.samestat(os.fstat(at), Path(place, *path).stat())
             assert len(os.listdir("/proc/self/fd")) <= before + 7
         folders.close()
@@ -101,10 +101,10 @@ def test_a_folder_that_cannot_be_entered_leaves_the_others(tmp_path: Path):
     """Neither a link nor what is missing is entered, and what comes next is right."""
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/link").symlink_to("b")
-    folders = Folders(tmp_path)
+    folders = DirDescriptors(tmp_path)
     for bad in ("a/link", "a/none/b", "x"):
         with pytest.raises(OSError):
-            folders.enter(bad)
-        assert os.path.samestat(os.fstat(folders.enter("a/b")), (tmp_path / "a/b").stat())
-        assert os.path.samestat(os.fstat(folders.enter("")), tmp_path.stat())
+            folders.open_dir(bad)
+        assert os.path.samestat(os.fstat(folders.open_dir("a/b")), (tmp_path / "a/b").stat())
+        assert os.path.samestat(os.fstat(folders.open_dir("")), tmp_path.stat())
     folders.close()

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.core.shared_progress import Board, Seat
+from pitools.core.shared_progress import SharedProgress, WorkerSlot
 from pitools.stage.copy import write as write_module
-from pitools.stage.copy.tasks import SMALL, Task
-from pitools.stage.copy.worker import Copier, Work
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import check
+from pitools.stage.copy.tasks import SMALL_FILE_BYTES, CopyTask
+from pitools.stage.copy.worker import CopyJob, CopyWorker
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
 from pitools.store import digest, manifest
 from pitools.store import publish as publish_module
-from pitools.store.digest import RANGE, Hasher
+from pitools.store.digest import RANGE_BYTES, Hasher
 from pitools.store.manifest import FileEntry, Manifest
 
 
@@ -27,17 +27,29 @@ def older(build, folder: Path, files: dict[str, bytes | int]) -> Path:
     for path in sorted(files):
         whole = Hasher(whole=True)
         whole.update((new / path).read_bytes())
-        entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=whole.text()))
-    data = manifest.encode(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
+        entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=whole.digest()))
+    data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
     (new / manifest.FILE_NAME).write_bytes(data)
-    return new.rename(new.with_name(manifest.version(data)))
+    return new.rename(new.with_name(manifest.version_of(data)))
 
 
 def test_sizes_at_every_edge_arrive_whole(make_dataset, root: Path):
     """None, one, one less and one more than what is small, what a block is and what a disk's block is."""
-    edges = (0, 1, 4095, 4096, 4097, (128 << 10) - 1, (128 << 10) + 1, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL + 4095)
+    edges = (
+        0,
+        1,
+        4095,
+        4096,
+        4097,
+        (128 << 10) - 1,
+        (128 << 10) + 1,
+        SMALL_FILE_BYTES - 1,
+        SMALL_FILE_BYTES,
+        SMALL_FILE_BYTES + 1,
+        2 * SMALL_FILE_BYTES + 4095,
+    )
     folder = make_dataset({f"c/{size}": os.urandom(size) for size in edges})
-    record = stage(load(folder), root, readers=3)
+    record = stage_version(load_dataset(folder), root, readers=3)
     for size in edges:
         assert (Path(record.path) / f"c/{size}").read_bytes() == (folder / f"c/{size}").read_bytes(), size
         assert (Path(record.path) / f"c/{size}").stat().st_mode & 0o777 == 0o444
@@ -45,27 +57,27 @@ def test_sizes_at_every_edge_arrive_whole(make_dataset, root: Path):
 
 def test_sizes_beside_a_range_arrive_whole(make_dataset, root: Path):
     """One byte less, as much, and one byte more than a range: the digest's kind changes, and so does the way."""
-    folder = make_dataset({"less": RANGE - 1, "more": RANGE + 1})
-    files = {entry.path: entry.digest.partition(":")[0] for entry in load(folder).manifest.files}
+    folder = make_dataset({"less": RANGE_BYTES - 1, "more": RANGE_BYTES + 1})
+    files = {entry.path: entry.digest.partition(":")[0] for entry in load_dataset(folder).manifest.files}
     assert files == {"less": "xxh3_128", "more": "xxh3_128x64m"}
-    record = stage(load(folder), root, readers=2)
-    *findings, _ = check(Path(record.path), readers=2)
+    record = stage_version(load_dataset(folder), root, readers=2)
+    *findings, _ = check_versions(Path(record.path), readers=2)
     assert findings == []
 
 
 def test_an_older_digest_of_a_large_file_is_compared(build, tmp_path: Path, root: Path):
     """A file larger than a range whose manifest has one digest of all of it: copied in one piece, and judged."""
-    folder = older(build, tmp_path / "data", {"a": RANGE + 5})
-    assert load(folder).manifest.files[0].digest.startswith("xxh3_128:")
-    stage(load(folder), root)
-    *findings, _ = check(root, readers=2)
+    folder = older(build, tmp_path / "data", {"a": RANGE_BYTES + 5})
+    assert load_dataset(folder).manifest.files[0].digest.startswith("xxh3_128:")
+    stage_version(load_dataset(folder), root)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
     shutil.rmtree(root)
     with (folder / "a").open("r+b") as file:
-        file.seek(RANGE + 2)
+        file.seek(RANGE_BYTES + 2)
         file.write(b"x")
     with pytest.raises(DataError, match="the manifest says xxh3_128:"):
-        stage(load(folder), root)
+        stage_version(load_dataset(folder), root)
     assert os.listdir(root / "objects") == []
 
 
@@ -87,7 +99,7 @@ def test_a_file_that_is_exchanged_during_the_copy_is_refused(make_dataset, root:
             file.write_bytes(os.urandom(1000))
 
     with pytest.raises(DataError) as error:
-        stage(load(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
+        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
     assert error.value.where == str(file)
     assert os.listdir(root / "objects") == []
     assert residue(root) == []
@@ -97,7 +109,7 @@ def test_the_longest_and_strangest_names_arrive(make_dataset, root: Path):
     """255 bytes in letters of two, line ends, quotes, a backslash, a leading dash, and names of our own files."""
     names = ("é" * 127 + "x", "a\nb", "-rf", "\\", "'\"", " ", "objects", ".tmp", "x.partial", "c/manifest.json")
     folder = make_dataset({name: name.encode() for name in names})
-    record = stage(load(folder), root)
+    record = stage_version(load_dataset(folder), root)
     assert {name: (Path(record.path) / name).read_bytes() for name in names} == {n: n.encode() for n in names}
 
 
@@ -147,45 +159,51 @@ class Liars:
 @pytest.mark.parametrize("lies", [1, 2])
 def test_what_was_a_lie_is_written_over(tmp_path: Path, direct: bool, lies: int):
     """Each file of a batch, small or large, is read again from its start until it is right; nothing false is left."""
-    contents = {"a": os.urandom(10), "b": os.urandom(SMALL + 4097), "c": b"", "d": os.urandom(SMALL - 1)}
+    contents = {
+        "a": os.urandom(10),
+        "b": os.urandom(SMALL_FILE_BYTES + 4097),
+        "c": b"",
+        "d": os.urandom(SMALL_FILE_BYTES - 1),
+    }
     entries = tuple(
-        FileEntry(path=path, bytes=len(content), digest=digest.of_bytes(content)) for path, content in contents.items()
+        FileEntry(path=path, bytes=len(content), digest=digest.digest_bytes(content))
+        for path, content in contents.items()
     )
-    work = Work(Liars(contents, lies), entries, str(tmp_path), True, False, direct, True, 0)
-    copier = Copier(work, Seat(Board(1), 0))
-    copier(Task(files=(0, 1, 2, 3)))
+    work = CopyJob(Liars(contents, lies), entries, str(tmp_path), True, False, direct, True, 0)
+    copier = CopyWorker(work, WorkerSlot(SharedProgress(1), 0))
+    copier(CopyTask(files=(0, 1, 2, 3)))
     copier.close()
     assert {path: (tmp_path / path).read_bytes() for path in contents} == contents
 
 
 def test_a_set_that_stands_is_used_without_a_lock(small: Path, root: Path, residue):
     """Present is present: nothing is made for it, with `verify` or without, so a disk may be read-only."""
-    stage(load(small), root)
+    stage_version(load_dataset(small), root)
     shutil.rmtree(root / ".locks")
     for verify in (False, True):
-        assert stage(load(small), root, verify=verify).state == "present"
+        assert stage_version(load_dataset(small), root, verify=verify).state == "present"
     assert not (root / ".locks").exists()
     assert residue(root) == []
 
 
 def test_a_version_whose_source_is_its_own_damaged_copy_is_refused(small: Path, root: Path):
     """There is nothing to mend it with, and it is not taken away."""
-    final = Path(stage(load(small), root).path)
+    final = Path(stage_version(load_dataset(small), root).path)
     (final / "images/c/0/0").chmod(0o600)
     with (final / "images/c/0/0").open("r+b") as file:
         file.write(b"xxxx")
     with pytest.raises(DataError):
-        stage(load(final), root, verify=True)
+        stage_version(load_dataset(final), root, verify=True)
     assert final.is_dir()
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o000])
 def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: int):
     """Who may read a set is for its root to say, not for the shell of whoever staged it."""
-    folder = make_dataset({"c/small": b"1", "c/large": 2 * SMALL, "d/ranges": RANGE + 1})
+    folder = make_dataset({"c/small": b"1", "c/large": 2 * SMALL_FILE_BYTES, "d/ranges": RANGE_BYTES + 1})
     before = os.umask(mask)
     try:
-        final = Path(stage(load(folder), root).path)
+        final = Path(stage_version(load_dataset(folder), root).path)
     finally:
         os.umask(before)
     assert {path.name: path.stat().st_mode & 0o777 for path in (final, *final.rglob("*"))} == {
@@ -209,7 +227,7 @@ def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, ro
     def sync_all(path: Path) -> None:
         events.append(sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()))
 
-    monkeypatch.setattr(write_module, "sync_file_system", sync_all)
-    monkeypatch.setattr(publish_module, "sync_dir", lambda path: events.append(path.name))
-    assert stage(load(source), root).state == "staged"
-    assert events == [[f.path for f in load(source).manifest.files], f"{source.name}.partial", "objects"]
+    monkeypatch.setattr(write_module, "sync_fs", sync_all)
+    monkeypatch.setattr(publish_module, "fsync_dir", lambda path: events.append(path.name))
+    assert stage_version(load_dataset(source), root).state == "staged"
+    assert events == [[f.path for f in load_dataset(source).manifest.files], f"{source.name}.partial", "objects"]

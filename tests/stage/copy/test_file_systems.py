@@ -11,9 +11,9 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import check
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
 
 FILES = {"zarr.json": b"{}", **{f"c/{i}": os.urandom(3_000_000 + i) for i in range(6)}}
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"], "btrfs": ["mkfs.btrfs", "-q", "-f"]}
@@ -50,8 +50,8 @@ def disk(as_root: None, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def test_a_set_arrives_on_any_file_system(kind: str, disk, make_dataset):
     """From another file system onto this one, large and small files, whole and equal."""
     place = disk(kind)
-    record = stage(load(make_dataset(FILES)), place / "pit")
-    *findings, _ = check(place / "pit", readers=2)
+    record = stage_version(load_dataset(make_dataset(FILES)), place / "pit")
+    *findings, _ = check_versions(place / "pit", readers=2)
     assert findings == []
     assert record.copied_bytes == sum(map(len, FILES.values()))
 
@@ -63,13 +63,13 @@ def test_blocks_are_shared_where_the_file_system_can(kind: str, disk, build):
     source = build(place / "data", FILES)
     os.sync()
     before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-    record = stage(load(source), place / "pit")
+    record = stage_version(load_dataset(source), place / "pit")
     os.sync()
     taken = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     assert taken < record.bytes / 3
     assert not (source / "c/0").samefile(Path(record.path) / "c/0")
     shutil.rmtree(source)
-    *findings, _ = check(place / "pit", readers=2)
+    *findings, _ = check_versions(place / "pit", readers=2)
     assert findings == []
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_source_is_found_through_a_clone_too(disk, build):
         file.seek(2_000_000)
         file.write(b"xxxx")
     with pytest.raises(DataError) as error:
-        stage(load(source), place / "pit")
+        stage_version(load_dataset(source), place / "pit")
     assert error.value.where == str(source / "c/3")
     assert os.listdir(place / "pit/objects") == []
 
@@ -93,7 +93,7 @@ def test_a_copy_leaves_the_page_cache_to_others(disk, build):
     os.sync()
     files = list(source.rglob("c/*"))
     assert sum(_cached(path) for path in files) == 32 << 20
-    record = stage(load(source), place / "pit")
+    record = stage_version(load_dataset(source), place / "pit")
     files += Path(record.path).rglob("c/*")
     assert len(files) == 8
     assert sum(_cached(path) for path in files) < 2 << 20

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import check
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
 from pitools.store import digest, manifest
-from pitools.store.digest import RANGE
+from pitools.store.digest import RANGE_BYTES
 from pitools.store.manifest import FileEntry, Manifest
 
 SLOW = "4MiB"  # a second: seconds are left of a copy that is to be interrupted when a busy machine comes to it
@@ -74,12 +74,12 @@ def test_an_interrupted_copy_goes_on_where_it_stopped(
     assert "Traceback" not in err
     assert os.listdir(root / "objects") == []
     assert sorted(residue(root)) == [str(root / f".tmp/{shards.name}.{end}") for end in ("journal", "partial")]
-    again = stage(load(shards), root)
+    again = stage_version(load_dataset(shards), root)
     assert again.state == "staged"
     assert again.resumed_bytes >= 1 << 20
     assert again.copied_bytes == again.bytes - again.resumed_bytes
     assert residue(root) == []
-    *findings, _ = check(root, readers=2)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
 
 
@@ -92,14 +92,14 @@ def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, pr
     process.kill()
     process.communicate()
     lines = (root / f".tmp/{shards.name}.journal").read_text().splitlines()[1:]
-    files = load(source).manifest.files
+    files = load_dataset(source).manifest.files
     done = [files[int(line.split()[1])].path for line in lines]
     assert done
     for path in done:
         (source / path).unlink()
-    again = stage(load(source), root)
+    again = stage_version(load_dataset(source), root)
     assert again.resumed_bytes == len(done) << 20
-    *findings, _ = check(root, readers=2)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
 
 
@@ -114,7 +114,7 @@ def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, p
     journal = root / f".tmp/{shards.name}.journal"
     partial = root / f".tmp/{shards.name}.partial"
     index = int(journal.read_text().splitlines()[1].split()[1])
-    file = partial / load(shards).manifest.files[index].path
+    file = partial / load_dataset(shards).manifest.files[index].path
     if damage == "no journal":
         journal.unlink()
     elif damage == "other journal":
@@ -126,11 +126,11 @@ def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, p
         file.chmod(0o600)
         with file.open("r+b") as opened:
             opened.write(b"x") if damage == "flipped" else opened.truncate(10)
-    again = stage(load(shards), root)
+    again = stage_version(load_dataset(shards), root)
     assert again.state == "staged"
     if damage.endswith("journal"):
         assert again.resumed_bytes == 0
-    *findings, _ = check(root, readers=2)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
 
 
@@ -139,12 +139,12 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
     source, root = tmp_path / "data", tmp_path / "pit"
     (source / "new").mkdir(parents=True)
     (source / "new/a").touch()
-    os.truncate(source / "new/a", 3 * RANGE + 100)
-    size, text = digest.of_file(source / "new/a")
+    os.truncate(source / "new/a", 3 * RANGE_BYTES + 100)
+    size, text = digest.digest_file(source / "new/a")
     entry = FileEntry(path="a", bytes=size, digest=text)
-    data = manifest.encode(Manifest(name="big", episodes=1, steps=1, arrays={}, files=(entry,)))
+    data = manifest.encode_manifest(Manifest(name="big", episodes=1, steps=1, arrays={}, files=(entry,)))
     (source / "new/manifest.json").write_bytes(data)
-    folder = (source / "new").rename(source / manifest.version(data))
+    folder = (source / "new").rename(source / manifest.version_of(data))
     process = start(program, "run", folder, "--to", root, "--readers", "1", "--bwlimit", "50MiB")
     journal = root / f".tmp/{folder.name}.journal"
     while process.poll() is None and not (journal.exists() and "\nr 0 0 " in journal.read_text()):
@@ -155,9 +155,9 @@ def test_a_large_file_goes_on_by_its_ranges(tmp_path: Path, program):
     assert 0 < done < 4
     with (folder / "a").open("r+b") as file:
         file.write(b"x")  # the source is damaged where it was read already: nobody looks there
-    record = stage(load(folder), root)
+    record = stage_version(load_dataset(folder), root)
     assert record.state == "staged"
-    *findings, _ = check(root, readers=2)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
 
 
@@ -207,7 +207,7 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
         process.kill()
         process.communicate()
         if (final / "manifest.json").exists():
-            *findings, _ = check(final, readers=2)
+            *findings, _ = check_versions(final, readers=2)
             assert findings == []
         elif final.exists():
             assert (trial % 3, os.listdir(final)) == (1, ["c"]), "a part of a copy is visible"
@@ -216,15 +216,15 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
     assert cut > trials / 3, "too few trials cut a copy short"
     assert resumed > trials / 4, "too few trials went on with an interrupted copy"
     shutil.rmtree(final, ignore_errors=True)
-    assert stage(load(shards), root).state == "staged"
+    assert stage_version(load_dataset(shards), root).state == "staged"
     assert residue(root) == []
-    *findings, _ = check(final, readers=2)
+    *findings, _ = check_versions(final, readers=2)
     assert findings == []
 
 
 def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
     """At the very moment the folder can be seen, everything is in it."""
-    sizes = {entry.path: entry.bytes for entry in load(shards).manifest.files}
+    sizes = {entry.path: entry.bytes for entry in load_dataset(shards).manifest.files}
     for trial in range(8):
         root = tmp_path / str(trial)
         final = root / "objects" / shards.name
@@ -239,7 +239,7 @@ def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
 
         reader = threading.Thread(target=watch)
         reader.start()
-        stage(load(shards), root)
+        stage_version(load_dataset(shards), root)
         reader.join()
         assert seen == [sizes]
 
@@ -251,6 +251,6 @@ def test_eight_at_once_make_one_copy(shards: Path, tmp_path: Path, program, resi
     answers = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, answers
     assert sorted(out.split('"state":"')[1].split('"')[0] for out, _ in answers) == ["present"] * 7 + ["staged"]
-    *findings, _ = check(root, readers=2)
+    *findings, _ = check_versions(root, readers=2)
     assert findings == []
     assert residue(root) == []

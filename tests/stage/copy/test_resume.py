@@ -12,21 +12,21 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
-from pitools.stage.cache.disk_quota import reserved
+from pitools.stage.cache.disk_quota import reserve
 from pitools.stage.cache.layout import journal_path, partial_path
 from pitools.stage.copy import resume
-from pitools.stage.copy.tasks import SMALL
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
-from pitools.stage.verify import check
-from pitools.store.digest import RANGE
+from pitools.stage.copy.tasks import SMALL_FILE_BYTES
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
+from pitools.store.digest import RANGE_BYTES
 
 
 def interrupted(
     folder: Path, root: Path, *, bytes_per_s: float, until: Callable[[str], bool], user: int = 0, readers: int = 1
 ) -> None:
     """Stage in a process that is killed as soon as its journal is as wanted; one reader keeps to the plan's order."""
-    dataset, journal = load(folder), journal_path(root, folder.name)
+    dataset, journal = load_dataset(folder), journal_path(root, folder.name)
     pid = os.fork()
     if pid == 0:
         try:
@@ -34,7 +34,7 @@ def interrupted(
                 os.setgroups([])
                 os.setgid(user)
                 os.setuid(user)
-            stage(dataset, root, readers=readers, bytes_per_s=bytes_per_s)
+            stage_version(dataset, root, readers=readers, bytes_per_s=bytes_per_s)
         finally:
             os._exit(1)
     deadline = time.monotonic() + 60
@@ -48,7 +48,7 @@ def interrupted(
 
 def findings(place: Path) -> list[object]:
     """What is wrong with the sets there."""
-    *found, _ = check(place, readers=2)
+    *found, _ = check_versions(place, readers=2)
     return found
 
 
@@ -60,21 +60,21 @@ def several(text: str) -> bool:
 @pytest.fixture
 def shards(make_dataset) -> dict[str, bytes | int]:
     """A file of ranges, which comes first in the copy, and files of which each is a task."""
-    return {"L": RANGE + 5, **{f"z{i}": os.urandom(SMALL) for i in range(12)}}
+    return {"L": RANGE_BYTES + 5, **{f"z{i}": os.urandom(SMALL_FILE_BYTES) for i in range(12)}}
 
 
 def test_a_file_of_another_version_is_never_written_through(make_dataset, build, root: Path, tmp_path: Path, shards):
     """A copy that had linked a large file goes on when the older version is no longer looked at, from a bad source."""
-    older = Path(stage(load(make_dataset({"L": RANGE + 5})), root).path)
+    older = Path(stage_version(load_dataset(make_dataset({"L": RANGE_BYTES + 5})), root).path)
     source = build(tmp_path / "new", shards)
     interrupted(source, root, bytes_per_s=8 << 20, until=several)
     assert (partial_path(root, source.name) / "L").samefile(older / "L")
     for number in range(4):  # as many as are searched for files to link
-        stage(load(build(tmp_path / f"between{number}", {"x": bytes([number])})), root)
+        stage_version(load_dataset(build(tmp_path / f"between{number}", {"x": bytes([number])})), root)
     with (source / "L").open("r+b") as file:
         file.write(b"bad")
     with pytest.raises(DataError):
-        stage(load(source), root)
+        stage_version(load_dataset(source), root)
     assert findings(older) == []
 
 
@@ -84,11 +84,11 @@ def test_what_was_linked_is_gone_on_with_by_who_is_not_root(build, commons: Path
     root, user = commons / "pit", 65534
     root.mkdir()
     os.chown(root, user, user)
-    older, source = build(commons / "old", {"L": RANGE + 5}), build(commons / "new", shards)
-    as_user(lambda: stage(load(older), root), user)
+    older, source = build(commons / "old", {"L": RANGE_BYTES + 5}), build(commons / "new", shards)
+    as_user(lambda: stage_version(load_dataset(older), root), user)
     interrupted(source, root, bytes_per_s=8 << 20, until=several, user=user)
     as_user(lambda: (root / "objects" / older.name / "manifest.json").unlink(), user)  # it is no version any more
-    as_user(lambda: stage(load(source), root, readers=2), user)
+    as_user(lambda: stage_version(load_dataset(source), root, readers=2), user)
     assert findings(root / "objects" / source.name) == []
 
 
@@ -118,23 +118,23 @@ def test_ranges_that_are_there_need_no_room_again(build, tmp_path: Path, monkeyp
 
     @contextmanager
     def counted(*args: Any, **settings: Any) -> Iterator[Callable[[int], None]]:
-        with reserved(*args, **settings) as used:
+        with reserve(*args, **settings) as used:
             yield lambda count: (written.append(count), used(count))[1]
 
-    monkeypatch.setattr(resume, "reserved", counted)
+    monkeypatch.setattr(resume, "reserve", counted)
     disk = tmp_path / "disk"
     disk.mkdir()
     # After two ranges there is room for the rest, also where most of a third was written, and none for the whole.
     assert subprocesses.run(["mount", "-t", "tmpfs", "-o", "size=340m", "tmpfs", str(disk)], timeout_s=10).code == 0
     try:
-        source = build(tmp_path / "data", {"L": 4 * RANGE - 4096})
+        source = build(tmp_path / "data", {"L": 4 * RANGE_BYTES - 4096})
         interrupted(source, disk / "pit", bytes_per_s=150 << 20, until=lambda text: text.count("\nr ") >= 2)
         ranges = journal_path(disk / "pit", source.name).read_text().count("\nr ")
         written.clear()
-        record = stage(load(source), disk / "pit", readers=1, advance=done.append)
+        record = stage_version(load_dataset(source), disk / "pit", readers=1, advance=done.append)
         assert sum(written) == record.copied_bytes
         assert sum(done) == record.bytes
-        assert record.resumed_bytes == ranges * RANGE
+        assert record.resumed_bytes == ranges * RANGE_BYTES
         assert record.copied_bytes == record.bytes - record.resumed_bytes
         assert findings(disk / "pit") == []
     finally:
@@ -145,9 +145,9 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     """`verify` reads the source: a link to the same damaged file would repair nothing."""
     shared = os.urandom(100_000)
     older = build(tmp_path / "old", {"a": shared})
-    stage(load(older), root)
+    stage_version(load_dataset(older), root)
     source = build(tmp_path / "new", {"a": shared, "b": b"1"})
-    file = Path(stage(load(source), root).path) / "a"
+    file = Path(stage_version(load_dataset(source), root).path) / "a"
     before = file.stat()
     assert before.st_nlink == 2
     file.chmod(0o600)
@@ -156,9 +156,9 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     file.chmod(0o444)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a flipped bit leaves it
     assert len(findings(root)) == 2
-    assert stage(load(source), root, verify=True).state == "repaired"
+    assert stage_version(load_dataset(source), root, verify=True).state == "repaired"
     assert findings(root / "objects" / source.name) == []
-    assert stage(load(older), root, verify=True).state == "repaired"
+    assert stage_version(load_dataset(older), root, verify=True).state == "repaired"
     assert findings(root) == []
 
 
@@ -173,5 +173,5 @@ def test_what_many_readers_did_of_small_files_is_kept(build, tmp_path: Path, roo
         return folder.exists() and len(os.listdir(folder)) >= count // 2
 
     interrupted(source, root, bytes_per_s=4_000_000, until=half, readers=readers)
-    assert stage(load(source), root).resumed_bytes >= count * size // 4
+    assert stage_version(load_dataset(source), root).resumed_bytes >= count * size // 4
     assert findings(root) == []

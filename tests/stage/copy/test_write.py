@@ -9,7 +9,7 @@ import pytest
 
 from pitools.core.errors import NoSpace
 from pitools.stage.copy import write
-from pitools.stage.copy.write import Flusher
+from pitools.stage.copy.write import EarlyFlusher
 
 
 def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -24,13 +24,13 @@ def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, 
         if syncs[-1]:
             assert may_end.wait(10)
 
-    monkeypatch.setattr(write, "sync_file_system", sync)
-    with Flusher(tmp_path) as flusher:
-        flusher.moved(write._FLUSHED_BYTES - 1)
+    monkeypatch.setattr(write, "sync_fs", sync)
+    with EarlyFlusher(tmp_path) as flusher:
+        flusher.add_bytes(write._FLUSH_EVERY_BYTES - 1)
         assert syncs == []
-        flusher.moved(1)
+        flusher.add_bytes(1)
         assert began.wait(10)
-        flusher.moved(10 * write._FLUSHED_BYTES)  # while the first one is at it
+        flusher.add_bytes(10 * write._FLUSH_EVERY_BYTES)  # while the first one is at it
         assert syncs == [True]
         may_end.set()
     assert syncs == [True, False]
@@ -44,8 +44,8 @@ def test_an_error_of_an_early_sync_is_not_lost(tmp_path: Path, monkeypatch: pyte
         if answer := answers.pop(0):
             raise answer
 
-    monkeypatch.setattr(write, "sync_file_system", sync)
-    with pytest.raises(NoSpace) as error, Flusher(tmp_path) as flusher:
-        flusher.moved(write._FLUSHED_BYTES)
+    monkeypatch.setattr(write, "sync_fs", sync)
+    with pytest.raises(NoSpace) as error, EarlyFlusher(tmp_path) as flusher:
+        flusher.add_bytes(write._FLUSH_EVERY_BYTES)
     assert error.value.where == str(tmp_path)
     assert answers == []

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from pitools.stage.fanout.group import Group, find
-from pitools.stage.sources.open import load
+from pitools.stage.fanout.group import Group, find_group
+from pitools.stage.sources.open import load_dataset
 
 NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.
-PATIENCE = {
+TIMEOUTS = {
     "answer_s": 1.0,
     "hold_s": 0.2,
     "stall_s": 1.0,
-    "appear_s": 3.0,
-    "patience_s": 2.0,
-    "shun_s": 30.0,
+    "startup_s": 3.0,
+    "peer_timeout_s": 2.0,
+    "back_off_s": 30.0,
     "linger_s": 20.0,
-    "floor": 1 << 10,
+    "min_bytes_per_s": 1 << 10,
 }
 # The product's own, which a busy machine does not exhaust: for tests in which no node fails.
 UNHURRIED: dict[str, float] = {}
@@ -77,7 +77,7 @@ class Nodes:
     def __init__(self, tmp_path: Path, data: Path, origin: Origin, count: int) -> None:
         self.tmp_path, self.data, self.origin, self.count = tmp_path, data, origin, count
         self.names = [f"n{number}" for number in range(count)]
-        self.patience = dict(PATIENCE)
+        self.timeouts = dict(TIMEOUTS)
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PIT_", "SLURM_"))},
             "PIT_NONCE": secrets.token_hex(16),
@@ -102,7 +102,7 @@ class Nodes:
                 "threads": 3,
                 "block": 1 << 18,
                 "lies": False,
-                "patience": self.patience,
+                "timeouts": self.timeouts,
                 **settings,
             }
             file = self.tmp_path / f"{name}.json"
@@ -125,7 +125,7 @@ class Nodes:
         os.killpg(self.processes[name].pid, signal.SIGSTOP)
 
     def group(self, name: str) -> Group:
-        return find({**self.env, "PIT_FANOUT_NODE": name})
+        return find_group({**self.env, "PIT_FANOUT_NODE": name})
 
     def finish(self, *names: str, timeout_s: float = 60) -> dict[str, dict]:
         """What each node received, once it has ended well."""
@@ -144,7 +144,7 @@ class Nodes:
 
     def is_right(self, name: str) -> bool:
         """Whether a node has every file, byte for byte."""
-        dataset = load(self.data)
+        dataset = load_dataset(self.data)
         place = self.root(name) / "objects" / dataset.version
         return all(
             (place / entry.path).read_bytes() == (self.data / entry.path).read_bytes()

@@ -15,10 +15,10 @@ import threading
 from pathlib import Path
 
 from pitools.core.errors import DataError, PitError
-from pitools.stage.fanout.group import Patience, find
-from pitools.stage.fanout.session import Fan, joined
+from pitools.stage.fanout.group import Timeouts, find_group
+from pitools.stage.fanout.session import FanoutSession, join
 from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.open import load
+from pitools.stage.sources.open import load_dataset
 from pitools.store import digest as digests
 
 BLOCK = 1 << 20
@@ -68,7 +68,7 @@ class ThrottledFile:
     def close(self) -> None: ...
 
 
-def copy(dataset: Dataset, fan: Fan, partial: Path, settings: dict) -> None:
+def copy(dataset: Dataset, fan: FanoutSession, partial: Path, settings: dict) -> None:
     """The threads of all workers take files in the fan-out's order, verify and write them."""
     take, feed = os.pipe()
     workers = []
@@ -77,7 +77,7 @@ def copy(dataset: Dataset, fan: Fan, partial: Path, settings: dict) -> None:
             work(dataset, fan, partial, settings, take, feed)
         workers.append(pid)
     os.close(take)
-    for group in fan.groups():
+    for group in fan.file_groups():
         for index in group:
             os.write(feed, index.to_bytes(4, "little"))
     os.close(feed)
@@ -85,7 +85,7 @@ def copy(dataset: Dataset, fan: Fan, partial: Path, settings: dict) -> None:
         sys.exit("a worker failed")
 
 
-def work(dataset: Dataset, fan: Fan, partial: Path, settings: dict, take: int, feed: int) -> None:
+def work(dataset: Dataset, fan: FanoutSession, partial: Path, settings: dict, take: int, feed: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     os.close(feed)
     codes = []
@@ -119,14 +119,14 @@ def one(dataset, fan, reader, partial: Path, index: int, buffer: memoryview, set
                 hasher.update(buffer[:count])
                 out.write(buffer[:count])
                 offset += count
-            if hasher.text() == entry.digest:
+            if hasher.digest() == entry.digest:
                 break
             if not file.distrust():
                 raise DataError("wrong digest", where=entry.path)
     file.close()
     if settings["lies"] and entry.bytes:
         damage(partial / entry.path)
-    fan.done(index)
+    fan.mark_done(index)
 
 
 def damage(path: Path) -> None:
@@ -139,23 +139,23 @@ def damage(path: Path) -> None:
 
 def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
-    dataset = load(settings["data"])
+    dataset = load_dataset(settings["data"])
     root, version = Path(settings["root"]), dataset.version
     partial, final = root / ".tmp" / f"{version}.partial", root / "objects" / version
     origin = ThrottledSource(settings["origin"])
-    group = find(os.environ)
-    patience = Patience(**settings["patience"])
-    with joined(origin, dataset.manifest.files, version, [partial, final], group, patience) as fan:
+    group = find_group(os.environ)
+    timeouts = Timeouts(**settings["timeouts"])
+    with join(origin, dataset.manifest.files, version, [partial, final], group, timeouts) as fan:
         if final.exists():
-            fan.all_done()
+            fan.mark_all_done()
         else:
             for entry in dataset.manifest.files:
                 (partial / entry.path).parent.mkdir(parents=True, exist_ok=True)
             final.parent.mkdir(parents=True, exist_ok=True)
             copy(dataset, fan, partial, settings)
             os.rename(partial, final)
-            fan.all_done()
-        fan.linger()
+            fan.mark_all_done()
+        fan.serve_until_done()
         print(json.dumps(fan.received()._asdict()))
 
 

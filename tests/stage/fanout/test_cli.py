@@ -16,9 +16,9 @@ import pytest
 import zarr
 
 from pitools.dataset.ingest.ingest import ingest
-from pitools.stage.cache.layout import journal_path, object_path, partial_path
-from pitools.stage.sources.open import load
-from pitools.stage.verify import Finding, check
+from pitools.stage.cache.layout import journal_path, partial_path, set_path
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.verify import FileFinding, check_versions
 
 NAMES = ("n0", "n1", "n2")
 SECRET = secrets.token_hex(16)
@@ -64,8 +64,8 @@ class Commands:
         return self.finish(*names)
 
     def is_right(self, source: Path, name: str) -> bool:
-        dataset = load(source)
-        place = object_path(self.root(name), dataset.version)
+        dataset = load_dataset(source)
+        place = set_path(self.root(name), dataset.version)
         return all((place / e.path).read_bytes() == (source / e.path).read_bytes() for e in dataset.manifest.files)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
     source = Path(ingest([tmp_path / "a.hdf5"], root=tmp_path / "made", name="x").path)
     commands.start(source, *NAMES, options=("--arrays", "action"))
     for record in commands.finish(*NAMES).values():
-        assert not [item for item in check(Path(record["path"]), readers=1) if isinstance(item, Finding)]
+        assert not [item for item in check_versions(Path(record["path"]), readers=1) if isinstance(item, FileFinding)]
         found = zarr.open_consolidated(record["path"], mode="r")
         assert set(found.keys()) == {"action", "episode_json", "episode_offsets"}
 
@@ -164,7 +164,7 @@ def test_what_stands_already_is_given_at_once(commands: Commands, make_dataset: 
     while not linked.exists() or linked.read_bytes() != files["images/c/5"]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    assert not object_path(commands.root("n0"), source.name).exists()
+    assert not set_path(commands.root("n0"), source.name).exists()
     assert commands.finish(*NAMES)["n1"]["peer_bytes"] > 0
 
 
@@ -192,7 +192,7 @@ def test_a_node_whose_copy_is_damaged_is_named(commands: Commands, make_dataset:
     """Its set stands, by names and sizes; what it gives is caught, read from the source, and said in one line."""
     source = make_dataset(files)
     commands.run(source, "n1", group=("n1",))
-    for path in object_path(commands.root("n1"), source.name).glob("images/c/*"):
+    for path in set_path(commands.root("n1"), source.name).glob("images/c/*"):
         data = path.read_bytes()
         path.chmod(0o644)
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
@@ -218,4 +218,4 @@ def test_a_source_that_is_wrong_is_nobodys_fault(commands: Commands, make_datase
         assert (commands.processes[name].returncode, out) == (5, "")
         assert "images/c/3" in said
         assert "gave wrong bytes" not in said
-        assert not object_path(commands.root(name), source.name).exists()
+        assert not set_path(commands.root(name), source.name).exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ClusterError, ConfigError, UsageError
-from pitools.stage.fanout.group import Group, find
+from pitools.stage.fanout.group import Group, find_group
 
 NONCE = "00112233445566778899aabbccddeeff"
 STEP = {
@@ -38,20 +38,20 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_a_step_of_slurm_is_a_group(names):
     """Nodes in the list's own order, this one's number, and a key that no other step and restart has."""
-    group = find(STEP)
+    group = find_group(STEP)
     assert (group.names, group.me) == (("n01", "n02", "n03"), 1)
     assert group.addresses == ("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    keys = [find({**STEP, **more}).key for more in ({}, {"SLURM_STEP_ID": "3"}, {"SLURM_RESTART_COUNT": "1"})]
+    keys = [find_group({**STEP, **more}).key for more in ({}, {"SLURM_STEP_ID": "3"}, {"SLURM_RESTART_COUNT": "1"})]
     assert len(set(keys)) == 3
 
 
 def test_the_fabrics_own_names_are_used(names):
     """With a suffix the site's fast network is meant, and a node without such a name is an error that says so."""
     names.update({"n01-ib0": "10.9.0.1", "n02-ib0": "10.9.0.2", "n03-ib0": "10.9.0.3"})
-    assert find(STEP, host_suffix="-ib0").addresses == ("10.9.0.1", "10.9.0.2", "10.9.0.3")
-    assert find({**STEP, "PIT_HOST_SUFFIX": "-ib0"}).addresses[0] == "10.9.0.1"
+    assert find_group(STEP, host_suffix="-ib0").addresses == ("10.9.0.1", "10.9.0.2", "10.9.0.3")
+    assert find_group({**STEP, "PIT_HOST_SUFFIX": "-ib0"}).addresses[0] == "10.9.0.1"
     with pytest.raises(ClusterError, match="n01-opa") as error:
-        find(STEP, host_suffix="-opa")
+        find_group(STEP, host_suffix="-opa")
     assert "host_suffix" in error.value.hint
 
 
@@ -62,10 +62,10 @@ def test_a_loopback_address_of_its_own_name_is_not_what_others_use(names):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         has_network = not probe.connect_ex(("192.0.2.1", 9))
     if has_network:
-        assert not find(STEP).addresses[1].startswith("127.")
+        assert not find_group(STEP).addresses[1].startswith("127.")
     else:
         with pytest.raises(ClusterError, match="no way to"):
-            find(STEP)
+            find_group(STEP)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_loopback_address_of_its_own_name_is_not_what_others_use(names):
 def test_what_cannot_be_a_group_is_refused(names, change: dict[str, str], word: str):
     """A usage error that says what to type, and never shows the secret."""
     with pytest.raises(UsageError) as error:
-        find({**STEP, **change})
+        find_group({**STEP, **change})
     assert word in str(error.value)
     assert error.value.hint
     assert NONCE not in str(error.value) + error.value.hint
@@ -93,13 +93,13 @@ def test_what_cannot_be_a_group_is_refused(names, change: dict[str, str], word: 
 def test_the_hint_for_a_secret_is_a_line_of_shell():
     """What is to be typed works: it makes a secret that is accepted."""
     with pytest.raises(UsageError) as error:
-        find(PAIRS)
+        find_group(PAIRS)
     assert "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE" in error.value.hint
 
 
 def test_a_group_is_made_without_slurm():
     """Names and addresses of all nodes, and which of them this is."""
-    group = find({**PAIRS, "PIT_NONCE": NONCE, "PIT_PORTS": "30000-30099"})
+    group = find_group({**PAIRS, "PIT_NONCE": NONCE, "PIT_PORTS": "30000-30099"})
     assert (group.names, group.me, group.ports) == (("a", "b"), 1, (30000, 30099))
 
 
@@ -109,23 +109,23 @@ def test_a_secret_may_be_in_a_private_file(tmp_path: Path):
     path.write_text(NONCE + "\n")
     path.chmod(0o600)
     env = {**PAIRS, "PIT_FANOUT_SECRET_FILE": str(path)}
-    assert find(env).proof_key("v") == find({**PAIRS, "PIT_NONCE": NONCE}).proof_key("v")
+    assert find_group(env).proof_key("v") == find_group({**PAIRS, "PIT_NONCE": NONCE}).proof_key("v")
     path.chmod(0o640)
     with pytest.raises(ConfigError) as error:
-        find(env)
+        find_group(env)
     assert error.value.hint == f"chmod 600 {path}"
     path.chmod(0o600)
     (tmp_path / "link").symlink_to(path)
     os.mkfifo(tmp_path / "fifo", 0o600)
     for name in ("link", "missing", "fifo"):
         with pytest.raises(ConfigError):
-            find({**env, "PIT_FANOUT_SECRET_FILE": str(tmp_path / name)})
+            find_group({**env, "PIT_FANOUT_SECRET_FILE": str(tmp_path / name)})
 
 
 def test_ports_are_the_same_on_every_node_and_differ_between_nodes():
     """16 candidates inside the range; two nodes of one host do not walk through the same ones."""
     groups = [Group("ab", ["127.0.0.1"] * 2, me, "1 0 0", (20000, 31999), b"s") for me in (0, 1)]
-    series = [[list(group.candidates(node, "v")) for node in (0, 1)] for group in groups]
+    series = [[list(group.candidate_ports(node, "v")) for node in (0, 1)] for group in groups]
     assert series[0] == series[1]
     assert set(series[0][0]).isdisjoint(series[0][1])
     assert all(20000 <= port <= 31999 for port in series[0][0])

@@ -28,7 +28,7 @@ def test_the_source_is_read_once(nodes):
     """Every node ends with the whole set, and together they have read each byte of the source once."""
     files = {**shards(13, 1 << 20), "zarr.json": b"{}", "empty": b"", "odd": os.urandom(300_001)}
     step = nodes(files)
-    step.patience = UNHURRIED
+    step.timeouts = UNHURRIED
     step.start(*step.names)
     found = step.finish()
     total = sum(map(len, files.values()))
@@ -56,10 +56,10 @@ def test_nodes_that_never_start_are_replaced_by_the_others(nodes):
     """Two of six are not there: the rest wait for a bounded time, then read their shares once, without deadlock."""
     files = shards(30, 100_000)
     step = nodes(files, count=6)
-    step.patience |= {"appear_s": 1.5, "patience_s": 50.0}
+    step.timeouts |= {"startup_s": 1.5, "peer_timeout_s": 50.0}
     started = ["n0", "n2", "n3", "n5"]
     step.start(*started)
-    step.finish(*started, timeout_s=20)  # far below patience_s: nobody waited for one that waited for him
+    step.finish(*started, timeout_s=20)  # far below peer_timeout_s: nobody waited for one that waited for him
     assert all(map(step.is_right, started))
     assert step.origin.served == 30 * 100_000
 
@@ -92,7 +92,7 @@ def test_a_late_node_is_waited_for_and_then_served(nodes):
     """The others keep their copies available until it is done: the source is not read a second time."""
     files = shards(8, 500_000)
     step = nodes(files, count=3)
-    step.patience = UNHURRIED
+    step.timeouts = UNHURRIED
     step.start("n0", "n1")
     step.wait_for(lambda: step.origin.served > 2_000_000)
     step.start("n2")
@@ -120,7 +120,7 @@ def test_a_node_with_another_secret_gets_nothing(nodes):
     """It is a stranger to the others, and they to it: it reads the source alone, and they go around it."""
     files = shards(6, 200_000)
     step = nodes(files, count=3)
-    step.patience |= {"appear_s": 1.0, "linger_s": 3.0}
+    step.timeouts |= {"startup_s": 1.0, "linger_s": 3.0}
     step.start("n0", "n1")
     step.start("n2", env={"PIT_NONCE": "0" * 32})
     found = step.finish()
@@ -137,7 +137,7 @@ def test_nodes_need_not_agree_on_the_time(nodes):
         pytest.skip(f"cannot make a time namespace here: {tried.stderr.strip()}")
     files = shards(6, 200_000)
     step = nodes(files, count=3)
-    step.patience = UNHURRIED
+    step.timeouts = UNHURRIED
     step.start("n0", "n2")
     step.start("n1", through=ahead)
     found = step.finish()
@@ -150,7 +150,7 @@ def test_strangers_at_a_nodes_ports_do_not_hide_it(nodes):
     """Other programs sit where a node would have listened, silent or rude; it is found a few ports on."""
     files = shards(6, 200_000)
     step = nodes(files, count=2)
-    ports = iter(step.group("n0").candidates(1, step.data.name))
+    ports = iter(step.group("n0").candidate_ports(1, step.data.name))
     with contextlib.ExitStack() as held:
         held.enter_context(at_a_free_one(ports, socket.create_server))
         rude = at_a_free_one(ports, lambda at: socketserver.ThreadingTCPServer(at, socketserver.BaseRequestHandler))
@@ -165,7 +165,7 @@ def test_strangers_at_a_nodes_ports_do_not_hide_it(nodes):
 def test_a_hung_node_does_not_hold_the_finished_ones_for_ever(nodes):
     """Lingering ends with its own time."""
     step = nodes(shards(4, 100_000), count=2)
-    step.patience |= {"linger_s": 2.0, "appear_s": 1.0}
+    step.timeouts |= {"linger_s": 2.0, "startup_s": 1.0}
     step.start("n0", "n1")
     step.wait_for(lambda: step.origin.served > 0)
     step.stop("n1")

@@ -12,16 +12,22 @@ from msgspec.structs import replace
 
 from pitools.core.errors import DataError
 from pitools.stage.fanout import peers, protocol, server
-from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.fanout.group import Group, Timeouts
 from pitools.stage.fanout.peer_source import PeerReader, PeerSource
-from pitools.stage.fanout.shared_state import SOURCE, Board
+from pitools.stage.fanout.shared_state import FROM_ORIGIN, SharedState
 from pitools.stage.sources.local import LocalSource
 from pitools.store.manifest import FileEntry
 
 SIZE = 600_000
 # Far more than a slow machine needs: where it is to end, the test lets the time pass.
-PATIENCE = Patience(
-    answer_s=20.0, hold_s=20.0, stall_s=20.0, appear_s=20.0, patience_s=20.0, shun_s=600.0, floor=100_000
+TIMEOUTS = Timeouts(
+    answer_s=20.0,
+    hold_s=20.0,
+    stall_s=20.0,
+    startup_s=20.0,
+    peer_timeout_s=20.0,
+    back_off_s=600.0,
+    min_bytes_per_s=100_000,
 )
 
 
@@ -48,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Fake:
     """Node 0 as this test plays it: `behave` answers GET, the rest of the protocol is ours."""
 
-    def __init__(self, group: Group, behave: Callable[[socket.socket, protocol.Request, int], None]) -> None:
+    def __init__(self, group: Group, behave: Callable[[socket.socket, protocol.PeerRequest, int], None]) -> None:
         self.gets = 0
         self._group, self._behave = group, behave
         self.listener = server.hold_port(Group(group.names, group.addresses, 0, group.key, group.ports, b"s"), "v")
@@ -65,12 +71,14 @@ class Fake:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             try:
-                protocol.meet(connection, self._group.proof_key("v"), 0, len(self._group), time.monotonic() + 20)
-                protocol.welcome(connection, time.monotonic() + 20, busy=False)
-                while request := protocol.next_request(connection, 60, 20):
+                protocol.server_handshake(
+                    connection, self._group.proof_key("v"), 0, len(self._group), time.monotonic() + 20
+                )
+                protocol.finish_handshake(connection, time.monotonic() + 20, busy=False)
+                while request := protocol.receive_request(connection, 60, 20):
                     self.gets += 1
                     self._behave(connection, request, self.gets)
-            except (OSError, protocol.Refused):
+            except (OSError, protocol.HandshakeRefused):
                 return
 
 
@@ -83,12 +91,12 @@ class World:
             (tmp_path / name).write_bytes(self.content)
         files = [FileEntry(path=name, bytes=SIZE, digest="") for name in ("a", "b")]
         self.group = Group("xy", ["127.0.0.1"] * 2, 1, "job", (port, port), b"s")
-        self.board = Board(2, 2)
-        self.source = PeerSource(LocalSource(folder=tmp_path), files, "v", self.group, self.board, PATIENCE)
+        self.state = SharedState(2, 2)
+        self.source = PeerSource(LocalSource(folder=tmp_path), files, "v", self.group, self.state, TIMEOUTS)
         assert list(self.source.owners) == [0, 1]
         self.fakes: list[Fake] = []
 
-    def node_0(self, behave: Callable[[socket.socket, protocol.Request, int], None]) -> Fake:
+    def node_0(self, behave: Callable[[socket.socket, protocol.PeerRequest, int], None]) -> Fake:
         self.fakes.append(Fake(self.group, behave))
         return self.fakes[-1]
 
@@ -100,8 +108,8 @@ class World:
         finally:
             reader.close()
 
-    def give(self, connection: socket.socket, request: protocol.Request, count: int = -1) -> None:
-        protocol.answer(connection, protocol.HERE, request.length, time.monotonic() + 20)
+    def give(self, connection: socket.socket, request: protocol.PeerRequest, count: int = -1) -> None:
+        protocol.send_answer(connection, protocol.AVAILABLE, request.length, time.monotonic() + 20)
         end = request.offset + (request.length if count < 0 else count)
         connection.sendall(self.content[request.offset : end])
 
@@ -123,7 +131,7 @@ def world(tmp_path: Path, free_port) -> Iterator[World]:
     for fake in made.fakes:
         fake.listener.shutdown(socket.SHUT_RDWR)
         fake.listener.close()
-    made.board.close()
+    made.state.close()
 
 
 def test_a_file_of_another_nodes_share_comes_from_there(world: World):
@@ -131,64 +139,64 @@ def test_a_file_of_another_nodes_share_comes_from_there(world: World):
     fake = world.node_0(lambda connection, request, _: world.give(connection, request))
     assert world.read("a", block=77_777) == world.content
     assert fake.gets == 1
-    assert world.board.bytes_from() == {0: SIZE}
-    assert world.board.givers(0) == {0}
+    assert world.state.bytes_by_sender() == {0: SIZE}
+    assert world.state.senders(0) == {0}
 
 
 def test_its_own_share_comes_from_the_origin(world: World):
     """Nobody is asked."""
     assert world.read("b") == world.content
-    assert world.board.bytes_from() == {SOURCE: SIZE}
+    assert world.state.bytes_by_sender() == {FROM_ORIGIN: SIZE}
 
 
 def test_a_node_that_breaks_off_is_asked_again_where_it_stopped(world: World):
     """One broken connection costs neither the bytes that came nor the node's good name."""
 
-    def behave(connection: socket.socket, request: protocol.Request, number: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, number: int) -> None:
         world.give(connection, request, 200_000 if number == 1 else -1)
         if number == 1:
             connection.shutdown(socket.SHUT_RDWR)
 
     fake = world.node_0(behave)
     assert world.read("a") == world.content
-    assert (fake.gets, world.board.bytes_from()) == (2, {0: SIZE})
+    assert (fake.gets, world.state.bytes_by_sender()) == (2, {0: SIZE})
 
 
 def test_a_node_that_promises_and_never_gives_is_left(world: World):
     """The rest comes from the origin; what came is not fetched twice."""
 
-    def behave(connection: socket.socket, request: protocol.Request, number: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, number: int) -> None:
         world.give(connection, request, 200_000 if number == 1 else 0)
         connection.shutdown(socket.SHUT_RDWR)
 
     world.node_0(behave)
     assert world.read("a") == world.content
-    assert world.board.bytes_from() == {0: 200_000, SOURCE: SIZE - 200_000}
-    assert not world.board.usable(0)
+    assert world.state.bytes_by_sender() == {0: 200_000, FROM_ORIGIN: SIZE - 200_000}
+    assert not world.state.is_usable(0)
 
 
 @pytest.mark.parametrize("rate", [0, 20_000])
 def test_a_slow_node_is_left(world: World, rate: int):
     """Silence, or bytes below the floor, end after a bounded time; the origin goes on at the next byte."""
 
-    def behave(connection: socket.socket, request: protocol.Request, _: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, _: int) -> None:
         world.give(connection, request, 100_000)
         for at in range(100_000, SIZE, 1000):
             time.sleep(1000 / rate if rate else 60)
             connection.sendall(world.content[at : at + 1000])
 
-    world.source.patience = replace(PATIENCE, stall_s=2.0)
+    world.source.timeouts = replace(TIMEOUTS, stall_s=2.0)
     fake = world.node_0(behave)
     assert world.read("a", block=50_000) == world.content
-    assert SIZE - 200_000 < world.board.bytes_from()[SOURCE] <= SIZE - 100_000
-    assert not world.board.usable(0)
+    assert SIZE - 200_000 < world.state.bytes_by_sender()[FROM_ORIGIN] <= SIZE - 100_000
+    assert not world.state.is_usable(0)
     assert world.read("a") == world.content
     assert fake.gets == 1  # it is left alone for a while
 
 
 def test_a_reader_with_a_slow_disk_does_not_blame_the_node(world: World):
     """Only time spent waiting for bytes counts."""
-    world.source.patience = replace(PATIENCE, stall_s=1.0)
+    world.source.timeouts = replace(TIMEOUTS, stall_s=1.0)
     world.node_0(lambda connection, request, _: world.give(connection, request))
     reader = world.source.connect()
     file = reader.open("a")
@@ -198,81 +206,83 @@ def test_a_reader_with_a_slow_disk_does_not_blame_the_node(world: World):
         time.sleep(0.05)
     file.close()
     reader.close()
-    assert world.board.bytes_from() == {0: SIZE}
+    assert world.state.bytes_by_sender() == {0: SIZE}
 
 
 def test_a_node_that_gets_on_is_waited_for(world: World, clock: Clock):
-    """Far beyond the patience with one that does not."""
+    """Far beyond the timeouts with one that does not."""
 
-    def behave(connection: socket.socket, request: protocol.Request, number: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, number: int) -> None:
         if number < 15:
             clock.passed_s += 5
-            protocol.answer(connection, protocol.NOT_YET, number * 10_000_000, time.monotonic() + 20)
+            protocol.send_answer(connection, protocol.NOT_YET, number * 10_000_000, time.monotonic() + 20)
         else:
             world.give(connection, request)
 
     world.node_0(behave)
     data = world.read("a")
-    assert (data, world.board.bytes_from()) == (world.content, {0: SIZE})
-    assert clock.passed_s > 3 * PATIENCE.patience_s
+    assert (data, world.state.bytes_by_sender()) == (world.content, {0: SIZE})
+    assert clock.passed_s > 3 * TIMEOUTS.peer_timeout_s
 
 
 def test_a_node_that_does_not_get_on_is_left(world: World, clock: Clock):
     """It answers, but receives next to nothing itself."""
 
-    def behave(connection: socket.socket, request: protocol.Request, number: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, number: int) -> None:
         clock.passed_s += 5
-        protocol.answer(connection, protocol.NOT_YET, number * 10, time.monotonic() + 20)
+        protocol.send_answer(connection, protocol.NOT_YET, number * 10, time.monotonic() + 20)
 
     fake = world.node_0(behave)
     data = world.read("a")
-    assert (data, world.board.bytes_from()) == (world.content, {SOURCE: SIZE})
-    assert 1 < fake.gets <= PATIENCE.patience_s / 5 + 1
-    assert not world.board.usable(0)
+    assert (data, world.state.bytes_by_sender()) == (world.content, {FROM_ORIGIN: SIZE})
+    assert 1 < fake.gets <= TIMEOUTS.peer_timeout_s / 5 + 1
+    assert not world.state.is_usable(0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_node_that_only_says_it_gets_on_is_not_waited_for_for_ever(world: World, clock: Clock, busy: bool):
     """Where nothing else arrives here either, the engine would soon give up; where something does, it is waited for."""
 
-    def behave(connection: socket.socket, request: protocol.Request, number: int) -> None:
+    def behave(connection: socket.socket, request: protocol.PeerRequest, number: int) -> None:
         clock.passed_s += 5
         if busy and number == 20:
             world.give(connection, request)
             return
-        world.board.arrive(int(busy))
-        protocol.answer(connection, protocol.NOT_YET, number * 10_000_000, time.monotonic() + 20)
+        world.state.add_received(int(busy))
+        protocol.send_answer(connection, protocol.NOT_YET, number * 10_000_000, time.monotonic() + 20)
 
-    world.source.patience = replace(PATIENCE, idle_s=30.0)
+    world.source.timeouts = replace(TIMEOUTS, idle_s=30.0)
     fake = world.node_0(behave)
     data = world.read("a")
-    assert (data, world.board.bytes_from()) == (world.content, {0 if busy else SOURCE: SIZE})
+    assert (data, world.state.bytes_by_sender()) == (world.content, {0 if busy else FROM_ORIGIN: SIZE})
     assert fake.gets == 20 if busy else 1 < fake.gets <= 30 / 5 + 1
-    assert world.board.usable(0)
+    assert world.state.is_usable(0)
 
 
 def test_a_node_that_never_appears_is_not_waited_for_longer_than_that(world: World, clock: Clock):
     """Then the origin gives all, and later files are not waited for again."""
     data = world.read("a")
-    assert (data, world.board.bytes_from()) == (world.content, {SOURCE: SIZE})
-    assert clock.monotonic() - world.board.began > PATIENCE.appear_s
-    assert (passed_s := clock.passed_s) < PATIENCE.appear_s + 1
+    assert (data, world.state.bytes_by_sender()) == (world.content, {FROM_ORIGIN: SIZE})
+    assert clock.monotonic() - world.state.began > TIMEOUTS.startup_s
+    assert (passed_s := clock.passed_s) < TIMEOUTS.startup_s + 1
     assert world.read("a") == world.content
     assert clock.passed_s == passed_s
 
 
 def test_a_node_that_was_there_and_has_gone_is_not_waited_for(world: World, clock: Clock):
     """Not a moment: the origin gives all."""
-    world.board.seen[0] = 1
+    world.state.contacted[0] = 1
     assert world.read("a") == world.content
-    assert (world.board.bytes_from(), clock.passed_s) == ({SOURCE: SIZE}, 0)
+    assert (world.state.bytes_by_sender(), clock.passed_s) == ({FROM_ORIGIN: SIZE}, 0)
 
 
 def test_a_node_that_no_longer_has_a_file_is_passed_over(world: World):
     """For this file only."""
-    world.node_0(lambda connection, *_: protocol.answer(connection, protocol.GONE, 0, time.monotonic() + 20))
+    world.node_0(
+        lambda connection, *_: protocol.send_answer(connection, protocol.NOT_PRESENT, 0, time.monotonic() + 20)
+    )
     assert world.read("a") == world.content
-    assert world.board.usable(0)
+    assert world.state.is_usable(0)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +298,7 @@ def test_nonsense_from_a_node_is_survived(world: World, answer: bytes):
 
     world.node_0(behave)
     assert world.read("a") == world.content
-    assert world.board.bytes_from() == {SOURCE: SIZE}
+    assert world.state.bytes_by_sender() == {FROM_ORIGIN: SIZE}
 
 
 def test_a_distrusted_file_is_read_again_from_the_origin(world: World):
@@ -303,23 +313,23 @@ def test_a_distrusted_file_is_read_again_from_the_origin(world: World):
     while got < SIZE:
         got += file.read_into(buffer[got:], got)
     assert bytes(buffer) == world.content
-    assert not world.board.usable(0)
-    assert world.board.liar[0]
+    assert not world.state.is_usable(0)
+    assert world.state.untrusted[0]
     file.close()
     own = reader.open("b")
     own.read_into(buffer[:1000], 0)
     assert not own.distrust()
     own.close()
     reader.close()
-    assert world.board.bytes_from() == {0: 1000, SOURCE: SIZE + 1000}
+    assert world.state.bytes_by_sender() == {0: 1000, FROM_ORIGIN: SIZE + 1000}
 
 
 def test_a_file_that_was_wrong_once_is_asked_of_no_node(world: World):
     """Of nobody, also not of one that has given nothing wrong so far: two may have it from the same liar."""
     fake = world.node_0(lambda connection, request, _: world.give(connection, request))
-    world.board.distrust(0, set())
+    world.state.distrust(0, set())
     assert world.read("a") == world.content
-    assert (fake.gets, world.board.bytes_from()) == (0, {SOURCE: SIZE})
+    assert (fake.gets, world.state.bytes_by_sender()) == (0, {FROM_ORIGIN: SIZE})
 
 
 def test_an_origin_that_is_wrong_as_well_is_the_culprit(world: World):
@@ -338,7 +348,7 @@ def test_an_origin_that_is_wrong_as_well_is_the_culprit(world: World):
 
 def test_an_origin_of_another_size_is_refused(world: World, tmp_path: Path):
     """When its turn comes, also in the middle of a file; and what the manifest does not name is not asked for."""
-    world.board.seen[0] = 1  # and has gone
+    world.state.contacted[0] = 1  # and has gone
     os.truncate(tmp_path / "a", 5)
     with pytest.raises(DataError, match=f"{SIZE} bytes, the file has 5"):
         world.read("a")

@@ -26,7 +26,7 @@ def served(action: Callable[[socket.socket], object]) -> tuple[socket.socket, li
         with server:
             try:
                 found.append(action(server))
-            except (OSError, protocol.Refused) as error:
+            except (OSError, protocol.HandshakeRefused) as error:
                 found.append(error)
 
     thread = threading.Thread(target=run)
@@ -36,8 +36,8 @@ def served(action: Callable[[socket.socket], object]) -> tuple[socket.socket, li
 
 def meeting(key: bytes = KEY, *, busy: bool = False) -> Callable[[socket.socket], int]:
     def action(server: socket.socket) -> int:
-        node = protocol.meet(server, key, 1, 4, soon())
-        protocol.welcome(server, soon(), busy=busy)
+        node = protocol.server_handshake(server, key, 1, 4, soon())
+        protocol.finish_handshake(server, soon(), busy=busy)
         return node
 
     return action
@@ -47,7 +47,7 @@ def test_two_nodes_of_a_group_know_each_other():
     """Both prove themselves, and the server learns which node it is."""
     client, found, thread = served(meeting())
     with client:
-        protocol.greet(client, KEY, 3, 1, soon())
+        protocol.client_handshake(client, KEY, 3, 1, soon())
         thread.join()
     assert found == [3]
 
@@ -57,11 +57,11 @@ def test_a_stranger_is_refused_by_both_sides(wrong: str):
     """Another job's or version's key, and numbers that cannot be, end the greeting."""
     client, found, thread = served(meeting(OTHER if wrong == "key" else KEY))
     me = {"client": 4, "itself": 1}.get(wrong, 3)
-    with client, pytest.raises((protocol.Refused, OSError)):
-        protocol.greet(client, KEY, me, 2 if wrong == "server" else 1, soon())
+    with client, pytest.raises((protocol.HandshakeRefused, OSError)):
+        protocol.client_handshake(client, KEY, me, 2 if wrong == "server" else 1, soon())
     thread.join()
     # Of a greeting that cannot be the server refuses to give even a proof; of another key it hears nothing more.
-    assert isinstance(found[0], OSError if wrong == "key" else protocol.Refused)
+    assert isinstance(found[0], OSError if wrong == "key" else protocol.HandshakeRefused)
 
 
 def test_a_client_that_skips_its_proof_is_refused():
@@ -69,10 +69,10 @@ def test_a_client_that_skips_its_proof_is_refused():
     client, found, thread = served(meeting())
     with client:
         client.sendall(protocol._HELLO.pack(protocol.MAGIC, 3, 1, b"n" * 16))
-        _, proof = protocol._CHALLENGE.unpack(protocol.receive(client, protocol._CHALLENGE.size, soon()))
+        _, proof = protocol._CHALLENGE.unpack(protocol.receive_exactly(client, protocol._CHALLENGE.size, soon()))
         client.sendall(proof)
         thread.join()
-    assert isinstance(found[0], protocol.Refused)
+    assert isinstance(found[0], protocol.HandshakeRefused)
 
 
 def test_a_replayed_greeting_is_refused():
@@ -90,27 +90,27 @@ def test_a_replayed_greeting_is_refused():
 
     client, found, thread = served(meeting())
     with client:
-        protocol.greet(Spy(client), KEY, 3, 1, soon())
+        protocol.client_handshake(Spy(client), KEY, 3, 1, soon())
         thread.join()
     assert found == [3]
     client, found, thread = served(meeting())
     with client:
         client.sendall(b"".join(sent))
         thread.join()
-    assert isinstance(found[0], protocol.Refused)
+    assert isinstance(found[0], protocol.HandshakeRefused)
 
 
 def test_a_server_without_the_secret_learns_nothing():
     """It gets a hello with a fresh nonce, and no proof."""
 
     def action(server: socket.socket) -> bytes:
-        protocol.receive(server, protocol._HELLO.size, soon())
+        protocol.receive_exactly(server, protocol._HELLO.size, soon())
         server.sendall(bytes(protocol._CHALLENGE.size))
         return server.recv(100)
 
     client, found, thread = served(action)
-    with client, pytest.raises(protocol.Refused):
-        protocol.greet(client, KEY, 3, 1, soon())
+    with client, pytest.raises(protocol.HandshakeRefused):
+        protocol.client_handshake(client, KEY, 3, 1, soon())
     thread.join()
     assert found == [b""]
 
@@ -118,8 +118,8 @@ def test_a_server_without_the_secret_learns_nothing():
 def test_a_node_without_room_says_so_after_its_proof():
     """That is not a stranger's silence: it may be asked again."""
     client, _, thread = served(meeting(busy=True))
-    with client, pytest.raises(protocol.Busy):
-        protocol.greet(client, KEY, 3, 1, soon())
+    with client, pytest.raises(protocol.PeerBusy):
+        protocol.client_handshake(client, KEY, 3, 1, soon())
     thread.join()
 
 
@@ -127,18 +127,18 @@ def test_an_answer_of_no_known_kind_is_refused():
     """Whatever number comes with it."""
 
     def action(server: socket.socket) -> None:
-        protocol.receive(server, protocol._REQUEST.size, soon())  # not gone before it was asked
-        protocol.answer(server, 7, 2**64 - 1, soon())
+        protocol.receive_exactly(server, protocol._REQUEST.size, soon())  # not gone before it was asked
+        protocol.send_answer(server, 7, 2**64 - 1, soon())
 
     client, _, thread = served(action)
-    with client, pytest.raises(protocol.Refused):
-        protocol.ask(client, protocol.Request(protocol.GET, 0, 0, 1), soon())
+    with client, pytest.raises(protocol.HandshakeRefused):
+        protocol.send_request(client, protocol.PeerRequest(protocol.GET, 0, 0, 1), soon())
     thread.join()
 
 
 def test_bytes_that_trickle_do_not_gain_time():
     """The time is the whole message's, not the byte's."""
-    client, found, thread = served(lambda server: protocol.meet(server, KEY, 1, 4, soon(0.3)))
+    client, found, thread = served(lambda server: protocol.server_handshake(server, KEY, 1, 4, soon(0.3)))
     with client, contextlib.suppress(BrokenPipeError):
         for _ in range(20):
             client.sendall(b"p")

@@ -15,19 +15,19 @@ from msgspec import structs
 
 from pitools.core.errors import ClusterError
 from pitools.stage.fanout import protocol, server
-from pitools.stage.fanout.group import Group, Patience
-from pitools.stage.fanout.shared_state import Board
+from pitools.stage.fanout.group import Group, Timeouts
+from pitools.stage.fanout.shared_state import SharedState
 from pitools.store.manifest import FileEntry
 
 CONTENT = bytes(range(256)) * 1000
-PATIENCE = Patience(answer_s=1.0, hold_s=0.2, stall_s=0.05)
-LIMIT = server.RANGE
+TIMEOUTS = Timeouts(answer_s=1.0, hold_s=0.2, stall_s=0.05)
+LIMIT = server.MAX_RANGE_BYTES
 
 
 class Served:
     """A real server child of node 1, and node 0's connections to it."""
 
-    def __init__(self, tmp_path: Path, port: int, patience: Patience = PATIENCE) -> None:
+    def __init__(self, tmp_path: Path, port: int, timeouts: Timeouts = TIMEOUTS) -> None:
         self.partial, self.final = tmp_path / "partial", tmp_path / "final"
         self.partial.mkdir()
         for name in ("a", "b"):
@@ -37,13 +37,13 @@ class Served:
         self.files = [FileEntry(path=name, bytes=len(CONTENT), digest="") for name in ("a", "b")]
         self.files.append(FileEntry(path="c", bytes=LIMIT + 1, digest=""))
         self.group = Group("xyz", ["127.0.0.1"] * 3, 1, "job", (port, port), b"s")
-        self.board = Board(3, 3)
+        self.state = SharedState(3, 3)
         self.port = port
         self.listener = server.hold_port(self.group, "v")
-        sender = server.Server(
-            self.listener, self.group, "v", self.files, [self.partial, self.final], self.board, patience
+        sender = server.FanoutServer(
+            self.listener, self.group, "v", self.files, [self.partial, self.final], self.state, timeouts
         )
-        self.child = server.start(sender)
+        self.child = server.start_server(sender)
 
     @contextlib.contextmanager
     def raw(self) -> Iterator[socket.socket]:
@@ -53,12 +53,12 @@ class Served:
     @contextlib.contextmanager
     def greeted(self) -> Iterator[socket.socket]:
         with self.raw() as connection:
-            protocol.greet(connection, self.group.proof_key("v"), 0, 1, time.monotonic() + 20)
+            protocol.client_handshake(connection, self.group.proof_key("v"), 0, 1, time.monotonic() + 20)
             yield connection
 
     def get(self, file: int, offset: int = 0, length: int = len(CONTENT)) -> tuple[int, int, bytes]:
         with self.greeted() as connection:
-            return ask(connection, protocol.Request(protocol.GET, file, offset, length))
+            return ask(connection, protocol.PeerRequest(protocol.GET, file, offset, length))
 
 
 def threads(served: Served) -> int:
@@ -73,57 +73,57 @@ def await_threads(served: Served, few: int) -> None:
         time.sleep(0.05)
 
 
-def ask(connection: socket.socket, request: protocol.Request) -> tuple[int, int, bytes]:
-    kind, number = protocol.ask(connection, request, time.monotonic() + 20)
-    here = kind == protocol.HERE and request.kind == protocol.GET
-    return kind, number, protocol.receive(connection, number, time.monotonic() + 20) if here else b""
+def ask(connection: socket.socket, request: protocol.PeerRequest) -> tuple[int, int, bytes]:
+    kind, number = protocol.send_request(connection, request, time.monotonic() + 20)
+    here = kind == protocol.AVAILABLE and request.kind == protocol.GET
+    return kind, number, protocol.receive_exactly(connection, number, time.monotonic() + 20) if here else b""
 
 
 @pytest.fixture
 def served(tmp_path: Path, free_port, request: pytest.FixtureRequest) -> Iterator[Served]:
-    made = Served(tmp_path, free_port(), getattr(request, "param", PATIENCE))
+    made = Served(tmp_path, free_port(), getattr(request, "param", TIMEOUTS))
     try:
         yield made
     finally:
-        server.stop(made.child)
-        made.board.close()
+        server.stop_server(made.child)
+        made.state.close()
 
 
 def test_ranges_of_finished_files_are_given(served: Served):
     """Any range, several on one connection, byte for byte."""
-    served.board.mark(0)
+    served.state.mark_done(0)
     with served.greeted() as connection:
         for offset, length in ((0, len(CONTENT)), (0, 1), (777, 100_000), (len(CONTENT) - 1, 1)):
-            found = ask(connection, protocol.Request(protocol.GET, 0, offset, length))
-            assert found == (protocol.HERE, length, CONTENT[offset : offset + length])
+            found = ask(connection, protocol.PeerRequest(protocol.GET, 0, offset, length))
+            assert found == (protocol.AVAILABLE, length, CONTENT[offset : offset + length])
 
 
 def test_a_file_that_is_not_finished_is_not_given(served: Served):
     """Though it lies there whole: the answer is "not yet", with how many bytes have come in."""
-    served.board.arrive(4711)
+    served.state.add_received(4711)
     assert served.get(0) == (protocol.NOT_YET, 4711, b"")
 
 
-@pytest.mark.parametrize("served", [structs.replace(PATIENCE, hold_s=10)], indirect=True)
+@pytest.mark.parametrize("served", [structs.replace(TIMEOUTS, hold_s=10)], indirect=True)
 def test_who_waits_is_woken_when_the_file_is_finished(served: Served):
     """Not only at the end of the time that a request is held for."""
     with served.greeted() as connection:
         connection.sendall(struct.pack("!BIQQ", protocol.GET, 1, 0, 10))
         time.sleep(0.05)
-        served.board.mark(1)
-        assert protocol.receive(connection, 19, time.monotonic() + 5)[9:] == CONTENT[:10]
+        served.state.mark_done(1)
+        assert protocol.receive_exactly(connection, 19, time.monotonic() + 5)[9:] == CONTENT[:10]
 
 
 def test_a_file_is_found_across_the_rename_that_publishes_it(served: Served):
     """On a connection that had read from the old folder, and on a new one."""
-    served.board.mark(0)
+    served.state.mark_done(0)
     with served.greeted() as connection:
-        request = protocol.Request(protocol.GET, 0, 0, 5)
+        request = protocol.PeerRequest(protocol.GET, 0, 0, 5)
         assert ask(connection, request)[2] == CONTENT[:5]
         served.partial.rename(served.final)
         assert ask(connection, request)[2] == CONTENT[:5]
     assert served.get(0)[2] == CONTENT
-    served.board.mark_all()
+    served.state.mark_all_done()
     assert served.get(1)[2] == CONTENT
 
 
@@ -131,26 +131,26 @@ def test_what_a_repair_left_is_not_given_in_place_of_the_published(served: Serve
     """Once the whole version stands, files are read from there."""
     served.final.mkdir()
     (served.final / "a").write_bytes(CONTENT[::-1])
-    served.board.mark_all()
+    served.state.mark_all_done()
     assert served.get(0)[2] == CONTENT[::-1]
 
 
 def test_a_file_that_is_gone_or_cut_is_not_given(served: Served):
     """The answer is "gone", and the connection serves on."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     (served.partial / "a").unlink()
     os.truncate(served.partial / "b", 10)
     with served.greeted() as connection:
         for file in (0, 1):
-            assert ask(connection, protocol.Request(protocol.GET, file, 0, 5))[0] == protocol.GONE
+            assert ask(connection, protocol.PeerRequest(protocol.GET, file, 0, 5))[0] == protocol.NOT_PRESENT
 
 
 def test_nothing_outside_the_folder_is_given(served: Served):
     """A link in a file's place is not followed, and a request has no room for a path."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     (served.partial / "a").rename(served.partial.parent / "out")
     (served.partial / "a").symlink_to("../out")
-    assert served.get(0)[0] == protocol.GONE
+    assert served.get(0)[0] == protocol.NOT_PRESENT
 
 
 def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path):
@@ -159,11 +159,11 @@ def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path):
         (tmp_path / folder).mkdir()
     (tmp_path / "elsewhere" / "a").write_bytes(CONTENT)
     (tmp_path / "partial" / "c").symlink_to("../elsewhere")
-    board = Board(1, 1)
-    shelf = server._Shelf([tmp_path / "partial"], board)
+    state = SharedState(1, 1)
+    shelf = server._OpenFiles([tmp_path / "partial"], state)
     assert shelf.open(FileEntry(path="c/a", bytes=len(CONTENT), digest="")) is None
     shelf.close()
-    board.close()
+    state.close()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path):
 )
 def test_a_request_that_cannot_be_is_refused(served: Served, kind: int, file: int, offset: int, length: int):
     """The connection ends without an answer, and others are served."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     with served.greeted() as connection:
         connection.sendall(struct.pack("!BIQQ", kind, file, offset, length))
         assert connection.recv(100) == b""
@@ -199,7 +199,7 @@ def test_half_a_request_is_not_waited_for(served: Served):
 
 def test_strangers_cost_a_moment_each(served: Served):
     """Silent, talkative and hasty ones are all gone soon, and friends are served meanwhile."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(served.raw()) for _ in range(60)]
         for connection in silent[:20]:
@@ -211,10 +211,10 @@ def test_strangers_cost_a_moment_each(served: Served):
                     pass
 
 
-@pytest.mark.parametrize("served", [structs.replace(PATIENCE, answer_s=20.0)], indirect=True)
+@pytest.mark.parametrize("served", [structs.replace(TIMEOUTS, answer_s=20.0)], indirect=True)
 def test_more_strangers_than_there_is_room_for_are_turned_away(served: Served):
     """Their number has a limit; once they have gone friends get in again."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     room, ended = 64 + 16 * 3, select.poll()
     with contextlib.ExitStack() as stack:
         for _ in range(room + 50):
@@ -230,7 +230,7 @@ def test_more_strangers_than_there_is_room_for_are_turned_away(served: Served):
 
 def test_a_client_that_takes_nothing_is_left(served: Served):
     """Whoever asks for much and reads nothing does not hold a thread for ever; others are served meanwhile."""
-    served.board.mark_all()
+    served.state.mark_all_done()
     with served.greeted() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(struct.pack("!BIQQ", protocol.GET, 2, 0, LIMIT))
@@ -241,11 +241,11 @@ def test_a_client_that_takes_nothing_is_left(served: Served):
 def test_nodes_tell_each_other_that_they_have_finished(served: Served):
     """Both directions in one exchange."""
     with served.greeted() as connection:
-        assert ask(connection, protocol.Request(protocol.STATE, 0))[:2] == (protocol.HERE, 0)
-        assert served.board.finished[0] == 0
-        served.board.finished[1] = 1
-        assert ask(connection, protocol.Request(protocol.STATE, 1))[:2] == (protocol.HERE, 1)
-        assert served.board.finished[0] == 1
+        assert ask(connection, protocol.PeerRequest(protocol.STATE, 0))[:2] == (protocol.AVAILABLE, 0)
+        assert served.state.finished[0] == 0
+        served.state.finished[1] = 1
+        assert ask(connection, protocol.PeerRequest(protocol.STATE, 1))[:2] == (protocol.AVAILABLE, 1)
+        assert served.state.finished[0] == 1
 
 
 def test_the_server_dies_with_its_parent(tmp_path: Path, free_port):
@@ -281,7 +281,7 @@ def test_the_server_holds_nothing_of_its_parents(served: Served):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile: a connection's
                 open_files += [path.readlink()] if int(path.name) > 2 else []
     assert Path(held.name) not in open_files
-    # Its port, the stranger, the board's two and the folders of one connection.
+    # Its port, the stranger, the state's two and the folders of one connection.
     assert len(open_files) <= 1 + 1 + 2 + 2 + 1
 
 

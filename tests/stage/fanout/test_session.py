@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pitools.stage.fanout import session
-from pitools.stage.fanout.group import Group, Patience
+from pitools.stage.fanout.group import Group, Timeouts
 from pitools.stage.sources.base import Source
 
 GroupOf = Callable[..., Group]
@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def join(group: Group, tmp_path: Path) -> Any:
-    return session.joined(NOWHERE, [], "v", [tmp_path], group, Patience())
+    return session.join(NOWHERE, [], "v", [tmp_path], group, Timeouts())
 
 
 def fail(group: Group, tmp_path: Path) -> None:
@@ -59,26 +59,26 @@ def fail(group: Group, tmp_path: Path) -> None:
 def test_a_node_that_fails_was_seen(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
     """Who never met it knows that it was there, and so that it is gone; it is not taken for one that has all."""
     with join(group(0), tmp_path) as there:
-        assert not there.source.board.seen[1]
+        assert not there.source.state.contacted[1]
         with pytest.raises(FileNotFoundError):
             fail(group(1), tmp_path)
         assert 0 < clock.passed_s < 5  # n2 never comes, and is not visited for long
-        assert there.source.board.seen[1]
-        assert not there.source.board.finished[1]
+        assert there.source.state.contacted[1]
+        assert not there.source.state.finished[1]
 
 
 def test_a_node_alone_waits_for_nobody(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
     """When it is done it ends; one that does not know what became of another stays."""
     for count in (1, 2):
         with join(group(0, count), tmp_path) as there:
-            there.all_done()
-            there.linger()
+            there.mark_all_done()
+            there.serve_until_done()
         assert bool(clock.passed_s) == (count > 1)
 
 
 def test_who_comes_a_moment_later_sees_it(group: GroupOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that fails at once is seen also by one that begins to listen a little later."""
-    monkeypatch.setattr(session, "_EARLY_S", 60.0)
+    monkeypatch.setattr(session, "_STARTUP_S", 60.0)
     child = os.fork()
     if not child:
         try:
@@ -88,4 +88,4 @@ def test_who_comes_a_moment_later_sees_it(group: GroupOf, tmp_path: Path, monkey
     time.sleep(0.5)
     with join(group(0, 2), tmp_path) as there:
         os.waitpid(child, 0)
-        assert there.source.board.seen[1]
+        assert there.source.state.contacted[1]

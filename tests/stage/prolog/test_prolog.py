@@ -18,15 +18,17 @@ import pytest
 from pitools.core import subprocesses
 from pitools.core.errors import ConfigError
 from pitools.stage.cache import lease
-from pitools.stage.cache.evict import Item, KeptReason, evict
-from pitools.stage.cache.layout import prepare, touch_lease
+from pitools.stage.cache.evict import Evictable, KeptReason, evict_item
+from pitools.stage.cache.layout import create_root, touch_lease
 from pitools.stage.prolog import lease_holder, prolog
-from pitools.stage.prolog.lease_holder import MAX_SETS, Job
-from pitools.stage.prolog.prolog import Root, judge, place
+from pitools.stage.prolog.lease_holder import MAX_SETS, NodeJob
+from pitools.stage.prolog.prolog import StagingRoot, disk_problem, job_root
 
 AS_ROOT = pytest.mark.usefixtures("as_root")
 NOBODY = 65534
-JOB = Job(id=77, uid=os.geteuid(), gid=os.getegid(), user="ada", node="n01", cluster="alpha", end=float("inf"))
+JOB = NodeJob(
+    id=77, uid=os.geteuid(), gid=os.getegid(), user="ada", node="n01", cluster="alpha", time_limit_at=float("inf")
+)
 
 
 class Node:
@@ -62,7 +64,7 @@ class Node:
 
     def put(self, *versions: str, uid: int | None = None) -> None:
         """Sets as a stager leaves them; nothing here reads their content."""
-        prepare(self.root)
+        create_root(self.root)
         for version in versions:
             (self.root / "objects" / version).mkdir()
             touch_lease(self.root, version)
@@ -130,8 +132,8 @@ def test_what_is_staged_is_leased_until_the_epilog(node: Node):
     node.put("a" * 32, "b" * 32)
     assert said_nothing(node.call())
     assert node.leased("a" * 32, "b" * 32) == [True, True]
-    item = Item("a" * 32, node.root / "objects" / ("a" * 32))
-    assert evict(node.root, item, grace_s=0, force=True) == KeptReason.LEASED
+    item = Evictable("a" * 32, node.root / "objects" / ("a" * 32))
+    assert evict_item(node.root, item, grace_s=0, force=True) == KeptReason.LEASED
     assert said_nothing(node.call("epilog"))
     assert node.leased("a" * 32, "b" * 32) == [False, False]
     assert list(node.state.iterdir()) == []
@@ -151,7 +153,7 @@ def test_a_step_leases_beside_the_prolog(node: Node):
     """The first step's own lease is had at once, and goes on when the job's is gone."""
     node.put("a" * 32)
     node.call()
-    with lease.lease(node.root / "objects" / ("a" * 32)):
+    with lease.leased_set(node.root / "objects" / ("a" * 32)):
         node.call("epilog")
         assert node.leased("a" * 32) == [True]
     assert node.leased("a" * 32) == [False]
@@ -276,7 +278,7 @@ def test_only_what_a_broken_disk_answers_is_a_finding(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(prolog, "_write_something", refuse)
-    found = judge(tmp_path, mounted=False)
+    found = disk_problem(tmp_path, mounted=False)
     assert finding in found
     assert bool(found) == bool(finding)
 
@@ -369,7 +371,7 @@ def test_an_installed_script_finds_its_own_python(node: Node):
     [
         ("root = 1", {}, 'unknown key "root"'),
         ("timeout_s = 'x'", {}, 'key "timeout_s"'),
-        ("hold = 'long'", {}, "not a duration"),
+        ("max_lease = 'long'", {}, "not a duration"),
         ("", {"SLURM_JOB_USER": "../../etc"}, "no name of a user"),
         ("", {"SLURM_JOB_USER": "..", "PIT_PROLOG_ROOTS": "/{user}"}, "no name of a user"),
         ("", {"SLURM_JOB_ID": ""}, "SLURM_JOB_ID"),
@@ -439,18 +441,18 @@ def test_a_pid_that_is_not_the_holders_is_left_alone(node: Node):
 
 def test_a_lock_of_another_prolog_does_not_make_an_old_pid_the_holders(node: Node, monkeypatch: pytest.MonkeyPatch):
     """While another job's prolog looks at the file of a dead holder, its number is still anybody's."""
-    monkeypatch.setattr(lease_holder, "_END_S", 0.1)
+    monkeypatch.setattr(lease_holder, "_EXIT_TIMEOUT_S", 0.1)
     node.state.mkdir(mode=0o700)
     path = node.state / "alpha.n01.77"
     with subprocess.Popen(["sleep", "60"]) as other:
         path.write_text(str(other.pid))
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            lease_holder.release(node.state, JOB)
+            lease_holder.stop_holder(node.state, JOB)
         assert other.poll() is None
         other.kill()
     assert path.exists()
-    lease_holder.release(node.state, JOB)
+    lease_holder.stop_holder(node.state, JOB)
     assert not path.exists()
 
 
@@ -466,7 +468,7 @@ def test_the_file_of_a_new_holder_is_not_swept(node: Node, monkeypatch: pytest.M
         return True
 
     monkeypatch.setattr(lease_holder, "_has_ended", replaced)
-    lease_holder.release(node.state, JOB._replace(id=78))
+    lease_holder.stop_holder(node.state, JOB._replace(id=78))
     assert path.read_text() == "new"
 
 
@@ -500,7 +502,7 @@ def step(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
 def test_leases_end_with_the_last_step_where_no_epilog_runs(node: Node, step: Callable):
     """While a step of the job runs its leases stay, however long it idled before; then they go by themselves."""
     node.put("a" * 32)
-    node.configure('idle = "1s"')
+    node.configure('idle_time = "1s"')
     batch, other = step(77), step(770)
     assert said_nothing(node.call())
     time.sleep(1.5)
@@ -535,15 +537,15 @@ def test_leases_end_at_the_jobs_end(monkeypatch: pytest.MonkeyPatch, end: float,
     """Past it, or when it has been without steps for so long, a job has none; and no sooner or later."""
     clock = Clock()
     monkeypatch.setattr(lease_holder, "time", clock)
-    lease_holder.watch(JOB._replace(end=time.time() + end), hold_s=2000, idle_s=idle_s)
+    lease_holder.wait_for_job_end(JOB._replace(time_limit_at=time.time() + end), max_lease_s=2000, idle_s=idle_s)
     assert clock.elapsed_s() >= 299.9
     assert clock.passed_s < 301
 
 
 def test_leases_end_at_the_latest_time(step: Callable):
-    """`hold` ends them even of a running job, and nothing else does."""
+    """`max_lease` ends them even of a running job, and nothing else does."""
     running, began = step(77), time.monotonic()
-    lease_holder.watch(JOB._replace(end=time.time() + 0.1), hold_s=0.5, idle_s=0.1)
+    lease_holder.wait_for_job_end(JOB._replace(time_limit_at=time.time() + 0.1), max_lease_s=0.5, idle_s=0.1)
     assert time.monotonic() - began > 0.4
     assert running.poll() is None
 
@@ -569,14 +571,14 @@ def test_a_job_without_a_limit_is_leased(node: Node, end: str):
 )
 def test_the_disk_is_what_no_user_makes(path: str, disk: str, found: tuple[str, str, bool]):
     """What is judged lies above the first placeholder, or is named; it is never a folder that a user can remove."""
-    assert place(Root(path=path, disk=disk), JOB) == (Path(found[0]), Path(found[1]), found[2])
+    assert job_root(StagingRoot(path=path, disk=disk), JOB) == (Path(found[0]), Path(found[1]), found[2])
 
 
 @pytest.mark.parametrize("path", ["/nvme/../{user}", "pit", "/nvme/{home}"])
 def test_a_root_that_could_be_anywhere_is_refused(path: str):
     """Relative paths, `..` and unknown placeholders."""
     with pytest.raises(ConfigError):
-        place(Root(path=path), JOB)
+        job_root(StagingRoot(path=path), JOB)
 
 
 def test_it_is_executable_and_plain_sh(repo: Path):

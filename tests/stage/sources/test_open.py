@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.stage.sources.local import LocalReader
-from pitools.stage.sources.open import find, load
+from pitools.stage.sources.open import find_source, load_dataset
 from pitools.store import manifest, tags
 
 
 def test_a_version_folder_means_itself(small: Path):
     """The folder with the manifest is the dataset."""
-    assert find(small) == small
+    assert find_source(small) == small
 
 
 def test_a_name_with_one_version_means_that_version(small: Path):
     """A link to the version, such as `latest`, does not make it two."""
     (small.parent / "latest").symlink_to(small.name)
     (small.parent / ".tmp").mkdir()
-    assert find(small.parent) == small
+    assert find_source(small.parent) == small
 
 
 def test_a_version_is_named_as_in_every_command(make_dataset):
@@ -32,17 +32,17 @@ def test_a_version_is_named_as_in_every_command(make_dataset):
     old, new = make_dataset({"a": b"1"}), make_dataset({"a": b"2"})
     home = new.parent
     os.utime(old / "manifest.json", (1, 1))
-    tags.move(home.parent, home.name, "good", old.name)
-    assert find(home) == new
-    assert find(f"{home}@good") == old
-    assert find(home / new.name[:6]) == new
+    tags.move_tag(home.parent, home.name, "good", old.name)
+    assert find_source(home) == new
+    assert find_source(f"{home}@good") == old
+    assert find_source(home / new.name[:6]) == new
     (home / "latest").symlink_to(new.name)
-    retire(new)
-    assert find(home) == old
-    assert find(new) == new
+    retire_version(new)
+    assert find_source(home) == old
+    assert find_source(new) == new
     for wrong, hint in ((f"{home}@best", "good"), (f"{home}/{'0' * 6}", "list"), (f"{home.parent}/plick@good", "pick")):
         with pytest.raises(UsageError) as error:
-            find(wrong)
+            find_source(wrong)
         assert hint in error.value.hint
 
 
@@ -50,21 +50,21 @@ def test_a_staging_roots_objects_are_no_dataset(make_dataset):
     """The newest of sets of many datasets is not guessed: the user is told what to choose from."""
     versions = [make_dataset({"a": b"1"}, "objects"), make_dataset({"a": b"2"}, "objects")]
     with pytest.raises(UsageError) as error:
-        find(versions[0].parent)
-    assert all(folder.name in error.value.what for folder in versions)
+        find_source(versions[0].parent)
+    assert all(folder.name in error.value.message for folder in versions)
 
 
 def test_a_folder_without_versions_is_no_dataset(tmp_path: Path):
     """An empty folder is data that is not what it claims; a missing one is a wrong command line."""
     with pytest.raises(DataError):
-        find(tmp_path)
+        find_source(tmp_path)
     with pytest.raises(UsageError):
-        find(tmp_path / "none")
+        find_source(tmp_path / "none")
 
 
 def test_load_gives_the_manifest_its_bytes_and_its_version(small: Path):
     """The version is the folder's name."""
-    dataset = load(small)
+    dataset = load_dataset(small)
     assert dataset.version == small.name
     assert dataset.data == (small / "manifest.json").read_bytes()
     assert len(dataset.manifest.files) == 5
@@ -75,7 +75,7 @@ def test_a_changed_manifest_is_refused(small: Path):
     path = small / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"episodes": 1', b'"episodes": 2'))
     with pytest.raises(DataError, match="belongs to version"):
-        load(small)
+        load_dataset(small)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"schema":"pit.manifest/2"}', b"[" * 5000])
@@ -83,7 +83,7 @@ def test_what_is_not_a_manifest_is_refused(tmp_path: Path, content: bytes):
     """Any bytes that are not a manifest are a DataError, never another exception."""
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_a_path_out_of_the_dataset_is_refused(path: str):
     data = {"schema": "pit.manifest/1", "name": "x", "episodes": 1, "steps": 1, "arrays": {}}
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"}]
     with pytest.raises(DataError):
-        manifest.decode(json.dumps(data).encode(), "here")
+        manifest.decode_manifest(json.dumps(data).encode(), "here")
 
 
 @pytest.mark.parametrize("paths", [("a", "a/b"), ("a/b", "a/b/c/d"), ("manifest.json/x",)])
@@ -104,7 +104,7 @@ def test_a_name_that_is_file_and_folder_is_refused(tmp_path: Path, paths: tuple[
     data["files"] = [{"path": path, "bytes": 1, "digest": "xxh3_128:0"} for path in paths]
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match="both as a file and as a folder"):
-        load(tmp_path)
+        load_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
@@ -112,7 +112,7 @@ def test_a_manifest_that_is_no_plain_file_is_refused(small: Path, kind: str):
     """A FIFO does not hang, a link is not followed."""
     _replace(small / "manifest.json", kind)
     with pytest.raises(DataError):
-        load(small)
+        load_dataset(small)
 
 
 @pytest.mark.parametrize("part", ["images/c/0/0", "images/c", "images"])
@@ -160,7 +160,7 @@ def test_a_digest_that_cannot_be_compared_is_refused(make_dataset, digest: str):
     changed = data.replace(known.encode(), digest.encode())
     (folder / "manifest.json").write_bytes(changed)
     with pytest.raises(DataError, match="of a kind that is not known"):
-        load(folder.rename(folder.with_name(manifest.version(changed))))
+        load_dataset(folder.rename(folder.with_name(manifest.version_of(changed))))
 
 
 def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
@@ -180,5 +180,5 @@ def test_a_folder_that_is_none_is_explained(make_dataset, tmp_path: Path):
     }
     for path, hint in hints.items():
         with pytest.raises((DataError, UsageError)) as error:
-            find(tmp_path / path)
+            find_source(tmp_path / path)
         assert error.value.hint == hint

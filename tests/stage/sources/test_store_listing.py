@@ -18,13 +18,13 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.store_listing import (
     METADATA_BYTES,
-    Survey,
-    complete,
-    describe,
+    StoreListing,
     is_store,
-    read_whole,
-    survey,
-    survey_listing,
+    list_remote_store,
+    list_store,
+    make_manifest,
+    read_file,
+    with_digests,
 )
 from pitools.store import digest, manifest
 from pitools.store.manifest import ArraySchema, Manifest
@@ -62,7 +62,7 @@ def wide(tmp_path: Path) -> Path:
 def describe_folder(folder: Path) -> Manifest:
     reader = LocalSource(folder=folder).connect()
     try:
-        return describe(survey(folder), lambda path: read_whole(reader, path))
+        return make_manifest(list_store(folder), lambda path: read_file(reader, path))
     finally:
         reader.close()
 
@@ -74,7 +74,7 @@ def names(folder: Path) -> list[str]:
 def test_every_file_is_listed(store: Path) -> None:
     """Path and size of each file, metadata and a README too, sorted."""
     (store / "README").write_text("hello")
-    found = survey(store)
+    found = list_store(store)
     assert [entry.path for entry in found.entries] == names(store)
     assert [entry.bytes for entry in found.entries] == [(store / name).stat().st_size for name in names(store)]
     assert (found.name, found.left_out) == ("pick", ())
@@ -82,11 +82,11 @@ def test_every_file_is_listed(store: Path) -> None:
 
 def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     """Each file once, with its size; a name that is not UTF-8, a link and a FIFO deep within are refused by name."""
-    found = survey(wide)
+    found = list_store(wide)
     assert [(entry.path, entry.bytes) for entry in found.entries] == [
         (name, (wide / name).stat().st_size) for name in names(wide)
     ]
-    assert survey(wide) == found
+    assert list_store(wide) == found
     deep = wide / "data/77/0"
     for plant, what in [
         (lambda: (deep / "bad").symlink_to("0"), "a link"),
@@ -95,20 +95,20 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     ]:
         plant()
         with pytest.raises(DataError, match=what) as raised:
-            survey(wide)
+            list_store(wide)
         assert "data/77/0/bad" in str(raised.value)
         for path in deep.glob("bad*"):
             path.unlink()
-    assert survey(wide).signature == found.signature
+    assert list_store(wide).signature == found.signature
     (deep / "0").touch()
-    assert survey(wide).signature != found.signature
+    assert list_store(wide).signature != found.signature
 
 
 def test_many_folders_are_listed_where_no_process_is_to_be_had(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where fork fails, as at the limit of processes, the calling process lists them all."""
-    found = survey(wide)
+    found = list_store(wide)
     monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
-    assert survey(wide) == found
+    assert list_store(wide) == found
 
 
 def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr(os, "scandir", refused)
         with pytest.raises(kind) as raised:
-            survey(wide)
+            list_store(wide)
         assert "data/77/0" in str(raised.value)
 
 
@@ -135,24 +135,24 @@ def test_a_manifest_is_made(store: Path) -> None:
         for name, array in ((name, zarr.open_group(store, mode="r")[name]) for name in ("action", "mean", "obs/state"))
     }
     assert (made.name, made.episodes, made.steps) == ("pick", 0, 10)
-    found = {place: digest.of_file(store / entry.path)[1] for place, entry in enumerate(made.files)}
-    whole = complete(made, found)
+    found = {place: digest.digest_file(store / entry.path)[1] for place, entry in enumerate(made.files)}
+    whole = with_digests(made, found)
     assert [(entry.path, entry.digest) for entry in whole.files] == [
-        (name, digest.of_file(store / name)[1]) for name in names(store)
+        (name, digest.digest_file(store / name)[1]) for name in names(store)
     ]
-    assert manifest.decode(manifest.encode(whole), "x") == whole
+    assert manifest.decode_manifest(manifest.encode_manifest(whole), "x") == whole
 
 
 def test_the_same_store_has_the_same_manifest(store: Path, tmp_path: Path) -> None:
     """Where it lies, when it was written and in which order it was listed are no part of the manifest."""
     copied = Path(shutil.copytree(store, tmp_path / "elsewhere/pick.zarr", copy_function=shutil.copyfile))
     assert describe_folder(copied) == describe_folder(store)
-    assert survey(copied).signature != survey(store).signature
-    listed = list(survey(store).entries)
+    assert list_store(copied).signature != list_store(store).signature
+    listed = list(list_store(store).entries)
     for order in (listed, listed[::-1]):
-        found = survey_listing("pick.zarr", order, str(store))
-        assert describe(found, lambda path: (store / path).read_bytes()) == describe_folder(store)
-        assert found.signature == survey(store).signature
+        found = list_remote_store("pick.zarr", order, str(store))
+        assert make_manifest(found, lambda path: (store / path).read_bytes()) == describe_folder(store)
+        assert found.signature == list_store(store).signature
 
 
 @pytest.mark.parametrize(
@@ -169,19 +169,19 @@ def test_the_signature_tells_a_change(store: Path, change: Callable[[Path], obje
     """Whatever is written, removed or added in the store, its signature is another."""
     path = store / next(name for name in names(store) if name.startswith("action/") and name[-1].isdigit())
     os.utime(path, ns=(0, 0))
-    before = survey(store).signature
-    assert survey(store).signature == before
+    before = list_store(store).signature
+    assert list_store(store).signature == before
     change(path)
-    assert survey(store).signature != before
+    assert list_store(store).signature != before
 
 
 def test_what_is_unfinished_is_left_out_and_said(store: Path) -> None:
     """A write that never ended, and what NFS keeps of a deleted file, are no part of the store."""
-    before = survey(store)
+    before = list_store(store)
     left = [f"action/0.{'0f' * 16}.partial", "obs/.nfs00000000012a", "x.partial"]
     for name in left:
         (store / name).write_text("?")
-    found = survey(store)
+    found = list_store(store)
     assert found.left_out == tuple(sorted(left))
     assert (found.entries, found.signature) == (before.entries, before.signature)
 
@@ -191,8 +191,8 @@ def test_names_that_only_look_unfinished(store: Path) -> None:
     for name in ("partial", "x.partial.txt", ".nfs", ".nfsx", "d.partial/file"):
         (store / name).parent.mkdir(exist_ok=True)
         (store / name).touch()
-    assert survey(store).left_out == ()
-    assert [entry.path for entry in survey(store).entries] == names(store)
+    assert list_store(store).left_out == ()
+    assert [entry.path for entry in list_store(store).entries] == names(store)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_what_is_refused(tmp_path: Path, plant: Callable[[Path], object], what: 
     folder = build(tmp_path / "x")
     plant(folder)
     with pytest.raises(DataError, match=what):
-        survey(folder)
+        list_store(folder)
 
 
 def test_what_is_no_store(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     assert not is_store(os.listdir(tmp_path / "data"))
     assert is_store(os.listdir(tmp_path / "data/one.zarr"))
     with pytest.raises(DataError, match="not a Zarr store"):
-        survey(tmp_path / "data")
+        list_store(tmp_path / "data")
     with pytest.raises(DataError):
-        survey(tmp_path / "nothing")
+        list_store(tmp_path / "nothing")
     zarr.create_group(tmp_path / "bare")
     with pytest.raises(DataError, match="without an array"):
         describe_folder(tmp_path / "bare")
@@ -232,9 +232,9 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 def test_hostile_keys_of_a_listing(tmp_path: Path, path: str) -> None:
     """An object store's keys may be anything; those that are no path below the store are refused."""
     folder = build(tmp_path / "x")
-    found = survey_listing("x", [*survey(folder).entries, (path, 1, "etag")], "s3://b/x")
+    found = list_remote_store("x", [*list_store(folder).entries, (path, 1, "etag")], "s3://b/x")
     with pytest.raises(DataError) as caught:
-        describe(found, lambda name: (folder / name).read_bytes())
+        make_manifest(found, lambda name: (folder / name).read_bytes())
     assert caught.value.where == "s3://b/x"
 
 
@@ -266,7 +266,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
             pass
 
     with pytest.raises(DataError, match="changed while it was read"):
-        read_whole(Reader(), "x")
+        read_file(Reader(), "x")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 )
 def test_names(folder: str, name: str) -> None:
     """A dataset is called as its folder is, in letters that a dataset's name may have."""
-    assert survey_listing(folder, [("zarr.json", 1, "")], "x").name == name
+    assert list_remote_store(folder, [("zarr.json", 1, "")], "x").name == name
 
 
 def test_a_store_that_is_one_array(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_store_that_is_one_array(tmp_path: Path) -> None:
 def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -> None:
     """A version without its manifest is refused; its arrays under another name are described as they were by that."""
     made = Path(ingest([bridge], root=tmp_path, name="bridge").path)
-    known, _ = manifest.load(made)
+    known, _ = manifest.load_manifest(made)
     (made / manifest.FILE_NAME).unlink()
     with pytest.raises(DataError, match="lost its manifest"):
         describe_folder(made)
@@ -335,8 +335,8 @@ def test_100_000_files_cost_little() -> None:
     )
     group = b'{"zarr_format": 3, "node_type": "group"}'
     started = time.process_time()
-    found: Survey = survey_listing("x", listed, "x")
+    found: StoreListing = list_remote_store("x", listed, "x")
     assert found.signature
-    made = describe(found, lambda path: array if "/" in path else group)
+    made = make_manifest(found, lambda path: array if "/" in path else group)
     assert (len(made.files), made.steps) == (100_002, 100_000)
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

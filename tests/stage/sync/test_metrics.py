@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError
 from pitools.stage.sync import metrics
-from pitools.stage.sync.metrics import METRICS, PREFIX, Totals, ended, read, render, started
+from pitools.stage.sync.metrics import METRICS, PREFIX, SyncTotals, read_samples, render, write_ended, write_started
 
 SAMPLE = re.compile(
     r"[a-zA-Z_:][a-zA-Z0-9_:]*"  # name
@@ -21,7 +21,7 @@ SAMPLE = re.compile(
 
 
 def value(path: Path, name: str, **labels: str) -> float | None:
-    return read(path).get((PREFIX + name, tuple(labels.items())))
+    return read_samples(path).get((PREFIX + name, tuple(labels.items())))
 
 
 def check_exposition(text: str) -> None:
@@ -48,10 +48,10 @@ def check_exposition(text: str) -> None:
 def test_a_run_is_written_in_the_collectors_format(tmp_path: Path):
     """Every metric is there, with its help and type, and in the numbers of the run."""
     path = tmp_path / "pit.prom"
-    totals = Totals(2, 1000, 1, 500, {"pick*": (3, 4000)}, {"/nvme": 12345}, {5: 2})
-    ended(path, "stage", totals, 0, began=1000.0, now=1002.5, wall_s=2.5)
+    totals = SyncTotals(2, 1000, 1, 500, {"pick*": (3, 4000)}, {"/nvme": 12345}, {5: 2})
+    write_ended(path, "stage", totals, 0, started_s=1000.0, now=1002.5, wall_s=2.5)
     check_exposition(path.read_text())
-    assert {name.removeprefix(PREFIX) for name, _ in read(path)} == set(METRICS)
+    assert {name.removeprefix(PREFIX) for name, _ in read_samples(path)} == set(METRICS)
     assert value(path, "kept_bytes", policy="stage", rule="pick*") == 4000
     assert value(path, "free_bytes", policy="stage", root="/nvme") == 12345
     assert value(path, "last_duration_seconds", policy="stage") == 2.5
@@ -64,8 +64,16 @@ def test_a_run_is_written_in_the_collectors_format(tmp_path: Path):
 def test_counters_go_on_and_gauges_are_of_the_last_run(tmp_path: Path):
     """A rule that is gone is gone from the file; what was counted, and the last success, stay."""
     path = tmp_path / "pit.prom"
-    ended(path, "stage", Totals(2, 1000, kept={"a": (1, 10)}), 0, began=100, now=110, wall_s=2.5)
-    ended(path, "stage", Totals(1, 500, kept={"b": (2, 20)}, errors={75: 1}), 75, began=200, now=210, wall_s=2.5)
+    write_ended(path, "stage", SyncTotals(2, 1000, kept_by_rule={"a": (1, 10)}), 0, started_s=100, now=110, wall_s=2.5)
+    write_ended(
+        path,
+        "stage",
+        SyncTotals(1, 500, kept_by_rule={"b": (2, 20)}, errors={75: 1}),
+        75,
+        started_s=200,
+        now=210,
+        wall_s=2.5,
+    )
     assert value(path, "copied_bytes_total", policy="stage") == 1500
     assert value(path, "staged_sets_total", policy="stage") == 3
     assert value(path, "errors_total", policy="stage", kind="later") == 1
@@ -79,10 +87,10 @@ def test_counters_go_on_and_gauges_are_of_the_last_run(tmp_path: Path):
 def test_a_run_that_hangs_shows(tmp_path: Path):
     """Its start is later than the last end, and all that was known before it still stands."""
     path = tmp_path / "pit.prom"
-    ended(path, "stage", Totals(kept={"a": (1, 10)}), 0, began=100, now=110, wall_s=2.5)
-    before = read(path)
-    started(path, "stage", 300)
-    after = read(path)
+    write_ended(path, "stage", SyncTotals(kept_by_rule={"a": (1, 10)}), 0, started_s=100, now=110, wall_s=2.5)
+    before = read_samples(path)
+    write_started(path, "stage", 300)
+    after = read_samples(path)
     start = (PREFIX + "last_start_timestamp_seconds", (("policy", "stage"),))
     assert after[start] == 300 > after[PREFIX + "last_end_timestamp_seconds", (("policy", "stage"),)]
     assert {**after, start: 100.0} == before
@@ -92,8 +100,8 @@ def test_a_run_that_hangs_shows(tmp_path: Path):
 def test_policies_share_a_file_without_harm(tmp_path: Path):
     """Another policy's samples are left as they stand."""
     path = tmp_path / "pit.prom"
-    ended(path, "a", Totals(1, 10, kept={"r": (1, 1)}), 0, began=1, now=2, wall_s=2.5)
-    ended(path, "b", Totals(2, 20, kept={"r": (2, 2)}), 5, began=3, now=4, wall_s=2.5)
+    write_ended(path, "a", SyncTotals(1, 10, kept_by_rule={"r": (1, 1)}), 0, started_s=1, now=2, wall_s=2.5)
+    write_ended(path, "b", SyncTotals(2, 20, kept_by_rule={"r": (2, 2)}), 5, started_s=3, now=4, wall_s=2.5)
     assert value(path, "kept_sets", policy="a", rule="r") == 1
     assert value(path, "kept_sets", policy="b", rule="r") == 2
     check_exposition(path.read_text())
@@ -114,8 +122,8 @@ def test_names_survive_the_file(tmp_path: Path):
     """What is written is read again, so that counters of odd names go on; a name that is not UTF-8 is made so."""
     path = tmp_path / "pit.prom"
     for _ in range(2):
-        totals = Totals(3, kept={'a"b\\c\nd\re': (1, 2)}, free={os.fsdecode(b"/nvme/\xff"): 7})
-        ended(path, 'p"\\', totals, 0, began=1, now=2, wall_s=2.5)
+        totals = SyncTotals(3, kept_by_rule={'a"b\\c\nd\re': (1, 2)}, free={os.fsdecode(b"/nvme/\xff"): 7})
+        write_ended(path, 'p"\\', totals, 0, started_s=1, now=2, wall_s=2.5)
     path.read_bytes().decode("utf-8", "strict")
     assert value(path, "staged_sets_total", policy='p"\\') == 6
     assert value(path, "kept_bytes", policy='p"\\', rule='a"b\\c\nd\re') == 2
@@ -127,7 +135,7 @@ def test_a_file_of_another_hand_is_begun_anew(tmp_path: Path, text: str):
     """A torn or foreign file costs the counters, and no run."""
     path = tmp_path / "pit.prom"
     path.write_text(text, encoding="latin-1")
-    ended(path, "stage", Totals(1), 0, began=1, now=2, wall_s=2.5)
+    write_ended(path, "stage", SyncTotals(1), 0, started_s=1, now=2, wall_s=2.5)
     check_exposition(path.read_text())
     assert value(path, "staged_sets_total", policy="stage") == 1
 
@@ -135,18 +143,18 @@ def test_a_file_of_another_hand_is_begun_anew(tmp_path: Path, text: str):
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path):
     """The collector's folder is often another user's."""
     with pytest.raises(ClusterError):
-        started(tmp_path / "nowhere" / "pit.prom", "stage", 1)
+        write_started(tmp_path / "nowhere" / "pit.prom", "stage", 1)
 
 
 def test_every_exit_code_has_a_kind():
     """An error that is not counted would be no error to monitoring."""
-    assert set(metrics.KINDS) == {3, 4, 5, 75}
+    assert set(metrics.ERROR_KINDS) == {3, 4, 5, 75}
 
 
 def test_a_clock_that_was_set_back_does_not_shorten_a_run(tmp_path: Path):
     """How long it took is told by a clock that does not jump."""
     path = tmp_path / "pit.prom"
-    ended(path, "stage", Totals(), 0, began=2000, now=1000, wall_s=12.5)
+    write_ended(path, "stage", SyncTotals(), 0, started_s=2000, now=1000, wall_s=12.5)
     check_exposition(path.read_text())
     assert value(path, "last_duration_seconds", policy="stage") == 12.5
 
@@ -159,7 +167,7 @@ def test_policies_that_end_at_once_are_all_counted(tmp_path: Path):
         pid = os.fork()
         if not pid:
             for _ in range(20):
-                ended(path, policy, Totals(1), 0, began=1, now=2, wall_s=1)
+                write_ended(path, policy, SyncTotals(1), 0, started_s=1, now=2, wall_s=1)
             os._exit(0)
         pids.append(pid)
     for pid in pids:
@@ -172,6 +180,6 @@ def test_a_folder_that_somebody_keeps_locked_holds_nobody_up(tmp_path: Path, mon
     monkeypatch.setattr(metrics, "_TIMEOUT_S", 0.05)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    started(tmp_path / "pit.prom", "stage", 1)
+    write_started(tmp_path / "pit.prom", "stage", 1)
     os.close(descriptor)
     assert value(tmp_path / "pit.prom", "last_start_timestamp_seconds", policy="stage") == 1

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError
-from pitools.stage.cache.disk_quota import Limits
+from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.sync import policy
-from pitools.stage.sync.policy import Rule, load
-from pitools.stage.sync.versions import Version, newest, within_cap
+from pitools.stage.sync.policy import Rule, load_policy
+from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions
 
 RULE = '[[rules]]\nfrom = "/shared/data"\nto = "/nvme/pit"\n'
 
@@ -32,7 +32,7 @@ def rule(source: Path, **more: object) -> Rule:
         "newest": 1,
         "cap_bytes": None,
         "root": Path("/nvme"),
-        "limits": Limits(),
+        "limits": QuotaLimits(),
         "shared": False,
         "applies": True,
     }
@@ -50,7 +50,7 @@ def put(source: Path, name: str, version: str, modified_s: float) -> Path:
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Sizes become bytes, placeholders this node and user, and a rule without a name is called after its pattern."""
     monkeypatch.setenv("SLURMD_NODENAME", "n03")
-    found = load(
+    found = load_policy(
         write(
             tmp_path,
             '[[rules]]\nfrom = "/d"\npattern = "pick*"\nnewest = 3\ncap = "1GiB"\nto = "/nvme/{node}/{user}"\n'
@@ -68,13 +68,13 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         shared=True,
         applies=True,
         root=Path(f"/nvme/n03/{getpass.getuser()}"),
-        limits=Limits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
+        limits=QuotaLimits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
     )
     assert (second.name, second.newest, second.cap_bytes, second.limits, second.applies) == (
         "b",
         1,
         None,
-        Limits(),
+        QuotaLimits(),
         False,
     )
     assert (found.node, found.id[:6]) == ("n03", "stage-")
@@ -85,14 +85,14 @@ def test_a_rule_counts_by_the_short_name_too(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "n03.example.org")
     path = write(tmp_path, RULE + 'nodes = "n[01-03]"\n[[rules]]\nname="b"\nfrom="/d"\nto="/x"\nnodes="n04"\n')
-    assert [each.applies for each in load(path).rules] == [True, False]
+    assert [each.applies for each in load_policy(path).rules] == [True, False]
 
 
 def test_policies_of_one_name_are_told_apart(tmp_path: Path):
     """The id has the path in it, so that two files do not take each other's sets for their own."""
     (tmp_path / "a").mkdir()
-    assert load(write(tmp_path, RULE)).id != load(write(tmp_path / "a", RULE)).id
-    assert load(tmp_path / "a" / ".." / "stage.toml").path.name == "stage.toml"
+    assert load_policy(write(tmp_path, RULE)).id != load_policy(write(tmp_path / "a", RULE)).id
+    assert load_policy(tmp_path / "a" / ".." / "stage.toml").path.name == "stage.toml"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, 
     """Exit code 3, the file, the line and the key, and what was perhaps meant."""
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_policy(path)
     assert caught.value.key == key
     assert caught.value.where.startswith(f"{path}:{line}, rule ")
     assert hint in caught.value.hint
@@ -132,17 +132,17 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, line: int, 
 def test_what_is_no_policy_is_refused(tmp_path: Path, text: str):
     """A file without rules, or with more than rules, keeps nothing, and says so."""
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
+        load_policy(write(tmp_path, text))
     assert str(tmp_path / "stage.toml") in caught.value.where
     if text in ("", "rules = []"):
-        assert load(Path(caught.value.hint.rpartition(" ")[2])).rules, "the example that it names is one"
+        assert load_policy(Path(caught.value.hint.rpartition(" ")[2])).rules, "the example that it names is one"
 
 
 def test_rules_on_one_line_are_refused_by_number(tmp_path: Path):
     """TOML has other ways to write a list of tables: there the rule's number must do."""
     path = write(tmp_path, 'rules = [{from = "/d", to = "/x"}, {from = "/d", too = "/x"}]\n')
     with pytest.raises(ConfigError) as caught:
-        load(path)
+        load_policy(path)
     assert caught.value.where == f"{path}, rule 2"
 
 
@@ -159,11 +159,11 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     (tmp_path / "pick3").mkdir()
     (tmp_path / ".pick").mkdir()
     (tmp_path / "pick.txt").write_text("")
-    found = newest(rule(tmp_path, pattern="pick*", newest=2), pytest.fail)
+    found = newest_versions(rule(tmp_path, pattern="pick*", newest=2), pytest.fail)
     assert [each.name for each in found] == ["b", "e", "d", "c"]
     assert [each.dataset for each in found] == ["pick", "pick2", "pick2", "pick"]
     put(tmp_path, ".trash", "g", 1000)
-    assert [each.name for each in newest(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
+    assert [each.name for each in newest_versions(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_an_empty_source_is_not_believed(tmp_path: Path, where: str, said: str):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
-        newest(rule(tmp_path / where), pytest.fail)
-    assert said in caught.value.what
+        newest_versions(rule(tmp_path / where), pytest.fail)
+    assert said in caught.value.message
     assert "mounted" in caught.value.hint
 
 
@@ -183,24 +183,24 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(tmp_path: Path):
     """A typing mistake in a pattern is found by the names that are there."""
     put(tmp_path, "place", "a", 1)
     with pytest.raises(ConfigError) as caught:
-        newest(rule(tmp_path, pattern="plase"), pytest.fail)
+        newest_versions(rule(tmp_path, pattern="plase"), pytest.fail)
     assert caught.value.hint == 'did you mean "place"?'
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.integers(0, 300))
 def test_a_cap_cuts_the_oldest(sizes: list[int], cap: int):
     """What is kept is the longest run of the newest that fits; where not even one does the rule is wrong."""
-    chosen = [Version("d", Path(f"/d/{number}"), -number) for number in range(len(sizes))]
+    chosen = [SourceVersion("d", Path(f"/d/{number}"), -number) for number in range(len(sizes))]
     capped = rule(Path("/d"), cap_bytes=cap)
 
-    def size(version: Version) -> int:
+    def size(version: SourceVersion) -> int:
         return sizes[int(version.name)]
 
     if sizes[0] > cap:
         with pytest.raises(ConfigError, match="over the cap"):
-            within_cap(capped, chosen, size, pytest.fail)
+            fit_cap(capped, chosen, size, pytest.fail)
         return
-    kept = within_cap(capped, chosen, size, pytest.fail)
+    kept = fit_cap(capped, chosen, size, pytest.fail)
     assert kept == chosen[: len(kept)]
     assert sum(sizes[: len(kept)]) <= cap
     assert len(kept) == len(sizes) or sum(sizes[: len(kept) + 1]) > cap
@@ -208,26 +208,26 @@ def test_a_cap_cuts_the_oldest(sizes: list[int], cap: int):
 
 def test_a_version_without_a_size_is_told_and_left_out():
     """A damaged manifest costs its own version, not the others."""
-    chosen = [Version("d", Path(f"/d/{name}"), 0) for name in "abc"]
+    chosen = [SourceVersion("d", Path(f"/d/{name}"), 0) for name in "abc"]
     told: list[PitError] = []
 
-    def size(version: Version) -> int:
+    def size(version: SourceVersion) -> int:
         if version.name == "b":
             raise DataError("not a manifest")
         return 1
 
-    assert within_cap(rule(Path("/d"), cap_bytes=2), chosen, size, told.append) == [chosen[0], chosen[2]]
-    assert [error.what for error in told] == ["not a manifest"]
+    assert fit_cap(rule(Path("/d"), cap_bytes=2), chosen, size, told.append) == [chosen[0], chosen[2]]
+    assert [error.message for error in told] == ["not a manifest"]
 
 
 def test_without_a_cap_nothing_is_opened():
     """Sizes cost a look at each manifest; a rule that needs none asks for none."""
-    chosen = [Version("d", Path("/d/a"), 0)]
-    assert within_cap(rule(Path("/d")), chosen, pytest.fail, pytest.fail) == chosen
+    chosen = [SourceVersion("d", Path("/d/a"), 0)]
+    assert fit_cap(rule(Path("/d")), chosen, pytest.fail, pytest.fail) == chosen
 
 
 def test_the_docstring_is_a_policy(tmp_path: Path):
     """The keys that the module tells are the keys there are."""
     text = (policy.__doc__ or "").partition("\n\n")[2]
-    (found,) = load(write(tmp_path, text)).rules
+    (found,) = load_policy(write(tmp_path, text)).rules
     assert (found.name, found.newest, found.cap_bytes) == ("pick", 2, 500 << 30)

@@ -18,16 +18,16 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import PitError
-from pitools.dataset.catalog.retirement import retire
+from pitools.dataset.catalog.retirement import retire_version
 from pitools.stage.cache import lease, records
-from pitools.stage.cache.evict import items
-from pitools.stage.cache.inventory import staged
-from pitools.stage.cache.layout import prepare
-from pitools.stage.sources.open import load
-from pitools.stage.stage import stage
+from pitools.stage.cache.evict import eviction_order
+from pitools.stage.cache.inventory import list_sets
+from pitools.stage.cache.layout import create_root
+from pitools.stage.sources.open import load_dataset
+from pitools.stage.stage import stage_version
 from pitools.stage.sync import policy
-from pitools.stage.sync.metrics import PREFIX, read
-from pitools.stage.sync.sync import WORST, Change, Running, Sync, alone
+from pitools.stage.sync.metrics import PREFIX, read_samples
+from pitools.stage.sync.sync import EXIT_CODE_ORDER, SyncChange, SyncRun, SyncRunning, sync_lock
 from pitools.store import version_state
 
 KEYS = ["schema", "rule", "dataset", "version", "action", "bytes", "copied_bytes", "wall_s", "source", "path", "node"]
@@ -79,7 +79,7 @@ class Site:
             os.utime(path, (time.time() - OLD_S,) * 2)
 
     def value(self, name: str, **labels: str) -> float | None:
-        return read(self.metrics).get((PREFIX + name, (("policy", "stage"), *labels.items())))
+        return read_samples(self.metrics).get((PREFIX + name, (("policy", "stage"), *labels.items())))
 
 
 @pytest.fixture
@@ -106,10 +106,12 @@ def test_what_nobody_is_to_begin_with_is_not_kept(site: Site):
     first, second = site.put("pick"), site.put("pick")
     assert site.changes() == [("staged", second)]
     site.age()
-    retire(site.data / "pick" / second)
+    retire_version(site.data / "pick" / second)
     assert site.changes() == [("staged", first), ("evicted", second)]
     third = site.put("pick")
-    version_state.set_quarantine(site.data / "pick" / third, version_state.Quarantine(whole=True, at="", by=""))
+    version_state.set_quarantine(
+        site.data / "pick" / third, version_state.Quarantine(whole_version=True, set_at="", set_by="")
+    )
     assert site.changes() == []
     (site.data / f"pick/.catalog/retired/{second}.json").write_text("{")
     code, _, err = site.sync()
@@ -123,7 +125,7 @@ def test_a_change_is_a_record_with_frozen_keys(site: Site):
     _, out, _ = site.sync("--format", "jsonl")
     record = json.loads(out)
     assert list(record) == KEYS
-    assert list(Change.__struct_fields__) == KEYS[1:]
+    assert list(SyncChange.__struct_fields__) == KEYS[1:]
     assert record["schema"] == "pit.stage-sync/1"
     assert (record["rule"], record["dataset"], record["bytes"], record["copied_bytes"]) == ("r0", "pick", 5002, 5002)
     assert record["source"] == str(site.data / "pick" / version)
@@ -194,7 +196,7 @@ def test_what_others_brought_stays(site: Site):
     """A set that was there before a rule wanted it, and one that no rule ever wanted, are not sync's to remove."""
     by_hand, unwanted = site.put("pick"), site.put("other")
     for name, version in (("pick", by_hand), ("other", unwanted)):
-        stage(load(site.data / name / version), site.root)
+        stage_version(load_dataset(site.data / name / version), site.root)
     site.rules('pattern = "pick"')
     assert site.changes() == []
     site.age()
@@ -210,12 +212,12 @@ def test_what_is_in_use_goes_later(site: Site):
     second = site.put("pick")
     assert site.changes() == [("staged", second)]  # the first was used a moment ago
     site.age()
-    with lease.lease(site.root / "objects" / first, use=False):
+    with lease.leased_set(site.root / "objects" / first, touch=False):
         assert site.sync() == (0, "", "")
     site.age()
-    records.pin(site.root, first)
+    records.set_pinned(site.root, first)
     assert site.sync() == (0, "", "")
-    records.pin(site.root, first, pinned=False)
+    records.set_pinned(site.root, first, pinned=False)
     assert site.changes() == [("evicted", first)]
 
 
@@ -263,7 +265,7 @@ def test_what_was_evicted_and_came_back_by_hand_stays(site: Site):
     site.age()
     second = site.put("pick")
     assert site.changes() == [("staged", second), ("evicted", first)]
-    stage(load(site.data / "pick" / first), site.root)
+    stage_version(load_dataset(site.data / "pick" / first), site.root)
     site.age()
     assert site.changes() == []
     assert site.staged() == {first, second}
@@ -456,12 +458,12 @@ def test_a_second_run_does_nothing(site: Site):
     site.sync("--metrics", site.metrics)
     told = site.metrics.read_bytes()
     site.put("pick")
-    with alone(policy.load(site.file)):
+    with sync_lock(policy.load_policy(site.file)):
         assert site.sync("--metrics", site.metrics) == (0, "", "")
         code, out, err = site.sync("--format", "jsonl")
         assert (code, out) == (0, "")
         assert f"another run of this policy is at work: pid {os.getpid()}" in err
-        with pytest.raises(Running), alone(policy.load(site.file)):
+        with pytest.raises(SyncRunning), sync_lock(policy.load_policy(site.file)):
             pass
     assert site.metrics.read_bytes() == told
     assert len(site.changes()) == 1
@@ -470,7 +472,7 @@ def test_a_second_run_does_nothing(site: Site):
 def test_another_policy_does_not_wait(site: Site, tmp_path: Path):
     """The lock is the policy's own; versions have theirs."""
     version = site.put("pick")
-    with alone(policy.load(site.file)):
+    with sync_lock(policy.load_policy(site.file)):
         site.file = tmp_path / "other.toml"
         site.rules()
         assert site.changes() == [("staged", version)]
@@ -512,7 +514,7 @@ def test_a_stopped_run_says_so(site: Site, program: list[str]):
     assert site.value("last_success_timestamp_seconds") is None
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"schema": "pit.stage-brought/1", "versions": 3}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", '{"schema": "pit.stage-sync-state/1", "versions": 3}', "\xff"])
 def test_a_lost_memory_removes_nothing(site: Site, text: str):
     """Where it is not known what runs brought, they brought nothing: sets stay for eviction by age."""
     first = site.put("pick")
@@ -527,9 +529,9 @@ def test_a_lost_memory_removes_nothing(site: Site, text: str):
 
 def test_the_worst_code_is_the_one_somebody_must_look_at(site: Site):
     """Data, then policy, then refusals; what may pass by itself comes last."""
-    work = Sync(policy.load(site.file), changed=lambda _: None, failed=lambda *_: None)
+    work = SyncRun(policy.load_policy(site.file), on_change=lambda _: None, on_error=lambda *_: None)
     assert work.exit_code() == 0
-    for code in reversed(WORST):
+    for code in reversed(EXIT_CODE_ORDER):
         work.errors.append(type("E", (PitError,), {"exit_code": code})("x"))
         assert work.exit_code() == code
 
@@ -538,15 +540,15 @@ def test_bookkeeping_is_no_set(site: Site):
     """What sync keeps at the root is not listed, and nobody who makes room takes it away."""
     version = site.put("pick")
     site.changes()
-    assert [record.version for record in staged(site.root)] == [version]
-    assert [item.version for item in items(site.root)] == [version]
+    assert [record.version for record in list_sets(site.root)] == [version]
+    assert [item.version for item in eviction_order(site.root)] == [version]
 
 
 @pytest.mark.usefixtures("as_root")
 def test_another_users_root_is_refused(site: Site):
     """A service account's policy does not write into a folder that a user put in its way."""
     site.put("pick")
-    prepare(site.root)
+    create_root(site.root)
     for path in [site.root, *site.root.iterdir()]:
         os.chown(path, 65534, 65534)
     code, _, err = site.sync()
@@ -626,7 +628,7 @@ def test_the_crontabs_command_runs(site: Site, repo: Path, tmp_path: Path):
 
 def test_the_example_policy_is_one(repo: Path):
     """What the README says to copy is read without a word."""
-    (rule,) = policy.load(repo / "scripts" / "cron" / "stage.toml").rules
+    (rule,) = policy.load_policy(repo / "scripts" / "cron" / "stage.toml").rules
     assert (rule.name, rule.newest, rule.applies) == ("pick", 2, True)
     assert len((repo / "scripts" / "cron" / "README.md").read_text().splitlines()) <= 60
 

@@ -11,7 +11,7 @@ from zarr.codecs import Crc32cCodec
 from pitools.core import forked_pool
 from pitools.core.errors import DataError
 from pitools.stage.cache.layout import journal_path, partial_path
-from pitools.stage.resolve import Store, resolve
+from pitools.stage.resolve import UnmanagedStore, resolve_source
 from pitools.stage.unmanaged import structure
 from pitools.stage.unmanaged.stage_store import stage_store
 
@@ -32,10 +32,10 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "x.zarr"
 
 
-def resolved(place: Path) -> Store:
+def resolved(place: Path) -> UnmanagedStore:
     """The store, to be staged."""
-    found = resolve(place)
-    assert isinstance(found, Store)
+    found = resolve_source(place)
+    assert isinstance(found, UnmanagedStore)
     return found
 
 
@@ -49,13 +49,13 @@ def flip(path: Path) -> None:
 def test_small_chunks_are_judged_as_they_are_copied(store: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
     """Only shards that do not fit a reader's buffer are read once more; the answer is the same."""
     again: list[int] = []
-    run = forked_pool.run
+    run = forked_pool.run_tasks
 
     def counted(todo, *args, **settings):
         again.append(sum(len(task.files) for task in todo))
         return run(todo, *args, **settings)
 
-    monkeypatch.setattr(structure.forked_pool, "run", counted)
+    monkeypatch.setattr(structure.forked_pool, "run_tasks", counted)
     assert stage_store(resolved(store), root).state == "staged"
     assert again[-1] == 3
     assert sum(again) == 3 + 3 + 12 + 3  # metadata, chunks and shards are copied
@@ -79,7 +79,7 @@ def test_what_an_interrupted_copy_did_is_judged_when_it_goes_on(
     flip(store / "small/c/5/0")
     made = resolved(store)
     with monkeypatch.context() as patch:
-        patch.setattr("pitools.stage.unmanaged.stage_store._judge", stop)
+        patch.setattr("pitools.stage.unmanaged.stage_store._verify_copy", stop)
         with pytest.raises(KeyboardInterrupt):
             stage_store(made, root)
     assert partial_path(root, made.key).exists()
@@ -97,8 +97,8 @@ def stop(*_: object) -> None:
 def test_metadata_that_change_meanwhile_are_no_judge(store: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
     """What the chunks were judged by must be what was copied with them."""
     made = resolved(store)
-    inspector = structure.Inspector(made.source, made.manifest)
+    inspector = structure.StructureChecker(made.source, made.manifest)
     text = (store / "small/zarr.json").read_text()
     (store / "small/zarr.json").write_text(text.replace("crc32c", "crc32x"))
     with pytest.raises(DataError):
-        structure.findings(made.source, made.manifest, readers=1, before=inspector)
+        structure.check_structure(made.source, made.manifest, readers=1, inspected=inspector)

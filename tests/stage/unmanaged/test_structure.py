@@ -14,9 +14,9 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from pitools.core.errors import DataError
 from pitools.stage.sources.local import LocalSource
-from pitools.stage.sources.store_listing import describe, read_whole, survey
-from pitools.stage.subset import subset
-from pitools.stage.unmanaged.structure import Note, Report, findings, told
+from pitools.stage.sources.store_listing import list_store, make_manifest, read_file
+from pitools.stage.subset import make_subset
+from pitools.stage.unmanaged.structure import StructureNote, StructureReport, check_structure, format_notes
 from pitools.store.manifest import Manifest
 
 Damage = Callable[[Path], object]
@@ -64,16 +64,16 @@ def store(tmp_path: Path) -> Path:
 def describe_folder(folder: Path) -> Manifest:
     reader = LocalSource(folder=folder).connect()
     try:
-        return describe(survey(folder), lambda path: read_whole(reader, path))
+        return make_manifest(list_store(folder), lambda path: read_file(reader, path))
     finally:
         reader.close()
 
 
-def judge(folder: Path, made: Manifest | None = None, **settings: Any) -> Report:
-    return findings(LocalSource(folder=folder), made or describe_folder(folder), readers=2, **settings)
+def judge(folder: Path, made: Manifest | None = None, **settings: Any) -> StructureReport:
+    return check_structure(LocalSource(folder=folder), made or describe_folder(folder), readers=2, **settings)
 
 
-def notes(report: Report) -> dict[tuple[str, str], int]:
+def notes(report: StructureReport) -> dict[tuple[str, str], int]:
     return {(note.array, note.kind): note.count for note in report.notes}
 
 
@@ -88,7 +88,7 @@ def test_a_whole_store(store: Path) -> None:
         ("old", "unchecked"): 5,
         ("scalar", "no-checksum"): 1,
     }
-    assert report.judged == 3 + 3 + 5 + 5 + 1
+    assert report.checked_files == 3 + 3 + 5 + 5 + 1
     # Checksums are compared over every byte of the arrays that have them.
     assert sum(moved) >= sum(path.stat().st_size for path in store.glob("sharded/c/*/0"))
 
@@ -112,7 +112,7 @@ def test_damage_is_found(store: Path, path: str, damage: Damage, problem: str) -
     """One damaged file of many is named, with what is wrong, and no other is."""
     damage(store / path)
     [flawed] = judge(store).flawed
-    assert (flawed.path, flawed.flaw.problem) == (path, problem)
+    assert (flawed.path, flawed.flaw.kind) == (path, problem)
     assert flawed.flaw.expected
     assert flawed.flaw.got
 
@@ -154,9 +154,9 @@ def test_inner_chunks_that_are_missing_and_strays_are_counted(store: Path) -> No
 
 def test_notes_of_a_thousand_arrays_are_a_few_lines() -> None:
     """Each array that lacks chunks has its line; what is said of many alike is said once, with the sum."""
-    notes = [Note(array=f"a{i}", kind="unused", count=2, text="2 …") for i in range(1000)]
-    notes.insert(7, Note(array="b", kind="absent", count=1, text="1 of 5 chunks are not stored"))
-    assert list(told(notes)) == [
+    notes = [StructureNote(array=f"a{i}", kind="unused", count=2, text="2 …") for i in range(1000)]
+    notes.insert(7, StructureNote(array="b", kind="absent", count=1, text="1 of 5 chunks are not stored"))
+    assert list(format_notes(notes)) == [
         "b: 1 of 5 chunks are not stored",
         "a0, a1, a2 and 997 more: 2000 bytes of shards belong to no chunk",
     ]
@@ -175,13 +175,13 @@ def test_a_size_that_is_not_the_manifests(store: Path) -> None:
     with (store / "obs/raw/c/0/0").open("ab") as file:
         file.write(b"?")
     [flawed] = judge(store, made).flawed
-    assert (flawed.path, flawed.flaw.problem) == ("obs/raw/c/0/0", "size")
+    assert (flawed.path, flawed.flaw.kind) == ("obs/raw/c/0/0", "size")
 
 
 def test_a_subset_lacks_nothing_that_it_should_not_have(store: Path) -> None:
     """Of a subset, only chunks of its steps are expected."""
     made = describe_folder(store)
-    part = subset(made, "", lambda path: (store / path).read_bytes(), steps="8:16")
+    part = make_subset(made, "", lambda path: (store / path).read_bytes(), steps="8:16")
     for entry in set(made.files) - set(part.files):
         (store / entry.path).unlink()
     assert len(part.files) < len(made.files)
@@ -205,6 +205,6 @@ def test_metadata_that_changed(store: Path) -> None:
 def test_a_store_that_is_one_array(tmp_path: Path) -> None:
     """Its files are judged like any other's."""
     zarr.create_array(tmp_path / "x", data=np.ones((7, 2)), chunks=(2, 2), compressors=Crc32cCodec())
-    assert judge(tmp_path / "x") == Report([], [], 4)
+    assert judge(tmp_path / "x") == StructureReport([], [], 4)
     flip(tmp_path / "x/c/1/0", 1)
     assert [flawed.path for flawed in judge(tmp_path / "x").flawed] == ["c/1/0"]

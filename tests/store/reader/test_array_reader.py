@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from pitools.core.errors import DataError
-from pitools.store.reader.array_reader import Absent, ArrayReader, Check
+from pitools.store.reader.array_reader import ArrayReader, CheckMode, ChunkNotStored
 from pitools.store.zarr import metadata
-from pitools.store.zarr.chunk_layout import Layout, layout
-from pitools.store.zarr.codecs import decoders
+from pitools.store.zarr.chunk_layout import ChunkLayout, chunk_layout
+from pitools.store.zarr.codecs import decoder_for
 
 CODECS: dict[str, list[Any]] = {
     "raw": [],
@@ -38,16 +38,16 @@ CODECS: dict[str, list[Any]] = {
 }
 
 
-def layout_of(folder: Path, name: str = "x") -> Layout | None:
-    found = metadata.parse(name, (folder / name / "zarr.json").read_bytes(), "zarr.json")
+def layout_of(folder: Path, name: str = "x") -> ChunkLayout | None:
+    found = metadata.parse_metadata(name, (folder / name / "zarr.json").read_bytes(), "zarr.json")
     assert found
-    return layout(found)
+    return chunk_layout(found)
 
 
-def reader_of(folder: Path, *, check: Check = "first") -> ArrayReader:
+def reader_of(folder: Path, *, check: CheckMode = "first") -> ArrayReader:
     known = layout_of(folder)
     assert known
-    return ArrayReader(folder, "x", known, check=check)
+    return ArrayReader(folder, "x", known, check_mode=check)
 
 
 def write(
@@ -94,7 +94,7 @@ def test_it_reads_what_zarr_reads(tmp_path: Path, data: st.DataObject):
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
 @pytest.mark.parametrize("check", ["first", "always"])
-def test_every_flipped_bit_of_a_chunk_is_found(tmp_path: Path, codec: str, check: Check):
+def test_every_flipped_bit_of_a_chunk_is_found(tmp_path: Path, codec: str, check: CheckMode):
     """Anywhere in a shard: chunk, checksum or index. The error names array, file, and the chunk where there is one."""
     content = np.random.default_rng(0).integers(0, 255, (64, 50), np.uint8)
     write(tmp_path, content, chunk=8, shard=64, codec=codec)
@@ -176,7 +176,7 @@ def test_a_chunk_that_is_not_stored_is_for_zarr(tmp_path: Path):
     array[8:16] = 1
     reader = reader_of(tmp_path)
     assert np.array_equal(reader.read(8, 16), np.ones((8, 3)))
-    with pytest.raises(Absent):
+    with pytest.raises(ChunkNotStored):
         reader.read(0, 9)
 
 
@@ -195,9 +195,9 @@ def test_other_forms_are_left_to_zarr(tmp_path: Path, more: dict[str, Any]):
     array = zarr.create_array(tmp_path / "x", **{"shape": (32, 4), "dtype": "f4", "compressors": None, **more})
     array[:] = 1
     name = ".zarray" if more.get("zarr_format") == 2 else "zarr.json"
-    found = metadata.parse("x", (tmp_path / "x" / name).read_bytes(), name)
+    found = metadata.parse_metadata("x", (tmp_path / "x" / name).read_bytes(), name)
     assert found
-    assert layout(found) is None
+    assert chunk_layout(found) is None
 
 
 def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
@@ -205,10 +205,10 @@ def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
     write(tmp_path, np.ones((16, 5), np.uint8), chunk=8, shard=16)
     known = json.loads((tmp_path / "x/zarr.json").read_bytes())
     known["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
-    found = metadata.parse("x", json.dumps(known).encode(), "zarr.json")
+    found = metadata.parse_metadata("x", json.dumps(known).encode(), "zarr.json")
     assert found
     assert layout_of(tmp_path)
-    assert layout(found) is None
+    assert chunk_layout(found) is None
 
 
 @pytest.mark.parametrize("codec", ["raw, crc", "blosc, crc", "zstd, crc"])
@@ -283,7 +283,7 @@ def test_a_part_of_a_chunk_of_many_blocks(tmp_path: Path, codec: str, levels: in
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
 @pytest.mark.parametrize("check", ["first", "always"])
-def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, codec: str, check: Check):
+def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, codec: str, check: CheckMode):
     """A bit that is flipped in steps before or after the wanted ones is found by the read that first sees it."""
     content = np.random.default_rng(0).integers(0, 255, (24, 50), np.uint8)
     write(tmp_path, content, chunk=8, shard=24, codec=codec)
@@ -316,13 +316,13 @@ def test_flipped_bits_without_a_checksum_are_errors_or_wrong_but_no_crash(tmp_pa
     """Headers, tables and blocks: what the file claims is compared with what there is before a library believes it."""
     content = np.random.default_rng(0).integers(0, 4, (8, 40_000), np.uint8)
     frame = bytes((Blosc("lz4", blocksize=8192) if codec == "blosc" else Zstd(3)).encode(content))
-    decode = decoders("blosc" if codec == "blosc" else "zstd")
+    decode = decoder_for("blosc" if codec == "blosc" else "zstd")
     room = memoryview(bytearray(content.nbytes))
     for at in [*range(80), *range(80, len(frame), 997)]:
         for bit in range(8):
             bad = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
             with contextlib.suppress(ValueError, RuntimeError):
-                decode.part(memoryview(bytearray(bad)), 100_000, memoryview(bytearray(60_000)), room)
+                decode.partial(memoryview(bytearray(bad)), 100_000, memoryview(bytearray(60_000)), room)
             with contextlib.suppress(ValueError, RuntimeError):
                 decode.whole(memoryview(bytearray(bad)), room)
 
@@ -332,13 +332,13 @@ def test_what_lies_behind_a_cut_frame_is_not_read(codec: str):
     """In a buffer that is used again the rest may well be there: of the frame that was read before."""
     content = np.random.default_rng(0).integers(0, 4, 50_000, np.uint8)
     encoded = bytearray((Blosc("lz4", blocksize=8192) if codec == "blosc" else Zstd(3)).encode(content))
-    decode = decoders("blosc" if codec == "blosc" else "zstd")
+    decode = decoder_for("blosc" if codec == "blosc" else "zstd")
     room = memoryview(bytearray(content.nbytes))
     cut = memoryview(encoded)[:-20]
     with pytest.raises((ValueError, RuntimeError)):
         decode.whole(cut, room)
     with pytest.raises((ValueError, RuntimeError)):
-        decode.part(cut, 0, memoryview(bytearray(10)), room)
+        decode.partial(cut, 0, memoryview(bytearray(10)), room)
 
 
 @pytest.mark.parametrize("block", [1000, 65_536, 100_000, 131_072])
@@ -351,40 +351,40 @@ def test_a_part_of_a_frame_of_blocks_of_any_size(block: int, last: int):
     for number, part in enumerate(cuts, start=1):
         frame += (len(part) << 3 | (number == len(cuts))).to_bytes(3, "little") + part
     assert Zstd().decode(bytes(frame)) == content
-    decode, room = decoders("zstd"), memoryview(bytearray(len(content)))
+    decode, room = decoder_for("zstd"), memoryview(bytearray(len(content)))
     for start, stop in ((0, 10), (0, 131_072), (131_071, 131_073), (250_000, 250_001), (499_999, 500_000)):
         for _ in range(2):  # what it changes in the frame it changes back
             target = memoryview(bytearray(stop - start))
-            decode.part(memoryview(frame), start, target, room)
+            decode.partial(memoryview(frame), start, target, room)
             assert target == content[start:stop]
     with pytest.raises(ValueError, match="it holds 500000 bytes, not 499999"):
-        decode.part(memoryview(frame), 0, memoryview(bytearray(10)), room[:-1])
+        decode.partial(memoryview(frame), 0, memoryview(bytearray(10)), room[:-1])
 
 
 def test_a_stored_frame_that_is_cut_is_refused():
     """What Blosc could not make smaller it stores as it is: no single byte of such a frame is repeated, either."""
     content = np.random.default_rng(0).integers(0, 255, 5000, np.uint8)
-    frame, decode, room = bytearray(Blosc("lz4").encode(content)), decoders("blosc"), memoryview(bytearray(5000))
+    frame, decode, room = bytearray(Blosc("lz4").encode(content)), decoder_for("blosc"), memoryview(bytearray(5000))
     assert frame[2] & 2
     assert len(frame) == 5016
     for kept in (5015, 17, 16):
         cut = frame[:12] + kept.to_bytes(4, "little") + frame[16:kept]
         for start, stop in ((0, 1), (0, 10), (0, 5000), (4990, 5000)):
             with pytest.raises(ValueError, match="cut short"):
-                decode.part(memoryview(cut), start, memoryview(bytearray(stop - start)), room)
+                decode.partial(memoryview(cut), start, memoryview(bytearray(stop - start)), room)
     with pytest.raises(ValueError, match="it holds 1 bytes, not 7"):
-        decoders("raw").whole(memoryview(b"x"), memoryview(bytearray(7)))
+        decoder_for("raw").whole(memoryview(b"x"), memoryview(bytearray(7)))
 
 
 def test_a_frame_that_does_not_say_how_much_it_holds():
     """As a writer makes it that streams: read, and refused where it is not what the array's chunk has."""
     content = np.random.default_rng(0).bytes(5000)
     frame = b"\x28\xb5\x2f\xfd\x00\x58" + (len(content) << 3 | 1).to_bytes(3, "little") + content
-    decode, room = decoders("zstd"), memoryview(bytearray(len(content)))
+    decode, room = decoder_for("zstd"), memoryview(bytearray(len(content)))
     decode.whole(memoryview(bytearray(frame)), room)
     assert room == content
     part = memoryview(bytearray(7))
-    decode.part(memoryview(bytearray(frame)), 4000, part, room)
+    decode.partial(memoryview(bytearray(frame)), 4000, part, room)
     assert part == content[4000:4007]
     for size in (4999, 5001):
         with pytest.raises(ValueError, match="it holds 5000 bytes"):

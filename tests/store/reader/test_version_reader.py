@@ -20,10 +20,10 @@ from zarr.codecs import Crc32cCodec, GzipCodec
 from pitools.core.errors import DataError
 from pitools.store import digest, manifest
 from pitools.store.manifest import ArraySchema, FileEntry, Manifest, Subset
-from pitools.store.reader.array_reader import open_in
-from pitools.store.reader.read_stats import mine
-from pitools.store.reader.resident import Held
-from pitools.store.reader.version_reader import Arrays
+from pitools.store.reader.array_reader import open_below
+from pitools.store.reader.read_stats import thread_stats
+from pitools.store.reader.resident import ResidentArray
+from pitools.store.reader.version_reader import VersionReader
 
 STEPS, SHARD = 60, 10
 RUNS = ((10, 30), (50, 60))
@@ -57,7 +57,7 @@ def build(
                 (folder / f"gzip/c/{number}/0").unlink()
     files = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        size, text = digest.of_file(path)
+        size, text = digest.digest_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
     known = Manifest(
         name="pick",
@@ -67,7 +67,7 @@ def build(
         arrays={name: ArraySchema(shape=data.shape, dtype=data.dtype.name) for name, data in content.items()},
         **({} if runs is None else {"subset": Subset(parent="", arrays=tuple(content), steps=runs)}),
     )
-    (folder / manifest.FILE_NAME).write_bytes(manifest.encode(known))
+    (folder / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(known))
     return folder, content
 
 
@@ -81,34 +81,34 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 def test_a_part_is_held_and_what_was_left_out_is_refused(part: tuple[Path, dict[str, Any]], name: str):
     """Each step that is here is its own, in any order and shape; each that is not is an error, from memory too."""
     path, content = part
-    arrays = Arrays(path)
-    held = arrays.held(name)
+    arrays = VersionReader(path)
+    held = arrays.resident_rows(name)
     assert held
     assert len(held.rows) == sum(stop - start for start, stop in RUNS)
     here = np.concatenate([np.arange(*run) for run in RUNS])
     steps = np.random.default_rng(0).permutation(np.tile(here, 3)).reshape(-1, 5)
-    assert np.array_equal(held.rows[held.places(steps)], content[name][steps])
+    assert np.array_equal(held.rows[held.row_indices(steps)], content[name][steps])
     for step in sorted({*range(-1, STEPS + 2)} - {*here.tolist()}):
         with pytest.raises(IndexError, match=rf"\[{step}, {step + 1}\) of {name} were left out.* 10:30, 50:60"):
-            held.places(np.array([[10, step]]))
+            held.row_indices(np.array([[10, step]]))
     with pytest.raises(IndexError, match="left out"):
         arrays.read(name, 25, 51)
-    assert held.places(np.empty((0, 4), np.int64)).shape == (0, 4)
+    assert held.row_indices(np.empty((0, 4), np.int64)).shape == (0, 4)
 
 
 def test_resident_is_only_what_is_whole(part: tuple[Path, dict[str, Any]]):
     """Whoever indexes by step gets all steps or nothing; arrays of episodes are whole in a part too."""
     path, content = part
-    arrays = Arrays(path)
+    arrays = VersionReader(path)
     assert arrays.resident("action") is None
     assert np.array_equal(arrays.resident("episode_offsets"), content["episode_offsets"])
     assert np.array_equal(arrays.offsets, content["episode_offsets"])
-    held = arrays.held("episode_offsets")
+    held = arrays.resident_rows("episode_offsets")
     assert held
-    assert held.places(np.array([2, 0])).tolist() == [2, 0]
+    assert held.row_indices(np.array([2, 0])).tolist() == [2, 0]
     # What counts is what is here, 30 rows of 24 bytes.
-    assert Arrays(path, resident_bytes=720).held("action")
-    assert Arrays(path, resident_bytes=719).held("action") is None
+    assert VersionReader(path, resident_bytes=720).resident_rows("action")
+    assert VersionReader(path, resident_bytes=719).resident_rows("action") is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,13 +119,13 @@ def test_places_are_those_of_a_table(lengths: list[int], gap_first: bool):
     runs = tuple(zip(bounds[gap_first::2], bounds[gap_first + 1 :: 2], strict=False))
     steps = [step for run in runs for step in range(*run)]
     table = {step: row for row, step in enumerate(steps)}
-    held = Held("x", np.array(steps), runs, whole=False)
+    held = ResidentArray("x", np.array(steps), runs, is_complete=False)
     for step in range(-1, bounds[-1] + 1):
         if step in table:
-            assert held.places(np.array([step])).tolist() == [table[step]]
+            assert held.row_indices(np.array([step])).tolist() == [table[step]]
         else:
             with pytest.raises(IndexError):
-                held.places(np.array([step]))
+                held.row_indices(np.array([step]))
 
 
 def test_threads_read_a_small_array_once(tmp_path: Path):
@@ -136,9 +136,9 @@ def test_threads_read_a_small_array_once(tmp_path: Path):
     def opener(name: str) -> int:
         opened.append(name)
         time.sleep(0.02)
-        return open_in(path, name)
+        return open_below(path, name)
 
-    arrays, found, barrier = Arrays(path, opener=opener), [], threading.Barrier(8)
+    arrays, found, barrier = VersionReader(path, opener=opener), [], threading.Barrier(8)
 
     def read() -> None:
         barrier.wait()
@@ -154,7 +154,7 @@ def test_threads_read_a_small_array_once(tmp_path: Path):
     assert sorted(chunks) == [f"action/c/{number}/0" for number in range(STEPS // SHARD)]
 
 
-READS: dict[str, tuple[str, Callable[[Arrays], Any]]] = {
+READS: dict[str, tuple[str, Callable[[VersionReader], Any]]] = {
     "a small array": ("action/c/", lambda arrays: arrays.resident("action").tolist()),
     "offsets": ("episode_offsets/c/", lambda arrays: arrays.offsets.tolist()),
     "attributes": ("zarr.json", lambda arrays: arrays.attributes),
@@ -166,7 +166,7 @@ def test_a_fork_while_it_is_read_waits_for_nobody(tmp_path: Path, what: str):
     """A child whose parent's thread was reading something to be kept reads it itself, also of another version."""
     path, _ = build(tmp_path)
     prefix, read = READS[what]
-    expected = read(Arrays(path))
+    expected = read(VersionReader(path))
     reading, go_on = threading.Event(), threading.Event()
     parent = os.getpid()
 
@@ -174,9 +174,9 @@ def test_a_fork_while_it_is_read_waits_for_nobody(tmp_path: Path, what: str):
         if name.startswith(prefix) and os.getpid() == parent:
             reading.set()
             go_on.wait(20)
-        return open_in(path, name)
+        return open_below(path, name)
 
-    arrays = Arrays(path, opener=opener)
+    arrays = VersionReader(path, opener=opener)
     thread = threading.Thread(target=read, args=(arrays,))
     thread.start()
     reading.wait(20)
@@ -184,7 +184,7 @@ def test_a_fork_while_it_is_read_waits_for_nobody(tmp_path: Path, what: str):
     if pid == 0:
         code = 1
         try:
-            code = 0 if read(arrays) == read(Arrays(path)) == expected else 2
+            code = 0 if read(arrays) == read(VersionReader(path)) == expected else 2
         finally:
             os._exit(code)
     until, ended = time.monotonic() + 10, (0, 0)
@@ -201,7 +201,7 @@ def test_offsets_that_cannot_be_are_an_error(tmp_path: Path, offsets: list[int])
     """Past the last step, back, or of other episodes: windows would be of another episode, or of none."""
     path, _ = build(tmp_path, offsets=offsets)
     with pytest.raises(DataError, match="episode_offsets"):
-        Arrays(path).offsets  # noqa: B018
+        VersionReader(path).offsets  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["action", "gzip"])
@@ -209,8 +209,8 @@ def test_a_missing_file_is_never_zeros(tmp_path: Path, name: str):
     """Whoever reads it, and also from memory: an error that names the file, each time."""
     path, _ = build(tmp_path)
     (path / f"{name}/c/3/0").unlink()
-    arrays = Arrays(path)
-    for read in (lambda: arrays.read(name, 0, STEPS), lambda: arrays.held(name)):
+    arrays = VersionReader(path)
+    for read in (lambda: arrays.read(name, 0, STEPS), lambda: arrays.resident_rows(name)):
         for _ in range(2):
             with pytest.raises(DataError, match=f"{name}/c/3/0"):
                 read()
@@ -222,8 +222,8 @@ def test_a_file_is_verified_once_and_again_when_it_is_another(
 ):
     """Read in blocks a shard is hashed as often as read in one go; one that was exchanged since is damage."""
     path, content = build(tmp_path)
-    arrays, hashed, of_descriptor = Arrays(path, verify=True), [], digest.of_descriptor
-    monkeypatch.setattr(digest, "of_descriptor", lambda *a, **k: hashed.append(a) or of_descriptor(*a, **k))
+    arrays, hashed, of_descriptor = VersionReader(path, verify=True), [], digest.digest_descriptor
+    monkeypatch.setattr(digest, "digest_descriptor", lambda *a, **k: hashed.append(a) or of_descriptor(*a, **k))
     for step in range(STEPS):
         assert np.array_equal(arrays.read(name, step, step + 1), content[name][step : step + 1])
     assert len(hashed) == 1 + STEPS // SHARD
@@ -241,11 +241,11 @@ def test_metadata_that_cannot_be_read_are_an_error(tmp_path: Path):
         (path / "action/zarr.json").unlink(missing_ok=True)
         wreck()
         with pytest.raises(DataError, match=r"action/zarr\.json"):
-            Arrays(path).read("action", 0, 1)
+            VersionReader(path).read("action", 0, 1)
     (path / "action/zarr.json").rmdir()
     (path / "action/zarr.json").symlink_to(other / "action/zarr.json")
     with pytest.raises(DataError, match=r"action/zarr\.json"):
-        Arrays(path).read("action", 0, 1)
+        VersionReader(path).read("action", 0, 1)
 
 
 def test_metadata_that_are_not_the_manifests_are_an_error(tmp_path: Path):
@@ -256,26 +256,26 @@ def test_metadata_that_are_not_the_manifests_are_an_error(tmp_path: Path):
         assert old in good
         (path / "action/zarr.json").write_text(good.replace(old, new, 1))
         with pytest.raises(DataError, match="where the manifest says"):
-            Arrays(path).read("action", 0, 1)
+            VersionReader(path).read("action", 0, 1)
 
 
 def test_what_was_read_is_let_go_of(tmp_path: Path):
     """A thread that has read holds no array's open files when nobody else does."""
     path, content = build(tmp_path)
-    arrays = Arrays(path, resident_bytes=0)
+    arrays = VersionReader(path, resident_bytes=0)
     assert np.array_equal(arrays.read("action", 3, 33), content["action"][3:33])
     gone = weakref.ref(arrays)
     del arrays
     gc.collect()
-    assert (gone(), mine().at, mine().where) == (None, None, "")
+    assert (gone(), thread_stats().path, thread_stats().where) == (None, None, "")
 
 
 def test_it_can_be_sent_to_another_process(part: tuple[Path, dict[str, Any]]):
     """What a spawned worker unpickles reads the same, also after something has been read."""
     path, content = part
-    arrays = Arrays(path, check="always", resident_bytes=10)
+    arrays = VersionReader(path, check_mode="always", resident_bytes=10)
     arrays.read("action", 10, 12)
     again = pickle.loads(pickle.dumps(arrays))
-    assert again.held("action") is None
+    assert again.resident_rows("action") is None
     assert np.array_equal(again.read("action", 50, 60), content["action"][50:60])
     assert again.attributes == {"splits": {"train": [0]}}

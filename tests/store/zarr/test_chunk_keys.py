@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.store.zarr import chunk_keys, metadata
-from pitools.store.zarr.metadata import Array, Codecs
+from pitools.store.zarr.metadata import ArrayMetadata, CodecChain
 
 V2 = {"zarr_format": 2}
 GRIDS: dict[str, dict[str, Any]] = {
@@ -32,11 +32,11 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 def files(folder: Path) -> set[str]:
     """Paths of all that is no metadata."""
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in metadata.METADATA)
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in metadata.METADATA_NAMES)
     return {path.relative_to(folder).as_posix() for path in paths}
 
 
-def plain(**changes: Any) -> Array:
+def plain(**changes: Any) -> ArrayMetadata:
     """A v3 array of one axis, 10 items in chunks of 1."""
     fields = {
         "path": "a",
@@ -46,9 +46,9 @@ def plain(**changes: Any) -> Array:
         "dtype": "uint8",
         "v2_keys": False,
         "separator": "/",
-        "codecs": Codecs(names=("bytes",), raw_bytes=1),
+        "codecs": CodecChain(names=("bytes",), raw_bytes=1),
     }
-    return Array(**(fields | changes))
+    return ArrayMetadata(**(fields | changes))
 
 
 @pytest.mark.parametrize("name", ["", "deep/in/it"])
@@ -57,11 +57,11 @@ def test_keys_are_the_files_that_zarr_writes(tmp_path: Path, write_array, grid: 
     """Of each format, separator and depth, the keys are the very files, and each file finds back to its chunk."""
     array, values = write_array(tmp_path, name, **GRIDS[grid])
     assert (array.shape, array.dtype, array.path) == (values.shape, values.dtype.name, name)
-    listed = list(chunk_keys.keys(array))
+    listed = list(chunk_keys.chunk_keys(array))
     assert set(listed) == files(tmp_path)
-    find = chunk_keys.finder(array)
+    find = chunk_keys.make_key_parser(array)
     assert [find(key) for key in listed] == list(np.ndindex(array.grid))
-    assert [owner for _, owner in chunk_keys.owners({name: array}, listed)] == [array] * len(listed)
+    assert [owner for _, owner in chunk_keys.arrays_of_paths({name: array}, listed)] == [array] * len(listed)
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.data())
@@ -71,7 +71,7 @@ def test_rows(size: int, chunk: int, data) -> None:
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
     touched = {row // chunk for row in range(start, stop)}
-    assert list(chunk_keys.keys(array, (start, stop))) == [f"a/c/{number}" for number in sorted(touched)]
+    assert list(chunk_keys.chunk_keys(array, (start, stop))) == [f"a/c/{number}" for number in sorted(touched)]
 
 
 @given(st.integers(1, 7), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=6))
@@ -81,7 +81,7 @@ def test_rows_of_several_runs(chunk: int, lengths: list[tuple[int, int]]) -> Non
     for gap, length in lengths:
         runs.append((end + gap, end + gap + length))
         end += gap + length
-    found = chunk_keys.rows_of(plain(shape=(1000,), chunk=(chunk,)), runs)
+    found = chunk_keys.chunk_ranges(plain(shape=(1000,), chunk=(chunk,)), runs)
     assert [row for some in found for row in some] == sorted({row // chunk for run in runs for row in range(*run)})
     assert all(one.stop < other.start for one, other in pairwise(found))
 
@@ -109,22 +109,22 @@ def test_rows_of_several_runs(chunk: int, lengths: list[tuple[int, int]]) -> Non
 )
 def test_what_is_no_key(path: str) -> None:
     """A name that no reader would look for belongs to no chunk."""
-    assert chunk_keys.finder(plain())("a/c/1") == (1,)
-    assert chunk_keys.finder(plain())(path) is None
+    assert chunk_keys.make_key_parser(plain())("a/c/1") == (1,)
+    assert chunk_keys.make_key_parser(plain())(path) is None
 
 
 def test_names_are_not_patterns() -> None:
     """An array's name and a dotted separator are taken as they are."""
     array = plain(path="a+(b", v2_keys=True, separator=".", shape=(4, 4), chunk=(2, 2))
-    find = chunk_keys.finder(array)
+    find = chunk_keys.make_key_parser(array)
     assert (find("a+(b/1.0"), find("a+(b/1x0"), find("aa(b/1.0")) == ((1, 0), None, None)
 
 
 def test_a_boundless_array_takes_no_time() -> None:
     """Shapes are claims: an array of 2^60 by 2^60 chunks is described, and its first keys are had, at once."""
     array = plain(shape=(1 << 60, 1 << 60), chunk=(1, 1))
-    assert list(islice(chunk_keys.keys(array), 2)) == ["a/c/0/0", "a/c/0/1"]
-    assert chunk_keys.finder(array)(f"a/c/{(1 << 60) - 1}/0") == ((1 << 60) - 1, 0)
+    assert list(islice(chunk_keys.chunk_keys(array), 2)) == ["a/c/0/0", "a/c/0/1"]
+    assert chunk_keys.make_key_parser(array)(f"a/c/{(1 << 60) - 1}/0") == ((1 << 60) - 1, 0)
     assert array.grid == (1 << 60, 1 << 60)
 
 
@@ -133,9 +133,9 @@ def test_100_000_keys_cost_little() -> None:
     array = plain(path="images/front", shape=(100_000, 64, 64, 3), chunk=(1, 64, 64, 3))
 
     def find_all(count: int) -> int:
-        find = chunk_keys.finder(array)
-        paths = islice(chunk_keys.keys(array), count)
-        return sum(find(path) is not None for path, _ in chunk_keys.owners({array.path: array}, paths))
+        find = chunk_keys.make_key_parser(array)
+        paths = islice(chunk_keys.chunk_keys(array), count)
+        return sum(find(path) is not None for path, _ in chunk_keys.arrays_of_paths({array.path: array}, paths))
 
     started = time.process_time()
     assert find_all(100_000) == 100_000

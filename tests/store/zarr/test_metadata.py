@@ -25,7 +25,7 @@ def test_dtypes(tmp_path: Path, write_array, dtype: str, zarr_format: int) -> No
 def test_records_of_v2() -> None:
     """A record's size is the sum of its fields, sub-arrays included."""
     wanted = np.dtype([("a", "<f4"), ("b", "u1", (2, 3)), ("c", [("d", "<M8[s]")])])
-    array = metadata.parse("a", json.dumps(V2_ARRAY | {"dtype": wanted.descr}).encode(), "a")
+    array = metadata.parse_metadata("a", json.dumps(V2_ARRAY | {"dtype": wanted.descr}).encode(), "a")
     assert array is not None
     assert (array.dtype, array.codecs.raw_bytes) == (wanted.name, 2 * wanted.itemsize)
 
@@ -43,11 +43,11 @@ def test_nested_groups_and_strays(tmp_path: Path, write_array) -> None:
     (tmp_path / "README").write_text("?")
     (tmp_path / "x/stray").write_text("?")
     paths = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
-    arrays = metadata.read(paths, lambda path: (tmp_path / path).read_bytes())
+    arrays = metadata.read_arrays(paths, lambda path: (tmp_path / path).read_bytes())
     assert list(arrays) == ["g/h/y", "x"]
-    owners = {path: owner and owner.path for path, owner in chunk_keys.owners(arrays, paths)}
+    owners = {path: owner and owner.path for path, owner in chunk_keys.arrays_of_paths(arrays, paths)}
     assert (owners["README"], owners["x/stray"], owners["g/h/y/.zarray"]) == (None, "x", "g/h/y")
-    assert chunk_keys.finder(arrays["x"])("x/stray") is None
+    assert chunk_keys.make_key_parser(arrays["x"])("x/stray") is None
 
 
 def test_codecs(tmp_path: Path, write_array) -> None:
@@ -90,9 +90,9 @@ V2_ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "comp
 @pytest.mark.parametrize("good", [V3_ARRAY, V2_ARRAY], ids=["v3", "v2"])
 def test_short_forms(good: dict[str, Any]) -> None:
     """Names alone stand for extensions without settings, and what has a default may be left out."""
-    array = metadata.parse("a", json.dumps(good).encode(), "a")
+    array = metadata.parse_metadata("a", json.dumps(good).encode(), "a")
     assert array is not None
-    assert list(chunk_keys.keys(array)) == (["a/c/0", "a/c/1"] if array.format == 3 else ["a/0", "a/1"])
+    assert list(chunk_keys.chunk_keys(array)) == (["a/c/0", "a/c/1"] if array.format == 3 else ["a/0", "a/1"])
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_short_forms(good: dict[str, Any]) -> None:
 )
 def test_hostile_metadata(good: dict[str, Any], change: dict[str, Any]) -> None:
     """Metadata that no reader could open is a DataError that names the file, whatever is wrong with it."""
-    assert metadata.parse("a", json.dumps(good).encode(), "a/it") is not None
+    assert metadata.parse_metadata("a", json.dumps(good).encode(), "a/it") is not None
     with pytest.raises(DataError) as caught:
-        metadata.parse("a", json.dumps(good | change).encode(), "a/it")
+        metadata.parse_metadata("a", json.dumps(good | change).encode(), "a/it")
     assert caught.value.where == "a/it"
 
 
@@ -138,11 +138,11 @@ def test_hostile_metadata(good: dict[str, Any], change: dict[str, Any]) -> None:
 def test_what_is_no_metadata(data: bytes) -> None:
     """Anything else is a DataError too."""
     with pytest.raises(DataError):
-        metadata.parse("a", data, "a/it")
+        metadata.parse_metadata("a", data, "a/it")
 
 
 def test_array_inside_an_array() -> None:
     """Zarr has no such thing; whose the files are would be anybody's guess."""
     data = json.dumps(V3_ARRAY).encode()
     with pytest.raises(DataError, match="an array inside the array 'a'"):
-        metadata.read(["a/zarr.json", "a/c/zarr.json"], lambda _: data)
+        metadata.read_arrays(["a/zarr.json", "a/c/zarr.json"], lambda _: data)

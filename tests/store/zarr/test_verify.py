@@ -24,11 +24,11 @@ from zarr.codecs import (
 
 from pitools.core.errors import ToolMissing
 from pitools.store.zarr import chunk_keys, frame_headers, shard_index, verify
-from pitools.store.zarr.metadata import Array
-from pitools.store.zarr.shard_index import ABSENT, Problem
-from pitools.store.zarr.verify import Judgement
+from pitools.store.zarr.metadata import ArrayMetadata
+from pitools.store.zarr.shard_index import NOT_STORED, DefectKind
+from pitools.store.zarr.verify import VerifyResult
 
-Write = Callable[..., tuple[Array, np.ndarray]]
+Write = Callable[..., tuple[ArrayMetadata, np.ndarray]]
 V2 = {"zarr_format": 2}
 SHARDED = {"shards": (16, 3)}
 START = {"shards": {"shape": (16, 3), "index_location": "start"}}
@@ -92,7 +92,7 @@ ALL = [(proof, name) for proof, layouts in LAYOUTS.items() for name in layouts]
 SEEN = [(proof, name) for proof, name in ALL if proof != "nothing"]
 
 
-def judge(array: Array, path: Path, coordinate: tuple[int, ...] = (), buffer: int = 1 << 16) -> Judgement:
+def judge(array: ArrayMetadata, path: Path, coordinate: tuple[int, ...] = (), buffer: int = 1 << 16) -> VerifyResult:
     """Judge a real file as a reader would, through a buffer of this size."""
     with path.open("rb") as file:
 
@@ -100,17 +100,17 @@ def judge(array: Array, path: Path, coordinate: tuple[int, ...] = (), buffer: in
             return os.preadv(file.fileno(), [view], offset)
 
         place = coordinate or (0,) * len(array.shape)
-        window = shard_index.Window(read_into, memoryview(bytearray(buffer)))
-        return verify.judge(window, path.stat().st_size, array, place)
+        window = shard_index.BufferedFile(read_into, memoryview(bytearray(buffer)))
+        return verify.verify_file(window, path.stat().st_size, array, place)
 
 
-def problems(array: Array, path: Path, data: bytes) -> set[Problem]:
+def problems(array: ArrayMetadata, path: Path, data: bytes) -> set[DefectKind]:
     """The problems of the file when its bytes are these."""
     path.write_bytes(data)
-    return {flaw.problem for flaw in judge(array, path).flaws}
+    return {flaw.kind for flaw in judge(array, path).defects}
 
 
-def with_index(array: Array, data: bytes, change: Callable[[np.ndarray], None]) -> bytes:
+def with_index(array: ArrayMetadata, data: bytes, change: Callable[[np.ndarray], None]) -> bytes:
     """The bytes of a shard, its index changed and the index's checksum made good."""
     sharding = array.codecs.sharding
     assert sharding is not None
@@ -125,16 +125,16 @@ def with_index(array: Array, data: bytes, change: Callable[[np.ndarray], None]) 
 def test_what_zarr_wrote_is_flawless(tmp_path: Path, write_array: Write, proof: str, layout: str, buffer: int) -> None:
     """Every file of zarr-python's passes, wherever the buffer cuts it, and is known to prove what it can."""
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
-    assert verify.proof(array.codecs) == proof
-    for coordinate, key in zip(np.ndindex(array.grid), chunk_keys.keys(array), strict=True):
-        assert judge(array, tmp_path / key, coordinate, buffer) == Judgement([], absent=0, unused=0)
+    assert verify.integrity_level(array.codecs) == proof
+    for coordinate, key in zip(np.ndindex(array.grid), chunk_keys.chunk_keys(array), strict=True):
+        assert judge(array, tmp_path / key, coordinate, buffer) == VerifyResult([], missing_chunks=0, unused_bytes=0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["checksum"])
 def test_any_flipped_bit_is_seen(tmp_path: Path, write_array: Write, layout: str) -> None:
     """Where every byte is below a checksum, or an index entry that leads to one, no flipped bit passes."""
     array, _ = write_array(tmp_path, **LAYOUTS["checksum"][layout])
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     assert problems(array, path, data) == set()
     for at in range(len(data)):
@@ -145,7 +145,7 @@ def test_any_flipped_bit_is_seen(tmp_path: Path, write_array: Write, layout: str
 def test_any_flipped_bit_of_an_index_is_seen(tmp_path: Path, write_array: Write, layout: str) -> None:
     """The index has a checksum whatever the chunks have."""
     array, _ = write_array(tmp_path, **LAYOUTS["structure"][layout])
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     for at in range(36) if "first" in layout else range(len(data) - 36, len(data)):
         for bit in range(8):
@@ -156,20 +156,20 @@ def test_any_flipped_bit_of_an_index_is_seen(tmp_path: Path, write_array: Write,
 def test_any_cut_is_seen(tmp_path: Path, write_array: Write, proof: str, layout: str) -> None:
     """A file that ends too early, by one byte or all, is seen; one that has a tail too, or the tail is counted."""
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     for size in range(len(data)):
         assert problems(array, path, data[:size]), size
     path.write_bytes(data + b"tail")
     judged = judge(array, path)
-    assert judged.flaws or judged.unused == 4
+    assert judged.defects or judged.unused_bytes == 4
 
 
 @pytest.mark.parametrize(("proof", "layout"), [pair for pair in SEEN if pair[1] not in ("raw", "v2 raw")])
 def test_a_zeroed_file_is_seen(tmp_path: Path, write_array: Write, proof: str, layout: str) -> None:
     """What a crash leaves, the right size and no content, is seen, but for raw values without a checksum."""
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     assert problems(array, path, bytes(path.stat().st_size))
 
 
@@ -177,26 +177,28 @@ def test_a_zeroed_file_is_seen(tmp_path: Path, write_array: Write, proof: str, l
 def test_a_hole_in_a_shard_is_seen(tmp_path: Path, write_array: Write, layout: str) -> None:
     """One inner chunk of zeros in a shard whose index is whole is found, and named."""
     array, _ = write_array(tmp_path, **LAYOUTS["structure"][layout])
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     first = int.from_bytes(data[-28:-20], "little")
     path.write_bytes(bytes(first) + data[first:])
-    [flaw] = judge(array, path).flaws
-    assert (flaw.problem, flaw.got.split(":")[0]) == ("content", "inner chunk 0")
+    [flaw] = judge(array, path).defects
+    assert (flaw.kind, flaw.got.split(":")[0]) == ("content", "inner chunk 0")
 
 
 def test_many_blocks_of_zstd(tmp_path: Path, write_array: Write) -> None:
     """A Zstandard chunk of several blocks is walked to its end; a hole over a block's header is seen."""
     values = np.random.default_rng(0).integers(0, 1 << 30, (150_000, 3)).astype("int32")
     array, _ = write_array(tmp_path, values=values, chunks=(150_000, 3), compressors=ZstdCodec())
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     assert len(data) > 10 << 17
     assert problems(array, path, data) == set()
     hole = bytes(200_000)
     assert problems(array, path, data[:300_000] + hole + data[500_000:]) == {"content"}
     # Empty blocks without end are not walked one by one.
-    assert "no Zstandard block" in frame_headers.zstd(reads := Reads(data[:13] + bytes(1 << 20)), 13 + (1 << 20), None)
+    assert "no Zstandard block" in frame_headers.check_zstd(
+        reads := Reads(data[:13] + bytes(1 << 20)), 13 + (1 << 20), None
+    )
     assert reads.count < 20
 
 
@@ -218,15 +220,15 @@ class Reads:
         pytest.param(lambda table: table.__setitem__((1, 0), table[1, 0] - 1), id="overlap"),
         pytest.param(lambda table: table.__setitem__((1, 0), 1 << 20), id="past the end"),
         pytest.param(lambda table: table.__setitem__((1, 1), table[1, 1] + 1), id="into the index"),
-        pytest.param(lambda table: table.__setitem__((0, 1), ABSENT - 1), id="past what 64 bits hold"),
+        pytest.param(lambda table: table.__setitem__((0, 1), NOT_STORED - 1), id="past what 64 bits hold"),
         pytest.param(lambda table: table.__setitem__((0, 1), 0), id="no bytes"),
-        pytest.param(lambda table: table.__setitem__((0, 0), ABSENT), id="half absent"),
+        pytest.param(lambda table: table.__setitem__((0, 0), NOT_STORED), id="half absent"),
     ],
 )
 def test_an_index_that_cannot_be(tmp_path: Path, write_array: Write, change: Callable[[np.ndarray], None]) -> None:
     """Ranges outside the shard or over each other are seen even where the index's checksum agrees."""
     array, _ = write_array(tmp_path, **SHARDED)
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     assert "range" in problems(array, path, with_index(array, path.read_bytes(), change))
 
 
@@ -252,31 +254,33 @@ def test_inner_chunks_that_are_absent(tmp_path: Path, write_array: Write, order:
     values[20:22, 8:10] = 0
     inner = ShardingCodec(chunk_shape=(4, 2) if order == (0, 1) else (2, 4), codecs=[BytesCodec()])
     array, _ = write_array(tmp_path, values=values, chunks=(8, 8), codecs=[TransposeCodec(order=order), inner])
-    listed = zip(np.ndindex(array.grid), chunk_keys.keys(array), strict=True)
-    absent = {key: judge(array, tmp_path / key, place).absent for place, key in listed}
+    listed = zip(np.ndindex(array.grid), chunk_keys.chunk_keys(array), strict=True)
+    absent = {key: judge(array, tmp_path / key, place).missing_chunks for place, key in listed}
     assert absent == {"c/0/0": 1, "c/0/1": 0, "c/1/0": 0, "c/1/1": 0, "c/2/0": 0, "c/2/1": 1}
 
 
 def test_unused_bytes_are_no_flaw_but_counted(tmp_path: Path, write_array: Write) -> None:
     """A shard may have gaps: another writer's are legal, and said."""
     array, _ = write_array(tmp_path, **SHARDED)
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
 
     def move(table: np.ndarray) -> None:
         table[1, 0] += 5
 
     path.write_bytes(with_index(array, data[:96] + b"?????" + data[96:], move))
-    assert judge(array, path) == Judgement([], absent=0, unused=5)
+    assert judge(array, path) == VerifyResult([], missing_chunks=0, unused_bytes=5)
 
 
 @pytest.mark.parametrize(("proof", "layout"), [pair for pair in SEEN if pair[1] not in ("raw", "v2 raw")])
 def test_a_file_that_shrinks_meanwhile(tmp_path: Path, write_array: Write, proof: str, layout: str) -> None:
     """A file shorter than it was when it was opened is a flaw, not a crash or an endless loop."""
     array, _ = write_array(tmp_path, **LAYOUTS[proof][layout])
-    size = (tmp_path / next(chunk_keys.keys(array))).stat().st_size
+    size = (tmp_path / next(chunk_keys.chunk_keys(array))).stat().st_size
     origin = (0,) * len(array.shape)
-    assert verify.judge(shard_index.Window(lambda view, at: 0, memoryview(bytearray(64))), size, array, origin).flaws
+    assert verify.verify_file(
+        shard_index.BufferedFile(lambda view, at: 0, memoryview(bytearray(64))), size, array, origin
+    ).defects
 
 
 def test_hostile_counts(tmp_path: Path, write_array: Write) -> None:
@@ -285,10 +289,10 @@ def test_hostile_counts(tmp_path: Path, write_array: Write) -> None:
     assert array.codecs.sharding is not None
     sharding = structs.replace(array.codecs.sharding, counts=(1 << 23, 1))
     array = structs.replace(array, codecs=structs.replace(array.codecs, sharding=sharding))
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     os.truncate(path, 1 << 30)
-    [flaw] = judge(array, path).flaws
-    assert (flaw.problem, flaw.got) == ("index", str(1 << 23))
+    [flaw] = judge(array, path).defects
+    assert (flaw.kind, flaw.got) == ("index", str(1 << 23))
 
 
 def test_flaws_are_not_listed_without_end(tmp_path: Path, write_array: Write) -> None:
@@ -301,10 +305,10 @@ def test_flaws_are_not_listed_without_end(tmp_path: Path, write_array: Write) ->
         compressors=CRC,
         values=np.ones((1024, 3), "u1"),
     )
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     path.write_bytes(b"\1" * 7168 + data[7168:])
-    assert len(judge(array, path).flaws) == verify.MAX_FLAWS
+    assert len(judge(array, path).defects) == verify.MAX_DEFECTS
 
 
 def test_memory_is_bounded(tmp_path: Path, write_array: Write) -> None:
@@ -318,11 +322,11 @@ def test_memory_is_bounded(tmp_path: Path, write_array: Write) -> None:
         shards=(32, 1 << 20),
         compressors=CRC,
     )
-    path = tmp_path / next(chunk_keys.keys(array))
+    path = tmp_path / next(chunk_keys.chunk_keys(array))
     tracemalloc.start()
     try:
-        assert judge(array, path, buffer=shard_index.BUFFER) == Judgement([])
-        assert tracemalloc.get_traced_memory()[1] < shard_index.BUFFER + (1 << 18)
+        assert judge(array, path, buffer=shard_index.BUFFER_BYTES) == VerifyResult([])
+        assert tracemalloc.get_traced_memory()[1] < shard_index.BUFFER_BYTES + (1 << 18)
     finally:
         tracemalloc.stop()
 
@@ -336,4 +340,4 @@ def test_no_package_for_checksums(tmp_path: Path, write_array: Write, monkeypatc
         judge(array, tmp_path / "c/0/0")
     assert "pitools-hpc[data]" in caught.value.hint
     monkeypatch.undo()
-    assert judge(array, tmp_path / "c/0/0") == Judgement([])
+    assert judge(array, tmp_path / "c/0/0") == VerifyResult([])

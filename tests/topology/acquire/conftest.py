@@ -11,12 +11,12 @@ import pytest
 
 from pitools.core import hostlist, subprocesses
 from pitools.site.connect import client
-from pitools.site.load import load
+from pitools.site.load import load_site
 from pitools.slurm.client import Client
-from pitools.slurm.records import Job
+from pitools.slurm.records import SlurmJob
 from pitools.topology import discover
 from pitools.topology.acquire import loop, node_filter
-from pitools.topology.acquire.options import Acquired, Wish
+from pitools.topology.acquire.options import Acquired, AcquireOptions
 
 SCRIPT = "#!/bin/sh\nsleep 20\n"
 
@@ -26,14 +26,22 @@ class Bench:
 
     def __init__(self, slurm: Client, conf: Path) -> None:
         self.slurm, self.env = slurm, {"SLURM_CONF": str(conf)}
-        self.fabric = discover.fabric(slurm)
+        self.fabric = discover.query_fabric(slurm)
         self.made: list[str] = []
         self.drained: list[str] = []
         self.said: list[str] = []
 
     def submit(self, *args: str) -> str:
         """A short job of 2 nodes, told to wait for its choice."""
-        words = ["--account=lab", "--output=/dev/null", "--time=2", "--nodes=2", "--exclusive", *loop.HELD, *args]
+        words = [
+            "--account=lab",
+            "--output=/dev/null",
+            "--time=2",
+            "--nodes=2",
+            "--exclusive",
+            *loop.DELAYED_START_ARGS,
+            *args,
+        ]
         self.made.append(self.slurm.submit(SCRIPT, args=words).job_id)
         return self.made[-1]
 
@@ -46,7 +54,7 @@ class Bench:
             if " choice " in text:
                 next(steps, lambda: None)()
 
-        return loop.acquire(self.slurm, job_id, self.fabric, Wish(**{"timeout_s": 60, **wish}), say)
+        return loop.run_acquire_loop(self.slurm, job_id, self.fabric, AcquireOptions(**{"timeout_s": 60, **wish}), say)
 
     def scontrol(self, *words: str) -> None:
         done = subprocesses.run(["scontrol", *words], timeout_s=20, env=self.env)
@@ -56,7 +64,7 @@ class Bench:
         """Take the user's hold from the first job."""
         self.scontrol("release", self.made[0])
 
-    def job(self) -> Job:
+    def job(self) -> SlurmJob:
         return self.slurm.job(self.made[0])[0]
 
     def chosen(self) -> list[str]:
@@ -75,14 +83,14 @@ class Bench:
             time.sleep(0.1)
 
     def leaf(self, nodes: list[str]) -> set[str]:
-        return node_filter.around(nodes, self.fabric)
+        return node_filter.nodes_of_leaves(nodes, self.fabric)
 
 
 @pytest.fixture
 def bench(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Alpha, with whatever the test made of it undone in the end; it is asked twice a second, however long it takes."""
-    monkeypatch.setattr(loop, "_LAST_PAUSE_S", 0.5)
-    made = Bench(client(load("alpha")), clusters / "alpha" / "slurm.conf")
+    monkeypatch.setattr(loop, "_MAX_PAUSE_S", 0.5)
+    made = Bench(client(load_site("alpha")), clusters / "alpha" / "slurm.conf")
     yield made
     if made.made:
         made.slurm.cancel(made.made)

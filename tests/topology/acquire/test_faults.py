@@ -16,7 +16,7 @@ from pitools.core import hostlist, subprocesses
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.slurm.client import Client
 from pitools.topology.acquire import loop
-from pitools.topology.acquire.options import Wish
+from pitools.topology.acquire.options import AcquireOptions
 
 pytestmark = pytest.mark.slurm
 
@@ -29,7 +29,9 @@ def bent(
 ) -> Client:
     """A client whose call i goes through `bend(i, argv, call)`."""
     count = iter(range(10_000))
-    return Client(bench.slurm.reach, run=lambda argv, **o: bend(next(count), argv, lambda: subprocesses.run(argv, **o)))
+    return Client(
+        bench.slurm.transport, run=lambda argv, **o: bend(next(count), argv, lambda: subprocesses.run(argv, **o))
+    )
 
 
 class Clock:
@@ -52,8 +54,10 @@ def test_no_answer_at_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     def silent(at: int, argv: list[str], call: Callable[[], subprocesses.Completed]) -> subprocesses.Completed:
         raise Unreachable("no answer", where=argv[0])
 
-    got = loop.acquire(bent(bench, silent), job, bench.fabric, Wish(timeout_s=50.0, silent_s=100.0))
-    assert (got.job_id, got.state, got.tries, got.why) == (job, "UNKNOWN", 0, "Slurm does not answer")
+    got = loop.run_acquire_loop(
+        bent(bench, silent), job, bench.fabric, AcquireOptions(timeout_s=50.0, unreachable_s=100.0)
+    )
+    assert (got.job_id, got.state, got.tries, got.reason) == (job, "UNKNOWN", 0, "Slurm does not answer")
     assert 150 <= clock.now <= 151
     assert bench.job().state == "PENDING"
     assert bench.job().excluded_nodes == ""
@@ -67,8 +71,8 @@ def test_an_answer_comes_late(bench: Bench) -> None:
             raise Unreachable("no answer", where=argv[0])
         return call()
 
-    got = loop.acquire(bent(bench, late), bench.submit(), bench.fabric, Wish(timeout_s=30))
-    assert (got.state, got.is_within, got.tries, got.is_lifted) == ("RUNNING", True, 1, False)
+    got = loop.run_acquire_loop(bent(bench, late), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30))
+    assert (got.state, got.is_within, got.tries, got.is_released) == ("RUNNING", True, 1, False)
 
 
 @pytest.mark.parametrize("is_done", [True, False])
@@ -82,9 +86,9 @@ def test_the_update_is_not_answered(bench: Bench, is_done: bool) -> None:
             raise Unreachable("no answer", where=argv[0])
         return call()
 
-    got = loop.acquire(bent(bench, once), bench.submit(), bench.fabric, Wish(timeout_s=30, tries=1))
+    got = loop.run_acquire_loop(bent(bench, once), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30, tries=1))
     assert len(lost) == 1
-    assert (got.state, got.is_within, got.is_lifted) == ("RUNNING", True, False)
+    assert (got.state, got.is_within, got.is_released) == ("RUNNING", True, False)
 
 
 def test_an_update_is_refused(bench: Bench) -> None:
@@ -97,12 +101,14 @@ def test_an_update_is_refused(bench: Bench) -> None:
 
     after = 0
     with pytest.raises(ClusterError, match="permission denied"):
-        loop.acquire(bent(bench, refused), bench.submit("--hold"), bench.fabric, Wish())
+        loop.run_acquire_loop(bent(bench, refused), bench.submit("--hold"), bench.fabric, AcquireOptions())
     assert bench.job().state == "CANCELLED"
     after, bench.made = 4, []
-    got = loop.acquire(bent(bench, refused), bench.submit("--hold"), bench.fabric, Wish(timeout_s=0.5))
-    assert (got.state, got.tries, got.is_lifted) == ("UNKNOWN", 1, False)
-    assert "permission denied" in got.why
+    got = loop.run_acquire_loop(
+        bent(bench, refused), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=0.5)
+    )
+    assert (got.state, got.tries, got.is_released) == ("UNKNOWN", 1, False)
+    assert "permission denied" in got.reason
     assert bench.job().state == "PENDING"
 
 
@@ -117,8 +123,8 @@ def test_it_starts_before_it_is_told(bench: Bench) -> None:
                 time.sleep(0.2)
         return call()
 
-    got = loop.acquire(bent(bench, overtaken), bench.submit(), bench.fabric, Wish(timeout_s=30))
-    assert (got.state, got.is_within, got.tries, got.is_lifted) == ("RUNNING", None, 0, True)
+    got = loop.run_acquire_loop(bent(bench, overtaken), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30))
+    assert (got.state, got.is_within, got.tries, got.is_released) == ("RUNNING", None, 0, True)
     assert hostlist.expand(got.node_list)
     assert bench.job().state == "RUNNING"
 
@@ -138,8 +144,8 @@ def test_it_starts_in_the_last_moment(bench: Bench) -> None:
             return polls[-1]
         return call()
 
-    wish = Wish(timeout_s=0.3, then="cancel")
-    got = loop.acquire(bent(bench, last), bench.submit("--hold"), bench.fabric, wish, bench.said.append)
+    wish = AcquireOptions(timeout_s=0.3, on_failure="cancel")
+    got = loop.run_acquire_loop(bent(bench, last), bench.submit("--hold"), bench.fabric, wish, bench.said.append)
     assert (got.state, got.is_within) == ("RUNNING", True)
 
 
@@ -151,9 +157,11 @@ def test_the_job_is_gone(bench: Bench) -> None:
             return subprocesses.Completed(tuple(argv), 1, "", "slurm_load_jobs error: Invalid job id specified\n")
         return call()
 
-    got = loop.acquire(bent(bench, forgotten), bench.submit("--hold"), bench.fabric, Wish(timeout_s=30))
+    got = loop.run_acquire_loop(
+        bent(bench, forgotten), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=30)
+    )
     assert (got.state, got.tries) == ("UNKNOWN", 1)
-    assert "does not know job" in got.why
+    assert "does not know job" in got.reason
 
 
 def test_partitions_that_share_nothing(bench: Bench) -> None:

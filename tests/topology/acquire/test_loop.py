@@ -15,7 +15,7 @@ from pitools.core import hostlist, subprocesses
 from pitools.core.errors import ClusterError, Unreachable, UsageError
 from pitools.slurm.client import Client
 from pitools.topology.acquire import loop
-from pitools.topology.acquire.options import Wish
+from pitools.topology.acquire.options import AcquireOptions
 from pitools.topology.fabric_model import Fabric
 
 pytestmark = pytest.mark.slurm
@@ -27,7 +27,7 @@ Bench = Any  # of conftest.py
 def test_a_job_starts_on_its_choice(bench: Bench) -> None:
     """One call frees it and names its leaves; it starts below one leaf, long before it would by itself."""
     got = bench.get(bench.submit("--begin=now+1000"))  # it is followed for 60 s
-    assert (got.state, got.is_within, got.tries, got.leaves, got.is_lifted) == ("RUNNING", True, 1, 1, False)
+    assert (got.state, got.is_within, got.tries, got.leaves, got.is_released) == ("RUNNING", True, 1, 1, False)
     assert bench.leaf(hostlist.expand(got.node_list)) == bench.leaf(hostlist.expand(got.chosen))
 
 
@@ -46,7 +46,7 @@ def test_a_drained_node_without_one(bench: Bench) -> None:
     got = bench.get(job, lambda: bench.drain(bench.chosen()[0]), bench.release, by="nodelist")
     assert (got.state, got.is_within, got.tries, got.job_id) == ("RUNNING", True, 2, submitted.job_id)
     assert bench.drained[0] not in hostlist.expand(got.node_list)
-    assert f"{bench.drained[0]} are lost" in got.why
+    assert f"{bench.drained[0]} are lost" in got.reason
 
 
 def test_a_lost_race(bench: Bench) -> None:
@@ -58,16 +58,16 @@ def test_a_lost_race(bench: Bench) -> None:
     assert got.chosen not in first
 
 
-@pytest.mark.parametrize(("then", "nodelist"), [("lift", ""), ("keep", "chosen"), ("cancel", "")])
-def test_the_last_try(bench: Bench, then: str, nodelist: str) -> None:
+@pytest.mark.parametrize(("on_failure", "nodelist"), [("release", ""), ("keep", "chosen"), ("cancel", "")])
+def test_the_last_try(bench: Bench, on_failure: str, nodelist: str) -> None:
     """After the stated number of tries the constraint is lifted, kept or the job cancelled; its own exclusion stays."""
     job = bench.submit("--hold", "--exclude=alpha08")
-    got = bench.get(job, lambda: bench.drain(bench.chosen()[0]), by="nodelist", tries=1, then=then)
+    got = bench.get(job, lambda: bench.drain(bench.chosen()[0]), by="nodelist", tries=1, on_failure=on_failure)
     after = bench.job()
-    assert (got.state, got.tries) == ("CANCELLED" if then == "cancel" else "PENDING", 1)
-    assert got.is_lifted == (then == "lift")
-    assert "are lost" in got.why
-    if then != "cancel":
+    assert (got.state, got.tries) == ("CANCELLED" if on_failure == "cancel" else "PENDING", 1)
+    assert got.is_released == (on_failure == "release")
+    assert "are lost" in got.reason
+    if on_failure != "cancel":
         assert after.excluded_nodes == "alpha08"
         assert hostlist.expand(after.required_nodes or "x") == hostlist.expand(got.chosen if nodelist else "x")
 
@@ -77,15 +77,15 @@ def test_too_few_free_nodes(bench: Bench) -> None:
     bench.drain("alpha08")
     job = bench.submit("--hold", "--nodes=8")
     got = bench.get(job, timeout_s=1)
-    assert (got.state, got.tries, got.is_lifted, got.node_list) == ("PENDING", 0, True, "")
-    assert "of 8 nodes are free" in got.why
+    assert (got.state, got.tries, got.is_released, got.node_list) == ("PENDING", 0, True, "")
+    assert "of 8 nodes are free" in got.reason
     assert bench.job().excluded_nodes == ""
     assert bench.job().reason == "JobHeldUser"  # and no longer BeginTime: it is the hold alone that it waits for
 
 
 def test_a_job_that_cannot_start_where_it_seems_to(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that look free and that Slurm does not give are not tried twice, and nothing is waited for in vain."""
-    monkeypatch.setattr(loop, "_STUCK_S", 1.0)
+    monkeypatch.setattr(loop, "_NOT_STARTED_S", 1.0)
     name = f"pit-test-{time.time_ns()}"
     bench.scontrol(
         "create",
@@ -102,8 +102,8 @@ def test_a_job_that_cannot_start_where_it_seems_to(bench: Bench, monkeypatch: py
         got = bench.get(job, timeout_s=4)
     finally:
         bench.scontrol("delete", f"reservationname={name}")
-    assert (got.state, got.is_lifted, got.tries) == ("PENDING", True, 1)
-    assert "0 of 2 nodes are free" in got.why
+    assert (got.state, got.is_released, got.tries) == ("PENDING", True, 1)
+    assert "0 of 2 nodes are free" in got.reason
     assert any("look free" in text for text in bench.said)
     assert bench.job().excluded_nodes == "alpha[01-06]"
 
@@ -140,10 +140,10 @@ def test_reservations_are_for_operators(bench: Bench) -> None:
         plain = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         return subprocesses.run([*(plain if "reservation" in argv else []), *argv], **options)
 
-    slurm = Client(bench.slurm.reach, run=as_nobody)
+    slurm = Client(bench.slurm.transport, run=as_nobody)
     job = bench.submit()
     with pytest.raises(ClusterError, match="only operators reserve nodes") as caught:
-        loop.acquire(slurm, job, bench.fabric, Wish(by="reservation"))
+        loop.run_acquire_loop(slurm, job, bench.fabric, AcquireOptions(by="reservation"))
     assert "--by exclude" in caught.value.hint
     assert bench.job().state == "CANCELLED"
 
@@ -172,8 +172,10 @@ def test_a_silent_slurm_is_waited_through(bench: Bench) -> None:
             raise Unreachable("no answer", where=argv[0])
         return subprocesses.run(argv, **options)
 
-    got = loop.acquire(Client(bench.slurm.reach, run=at_times), bench.submit("--hold"), bench.fabric, Wish(timeout_s=3))
-    assert (got.state, got.tries, got.is_lifted) == ("PENDING", 1, True)
+    got = loop.run_acquire_loop(
+        Client(bench.slurm.transport, run=at_times), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=3)
+    )
+    assert (got.state, got.tries, got.is_released) == ("PENDING", 1, True)
 
 
 def test_what_cannot_be_chosen_for(bench: Bench) -> None:
@@ -182,7 +184,7 @@ def test_what_cannot_be_chosen_for(bench: Bench) -> None:
         bench.get(bench.submit("--nodelist=alpha[01-02]"))
     assert bench.job().state == "CANCELLED"
     with pytest.raises(ClusterError, match="flat"):
-        loop.acquire(bench.slurm, bench.made[0], Fabric(), Wish())
+        loop.run_acquire_loop(bench.slurm, bench.made[0], Fabric(), AcquireOptions())
 
 
 def test_the_command(bench: Bench, pit: Pit, tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_run_on_chosen_nodes(bench: Bench, pit: Pit, tmp_path: Path) -> None:
     bench.made.append(run["job_id"])
     events = [json.loads(line) for line in (Path(run["run_dir"]) / "events.jsonl").read_text().splitlines()]
     (told,) = (event["detail"] for event in events if event["event"] == "topology")
-    assert (told["is_within"], told["is_lifted"], told["leaves"]) == (True, False, 1)
+    assert (told["is_within"], told["is_released"], told["leaves"]) == (True, False, 1)
     request.write_text(REQUEST.format(by="exclude") + 'nodelist = "alpha01"\n')
     done = pit("launch", "plan", str(request), "--site", "alpha")
     assert (done.returncode, "both choose nodes" in done.stderr) == (3, True)

@@ -16,9 +16,9 @@ import pytest
 
 from pitools.core import hostlist
 from pitools.core.errors import PitError
-from pitools.slurm.client import Client, Reach
+from pitools.slurm.client import Client, Transport
 from pitools.topology import discover
-from pitools.topology.choose import choose
+from pitools.topology.choose import select_nodes
 
 PODS = {"a": 8, "b": 16, "c": 12}
 """Leaves of 8 nodes in each pod."""
@@ -83,7 +83,7 @@ def referee(slurm_installed: None, tmp_path: Path) -> Iterator[Client]:
         stderr=subprocess.DEVNULL,
         env={**os.environ, "SLURM_CONF": str(conf)},
     )
-    slurm = Client(Reach(env={"SLURM_CONF": str(conf)}, timeout_s=20))
+    slurm = Client(Transport(env={"SLURM_CONF": str(conf)}, timeout_s=20))
     try:
         deadline = time.monotonic() + 20
         while not answers(slurm) and time.monotonic() < deadline:
@@ -108,7 +108,7 @@ def taken(slurm: Client, count: int) -> set[str]:
 @pytest.mark.slurm
 def test_never_more_leaves_than_slurm_takes(referee: Client) -> None:
     """From the same free nodes, ours need no more leaves than Slurm's, and together fewer."""
-    fabric = discover.fabric(referee)
+    fabric = discover.query_fabric(referee)
     every = {node for leaf in fabric.leaves for node in leaf.nodes}
     leaf_of = {node: leaf.path[-1] for leaf in fabric.leaves for node in leaf.nodes}
     ours, theirs = 0, 0
@@ -116,13 +116,13 @@ def test_never_more_leaves_than_slurm_takes(referee: Client) -> None:
     for number, share in enumerate((0.3, 0.5, 0.7)):
         more = set(random.Random(number).sample(sorted(every - busy), round(share * len(every)) - len(busy)))
         update = ["scontrol", "update", f"nodename={hostlist.fold(more)}", "state=drain", "reason=test"]
-        subprocess.run(update, env={**os.environ, **referee.reach.env}, check=True, timeout=20)
+        subprocess.run(update, env={**os.environ, **referee.transport.env}, check=True, timeout=20)
         busy |= more
         free = every - busy
         assert taken(referee, len(free)) == free  # both choose from the same
         for k in (12, 48, 64):
             slurms = len({leaf_of[node] for node in taken(referee, k)})
-            best = choose(fabric, free, k, objective="leaf")
+            best = select_nodes(fabric, free, k, objective="leaf")
             assert best.leaves <= slurms
             ours, theirs = ours + best.leaves, theirs + slurms
     assert ours < theirs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import DataError
-from pitools.topology.choose.node_costs import read
+from pitools.topology.choose.node_costs import read_costs
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -45,8 +45,8 @@ def test_says_what_it_costs_and_what_the_next_would(pit: Pit, conf: Path) -> Non
     said = json.loads(done.stdout)
     assert said["nodes"] == ["n01", "n02", "n03", "n04", "n06"]
     assert said["spares"] == ["n07"]
-    assert (said["cost"], said["next_cost"], said["per_leaf"]) == (102.0, 102.0, {"a1": 4, "a2": 2})
-    assert (said["free"], said["crossings"], said["node_list"]) == (12, 4, "n[01-04,06]")
+    assert (said["cost"], said["runner_up_cost"], said["per_leaf"]) == (102.0, 102.0, {"a1": 4, "a2": 2})
+    assert (said["free"], said["ring_hops"], said["node_list"]) == (12, 4, "n[01-04,06]")
 
 
 def test_lists_for_sbatch(pit: Pit, conf: Path) -> None:
@@ -96,13 +96,13 @@ def test_nodes_that_nobody_names_are_asked_for(pit: Pit, conf: Path, words: list
 def test_a_cost_that_cannot_be_read_is_named(line: str) -> None:
     """The error has the file and the line."""
     with pytest.raises(DataError) as caught:
-        read(f"n01 3\n\n{line}\n", "costs.txt")
+        read_costs(f"n01 3\n\n{line}\n", "costs.txt")
     assert caught.value.where == "costs.txt:3"
 
 
 def test_costs_add_up() -> None:
     """What several lines say of a node is added; a line without a cost says 0."""
-    assert read("n[1-2] 1.5\nn2\t2\nn3 n4\n# nothing\n", "f") == {"n1": 1.5, "n2": 3.5, "n3": 0.0, "n4": 0.0}
+    assert read_costs("n[1-2] 1.5\nn2\t2\nn3 n4\n# nothing\n", "f") == {"n1": 1.5, "n2": 3.5, "n3": 0.0, "n4": 0.0}
 
 
 @pytest.mark.slurm

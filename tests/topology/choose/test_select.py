@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import ClusterError, UsageError
-from pitools.topology.choose import Choice, Objective, Terms, choose, curve, next_cost
+from pitools.topology.choose import CostWeights, NodeChoice, Objective, cost_by_size, runner_up_cost, select_nodes
 from pitools.topology.fabric_model import Fabric, Leaf
 from tests.topology.choose.brute_force import Brute, Cost, forest, plainly
 
@@ -42,24 +42,24 @@ def judge(fabric: Fabric, rng: random.Random, objective: Objective) -> bool:
     free = rng.sample(names, rng.randint(1, len(names)))
     plain = rng.random() < 0.4
     costs = {node: 0.0 if plain else rng.choice((0.0, 0.25, 1.0, rng.random())) for node in free}
-    terms = Terms(broken=0.0 if plain else rng.choice((0.0, 0.5, 3.0)))
+    terms = CostWeights(broken_leaf=0.0 if plain else rng.choice((0.0, 0.5, 3.0)))
     k = rng.randint(1, min(len(free), 6))
     brute = Brute(fabric, costs)
-    best = brute.best_two(k, objective, terms.broken)
+    best = brute.best_two(k, objective, terms.broken_leaf)
     given = free if plain else costs
     if not best:
         with pytest.raises(ClusterError):
-            choose(fabric, given, k, objective=objective, terms=terms)
+            select_nodes(fabric, given, k, objective=objective, weights=terms)
         return False
-    choice = choose(fabric, given, k, objective=objective, terms=terms)
-    cost = brute.cost(choice.nodes, objective, terms.broken)
+    choice = select_nodes(fabric, given, k, objective=objective, weights=terms)
+    cost = brute.cost(choice.nodes, objective, terms.broken_leaf)
     assert cost == pytest.approx(best[0], rel=1e-9, abs=1e-6), (fabric, costs, k)
     assert len(choice.nodes) == len(set(choice.nodes)) == k
     assert choice.per_leaf == dict(brute.counts(choice.nodes))
     assert choice.leaves == len(choice.per_leaf)
     number = as_number(best[0], fabric, brute, objective)
     assert int(choice.cost + 1e-6) == number if objective in ("level", "leaf") else choice.cost == pytest.approx(number)
-    second = next_cost(fabric, given, choice, terms=terms)
+    second = runner_up_cost(fabric, given, choice, weights=terms)
     if len(best) < 2:
         assert second is None
     else:
@@ -103,7 +103,7 @@ def test_larger_trees_by_plain_recursion(objective: Objective) -> None:
         fabric = Fabric(leaves=tuple(leaves), lengths=lengths)
         free = set(rng.sample([f"n{place}" for place in range(number)], round(number * rng.uniform(0.3, 1))))
         k = rng.randint(1, min(len(free), 90))
-        choice = choose(fabric, free, k, objective=objective)
+        choice = select_nodes(fabric, free, k, objective=objective)
         cost = Brute(fabric, dict.fromkeys(free, 0.0)).cost(choice.nodes, objective)
         assert cost is not None
         best = plainly(fabric, free, k, objective)
@@ -117,7 +117,7 @@ def test_ring_is_the_shortest_round_trip() -> None:
         fabric = forest(rng)
         names = [node for leaf in fabric.leaves for node in leaf.nodes]
         k = min(6, len(names))
-        choice = choose(fabric, names, k, objective="ring")
+        choice = select_nodes(fabric, names, k, objective="ring")
         brute = Brute(fabric, dict.fromkeys(names, 0.0))
         paths = {node: brute.path[node] for node in choice.nodes}
 
@@ -147,10 +147,10 @@ def even(pods: int, leaves: int, size: int) -> Fabric:
 def test_spares_keep_both_optimal(free: set[int], k: int, spares: int, objective: Objective) -> None:
     """All nodes and spares cost what the best so many cost; the active ones what the best k of them cost."""
     fabric, names = even(3, 4, 4), [f"n{number}" for number in sorted(free)]
-    both = choose(fabric, names, k, objective=objective, spares=spares)
+    both = select_nodes(fabric, names, k, objective=objective, spares=spares)
     every = (*both.nodes, *both.spares)
     assert (len(both.nodes), len(both.spares), len(set(every))) == (k, spares, k + spares)
-    assert both.cost == choose(fabric, names, k + spares, objective=objective).cost
+    assert both.cost == select_nodes(fabric, names, k + spares, objective=objective).cost
     alone = Brute(fabric, dict.fromkeys(every, 0.0))
     assert alone.cost(both.nodes, objective) == pytest.approx(alone.best_two(k, objective)[0])
 
@@ -160,9 +160,9 @@ def test_spares_keep_both_optimal(free: set[int], k: int, spares: int, objective
 def test_a_curve_is_the_cost_of_each_size(free: set[int], objective: Objective) -> None:
     """One pass tells what each size costs alone; sizes that are not free are left out."""
     fabric, names = even(3, 4, 4), [f"n{number}" for number in free]
-    found = curve(fabric, names, range(1, 60, 3), objective=objective)
+    found = cost_by_size(fabric, names, range(1, 60, 3), objective=objective)
     assert found == {
-        k: pytest.approx(choose(fabric, names, k, objective=objective).cost) for k in range(1, len(names) + 1, 3)
+        k: pytest.approx(select_nodes(fabric, names, k, objective=objective).cost) for k in range(1, len(names) + 1, 3)
     }
 
 
@@ -170,67 +170,70 @@ def test_equals_use_up_leaves() -> None:
     """Of choices that cost the same, one that leaves no leaf in part; else the one that leaves the least over."""
     fabric = even(1, 4, 8)
     free = [f"n{number}" for number in (*range(3), *range(8, 13), *range(16, 22), *range(24, 31))]
-    assert choose(fabric, free, 5).per_leaf == {"p0l1": 5}
-    assert choose(fabric, free, 4).per_leaf == {"p0l1": 4}
-    assert choose(fabric, free, 9).per_leaf == {"p0l0": 3, "p0l2": 6}
-    assert choose(fabric, free, 5) == choose(fabric, list(reversed(free)), 5)
+    assert select_nodes(fabric, free, 5).per_leaf == {"p0l1": 5}
+    assert select_nodes(fabric, free, 4).per_leaf == {"p0l1": 4}
+    assert select_nodes(fabric, free, 9).per_leaf == {"p0l0": 3, "p0l2": 6}
+    assert select_nodes(fabric, free, 5) == select_nodes(fabric, list(reversed(free)), 5)
 
 
 def test_equal_pods_are_spared_by_size() -> None:
     """Of pods that cost the same, the one with the fewest free nodes is taken."""
     fabric = even(3, 3, 4)
     free = [f"n{number}" for number in (*range(12), *range(12, 20), *range(24, 36))]
-    assert choose(fabric, free, 8).per_leaf == {"p1l0": 4, "p1l1": 4}
+    assert select_nodes(fabric, free, 8).per_leaf == {"p1l0": 4, "p1l1": 4}
 
 
 def test_a_term_keeps_whole_leaves_whole() -> None:
     """A leaf that was wholly free is not broken where that costs more than another link."""
     fabric = even(1, 3, 4)
     free = ["n0", "n1", "n2", "n4", "n5", "n8", "n9", "n10", "n11"]
-    assert choose(fabric, free, 3, objective="ring").per_leaf == {"p0l0": 3}
+    assert select_nodes(fabric, free, 3, objective="ring").per_leaf == {"p0l0": 3}
     free.remove("n0")
-    assert choose(fabric, free, 3, objective="ring").per_leaf == {"p0l2": 3}
-    kept = choose(fabric, free, 3, objective="ring", terms=Terms(broken=9.0))
+    assert select_nodes(fabric, free, 3, objective="ring").per_leaf == {"p0l2": 3}
+    kept = select_nodes(fabric, free, 3, objective="ring", weights=CostWeights(broken_leaf=9.0))
     assert kept.per_leaf == {"p0l0": 2, "p0l1": 1}
-    assert (kept.cost, kept.terms) == (4.0, 0.0)
+    assert (kept.cost, kept.extra_cost) == (4.0, 0.0)
 
 
 def test_costs_of_nodes_choose_within_and_among_leaves() -> None:
     """A node at risk is passed over; one whose cost is infinite is never taken."""
     fabric = even(1, 2, 4)
     free = {f"n{number}": 0.0 for number in range(8)} | {"n1": 5.0, "n6": 0.5, "n7": float("inf")}
-    assert choose(fabric, free, 3).nodes == ("n0", "n2", "n3")
-    assert choose(fabric, free, 3, objective="ring").terms == 0
+    assert select_nodes(fabric, free, 3).nodes == ("n0", "n2", "n3")
+    assert select_nodes(fabric, free, 3, objective="ring").extra_cost == 0
     with pytest.raises(ClusterError, match=r"8 nodes asked for, 7 free on this fabric \(1 others"):
-        choose(fabric, free, 8)
+        select_nodes(fabric, free, 8)
     for bad in (-1.0, float("nan"), 1e308):
         with pytest.raises(UsageError, match='cost of node "n3"'):
-            choose(fabric, {**free, "n3": bad}, 3)
+            select_nodes(fabric, {**free, "n3": bad}, 3)
 
 
 def test_nodes_it_does_not_know_are_not_chosen() -> None:
     """Except on a flat fabric: there by cost, then by name."""
     fabric = even(1, 2, 2)
-    assert choose(fabric, ["x1", "n0", "n3"], 2).nodes == ("n0", "n3")
+    assert select_nodes(fabric, ["x1", "n0", "n3"], 2).nodes == ("n0", "n3")
     with pytest.raises(ClusterError, match="3 nodes asked for, 2 free on this fabric"):
-        choose(fabric, ["x1", "n0", "n3"], 3)
-    flat = choose(Fabric(), {"x10": 0.0, "x9": 0.0, "x2": 1.0}, 2, spares=1)
+        select_nodes(fabric, ["x1", "n0", "n3"], 3)
+    flat = select_nodes(Fabric(), {"x10": 0.0, "x9": 0.0, "x2": 1.0}, 2, spares=1)
     assert (flat.nodes, flat.spares, flat.objective) == (("x9", "x10"), ("x2",), "flat")
     with pytest.raises(ClusterError, match="4 nodes asked for, 3 free"):
-        choose(Fabric(), ["a", "b", "c"], 4)
+        select_nodes(Fabric(), ["a", "b", "c"], 4)
 
 
 def test_pods_like_slurm_spare_the_large_ones() -> None:
     """Of the lowest switches with room, only the one with the fewest free nodes is looked at."""
     fabric = even(3, 4, 4)
     free = [f"n{number}" for number in (*range(16), *range(16, 20), 20, 24, 28, *range(32, 44))]
-    assert choose(fabric, free, 5).per_leaf.keys() == {"p1l0", "p1l1"}  # a leaf used up, another of which one was left
-    like = choose(fabric, free, 8, pods_like_slurm=True)
+    assert select_nodes(fabric, free, 5).per_leaf.keys() == {
+        "p1l0",
+        "p1l1",
+    }  # a leaf used up, another of which one was left
+    like = select_nodes(fabric, free, 8, pods_like_slurm=True)
     assert set(like.per_leaf) <= {"p2l0", "p2l1", "p2l2"}
-    assert choose(fabric, free, 14, pods_like_slurm=True).pods == 1
-    second = next_cost(fabric, free, like, pods_like_slurm=True)
+    assert select_nodes(fabric, free, 14, pods_like_slurm=True).pods == 1
+    second = runner_up_cost(fabric, free, like, pods_like_slurm=True)
     assert second == like.cost  # two leaves of three: the other pair
-    assert choose(fabric, free, 20, pods_like_slurm=True) == choose(fabric, free, 20)
+    assert select_nodes(fabric, free, 20, pods_like_slurm=True) == select_nodes(fabric, free, 20)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -259,12 +262,12 @@ def test_segments_of_blocks_by_brute_force(objective: Objective, sizes: tuple[in
         best = brute.best_two(k, objective, segment=segment)
         if not best:
             with pytest.raises(ClusterError, match="in whole segments"):
-                choose(fabric, free, k, objective=objective, segment=segment)
+                select_nodes(fabric, free, k, objective=objective, segment=segment)
             continue
-        choice = choose(fabric, free, k, objective=objective, segment=segment)
+        choice = select_nodes(fabric, free, k, objective=objective, segment=segment)
         assert all(count % segment == 0 for count in choice.per_leaf.values())
         assert brute.cost(choice.nodes, objective) == pytest.approx(best[0])
-        second = next_cost(fabric, free, choice)
+        second = runner_up_cost(fabric, free, choice)
         expected = as_number(best[1], fabric, brute, objective) if len(best) > 1 else None
         assert second == (expected if expected is None else pytest.approx(expected))
 
@@ -281,7 +284,7 @@ def test_segments_of_blocks_by_brute_force(objective: Objective, sizes: tuple[in
 def test_a_wrong_question_is_refused(asked: dict[str, object], what: str) -> None:
     """It says which number is wrong."""
     with pytest.raises(UsageError, match=what):
-        choose(even(1, 2, 8), [f"n{number}" for number in range(16)], **asked)  # type: ignore[arg-type]
+        select_nodes(even(1, 2, 8), [f"n{number}" for number in range(16)], **asked)  # type: ignore[arg-type]
 
 
 def test_a_switch_may_have_nodes_of_its_own() -> None:
@@ -293,21 +296,21 @@ def test_a_switch_may_have_nodes_of_its_own() -> None:
             Leaf(path=("c",), nodes=("n5", "n6", "n7", "n8")),
         )
     )
-    assert choose(fabric, [f"n{number}" for number in range(1, 8)], 4).nodes == ("n1", "n2", "n3", "n4")
-    assert choose(fabric, [f"n{number}" for number in range(1, 9)], 3).per_leaf == {"c": 3}
+    assert select_nodes(fabric, [f"n{number}" for number in range(1, 8)], 4).nodes == ("n1", "n2", "n3", "n4")
+    assert select_nodes(fabric, [f"n{number}" for number in range(1, 9)], 3).per_leaf == {"c": 3}
 
 
 def test_a_choice_is_a_record() -> None:
     """Its numbers are those of its nodes."""
-    choice = choose(even(2, 2, 2), [f"n{number}" for number in range(8)], 3)
-    assert choice == Choice(
+    choice = select_nodes(even(2, 2, 2), [f"n{number}" for number in range(8)], 3)
+    assert choice == NodeChoice(
         nodes=("n0", "n1", "n2"),
         objective="level",
         cost=102.0,
         height=1,
         pods=1,
         leaves=2,
-        crossings=4,
+        ring_hops=4,
         per_leaf={"p0l0": 2, "p0l1": 1},
         free=8,
     )

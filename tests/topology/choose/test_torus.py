@@ -10,7 +10,7 @@ from math import prod
 import pytest
 
 from pitools.core.errors import ClusterError, UsageError
-from pitools.topology.choose import choose, curve, next_cost
+from pitools.topology.choose import cost_by_size, runner_up_cost, select_nodes
 from pitools.topology.fabric_model import Fabric, Torus
 from tests.topology.choose.brute_force import boxes
 
@@ -39,22 +39,22 @@ def test_boxes_by_brute_force(dims: tuple[int, ...]) -> None:
         volume = next((v for v in range(k, len(names) + 1) if boxes(dims, free, v)), None)
         if volume is None:
             with pytest.raises(ClusterError, match="no free box holds so many"):
-                choose(fabric, names, k)
+                select_nodes(fabric, names, k)
             continue
         known = boxes(dims, free, volume)
-        choice = choose(fabric, names, k)
+        choice = select_nodes(fabric, names, k)
         taken = frozenset(places([*choice.nodes, *choice.spares]))
         assert known[taken] == choice.cost == min(known.values())
-        assert next_cost(fabric, names, choice) == (sorted(known.values())[1] if len(known) > 1 else None)
+        assert runner_up_cost(fabric, names, choice) == (sorted(known.values())[1] if len(known) > 1 else None)
         assert (len(choice.nodes), prod(choice.shape)) == (k, volume)
-        assert bool(choice.note) == (volume > k)
+        assert bool(choice.warning) == (volume > k)
         inner = boxes(dims, set(taken), k)
         assert not inner or frozenset(places(choice.nodes)) in inner
 
 
 def test_ranks_follow_the_links() -> None:
     """Each rank of a box is beside the one before."""
-    choice = choose(torus((4, 4, 4)), [f"{a}-{b}-{c}" for a in range(4) for b in (3, 0) for c in range(4)], 32)
+    choice = select_nodes(torus((4, 4, 4)), [f"{a}-{b}-{c}" for a in range(4) for b in (3, 0) for c in range(4)], 32)
     assert choice.shape == (4, 2, 4)
     for one, other in pairwise(places(choice.nodes)):
         assert sum(min((a - b) % 4, (b - a) % 4) for a, b in zip(one, other, strict=True)) == 1
@@ -64,10 +64,10 @@ def test_spares_and_costs() -> None:
     """The box holds the spares too, and the active nodes are a box within it; cheap nodes are preferred."""
     fabric = torus((4, 4))
     names = list(fabric.torus.nodes) if fabric.torus else []
-    choice = choose(fabric, names, 6, spares=2)
+    choice = select_nodes(fabric, names, 6, spares=2)
     assert (len(choice.nodes), len(choice.spares), choice.shape) == (6, 2, (2, 4))
     risky = {name: 1.0 if name.startswith(("0", "1")) else 0.0 for name in names}
-    assert {name[0] for name in choose(fabric, risky, 8).nodes} == {"2", "3"}
-    assert curve(fabric, names, [4, 16]) == {4: 16.0, 16: 0.0}
+    assert {name[0] for name in select_nodes(fabric, risky, 8).nodes} == {"2", "3"}
+    assert cost_by_size(fabric, names, [4, 16]) == {4: 16.0, 16: 0.0}
     with pytest.raises(UsageError, match="no segments"):
-        choose(fabric, names, 4, segment=2)
+        select_nodes(fabric, names, 4, segment=2)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pitools.core.errors import UsageError
-from pitools.topology.choose import Objective, Terms, choose
+from pitools.topology.choose import CostWeights, Objective, select_nodes
 from pitools.topology.fabric_model import Fabric, Leaf
 
 PAIR = Fabric(
@@ -23,16 +23,24 @@ FREE = {"a1": 0.0, "a2": 0.0, "a3": 0.0, "a4": 0.0, "b1": 9.0, "b2": 9.0, "b3": 
 @pytest.mark.parametrize("costs", [FREE, dict.fromkeys(FREE, 0.0)])
 def test_a_whole_leaf_is_kept_though_nodes_weigh_nothing(objective: Objective, costs: dict[str, float]) -> None:
     """The weight of broken leaves counts whatever that of the nodes' own costs is."""
-    kept = choose(PAIR, costs, 2, objective=objective, terms=Terms(node=0.0, broken=3.0))
+    kept = select_nodes(PAIR, costs, 2, objective=objective, weights=CostWeights(node_cost=0.0, broken_leaf=3.0))
     assert kept.per_leaf == {"b": 2}
-    assert kept.terms == 0.0
+    assert kept.extra_cost == 0.0
 
 
-@pytest.mark.parametrize("terms", [Terms(node=-1.0), Terms(broken=-1.0), Terms(node=math.nan), Terms(broken=math.inf)])
-def test_a_weight_is_a_number_from_nought_up(terms: Terms) -> None:
+@pytest.mark.parametrize(
+    "terms",
+    [
+        CostWeights(node_cost=-1.0),
+        CostWeights(broken_leaf=-1.0),
+        CostWeights(node_cost=math.nan),
+        CostWeights(broken_leaf=math.inf),
+    ],
+)
+def test_a_weight_is_a_number_from_nought_up(terms: CostWeights) -> None:
     """Anything else would turn the question round."""
     with pytest.raises(UsageError, match="for a broken leaf"):
-        choose(PAIR, FREE, 2, terms=terms)
+        select_nodes(PAIR, FREE, 2, weights=terms)
 
 
 def test_more_levels_than_a_number_has_digits_are_told() -> None:
@@ -40,6 +48,6 @@ def test_more_levels_than_a_number_has_digits_are_told() -> None:
     deep = Fabric(
         leaves=tuple(Leaf(path=("c", *(f"{side}{depth}" for depth in range(20))), nodes=(f"{side}n",)) for side in "ab")
     )
-    assert "weighed" in choose(deep, ["an", "bn"], 2).note
-    assert not choose(deep, ["an", "bn"], 2, objective="ring").note
-    assert not choose(PAIR, FREE, 5).note
+    assert "weighed" in select_nodes(deep, ["an", "bn"], 2).warning
+    assert not select_nodes(deep, ["an", "bn"], 2, objective="ring").warning
+    assert not select_nodes(PAIR, FREE, 5).warning

@@ -31,23 +31,23 @@ def shape(fabric: Fabric) -> dict[tuple[str, ...], tuple[str, ...]]:
 
 def test_any_number_of_levels() -> None:
     """The column of hosts may stand anywhere, cells may be padded, and tabs or semicolons divide as well."""
-    assert shape(table.read("host,leaf\nn2,a\nn1,a\n", "t")) == {("a",): ("n1", "n2")}
+    assert shape(table.read_table("host,leaf\nn2,a\nn1,a\n", "t")) == {("a",): ("n1", "n2")}
     text = "core;pod;leaf;Node\nc; p1 ;l1;n1\nc;p1;l2;n2\nc;p2;l3;n3\n"
-    assert list(shape(table.read(text, "t"))) == [("c", "p1", "l1"), ("c", "p1", "l2"), ("c", "p2", "l3")]
-    assert shape(table.read(text.replace(";", "\t"), "t")) == shape(table.read(text, "t"))
+    assert list(shape(table.read_table(text, "t"))) == [("c", "p1", "l1"), ("c", "p1", "l2"), ("c", "p2", "l3")]
+    assert shape(table.read_table(text.replace(";", "\t"), "t")) == shape(table.read_table(text, "t"))
 
 
 def test_levels_from_the_leaf_up_are_turned_over() -> None:
     """Where each leaf names its pod and no pod names its leaf, the columns run upwards."""
-    down = table.read("host,core,pod,leaf\nn1,c,p1,l1\nn2,c,p1,l2\nn3,c,p2,l3\n", "t")
-    up = table.read("host,leaf,pod,core\nn1,l1,p1,c\nn2,l2,p1,c\nn3,l3,p2,c\n", "t")
+    down = table.read_table("host,core,pod,leaf\nn1,c,p1,l1\nn2,c,p1,l2\nn3,c,p2,l3\n", "t")
+    up = table.read_table("host,leaf,pod,core\nn1,l1,p1,c\nn2,l2,p1,c\nn3,l3,p2,c\n", "t")
     assert up == down
 
 
 def test_names_that_repeat_are_joined_with_those_above() -> None:
     """S1 of every pod, and a pod called like a core, become names for one switch only."""
     text = "host,core,pod,leaf\nn1,A,A,S1\nn2,A,B,S1\nn3,C,D,S2\n"
-    assert list(shape(table.read(text, "t"))) == [
+    assert list(shape(table.read_table(text, "t"))) == [
         ("A", "A/A", "A/A/S1"),
         ("A", "A/B", "A/B/S1"),
         ("C", "C/D", "C/D/S2"),
@@ -67,14 +67,14 @@ def test_names_that_repeat_are_joined_with_those_above() -> None:
 def test_a_table_that_cannot_be(text: str, message: str) -> None:
     """The line is named."""
     with pytest.raises((ConfigError, DataError), match=message):
-        table.read(text, "t")
+        table.read_table(text, "t")
 
 
 UUIDS = ("11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa", "11111111-bbbb-4bbb-8bbb-bbbbbbbbbbbb")
 
 
 def domain(node: str, uuid: str = "", clique: int = 0) -> str:
-    record = {"schema": "pit.nvlink/1", "node": node, "cluster_uuid": uuid, "clique_id": clique, "gpus": 4}
+    record = {"schema": "pit.nvlink-domain/1", "node": node, "cluster_uuid": uuid, "clique_id": clique, "gpus": 4}
     return json.dumps(record) + "\n"
 
 
@@ -83,16 +83,16 @@ def test_nvlink_domains_are_blocks(tmp_path: Path) -> None:
     path = tmp_path / "nvlink.jsonl"
     lines = [domain("n9", UUIDS[0], 2), domain("n1", UUIDS[0], 1), domain("n2", UUIDS[1], 1), domain("n3")]
     path.write_text("".join([*lines, domain("n10", UUIDS[0], 2), domain("n1", UUIDS[0], 1)]))
-    fabric = discover.read(path)
+    fabric = discover.read_fabric(path)
     assert fabric.kind == "block"
     assert [leaf.nodes for leaf in fabric.leaves] == [("n1",), ("n2",), ("n9", "n10")]
     assert fabric.leaves[2].path == ("nvl-11111111.2",)
     assert fabric.leaves[1].path == (f"nvl-{UUIDS[1]}.1",)  # the short name would stand for two
     assert fabric.block_sizes == (1,)
     with pytest.raises(DataError, match="two NVLink domains"):
-        nvlink.read(domain("n1", UUIDS[0]) + domain("n1", UUIDS[1]), "x")
-    with pytest.raises(ConfigError, match=r"x:2: no pit\.nvlink/1"):
-        nvlink.read(domain("n1") + '{"node": "n1"', "x")
+        nvlink.read_domains(domain("n1", UUIDS[0]) + domain("n1", UUIDS[1]), "x")
+    with pytest.raises(ConfigError, match=r"x:2: no pit\.nvlink-domain/1"):
+        nvlink.read_domains(domain("n1") + '{"node": "n1"', "x")
 
 
 class FabricInfo(ctypes.Structure):
@@ -152,7 +152,7 @@ def test_nvml_tells_this_nodes_domain(
     """What nvmlDeviceGetGpuFabricInfoV answers on each kind of machine, by its documentation."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml(gpus))
     monkeypatch.setenv("SLURMD_NODENAME", "nvl-3")
-    found = nvlink.here()
+    found = nvlink.local_domain()
     assert (found.node, found.cluster_uuid, found.gpus) == ("nvl-3", uuid, count)
     assert found.clique_id == (7 if uuid else 0)
 
@@ -162,14 +162,14 @@ def test_gpus_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     gpus = [(b"\x11" * 16, 1, 3), (b"\x22" * 16, 1, 3)]
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml(gpus))
     with pytest.raises(ClusterError, match="several NVLink domains"):
-        nvlink.here()
+        nvlink.local_domain()
 
 
 def test_without_nvml_it_says_what_to_install(pit: Pit, monkeypatch: pytest.MonkeyPatch) -> None:
     """No package, or no driver: exit 4 with a hint."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with pytest.raises(ToolMissing) as error:
-        nvlink.here()
+        nvlink.local_domain()
     assert "pitools-hpc[gpu]" in error.value.hint
     assert pit("topology", "show", "--nvlink-here").returncode == 4
 
@@ -225,18 +225,18 @@ def test_matrices_in_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "pairs.npz", nodes=np.array(names), latency=latency)
     np.save(tmp_path / "latency.npy", latency)
     (tmp_path / "latency.nodes").write_text("\n".join(names))
-    found = [discover.read(tmp_path / name) for name in ("pairs.csv", "pairs.npz", "latency.npy")]
+    found = [discover.read_fabric(tmp_path / name) for name in ("pairs.csv", "pairs.npz", "latency.npy")]
     assert found[0] == found[1] == found[2]
     assert shape(found[0]) == {("m", "m1"): ("n1", "n2"), ("m", "m2"): ("n3", "n4")}
     half = csv.read_text().replace("n2,1.0", "n2,")
     csv.write_text(half)
-    assert discover.read(csv) == found[0]  # one direction is enough
+    assert discover.read_fabric(csv) == found[0]  # one direction is enough
     csv.write_text(half.replace("n1,0.0,1.0", "n1,0.0,"))
     with pytest.raises(DataError, match='no positive number between "n1" and "n2"'):
-        discover.read(csv)
+        discover.read_fabric(csv)
     csv.write_text("bandwidth,n1,n2\nn1,0,1\nn3,1,0\n")
     with pytest.raises(ConfigError, match=r"pairs.csv:3: the matrix is not square"):
-        discover.read(csv)
+        discover.read_fabric(csv)
 
 
 def test_arrays_that_are_none(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_arrays_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "latency.npy", np.array([{"a": 1}], dtype=object))
     (tmp_path / "latency.nodes").write_text("n1")
     with pytest.raises(ConfigError, match="no array of numbers"):
-        discover.read(tmp_path / "latency.npy")
+        discover.read_fabric(tmp_path / "latency.npy")
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
     with pytest.raises(ConfigError):
-        discover.read(tmp_path / "x.npz")
+        discover.read_fabric(tmp_path / "x.npz")

@@ -13,81 +13,81 @@ from pitools.site import remote_files
 from pitools.site.connect import client
 from pitools.site.schema import Site
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,150}")
-_users: dict[tuple[str, str], str] = {}
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
+_TICKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,150}")
+_user_cache: dict[tuple[str, str], str] = {}
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
 
 
-def runs(site: Site) -> str:
+def remote_runs_dir(site: Site) -> str:
     """The folder of runs, as the site's nodes see it. Raises ConfigError."""
-    return _path(site, "runs", site.paths.runs)
+    return _expand_path(site, "runs", site.paths.runs)
 
 
-def run_dir(site: Site, name: str) -> str:
+def ticket_dir(site: Site, name: str) -> str:
     """The folder of a ticket. Raises ConfigError."""
-    if not _NAME.fullmatch(name):
+    if not _TICKET_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of a run", hint="letters, digits, - _ and .; at most 151")
-    return f"{runs(site)}/{name}"
+    return f"{remote_runs_dir(site)}/{name}"
 
 
-def data(site: Site) -> str:
+def remote_datasets_dir(site: Site) -> str:
     """The folder of datasets; "" where the nodes read them where they are here. Raises ConfigError."""
-    if not site.paths.data and site.reach.kind == "local":
+    if not site.paths.data and site.connection.kind == "local":
         return ""
-    return _path(site, "data", site.paths.data)
+    return _expand_path(site, "data", site.paths.data)
 
 
-def python(site: Site) -> str:
+def remote_python(site: Site) -> str:
     """The interpreter there. Raises ConfigError where the site file names none."""
-    if not site.paths.python and site.reach.kind == "local":
+    if not site.paths.python and site.connection.kind == "local":
         return sys.executable
-    return _path(site, "python", site.paths.python)
+    return _expand_path(site, "python", site.paths.python)
 
 
-def require(site: Site) -> None:
+def require_paths(site: Site) -> None:
     """Raise ConfigError where the site file does not name the paths that every run there needs. Asks nobody."""
     for key, text in (("runs", site.paths.runs), ("python", site.paths.python)):
-        _absolute(site, key, text)
+        _require_absolute(site, key, text)
 
 
-def is_far(plan: Plan, site: Site) -> bool:
+def is_remote(plan: Plan, site: Site) -> bool:
     """Whether a site shares no files with this machine: what is put into its folder of runs here is not seen there.
 
     Raises Unreachable.
     """
     folder = Path(plan.runs)
-    if site.reach.kind == "local":
+    if site.connection.kind == "local":
         return False
     try:
-        if runs(site) != plan.runs or not folder.parent.is_dir():
+        if remote_runs_dir(site) != plan.runs or not folder.parent.is_dir():
             return True
     except ConfigError:  # it has no full path, so it is here or nowhere
         return False
     try:
         folder.mkdir(exist_ok=True)
         with NamedTemporaryFile(dir=folder, prefix=".seen.") as mark:
-            return not remote_files.exists(site, [mark.name])
+            return not remote_files.existing(site, [mark.name])
     except OSError:
         return True
 
 
-def user(site: Site) -> str:
+def remote_user(site: Site) -> str:
     """Whom commands run as there; asked once. Raises Unreachable."""
-    key = (site.reach.host, site.slurm.conf)
-    if key not in _users:
+    key = (site.connection.host, site.slurm.conf)
+    if key not in _user_cache:
         found = client(site).user()
-        if not _USER.fullmatch(found):
-            raise ConfigError(f"{found!r} is not a user's name", where=f"id -un on {site.reach.host}")
-        _users[key] = found
-    return _users[key]
+        if not _USER_NAME.fullmatch(found):
+            raise ConfigError(f"{found!r} is not a user's name", where=f"id -un on {site.connection.host}")
+        _user_cache[key] = found
+    return _user_cache[key]
 
 
-def _path(site: Site, key: str, text: str) -> str:
-    _absolute(site, key, text)
-    return remote_files.path(text.replace("{user}", user(site)) if "{user}" in text else text)
+def _expand_path(site: Site, key: str, text: str) -> str:
+    _require_absolute(site, key, text)
+    return remote_files.require_remote_path(text.replace("{user}", remote_user(site)) if "{user}" in text else text)
 
 
-def _absolute(site: Site, key: str, text: str) -> None:
+def _require_absolute(site: Site, key: str, text: str) -> None:
     if "{" in text.replace("{user}", "") or not text.startswith("/"):
         raise ConfigError(
             f'"{text}" is no path there (expected one in full; {{user}} is filled in)',

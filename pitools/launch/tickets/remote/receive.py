@@ -14,43 +14,43 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pitools.core.errors import ConfigError, DataError, PitError
-from pitools.core.fs import os_error, plain_file, sync_file_system, write_atomic
+from pitools.core.fs import from_os_error, open_regular, sync_fs, write_atomic
 from pitools.store import digest, manifest
 from pitools.store.manifest import FILE_NAME, FileEntry
-from pitools.store.publish import publish
+from pitools.store.publish import publish_dir
 
 _READERS = 4
 
 
-def arrive(home: Path, final: Path, raw: bytes) -> None:
+def receive_dataset(home: Path, final: Path, raw: bytes) -> None:
     """Let the dataset appear at `final`; one that is there already stays. Safe to repeat, and to do twice at once.
 
     Raises DataError for a file that is missing or not what the manifest says; its batch, or all of them, is then
     removed, so that it can be sent again. Raises NoSpace, ClusterError.
     """
-    if manifest.version(raw) != final.name:
-        raise ConfigError(f"the manifest is that of version {manifest.version(raw)}", where=str(final))
-    held = manifest.decode(raw, str(final))
+    if manifest.version_of(raw) != final.name:
+        raise ConfigError(f"the manifest is that of version {manifest.version_of(raw)}", where=str(final))
+    held = manifest.decode_manifest(raw, str(final))
     if not (final / FILE_NAME).is_file():
         building = home / f".whole.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             building.mkdir(parents=True)
-            _assemble(home, building, held.files)
+            _link_batches(home, building, held.files)
             write_atomic(building / FILE_NAME, raw)
-            sync_file_system(building)
-            publish(building, final)
+            sync_fs(building)
+            publish_dir(building, final)
         except OSError as error:
-            raise os_error(error, home) from error
+            raise from_os_error(error, home) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _assemble(home: Path, building: Path, entries: tuple[FileEntry, ...]) -> None:
+def _link_batches(home: Path, building: Path, entries: tuple[FileEntry, ...]) -> None:
     """Link every file of the batches into one tree. Raises DataError."""
     batches = [path for path in home.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
     with ThreadPoolExecutor(_READERS) as pool:
-        wrong = [found for found in pool.map(lambda entry: _take(batches, building, entry), entries) if found]
+        wrong = [found for found in pool.map(lambda entry: _link_file(batches, building, entry), entries) if found]
     for again in {batch for batch, _ in wrong}:
         # Which batch should have had what has not come is not known here.
         for batch in [again] if again else batches:
@@ -59,13 +59,13 @@ def _assemble(home: Path, building: Path, entries: tuple[FileEntry, ...]) -> Non
         raise DataError(wrong[0][1])
 
 
-def _take(batches: list[Path], building: Path, entry: FileEntry) -> tuple[Path | None, str] | None:
+def _link_file(batches: list[Path], building: Path, entry: FileEntry) -> tuple[Path | None, str] | None:
     """Link one file; else the batch that has a wrong one, and what is wrong."""
     batch = next((batch for batch in batches if os.path.lexists(batch / entry.path)), None)
     if batch is None:
         return None, f"{entry.path} has not come"
     try:
-        size, text = _read(batch / entry.path, entry)
+        size, text = _digest_file(batch / entry.path, entry)
     except OSError as error:
         size, text = 0, str(error.strerror)
     if (size, text) != (entry.bytes, entry.digest):
@@ -76,20 +76,20 @@ def _take(batches: list[Path], building: Path, entry: FileEntry) -> tuple[Path |
     return None
 
 
-def _read(path: Path, entry: FileEntry) -> tuple[int, str]:
+def _digest_file(path: Path, entry: FileEntry) -> tuple[int, str]:
     hasher, total = digest.hasher_for(entry.digest), 0
-    with plain_file(path) as file, mmap.mmap(-1, digest.BLOCK) as buffer, memoryview(buffer) as view:
+    with open_regular(path) as file, mmap.mmap(-1, digest.BLOCK_BYTES) as buffer, memoryview(buffer) as view:
         while count := file.readinto(view):  # type: ignore[attr-defined]  # it is a buffered file
             hasher.update(view[:count])
             total += count
-    return total, hasher.text()
+    return total, hasher.digest()
 
 
 def main(argv: list[str]) -> int:
     """Do it; the exit code, and why on stderr."""
     home, final = map(Path, argv)
     try:
-        arrive(home, final, sys.stdin.buffer.read())
+        receive_dataset(home, final, sys.stdin.buffer.read())
     except PitError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -5,37 +5,37 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from pitools.place.simulate.traces.row import Row, lines, moment, number, whole
+from pitools.place.simulate.traces.row import TraceRow, parse_naive_time, parse_number, parse_whole, split_lines
 
 Raw = dict[str | None, str]
 
 
 def rows(text: str) -> Iterator[tuple[int, Raw]]:
     """(line, columns by name) of each row."""
-    reader = csv.DictReader(lines(text))
+    reader = csv.DictReader(split_lines(text))
     for found in reader:
         yield reader.line_num, found
 
 
-def row(raw: Raw) -> Row | None:
+def row(raw: Raw) -> TraceRow | None:
     """A job; None for one that held no GPU or never ran. Raises ValueError."""
     if None in raw or None in raw.values():
         raise ValueError(f"{len(raw)} columns are not what the header says")
-    gpus = whole(raw.get("gpus") or raw.get("gpu_num") or "", "gpus")
-    run_s = number(raw.get("duration_s") or raw.get("duration") or "", "duration_s")
+    gpus = parse_whole(raw.get("gpus") or raw.get("gpu_num") or "", "gpus")
+    run_s = parse_number(raw.get("duration_s") or raw.get("duration") or "", "duration_s")
     if "submit_s" in raw:
-        submit_s = number(raw["submit_s"], "submit_s")
+        submit_s = parse_number(raw["submit_s"], "submit_s")
     else:
-        submit_s = moment(raw.get("submit_time", ""), "submit_time")
+        submit_s = parse_naive_time(raw.get("submit_time", ""), "submit_time")
     if not gpus or not run_s:
         return None
     guess = raw.get("predicted_rank_score", "")
-    return Row(
+    return TraceRow(
         job_id=raw["job_id"],
         submit_s=submit_s,
         gpus=gpus,
         run_s=run_s,
         owner=raw.get("user", ""),
         group=raw.get("vc", raw.get("queue", "")),
-        guess=number(guess, "predicted_rank_score") if guess else 0.0,
+        predicted_s=parse_number(guess, "predicted_rank_score") if guess else 0.0,
     )

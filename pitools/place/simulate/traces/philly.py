@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pitools.place.simulate.traces.row import Row, moment
+from pitools.place.simulate.traces.row import TraceRow, parse_naive_time
 
 _SPACE = " \t\r\n,"
 
@@ -33,7 +33,7 @@ def rows(text: str) -> Iterator[tuple[int, Any]]:
         yield line, found
 
 
-def row(raw: Any) -> Row | None:
+def row(raw: Any) -> TraceRow | None:
     """A job, its run time that of all its attempts; None for one that never ran, or held no GPU. Raises ValueError."""
     if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
         raise ValueError("it is no job with attempts")
@@ -48,14 +48,14 @@ def row(raw: Any) -> Row | None:
             raise ValueError(f"an attempt of {job_id} is not whole: {error}") from error
         if start in (None, "None") or end in (None, "None"):
             continue  # as published where an attempt was ended before it ran, or ran on at the end of the log
-        ran_s = moment(end, "end_time") - moment(start, "start_time")
+        ran_s = parse_naive_time(end, "end_time") - parse_naive_time(start, "start_time")
         if ran_s < 0:
             raise ValueError(f"an attempt of {job_id} ends before it starts")
         run_s, gpus = run_s + ran_s, max(gpus, held)
-    submit_s = moment(raw.get("submitted_time", ""), "submitted_time")
+    submit_s = parse_naive_time(raw.get("submitted_time", ""), "submitted_time")
     if not run_s or not gpus:
         return None
-    return Row(
+    return TraceRow(
         job_id=job_id,
         submit_s=submit_s,
         gpus=gpus,

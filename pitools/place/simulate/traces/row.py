@@ -7,7 +7,7 @@ from math import isfinite
 from typing import NamedTuple
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
     """What a form's reader makes of one row; the columns of `model.Trace`. submit_s: on any clock."""
 
     job_id: str
@@ -18,15 +18,15 @@ class Row(NamedTuple):
     owner: str = ""
     title: str = ""
     group: str = ""
-    guess: float = 0.0
+    predicted_s: float = 0.0
 
 
-def lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """The lines of a file; unlike splitlines(), none ends at the odd separators that names of jobs may hold."""
     return text.replace("\r\n", "\n").split("\n")
 
 
-def number(text: str, what: str) -> float:
+def parse_number(text: str, what: str) -> float:
     """A finite number. Raises ValueError naming what it should have been."""
     try:
         value = float(text)
@@ -37,15 +37,15 @@ def number(text: str, what: str) -> float:
     return value
 
 
-def whole(text: str, what: str) -> int:
+def parse_whole(text: str, what: str) -> int:
     """A whole number. Raises ValueError naming what it should have been."""
-    value = number(text, what)
+    value = parse_number(text, what)
     if value != int(value):
         raise ValueError(f"{what} is {text!r}, no whole number")
     return int(value)
 
 
-def moment(text: str, what: str) -> float:
+def parse_naive_time(text: str, what: str) -> float:
     """Unix time of zoneless text; its zone does not matter, for only differences do. Raises ValueError."""
     try:
         found = datetime.fromisoformat(text)

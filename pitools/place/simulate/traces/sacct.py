@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pitools.core.errors import PitError
-from pitools.place.simulate.traces.row import Row, lines, moment
-from pitools.slurm.fields import count, plain, span_s, tres
+from pitools.place.simulate.traces.row import TraceRow, parse_naive_time, split_lines
+from pitools.slurm.fields import none_to_empty, parse_count, parse_slurm_duration, parse_tres
 
-NEEDED = ("JobID", "Submit")
+REQUIRED_COLUMNS = ("JobID", "Submit")
 
-_COUNTED = "counted"  # a column of ours; sacct's begin with a capital
+_COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
 
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line, columns by name) of each row, None where a line has not as many; steps of jobs are passed over."""
-    first, *others = lines(text)
-    header = [*first.split("|"), _COUNTED]
+    first, *others = split_lines(text)
+    header = [*first.split("|"), _COUNTED_KEY]
     counted = "gres/gpu" if "gres/gpu" in text else "node"  # without GPUs, nodes: as a scenario of such sites
     for line, found in enumerate(others, start=2):
         cells = [*found.split("|"), counted]
@@ -24,35 +24,37 @@ def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
             yield line, dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
-def row(raw: dict[str, str] | None) -> Row | None:
+def row(raw: dict[str, str] | None) -> TraceRow | None:
     """A job; None for one that held no GPU (node, where none has GPUs), runs still or never ran. Raises ValueError."""
     if raw is None:
         raise ValueError("it has not as many columns as the header")
     try:
-        run_s = span_s(raw.get("ElapsedRaw") or raw.get("Elapsed", ""))
-        limit_s = span_s(raw.get("TimelimitRaw", ""), unit_s=60) or span_s(raw.get("Timelimit", ""))
+        run_s = parse_slurm_duration(raw.get("ElapsedRaw") or raw.get("Elapsed", ""))
+        limit_s = parse_slurm_duration(raw.get("TimelimitRaw", ""), unit_s=60) or parse_slurm_duration(
+            raw.get("Timelimit", "")
+        )
         gpus = _gpus(raw)
     except PitError as error:
-        raise ValueError(f"{error.what} ({error.where})") from error
+        raise ValueError(f"{error.message} ({error.where})") from error
     if run_s is None:
         raise ValueError("it does not say how long the job ran")
     ends = raw.get("State", "").split(" ")[0]
     if not run_s or not gpus or ends in ("RUNNING", "PENDING", "REQUEUED"):
         return None
-    return Row(
+    return TraceRow(
         job_id=raw["JobID"],
-        submit_s=moment(raw["Submit"], "Submit"),
+        submit_s=parse_naive_time(raw["Submit"], "Submit"),
         gpus=gpus,
         run_s=run_s,
         limit_s=limit_s or 0.0,
-        owner=plain(raw.get("User", "")) or plain(raw.get("Account", "")),
+        owner=none_to_empty(raw.get("User", "")) or none_to_empty(raw.get("Account", "")),
         title=raw.get("JobName", ""),
-        group=plain(raw.get("QOS", "")),
+        group=none_to_empty(raw.get("QOS", "")),
     )
 
 
 def _gpus(raw: dict[str, str]) -> int:
-    asked = tres(raw.get("AllocTRES", "")) or tres(raw.get("ReqTRES", ""))
-    if raw[_COUNTED] in asked:
-        return count(asked[raw[_COUNTED]]) or 0
-    return sum(count(amount) or 0 for name, amount in asked.items() if name.startswith("gres/gpu:"))
+    asked = parse_tres(raw.get("AllocTRES", "")) or parse_tres(raw.get("ReqTRES", ""))
+    if raw[_COUNTED_KEY] in asked:
+        return parse_count(asked[raw[_COUNTED_KEY]]) or 0
+    return sum(parse_count(amount) or 0 for name, amount in asked.items() if name.startswith("gres/gpu:"))

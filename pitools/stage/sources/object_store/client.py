@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 T = TypeVar("T")
-CONNECT_S, READ_S, REQUEST_S = 5.0, 30.0, 300.0
-RETRIES, RETRY_S = 3, 60.0
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, REQUEST_TIMEOUT_S = 5.0, 30.0, 300.0
+RETRIES, RETRY_FOR_S = 3, 60.0
 
 _URL = re.compile(r"(?P<scheme>[a-z0-9+.-]{1,16})://(?P<bucket>[^/]*)(?:/(?P<prefix>.*))?", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
@@ -33,7 +33,7 @@ _FOR_CREDENTIALS = re.compile(
     r"|://[^/\s]+/(latest/(api/token|meta-data/)|computeMetadata/|metadata/identity)",
     re.IGNORECASE,
 )
-_REASONS = (
+_CONNECT_ERRORS = (
     (re.compile(r"ConnectionRefused|Connection refused"), "the connection was refused"),
     (re.compile(r"dns error|failed to lookup|Name or service not known", re.IGNORECASE), "its name has no address"),
     (re.compile(r"InvalidContentType|InvalidMessage|wrong version number"), "it does not speak TLS, as https:// asks"),
@@ -41,11 +41,11 @@ _REASONS = (
 )
 # The process whose threads the library's runtime are. They do not survive a fork, and a child would wait for them
 # for ever: a process that forks workers asks through `apart`.
-_used_by = 0
-_stores: dict[tuple[int, Place], ObjectStore] = {}
+_owner_pid = 0
+_stores: dict[tuple[int, ObjectUrl], ObjectStore] = {}
 
 
-class Place(NamedTuple):
+class ObjectUrl(NamedTuple):
     """What a URL names. prefix: without slashes around it, "" for the whole bucket."""
 
     scheme: str
@@ -62,7 +62,7 @@ class Place(NamedTuple):
         return f"{self.prefix}/{path}" if self.prefix else path
 
 
-def parse(url: str) -> Place:
+def parse_url(url: str) -> ObjectUrl:
     """What a URL names. Raises UsageError, which does not repeat a URL that may hold a secret."""
     matched = _URL.fullmatch(url)
     scheme = matched["scheme"] if matched else ""
@@ -78,80 +78,80 @@ def parse(url: str) -> Place:
     parts = prefix.split("/") if prefix else []
     if not _BUCKET.fullmatch(bucket) or {"", ".", ".."} & {*parts} or not url.isprintable():
         raise UsageError("this URL names no bucket, or no path in one", where=where, hint=hint)
-    return Place(scheme, bucket, prefix)
+    return ObjectUrl(scheme, bucket, prefix)
 
 
-def store_of(place: Place) -> ObjectStore:
+def cached_store(url: ObjectUrl) -> ObjectStore:
     """This process's store for a bucket; two threads that come first at once make two, and one is forgotten."""
-    key = (os.getpid(), place._replace(prefix=""))
+    key = (os.getpid(), url._replace(prefix=""))
     if key not in _stores:
-        _stores[key] = open_store(place)
+        _stores[key] = open_store(url)
     return _stores[key]
 
 
-def open_store(place: Place) -> ObjectStore:
+def open_store(url: ObjectUrl) -> ObjectStore:
     """The library's store for a place, with time-outs and bounded retries; its keys count from the bucket.
 
     To be called in a process that will not fork. Raises ToolMissing, ConfigError, ClusterError.
     """
-    global _used_by
-    assert _used_by in (0, os.getpid()), "obstore was used before this process was forked"
-    _used_by = os.getpid()
+    global _owner_pid
+    assert _owner_pid in (0, os.getpid()), "obstore was used before this process was forked"
+    _owner_pid = os.getpid()
     # There is a process a core already, whose threads wait for the library's: one of these is a quarter faster than
     # one a core, which hand each other every piece of every answer.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
     try:
         from obstore import store as stores
     except ImportError as error:
-        what = f"{place.scheme}:// needs the package obstore"
-        raise ToolMissing(what, where=place.url, hint="pip install 'pitools-hpc[s3]'") from error
+        message = f"{url.scheme}:// needs the package obstore"
+        raise ToolMissing(message, where=url.url, hint="pip install 'pitools-hpc[s3]'") from error
     kinds: dict[str, Callable[..., ObjectStore]]
     kinds = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
-    options, client = credentials.access(place.scheme)
-    seconds = {"connect_timeout": CONNECT_S, "read_timeout": READ_S, "timeout": REQUEST_S}
-    return ask(
-        lambda: kinds[place.scheme](
-            place.bucket,
+    options, client = credentials.read_access(url.scheme)
+    seconds = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S, "timeout": REQUEST_TIMEOUT_S}
+    return call_store(
+        lambda: kinds[url.scheme](
+            url.bucket,
             config=options,
             client_options={**client, **{name: timedelta(seconds=value) for name, value in seconds.items()}},
             retry_config={
                 "max_retries": RETRIES,
-                "retry_timeout": timedelta(seconds=RETRY_S),
+                "retry_timeout": timedelta(seconds=RETRY_FOR_S),
                 "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
             },
         ),
-        place,
+        url,
     )
 
 
-def ask(call: Callable[[], T], place: Place, path: str = "") -> T:
+def call_store(call: Callable[[], T], url: ObjectUrl, path: str = "") -> T:
     """What the library's call returns. Raises PitError in place of all it raises; `path` is what is asked for."""
     from obstore.exceptions import BaseError
 
     try:
         return call()
     except (BaseError, OSError, ValueError) as error:
-        found = _meaning(type(error).__name__, str(error), place, path)
+        found = _translate_error(type(error).__name__, str(error), url, path)
     # Not within `except`: the library's error would stay chained to ours, and show in a traceback.
     raise found
 
 
-def _meaning(kind: str, text: str, place: Place, path: str) -> PitError:
+def _translate_error(kind: str, text: str, place: ObjectUrl, path: str) -> PitError:
     where = f"{place.url}/{path}" if path else place.url
     status = int(matched[1]) if (matched := _STATUS.search(text)) else 0
     code = matched[1] if (matched := _CODE.search(text)) else ""
     answer = f"{status} {code}".strip() if status else kind
     asked, _, _ = text.partition("\n")
     if kind == "PreconditionError" or status in (412, 416):
-        return changed(where)
+        return changed_error(where)
     if code in ("NoSuchBucket", "ContainerNotFound"):
         return UsageError(f"there is no bucket {place.bucket!r}", where=where, hint="is the endpoint the right one?")
     if kind == "FileNotFoundError":
         return DataError("missing", where=where, hint="the manifest names it: ingest or upload again")
     in_vain = kind == "GenericError" and _FOR_CREDENTIALS.search(asked)
     if in_vain or status in (401, 403):
-        what = "no credentials: nobody who could give them did" if in_vain else f"the store refused: {answer}"
-        return ClusterError(what, where=where, hint=credentials.looked_in(place.scheme))
+        message = "no credentials: nobody who could give them did" if in_vain else f"the store refused: {answer}"
+        return ClusterError(message, where=where, hint=credentials.search_hint(place.scheme))
     if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed" or "redirect" in asked:
         return ClusterError("the bucket is in another region", where=where, hint="export AWS_REGION=that-region")
     if re.search(r"certificate|UnknownIssuer|InvalidCert", text):
@@ -162,7 +162,7 @@ def _meaning(kind: str, text: str, place: Place, path: str) -> PitError:
     if "non-partial response" in text:
         return ClusterError("the server ignores requests for a part of an object", where=where)
     if "HTTP error" in text or "HttpError" in text:
-        reason = next((reason for pattern, reason in _REASONS if pattern.search(text)), "the answer broke off")
+        reason = next((reason for pattern, reason in _CONNECT_ERRORS if pattern.search(text)), "the answer broke off")
         return Unreachable(f"{reason}, after {RETRIES} retries", where=where, hint="is the endpoint right, and up?")
     if kind in ("InvalidPathError", "ValueError"):
         hint = "rename the object: no empty part, no . or .., no control character"
@@ -170,7 +170,7 @@ def _meaning(kind: str, text: str, place: Place, path: str) -> PitError:
     return ClusterError(f"the store's answer is not understood: {answer}", where=where)
 
 
-def changed(where: str) -> DataError:
+def changed_error(where: str) -> DataError:
     """The object is not the one it was: replaced since it was first looked at."""
     hint = "it was replaced meanwhile: stage the version that is there now"
     return DataError("not the object it was when this copy began", where=where, hint=hint)

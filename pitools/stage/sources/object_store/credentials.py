@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pitools.core.errors import ClusterError, ConfigError, nearest
+from pitools.core.errors import ClusterError, ConfigError, suggest
 
-_YES = ("1", "true", "yes", "on")
+_TRUE_VALUES = ("1", "true", "yes", "on")
 # Ways to get keys that need a program or a browser, and what in a profile asks for them.
-_BY_OTHERS = ("credential_process", "sso_session", "sso_start_url", "source_profile", "credential_source")
+_UNSUPPORTED_KEYS = ("credential_process", "sso_session", "sso_start_url", "source_profile", "credential_source")
 
 
-class Access(NamedTuple):
+class AccessOptions(NamedTuple):
     """How to reach a store: the library's options of that store, and of its HTTP client.
 
     It holds secrets: it is made where it is used, and is not kept, printed or sent.
@@ -32,7 +32,7 @@ class Access(NamedTuple):
         return "Access(…)"
 
 
-def access(scheme: str) -> Access:
+def read_access(scheme: str) -> AccessOptions:
     """How the environment and the user's files say to reach this kind of store. Raises ConfigError, ClusterError."""
     options, client = {"s3": _s3, "gs": _gs, "az": _az}[scheme](os.environ)
     endpoint = next((options[key] for key in ("endpoint", "base_url") if key in options), "")
@@ -41,10 +41,10 @@ def access(scheme: str) -> Access:
         raise ConfigError("the endpoint's URL carries a name, a password or a signature", where=scheme, hint=hint)
     # Whoever writes http:// means it; nobody is taken there by a default or a redirect.
     client["allow_http"] = endpoint.startswith("http://") or _is_set(os.environ, "AWS_ALLOW_HTTP")
-    return Access(options, client)
+    return AccessOptions(options, client)
 
 
-def looked_in(scheme: str) -> str:
+def search_hint(scheme: str) -> str:
     """The places where credentials were looked for, as a hint for one who has none or the wrong ones."""
     if scheme == "gs":
         return (
@@ -79,11 +79,11 @@ def _s3(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | bool]]:
     # Keys in the environment come before a profile, as everywhere; the library itself reads them, and also the
     # variables of web identity and container credentials.
     elif not any(env.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")):
-        options |= _keys(profile, env)
+        options |= _access_keys(profile, env)
     return options, client
 
 
-def _keys(profile: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+def _access_keys(profile: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     if profile.get("aws_access_key_id") and profile.get("aws_secret_access_key"):
         keys = {name: profile[f"aws_{name}"] for name in ("access_key_id", "secret_access_key")}
         if token := profile.get("aws_session_token"):
@@ -92,13 +92,13 @@ def _keys(profile: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     if profile.get("role_arn") and profile.get("web_identity_token_file"):
         names = ("role_arn", "web_identity_token_file", "role_session_name")
         return {name: profile[name] for name in names if profile.get(name)}
-    if asked := next((key for key in _BY_OTHERS if profile.get(key)), None):
+    if asked := next((key for key in _UNSUPPORTED_KEYS if profile.get(key)), None):
         name = _profile_name(env)
-        what = f"profile {name!r} has no keys of its own but {asked}, which takes the AWS CLI to follow"
+        message = f"profile {name!r} has no keys of its own but {asked}, which takes the AWS CLI to follow"
         hint = f'eval "$(aws configure export-credentials --profile {name} --format env)", then run it again'
-        raise ClusterError(what, where=_file(env, "config"), hint=hint)
+        raise ClusterError(message, where=_file(env, "config"), hint=hint)
     if _is_set(env, "AWS_EC2_METADATA_DISABLED") and not any(name.startswith("AWS_CONTAINER_") for name in env):
-        raise ClusterError("there are no credentials for s3", hint=looked_in("s3"))
+        raise ClusterError("there are no credentials for s3", hint=search_hint("s3"))
     return {}
 
 
@@ -122,7 +122,7 @@ def _az(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str | bool]]:
 
 
 def _is_set(env: Mapping[str, str], name: str) -> bool:
-    return env.get(name, "").lower() in _YES
+    return env.get(name, "").lower() in _TRUE_VALUES
 
 
 def _profile_name(env: Mapping[str, str]) -> str:
@@ -145,7 +145,7 @@ def _profile(env: Mapping[str, str]) -> dict[str, str]:
     elif not sections and name != "default":
         known = {*credentials.sections(), *(section.removeprefix("profile ") for section in config.sections())}
         where = f"{_file(env, 'credentials')}, {_file(env, 'config')}"
-        raise ConfigError(f"there is no profile {name!r}", where=where, hint=nearest(name, known))
+        raise ConfigError(f"there is no profile {name!r}", where=where, hint=suggest(name, known))
     return found
 
 

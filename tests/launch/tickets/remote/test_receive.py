@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pitools.core.errors import ConfigError, DataError
-from pitools.launch.tickets.remote.receive import arrive
+from pitools.launch.tickets.remote.receive import receive_dataset
 from pitools.store import digest, manifest
 
 
@@ -23,18 +23,18 @@ def come(tmp_path: Path) -> tuple[Path, Path, bytes]:
         path = home / f"b{number // 2}" / "a" / str(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.urandom(1000 * number))
-        size, text = digest.of_file(path)
+        size, text = digest.digest_file(path)
         entries.append(manifest.FileEntry(path=f"a/{number}", bytes=size, digest=text))
     (home / ".b2.x.part").mkdir()
-    raw = manifest.encode(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
-    return home, tmp_path / "pick" / manifest.version(raw), raw
+    raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
+    return home, tmp_path / "pick" / manifest.version_of(raw), raw
 
 
 def test_all_of_it_appears(come: tuple[Path, Path, bytes]) -> None:
     """By one rename, the manifest with it; what was for the journey is gone, and again is no harm."""
     home, final, raw = come
     for _ in range(2):
-        arrive(home, final, raw)
+        receive_dataset(home, final, raw)
         assert {path.name for path in final.iterdir()} == {"a", "manifest.json"}
         assert (final / "a" / "3").stat().st_size == 3000
         assert not home.exists()
@@ -55,7 +55,7 @@ def test_what_is_not_right_does_not_appear(come: tuple[Path, Path, bytes], damag
         path.rename(home / "b0" / "elsewhere")
         path.symlink_to(home / "b0" / "elsewhere")
     with pytest.raises(DataError, match="a/3 "):
-        arrive(home, final, raw)
+        receive_dataset(home, final, raw)
     assert not final.exists()
     assert {path.name for path in home.iterdir()} <= {"b0", "b1", ".b2.x.part"}
     assert (home / "b0").exists() == (damage != "gone")  # nobody there knows in which batch it should have come
@@ -66,7 +66,7 @@ def test_a_manifest_of_another_version(come: tuple[Path, Path, bytes]) -> None:
     """The name is the manifest's digest, or nothing is done."""
     home, final, raw = come
     with pytest.raises(ConfigError, match="the manifest is that of version"):
-        arrive(home, final, raw + b" ")
+        receive_dataset(home, final, raw + b" ")
 
 
 def test_as_a_program(come: tuple[Path, Path, bytes]) -> None:

@@ -32,7 +32,7 @@ def test_a_run_folder_that_others_can_write_is_not_submitted(tmp_path: Path, mod
 
 @pytest.mark.parametrize(
     ("said", "kind", "looks"),
-    [("no_key", errors.SlurmUnreachable, 1), ("lost", errors.Unanswered, 2)],
+    [("no_key", errors.SlurmUnreachable, 1), ("lost", errors.OutcomeUnknown, 2)],
 )
 def test_only_a_login_that_failed_is_certain(
     repo: Path, monkeypatch: pytest.MonkeyPatch, said: str, kind: type, looks: int
@@ -43,9 +43,9 @@ def test_only_a_login_that_failed_is_certain(
 
     def ask(site: Site, at: str, args: object) -> subprocesses.Completed:
         asked.append(at)
-        raise errors.refusal("sh", "login", errors.SSH_FAILED, stderr)
+        raise errors.error_for("sh", "login", errors.SSH_FAILED, stderr)
 
-    monkeypatch.setattr(submission, "_ask", ask)
+    monkeypatch.setattr(submission, "_call_sbatch_script", ask)
     with pytest.raises(kind):
-        submission._queue(Site(name="s"), "t", "/runs/t", ())
+        submission._run_sbatch_script(Site(name="s"), "t", "/runs/t", ())
     assert len(asked) == looks

@@ -11,7 +11,7 @@ from s3_server import KEY_ID, SECRET
 
 from pitools.core.errors import PitError
 from pitools.stage.sources.object_store import remote
-from pitools.stage.sources.object_store.remote import RemoteSource
+from pitools.stage.sources.object_store.remote import ObjectStoreSource
 
 OBJECT = os.urandom(300_000)
 
@@ -20,7 +20,7 @@ def read(url: str, path: str, *, known: dict[str, tuple[int, str]] | None = None
     """The whole object, read 100,000 bytes at a time in a forked process; `then` is called after the first read."""
 
     def work(_: object) -> bytes:
-        reader = RemoteSource(url, known or {}).connect()
+        reader = ObjectStoreSource(url, known or {}).connect()
         file = reader.open(path)
         found, view = b"", memoryview(bytearray(100_000))
         while count := file.read_into(view, len(found)):
@@ -29,7 +29,7 @@ def read(url: str, path: str, *, known: dict[str, tuple[int, str]] | None = None
                 then()
         return found
 
-    return remote.apart(work)
+    return remote.run_isolated(work)
 
 
 def refused(error: PitError) -> str:

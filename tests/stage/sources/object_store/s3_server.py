@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pitools.core.errors import PitError
-from pitools.stage.sources.object_store.client import ask, parse
-from pitools.stage.sources.object_store.remote import apart
+from pitools.stage.sources.object_store.client import call_store, parse_url
+from pitools.stage.sources.object_store.remote import run_isolated
 
 KEY_ID, SECRET = "AKIDTESTS", "not-a-real-secret/+="
 # Read by whoever may use the keys above, and `public` by everybody.
@@ -134,9 +134,9 @@ def put(port: int, objects: Mapping[str, bytes | Path], bucket: str = BUCKET) ->
             retry_config={"max_retries": 0},
         )
         for key, content in objects.items():
-            ask(partial(obstore.put, store, key, content), parse(f"s3://{bucket}"))
+            call_store(partial(obstore.put, store, key, content), parse_url(f"s3://{bucket}"))
 
-    apart(upload)
+    run_isolated(upload)
 
 
 def put_tree(port: int, folder: Path, prefix: str, bucket: str = BUCKET) -> None:

@@ -108,7 +108,7 @@ def test_a_part_of_a_version_is_staged(
     record = one(out)
     assert (code, err) == (0, "")
     assert record["version"] == planned["version"] != episodes.name
-    assert record["copied_bytes"] == planned["copy_bytes"] < manifest.load(episodes)[0].total_bytes
+    assert record["copied_bytes"] == planned["copy_bytes"] < manifest.load_manifest(episodes)[0].total_bytes
     assert quiet("check", root)[0] == 0
     part, whole = open_dataset(Path(record["path"])), open_dataset(episodes)
     assert set(part.arrays) == arrays
@@ -182,7 +182,7 @@ def test_keys_below_a_url_that_climb_are_refused(root: Path, quiet: Run, server:
     """A manifest that names `..` is no manifest, wherever it is read from."""
     names = {"../out": b"x"}
     entries = tuple(manifest.FileEntry(path=path, bytes=1, digest="xxh3_128:" + "0" * 32) for path in names)
-    data = manifest.encode(manifest.Manifest(name="x", episodes=1, steps=1, arrays={}, files=entries))
+    data = manifest.encode_manifest(manifest.Manifest(name="x", episodes=1, steps=1, arrays={}, files=entries))
     s3_server.put(server.port, {f"climb/v/{manifest.FILE_NAME}": data, "climb/out": b"x"})
     code, out, err = quiet("run", f"s3://{BUCKET}/climb/v", "--to", root)
     assert (code, out) == (5, "")

@@ -35,7 +35,7 @@ def test_keys_of_a_profile_are_used(server: Server, monkeypatch: pytest.MonkeyPa
         config=f"[{section}]\nregion = eu-south-2\nendpoint_url = http://127.0.0.1:{server.port}\ns3 =\n  a = b\n",
     )
     monkeypatch.setenv("AWS_PROFILE", profile)
-    assert credentials.access("s3").options["region"] == "eu-south-2"
+    assert credentials.read_access("s3").options["region"] == "eu-south-2"
     assert read(f"s3://{BUCKET}/objects", "o") == OBJECT
 
 
@@ -51,7 +51,7 @@ def test_the_environment_comes_before_files(monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", os.environ["AWS_ENDPOINT_URL"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://y")
-    assert credentials.access("s3").options == {"region": "us-east-1", "endpoint": server.env["AWS_ENDPOINT_URL"]}
+    assert credentials.read_access("s3").options == {"region": "us-east-1", "endpoint": server.env["AWS_ENDPOINT_URL"]}
     assert read(f"s3://{BUCKET}/objects", "o") == OBJECT
 
 
@@ -59,7 +59,7 @@ def test_wrong_keys_are_refused_without_being_shown(monkeypatch: pytest.MonkeyPa
     """The hint names every place that was looked in."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     with pytest.raises(ClusterError) as caught:
-        remote.load(f"s3://{BUCKET}/objects")
+        remote.load_remote_version(f"s3://{BUCKET}/objects")
     said = refused(caught.value)
     assert "403" in said
     for place in ("AWS_ACCESS_KEY_ID", ".aws/credentials", ".aws/config", "AWS_WEB_IDENTITY_TOKEN_FILE", "metadata"):
@@ -81,7 +81,7 @@ def test_no_keys_at_all_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch, tmp
     without_keys(monkeypatch, tmp_path / "home")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(ClusterError, match="no credentials for s3"):
-        remote.load(f"s3://{BUCKET}/objects")
+        remote.load_remote_version(f"s3://{BUCKET}/objects")
 
 
 def test_credentials_from_metadata_that_nobody_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server):
@@ -90,7 +90,7 @@ def test_credentials_from_metadata_that_nobody_serves(monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.env["AWS_ENDPOINT_URL"])
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{s3_server.free_ports(1)[0]}")
     with pytest.raises(ClusterError, match="no credentials") as caught:
-        remote.load(f"s3://{BUCKET}/objects")
+        remote.load_remote_version(f"s3://{BUCKET}/objects")
     assert "AWS_NO_SIGN_REQUEST" in refused(caught.value)
 
 
@@ -143,11 +143,11 @@ def test_a_web_identity_is_the_librarys_to_exchange(
     without_keys(monkeypatch, tmp_path / "home", config=f"[profile lab]\nregion = x\n{lines}")
     if by == "profile":
         monkeypatch.setenv("AWS_PROFILE", "lab")
-        assert credentials.access("s3").options == {"region": "x", **role}
+        assert credentials.read_access("s3").options == {"region": "x", **role}
     else:
         for name, text in role.items():
             monkeypatch.setenv(f"AWS_{name.upper()}", text)
-        assert credentials.access("s3").options == {}
+        assert credentials.read_access("s3").options == {}
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.env["AWS_ENDPOINT_URL"])
     # Not by TLS, which is refused before anything is sent: a token is worth as much as a key.
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.port}")
@@ -175,22 +175,22 @@ def test_a_file_that_does_not_give_keys_is_explained_unquoted(
     if "default" not in str(files) and "config" in files:
         monkeypatch.setenv("AWS_PROFILE", "lab")
     with pytest.raises(kind) as caught:
-        credentials.access("s3")
+        credentials.read_access("s3")
     assert word in refused(caught.value)
 
 
 def test_access_does_not_show_what_it_holds():
     """Printed or logged by mistake it says nothing."""
-    assert f"{credentials.Access({'secret_access_key': SECRET}, {})!r}" == "Access(…)"
+    assert f"{credentials.AccessOptions({'secret_access_key': SECRET}, {})!r}" == "Access(…)"
 
 
 def test_plain_http_is_only_where_the_user_wrote_it(monkeypatch: pytest.MonkeyPatch):
     """By an http:// endpoint or AWS_ALLOW_HTTP; else it is TLS."""
-    assert credentials.access("s3").client["allow_http"] is True
+    assert credentials.read_access("s3").client["allow_http"] is True
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://store.example")
-    assert credentials.access("s3").client["allow_http"] is False
+    assert credentials.read_access("s3").client["allow_http"] is False
     monkeypatch.setenv("AWS_ALLOW_HTTP", "1")
-    assert credentials.access("s3").client["allow_http"] is True
+    assert credentials.read_access("s3").client["allow_http"] is True
 
 
 def test_google_and_azure_go_the_same_way(monkeypatch: pytest.MonkeyPatch, server: Server):
@@ -199,7 +199,7 @@ def test_google_and_azure_go_the_same_way(monkeypatch: pytest.MonkeyPatch, serve
     monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
     assert read(f"gs://{PUBLIC}/objects", "o") == OBJECT
-    assert [entry.path for entry in remote.listing(f"gs://{PUBLIC}/objects")] == ["o"]
+    assert [entry.path for entry in remote.list_objects(f"gs://{PUBLIC}/objects")] == ["o"]
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{endpoint}/{PUBLIC}")
     monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
@@ -214,5 +214,5 @@ def test_google_keys_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch,
     """A file that is not there is a lack of credentials, and its places are listed."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(ClusterError, match="no credentials") as caught:
-        remote.load("gs://bucket/data")
+        remote.load_remote_version("gs://bucket/data")
     assert "GOOGLE_APPLICATION_CREDENTIALS" in caught.value.hint

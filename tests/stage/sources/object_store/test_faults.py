@@ -16,7 +16,7 @@ from s3_server import BUCKET, Exchange, Server, proxied
 
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 from pitools.stage.sources.object_store import client, remote
-from pitools.stage.sources.object_store.remote import RemoteSource
+from pitools.stage.sources.object_store.remote import ObjectStoreSource
 
 
 def answer(status: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
@@ -75,7 +75,7 @@ def test_a_lasting_fault_is_an_error_that_says_what_to_do(
     word: str,
 ):
     """Each with its exit code, after few requests, and without a word of the server's or the request's."""
-    monkeypatch.setattr(client, "READ_S", 0.3)
+    monkeypatch.setattr(client, "READ_TIMEOUT_S", 0.3)
     with proxied(server.port, fault) as proxy:
         environment(proxy.port)
         with pytest.raises(PitError) as caught:
@@ -93,10 +93,10 @@ def test_what_the_library_says_is_not_chained_to_what_we_say():
             raise ValueError("authorization: AWS4-HMAC Signature=hunter2")
 
         with pytest.raises(PitError) as caught:
-            client.ask(fail, client.parse(f"s3://{BUCKET}/objects"))
+            client.call_store(fail, client.parse_url(f"s3://{BUCKET}/objects"))
         return "".join(traceback.format_exception(caught.value))
 
-    assert "hunter2" not in remote.apart(work)
+    assert "hunter2" not in remote.run_isolated(work)
 
 
 def test_a_server_that_vanishes_is_for_later(server: Server, environment: Callable[[int], None]):
@@ -167,8 +167,8 @@ def test_a_server_that_knows_no_ranges_still_gives_whole_objects(server: Server,
 
     def work(_: object) -> bytes:
         view = memoryview(bytearray(1 << 20))
-        return bytes(view[: RemoteSource(f"s3://{BUCKET}/objects").connect().open("o").read_into(view, 0)])
+        return bytes(view[: ObjectStoreSource(f"s3://{BUCKET}/objects").connect().open("o").read_into(view, 0)])
 
     with proxied(server.port, whole) as proxy:
         environment(proxy.port)
-        assert remote.apart(work) == OBJECT
+        assert remote.run_isolated(work) == OBJECT

@@ -16,8 +16,8 @@ from s3_server import BUCKET, KEY_ID, PUBLIC, SECRET, Exchange, Server, proxied
 
 from pitools.core.errors import DataError, ToolMissing, UsageError
 from pitools.stage.sources.object_store import client, remote
-from pitools.stage.sources.object_store.remote import RemoteSource
-from pitools.stage.stage import stage
+from pitools.stage.sources.object_store.remote import ObjectStoreSource
+from pitools.stage.stage import stage_version
 from pitools.store.manifest import FILE_NAME
 
 MiB = 1 << 20
@@ -28,9 +28,9 @@ MiB = 1 << 20
 
 def test_a_version_is_staged_from_a_store(uploaded: Path, root: Path):
     """Workers forked after the parent read the manifest bring every byte, and nothing of theirs is in the parent."""
-    dataset = remote.load(f"s3://{BUCKET}/data/pick/{uploaded.name}/")
+    dataset = remote.load_remote_version(f"s3://{BUCKET}/data/pick/{uploaded.name}/")
     assert "obstore" not in sys.modules
-    record = stage(dataset, root)
+    record = stage_version(dataset, root)
     assert (record.state, record.source) == ("staged", f"s3://{BUCKET}/data/pick/{uploaded.name}")
     for path in (path for path in uploaded.rglob("*") if path.is_file()):
         assert (Path(record.path) / path.relative_to(uploaded)).read_bytes() == path.read_bytes()
@@ -43,12 +43,12 @@ def test_a_process_forked_after_use_is_told_and_does_not_hang():
     """The library's threads die in a fork: our guard says so, where the library would wait for ever."""
 
     def use_and_fork(_: object) -> None:
-        source = RemoteSource(f"s3://{BUCKET}/objects")
+        source = ObjectStoreSource(f"s3://{BUCKET}/objects")
         source.connect()
-        remote.apart(lambda _: source.connect().close())
+        remote.run_isolated(lambda _: source.connect().close())
 
     with pytest.raises(AssertionError, match="obstore was used before this process was forked"):
-        remote.apart(use_and_fork)
+        remote.run_isolated(use_and_fork)
 
 
 def test_a_damaged_byte_on_the_way_is_found(
@@ -64,9 +64,9 @@ def test_a_damaged_byte_on_the_way_is_found(
 
     with proxied(server.port, flip) as proxy:
         environment(proxy.port)
-        dataset = remote.load(f"s3://{BUCKET}/data/pick/{uploaded.name}")
+        dataset = remote.load_remote_version(f"s3://{BUCKET}/data/pick/{uploaded.name}")
         with pytest.raises(DataError, match="images/c/1/0") as caught:
-            stage(dataset, root)
+            stage_version(dataset, root)
     refused(caught.value)
     assert residue(root) == []
     assert not list(root.glob("objects/*"))
@@ -76,9 +76,9 @@ def test_a_small_file_costs_one_request(uploaded: Path, server: Server, environm
     """What the manifest knows is not asked for again: a request a block, and one for an empty file."""
     with proxied(server.port) as proxy:
         environment(proxy.port)
-        dataset = remote.load(f"s3://{BUCKET}/data/pick/{uploaded.name}")
+        dataset = remote.load_remote_version(f"s3://{BUCKET}/data/pick/{uploaded.name}")
         before = proxy.asked.value
-        stage(dataset, root)
+        stage_version(dataset, root)
         assert (before, proxy.asked.value - before) == (1, 1 + 1 + 1 + 2 + 1)
 
 
@@ -90,11 +90,11 @@ def test_ranges_are_the_objects_bytes():
     cuts = [(0, 1), (299_999, 10), (300_000, 10), (400_000, 1), (123_456, 77_777), (0, 300_001)]
 
     def work(_: object) -> list[bytes]:
-        file = RemoteSource(f"s3://{BUCKET}/objects").connect().open("o")
+        file = ObjectStoreSource(f"s3://{BUCKET}/objects").connect().open("o")
         view = memoryview(bytearray(300_001))
         return [bytes(view[: file.read_into(view[:length], start)]) for start, length in cuts]
 
-    assert remote.apart(work) == [OBJECT[start : start + length] for start, length in cuts]
+    assert remote.run_isolated(work) == [OBJECT[start : start + length] for start, length in cuts]
 
 
 def test_names_go_through_unchanged():
@@ -128,7 +128,7 @@ def test_an_object_replaced_after_the_listing_is_refused(server: Server):
     """A store without a manifest is read as it was listed."""
     s3_server.put(server.port, {"relisted/zarr.json": b"{}", "relisted/c/0": b"one"})
     url = f"s3://{BUCKET}/relisted"
-    source = remote.listed_source(url, remote.listing(url))
+    source = remote.listed_source(url, remote.list_objects(url))
     s3_server.put(server.port, {"relisted/c/0": b"two"})
     assert read(url, "zarr.json", known=dict(source.known)) == b"{}"
     with pytest.raises(DataError, match="not the object it was"):
@@ -158,18 +158,18 @@ def test_an_object_that_is_not_as_known_is_refused(path: str, size: int, word: s
 def test_the_only_version_is_found(uploaded: Path):
     """`<root>/<name>` means its version; a version means itself."""
     version = f"s3://{BUCKET}/data/pick/{uploaded.name}"
-    assert remote.find(f"s3://{BUCKET}/data/pick") == version
-    assert remote.find(f"{version}/") == version
+    assert remote.find_remote_version(f"s3://{BUCKET}/data/pick") == version
+    assert remote.find_remote_version(f"{version}/") == version
 
 
 def test_several_versions_have_to_be_named(server: Server):
     """Their names are in the error."""
     s3_server.put(server.port, {f"several/{name}/{FILE_NAME}": b"{}" for name in ("v1", "v2")} | {"several/x/y": b""})
     with pytest.raises(UsageError, match="there are 2 versions: v1, v2"):
-        remote.find(f"s3://{BUCKET}/several")
+        remote.find_remote_version(f"s3://{BUCKET}/several")
 
 
-@pytest.mark.parametrize("ask", [remote.load, remote.find], ids=["load", "find"])
+@pytest.mark.parametrize("ask", [remote.load_remote_version, remote.find_remote_version], ids=["load", "find"])
 def test_what_is_no_dataset_says_so(ask: Callable[[str], object]):
     """A prefix without a manifest, and a bucket that is not there."""
     with pytest.raises(DataError, match=r"not a dataset: it has no manifest\.json"):
@@ -185,23 +185,23 @@ def test_a_manifest_is_not_believed_before_it_is_checked(
     data, other = (uploaded / FILE_NAME).read_bytes(), "0" * 32
     s3_server.put(server.port, {f"bad/{other}/{FILE_NAME}": data, f"bad/text/{FILE_NAME}": b"hello"})
     with pytest.raises(DataError, match="belongs to version"):
-        remote.load(f"s3://{BUCKET}/bad/{other}")
+        remote.load_remote_version(f"s3://{BUCKET}/bad/{other}")
     with pytest.raises(DataError, match="not a manifest"):
-        remote.load(f"s3://{BUCKET}/bad/text")
+        remote.load_remote_version(f"s3://{BUCKET}/bad/text")
     monkeypatch.setattr(remote, "MANIFEST_BYTES", 100)
     with pytest.raises(DataError, match=f"not a manifest: it has {len(data)} bytes"):
-        remote.load(f"s3://{BUCKET}/bad/{other}")
+        remote.load_remote_version(f"s3://{BUCKET}/bad/{other}")
 
 
 def test_a_listing_has_every_object_over_pages(server: Server, monkeypatch: pytest.MonkeyPatch):
     """Sorted, with sizes and ETags; what stands for a folder is none of them."""
     files = {f"listed/c/{number}": bytes(number) for number in range(7)}
     s3_server.put(server.port, files | {"listed/zarr.json": b"{}", "listed/c": b"", "listed-not/x": b"x"})
-    monkeypatch.setattr(remote, "_PAGE", 2)
-    found = remote.listing(f"s3://{BUCKET}/listed/")
+    monkeypatch.setattr(remote, "_PAGE_SIZE", 2)
+    found = remote.list_objects(f"s3://{BUCKET}/listed/")
     assert [(path, size) for path, size, _ in found] == [*((f"c/{n}", n) for n in range(7)), ("zarr.json", 2)]
     assert all(etag and '"' not in etag for *_, etag in found)
-    assert remote.listing(f"s3://{BUCKET}/nothing") == []
+    assert remote.list_objects(f"s3://{BUCKET}/nothing") == []
 
 
 def test_a_listing_of_more_than_a_thousand_is_whole(server: Server):
@@ -209,7 +209,7 @@ def test_a_listing_of_more_than_a_thousand_is_whole(server: Server):
     odd = ("a b#c~é%20+=&.bin", "..a", "a..", "%2e%2e", "'\"<&>", "\u202e")
     files = {f"many/c/{number}": b"" for number in range(1003)} | {f"many/{name}": b"x" for name in odd}
     s3_server.put(server.port, files)
-    found = remote.listing(f"s3://{BUCKET}/many")
+    found = remote.list_objects(f"s3://{BUCKET}/many")
     assert [f"many/{entry.path}" for entry in found] == sorted(files)
 
 
@@ -238,7 +238,7 @@ def test_a_listing_of_names_that_cannot_be_is_refused(
     with proxied(server.port, lambda exchange: (head, body)) as proxy:
         environment(proxy.port)
         with pytest.raises(DataError, match=word) as caught:
-            remote.listing(f"s3://{BUCKET}/p")
+            remote.list_objects(f"s3://{BUCKET}/p")
     refused(caught.value)
 
 
@@ -279,7 +279,7 @@ def test_an_object_that_climbs_is_not_asked_for(environment: Callable[[int], Non
 )
 def test_a_url_that_is_none_of_ours_is_refused_unrepeated(url: str):
     """Names, passwords, signatures and odd paths; the error does not hold what may be a secret."""
-    for use in (remote.load, remote.find, remote.listing, RemoteSource):
+    for use in (remote.load_remote_version, remote.find_remote_version, remote.list_objects, ObjectStoreSource):
         with pytest.raises(UsageError) as caught:
             use(url)
         assert "hunter2" not in refused(caught.value)
@@ -290,10 +290,10 @@ def test_a_url_that_is_none_of_ours_is_refused_unrepeated(url: str):
 def test_whatever_is_accepted_names_one_place(text: str, scheme: str):
     """A URL that is accepted is its own only spelling, has no empty or climbing part, and carries no secret."""
     try:
-        place = client.parse(f"{scheme}://{text}")
+        place = client.parse_url(f"{scheme}://{text}")
     except UsageError:
         return
-    assert client.parse(place.url) == place
+    assert client.parse_url(place.url) == place
     assert place.url.rstrip("/") == f"{scheme}://{text}".rstrip("/")
     assert not {"", ".", ".."} & {*place.prefix.split("/")} or not place.prefix
     assert not {*"?#\n\0"} & {*place.url}
@@ -302,7 +302,7 @@ def test_whatever_is_accepted_names_one_place(text: str, scheme: str):
 
 def test_a_source_shows_its_url_alone():
     """Its repr, which errors and logs may print, is short."""
-    source = RemoteSource("s3://bucket/x", {f"c/{number}": (1, "e") for number in range(1000)})
+    source = ObjectStoreSource("s3://bucket/x", {f"c/{number}": (1, "e") for number in range(1000)})
     assert f"{source!r}" == "RemoteSource('s3://bucket/x')"
     assert source.label == "s3://bucket/x"
     assert source.block == 8 * MiB
@@ -313,7 +313,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ToolMissing) as caught:
-        remote.load(f"s3://{BUCKET}/objects")
+        remote.load_remote_version(f"s3://{BUCKET}/objects")
     assert caught.value.hint == "pip install 'pitools-hpc[s3]'"
 
 
