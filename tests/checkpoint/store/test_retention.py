@@ -91,7 +91,7 @@ def test_reader_that_comes_late(folder: Path, save: Save) -> None:
         waiting = pool.submit(read)
         path.rename(folder / ".old.step_1.x")
         os.close(descriptor)
-        with pytest.raises(DataError, match=r"gone|cannot be read"):
+        with pytest.raises(DataError):
             waiting.result(20)
     with pytest.raises(DataError, match="cannot be read"), locks.read_lock(path):
         pass

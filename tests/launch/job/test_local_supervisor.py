@@ -173,7 +173,7 @@ def test_time_out_kills_a_program_that_does_not_listen(make_plan: MakePlan, tmp_
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
     text = (
         "import sys; from pathlib import Path; from pitools.launch.job import local_supervisor; "
-        "local_supervisor.local_process.GRACE_S = 1.0; sys.exit(local_supervisor.supervise(Path(sys.argv[1])))"
+        "local_supervisor.local_process.KILL_GRACE_S = 1.0; sys.exit(local_supervisor.supervise(Path(sys.argv[1])))"
     )
     done = subprocesses.run([sys.executable, "-c", text, str(run_dir)], timeout_s=40, env={"PIT_PORTS": "22200-22327"})
     assert done.code == 143
