@@ -68,7 +68,7 @@ class LoaderState(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
 
 
 class Stateful:
-    """What has a `State`, also as plain text and numbers: for JSON, `torch.save` and frameworks that keep it."""
+    """What has a `LoaderState`, also as plain text and numbers: for JSON, `torch.save` and frameworks that keep it."""
 
     def state(self) -> LoaderState:
         """What `load_state` goes on from."""

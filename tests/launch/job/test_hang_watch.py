@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pitools.launch.job import hang_watch
 from pitools.launch.job.hang_watch import HangDetector, HangLimits, load_limits
 from pitools.launch.job.straggler import FACTOR, WINDOW_STEPS, StragglerDetector, slow_ranks
+from pitools.launch.request import HangWatch
 from pitools.run import run_folder
 from pitools.run.steps import Step, StepLog
 
@@ -167,9 +169,10 @@ def test_limits_come_from_the_request(tmp_path: Path) -> None:
     """The plan's `[watch]`; without a plan the defaults; "0" turns the watch off."""
     plan = tmp_path / "plan.json"
     assert load_limits(plan) == HangLimits(10.0, 120.0, 1800.0)
-    plan.write_text('{"request":{"watch":{"hang_factor":3,"min_stall":"5s","start":"1m"}}}')
+    watch = HangWatch(hang_factor=3, min_stall="5s", start="1m")
+    plan.write_bytes(msgspec.json.encode({"request": {"watch": watch}}))
     assert load_limits(plan) == HangLimits(3.0, 5.0, 60.0)
-    plan.write_text('{"request":{"watch":{"min_stall":"0"}}}')
+    plan.write_bytes(msgspec.json.encode({"request": {"watch": HangWatch(min_stall="0")}}))
     assert load_limits(plan) is None
     plan.write_text('{"request":')
     assert load_limits(plan) == HangLimits()
