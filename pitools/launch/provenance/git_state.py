@@ -140,7 +140,7 @@ def _write_patch(
             names = f"--pathspec-from-file={words.absolute()}"
             done = _git(top, "--literal-pathspecs", "add", "--intent-to-add", names, "--pathspec-file-nul", env=env)
             if done.code:
-                return msgspec.structs.replace(git, said=f"untracked files are in no patch: {_git_error(done)}")
+                return msgspec.structs.replace(git, problem=f"untracked files are in no patch: {_git_error(done)}")
         since = git.commit or _git(top, "hash-object", "-t", "tree", "/dev/null").stdout.strip()
         but = [f":(top,exclude,literal){name}" for name in excluded]
         descriptor = os.open(patch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -152,12 +152,12 @@ def _write_patch(
     size, text = digest.digest_file(patch)
     if done.code or size > PATCH_MAX_BYTES:
         patch.unlink()
-        said = (
+        problem = (
             _git_error(done)
             if done.code
             else f"the patch has {size} bytes, more than the {PATCH_MAX_BYTES} that are kept"
         )
-        return msgspec.structs.replace(git, said=said)
+        return msgspec.structs.replace(git, problem=problem)
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
 
 

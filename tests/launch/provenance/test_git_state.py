@@ -131,3 +131,12 @@ def test_remotes_are_not_told(work: Path, git: Git, tmp_path: Path) -> None:
     assert "t0ken" not in repr(found)
     assert b"t0ken" not in (tmp_path / "p").read_bytes()
     assert shutil.which("git")
+
+
+@pytest.mark.usefixtures("git")
+def test_a_patch_beyond_the_limit_is_reported(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patch that exceeds the limit is removed, and `problem` contains its limit."""
+    (work / "loop.py").write_text("changed = 1\n" * 9)
+    monkeypatch.setattr(git_state, "PATCH_MAX_BYTES", 150)
+    state = git_state.read_git_state(work, tmp_path / "p")
+    assert (state.patch, "150" in state.problem, (tmp_path / "p").exists()) == ("", True, False)
