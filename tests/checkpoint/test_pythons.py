@@ -46,7 +46,9 @@ def run(python: Path, repo: Path, *argv: object) -> list[str]:
 def test_each_python_restores_what_each_saved(framework: str, repo: Path, tmp_path: Path) -> None:
     """Enums, paths and modules are pickled otherwise by some of them; nothing that is read may depend on it."""
     pythons = {}
-    for python in [Path(sys.executable), *sorted(repo.glob(".venv-3.*[0-9]/bin/python"))]:
+    # scripts/venv leaves this file only where it has installed everything.
+    others = [stamp.parent / "bin/python" for stamp in sorted(repo.glob(".venv-3.*[0-9]/pitools-*"))]
+    for python in [Path(sys.executable), *others]:
         code = f"import {framework}, platform; print(platform.python_version())"
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, check=False)
         if done.returncode == 0:
