@@ -1,14 +1,14 @@
-"""Which node reads which file from the source, who stands in for it, and in which order a node wants its files.
+"""Assign files to nodes: which node reads a file from the source, its substitutes, and each node's file order.
 
-Every node works this out alone, from the manifest and its own number, and all come to the same answer.
+Every node computes this from the manifest and its rank alone, and all get the same result.
 
-    owner(file)   reads it from the source: the largest files first, each to the node that has least so far
-    chain(file)   all nodes, the owner first: where a node is gone, the next of the chain reads from the source
-    order         files by this node's own place in their chains
+    owner(file)   reads it from the source: the largest files first, each to the node with the fewest bytes so far
+    chain(file)   all nodes, the owner first: when a node fails, the next of the chain reads from the source
+    order         files by this node's position in their chains
 
-The order is what keeps nodes from waiting for one another in a circle. A node that waits for a file of which it is
-number r in the chain waits for a node of a lower number in that chain, and that node, as it too goes by its numbers, is
-at a file of a number below r. So along any line of waiting nodes the number falls, whoever has died.
+This order prevents circular waits. A node that waits for a file at whose chain it has position r waits for a node of a
+lower position in that chain; that node, which follows its own order, works on a file at whose chain its position is
+below r. So positions fall along any line of waiting nodes, whichever nodes have died.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pitools.store.manifest import FileEntry
 
 
 def assign_owners(files: Sequence[FileEntry], nodes: int) -> array[int]:
-    """For each file the node that reads it from the source; the nodes' bytes are as equal as whole files allow."""
+    """Return for each file the node that reads it from the source. Bytes per node are as equal as whole files allow."""
     owners = array("H", bytes(2 * len(files)))
-    # Equal bytes are dealt out by the number of files, so that empty files do not all go to one node.
+    # Ties are broken by the number of files, so that empty files do not all go to one node.
     loads = [(0, 0, node) for node in range(nodes)]
     for index in sorted(range(len(files)), key=lambda index: (-files[index].bytes, index)):
         n_bytes, count, node = loads[0]
@@ -33,7 +33,7 @@ def assign_owners(files: Sequence[FileEntry], nodes: int) -> array[int]:
 
 
 def sender_chain(index: int, owner: int, nodes: int) -> Iterator[int]:
-    """All nodes in the order in which they answer for a file. A lost owner's files fall to all others in turn."""
+    """Yield all nodes in the order in which they serve a file. A lost owner's files are spread over all other nodes."""
     yield owner
     others = nodes - 1
     for step in range(others):
@@ -41,7 +41,7 @@ def sender_chain(index: int, owner: int, nodes: int) -> Iterator[int]:
 
 
 def place_in_chain(index: int, owner: int, nodes: int, node: int) -> int:
-    """A node's number in a file's chain: 0 for its owner."""
+    """Return a node's position in a file's chain: 0 for its owner."""
     if node == owner:
         return 0
     others = nodes - 1
@@ -49,9 +49,9 @@ def place_in_chain(index: int, owner: int, nodes: int, node: int) -> int:
 
 
 def file_order(files: Sequence[FileEntry], owned_by: Sequence[int], nodes: int, rank: int) -> list[int]:
-    """File indexes as node `rank` wants them: its own share, then by its place in their chains, large files first.
+    """Return the file indexes in the order of node `rank`: by its position in their chains, large files first.
 
-    Within one place the owners follow in a circle that begins behind `rank`, so that nodes ask different ones.
+    Files of equal position are ordered by owner, starting after `rank`, so that nodes query different owners.
     """
     return sorted(
         range(len(files)),

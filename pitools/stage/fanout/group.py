@@ -1,4 +1,4 @@
-"""Who takes part: the nodes of this job step, this node's place, their addresses and ports, and the job's secret."""
+"""The group of a fan-out: the nodes of this job step, their addresses and ports, this node's rank, the job's secret."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ import msgspec
 from pitools.core import hostlist
 from pitools.core.errors import ClusterError, ConfigError, UsageError
 
-_MAX_PORTS = 16  # candidates a node: that many other programs may sit where its hash falls
-_MIN_SECRET_BYTES = 16  # characters
+_MAX_PORTS = 16  # candidate ports of a node: up to 15 of them may be in use by other programs
+_MIN_SECRET_BYTES = 16
 _NONCE = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
 _STEP_HINT = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long, in seconds, a node bears with the others; `min_bytes_per_s` in bytes a second.
+    """Time-outs in seconds, and the least rate of a peer, `min_bytes_per_s`.
 
-    answer_s: connecting, and each message of a greeting. hold_s: how long a server keeps a request for what it has
-    not yet. stall_s: no byte of an answer, or fewer than `min_bytes_per_s`, for so long. startup_s: a node that nobody
-    has met may take so long to start. peer_timeout_s: a node that works on what is wanted may receive less than
-    `min_bytes_per_s` for so long. idle_s: for so long this node may receive nothing from anywhere because it waits;
-    then the next of the chain has its turn, and after half as long again the source. Well below the engine's own limit,
-    after which it would give up. back_off_s: how long a node is left alone after any of these. linger_s: how long a
-    finished node serves the others.
+    answer_s: connecting, and each message of the handshake. hold_s: how long a server holds a request for a file that
+    is not done. stall_s: of a reply without a byte, or below `min_bytes_per_s`. startup_s: for a node never contacted
+    to start. peer_timeout_s: of a node below `min_bytes_per_s` that still reads the requested file. idle_s: how long
+    this node may receive nothing while it waits; then the next node of the chain is tried, and after half as long again
+    the source; well below the time-out of the copy workers. back_off_s: pause before a failed node is used again.
+    linger_s: how long a finished node serves the others.
     """
 
     answer_s: float = 5.0
@@ -41,12 +40,12 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 150.0
     back_off_s: float = 60.0
     linger_s: float = 600.0
-    # Barely alive: where a thousand nodes share one source or one uplink, an honest node is not much faster.
+    # Very low: where 1,000 nodes share one source or uplink, a healthy node is not much faster.
     min_bytes_per_s: int = 64 << 10
 
 
 class Group:
-    """The nodes of one job step. names, addresses: in one order on all of them. rank: this node's number.
+    """The nodes of one job step. names, addresses: in the same order on all nodes. rank: this node's.
 
     key: text that differs per job, step and restart. ports: first and last that may be used.
     """
@@ -56,34 +55,35 @@ class Group:
     ) -> None:
         self.names, self.addresses = tuple(names), tuple(addresses)
         self.me, self.key, self.ports = rank, key, ports
-        self._secret = secret  # never shown: there is no repr of a group
+        self._secret = secret  # must not appear in a repr
 
     def __len__(self) -> int:
         return len(self.names)
 
     def proof_key(self, version: str) -> bytes:
-        """What the nodes of this group prove to one another that they know, for this dataset version only."""
+        """Return the key of the handshake's proofs, for this group and dataset version only."""
         text = "\0".join(["pit-fanout/1", self.key, version, *self.names])
         return hmac.digest(self._secret, text.encode(), "sha256")
 
     def candidate_ports(self, node: int, version: str) -> Iterator[int]:
-        """The ports a node may listen at, the likeliest first; 16 at most."""
+        """Yield the ports a node may listen at, in order of preference; at most 16."""
         first, last = self.ports
         count = last - first + 1
         text = "\0".join([self.key, version, str(node)])
         start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % count
-        # A stride, so that the series of nodes that share one host do not run into each other.
+        # A stride, so that the port series of nodes on one host seldom overlap.
         stride = 37 if count % 37 else 1
         for step in range(min(_MAX_PORTS, count)):
             yield first + (start + step * stride) % count
 
 
 def find_group(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 31999), host_suffix: str = "") -> Group:
-    """The group this process is in, from srun's variables, or from PIT_FANOUT_NODES where there is no Slurm.
+    """Return the group of this process, from srun's variables, or from PIT_FANOUT_NODES without Slurm.
 
-    ports, host_suffix: the site's; PIT_PORTS and PIT_HOST_SUFFIX of the job's script go before them.
-    PIT_FANOUT_NODES: `name=address,…` of all nodes; PIT_FANOUT_NODE: this one's name; PIT_FANOUT_JOB: text that other
-    runs on these nodes do not use. Raises UsageError, ConfigError, ClusterError, and Unreachable of slurmctld.
+    ports, host_suffix: the site's; PIT_PORTS and PIT_HOST_SUFFIX override them. PIT_FANOUT_NODES: `name=address,…` of
+    all nodes; PIT_FANOUT_NODE: this node's name; PIT_FANOUT_JOB: text that other runs on these nodes do not use.
+
+    Raises UsageError, ConfigError, ClusterError, Unreachable (slurmctld does not answer).
     """
     secret = _secret(environ)
     if text := environ.get("PIT_PORTS"):
@@ -96,36 +96,36 @@ def find_group(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 3
         names, name, key = _step_nodes(environ)
         addresses = _addresses(names, environ.get("PIT_HOST_SUFFIX", host_suffix))
     if name not in names:
-        raise UsageError(f'this node, "{name}", is not one of {hostlist.fold(names)}', hint=_STEP_HINT)
+        raise UsageError(f'this node, "{name}", is not in the node list: {hostlist.fold(names)}', hint=_STEP_HINT)
     me = names.index(name)
     addresses[me] = _own_address(addresses, me)
     return Group(names, addresses, me, key, ports, secret)
 
 
 def _step_nodes(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
-    """Names of the step's nodes, this one's, and what no other step has."""
+    """Return the names of the step's nodes, this node's name, and a key unique to the step."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_STEP_ID" not in environ:
-        raise UsageError("--fanout: this is not a step of a job", hint=_STEP_HINT)
+        raise UsageError("--fanout: not in a job step", hint=_STEP_HINT)
     if environ.get("SLURM_STEP_NUM_TASKS") != environ.get("SLURM_STEP_NUM_NODES"):
         message = (
             f"--fanout: {environ.get('SLURM_STEP_NUM_TASKS')} tasks on {environ.get('SLURM_STEP_NUM_NODES')} nodes"
         )
-        raise UsageError(message, hint="one a node: srun --ntasks-per-node=1 pit-stage run … --fanout")
-    # The list's own sorted order: all nodes agree on it, whatever order the tasks are in.
+        raise UsageError(message, hint="run one task per node: srun --ntasks-per-node=1 pit-stage run … --fanout")
+    # In the node list's order, which is the same on all nodes for any task distribution.
     names = hostlist.expand(nodes)
     key = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
     return names, environ.get("SLURMD_NODENAME", ""), " ".join(key)
 
 
 def _addresses(names: Sequence[str], suffix: str) -> list[str]:
-    """Each node's address on the fabric: its name and the site's suffix, or else where Slurm reaches it."""
+    """Return each node's address: of its name and the site's suffix, else of its name, else as Slurm has it."""
     if suffix:
         return [_resolved(name + suffix) for name in names]
     addresses: list[str] = []
     for name in names:
         if not (address := _lookup(name)):
-            break  # one is enough: without DNS each further name would be waited for
+            break  # stop at the first failure: without DNS each lookup waits for its time-out
         addresses.append(address)
     else:
         return addresses
@@ -143,7 +143,7 @@ def _resolved(name: str) -> str:
 
 
 def _lookup(name: str) -> str:
-    """The first address of a name; "" when it has none."""
+    """Return the first address of a name; "" when it has none."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -151,16 +151,18 @@ def _lookup(name: str) -> str:
 
 
 def _own_address(addresses: Sequence[str], rank: int) -> str:
-    """This node's address as the others see it: many hosts files give a host's own name a loopback address."""
+    """Return this node's address as other nodes see it: many hosts files map a host's own name to a loopback
+    address.
+    """
     others = [address for index, address in enumerate(addresses) if index != rank and not _is_loopback(address)]
     if not others or not _is_loopback(addresses[rank]):
         return addresses[rank]
     family = socket.AF_INET6 if ":" in others[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((others[0], 9))  # sends nothing: it only asks the kernel for the way
+            probe.connect((others[0], 9))  # sends nothing: the kernel only selects the route
         except OSError as error:
-            raise ClusterError(f"no way to {others[0]}: {error.strerror}", where=socket.gethostname()) from error
+            raise ClusterError(f"no route to {others[0]}: {error.strerror}", where=socket.gethostname()) from error
         return str(probe.getsockname()[0])
 
 
@@ -186,7 +188,8 @@ def _private(path: Path) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
-                raise ConfigError("others could read or write this secret", where=str(path), hint=f"chmod 600 {path}")
+                message = f"not a private file (owner {status.st_uid}, mode {status.st_mode & 0o7777:o})"
+                raise ConfigError(message, where=str(path), hint=f"chmod 600 {path}")
             return file.read(4096).strip()
     except OSError as error:
         raise ConfigError(f"cannot read the secret: {error.strerror}", where=str(path)) from error
@@ -195,12 +198,12 @@ def _private(path: Path) -> bytes:
 def _ports(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
-        raise UsageError(f'PIT_PORTS is "{text}"', hint="first-last, such as 20000-31999")
+        raise UsageError(f'PIT_PORTS: not a range of ports: "{text}"', hint="expected FIRST-LAST, such as 20000-31999")
     return int(first), int(last)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, _, address = text.strip().partition("=")
     if not name or not address:
-        raise UsageError(f'PIT_FANOUT_NODES: "{text}"', hint="name=address,name=address,…")
+        raise UsageError(f'PIT_FANOUT_NODES: not NAME=ADDRESS: "{text}"', hint="expected name=address,name=address,…")
     return name, _resolved(address)

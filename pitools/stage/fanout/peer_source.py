@@ -1,4 +1,4 @@
-"""The source of bytes as the copy engine sees it in a fan-out: the other nodes where they have it, else the origin."""
+"""The source that the copy workers read in a fan-out: other nodes where they have the file, else the origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 class PeerSource:
-    """A Source: this node's share of the files from `origin`, the rest from the nodes whose share they are."""
+    """A Source: this node's share of the files from `origin`, the other files from the nodes that own them."""
 
     def __init__(
         self,
@@ -35,39 +35,39 @@ class PeerSource:
 
     @property
     def label(self) -> str:
-        """The origin's: that is where the bytes came from, whoever passed them on."""
+        """Return the origin's label: the bytes come from there, through any number of nodes."""
         return self.origin.label
 
     @property
     def block(self) -> int:
-        """Bytes one read should ask for: of a socket, more than of a file system."""
+        """Return the bytes of one read: larger for a socket than for a file system."""
         return max(_BLOCK, self.origin.block)
 
     def connect(self) -> PeerReader:
-        """One thread's hands on it; to be made after the fork."""
+        """Return a reader, for one thread; call it after the fork."""
         return PeerReader(self)
 
     def index(self, path: str) -> int:
-        """A file's number. Raises DataError for a path that the manifest does not name."""
+        """Return a file's index. Raises DataError for a path that the manifest does not list."""
         try:
             return self._index[path]
         except KeyError:
             raise DataError("the manifest does not name this file", where=f"{self.label}/{path}") from None
 
     def distrust(self, path: str) -> bool:
-        """A file that was read to its end is not what the manifest says: from now on it is read from the origin, and
-        the nodes that gave any of it are not asked again. False when nobody but the origin did: then it is the culprit.
+        """Mark a completely read file as wrong: it is read from the origin from now on, and its senders are not queried
+        again. Returns False when only the origin sent it, so that the origin itself is wrong.
         """
         index = self.index(path)
         if self.state.source_only[index]:
-            return False  # a second time: what other nodes had given was thrown away the first time
+            return False  # already read from the origin only
         givers = self.state.senders(index)
         self.state.distrust(index, givers)
         return bool(givers)
 
 
 class PeerReader:
-    """A Reader: one thread's connections."""
+    """A SourceReader: one thread's connections."""
 
     def __init__(self, source: PeerSource) -> None:
         self.source = source
@@ -75,17 +75,17 @@ class PeerReader:
         self._origin: SourceReader | None = None
 
     def open(self, path: str) -> PeerFile:
-        """A file of the manifest. Raises as the origin's `open` where the origin is needed."""
+        """Open a file of the manifest. Raises as the origin's `open` where the origin is needed."""
         return PeerFile(self, self.source.index(path))
 
     def origin(self) -> SourceReader:
-        """The origin's reader, made when it is first needed."""
+        """Return the origin's reader, opened at the first call."""
         if self._origin is None:
             self._origin = self.source.origin.connect()
         return self._origin
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         self.peers.close()
         if self._origin is not None:
             self._origin.close()
@@ -93,9 +93,9 @@ class PeerReader:
 
 
 class PeerFile:
-    """A SourceFile. Wherever a read fails on the way, it goes on at the same byte from somewhere else.
+    """A SourceFile. A failed read is resumed at the same byte from another node, or from the origin.
 
-    size: bytes, as the manifest says; an origin that says otherwise is refused.
+    size: bytes, by the manifest; an origin of another size is refused.
     """
 
     def __init__(self, reader: PeerReader, index: int) -> None:
@@ -106,7 +106,7 @@ class PeerFile:
         self._chain = assignment.sender_chain(index, source.owners[index], len(source.group))
         self._node, self._passed = next(self._chain), False
         self._connection: PeerConnection | None = None
-        self._offset = 0  # of the file, at which the connection's next byte stands
+        self._offset = 0  # in the file, of the connection's next byte
         self._origin: SourceFile | None = None
         self._counts: dict[int, int] = {}
         self._failed = (-1, -1)  # node and offset of the last failure
@@ -114,7 +114,10 @@ class PeerFile:
             self._origin = self._open_origin()
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Bytes put into `view`; 0 at the end. Waits for nodes that work on the file. Raises as the origin's."""
+        """Read at `offset` into `view`; return the count, 0 at the end. Waits for nodes that still read the file.
+
+        Raises as the origin's `read_into`.
+        """
         while self._origin is None:
             if offset >= self._entry.bytes:
                 return 0
@@ -125,15 +128,15 @@ class PeerFile:
         return count
 
     def distrust(self) -> bool:
-        """What was read is not what the manifest says: read it again, from the origin. False where it came from there.
+        """Discard what was read, which differs from the manifest: its senders are not queried again by any thread.
 
-        The nodes that gave any of it are not asked again, by any thread.
+        Returns True when the file is to be read again, from the origin; False when it came from there.
         """
         self._record_receipts()
         return self._reader.source.distrust(self._entry.path)
 
     def close(self) -> None:
-        """Write down what came from whom, and give the connection back."""
+        """Record the bytes received per sender, and return the connection to the pool."""
         self._close_connection()
         self._record_receipts()
         if self._origin:
@@ -144,14 +147,14 @@ class PeerFile:
         return self._node == self._reader.source.group.me or bool(self._state.source_only[self._index])
 
     def _read_from_peer(self, view: memoryview, offset: int) -> int:
-        """Bytes from the node whose turn it is; 0 when the next one's turn has come, or the origin's."""
+        """Read from the current node of the chain; return 0 when the next node, or the origin, is to be tried."""
         if self._is_own_share():
             self._close_connection()
             self._origin = self._open_origin()
             return 0
         if self._connection is None or self._offset != offset:
             self._close_connection()
-            # To the end of the range that the engine may be at: one request, and the node sends while we hash.
+            # To the end of the current range: with one request the node sends while this one hashes.
             end = min(self._entry.bytes, (offset // MAX_RANGE_BYTES + 1) * MAX_RANGE_BYTES)
             get = self._reader.peers.request_file
             self._connection = get(self._node, self._index, offset, end - offset, passed=self._passed)
@@ -166,7 +169,7 @@ class PeerFile:
             if isinstance(error, PeerTooSlow) or self._failed == (self._node, offset):
                 self._state.back_off(self._node, self._reader.source.timeouts.back_off_s)
             self._failed = self._node, offset
-            return 0  # the same node once more, unless it is gone, or shunned now
+            return 0  # the same node again, unless it is now backed off from
         self._offset += count
         self._count(self._node, count)
         if not self._connection.remaining_bytes:
@@ -177,7 +180,7 @@ class PeerFile:
         found = self._reader.origin().open(self._entry.path)
         if found.size != self._entry.bytes:
             found.close()
-            message = f"the manifest says {self._entry.bytes} bytes, the file has {found.size}"
+            message = f"{found.size} bytes (expected {self._entry.bytes}, as in the manifest)"
             where = f"{self._reader.source.label}/{self._entry.path}"
             raise DataError(message, where=where, hint="it was changed or cut short: run `check` on the source")
         return found

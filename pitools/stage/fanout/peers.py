@@ -1,4 +1,4 @@
-"""The other nodes as one thread sees them: found by their proof, asked, and left alone when they fail."""
+"""One thread's connections to the other nodes: authenticate, query, and back off from nodes that fail."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pitools.stage.fanout import protocol
 from pitools.stage.fanout.group import Group, Timeouts
 from pitools.stage.fanout.shared_state import SharedState
 
-_MAX_CONNECTIONS = 4  # idle connections kept: files are asked of a few nodes in turn
+_MAX_CONNECTIONS = 4  # idle connections kept open: consecutive files come from a few nodes
 _TICK_S = 1.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 
 
 class PeerNotFound(Exception):
-    """No port of a node answered as that node."""
+    """No candidate port of a node accepted the handshake as that node."""
 
 
 class PeerTooSlow(Exception):
-    """A node sends nothing, or next to nothing."""
+    """A node sends nothing, or less than `min_bytes_per_s`."""
 
 
 class PeerConnection:
-    """A greeted connection to one node; `left` bytes of an answer are still to come."""
+    """An authenticated connection to one node. remaining_bytes: of the current reply, not yet read."""
 
     def __init__(self, connection: socket.socket, node: int, timeouts: Timeouts) -> None:
         self.node, self.remaining_bytes = node, 0
@@ -34,20 +34,20 @@ class PeerConnection:
         self._waited_s, self._received = 0.0, 0
 
     def request(self, request: protocol.PeerRequest) -> tuple[int, int]:
-        """Kind and number of the answer. Raises OSError, Refused."""
+        """Send a request; return the kind and the number of the reply. Raises OSError, HandshakeRefused."""
         within_s = self._timeouts.hold_s + self._timeouts.stall_s
         kind, number = protocol.send_request(self._socket, request, time.monotonic() + within_s)
         if request.kind == protocol.GET and kind == protocol.AVAILABLE:
             if number != request.length:
-                raise protocol.HandshakeRefused("another length than was asked for")
+                raise protocol.HandshakeRefused(f"the reply has {number} bytes (expected {request.length})")
             self.remaining_bytes, self._waited_s, self._received = number, 0.0, 0
-            # One system call a block, which waits for all of it outside the GIL, and looks up every second.
+            # One system call a block, which waits for all of it outside the GIL, and returns at least every second.
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(_TICK_S), 0))
         return kind, number
 
     def read_into(self, view: memoryview) -> int:
-        """Fill `view` as far as the answer goes; bytes read. Raises OSError, Slow."""
+        """Read into `view`, at most the rest of the reply; return the bytes read. Raises OSError, PeerTooSlow."""
         view = view[: self.remaining_bytes]
         got, silent_s = 0, 0.0
         while got < len(view):
@@ -55,7 +55,7 @@ class PeerConnection:
             try:
                 count = self._socket.recv_into(view[got:], 0, socket.MSG_WAITALL)
                 if not count:
-                    raise ConnectionResetError("closed in the middle of a file")
+                    raise ConnectionResetError("the peer closed the connection within a file")
             except BlockingIOError:
                 count = 0
             waited_s = time.monotonic() - began
@@ -66,7 +66,7 @@ class PeerConnection:
         return got
 
     def _require_progress(self, count: int, waited_s: float, silent_s: float) -> None:
-        # Only time spent waiting counts: the reader's own disk may be what is slow.
+        # Only time spent waiting counts: the slow part may be this node's own disk.
         self._waited_s += waited_s
         self._received += count
         if silent_s >= self._timeouts.stall_s:
@@ -77,12 +77,12 @@ class PeerConnection:
             self._waited_s, self._received = 0.0, 0
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
 class Peers:
-    """Connections of one thread to the nodes of a group."""
+    """One thread's connections to the nodes of a group."""
 
     def __init__(self, group: Group, version: str, state: SharedState, timeouts: Timeouts) -> None:
         self.group, self.state, self.timeouts = group, state, timeouts
@@ -93,15 +93,16 @@ class Peers:
     def request_file(
         self, node: int, index: int, offset: int, length: int, *, passed: bool = False
     ) -> PeerConnection | None:
-        """A connection on which these bytes of a file arrive; waits while the node works on it.
+        """Return a connection that delivers this range of a file; wait while the node is still reading the file.
 
-        None when the node has not got it and does not get on, is gone, is slow or is not to be believed: it is then
-        left alone for a while by all threads of this node. passed: another node was waited for in vain before.
+        Returns None when the node has no such file and makes no progress, is lost, too slow or distrusted; all threads
+        of this node then back off from it. passed: an earlier node of the file's chain has already failed.
         """
         watch = _ProgressWatch(self.timeouts)
         pauses = _pauses()
         while self.state.is_usable(node):
-            # Also one that says it gets on: a node that only waits ends, and what it waits for may be in the source.
+            # Also when the peer reports progress: this node must not idle until its own time-out, and the file may be
+            # readable from the source.
             if self._idle_s() >= self.timeouts.idle_s * (1.5 if passed else 1):
                 return None
             try:
@@ -122,13 +123,15 @@ class Peers:
         return None
 
     def exchange_state(self, node: int, *, finished: bool) -> bool:
-        """Tell a node whether this one has all it wants; whether that node has. Raises Absent, Busy."""
+        """Report to a node whether this node has finished; return whether that node has. Raises PeerNotFound,
+        PeerBusy.
+        """
         answer = self._ask(node, protocol.PeerRequest(protocol.STATE, int(finished)))
         assert not isinstance(answer, PeerConnection)
         return answer[1] == 1
 
     def put_back(self, connection: PeerConnection) -> None:
-        """Take back a connection; one whose answer was not read to its end is closed."""
+        """Keep a connection for later; close it if its reply was not read to the end."""
         if connection.remaining_bytes:
             connection.close()
             return
@@ -137,23 +140,26 @@ class Peers:
             self._idle.pop(0).close()
 
     def close(self) -> None:
-        """Hang up on all."""
+        """Close all idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     def _idle_s(self) -> float:
-        """Seconds for which this whole node has been seen to receive nothing."""
+        """Return the seconds for which this node as a whole has received nothing."""
         arrived, now = self.state.received_bytes(), time.monotonic()
         if arrived != self._arrived:
             self._arrived, self._arrived_at = arrived, now
         return now - self._arrived_at
 
     def _is_lost(self, node: int) -> bool:
-        """Of a node that is not there: whether it has been, or should have been by now."""
+        """Whether a node that does not answer has answered before, or should have started by now."""
         return bool(self.state.contacted[node]) or time.monotonic() > self.state.began + self.timeouts.startup_s
 
     def _ask(self, node: int, request: protocol.PeerRequest) -> PeerConnection | tuple[int, int]:
-        """The answer, or for bytes of a file the connection they arrive on. Raises Absent, Busy."""
+        """Send a request; return the reply, or for a file's bytes the connection that delivers them.
+
+        Raises PeerNotFound, PeerBusy.
+        """
         while True:
             connection, is_new = self._connection(node)
             try:
@@ -162,7 +168,7 @@ class Peers:
                 connection.close()
                 if is_new:
                     raise PeerNotFound from error
-                continue  # the node hangs up on those who say nothing for long: once more, with a new one
+                continue  # the node closes idle connections: retry with a new one
             if connection.remaining_bytes:
                 return connection
             self.put_back(connection)
@@ -176,7 +182,7 @@ class Peers:
         return PeerConnection(self._connect(node), node, self.timeouts), True
 
     def _connect(self, node: int) -> socket.socket:
-        """A greeted connection, at the port where the node was last found or one of its candidates."""
+        """Return an authenticated socket, at the node's last known port or one of its candidate ports."""
         known = self.state.port[node]
         ports = [port for port in self.group.candidate_ports(node, self._version) if port != known]
         for port in [known, *ports] if known else ports:
@@ -185,7 +191,7 @@ class Peers:
                     (self.group.addresses[node], port), timeout=self.timeouts.answer_s
                 )
             except TimeoutError:
-                break  # the host is silent: its other ports will be as well
+                break  # the host does not answer, so its other ports will not either
             except OSError:
                 continue
             try:
@@ -195,7 +201,7 @@ class Peers:
             except BaseException as error:
                 connection.close()
                 if isinstance(error, ConnectionError) and port == known:
-                    raise protocol.PeerBusy from error  # it is there, and hangs up on what is too much for it
+                    raise protocol.PeerBusy from error  # the server is alive, and rejects connections above its limit
                 if not isinstance(error, OSError | protocol.HandshakeRefused):
                     raise
                 continue
@@ -205,17 +211,17 @@ class Peers:
 
 
 class _ProgressWatch:
-    """Whether a node that is waited for gets on."""
+    """The progress of a node that this one waits for."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts, self._since, self._before = timeouts, time.monotonic(), -1
 
     def is_over(self) -> bool:
-        """Whether time for it has run out, whatever it does."""
+        """Whether `peer_timeout_s` has passed since the last check of progress."""
         return time.monotonic() - self._since >= self._timeouts.peer_timeout_s
 
     def is_stuck(self, arrived: int) -> bool:
-        """Whether of late it has received next to nothing, by the count of bytes that it gives."""
+        """Whether the node received less than `min_bytes_per_s` in the last period. arrived: the bytes it reports."""
         if self._before < 0:
             self._before = arrived
         if not self.is_over():
@@ -227,7 +233,7 @@ class _ProgressWatch:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds between tries, longer each time; the jitter spreads nodes that start together."""
+    """Yield seconds to wait between retries, doubling; the jitter spreads nodes that start together."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)  # noqa: S311 (nothing secret)

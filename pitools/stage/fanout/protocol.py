@@ -1,17 +1,18 @@
-"""The protocol between two nodes: who may speak, and the messages. Fixed sizes, network order; no path travels.
+"""The protocol between two nodes: handshake and messages. Sizes are fixed, integers are in network byte order; no file
+path is sent.
 
     client                                    server
-    HELLO  magic, its number, the server's,   CHALLENGE  server's nonce, proof that it is that server
+    HELLO  magic, its rank, the server's,     CHALLENGE  server's nonce, the server's proof
            client's nonce
-    PROOF  that it is that client             WELCOME or BUSY
-    then as often as wanted
-    GET    file, offset, length               HERE  n, then n bytes  |  NOT_YET  bytes it has received  |  GONE
-    STATE  1 finished, 0 not                  HERE  1 finished, 0 not
+    PROOF  the client's proof                 WELCOME or BUSY
+    then any number of requests:
+    GET    file, offset, length               AVAILABLE n, then n bytes | NOT_YET bytes it has received | NOT_PRESENT
+    STATE  1 finished, 0 not                  AVAILABLE 1 finished, 0 not
 
-A proof is an HMAC over both numbers and both nonces with a key that only this group has, for one dataset version. The
-nonces are new for each connection, so that nothing that was overheard serves again; the two directions differ, so that
-a proof cannot be sent back. It says who is there, not that nobody rewrites packets on the way: what files hold is
-compared with the manifest by whoever receives them.
+A proof is an HMAC over both ranks and both nonces. Its key is known to this group only, and valid for one dataset
+version. Nonces are new for each connection, so a recorded proof cannot be replayed; the two directions differ, so a
+proof cannot be reflected. A proof authenticates the peer, not the later packets: the receiver compares every file with
+the manifest.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ _WELCOME, _BUSY = b"\1", b"\2"
 
 
 class HandshakeRefused(Exception):
-    """The other side is not who it should be, or speaks another protocol."""
+    """The peer failed authentication, or speaks another protocol."""
 
 
 class PeerBusy(Exception):
-    """The other side is who it should be, and has no place for another connection."""
+    """The peer is authentic, and has no free slot for another connection."""
 
 
 class PeerRequest(NamedTuple):
-    """What a client asks: `GET` with file, offset and length, or `STATE` with 1 or 0 as the file."""
+    """A client's request: `GET` with file, offset and length, or `STATE` with 1 or 0 as the file."""
 
     kind: int
     file: int
@@ -53,48 +54,56 @@ class PeerRequest(NamedTuple):
 
 
 def client_handshake(connection: socket.socket, key: bytes, rank: int, node: int, deadline: float) -> None:
-    """Client: make sure that this is `node` of our group, and prove to be `rank`. Raises Refused, Busy, OSError."""
+    """Authenticate the server as rank `node` of this group, and this client as `rank`.
+
+    Raises HandshakeRefused, PeerBusy, OSError.
+    """
     ours = secrets.token_bytes(_NONCE)
     send_all(connection, _HELLO.pack(MAGIC, rank, node, ours), deadline)
     theirs, proof = _CHALLENGE.unpack(receive_exactly(connection, _CHALLENGE.size, deadline))
     if not hmac.compare_digest(proof, _proof(key, b"server", rank, node, ours, theirs)):
-        raise HandshakeRefused("not the node that was looked for")
+        raise HandshakeRefused(f"the peer did not prove to be rank {node}")
     send_all(connection, _proof(key, b"client", rank, node, ours, theirs), deadline)
     if (answer := receive_exactly(connection, 1, deadline)) == _BUSY:
         raise PeerBusy
     if answer != _WELCOME:
-        raise HandshakeRefused("no welcome")
+        raise HandshakeRefused(f"unexpected reply to the handshake: {answer!r}")
 
 
 def server_handshake(connection: socket.socket, key: bytes, rank: int, nodes: int, deadline: float) -> int:
-    """Server: the number of the node that has connected; `finish_handshake` it then. Raises Refused, OSError."""
+    """Authenticate a client and return its rank; call `finish_handshake` next. Raises HandshakeRefused, OSError."""
     magic, client, wanted, theirs = _HELLO.unpack(receive_exactly(connection, _HELLO.size, deadline))
     if magic != MAGIC or wanted != rank or client >= nodes or client == rank:
-        raise HandshakeRefused("not for us")
+        raise HandshakeRefused(f"rank {client} asks for rank {wanted}: not a client of rank {rank}")
     ours = secrets.token_bytes(_NONCE)
     send_all(connection, _CHALLENGE.pack(ours, _proof(key, b"server", client, rank, theirs, ours)), deadline)
     proof = receive_exactly(connection, _PROOF, deadline)
     if not hmac.compare_digest(proof, _proof(key, b"client", client, rank, theirs, ours)):
-        raise HandshakeRefused("it does not know the secret")
+        raise HandshakeRefused(f"the client did not prove to be rank {client}")
     return int(client)
 
 
 def finish_handshake(connection: socket.socket, deadline: float, *, busy: bool) -> None:
-    """Server: the last word of a greeting. Raises OSError."""
+    """Send the client the result of its handshake. Raises OSError."""
     send_all(connection, _BUSY if busy else _WELCOME, deadline)
 
 
 def send_request(connection: socket.socket, request: PeerRequest, deadline: float) -> tuple[int, int]:
-    """Client: send a request; (kind of answer, its number). Raises OSError, and Refused for what is no answer."""
+    """Send a request; return the kind and the number of the reply. Raises OSError, and HandshakeRefused for an unknown
+    kind.
+    """
     send_all(connection, _REQUEST.pack(*request), deadline)
     kind, number = _ANSWER.unpack(receive_exactly(connection, _ANSWER.size, deadline))
     if kind not in (AVAILABLE, NOT_YET, NOT_PRESENT):
-        raise HandshakeRefused("no answer of ours")
+        raise HandshakeRefused(f"unknown kind of reply: {kind}")
     return kind, number
 
 
 def receive_request(connection: socket.socket, idle_s: float, rest_s: float) -> PeerRequest | None:
-    """Server: the next request, or None at the end. It may take idle_s to begin, and rest_s to be complete."""
+    """Receive the next request; None when the client has closed.
+
+    idle_s: seconds until its first byte. rest_s: seconds from then until it is complete. Raises OSError.
+    """
     connection.settimeout(idle_s)
     if not (first := connection.recv(1)):
         return None
@@ -103,23 +112,23 @@ def receive_request(connection: socket.socket, idle_s: float, rest_s: float) -> 
 
 
 def send_answer(connection: socket.socket, kind: int, number: int, deadline: float) -> None:
-    """Server: the head of an answer. Raises OSError."""
+    """Send the head of a reply. Raises OSError."""
     send_all(connection, _ANSWER.pack(kind, number), deadline)
 
 
 def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
-    """Send all by the deadline. Raises OSError."""
+    """Send all of `data` by the deadline. Raises OSError."""
     connection.settimeout(_left(deadline))
     connection.sendall(data)
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly `size` bytes by the deadline, however they trickle in. Raises OSError."""
+    """Receive exactly `size` bytes by the deadline. Raises OSError."""
     data = b""
     while len(data) < size:
         connection.settimeout(_left(deadline))
         if not (part := connection.recv(size - len(data))):
-            raise ConnectionResetError("closed by the other side")
+            raise ConnectionResetError("the peer closed the connection")
         data += part
     return data
 
@@ -130,5 +139,5 @@ def _proof(key: bytes, role: bytes, client: int, server: int, clients: bytes, se
 
 def _left(deadline: float) -> float:
     if (left := deadline - time.monotonic()) <= 0:
-        raise TimeoutError("no answer in time")
+        raise TimeoutError("the peer's deadline has passed")
     return left

@@ -1,7 +1,7 @@
-"""The server of a node: a child process that gives verified files to the nodes of this group, and to nobody else.
+"""A node's server: a child process that sends verified files to the nodes of this group, and to no other client.
 
-It holds no lock, writes nothing, and dies with the process that started it. Strangers cost a connection for a few
-seconds at most; a file is named by its number in the manifest.
+It holds no lock, writes nothing, and dies with its parent. An unauthenticated client holds a connection for a few
+seconds at most. A file is requested by its index in the manifest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pitools.stage.fanout.shared_state import SharedState
 from pitools.stage.sources.local import LocalFile, LocalReader
 from pitools.store.manifest import FileEntry
 
-MAX_RANGE_BYTES = 64 << 20  # the most that one request may ask for
+MAX_RANGE_BYTES = 64 << 20  # of one request
 _IDLE_S = 120.0  # a connection without a request
 _SEND_BYTES = 4 << 20
 _STACK = 256 << 10
@@ -35,13 +35,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def hold_port(group: Group, version: str) -> socket.socket:
-    """Listen at the first of this node's candidate ports that is free, on its own address. Raises ClusterError."""
+    """Listen at the first free one of this node's candidate ports, on its own address. Raises ClusterError."""
     address = group.addresses[group.me]
     reason = ""
     for port in group.candidate_ports(group.me, version):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # No SO_REUSEADDR and no SO_REUSEPORT: binding fails if anybody at all is there.
+            # No SO_REUSEADDR and no SO_REUSEPORT: bind fails if any process uses the port.
             listener.bind((address, port))
             listener.listen(1024)
         except OSError as error:
@@ -50,11 +50,11 @@ def hold_port(group: Group, version: str) -> socket.socket:
             continue
         return listener
     where = f"{address}, ports {group.ports[0]}-{group.ports[1]}"
-    raise ClusterError(f"no port to serve other nodes at: {reason}", where=where, hint="see network.ports of the site")
+    raise ClusterError(f"no free port to serve files: {reason}", where=where, hint="see network.ports of the site")
 
 
 def start_server(server: FanoutServer) -> int:
-    """Serve in a child process, which ends with the calling thread; its process id. Call before threads start."""
+    """Fork the server process, which ends with the calling thread; return its pid. Call it before threads start."""
     parent = os.getpid()
     child = os.fork()
     if not child:
@@ -67,18 +67,18 @@ def _server_main(server: FanoutServer, parent: int) -> NoReturn:
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it died before the kernel knew of our wish
+            os._exit(1)  # the parent died before prctl took effect
         _close_descriptors({0, 1, 2, server.listener.fileno(), *server.state.descriptors})
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the parent decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         server.run()
     finally:
-        os._exit(1)  # never back into what the parent was doing
+        os._exit(1)  # never return into the parent's code
 
 
 def _close_descriptors(kept: set[int]) -> None:
-    """Close what the parent has open: its locks and reservations are not the server's to hold."""
-    # What the parent left to be collected would close descriptors of the same numbers, which are others by then.
+    """Close the parent's other descriptors: the server must not hold its locks and reservations."""
+    # Without this, garbage of the parent could be collected later and close reused descriptor numbers.
     gc.freeze()
     numbers = [*sorted(kept), os.sysconf("SC_OPEN_MAX")]
     for number, following in itertools.pairwise(numbers):
@@ -86,7 +86,7 @@ def _close_descriptors(kept: set[int]) -> None:
 
 
 def stop_server(child: int) -> None:
-    """End a server. One that hangs in its disk is left to the kernel."""
+    """Kill a server. One that hangs in disk I/O is left to the kernel after 5 s."""
     os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + 5
     while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def stop_server(child: int) -> None:
 
 
 class FanoutServer:
-    """What the child runs. folders: where a file may be while not all is here; then first in the last of them."""
+    """The server's state. folders: where files may be while some are missing; after that the last is searched first."""
 
     def __init__(
         self,
@@ -109,21 +109,21 @@ class FanoutServer:
         self.listener, self.state, self.timeouts = listener, state, timeouts
         self._files, self._folders = files, folders
         self._me, self._nodes, self._key = group.me, len(group), group.proof_key(version)
-        # Connections in the middle of their greeting, and after it.
+        # Limits of connections during the handshake, and after it.
         self._strangers = threading.BoundedSemaphore(min(512, 64 + 16 * len(group)))
         self._friends = threading.BoundedSemaphore(min(1024, 64 + 32 * len(group)))
         self._waiting: dict[int, tuple[threading.Event, int]] = {}
         self._lock = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Serve for ever."""
+        """Accept connections for ever."""
         threading.stack_size(_STACK)
         threading.Thread(target=self._wake, name="pit-fanout-wake", daemon=True).start()
         while True:
             try:
                 connection, _ = self.listener.accept()
             except OSError:
-                time.sleep(0.05)  # out of descriptors, or the caller has gone already
+                time.sleep(0.05)  # out of descriptors, or the client has already closed
                 continue
             if not self._strangers.acquire(blocking=False):
                 connection.close()
@@ -135,7 +135,7 @@ class FanoutServer:
                 connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        # Whatever a stranger sends, or a node that has gone, ends its own connection and nothing else.
+        # Bad input, or a lost node, ends its own connection only.
         with connection, contextlib.suppress(OSError, protocol.HandshakeRefused, PitError):
             try:
                 deadline = time.monotonic() + self.timeouts.answer_s
@@ -167,7 +167,7 @@ class FanoutServer:
             elif self._is_valid(request):
                 self._send_range(connection, request, shelf)
             else:
-                raise protocol.HandshakeRefused("no request of ours")
+                raise protocol.HandshakeRefused(f"invalid request: {request}")
 
     def _is_valid(self, request: protocol.PeerRequest) -> bool:
         if request.kind != protocol.GET or request.file >= len(self._files):
@@ -194,7 +194,7 @@ class FanoutServer:
         protocol.send_answer(connection, kind, number, time.monotonic() + self.timeouts.answer_s)
 
     def _send(self, connection: socket.socket, descriptor: int, offset: int, count: int) -> None:
-        """The kernel copies from file to socket. A client that takes nothing for long is left. Raises OSError."""
+        """Send a range of a file by sendfile. A client that reads nothing for too long is dropped. Raises OSError."""
         end = offset + count
         connection.settimeout(0)
         ready = select.poll()
@@ -204,23 +204,23 @@ class FanoutServer:
                 sent = os.sendfile(connection.fileno(), descriptor, offset, min(_SEND_BYTES, end - offset))
             except BlockingIOError:
                 if not ready.poll(1000 * self._slowest_s):
-                    raise TimeoutError("the other side takes nothing") from None
+                    raise TimeoutError(f"the client reads nothing for {self._slowest_s:g} s") from None
                 continue
             if not sent:
-                raise ConnectionAbortedError("the file became shorter")  # the promised bytes cannot come
+                raise ConnectionAbortedError(f"the file is shorter than {end} bytes")
             offset += sent
 
     @property
     def _slowest_s(self) -> float:
-        # Generous: a client that holds its bandwidth down, or waits for its disk, takes nothing for a while.
+        # Generous: a client that limits its bandwidth, or waits for its disk, reads nothing for a while.
         return 12 * self.timeouts.stall_s
 
     def _wait_for_file(self, index: int) -> bool:
-        """Wait a little for a file; whether it came."""
+        """Wait up to `hold_s` for a file; return whether it is done."""
         with self._lock:
             event, count = self._waiting.get(index) or (threading.Event(), 0)
             self._waiting[index] = event, count + 1
-        # Looked at again only now: a mark before this line has perhaps rung for others.
+        # Read after registering: an earlier mark has not set this event.
         came = bool(self.state.done[index]) or event.wait(self.timeouts.hold_s)
         with self._lock:
             event, count = self._waiting[index]
@@ -240,19 +240,19 @@ class FanoutServer:
 
 
 class _OpenFiles:
-    """The files of one connection's thread, found in one folder or the other."""
+    """The files of one connection's thread, opened in either folder."""
 
     def __init__(self, folders: Sequence[Path], state: SharedState) -> None:
         self._state = state
         self._readers: dict[Path, LocalReader | None] = dict.fromkeys(folders)
 
     def open(self, entry: FileEntry) -> LocalFile | None:
-        """A file that is done, or None where it is no longer, or not as long as it should be."""
-        # Beside a version that stands, a folder for filling is what an interrupted repair has left.
+        """Open a file that is done; None when it is missing or its size is wrong."""
+        # Once the version is complete, the folder being filled can only be left over from an interrupted repair.
         folders = reversed(self._readers) if self._state.whole[0] else self._readers
         for folder in list(folders):
             try:
-                # Of a folder that has been renamed meanwhile the reader still holds the right one.
+                # The reader's descriptor stays valid when its folder is renamed.
                 reader = self._readers[folder] = self._readers[folder] or LocalReader(folder)
                 file = reader.open(entry.path)
             except PitError:
@@ -264,7 +264,7 @@ class _OpenFiles:
         return None
 
     def close(self) -> None:
-        """Let go of the folders."""
+        """Close the folders."""
         for folder in self._readers:
             self._drop(folder)
 

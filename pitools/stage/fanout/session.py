@@ -1,4 +1,4 @@
-"""A node's part in a fan-out, from its first moment to its last: what the stager holds while it stages."""
+"""A node's part in a fan-out, from joining to leaving: the stager's interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANNOUNCE_TIMEOUT_S, _STARTUP_S, _ANNOUNCE_ANSWER_S = 1.0, 3.0, 0.1
 
 
 class Received(NamedTuple):
-    """Bytes this node took from the source and from other nodes; names of nodes that gave wrong ones."""
+    """Bytes received from the source and from other nodes. distrusted: names of nodes that sent wrong bytes."""
 
     source_bytes: int
     peer_bytes: int
@@ -34,43 +34,48 @@ class Received(NamedTuple):
 
 
 class FanoutSession:
-    """What the stager needs: `source` to read from, `file_order` to read in, and to say when a file may be given
-    away."""
+    """The stager's side of a fan-out: `source` to read from, `file_order` to read in, `mark_done` for finished
+    files.
+    """
 
     def __init__(self, source: PeerSource) -> None:
         self.source = source
         self._group, self._state = source.group, source.state
 
     def file_order(self) -> list[int]:
-        """File numbers in the order in which this node should take them."""
+        """Return the file indexes in the order in which this node should copy them."""
         return assignment.file_order(self.source.files, self.source.owners, len(self._group), self._group.me)
 
     def file_groups(self) -> list[list[int]]:
-        """`order`, cut where this node's place in the files' chains changes.
+        """Return `file_order` in groups, one for each position of this node in the files' chains.
 
-        That nodes never wait for each other in a circle rests on this: workers take the files in this order, and no
-        file's `done` waits for a file of a later group.
+        The absence of circular waits rests on this: workers take files in this order, and no file's `mark_done` waits
+        for a file of a later group.
         """
         owners, nodes, me = self.source.owners, len(self._group), self._group.me
         cut = groupby(self.file_order(), lambda index: assignment.place_in_chain(index, owners[index], nodes, me))
         return [list(same) for _, same in cut]
 
     def mark_done(self, index: int) -> None:
-        """File `index` is verified and written, in one of the folders: others may have it. For any process."""
+        """Mark file `index` as verified and written in one of the folders, so that other nodes may read it; for any
+        process.
+        """
         self._state.mark_done(index)
 
     def mark_all_done(self) -> None:
-        """The whole version is here, in the last of the folders."""
+        """Mark the whole version as complete in the last of the folders."""
         self._state.mark_all_done()
 
     def received(self) -> Received:
-        """What came from where, of all files that have been closed."""
+        """Return the bytes by sender of all closed files."""
         counts = self._state.bytes_by_sender()
-        names = tuple(name for name, lied in zip(self._group.names, self._state.untrusted, strict=True) if lied)
+        names = tuple(name for name, bad in zip(self._group.names, self._state.untrusted, strict=True) if bad)
         return Received(counts.pop(FROM_ORIGIN, 0), counts.total(), names)
 
     def serve_until_done(self, timeout_s: float | None = None) -> None:
-        """Serve on until every other node has all it wants, or is gone; timeout_s at most. Call when all is done."""
+        """Keep serving until every other node has finished or is lost, at most `timeout_s` seconds. Call it when all is
+        done.
+        """
         timeouts = self.source.timeouts
         deadline = time.monotonic() + (timeouts.linger_s if timeout_s is None else timeout_s)
         self._state.finished[self._group.me] = 1
@@ -79,8 +84,8 @@ class FanoutSession:
         ask_at = 0.0
         with contextlib.closing(peers):
             while waiting and (now := time.monotonic()) < deadline:
-                # All are told at once, also those that are known to have finished: they may wait for just this. Later
-                # it is to see who has gone, and a thousand nodes must not spend their time asking each other.
+                # The first round informs every node, also finished ones, which may wait for this. Later rounds only
+                # detect lost nodes; their interval grows with the group, so that 1,000 nodes are not kept busy by it.
                 if now >= ask_at:
                     waiting = {node for node in waiting if self._is_at_work(peers, node)}
                     ask_at = time.monotonic() + _QUERY_EVERY_S * (1 + len(self._group) / 64)
@@ -89,9 +94,8 @@ class FanoutSession:
                     waiting = {node for node in waiting if not self._state.finished[node]}
 
     def announce_exit(self) -> None:
-        """Be seen by the others before this node is gone, in about a second: one that nobody has seen might yet come,
-        and would be waited for. Where this node fails in its first moments, those that do not listen yet are visited as
-        soon as they do.
+        """Contact the other nodes before this one fails, in about a second; they would wait for a node that they have
+        never contacted. If this node fails at its start, nodes that do not listen yet are retried until they do.
         """
         deadline = max(time.monotonic() + _ANNOUNCE_TIMEOUT_S, self._state.began + _STARTUP_S)
         short_timeouts = msgspec.structs.replace(
@@ -99,15 +103,15 @@ class FanoutSession:
         )
         peers = Peers(self._group, self.source.version, self._state, short_timeouts)
         me, nodes = self._group.me, len(self._group)
-        pending = deque((me + step) % nodes for step in range(1, nodes))  # all may leave at once: not all to one
+        pending = deque((me + step) % nodes for step in range(1, nodes))  # from the next rank on
         with contextlib.closing(peers):
             while pending and time.monotonic() < deadline:
                 node = pending.popleft()
                 try:
-                    # Not that it has finished: it may be started anew, and is then waited for like any other.
+                    # Not as finished: a restarted node takes part like any other.
                     peers.exchange_state(node, finished=False)
                 except PeerNotFound:
-                    if not self._state.contacted[node]:  # otherwise it has gone
+                    if not self._state.contacted[node]:  # else it is lost
                         pending.append(node)
                         time.sleep(_FIRST_POLL_S)
                 except protocol.PeerBusy:
@@ -115,13 +119,13 @@ class FanoutSession:
                     time.sleep(_FIRST_POLL_S)
 
     def _is_at_work(self, peers: Peers, node: int) -> bool:
-        """Whether a node may still want something, telling it that this one does not."""
+        """Whether a node may still need files; also reports to it that this node has finished."""
         try:
             return not peers.exchange_state(node, finished=True)
         except protocol.PeerBusy:
             return True
         except PeerNotFound:
-            # One that was seen has gone; one that was not may yet come, for some time.
+            # A node that was contacted before is lost; another may still start, until `startup_s`.
             appear_s = self.source.timeouts.startup_s
             return not self._state.contacted[node] and time.monotonic() < self._state.began + appear_s
 
@@ -135,9 +139,9 @@ def join(
     group: Group,
     timeouts: Timeouts | None = None,
 ) -> Iterator[FanoutSession]:
-    """Take part: a server child runs until the block ends. Before workers and threads are started.
+    """Join the fan-out: a server process runs until the block ends. Call it before workers and threads start.
 
-    folders: where finished files are: in the one being filled, and then, once `all_done`, in the one it is renamed to.
+    folders: where finished files are: the folder being filled, then the published one, used after `mark_all_done`.
     Raises ClusterError when no port is free.
     """
     timeouts = timeouts or Timeouts()
