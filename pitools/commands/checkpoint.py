@@ -34,10 +34,10 @@ def list_command(run: str, site_name: str, form: str) -> None:
 
     folder, _ = _checkpoint_dir(run, site_name)
     with Output(form, _LIST_COLUMNS) as out:
-        found = list(list_checkpoints(folder))
-        for record in found:
+        checkpoints = list(list_checkpoints(folder))
+        for record in checkpoints:
             out(record)
-    if not found:
+    if not checkpoints:
         click.echo(f"pit: no checkpoints in {folder}", err=True)
 
 
@@ -57,14 +57,16 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
     from pitools.checkpoint.store.check_folder import FolderCheck
     from pitools.checkpoint.store.check_folder import check_folder as judge
 
-    folder, only = _checkpoint_dir(run, site_name)
+    folder, named_step = _checkpoint_dir(run, site_name)
     steps = layout.listed_steps(folder)
-    wanted = step if only is None else only
-    if wanted is not None and wanted not in steps:
-        raise UsageError(f"no checkpoint of step {wanted}", where=str(folder), hint=f"pit checkpoint list {run}")
+    selected_step = step if named_step is None else named_step
+    if selected_step is not None and selected_step not in steps:
+        raise UsageError(f"no checkpoint of step {selected_step}", where=str(folder), hint=f"pit checkpoint list {run}")
     summary: FolderCheck | None = None
     with Output(form, _CHECK_COLUMNS) as out:
-        for record in judge(folder, steps if wanted is None else [wanted], threads=threads or 0, move_aside=quarantine):
+        for record in judge(
+            folder, steps if selected_step is None else [selected_step], threads=threads or 0, move_aside=quarantine
+        ):
             if isinstance(record, FolderCheck):
                 summary = record
             else:
@@ -90,8 +92,8 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
     """
     from pitools.checkpoint.store import check_folder, retention
 
-    folder, only = _checkpoint_dir(run, site_name)
-    if only is not None:
+    folder, named_step = _checkpoint_dir(run, site_name)
+    if named_step is not None:
         raise UsageError("give the run, or the folder of its checkpoints", where=run)
     good = check_folder.newest_good_step(folder)
     keep = () if good is None else (good,)
@@ -99,8 +101,8 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
     with Output(form, _PRUNE_COLUMNS) as out:
         for record in pruned:
             out(record)
-    if not dry_run and (gone := retention.remove_leftovers(folder)):
-        click.echo(f"pit: removed what {len(gone)} killed save{'s' * (len(gone) > 1)} left", err=True)
+    if not dry_run and (removed := retention.remove_leftovers(folder)):
+        click.echo(f"pit: removed what {len(removed)} killed save{'s' * (len(removed) > 1)} left", err=True)
     return 1 if any(record.state == "failed" for record in pruned) else 0
 
 

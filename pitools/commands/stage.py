@@ -166,7 +166,7 @@ def run(
     if receipt:
         _check_receipt_writable(receipt)
     with stop_on_signals(), _report_interrupt(), Output(form, _RUN_COLUMNS) as out:
-        for source, to, _ in requests:
+        for source, request_root, _ in requests:
             with _bar(source.manifest) as (advance, finished, waiting):
                 settings: Any = {
                     "verify": verify,
@@ -179,9 +179,9 @@ def run(
                     "on_wait": waiting,
                 }
                 record = (
-                    _stage_store(source, to, group, settings)
+                    _stage_store(source, request_root, group, settings)
                     if isinstance(source, UnmanagedStore)
-                    else stage_version(source, to, group=group, **settings)
+                    else stage_version(source, request_root, group=group, **settings)
                 )
             out(record)
             lines.append(msgspec.json.encode(record) + b"\n")
@@ -220,20 +220,20 @@ def _bar(manifest: Manifest) -> Iterator[tuple[Advance, Callable[[int], None], C
 
     shown_pid = 0
 
-    with progress_bar(manifest.name, manifest.total_bytes, parts=len(manifest.files)) as shown:
+    with progress_bar(manifest.name, manifest.total_bytes, parts=len(manifest.files)) as bar:
 
-        def waiting(holder: LockOwner) -> None:
+        def on_wait(holder: LockOwner) -> None:
             nonlocal shown_pid
             if holder.pid != shown_pid and not sys.stderr.isatty():
                 click.echo(f"waiting for another process that stages this version: {describe_owner(holder)}", err=True)
                 shown_pid = holder.pid
-            shown.done = holder.done_bytes
-            shown(0)
+            bar.done = holder.done_bytes
+            bar(0)
 
-        def finished(_: int) -> None:
-            shown.add_file()
+        def on_file(_: int) -> None:
+            bar.add_file()
 
-        yield shown, finished, waiting
+        yield bar, on_file, on_wait
 
 
 def _fanout_group() -> Group:
@@ -242,13 +242,13 @@ def _fanout_group() -> Group:
     return groups.find_group(os.environ)
 
 
-def _stage_store(store: UnmanagedStore, to: Path, group: Group | None, settings: dict[str, Any]) -> StageResult:
+def _stage_store(store: UnmanagedStore, root: Path, group: Group | None, settings: dict[str, Any]) -> StageResult:
     from pitools.stage.unmanaged.stage_store import stage_store
 
     if group:
         message = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
         raise UsageError(message, where="--fanout", hint="stage it once to shared storage, then from there")
-    return stage_store(store, to, warn=_print_note, **settings)
+    return stage_store(store, root, warn=_print_note, **settings)
 
 
 def _print_note(text: str) -> None:
@@ -267,14 +267,14 @@ def _stage_requests(
             message = "- stands alone, and for `run`: the plans say what goes where"
             raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
         for record in planning.read_plans(sys.stdin):
-            yield planning.resolve_request(record.source, Path(record.root), record.choice, _print_note)
+            yield planning.resolve_request(record.source, Path(record.root), record.selection, _print_note)
         return
     if root is None:
-        given = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
-        raise UsageError("no staging folder", where="--to", hint=f"name the staging folder on this node{given}")
-    choice = parse_selection(arrays, steps, episodes)
+        example = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
+        raise UsageError("no staging folder", where="--to", hint=f"name the staging folder on this node{example}")
+    selection = parse_selection(arrays, steps, episodes)
     for location in sources:
-        yield planning.resolve_request(location, root, choice, _print_note)
+        yield planning.resolve_request(location, root, selection, _print_note)
 
 
 for command in (

@@ -82,11 +82,11 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):
                 out(record)
                 kept_reasons |= {record.reason} if record.reason else set()
-    reasons, elsewhere = evicting.KeptReason, "--force, if it is elsewhere"
-    hints = {reasons.PINNED: "pit-stage unpin", reasons.UNKNOWN_SOURCE: elsewhere, reasons.SOURCE_GONE: elsewhere}
-    for reason, what_next in hints.items():
+    reasons, force_hint = evicting.KeptReason, "--force, if it is elsewhere"
+    hints = {reasons.PINNED: "pit-stage unpin", reasons.UNKNOWN_SOURCE: force_hint, reasons.SOURCE_GONE: force_hint}
+    for reason, hint in hints.items():
         if reason in kept_reasons:
-            click.echo(f"pit-stage evict: {evicting.KEPT_TEXT[reason]}: {what_next}", err=True)
+            click.echo(f"pit-stage evict: {evicting.KEPT_TEXT[reason]}: {hint}", err=True)
     return 1 if kept_reasons else 0
 
 
@@ -133,13 +133,13 @@ def _root_to_repair(path: Path) -> Path:
 def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, form: str) -> bool:
     from pitools.stage import repair
 
-    done = True
+    all_repaired = True
     with Output(form) as out:
         for version, findings in damaged.items():
             record = repair.repair_set(root, version, findings, readers=readers)
             out(record)
-            done = done and record.state == "repaired"
-    return done
+            all_repaired = all_repaired and record.state == "repaired"
+    return all_repaired
 
 
 def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> None:
@@ -156,18 +156,18 @@ def _make_room(root: Path, needed: int, out: Callable[[Eviction], None], *, dry_
     from pitools.stage.cache import disk_quota
     from pitools.stage.cache import evict as evicting
 
-    done = disk_quota.make_room(
+    result = disk_quota.make_room(
         root, lambda _: disk_quota.Shortfall(0, needed - disk_quota.available_bytes(root)), dry_run=dry_run
     )
-    for item, n_bytes in done.evicted:
+    for item, n_bytes in result.evicted:
         out(evicting.make_record(item, n_bytes, None, dry_run=dry_run))
-    if not done.missing_bytes:
+    if not result.missing_bytes:
         return 0
     message = f"{units.format_size(needed)} needed, {units.format_size(disk_quota.available_bytes(root))} free"
     if not dry_run:
-        raise NoSpace(message, where=str(root), hint=disk_quota.no_space_hint(done.kept_reasons))
+        raise NoSpace(message, where=str(root), hint=disk_quota.no_space_hint(result.kept_reasons))
     click.echo(
-        f"pit-stage evict: {message}, and nothing would go: {disk_quota.no_space_hint(done.kept_reasons)}", err=True
+        f"pit-stage evict: {message}, and nothing would go: {disk_quota.no_space_hint(result.kept_reasons)}", err=True
     )
     return 1
 

@@ -149,8 +149,8 @@ def _parse_option(parse: Callable[[str], int], text: str, ctx: click.Context, pa
     try:
         return parse(text)
     except UsageError as error:
-        given = ctx.get_parameter_source(param.name or "")
-        named = param.envvar if given is click.core.ParameterSource.ENVIRONMENT else param.opts[0]
+        source = ctx.get_parameter_source(param.name or "")
+        named = param.envvar if source is click.core.ParameterSource.ENVIRONMENT else param.opts[0]
         raise UsageError(error.message, where=str(named), hint=error.hint) from error
 
 
@@ -160,8 +160,8 @@ def stop_on_signals() -> Iterator[None]:
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def stop(number: int, _: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     handlers = [(number, signal.signal(number, stop)) for number in numbers]

@@ -75,7 +75,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
         if not quiet:
             click.echo(f"pit-stage sync: {running}: nothing is done", err=True)
         return 0
-    if not dry_run and (run.counted if quiet else sys.stdout.isatty()):
+    if not dry_run and (run.counts if quiet else sys.stdout.isatty()):
         click.echo(
             f"pit-stage sync: {path.stem} on {policy.node}: {format_summary(run, report.wall_s())}", err=not quiet
         )
@@ -148,7 +148,7 @@ def print_error(rule: str, error: PitError) -> None:
 
 def format_summary(run: SyncRun, wall_s: float) -> str:
     """Format the counts of a run as one line."""
-    count, size = run.counted, units.format_size
+    count, size = run.counts, units.format_size
     parts = [f"{count['staged']} staged ({size(count['staged_bytes'])})"] if count["staged"] else []
     parts += [f"{count['repaired']} repaired ({size(count['repaired_bytes'])})"] if count["repaired"] else []
     parts += [f"{count['evicted']} evicted ({size(count['evicted_bytes'])})"] if count["evicted"] else []

@@ -1,4 +1,4 @@
-"""What `run` would do, and whether there is room for all of it."""
+"""Plan what `run` would copy and evict, and whether it all fits."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ _PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
 
 
 class StageRequest(NamedTuple):
-    """A version or store, the root to stage it to, and the part of the source that it is."""
+    """A version or plain store to stage, the root to stage it to, and the selected part of it."""
 
     source: Dataset | UnmanagedStore
     root: Path
-    choice: Selection = SELECT_ALL
+    selection: Selection = SELECT_ALL
 
 
 def resolve_request(
-    location: str | Path, root: Path, choice: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
+    location: str | Path, root: Path, selection: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
 ) -> StageRequest:
-    """Resolve a location. Raises as `resolve_source`, and UsageError for a root inside the source."""
-    resolved = resolve_source(location, choice, warn)
+    """Resolve a location to a request. Raises as `resolve_source`, and UsageError for a root inside the source."""
+    resolved = resolve_source(location, selection, warn)
     if isinstance(resolved.source, LocalSource):
         source = os.path.realpath(resolved.source.folder)
         if os.path.commonpath([source, os.path.realpath(root)]) == source:
             hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
-            raise UsageError(f"{root} is inside what is to be staged, {source}", where="--to", hint=hint)
-    return StageRequest(resolved, root, choice)
+            raise UsageError(f"staging folder {root}: inside the source {source}", where="--to", hint=hint)
+    return StageRequest(resolved, root, selection)
 
 
 class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     """What `run` would do for one version; `run -` accepts it.
 
     state: of the version at the root now, by names and sizes. copy_bytes: 0 when it is present. free_bytes: at the
-    root, what the plans before this one take already taken off. fits: whether there is room, or will be when
-    evict_bytes of other sets have gone. version: "" of a store without a manifest, which has none before it is staged.
-    arrays, steps, episodes: the part of the source.
+    root, after the plans before this one. fits: whether there is room, or will be after eviction of evict_bytes.
+    version: "" of a plain store, whose version is known only after staging. arrays, steps, episodes: the selected part.
     """
 
     dataset: str
@@ -70,17 +69,17 @@ class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     evict_bytes: int = 0
 
     @property
-    def choice(self) -> Selection:
+    def selection(self) -> Selection:
         """Return the selected part of the source."""
         return Selection(self.arrays, self.steps, self.episodes)
 
 
 def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None = None) -> Iterator[StagePlan]:
     """Yield the plan of each request, in order. Changes nothing. Raises ClusterError when a root is refused."""
-    taken: dict[Path, int] = {}
-    evicted: dict[Path, int] = {}
-    for source, to, choice in requests:
-        root = to.absolute()
+    planned_bytes: dict[Path, int] = {}
+    evicted_bytes: dict[Path, int] = {}
+    for source, request_root, selection in requests:
+        root = request_root.absolute()
         require_safe(root)
         version, dataset = (
             _find_staged(source, root) if isinstance(source, UnmanagedStore) else (source.version, source)
@@ -88,9 +87,11 @@ def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None =
         final = set_path(root, version) if version else root
         present = dataset is not None and matches_sizes(final, dataset)
         needed = 0 if present else needed_bytes(source.manifest.files)
-        taken_before, evicted_before = taken.get(root, 0), evicted.get(root, 0)
-        free = max(0, free_bytes(root) - taken_before)
-        fits, evict = _fits_limits(root, taken_before + needed, limits, source) if needed else (True, evicted_before)
+        planned_before, evicted_before = planned_bytes.get(root, 0), evicted_bytes.get(root, 0)
+        free = max(0, free_bytes(root) - planned_before)
+        fits, evict_bytes = (
+            _fits_limits(root, planned_before + needed, limits, source) if needed else (True, evicted_before)
+        )
         total = source.manifest.total_bytes
         yield StagePlan(
             dataset=source.manifest.name,
@@ -104,16 +105,16 @@ def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None =
             copy_bytes=0 if present else total,
             free_bytes=free,
             fits=fits,
-            evict_bytes=max(0, evict - evicted_before),
-            **choice._asdict(),
+            evict_bytes=max(0, evict_bytes - evicted_before),
+            **selection._asdict(),
         )
-        taken[root], evicted[root] = taken_before + needed, max(evict, evicted_before)
+        planned_bytes[root], evicted_bytes[root] = planned_before + needed, max(evict_bytes, evicted_before)
 
 
 def _fits_limits(
     root: Path, needed: int, limits: QuotaLimits | None, source: Dataset | UnmanagedStore
 ) -> tuple[bool, int]:
-    """Whether so many bytes go to a root within its limits, and how many of other sets would be evicted for them."""
+    """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them."""
     from pitools.stage.cache import disk_quota, inventory
 
     limits = limits or disk_quota.QuotaLimits()
@@ -126,15 +127,15 @@ def _fits_limits(
         )
 
     if limits.quota_bytes is None and disk <= 0:
-        return True, 0  # without a look at every file of the root
+        return True, 0  # without measuring the root
     if not (root / OBJECTS).is_dir():
         return shortfall({}).bytes <= 0, 0
     try:
         own_version = source.key if isinstance(source, UnmanagedStore) else source.version
-        done = disk_quota.make_room(root, shortfall, except_version=own_version, dry_run=True)
-    except PitError:  # a root of another user, who alone may evict there
+        result = disk_quota.make_room(root, shortfall, except_version=own_version, dry_run=True)
+    except PitError:  # a root of another user: only its owner may evict
         return False, 0
-    return not done.missing_bytes, sum(size for _, size in done.evicted)
+    return not result.missing_bytes, sum(size for _, size in result.evicted)
 
 
 def _find_staged(store: UnmanagedStore, root: Path) -> tuple[str, Dataset | None]:
@@ -144,7 +145,7 @@ def _find_staged(store: UnmanagedStore, root: Path) -> tuple[str, Dataset | None
 
 
 def read_plans(lines: Iterable[str]) -> list[StagePlan]:
-    """Read plans from JSON Lines, one at least. Raises UsageError naming the bad line."""
+    """Read plans from JSON Lines. Raises UsageError naming the bad line, or when there is no line."""
     plans = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -152,6 +153,6 @@ def read_plans(lines: Iterable[str]) -> list[StagePlan]:
         except (msgspec.DecodeError, UnicodeError) as error:
             raise UsageError(f"not a plan: {error}", where=f"stdin, line {number}", hint=_PIPE) from error
     if not plans:
-        # A `plan` that failed says nothing, and the shell takes the last command's exit code for the pipe's.
-        raise UsageError("no plan: `plan` failed, or was not asked", where="stdin", hint=_PIPE)
+        # A failed `plan` prints nothing, and the pipe's exit code is that of its last command.
+        raise UsageError("no plan (expected JSON Lines of `pit-stage plan`)", where="stdin", hint=_PIPE)
     return plans

@@ -1,4 +1,4 @@
-"""Replace damaged sets from where they came from; those that cannot come back are put where nobody takes them."""
+"""Replace damaged sets from their source; quarantine those of unknown source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pitools.stage.verify import FileFinding
 
 
 class RepairResult(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
-    """What became of one damaged set. path: where it is now. reason: why it is not `repaired`, else ""."""
+    """The result of repairing one set. path: where it is now. reason: why it is not `repaired`, else ""."""
 
     dataset: str
     version: str
@@ -34,7 +34,7 @@ class RepairResult(Record, frozen=True, kw_only=True, tag="pit.stage-repair/1"):
 
 
 def root_of(path: Path) -> Path:
-    """Return the staging root that `path` is, or that holds the set at `path`. Raises UsageError when there is none."""
+    """Return the staging root that `path` is, or that holds the set at `path`. Raises UsageError for any other path."""
     if (path / OBJECTS).is_dir():
         return path
     if path.parent.name == OBJECTS:
@@ -44,58 +44,56 @@ def root_of(path: Path) -> Path:
 
 
 def repair_set(root: Path, version: str, findings: Sequence[FileFinding], *, readers: int = 0) -> RepairResult:
-    """Stage a set of which files are wrong again; one of unknown source goes to quarantine. Never raises PitError."""
+    """Stage a damaged set again; quarantine one of unknown source. Never raises PitError."""
     path, record = set_path(root, version), records.read_stage_record(root, version)
     source = record.source
 
-    def say(state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path) -> RepairResult:
+    def make_result(
+        state: Literal["repaired", "quarantined", "failed"], reason: str = "", to: Path = path
+    ) -> RepairResult:
         name = findings[0].dataset
         return RepairResult(dataset=name, version=version, path=str(to), state=state, source=source, reason=reason)
 
     if not os.path.lexists(path):
-        return say("failed", "it is not there any more: it was evicted while it was read")
+        return make_result("failed", "evicted during the check")
     if all(finding.problem == "extra" for finding in findings):
-        return say("failed", "the set is whole, but holds files that its manifest does not name: remove them")
+        return make_result("failed", "complete, but holds files that its manifest does not list: remove them")
     try:
         if not source:
-            return say(
-                "quarantined", "it is not known where it came from: stage it again", quarantine_set(root, version)
-            )
+            return make_result("quarantined", "unknown source: stage it again", quarantine_set(root, version))
         if os.path.realpath(source) == os.path.realpath(path):
-            return say("failed", "its source is the damaged set itself")
-        if record.signature and _own_manifest(path, version) is None:
+            return make_result("failed", "its recorded source is the damaged set itself")
+        if record.signature and _own_dataset(path, version) is None:
             from pitools.stage.unmanaged.stage_store import stage_store
 
             stage_store(_unchanged_store(source, record.signature, root), root, verify=True, readers=readers)
         else:
-            stage_version(_original(path, version, source), root, verify=True, readers=readers)
+            stage_version(_source_dataset(path, version, source), root, verify=True, readers=readers)
     except PitError as error:
-        return say("failed", f"{error}; {error.hint}" if error.hint else str(error))
-    return say("repaired")
+        return make_result("failed", f"{error}; {error.hint}" if error.hint else str(error))
+    return make_result("repaired")
 
 
-def _original(path: Path, version: str, source: str) -> Dataset:
-    """The version, to be read from its source: by its own manifest where that is good, which a part of a version, or a
-    store without one, has nowhere else. Raises DataError when the source holds another version by now.
+def _source_dataset(path: Path, version: str, source: str) -> Dataset:
+    """Return the version to read from its source, by its own manifest where that is intact: only there is the manifest
+    of a part of a version, or of a plain store. Raises DataError when the source now holds another version.
     """
-    own, original = _own_manifest(path, version), _loaded(source)
-    expected = own.manifest.subset.parent if own and own.manifest.subset else version
-    if original and original.version != expected:
-        if own:
-            raise DataError(f"its source holds version {original.version} now")
-        message = (
-            f"its own manifest is damaged, and its source holds version {original.version}, of which it may be a part"
-        )
+    own_dataset, source_dataset = _own_dataset(path, version), _load_or_none(source)
+    expected = own_dataset.manifest.subset.parent if own_dataset and own_dataset.manifest.subset else version
+    if source_dataset and source_dataset.version != expected:
+        if own_dataset:
+            raise DataError(f"the source now holds version {source_dataset.version}")
+        message = f"its manifest is damaged, and its source holds version {source_dataset.version}: it may be a part"
         raise DataError(message, hint="stage it again, with the --arrays, --steps or --episodes that were given")
-    if own:
-        return structs.replace(own, source=source_of(source))
-    return original or load_dataset(source)
+    if own_dataset:
+        return structs.replace(own_dataset, source=source_of(source))
+    return source_dataset or load_dataset(source)
 
 
 def _unchanged_store(source: str, signature: str, root: Path) -> UnmanagedStore:
-    """Return the store without a manifest that a set was staged of, when it is as it was then.
+    """Return the plain store that a set was staged from, if it is unchanged.
 
-    Without the set's own manifest nothing else says what its bytes were. Raises DataError when it was written again.
+    Without the set's own manifest nothing else tells its content. Raises DataError when the store was rewritten.
     """
     store = resolve_source(source)
     if isinstance(store, UnmanagedStore) and store.key == signature:
@@ -103,16 +101,16 @@ def _unchanged_store(source: str, signature: str, root: Path) -> UnmanagedStore:
     hint = (
         f"stage it again, with the --arrays, --steps or --episodes that were given: pit-stage run {source} --to {root}"
     )
-    raise DataError("its source was written again, or a part of it was staged", where=source, hint=hint)
+    raise DataError("the source was rewritten, or the set is a part of it", where=source, hint=hint)
 
 
-def _own_manifest(path: Path, version: str) -> Dataset | None:
-    """Return the set by its own manifest, None where that is damaged."""
-    own = _loaded(path)
-    return own if own and own.version == version else None
+def _own_dataset(path: Path, version: str) -> Dataset | None:
+    """Return the set by its own manifest; None when that is damaged."""
+    dataset = _load_or_none(path)
+    return dataset if dataset and dataset.version == version else None
 
 
-def _loaded(place: str | Path) -> Dataset | None:
+def _load_or_none(location: str | Path) -> Dataset | None:
     with contextlib.suppress(DataError):
-        return load_dataset(place)
+        return load_dataset(location)
     return None

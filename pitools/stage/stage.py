@@ -1,4 +1,4 @@
-"""Stage one version onto this node: found there, or copied and verified in one pass and published by a rename."""
+"""Stage one version onto this node: copy and verify in one pass, publish by a rename."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ StageState = Literal["staged", "present", "repaired"]
 
 
 class StageResult(Record, frozen=True, kw_only=True, tag="pit.stage/1"):
-    """What staging one version did.
+    """The result of staging one version.
 
-    state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced).
-    path: the folder to train from. bytes: of all files. copied_bytes: read from the source by this call;
-    peer_bytes: read from other nodes; linked_bytes: shared with versions staged before; resumed_bytes: done by an
-    interrupted call before this one. verified_bytes: read and compared by this call, with the manifest's digests, or
-    where there are none yet, of a plain store, with the checksums that the store itself holds.
+    state: `staged` (it was absent), `present` (nothing was copied), `repaired` (a damaged copy was replaced). path: the
+    folder to train from. bytes: of all files. copied_bytes: read from the source by this call; peer_bytes: read from
+    other nodes; linked_bytes: hard-linked from other versions; resumed_bytes: written by an interrupted call.
+    verified_bytes: read and compared with the manifest's digests, or for a plain store with its own checksums.
     """
 
     dataset: str
@@ -87,38 +86,38 @@ def stage_version(
     on_file: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[LockOwner], None] = lambda _: None,
 ) -> StageResult:
-    """Make `<root>/objects/<version>/` hold this version, whole, whatever was there; safe to repeat and to race.
+    """Make `<root>/objects/<version>/` hold this version complete. Safe to repeat and to run concurrently.
 
-    A copy that stands is believed by names and sizes, or with `verify` by content. readers: threads, 0 for the
-    default. bytes_per_s: the most to read from the source, 0 for no limit. timeout_s: how long to wait for another
-    process that stages the same version; `on_wait` is called with who that is once a second. limits: of the root.
-    shared: open the root to all users' reading. group: the nodes that stage this together; each must call this.
-    advance, on_file: called with bytes, and with the place in the manifest of each file that is done.
+    A present copy is checked by names and sizes, with `verify` by content. readers: threads, 0 for the default.
+    bytes_per_s: limit of reading from the source, 0 for none. timeout_s: of waiting for another process that stages
+    this version; `on_wait` is called with its LockOwner once a second. limits: of the root. shared: make the root
+    readable for all users. group: the nodes that stage this together; each must call this. advance, on_file: called
+    with bytes, and with the manifest index of each finished file.
 
-    Forks; from a process with threads of its own, run the command instead. Raises DataError (the source is not what
-    it claims), NoSpace, ClusterError (the root is refused), TryLater.
+    Forks: from a process with threads run the command instead. Raises DataError (the source differs from its manifest),
+    NoSpace, ClusterError (the root is refused), TryLater.
     """
     started = time.monotonic()
     root = root.absolute()
     readers = readers or readers_for(dataset)
     final = set_path(root, dataset.version)
 
-    def is_whole() -> bool:
+    def is_complete() -> bool:
         if verify:
             return matches_content(final, dataset, readers=readers, advance=advance)
         return matches_sizes(final, dataset)
 
     require_safe(root, reading=True)
-    if os.path.lexists(final):  # before it is looked at, so that what is found is not evicted the next moment
-        with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
+    if os.path.lexists(final):  # before the check, so that a set just found complete is not evicted
+        with contextlib.suppress(OSError, PitError):  # a user who may only read the root cannot touch the file
             touch_lease(root, dataset.version)
     state: StageState = "present"
     totals = None
     with _join_fanout(dataset, root, group) as session:
-        if not is_whole():  # without the lock, so that a root that can only be read serves what it has
+        if not is_complete():  # without the lock, so that sets of a read-only root can be used
             create_root(root, shared=shared)
             with version_lock(root, dataset.version, timeout_s=timeout_s, on_wait=on_wait) as report_progress:
-                if not is_whole():
+                if not is_complete():
                     state = "repaired" if os.path.lexists(final) else "staged"
                     options = _options_for(
                         session, CopyOptions(readers=readers, bytes_per_s=bytes_per_s, on_file=on_file)
@@ -149,7 +148,7 @@ def make_result(
     session: FanoutSession | None = None,
     verified: bool = False,
 ) -> StageResult:
-    """Return the record of a staging. started: monotonic time. verified: whether a set that stood was read."""
+    """Return the record of a staging. started: monotonic time. verified: whether a present set was read."""
     total = dataset.manifest.total_bytes
     copied = totals.copied_bytes if totals else 0
     from_peers = session.received().peer_bytes if session else 0
@@ -181,11 +180,11 @@ def _copy_and_publish(
     advance: Advance,
     link: bool = True,
 ) -> CopyTotals:
-    """Copy the version into its unfinished folder, resuming an interrupted copy, and publish it."""
+    """Copy the version into its partial folder, resuming an interrupted copy, and publish it."""
     try:
         totals = fill_partial(dataset, root, options, limits, advance=advance, link=link)
         new = write_manifest_last(partial_path(root, dataset.version), dataset)
-        # First, because a set without a record is one of unknown source, which is never evicted.
+        # Before publishing: a set without a record counts as of unknown source, and is never evicted.
         records.write_stage_record(
             root,
             dataset.version,
@@ -196,11 +195,11 @@ def _copy_and_publish(
         publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
         journal_path(root, dataset.version).unlink(missing_ok=True)
     except (DataError, NoSpace):
-        # This version cannot come from this source, or not to this disk: nothing is worth keeping room for.
+        # A retry would fail again, so the partial copy is not worth its space.
         discard_partial(root, dataset.version)
         raise
     except PitError:
-        if not journal_path(root, dataset.version).exists():  # nothing was begun
+        if not journal_path(root, dataset.version).exists():  # nothing was written
             discard_partial(root, dataset.version)
         raise
     except OSError as error:
@@ -209,10 +208,10 @@ def _copy_and_publish(
 
 
 def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> None:
-    """Rename a sealed folder to its version's place, with the version's lock held; a damaged set there gives way.
+    """Rename a complete folder to its version's path, with the version's lock held; replace a damaged set there.
 
-    Readers see one of the two at any moment, where the file system can exchange names; and who leases the damaged set
-    keeps it. synced: the names in the folders below it are on the disk already. Raises NoSpace, TryLater, ClusterError.
+    Readers see one of the two at any moment where the file system can exchange names; processes that lease the damaged
+    set keep it. synced: names in subfolders are durable already. Raises NoSpace, TryLater, ClusterError.
     """
     if os.path.lexists(final):
         try:
@@ -224,20 +223,20 @@ def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> 
             raise from_os_error(error, final) from error
         trash(final, root)
     if not publish_dir(new, final, synced=synced):
-        raise TryLater("something else took the set's place meanwhile", where=str(final), hint="run this again")
+        raise TryLater("another process has created this path", where=str(final), hint="run this again")
 
 
 def reporting_advance(report_progress: ReportProgress, total: int, advance: Advance) -> Advance:
-    """Return an `advance` that also reports progress to waiters for this version."""
+    """Return an `advance` that also publishes the progress to processes that wait for this version's lock."""
     done_bytes = 0
 
-    def both(count: int) -> None:
+    def count_and_report(count: int) -> None:
         nonlocal done_bytes
         done_bytes += count
         report_progress(done_bytes, total)
         advance(count)
 
-    return both
+    return count_and_report
 
 
 @contextmanager
@@ -256,8 +255,8 @@ def _join_fanout(dataset: Dataset, root: Path, group: Group | None) -> Iterator[
             yield session
         finally:
             if names := session.received().distrusted:
-                message = "gave wrong bytes, which were read again from the source: run `pit-stage check` there"
-                print(f"pit-stage: note: {', '.join(names)} {message}", file=sys.stderr, flush=True)
+                message = "wrong bytes, read again from the source: run `pit-stage check` there"
+                print(f"pit-stage: note: {', '.join(names)}: {message}", file=sys.stderr, flush=True)
 
 
 def _options_for(session: FanoutSession | None, options: CopyOptions) -> CopyOptions:

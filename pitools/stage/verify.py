@@ -1,4 +1,4 @@
-"""Judge a version on disk against its manifest: quickly by names and sizes, or fully by content."""
+"""Verify a version on disk against its manifest: quickly by names and sizes, or fully by content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FileProblem = Literal["missing", "size", "digest", "extra", "unreadable"]
 
 
 class FileFinding(Record, frozen=True, kw_only=True, tag="pit.stage-finding/1"):
-    """One file that is not what the manifest says. path: relative to the version's folder."""
+    """One file that differs from the manifest. path: relative to the version's folder."""
 
     dataset: str
     version: str
@@ -44,7 +44,7 @@ class FileFinding(Record, frozen=True, kw_only=True, tag="pit.stage-finding/1"):
 
 
 class CheckTotals(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
-    """What a check went through. files, bytes: as the manifests name them."""
+    """The totals of a check. files, bytes: as listed in the manifests."""
 
     path: str
     datasets: int
@@ -55,7 +55,7 @@ class CheckTotals(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
 
 
 def matches_content(folder: Path, dataset: Dataset, *, readers: int, advance: Advance) -> bool:
-    """Whether every byte in `folder` is what this manifest says."""
+    """Whether every byte in `folder` matches this manifest."""
     return matches_sizes(folder, dataset) and not verify_files(
         structs.replace(dataset, source=LocalSource(folder=folder)), readers=readers, advance=advance, extras=False
     )
@@ -65,8 +65,8 @@ def verify_files(dataset: Dataset, *, readers: int, advance: Advance, extras: bo
     """Read all files of a version; return those that differ from the manifest, sorted by path."""
     files = dataset.manifest.files
     findings: list[FileFinding] = []
-    todo = split_tasks(files, range(len(files)), {}, ranged=False, in_order=False)
-    forked_pool.run_tasks(todo, partial(_VerifyWorker, dataset), findings.extend, readers=readers, advance=advance)
+    tasks = split_tasks(files, range(len(files)), {}, ranged=False, in_order=False)
+    forked_pool.run_tasks(tasks, partial(_VerifyWorker, dataset), findings.extend, readers=readers, advance=advance)
     if extras and isinstance(dataset.source, LocalSource):
         findings += _find_extra_files(dataset, dataset.source.folder)
     return sorted(findings, key=lambda finding: finding.path)
@@ -110,7 +110,7 @@ class _VerifyWorker:
         return None if digest == entry.digest else finding("digest", entry.digest, digest)
 
     def _read(self, file: SourceFile, entry: FileEntry) -> tuple[int, str]:
-        """Read all bytes, of a growing file at most the manifest's; return their count and digest."""
+        """Read a file, at most the manifest's size; return the byte count and the digest."""
         hasher, total = hasher_for(entry.digest), 0
         while total < entry.bytes and (count := file.read_into(self._buffer[: entry.bytes - total], total)):
             hasher.update(self._buffer[:count])
@@ -122,7 +122,7 @@ class _VerifyWorker:
 def _find_extra_files(dataset: Dataset, root: Path) -> Iterator[FileFinding]:
     expected = {entry.path for entry in dataset.manifest.files} | {FILE_NAME}
     for folder, folders, names in os.walk(root):
-        # os.walk does not enter linked folders but lists them as folders; to us such a link is a stray file.
+        # os.walk lists a link to a folder as a folder, and does not enter it: report it as an extra file.
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in names + links:
             path = (Path(folder) / name).relative_to(root).as_posix()
@@ -137,7 +137,7 @@ def _finding(dataset: Dataset, path: str, problem: FileProblem, expected: str, g
 
 
 def check_targets(path: Path) -> list[Path]:
-    """Return the version folders to check: of a staging root all objects, of `<root>/<name>` all versions, or itself.
+    """Return the version folders to check: all objects of a staging root, all versions of `<root>/<name>`, or `path`.
 
     Raises UsageError or DataError when `path` is none of these.
     """
@@ -146,24 +146,25 @@ def check_targets(path: Path) -> list[Path]:
         if not os.path.lexists(path / FILE_NAME):
             if (path / OBJECTS).is_dir():
                 return sorted((path / OBJECTS).iterdir())
-            if path.is_dir() and (inside := dataset_version_dirs(path)):
-                return inside
+            if path.is_dir() and (version_dirs := dataset_version_dirs(path)):
+                return version_dirs
     return [find_version_dir(path)]
 
 
 def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckTotals]:
-    """Yield findings, a version at a time (a bar each, on a terminal), then one CheckTotals. Raises as `check_targets`.
+    """Yield findings by version, with a progress bar each on a terminal, then one CheckTotals. Raises as
+    `check_targets`.
 
-    A staged set is leased while it is read; one that was evicted before its turn is no finding.
+    A staged set is leased while it is read; a set evicted before that is skipped.
     """
     started = time.monotonic()
-    sets = files = n_bytes = findings = 0
+    n_sets = files = n_bytes = findings = 0
     for folder in check_targets(path):
-        with _leased(folder) as stands:
-            if not stands:
+        with _leased(folder) as is_present:
+            if not is_present:
                 continue
-            dataset, findings_of_set = _check_one(folder, readers)
-        sets += 1
+            dataset, findings_of_set = _check_version(folder, readers)
+        n_sets += 1
         if dataset:
             files += len(dataset.manifest.files)
             n_bytes += dataset.manifest.total_bytes
@@ -171,7 +172,7 @@ def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckT
         yield from findings_of_set
     yield CheckTotals(
         path=str(path.absolute()),
-        datasets=sets,
+        datasets=n_sets,
         files=files,
         bytes=n_bytes,
         findings=findings,
@@ -179,8 +180,8 @@ def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckT
     )
 
 
-def _check_one(folder: Path, readers: int) -> tuple[Dataset | None, list[FileFinding]]:
-    """Return a version, None when its manifest cannot be read, and its findings."""
+def _check_version(folder: Path, readers: int) -> tuple[Dataset | None, list[FileFinding]]:
+    """Return a version and its findings; None as the version when its manifest cannot be read."""
     try:
         dataset = load_dataset(folder)
     except DataError as error:
@@ -201,9 +202,9 @@ def _check_one(folder: Path, readers: int) -> tuple[Dataset | None, list[FileFin
 
 @contextmanager
 def _leased(folder: Path) -> Iterator[bool]:
-    """Lease what is a staged set; yields whether it stands. What cannot be leased is read all the same."""
+    """Lease a staged set and yield whether it exists. A folder that cannot be leased is read without a lease."""
     with contextlib.ExitStack() as stack:
         if folder.parent.name == OBJECTS and (folder.parent.parent / LEASES).is_dir():
-            with contextlib.suppress(PitError):  # no set, or a root that this user may only read
+            with contextlib.suppress(PitError):  # not a set, or a read-only root
                 stack.enter_context(leased_set(folder, touch=False))
         yield os.path.lexists(folder)

@@ -1,8 +1,8 @@
-"""Room for a set before its first byte: quota and free space kept, old sets evicted, and the rest held.
+"""Make room for a set before its first byte: check quota and free space, evict old sets, reserve the space.
 
-What is held is an unnamed file (O_TMPFILE) with blocks of its own: every process and user sees that they are taken,
-and the kernel frees them however their holder ends. What each stager of a root will take in all is also written down,
-in .locks/<version>.room, which counts for as long as its flock is held.
+The reservation is an unnamed file (O_TMPFILE) with allocated blocks: every process and user sees that they are taken,
+and the kernel frees them when the process ends. The total that each stager will write is in `.locks/<version>.room`,
+which is valid while its flock is held.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_pa
 from pitools.stage.cache.reservation import DiskReservation
 from pitools.store.publish import STAGING_DIR
 
-# While bytes are written their room is needed twice: by then it must not be held any more.
+# Bytes being written must no longer be reserved, or they would count twice.
 _IN_FLIGHT_BYTES = 256 << 20
-# Some file systems, XFS among them, free what was removed a little later.
+# Some file systems, such as XFS, free the blocks of removed files a little later.
 _SETTLE_S = 2.0
-# Who holds the version's lock meets only others that look, and workers of a stager that was killed a moment ago.
-_DYING_STAGER_S = 1.0
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Under the version's lock only probes, and workers of a stager that was just killed, can hold this file.
+_KILLED_STAGER_S = 1.0
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Usages = dict[Path, DiskUsage]
 
 
 class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a disk a root may take. quota_bytes: of all that stands there. min_free_bytes: of the whole disk."""
+    """Limits of a root. quota_bytes: of all its contents. min_free_bytes: to keep free on the disk."""
 
     quota_bytes: int | None = None
     min_free_bytes: int = 0
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stager's unfinished copy will take in all, and how much of it may be neither written nor held."""
+    """bytes: a stager's partial copy when complete. in_flight_bytes: of these, at most neither written nor reserved."""
 
     bytes: int
     in_flight_bytes: int
 
 
 class Shortfall(NamedTuple):
-    """Bytes that are missing, of the root's quota and on the disk; none where they are not above 0."""
+    """Missing bytes, of the root's quota and of the disk; none missing where 0 or less."""
 
     quota: int
     disk: int
@@ -75,8 +75,7 @@ class Shortfall(NamedTuple):
 
 
 class EvictionResult(NamedTuple):
-    """What making room came to. missing_bytes: bytes that are still too few. kept_reasons: why how many things were
-    kept."""
+    """The result of making room. missing_bytes: still missing. kept_reasons: number of kept sets by reason."""
 
     evicted: list[tuple[Evictable, int]]
     missing_bytes: int
@@ -94,22 +93,23 @@ def reserve(
     grace_s: float = GRACE_S,
     timeout_s: float = 600,
 ) -> Iterator[Callable[[int], None]]:
-    """Hold `needed` bytes at a root while a version is copied; yields `used(n)`: n more of them have been written.
+    """Reserve `needed` bytes at a root while a version is copied; yield `used(n)`, to be called when n more are
+    written.
 
-    Unfinished copies and then sets are evicted until the limits are kept; none is when that would not be enough.
-    Call with the version's lock held, and leave before the set is published. in_flight: the most bytes that are being
-    written, or given to files, before `used` hears of them. timeout_s: how long to wait for others that make room.
+    Evicts partial copies, then sets, until the limits are met; evicts nothing if all of them would not suffice. Call
+    with the version's lock held, and leave before the set is published. in_flight: most bytes written or allocated
+    before `used` is called for them. timeout_s: of waiting for other processes that make room.
 
     Raises NoSpace, TryLater, ClusterError.
     """
-    with _reservation_file(root, version) as ledger, ExitStack() as stack:
+    with _reservation_file(root, version) as descriptor, ExitStack() as stack:
         with _quota_lock(root, timeout_s):
             _require_space(root, version, needed, limits, grace_s)
             reservation = DiskReservation(root, needed, in_flight)
             stack.callback(reservation.release)
             own_bytes = disk_usage(partial_path(root, version)).own_bytes + needed
             _write_reservation(
-                ledger,
+                descriptor,
                 ReservedSpace(bytes=own_bytes, in_flight_bytes=in_flight if reservation.is_backed else own_bytes),
                 root,
             )
@@ -117,11 +117,14 @@ def reserve(
 
 
 def available_bytes(root: Path, *, except_version: str = "") -> int:
-    """Bytes free at a root that no stager of it is about to write; the version `except_version` does not count as
-    one."""
+    """Return the bytes free at a root that no stager is about to write; the stager of `except_version` is not
+    counted.
+    """
     unwritten = 0
-    for version, room in read_reservations(root, except_version=except_version).items():
-        unwritten += min(room.in_flight_bytes, max(0, room.bytes - disk_usage(partial_path(root, version)).own_bytes))
+    for version, reservation in read_reservations(root, except_version=except_version).items():
+        unwritten += min(
+            reservation.in_flight_bytes, max(0, reservation.bytes - disk_usage(partial_path(root, version)).own_bytes)
+        )
     return free_bytes(root) - unwritten
 
 
@@ -133,38 +136,37 @@ def make_room(
     grace_s: float = GRACE_S,
     dry_run: bool = False,
 ) -> EvictionResult:
-    """Evict in order until `shortfall`, of what stands then, says that no byte is missing; nothing when all would not
-    do.
+    """Evict in order until `shortfall` of the remaining sets is 0; evict nothing if all of them would not suffice.
 
-    except_version: a version that stays. dry_run: only say what would go. Raises ClusterError, TryLater.
+    except_version: a version to keep. dry_run: only report. Raises ClusterError, TryLater.
     """
     usages = _usages(root)
     missing = _remeasure_shortfall(shortfall, usages, _SETTLE_S / 10)
-    done = EvictionResult([], missing, Counter())
+    result = EvictionResult([], missing, Counter())
     candidates = []
     for item in eviction_order(root) if missing > 0 else ():
         reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
         if reason:
             if not dry_run:
                 touch_last_use(root, item, reason)
-            done.kept_reasons[reason] += 1
+            result.kept_reasons[reason] += 1
         elif item.version != except_version:
             candidates.append(item)
     while missing > 0 and (batch := _choose_evictions(candidates, usages, missing)):
         for item in batch:
             candidates.remove(item)
             if not dry_run and (reason := evict_item(root, item, grace_s=grace_s)):
-                done.kept_reasons[reason] += 1
+                result.kept_reasons[reason] += 1
                 continue
             total = total_bytes(usages.values())
             del usages[item.path]
-            done.evicted.append((item, total - total_bytes(usages.values())))
+            result.evicted.append((item, total - total_bytes(usages.values())))
         missing = (
-            done.missing_bytes - sum(size for _, size in done.evicted)
+            result.missing_bytes - sum(size for _, size in result.evicted)
             if dry_run
             else _remeasure_shortfall(shortfall, usages, _SETTLE_S)
         )
-    return done._replace(missing_bytes=max(0, missing))
+    return result._replace(missing_bytes=max(0, missing))
 
 
 def _choose_evictions(candidates: list[Evictable], usages: Usages, missing: int) -> list[Evictable]:
@@ -178,37 +180,40 @@ def _choose_evictions(candidates: list[Evictable], usages: Usages, missing: int)
 
 
 def _remeasure_shortfall(shortfall: Callable[[Usages], Shortfall], usages: Usages, wait_s: float) -> int:
-    until = time.monotonic() + wait_s
-    while (missing := shortfall(usages)).disk > max(0, missing.quota) and time.monotonic() < until:
+    deadline = time.monotonic() + wait_s
+    while (current := shortfall(usages)).disk > max(0, current.quota) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return missing.bytes
+    return current.bytes
 
 
 def _require_space(root: Path, version: str, needed: int, limits: QuotaLimits, grace_s: float) -> None:
     purge_trash(root)
-    others = read_reservations(root, except_version=version)
+    reservations = read_reservations(root, except_version=version)
 
     def shortfall(usages: Usages) -> Shortfall:
         disk = needed + limits.min_free_bytes - available_bytes(root, except_version=version)
         if limits.quota_bytes is None:
             return Shortfall(0, disk)
-        taken = total_bytes(usages.values())
-        for other, room in others.items():  # the unfinished copy of another is as large as it is going to be
-            taken += max(0, room.bytes - usages.get(partial_path(root, other), _NO_USAGE).own_bytes)
-        return Shortfall(taken + needed - limits.quota_bytes, disk)
+        used_bytes = total_bytes(usages.values())
+        for (
+            other_version,
+            reservation,
+        ) in reservations.items():  # count other partial copies as complete
+            used_bytes += max(0, reservation.bytes - usages.get(partial_path(root, other_version), _NO_USAGE).own_bytes)
+        return Shortfall(used_bytes + needed - limits.quota_bytes, disk)
 
     if limits.quota_bytes is None and not shortfall({}).bytes:
-        return  # without a look at every file of the root
-    done = make_room(root, shortfall, except_version=version, grace_s=grace_s)
-    if done.missing_bytes:
+        return  # without measuring the root
+    result = make_room(root, shortfall, except_version=version, grace_s=grace_s)
+    if result.missing_bytes:
         if limits.quota_bytes is not None and needed > limits.quota_bytes:
-            message = f"{format_size(needed)} needed, which never fit in a quota of {format_size(limits.quota_bytes)}"
+            message = f"{format_size(needed)} needed, more than the quota of {format_size(limits.quota_bytes)}"
             hint = "raise the quota, or stage a part: --arrays, --steps, --episodes"
             raise ClusterError(message, where=str(root), hint=hint)
         raise NoSpace(
             _shortfall_message(shortfall(_usages(root)), needed, limits),
             where=str(root),
-            hint=no_space_hint(done.kept_reasons),
+            hint=no_space_hint(result.kept_reasons),
         )
 
 
@@ -217,24 +222,24 @@ def _shortfall_message(shortfall: Shortfall, needed: int, limits: QuotaLimits) -
         remaining = format_size(max(0, needed - shortfall.quota))
         return f"{format_size(needed)} needed, {remaining} left of {format_size(limits.quota_bytes or 0)}"
     free = format_size(max(0, needed + limits.min_free_bytes - shortfall.disk))
-    spare = f", of which {format_size(limits.min_free_bytes)} must stay so" if limits.min_free_bytes else ""
-    return f"{format_size(needed)} needed, {free} free{spare}"
+    kept_free = f", of which {format_size(limits.min_free_bytes)} must stay free" if limits.min_free_bytes else ""
+    return f"{format_size(needed)} needed, {free} free{kept_free}"
 
 
 def no_space_hint(kept_reasons: Counter[KeptReason]) -> str:
-    """Return the hint of a NoSpace error, with why sets were kept."""
+    """Return the hint of a NoSpace error, with the reasons of kept sets."""
     reasons = "; ".join(f"{count} {KEPT_TEXT[reason]}" for reason, count in sorted(kept_reasons.items()))
-    return "free space there, or choose another destination" + (f" (what stays: {reasons})" if reasons else "")
+    return "free space there, or choose another destination" + (f" (kept sets: {reasons})" if reasons else "")
 
 
 _NO_USAGE = DiskUsage(0, 0, {})
 
 
 def _usages(root: Path) -> Usages:
-    places = [item.path for item in eviction_order(root)]
-    places += (root / QUARANTINE).glob("*")
-    places += (root / STAGING_DIR).glob("*.old.*")  # replaced, and leased until then
-    return {path: disk_usage(path) for path in places}
+    paths = [item.path for item in eviction_order(root)]
+    paths += (root / QUARANTINE).glob("*")
+    paths += (root / STAGING_DIR).glob("*.old.*")  # replaced sets that are still leased
+    return {path: disk_usage(path) for path in paths}
 
 
 def read_reservations(root: Path, *, except_version: str = "") -> dict[str, ReservedSpace]:
@@ -243,14 +248,14 @@ def read_reservations(root: Path, *, except_version: str = "") -> dict[str, Rese
     for path in (root / LOCKS).glob("*.room"):
         version = path.name.removesuffix(".room")
         try:
-            descriptor = os.open(path, _READ)
+            descriptor = os.open(path, _READ_FLAGS)
         except OSError:
             continue
         try:
             if version != except_version and not lock_within(descriptor, fcntl.LOCK_SH, timeout_s=0):
                 reservations[version] = decode_json(os.pread(descriptor, 4096, 0), ReservedSpace)
         except msgspec.DecodeError:
-            pass  # it has not decided yet
+            pass  # not written yet
         finally:
             os.close(descriptor)
     return reservations
@@ -265,28 +270,28 @@ def _reservation_file(root: Path, version: str) -> Iterator[int]:
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_DYING_STAGER_S):
+        if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_KILLED_STAGER_S):
             message, hint = "another process has reserved room for this version", "run this again in a moment"
             raise TryLater(message, where=str(path), hint=hint)
         os.ftruncate(descriptor, 0)
         try:
             yield descriptor
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # forked processes have the descriptor too
     finally:
         os.close(descriptor)
 
 
-def _write_reservation(ledger: int, room: ReservedSpace, root: Path) -> None:
+def _write_reservation(descriptor: int, reservation: ReservedSpace, root: Path) -> None:
     try:
-        os.pwrite(ledger, msgspec.json.encode(room), 0)
+        os.pwrite(descriptor, msgspec.json.encode(reservation), 0)
     except OSError as error:
         raise from_os_error(error, root) from error
 
 
 @contextmanager
 def _quota_lock(root: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the root's lock, under which one stager at a time counts, evicts and reserves."""
+    """Hold the root's lock: one stager at a time measures, evicts and reserves."""
     path = root / LOCKS / ".root"
     try:
         descriptor = open_readable_lock_file(path)
@@ -295,7 +300,7 @@ def _quota_lock(root: Path, timeout_s: float) -> Iterator[None]:
     try:
         if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s):
             message = f"another process has been making room for {format_duration(timeout_s)}"
-            hint = f"it is {describe_owner(read_lock_owner(descriptor))}: run this again later"
+            hint = f"the owner is {describe_owner(read_lock_owner(descriptor))}: run this again later"
             raise TryLater(message, where=str(root), hint=hint)
         with publish_owner(descriptor):
             yield

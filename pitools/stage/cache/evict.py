@@ -1,10 +1,10 @@
-"""Take sets away to make room, the least recently used first, and never one that is needed or cannot come back.
+"""Evict sets to make room, the least recently used first; never a set that is in use or cannot be staged again.
 
-A set stays while a process leases it, stages or repairs it, while it is pinned, where it is not known where it came
-from or the plain store that it came from is gone, and for a while after its last use. That a store was written again is
-no reason, nor that a version is gone, which `gc` removed: such copies would fill the disk for ever. A set goes with its
-lock and its lease file held alone, by a rename: a reader has the whole set or none. Clocks only decide the order and
-the while, which is no promise but a courtesy.
+A set is kept while a process leases, stages or repairs it, while it is pinned, when its source is unknown, when the
+plain store it was copied from is gone, and for a grace period after its last use. A rewritten store does not protect a
+set, nor does a version that `gc` removed from its source: such copies would fill the disk. Eviction holds the set's
+lock and its lease file exclusively and renames the folder, so a reader has the whole set or none. Clocks decide only
+the order and the grace period, which is no guarantee.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pitools.stage.cache.layout import (
 )
 from pitools.stage.sources.open import is_url, is_zarr_store
 
-# Between `pit-stage run` and a job's own lease, or from one step of a job to its next.
+# Covers the time between `pit-stage run` and a job's own lease, or between two steps of a job.
 GRACE_S = 600.0
 
 
@@ -58,27 +58,27 @@ KEPT_TEXT = {
     KeptReason.LOCKED: "another process stages, repairs or evicts it",
     KeptReason.LEASED: "leased by a running process",
     KeptReason.PINNED: "pinned",
-    KeptReason.UNKNOWN_SOURCE: "it is not known where it came from",
+    KeptReason.UNKNOWN_SOURCE: "its source is unknown",
     KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
     KeptReason.RECENTLY_USED: "used in the last 10 minutes",
-    KeptReason.NOT_PRESENT: "it is not there any more",
+    KeptReason.NOT_PRESENT: "already removed",
 }
 
 
 class Evictable(NamedTuple):
-    """What may go: a set, or an unfinished copy that nobody goes on with."""
+    """A set, or an abandoned partial copy."""
 
     version: str
     path: Path
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is a set, not an unfinished copy."""
+        """Whether it is a set, not a partial copy."""
         return self.path.parent.name == OBJECTS
 
 
 class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
-    """What became of a set or an unfinished copy. state: `evictable` says a dry run. reason: None unless `kept`."""
+    """The result for one set or partial copy. state: `evictable` with a dry run. reason: None unless `kept`."""
 
     version: str
     path: str
@@ -88,7 +88,7 @@ class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
 
 
 def eviction_order(root: Path) -> list[Evictable]:
-    """Return what stands at a root in the order of eviction: unfinished copies, then sets by last use."""
+    """Return a root's contents in the order of eviction: partial copies, then sets by last use."""
     partials = [Evictable(path.name.removesuffix(".partial"), path) for path in partial_copies(root)]
     try:
         sets = [Evictable(path.name, path) for path in (root / OBJECTS).iterdir()]
@@ -100,27 +100,27 @@ def eviction_order(root: Path) -> list[Evictable]:
 def evict_item(
     root: Path, item: Evictable, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
 ) -> KeptReason | None:
-    """Take one thing away; None when it is gone (or would be, with `dry_run`), else why it stays.
+    """Evict one set or partial copy; return None when it is evicted (or would be, with `dry_run`), else why it is kept.
 
-    grace_s: how long a set stays after its last use. force: also one of a source that is unknown or gone.
+    grace_s: how long a set is kept after its last use. force: also a set whose source is unknown or gone.
 
     Raises ClusterError, TryLater.
     """
     if dry_run:
-        return _users_of(root, item) or _kept_reason(root, item, grace_s, force=force)
-    with _lock_item(root, item) as refused:
-        if reason := refused or _kept_reason(root, item, grace_s, force=force):
+        return _use_reason(root, item) or _kept_reason(root, item, grace_s, force=force)
+    with _lock_item(root, item) as lock_reason:
+        if reason := lock_reason or _kept_reason(root, item, grace_s, force=force):
             touch_last_use(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
             return KeptReason.NOT_PRESENT
         if not item.is_complete:
-            journal_path(root, item.version).unlink(missing_ok=True)  # first: it must not say more than is there
+            journal_path(root, item.version).unlink(missing_ok=True)  # first: the journal must never list missing files
         trash(item.path, root)
         if item.is_complete:
             records.remove_stage_record(root, item.version)
     try:
-        fsync_dir(item.path.parent)  # after power loss it must not stand again, half removed
+        fsync_dir(item.path.parent)  # durable, so that power loss does not bring back a half-removed set
     except OSError as error:
         raise from_os_error(error, item.path) from error
     purge_trash(root, item.version)
@@ -128,8 +128,8 @@ def evict_item(
 
 
 def touch_last_use(root: Path, item: Evictable, reason: KeptReason) -> None:
-    """Set the last use of a set that stays to now where it is leased, for those who may only read, or where it lies in
-    the future: a clock was wrong, now or then, and from here on the set ages.
+    """Set the last use of a kept set to now when it is leased, as readers of a shared root cannot do so, or when it
+    lies in the future because of a wrong clock: from now on the set ages.
     """
     if item.is_complete and (reason is KeptReason.LEASED or lease.last_used(root, item.version) > time.time()):
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def touch_last_use(root: Path, item: Evictable, reason: KeptReason) -> None:
 
 
 def evict_version(root: Path, version: str, *, force: bool = False, dry_run: bool = False) -> Iterator[Eviction]:
-    """Take away all that stands of a version somebody named, however lately it was used. Raises as `evict`."""
+    """Evict a named version, regardless of its last use. Raises as `evict_item`."""
     for item in eviction_order(root):
         if item.version == version:
             n_bytes = total_bytes([disk_usage(item.path)])
@@ -153,26 +153,26 @@ def make_record(item: Evictable, n_bytes: int, reason: KeptReason | None, *, dry
 
 
 def quarantine_set(root: Path, version: str) -> Path:
-    """Move a damaged set to where nobody takes it for a good one; its new place. Raises TryLater, ClusterError."""
+    """Move a damaged set to `.quarantine`; return its new path. Raises TryLater, ClusterError."""
     item = Evictable(version, set_path(root, version))
-    to = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
-    with _lock_item(root, item) as refused:
-        if refused:
-            raise TryLater(KEPT_TEXT[refused], where=str(item.path))
+    quarantined = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
+    with _lock_item(root, item) as lock_reason:
+        if lock_reason:
+            raise TryLater(KEPT_TEXT[lock_reason], where=str(item.path))
         try:
-            os.rename(item.path, to)
+            os.rename(item.path, quarantined)
             fsync_dir(item.path.parent)
         except OSError as error:
             raise from_os_error(error, item.path) from error
-    return to
+    return quarantined
 
 
 @contextmanager
 def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
-    """Hold a version's lock, and of a set the lease file as well; yields why that cannot be, else None."""
-    with try_version_lock(root, item.version) as had:
-        if not had or not item.is_complete:
-            yield None if had else KeptReason.LOCKED
+    """Lock a version, and of a set also its lease file; yield None, or why that failed."""
+    with try_version_lock(root, item.version) as is_locked:
+        if not is_locked or not item.is_complete:
+            yield None if is_locked else KeptReason.LOCKED
             return
         path = root / LEASES / item.version
         try:
@@ -185,8 +185,8 @@ def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
             os.close(descriptor)
 
 
-def _users_of(root: Path, item: Evictable) -> KeptReason | None:
-    """What `_alone` would yield, found out without making or writing a file. Raises ClusterError."""
+def _use_reason(root: Path, item: Evictable) -> KeptReason | None:
+    """Return what `_lock_item` would yield, without creating or writing a file. Raises ClusterError."""
     if _is_locked(root / LOCKS / item.version):
         return KeptReason.LOCKED
     return KeptReason.LEASED if item.is_complete and _is_locked(root / LEASES / item.version) else None
@@ -197,7 +197,7 @@ def _is_locked(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    except OSError as error:  # of another user, who alone may evict here
+    except OSError as error:  # of another user: only the root's owner may evict
         raise from_os_error(error, path) from error
     try:
         return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S)
@@ -213,14 +213,14 @@ def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) ->
         return KeptReason.PINNED
     if not force and not record.source:
         return KeptReason.UNKNOWN_SOURCE
-    if not force and record.signature and _is_gone(record.source):
+    if not force and record.signature and _is_source_gone(record.source):
         return KeptReason.SOURCE_GONE
     age_s = time.time() - lease.last_used(root, item.version)
     return KeptReason.RECENTLY_USED if grace_s > 0 and age_s < grace_s else None
 
 
-def _is_gone(source: str) -> bool:
-    """Whether there is no store in a folder any more; False where that cannot be told."""
+def _is_source_gone(source: str) -> bool:
+    """Whether a source folder no longer holds a store; False when it cannot be read."""
     try:
         return not is_url(source) and not is_zarr_store(Path(source))
     except OSError:

@@ -1,4 +1,4 @@
-"""What stands at a root: whole sets, damaged ones, unfinished copies, and the bytes each takes."""
+"""List the contents of a root: complete, damaged, partial and quarantined sets, and the bytes each takes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class StagedSet(Record, frozen=True, kw_only=True, tag="pit.staged/1"):
     """One version at a root.
 
     state: by names and sizes; `partial` is being copied (then it is `locked`) or was interrupted. files, bytes: of a
-    whole set as its manifest names them, else what is on the disk. source: where it came from, "" where that is not
-    known, which keeps it from being evicted. staged, last_used: when, or "". leased: a process reads it. locked: a
-    process stages, repairs or evicts it. pinned: never evicted. part: which arrays and steps, of a part of a version.
+    whole set as listed in its manifest, else as measured on disk. source: where it was staged from, "" when unknown,
+    which protects it from eviction. staged, last_used: when, or "". leased: a process reads it. locked: a process
+    stages, repairs or evicts it. pinned: never evicted. part: the selected arrays and steps, of a part of a version.
     """
 
     dataset: str
@@ -51,8 +51,7 @@ class StagedSet(Record, frozen=True, kw_only=True, tag="pit.staged/1"):
 
 
 class DiskUsage(NamedTuple):
-    """Room that a folder takes. own_bytes: bytes of files with one name. linked_bytes: bytes of the others, by
-    inode."""
+    """The space a folder takes. own_bytes: of files with one name. linked_bytes: of hard-linked files, by inode."""
 
     files: int
     own_bytes: int
@@ -60,35 +59,38 @@ class DiskUsage(NamedTuple):
 
 
 def list_sets(root: Path) -> Iterator[StagedSet]:
-    """Yield the versions at a root, sorted, whole or damaged; then unfinished and quarantined ones.
+    """Yield the versions at a root, sorted, whole or damaged; then partial and quarantined ones.
 
-    Raises UsageError when something else stands there, ClusterError.
+    Raises UsageError when the folder is no staging root, ClusterError.
     """
     root = root.absolute()
-    require_root(root, empty=True)
-    for folder in _folders(root / OBJECTS):
+    require_root(root, allow_empty=True)
+    for folder in _subfolders(root / OBJECTS):
         yield describe_set(root, folder.name)
     for folder in partial_copies(root):
         yield _describe_partial(root, folder, folder.name.removesuffix(".partial"), "partial")
-    for folder in _folders(root / QUARANTINE):
+    for folder in _subfolders(root / QUARANTINE):
         yield _describe_partial(root, folder, folder.name.partition(".")[0], "quarantined")
 
 
-def require_root(root: Path, *, empty: bool = False) -> None:
-    """Raise UsageError where nothing was ever staged; `empty`: only where anything else stands. Raises ClusterError."""
+def require_root(root: Path, *, allow_empty: bool = False) -> None:
+    """Raise UsageError for a folder that is no staging root; `allow_empty` accepts an absent or empty one.
+
+    Raises ClusterError.
+    """
     with translate_errors(root):
-        if (root / OBJECTS).is_dir() or (empty and not (root.exists() and any(root.iterdir()))):
+        if (root / OBJECTS).is_dir() or (allow_empty and not (root.exists() and any(root.iterdir()))):
             return
-    raise UsageError("not a staging root", where=str(root), hint="give what `pit-stage run --to` was given")
+    raise UsageError("not a staging root", where=str(root), hint="give the ROOT of `pit-stage run --to ROOT`")
 
 
 def describe_set(root: Path, version: str) -> StagedSet:
-    """Describe the set that stands as this version."""
+    """Return the record of the set staged as this version."""
     folder = root / OBJECTS / version
     try:
         dataset = load_dataset(folder)
-        # The manifest is the last file a stager writes.
-        written = _text((folder / FILE_NAME).stat().st_mtime)
+        # A stager writes the manifest last.
+        written = _format_time((folder / FILE_NAME).stat().st_mtime)
     except (PitError, OSError):
         return _describe_partial(root, folder, version, "damaged")
     return _make_staged_set(
@@ -112,7 +114,7 @@ def matches_sizes(folder: Path, dataset: Dataset) -> bool:
         with open_regular(folder / FILE_NAME) as file:
             if file.read() != dataset.data:
                 return False
-        # os.stat of joined text: this is the path of every job that finds its data there, over every file.
+        # os.stat of joined text, for speed: every job whose data is present checks every file here.
         prefix = f"{folder}/"
         for entry in dataset.manifest.files:
             status = os.stat(prefix + entry.path, follow_symlinks=False)  # noqa: PTH116
@@ -130,13 +132,13 @@ def _format_subset(subset: Subset | msgspec.UnsetType) -> str:
     return f"{_first_names(subset.arrays)}; steps {_first_names(steps) or 'none'}"
 
 
-def _first_names(words: Sequence[str]) -> str:
-    return ", ".join(words[:3]) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+def _first_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _describe_partial(root: Path, folder: Path, version: str, state: State) -> StagedSet:
-    found = disk_usage(folder)
-    return _make_staged_set(root, folder, version, state, files=found.files, n_bytes=total_bytes([found]))
+    usage = disk_usage(folder)
+    return _make_staged_set(root, folder, version, state, files=usage.files, n_bytes=total_bytes([usage]))
 
 
 def _make_staged_set(
@@ -152,7 +154,7 @@ def _make_staged_set(
     part: str = "",
 ) -> StagedSet:
     record = records.read_stage_record(root, version)
-    used = lease.last_used(root, version)
+    last_used = lease.last_used(root, version)
     return StagedSet(
         dataset=dataset,
         version=version,
@@ -162,7 +164,7 @@ def _make_staged_set(
         bytes=n_bytes,
         staged=(record.staged or written) if state in ("whole", "damaged") else "",
         source=record.source,
-        last_used=_text(used) if used else "",
+        last_used=_format_time(last_used) if last_used else "",
         leased=is_leased(root, version),
         locked=lock_owner(root, version) is not None,
         pinned=record.pinned,
@@ -173,52 +175,52 @@ def _make_staged_set(
 def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
     """Return the versions that identifiers name, each once.
 
-    identifiers: versions, unique prefixes of versions, or datasets of one version.
+    identifiers: versions, unique prefixes of versions, or names of datasets with one version.
 
     Raises UsageError for an identifier of none or several.
     """
     root = root.absolute()
     names = {folder.name.removesuffix(".partial"): "" for folder in partial_copies(root)}
-    names |= {folder.name: "" for folder in _folders(root / OBJECTS)}
+    names |= {folder.name: "" for folder in _subfolders(root / OBJECTS)}
     versions: dict[str, None] = {}
     for identifier in identifiers:
-        if identifier not in names:  # only now: reading every manifest takes a while
-            names = {name: dataset or _dataset(root / OBJECTS / name) for name, dataset in names.items()}
-        fitting = [
+        if identifier not in names:  # not before: reading every manifest is slow
+            names = {name: dataset or _dataset_name(root / OBJECTS / name) for name, dataset in names.items()}
+        matches = [
             name
             for name, dataset in names.items()
             if identifier and (name.startswith(identifier) or dataset == identifier)
         ]
         if identifier in names:
-            fitting = [identifier]
-        if len(fitting) > 1:
-            message = f'"{identifier}" is {len(fitting)} versions: {", ".join(sorted(fitting))}'
+            matches = [identifier]
+        if len(matches) > 1:
+            message = f'"{identifier}" is {len(matches)} versions: {", ".join(sorted(matches))}'
             raise UsageError(message, where=str(root), hint="name one of them")
-        if not fitting:
+        if not matches:
             raise UsageError(
                 f'no version "{identifier}"', where=str(root), hint=suggest(identifier, {*names.values()} - {""})
             )
-        versions[fitting[0]] = None
+        versions[matches[0]] = None
     return list(versions)
 
 
 def partial_copies(root: Path) -> list[Path]:
-    """Return the unfinished copies at a root, sorted."""
-    return [folder for folder in _folders(root / STAGING_DIR) if folder.suffix == ".partial"]
+    """Return the partial copies at a root, sorted."""
+    return [folder for folder in _subfolders(root / STAGING_DIR) if folder.suffix == ".partial"]
 
 
 def disk_usage(path: Path) -> DiskUsage:
-    """Measure what a file or folder takes on its disk; files that vanish meanwhile count nothing."""
-    files = own = 0
+    """Measure the space a file or folder takes; files that vanish meanwhile are skipped."""
+    files = own_bytes = 0
     linked: dict[tuple[int, int], int] = {}
     try:
-        own = path.lstat().st_blocks * 512
-        todo = [str(path)] if path.is_dir() and not path.is_symlink() else []
+        own_bytes = path.lstat().st_blocks * 512
+        folders = [str(path)] if path.is_dir() and not path.is_symlink() else []
     except OSError:
         return DiskUsage(0, 0, {})
-    while todo:
+    while folders:
         try:
-            entries = os.scandir(todo.pop())
+            entries = os.scandir(folders.pop())
         except OSError:
             continue
         with entries:
@@ -228,47 +230,47 @@ def disk_usage(path: Path) -> DiskUsage:
                 except OSError:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
+                    folders.append(entry.path)
                 else:
                     files += 1
                 if status.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
                     linked[status.st_dev, status.st_ino] = status.st_blocks * 512
                 else:
-                    own += status.st_blocks * 512
-    return DiskUsage(files, own, linked)
+                    own_bytes += status.st_blocks * 512
+    return DiskUsage(files, own_bytes, linked)
 
 
 def total_bytes(usages: Iterable[DiskUsage]) -> int:
     """Sum the bytes of folders; a file linked into several of them counts once."""
-    own = 0
+    own_bytes = 0
     linked: dict[tuple[int, int], int] = {}
-    for each in usages:
-        own += each.own_bytes
-        linked |= each.linked_bytes
-    return own + sum(linked.values())
+    for usage in usages:
+        own_bytes += usage.own_bytes
+        linked |= usage.linked_bytes
+    return own_bytes + sum(linked.values())
 
 
-def _folders(home: Path) -> list[Path]:
-    with translate_errors(home):
+def _subfolders(parent: Path) -> list[Path]:
+    with translate_errors(parent):
         try:
-            return sorted(home.iterdir())
+            return sorted(parent.iterdir())
         except FileNotFoundError:
             return []
         except PermissionError:
-            if home.name == OBJECTS:
+            if parent.name == OBJECTS:
                 raise
-            return []  # a shared root's unfinished sets are its owner's business
+            return []  # only the owner of a shared root may list its partial copies
 
 
-def _dataset(folder: Path) -> str:
+def _dataset_name(folder: Path) -> str:
     try:
         return load_dataset(folder).manifest.name
     except PitError:
         return ""
 
 
-def _text(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     try:
         return timestamps.to_rfc3339(datetime.fromtimestamp(seconds, UTC))
-    except (ValueError, OverflowError, OSError):  # a clock gone mad
+    except (ValueError, OverflowError, OSError):  # out of range, from a wrong clock
         return ""

@@ -1,12 +1,13 @@
-"""The folder on a node that holds its staged datasets: layout, safety, and the lock of each version.
+"""The staging root on a node: layout, safety checks, and the lock of each version.
 
-<root>/objects/<version>/         whole sets, published by rename, never changed in place
+<root>/objects/<version>/         complete sets, published by rename, never changed in place
 <root>/.tmp/<version>.partial/    being copied, or left by an interrupted copy to be resumed; <version>.journal beside
-<root>/.tmp/<version>.old.…/      moved aside; who gets its flock may remove it, once the version's lease is free
-<root>/.locks/<version>           flock LOCK_EX of whoever changes that version, and one line that says who and how far
-<root>/.leases/<version>          flock LOCK_SH of whoever reads it; its mtime is the last use (`lease.py`)
-<root>/.records/<version>.json    where it came from, and whether it is pinned (`records.py`)
-<root>/.quarantine/…              damaged sets that no source can replace; nothing here is used or removed by itself
+<root>/.tmp/<version>.old.…/      moved aside; removed by any process that gets its flock once the lease is free
+<root>/.locks/<version>           flock LOCK_EX of the process that changes that version; its text is the owner and
+progress
+<root>/.leases/<version>          flock LOCK_SH of each reader; its mtime is the last use (`lease.py`)
+<root>/.records/<version>.json    the source, and whether the set is pinned (`records.py`)
+<root>/.quarantine/…              damaged sets without a source; never used or removed automatically
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from pitools.store.manifest import FileEntry
 from pitools.store.publish import STAGING_DIR
 
 LOCKS, LEASES, RECORDS, QUARANTINE = ".locks", ".leases", ".records", ".quarantine"
-# What other users may see of a root that is shared. Unfinished and damaged data is nobody else's business, and whoever
-# may open a lock file may also lock it, and keep the root's owner from staging for as long as they like.
+# The folders of a shared root that other users may read. The others stay private: they hold partial and damaged data,
+# and lock files, which any user who can open them could lock to block the owner.
 _SHARED_DIRS = (OBJECTS, LEASES, RECORDS)
 _PRIVATE_DIRS = (STAGING_DIR, QUARANTINE, LOCKS)
-# Folders and the manifest also take room, and a disk filled to the last byte serves nobody.
+# For folders and the manifest, and to keep the disk from filling up completely.
 MARGIN_BYTES = 8 << 20
 _ELSEWHERE_HINT = "choose another --to, or remove that folder"
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def set_path(root: Path, version: str) -> Path:
@@ -54,19 +55,19 @@ def set_path(root: Path, version: str) -> Path:
 
 
 def partial_path(root: Path, version: str) -> Path:
-    """Return the folder of a version's unfinished copy."""
+    """Return the folder of a version's partial copy."""
     return root / STAGING_DIR / f"{version}.partial"
 
 
 def journal_path(root: Path, version: str) -> Path:
-    """Return the journal of a version's unfinished copy."""
+    """Return the journal of a version's partial copy."""
     return root / STAGING_DIR / f"{version}.journal"
 
 
 def require_safe(root: Path, *, reading: bool = False) -> None:
-    """Refuse a root whose folders another user could have put there or could exchange. Raises ClusterError.
+    """Refuse a root whose folders another user could have created or could replace. Raises ClusterError.
 
-    reading: nothing will be written, so one other user is believed: whoever owns the root and shares it.
+    reading: nothing will be written, so the owner of a shared root is trusted too.
     """
     trusted = {os.geteuid(), 0}
     try:
@@ -85,42 +86,42 @@ def require_safe(root: Path, *, reading: bool = False) -> None:
 
 def _unsafe_reason(status: os.stat_result, trusted: set[int], *, sticky: bool) -> str:
     if not stat.S_ISDIR(status.st_mode):
-        return "a symbolic link or a file stands where a folder should be"
+        return "a symbolic link or a file (expected a folder)"
     if status.st_uid not in trusted:
-        return f"the folder belongs to another user (uid {status.st_uid})"
-    # In a sticky folder, such as /tmp, others may add names but cannot take ours away.
+        return f"the folder is owned by another user (uid {status.st_uid})"
+    # In a sticky folder, such as /tmp, other users may add names but cannot replace ours.
     if status.st_mode & stat.S_IWOTH and not (sticky and status.st_mode & stat.S_ISVTX):
         return "every user may write to this folder"
     return ""
 
 
 def create_root(root: Path, *, shared: bool = False) -> None:
-    """Make the root's folders where they are missing, for this user alone: data keeps the privacy of its reader.
+    """Create the root's missing folders, for this user alone: data keeps the privacy of its source.
 
-    shared: open them, also those that stand, for all users to read and to lease; without it a root stays as it is.
-    Raises ClusterError.
+    shared: make them, also existing ones, readable and leasable for all users; otherwise modes stay. Raises
+    ClusterError.
     """
-    require_safe(root)  # before anything is made there
+    require_safe(root)  # before creating anything
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        _make_folder(root, shared=shared, change=shared)
-        open_to_all = shared or is_shared(root / OBJECTS)
+        _make_folder(root, shared=shared, change_mode=shared)
+        is_open = shared or is_shared(root / OBJECTS)
         for name in _SHARED_DIRS:
-            _make_folder(root / name, shared=open_to_all, change=shared)
+            _make_folder(root / name, shared=is_open, change_mode=shared)
         for name in _PRIVATE_DIRS:
-            _make_folder(root / name, shared=False, change=shared)
+            _make_folder(root / name, shared=False, change_mode=shared)
     except OSError as error:
         raise from_os_error(error, root) from error
-    require_safe(root)  # and what others made in between
+    require_safe(root)  # again: another user may have created a folder meanwhile
 
 
-def _make_folder(folder: Path, *, shared: bool, change: bool) -> None:
+def _make_folder(folder: Path, *, shared: bool, change_mode: bool) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not change:
+        if not change_mode:
             return
-    if change or shared:
+    if change_mode or shared:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
@@ -133,10 +134,10 @@ def _make_folder(folder: Path, *, shared: bool, change: bool) -> None:
 def version_lock(
     root: Path, version: str, *, timeout_s: float, on_wait: Callable[[LockOwner], None] = lambda _: None
 ) -> Iterator[ReportProgress]:
-    """Hold a version's lock to stage or repair it; yields `report_progress(done_bytes, bytes)`, read by waiters.
+    """Hold a version's lock to stage or repair it; yield `report_progress(done_bytes, bytes)`, which waiters read.
 
-    While another process has the lock, `on_wait` is called with its owner once a second. What was moved aside is
-    removed at the end; an unfinished copy stays, to be resumed. Raises TryLater on time-out, ClusterError.
+    While another process holds the lock, `on_wait` is called with its owner once a second. At the end trash is removed;
+    a partial copy is kept, to be resumed. Raises TryLater on time-out, ClusterError.
     """
     try:
         with _lock_file(root, version) as descriptor:
@@ -144,7 +145,7 @@ def version_lock(
                 descriptor, fcntl.LOCK_EX, timeout_s=timeout_s, on_wait=lambda: on_wait(read_lock_owner(descriptor))
             ):
                 message = f"another process has been staging this version for {format_duration(timeout_s)}"
-                hint = f"it is {describe_owner(read_lock_owner(descriptor))}: run this again later"
+                hint = f"the owner is {describe_owner(read_lock_owner(descriptor))}: run this again later"
                 raise TryLater(message, where=str(set_path(root, version)), hint=hint)
             with publish_owner(descriptor) as report_progress:
                 yield report_progress
@@ -156,7 +157,7 @@ def version_lock(
 
 @contextmanager
 def try_version_lock(root: Path, version: str) -> Iterator[bool]:
-    """Hold a version's lock if nobody else has it; yields whether it was had. Raises ClusterError."""
+    """Hold a version's lock if it is free; yield whether it was. Raises ClusterError."""
     with _lock_file(root, version) as descriptor:
         if lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S):
             with publish_owner(descriptor):
@@ -169,7 +170,7 @@ def try_version_lock(root: Path, version: str) -> Iterator[bool]:
 def _lock_file(root: Path, version: str) -> Iterator[int]:
     path = root / LOCKS / version
     try:
-        # The lease file too, so that also users who can only read have one to lock.
+        # Also create the lease file, so that users who can only read have a file to lock.
         if not (root / LEASES / version).exists():
             touch_lease(root, version)
         descriptor = open_readable_lock_file(path)
@@ -193,7 +194,7 @@ def touch_lease(root: Path, version: str) -> None:
 def lock_owner(root: Path, version: str) -> LockOwner | None:
     """Return the owner of a version's lock; None when it is free or not readable. Creates no file."""
     try:
-        descriptor = os.open(root / LOCKS / version, _READ)
+        descriptor = os.open(root / LOCKS / version, _READ_FLAGS)
     except OSError:
         return None
     try:
@@ -203,9 +204,9 @@ def lock_owner(root: Path, version: str) -> LockOwner | None:
 
 
 def is_leased(root: Path, version: str, *, timeout_s: float = 0) -> bool:
-    """Whether a process holds a lease of a version, as far as this user may see; makes no file."""
+    """Whether a process holds a lease of a version, as far as this user can see. Creates no file."""
     try:
-        descriptor = os.open(root / LEASES / version, _READ)
+        descriptor = os.open(root / LEASES / version, _READ_FLAGS)
     except OSError:
         return False
     try:
@@ -215,35 +216,35 @@ def is_leased(root: Path, version: str, *, timeout_s: float = 0) -> bool:
 
 
 def trash(path: Path, root: Path) -> Path:
-    """Move a path aside, where `purge_trash` removes it; return its new path. Call with its version's lock held."""
-    aside = _trash_path(path, root)
+    """Move a path aside, for `purge_trash` to remove; return its new path. Call with its version's lock held."""
+    trash_path = _trash_path(path, root)
     try:
-        os.rename(path, aside)
+        os.rename(path, trash_path)
     except OSError as error:
         raise from_os_error(error, path) from error
-    return aside
+    return trash_path
 
 
 def replace_set(new: Path, final: Path, root: Path) -> bool:
-    """Exchange what stands at `final` for a new folder in one step, and move it aside; False where the file system
-    cannot exchange. Call with the version's lock held. Raises OSError.
+    """Exchange the set at `final` for a new folder in one step, and trash the old one; False when the file system
+    cannot exchange names. Call with the version's lock held. Raises OSError.
     """
-    aside = _trash_path(final, root)
-    descriptor = os.open(new, _READ | os.O_DIRECTORY)
+    trash_path = _trash_path(final, root)
+    descriptor = os.open(new, _READ_FLAGS | os.O_DIRECTORY)
     try:
-        # The new folder takes the other's future name first, so that no kill leaves a set that is in use to be taken
-        # for an unfinished copy. Its flock keeps it from `purge_trash` meanwhile.
+        # The new folder first takes the old one's trash name, so that a kill never leaves a leased set under the name
+        # of a partial copy. Its flock protects it from `purge_trash` meanwhile.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.rename(new, aside)
-        done = False
+        os.rename(new, trash_path)
+        exchanged = False
         try:
-            done = exchange_names(aside, final)
+            exchanged = exchange_names(trash_path, final)
         finally:
-            if not done:
-                os.rename(aside, new)
+            if not exchanged:
+                os.rename(trash_path, new)
     finally:
         os.close(descriptor)
-    return done
+    return exchanged
 
 
 def _trash_path(path: Path, root: Path) -> Path:
@@ -253,22 +254,22 @@ def _trash_path(path: Path, root: Path) -> Path:
 
 
 def purge_trash(root: Path, version: str = "") -> None:
-    """Remove what was moved aside, of one version or of all, but for what another process is removing already, and
-    for sets that were replaced while their version was leased: whoever reads them keeps them until the lease ends.
+    """Remove trash, of one version or of all, except folders that another process is removing and replaced sets that
+    are still leased.
     """
     for path in (root / STAGING_DIR).glob(f"{version}*.old.*"):
         with contextlib.suppress(OSError):
             if not stat.S_ISDIR(path.lstat().st_mode):
                 path.unlink()
                 continue
-            descriptor = os.open(path, _READ | os.O_DIRECTORY)
+            descriptor = os.open(path, _READ_FLAGS | os.O_DIRECTORY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not is_leased(root, path.name.partition(".old.")[0]):
                     remove_tree(path)
             finally:
                 os.close(descriptor)
-    # Of a copy that was killed when it had just been published. One that is being made has its folder first.
+    # A journal without a folder is left by a kill right after publishing: a new copy creates its folder first.
     for journal in (root / STAGING_DIR).glob(f"{version}*.journal"):
         if not journal.with_suffix(".partial").exists():
             with contextlib.suppress(OSError):
@@ -276,7 +277,9 @@ def purge_trash(root: Path, version: str = "") -> None:
 
 
 def free_bytes(root: Path) -> int:
-    """Return the bytes this user may write to the disk of `root`, or of its nearest parent. Raises ClusterError."""
+    """Return the bytes this user may write to the disk of `root`, or of its nearest existing parent. Raises
+    ClusterError.
+    """
     try:
         while not root.is_dir() and root != root.parent:
             root = root.parent

@@ -1,6 +1,6 @@
-"""Leases: a set is not removed while a process holds its lease file with flock LOCK_SH, which any death ends.
+"""Leases: a set is not removed while a process holds its lease file with flock LOCK_SH; the kernel releases it at exit.
 
-A lease is as good from a shell: `flock --shared ROOT/.leases/VERSION command`. The file's mtime is the last use.
+A shell can lease too: `flock --shared ROOT/.leases/VERSION command`. The file's mtime is the last use.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pitools.core.locks import lock_within
 from pitools.stage.cache.layout import LEASES, OBJECTS, require_safe, touch_lease
 from pitools.stage.cache.layout import is_leased as is_leased
 
-# An evictor holds the file alone only while it renames.
+# An evictor holds the file exclusively only for a rename.
 _LOCK_TIMEOUT_S = 10.0
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
 def leased_set(path: Path, *, inheritable: bool = False, touch: bool = True) -> Iterator[Path]:
-    """Keep the set at `<root>/objects/<version>` where it is, for as long as the block runs; yields its path.
+    """Lease the set at `<root>/objects/<version>` for the block; yield its path.
 
-    touch: its last use is now, and again at the end. Raises as `acquire`.
+    touch: set its last use to now, and again at the end. Raises as `acquire`.
     """
     descriptor = acquire(path, inheritable=inheritable, touch=touch)
     try:
@@ -35,26 +35,26 @@ def leased_set(path: Path, *, inheritable: bool = False, touch: bool = True) -> 
     finally:
         if touch:
             _touch(descriptor)
-        # Closed, not unlocked: loader processes that were forked meanwhile keep the lease until they end as well.
+        # Closed, not unlocked: loader processes forked in the block keep the lease until they end.
         os.close(descriptor)
 
 
 def acquire(path: Path, *, inheritable: bool = False, touch: bool = True) -> int:
-    """Return a descriptor that leases the set at `path` until the last duplicate is closed.
+    """Return a descriptor that leases the set at `path` until its last duplicate is closed.
 
-    inheritable: a program that this process becomes or starts, with descriptors kept open, has the lease too.
-    Raises DataError when no set stands there, TryLater, UsageError, ClusterError.
+    inheritable: a program executed by this process with open descriptors keeps the lease. Raises DataError when there
+    is no set, TryLater, UsageError, ClusterError.
     """
     root, version = split_set_path(path)
     require_safe(root, reading=True)
-    descriptor = _open(root, version)
+    descriptor = _open_lease_file(root, version)
     try:
         if not lock_within(descriptor, fcntl.LOCK_SH, timeout_s=_LOCK_TIMEOUT_S):
-            message, hint = "its lease file is locked by another process", "lslocks tells by whom; run this again later"
+            message, hint = "its lease file is locked by another process", "find it with lslocks; run this again later"
             raise TryLater(message, where=str(root / LEASES / version), hint=hint)
-        # Only now: an evictor may have been faster, and none can come from here on.
+        # Checked under the lock: an evictor may have removed the set before, and cannot any more.
         if not _is_present(path):
-            raise DataError("no set is staged there", where=str(path), hint="stage it: pit-stage run SOURCE --to ROOT")
+            raise DataError("no staged set", where=str(path), hint="stage it: pit-stage run SOURCE --to ROOT")
         if touch:
             _touch(descriptor)
         os.set_inheritable(descriptor, inheritable)
@@ -68,7 +68,7 @@ def split_set_path(path: Path) -> tuple[Path, str]:
     """Return root and version of `<root>/objects/<version>`. Raises UsageError for another path."""
     path = path.absolute()
     if path.parent.name != OBJECTS:
-        raise UsageError("not a staged set", where=str(path), hint="give the path that `pit-stage run` answered")
+        raise UsageError("not a staged set", where=str(path), hint="give the path of `pit-stage run`'s record")
     return path.parent.parent, path.name
 
 
@@ -80,19 +80,19 @@ def last_used(root: Path, version: str) -> float:
         return 0.0
 
 
-def _open(root: Path, version: str) -> int:
+def _open_lease_file(root: Path, version: str) -> int:
     path = root / LEASES / version
     try:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, _READ)
+            return os.open(path, _READ_FLAGS)
         if not _is_present(root / OBJECTS / version):
             hint = "stage it: pit-stage run SOURCE --to ROOT"
-            raise DataError("no set is staged there", where=str(root / OBJECTS / version), hint=hint)
-        path.parent.mkdir(mode=0o700, exist_ok=True)  # a root from before there were leases
+            raise DataError("no staged set", where=str(root / OBJECTS / version), hint=hint)
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # an older root has none
         touch_lease(root, version)
-        return os.open(path, _READ)
+        return os.open(path, _READ_FLAGS)
     except OSError as error:
-        hint = "is the root shared, and was it staged by this version of pitools?"
+        hint = "check that the root is shared and was staged by this version of pitools"
         raise ClusterError(f"its lease file cannot be opened: {error.strerror}", where=str(path), hint=hint) from error
 
 
@@ -104,6 +104,6 @@ def _is_present(path: Path) -> bool:
 
 
 def _touch(descriptor: int) -> None:
-    # Who may only read the root cannot say so; the evictor that finds the lease held says it for them.
+    # Fails for users who may only read the root; an evictor that finds the lease held does it for them.
     with contextlib.suppress(OSError):
         os.utime(descriptor)

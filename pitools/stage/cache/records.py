@@ -1,4 +1,4 @@
-"""What is known of each version at a root beyond its bytes: where it came from, and whether it is to stay.
+"""Records of the versions at a root, beyond their bytes: the source, and whether a set is pinned.
 
 <root>/.records/<version>.json    pit.stage-record/1, replaced by rename
 """
@@ -27,9 +27,9 @@ _TIMEOUT_S = 10.0
 class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
     """One version at a root.
 
-    source: folder or URL it was staged from, "" where that is not known: such a set may be the only copy, and is
-    never evicted. staged: when. bytes: of all its files. pinned: never evicted either. signature: what a plain store
-    looked like when it was staged, else "".
+    source: folder or URL it was staged from, "" when unknown: such a set may be the only copy, and is never evicted.
+    staged: when. bytes: of all its files. pinned: never evicted either. signature: key of the plain store that was
+    staged, else "".
     """
 
     source: str = ""
@@ -42,15 +42,15 @@ class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
 def read_stage_record(root: Path, version: str) -> StageRecord:
     """Return the record of a version; an empty one when there is none or it cannot be read."""
     try:
-        return decode_json(_path(root, version).read_bytes(), StageRecord)
+        return decode_json(_record_path(root, version).read_bytes(), StageRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return StageRecord()
 
 
 def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, signature: str = "") -> StageRecord:
-    """Record a version as staged now; a pin stays. Call with its lock held. Raises NoSpace, TryLater, ClusterError.
+    """Record a version as staged now; a pin is kept. Call with its lock held. Raises NoSpace, TryLater, ClusterError.
 
-    Call it before the set is published: one without a record is taken for one of unknown source, and never evicted.
+    Call it before the set is published: a set without a record counts as of unknown source, and is never evicted.
     """
     return _update_record(
         root,
@@ -62,15 +62,15 @@ def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, s
 
 
 def set_pinned(root: Path, version: str, *, pinned: bool = True) -> StageRecord:
-    """Keep a staged set from being evicted, or no more. Raises DataError when none stands there, else as `write`."""
-    # With a lease, so that no evictor that has found it without a pin takes it now.
+    """Pin or unpin a staged set. Raises DataError when there is none, else as `write_stage_record`."""
+    # With a lease, so that an evictor that read the record before cannot remove the set now.
     with leased_set(set_path(root, version), touch=False):
         return _update_record(root, version, lambda old: msgspec.structs.replace(old, pinned=pinned))
 
 
 def remove_stage_record(root: Path, version: str) -> None:
-    """Remove the record of a version that no longer stands. Raises TryLater, ClusterError."""
-    path = _path(root, version)
+    """Remove the record of an evicted version. Raises TryLater, ClusterError."""
+    path = _record_path(root, version)
     with _lock_records(root):
         try:
             path.unlink(missing_ok=True)
@@ -78,10 +78,10 @@ def remove_stage_record(root: Path, version: str) -> None:
             raise from_os_error(error, path) from error
 
 
-def _update_record(root: Path, version: str, new: Callable[[StageRecord], StageRecord]) -> StageRecord:
-    path = _path(root, version)
+def _update_record(root: Path, version: str, update: Callable[[StageRecord], StageRecord]) -> StageRecord:
+    path = _record_path(root, version)
     with _lock_records(root):
-        record = new(read_stage_record(root, version))
+        record = update(read_stage_record(root, version))
         write_atomic(path, msgspec.json.encode(record) + b"\n", mode=0o600)
         if is_shared(path.parent):
             path.chmod(0o644)
@@ -90,22 +90,22 @@ def _update_record(root: Path, version: str, new: Callable[[StageRecord], StageR
 
 @contextmanager
 def _lock_records(root: Path) -> Iterator[None]:
-    """Hold all records for a moment: stagers and `pin` change the same ones."""
-    path = root / LOCKS / RECORDS  # not the folder itself, which others may open where the root is shared
+    """Lock all records of a root for a short update: stagers and `pin` change the same files."""
+    path = root / LOCKS / RECORDS  # not the folder itself, which other users of a shared root may open and lock
     try:
-        for folder in (root / RECORDS, path.parent):  # a root from before there were records
+        for folder in (root / RECORDS, path.parent):  # an older root has none
             folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = open_readable_lock_file(path)
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
         if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_TIMEOUT_S):
-            message, hint = "the records are locked by another process", "lslocks tells by whom; run this again later"
+            message, hint = "the records are locked by another process", "find it with lslocks; run this again later"
             raise TryLater(message, where=str(path), hint=hint)
         yield
     finally:
         os.close(descriptor)
 
 
-def _path(root: Path, version: str) -> Path:
+def _record_path(root: Path, version: str) -> Path:
     return root / RECORDS / f"{version}.json"

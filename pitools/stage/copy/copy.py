@@ -1,7 +1,7 @@
-"""One pass over the files of a version: read, hash, write. What is written was verified, or nothing is kept.
+"""One pass over the files of a version: read, hash, write. Only verified files are kept.
 
-Large files are written past the page cache (O_DIRECT) into blocks given to them beforehand: that is as fast as the
-disk, and takes no memory from the jobs of the node. Small ones go through it, and are synced together at the end.
+Large files are written past the page cache (O_DIRECT) into allocated blocks: that is as fast as the disk, and leaves
+the node's memory to its jobs. Small ones are written through it, and synced together at the end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from pitools.stage.sources.local import DirDescriptors, LocalSource
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
 
-# File systems of this machine's own disks and memory; others, such as nfs and lustre, are asked over a network.
+# File systems of local disks and memory; others, such as nfs and lustre, are reached over a network.
 _LOCAL_FILE_SYSTEMS = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 
 
 class CopyOptions(NamedTuple):
     """How to copy. readers: threads, over all cores. bytes_per_s: of all readers together, 0 for no limit.
 
-    order: all files by their place in the manifest in the order wanted, in groups that no batch of small ones spans;
-    None for the engine's own order.
-    on_file: called with each file's place once it is written and verified.
-    inspect: called in a worker with the place and the content of each small file; on_inspected: called here with what
-    it returned, by place.
+    order: groups of manifest indexes in the order to copy, with no batch of small files across two groups; None for the
+    default order. on_file: called with each file's index once it is written and verified. inspect: called in a worker
+    with the index and the content of each small file; on_inspected: called here with the results by index.
     """
 
     readers: int
@@ -54,94 +52,94 @@ def readers_for(dataset: Dataset) -> int:
     """Return the number of reading threads that keeps the cores busy while some wait for I/O."""
     cores = len(os.sched_getaffinity(0))
     if not isinstance(dataset.source, LocalSource):
-        return max(8, min(16, 4 * cores))  # a request's way there and back is long
+        return max(8, min(16, 4 * cores))  # network latency
     files = dataset.manifest.files
     small = sum(entry.bytes for entry in files) < len(files) * SMALL_FILE_BYTES
     if small and fs_type(dataset.source.folder) in _LOCAL_FILE_SYSTEMS:
-        return min(16, cores)  # they never wait, and a second thread would only take the interpreter from the first
+        return min(16, cores)  # reads never block, so threads would only compete for the GIL
     return forked_pool.default_readers()
 
 
 def is_durable(files: Sequence[FileEntry]) -> bool:
     """Whether each file is synced as it is written, not all of them at the end.
 
-    fsync of a shard overlaps with the next one's read. For thousands of small files each is a journal commit, and
-    one syncfs, though it waits for other writers' data too, is far cheaper.
+    fsync of a shard overlaps with the next one's read. For thousands of small files each fsync is a journal commit, and
+    one syncfs, though it also waits for other writers' data, is far cheaper.
     """
     return len(files) <= 256 or sum(entry.bytes for entry in files) >= len(files) << 20
 
 
-def copies_by_ranges(source: Source, to: Path, options: CopyOptions) -> bool:
+def copies_by_ranges(source: Source, target: Path, options: CopyOptions) -> bool:
     """Whether large files are copied range by range.
 
-    A source that may lie about single files, as peers may, has to be asked again for whole ones; and so is a clone.
+    Peers may send wrong bytes, so that whole files have to be read again; and a clone is of a whole file.
     """
-    return options.order is None and not _may_clone(source, to)
+    return options.order is None and not _may_clone(source, target)
 
 
 def copy_files(
     dataset: Dataset,
     target: Path,
-    done: FinishedFiles,
+    finished: FinishedFiles,
     journal: CopyJournal,
     options: CopyOptions,
     *,
     linked: set[int],
     advance: Advance,
 ) -> dict[int, str]:
-    """Copy every file that is neither `done` nor `linked` from the dataset's source into the folder `target`.
+    """Copy every file that is neither `finished` nor `linked` from the dataset's source into the folder `target`.
 
-    Durable on return, but for names; where files are not synced one by one (`is_durable`), also those. Returns the
-    digest found of each file for which the manifest has none.
-    advance: called with the bytes written, also with 0 as time passes.
+    Durable on return, except for names; where files are not synced one by one (`is_durable`), names too. Returns the
+    digest of each file for which the manifest has none. advance: called with the bytes written, also with 0 as time
+    passes.
 
-    Raises DataError when a source file is missing, a link, or not of its size and digest; NoSpace or ClusterError
-    when `target` cannot take it; Unreachable when the source does not answer.
+    Raises DataError when a source file is missing, a link, or differs in size or digest; NoSpace or ClusterError when
+    `target` cannot be written; Unreachable when the source does not answer.
     """
     files, source = dataset.manifest.files, dataset.source
     if isinstance(source, LocalSource):
-        # Memory that is the source itself cannot be left to others.
+        # Dropping a tmpfs file from the page cache frees nothing.
         source = structs.replace(source, read_once=fs_type(source.folder) != "tmpfs")
     durable = is_durable(files)
-    found = {index: text for index, text in done.files.items() if text}
-    ranges = {index: dict[int, bytes]() for index in done.ranges}
+    digest_by_file = {index: text for index, text in finished.files.items() if text}
+    range_digests = {index: dict[int, bytes]() for index in finished.ranges}
     clone, ranged = _may_clone(dataset.source, target), copies_by_ranges(dataset.source, target, options)
-    plan = [
+    tasks = [
         task
         for group in options.order or [range(len(files))]
         for task in split_tasks(
             files,
-            [index for index in group if index not in done.files and index not in linked],
-            done.ranges,
+            [index for index in group if index not in finished.files and index not in linked],
+            finished.ranges,
             ranged=ranged,
             in_order=options.order is not None,
             readers=options.readers,
         )
     ]
-    on_disk = fs_type(target) != "tmpfs"  # which is the page cache, and where allocating is writing
+    allocate = fs_type(target) != "tmpfs"  # tmpfs is the page cache, and allocating writes there
     direct = (
-        on_disk and any(files[task.files[0]].bytes >= SMALL_FILE_BYTES for task in plan) and _supports_direct(target)
+        allocate and any(files[task.files[0]].bytes >= SMALL_FILE_BYTES for task in tasks) and _supports_direct(target)
     )
-    job = CopyJob(source, files, str(target), on_disk, clone, direct, durable, options.bytes_per_s, options.inspect)
+    job = CopyJob(source, files, str(target), allocate, clone, direct, durable, options.bytes_per_s, options.inspect)
 
     def handle_result(result: WrittenFiles | RangeDigest) -> None:
         if isinstance(result, RangeDigest):
             journal.add_range(*result)
-            digests_of = ranges.setdefault(result.file, {})
-            digests_of[result.number] = result.digest
-            if len(digests_of) < range_count(files[result.file]):
+            file_digests = range_digests.setdefault(result.file, {})
+            file_digests[result.number] = result.digest
+            if len(file_digests) < range_count(files[result.file]):
                 return journal.flush()
-            result = _finish_ranges(job, result.file, ranges.pop(result.file))
+            result = _finish_ranges(job, result.file, range_digests.pop(result.file))
         journal.add_files(result)
-        found.update(result.digests)
+        digest_by_file.update(result.digests)
         options.on_inspected(result.inspected)
         for index in result.files:
             options.on_file(index)
         return journal.flush()
 
     if durable:
-        forked_pool.run_tasks(plan, partial(CopyWorker, job), handle_result, readers=options.readers, advance=advance)
-        return found
+        forked_pool.run_tasks(tasks, partial(CopyWorker, job), handle_result, readers=options.readers, advance=advance)
+        return digest_by_file
     with EarlyFlusher(target) as flusher:
 
         def count_bytes(count: int) -> None:
@@ -149,15 +147,15 @@ def copy_files(
             advance(count)
 
         forked_pool.run_tasks(
-            plan, partial(CopyWorker, job), handle_result, readers=options.readers, advance=count_bytes
+            tasks, partial(CopyWorker, job), handle_result, readers=options.readers, advance=count_bytes
         )
-    return found
+    return digest_by_file
 
 
-def _finish_ranges(job: CopyJob, index: int, ranges: dict[int, bytes]) -> WrittenFiles:
+def _finish_ranges(job: CopyJob, index: int, range_digests: dict[int, bytes]) -> WrittenFiles:
     """Verify the digest of a file whose ranges are all written, and make the file read-only."""
     entry = job.files[index]
-    digest = digests.digest_ranges(ranges[number] for number in range(len(ranges)))
+    digest = digests.digest_ranges(range_digests[number] for number in range(len(range_digests)))
     if entry.digest and digest != entry.digest:
         raise digest_error(entry, digest, f"{job.source.label}/{entry.path}")
     where = Path(job.target) / entry.path
@@ -176,12 +174,12 @@ def _finish_ranges(job: CopyJob, index: int, ranges: dict[int, bytes]) -> Writte
     return WrittenFiles((index,), journal_line(index, status, new).encode(), {index: new} if new else {}, {})
 
 
-def write_file(to: Path, path: str, data: bytes) -> None:
-    """Write a file of which no source has the bytes into the folder `to`. Raises NoSpace or ClusterError."""
-    within, _, name = path.rpartition("/")
+def write_file(folder: Path, path: str, data: bytes) -> None:
+    """Write a file whose bytes are in the manifest, not in a source. Raises NoSpace or ClusterError."""
+    parent_path, _, name = path.rpartition("/")
     try:
-        with contextlib.closing(DirDescriptors(to, create=True)) as folders:
-            parent = folders.open_dir(within)
+        with contextlib.closing(DirDescriptors(folder, create=True)) as folders:
+            parent = folders.open_dir(parent_path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=parent)
             descriptor = os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=parent)
@@ -191,20 +189,20 @@ def write_file(to: Path, path: str, data: bytes) -> None:
             os.fchmod(descriptor, FILE_MODE)
             os.fsync(descriptor)
     except OSError as error:
-        raise from_os_error(error, to / path) from error
+        raise from_os_error(error, folder / path) from error
 
 
-def _may_clone(source: Source, to: Path) -> bool:
-    """Whether files there can share blocks with the source's."""
-    if not isinstance(source, LocalSource) or fs_type(to) not in ("xfs", "btrfs"):
+def _may_clone(source: Source, target: Path) -> bool:
+    """Whether files in `target` can share blocks with the source's."""
+    if not isinstance(source, LocalSource) or fs_type(target) not in ("xfs", "btrfs"):
         return False
-    return source.folder.stat().st_dev == to.stat().st_dev
+    return source.folder.stat().st_dev == target.stat().st_dev
 
 
-def _supports_direct(to: Path) -> bool:
-    """Whether files there can be written past the page cache."""
+def _supports_direct(folder: Path) -> bool:
+    """Whether files in `folder` can be written past the page cache."""
     try:
-        os.close(os.open(to, os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600))
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a new version shares with versions that are staged already: hard links instead of copies."""
+"""Hard-link files that a new version shares with versions already staged."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from pitools.stage.sources.base import Dataset, all_folders
 from pitools.stage.sources.open import load_dataset
 from pitools.store.manifest import FILE_NAME, FileEntry
 
-# The newest few of a dataset's versions hold nearly all that a next one has in common with any.
+# A new version shares most with the newest few versions of its dataset.
 _MAX_OLDER = 4
 
 
-class _Name(msgspec.Struct, frozen=True):
-    """The one field of a manifest that says whose version it is; the rest is not decoded."""
+class _ManifestName(msgspec.Struct, frozen=True):
+    """The only field of a manifest needed here; the rest is not decoded."""
 
     name: str
 
 
 def link_shared(dataset: Dataset, root: Path, target: Path, skip: set[int]) -> set[int]:
-    """Link into the folder `target` the files that other versions of this dataset at `root` have with the same content;
-    returns their places in the manifest.
+    """Link files of equal content from other staged versions of this dataset into `target`; return their manifest
+    indexes.
 
-    A file is believed to hold what its version's manifest says while nothing has written to it since it was staged:
-    its size is right, and it is no younger than the manifest, which is written last. Never raises for what is wrong
-    with another version: its files are then copied.
+    A file is trusted to match its version's manifest while its size is right and it is no younger than the manifest,
+    which is written last. Errors in another version are never raised: its files are copied instead.
     """
-    older = _older_versions(dataset, root)
-    if not older:
+    older_versions = _older_versions(dataset, root)
+    if not older_versions:
         return set()
-    wanted: dict[str, list[int]] = {}
+    indexes_by_digest: dict[str, list[int]] = {}
     for index, entry in enumerate(dataset.manifest.files):
         if entry.digest and index not in skip:
-            wanted.setdefault(entry.digest, []).append(index)
+            indexes_by_digest.setdefault(entry.digest, []).append(index)
     linked: set[int] = set()
-    for folder in older if wanted else ():
+    for folder in older_versions if indexes_by_digest else ():
         if not linked:
-            for inside in sorted(all_folders(dataset.manifest.files)):
-                (target / inside).mkdir(exist_ok=True)
-                (target / inside).chmod(0o755)  # whatever the umask; who may enter is for the root to say
-        linked |= _link_from(folder, target, dataset.manifest.files, wanted)
+            for subfolder in sorted(all_folders(dataset.manifest.files)):
+                (target / subfolder).mkdir(exist_ok=True)
+                (target / subfolder).chmod(0o755)  # regardless of the umask: the root's mode decides on access
+        linked |= _link_from(folder, target, dataset.manifest.files, indexes_by_digest)
     return linked
 
 
@@ -57,32 +56,34 @@ def _older_versions(dataset: Dataset, root: Path) -> list[Path]:
     for folder in (root / OBJECTS).iterdir():
         try:
             with open_regular(folder / FILE_NAME) as file:
-                staged = os.fstat(file.fileno()).st_mtime_ns
-                name = decode_json(file.read(), _Name).name
+                staged_ns = os.fstat(file.fileno()).st_mtime_ns
+                name = decode_json(file.read(), _ManifestName).name
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
         if folder.name != dataset.version and (name == dataset.manifest.name or folder.name == dataset.manifest.parent):
-            versions.append((staged, folder))
+            versions.append((staged_ns, folder))
     return [folder for _, folder in sorted(versions, reverse=True)[:_MAX_OLDER]]
 
 
-def _link_from(folder: Path, to: Path, files: tuple[FileEntry, ...], wanted: dict[str, list[int]]) -> set[int]:
+def _link_from(
+    folder: Path, target: Path, files: tuple[FileEntry, ...], indexes_by_digest: dict[str, list[int]]
+) -> set[int]:
     linked: set[int] = set()
     try:
-        older = load_dataset(folder)
-        staged = (folder / FILE_NAME).stat().st_mtime_ns
+        older_version = load_dataset(folder)
+        staged_ns = (folder / FILE_NAME).stat().st_mtime_ns
     except (PitError, OSError):
         return linked
-    for entry in older.manifest.files:
-        if entry.digest not in wanted or not _is_untouched(f"{folder}/{entry.path}", entry, staged):
+    for entry in older_version.manifest.files:
+        if entry.digest not in indexes_by_digest or not _is_untouched(f"{folder}/{entry.path}", entry, staged_ns):
             continue
         try:
-            for index in wanted[entry.digest]:
-                _link_one(f"{folder}/{entry.path}", f"{to}/{files[index].path}")
+            for index in indexes_by_digest[entry.digest]:
+                _link_file(f"{folder}/{entry.path}", f"{target}/{files[index].path}")
                 linked.add(index)
-        except OSError:  # too many links, or a file system that has none
+        except OSError:  # too many links, or a file system without links
             continue
-        del wanted[entry.digest]
+        del indexes_by_digest[entry.digest]
     return linked
 
 
@@ -94,9 +95,9 @@ def _is_untouched(path: str, entry: FileEntry, staged_ns: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == entry.bytes and status.st_mtime_ns <= staged_ns
 
 
-def _link_one(source: str, target: str) -> None:
+def _link_file(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
-    except FileExistsError:  # an interrupted copy left it
+    except FileExistsError:  # left by an interrupted copy
         os.unlink(target)  # noqa: PTH108
         os.link(source, target, follow_symlinks=False)

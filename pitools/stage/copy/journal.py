@@ -1,13 +1,12 @@
-"""What of an unfinished copy is done and verified, so that an interrupted one goes on where it stopped.
+"""The journal of a partial copy: finished, verified files, so that an interrupted copy can be resumed.
 
-<root>/.tmp/<version>.journal     text; a last line without its end is not there
+<root>/.tmp/<version>.journal     text; a last line without a newline is ignored
     pit.stage-journal/1 <version> <boot> <durable|volatile>
-    f <index> <inode> <ctime> <digest>        a whole file, by its place in the manifest; its digest where that has none
+    f <index> <inode> <ctime> <digest>        a finished file; index: in the manifest; digest: if the manifest has none
     r <index> <range> <hex>                   a range of a large file, and its digest
 
-A file is believed only while it is the very file that was written: its inode, size and change time. A range is read
-again where it was written, and compared. After a crash of the machine, volatile entries, whose bytes were not yet on
-the disk when they were written down, count for nothing.
+A file is trusted while its inode, size and change time are those recorded. A written range is read again and compared.
+After a crash of the machine volatile entries, whose bytes may not be on the disk, are ignored.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _SCHEMA = "pit.stage-journal/1"
 
 
 class WrittenFiles(NamedTuple):
-    """Files that were written and verified, by their place in the manifest.
+    """Files that were written and verified, by manifest index.
 
-    lines: what the journal says of them, made by who wrote them, so that the parent of all has little to do.
-    digests: what was found, for files of which the manifest has none. inspected: results of `CopyOptions.inspect`.
+    lines: their journal lines, formatted by the worker to relieve the parent. digests: of files for which the manifest
+    has none. inspected: results of `CopyOptions.inspect`.
     """
 
     files: tuple[int, ...]
@@ -37,48 +36,50 @@ class WrittenFiles(NamedTuple):
 
 
 def journal_line(file: int, stat: os.stat_result, digest: str = "") -> str:
-    """Return the journal's line of a written file. digest: of a file for which the manifest has none."""
+    """Return the journal's line of a finished file. digest: of a file for which the manifest has none."""
     return f"f {file} {stat.st_ino} {stat.st_ctime_ns} {digest}\n"
 
 
 class FinishedFiles(NamedTuple):
-    """What an earlier copy left: digests of whole files by index ("" as in the manifest), and of ranges."""
+    """The result of an earlier copy: digests of whole files by index ("" if in the manifest), and of ranges."""
 
     files: dict[int, str]
     ranges: dict[int, dict[int, bytes]]
 
 
 def read_journal(path: Path, folder: Path, version: str, files: tuple[FileEntry, ...]) -> FinishedFiles:
-    """Read what is done of this version in `folder`; nothing when the journal is another's, torn or stale."""
-    done = FinishedFiles({}, {})
+    """Read the finished files of this version in `folder`; none when the journal is of another version, torn or
+    stale.
+    """
+    finished = FinishedFiles({}, {})
     try:
         lines = path.read_bytes().decode("ascii", "replace").split("\n")[:-1]
     except OSError:
-        return done
-    if not lines or not _is_valid(lines[0].split(" "), version):
-        return done
+        return finished
+    if not lines or not _is_valid_header(lines[0].split(" "), version):
+        return finished
     for line in lines[1:]:
         kind, *fields = line.split(" ")
         try:
             if kind == "f":
-                _accept_file(done, folder, files, fields)
+                _add_finished_file(finished, folder, files, fields)
             elif kind == "r":
                 index, number = int(fields[0]), int(fields[1])
                 digest = bytes.fromhex(fields[2])
                 if 0 <= number < range_count(files[index]) and index >= 0 and len(digest) == 16:
-                    done.ranges.setdefault(index, {})[number] = digest
+                    finished.ranges.setdefault(index, {})[number] = digest
         except (ValueError, IndexError):
             continue
-    for index in done.ranges.keys() & done.files.keys():
-        del done.ranges[index]
-    return done
+    for index in finished.ranges.keys() & finished.files.keys():
+        del finished.ranges[index]
+    return finished
 
 
-def _is_valid(header: list[str], version: str) -> bool:
+def _is_valid_header(header: list[str], version: str) -> bool:
     return header[:2] == [_SCHEMA, version] and (header[2:] == [boot_id(), "volatile"] or header[3:] == ["durable"])
 
 
-def _accept_file(done: FinishedFiles, folder: Path, files: tuple[FileEntry, ...], fields: list[str]) -> None:
+def _add_finished_file(finished: FinishedFiles, folder: Path, files: tuple[FileEntry, ...], fields: list[str]) -> None:
     index, inode, ctime_ns = (int(field) for field in fields[:3])
     if index < 0:
         return
@@ -87,7 +88,7 @@ def _accept_file(done: FinishedFiles, folder: Path, files: tuple[FileEntry, ...]
     except OSError:
         return
     if (status.st_ino, status.st_ctime_ns, status.st_size) == (inode, ctime_ns, files[index].bytes):
-        done.files[index] = fields[3]
+        finished.files[index] = fields[3]
 
 
 def boot_id() -> str:
@@ -99,15 +100,17 @@ def boot_id() -> str:
 
 
 class CopyJournal:
-    """The journal being written; one writer, who holds the version's lock."""
+    """The journal being written, by the process that holds the version's lock."""
 
     def __init__(self, path: Path, version: str, *, durable: bool, append: bool) -> None:
-        """Open it. append: continue a journal of the same header; else begin anew. Raises NoSpace, ClusterError."""
+        """Open the journal. append: continue one with the same header; else start a new one. Raises NoSpace,
+        ClusterError.
+        """
         self._path, self._lines = path, bytearray()
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
         try:
             self._descriptor = os.open(path, flags if append else flags | os.O_TRUNC, 0o600)
-            if append:  # a torn last line is not there, and must not be ended by the next one
+            if append:  # cut off a torn last line
                 os.ftruncate(self._descriptor, path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
             raise from_os_error(error, path) from error
@@ -120,7 +123,7 @@ class CopyJournal:
                 raise
 
     def add_files(self, written: WrittenFiles) -> None:
-        """Add files that are written and verified, and synced where the journal is durable."""
+        """Add files that are written and verified, and synced if the journal is durable."""
         self._lines += written.lines
 
     def add_range(self, file: int, number: int, digest: bytes) -> None:
@@ -128,7 +131,7 @@ class CopyJournal:
         self._lines += f"r {file} {number} {digest.hex()}\n".encode()
 
     def flush(self) -> None:
-        """Write the lines to the file, where they outlive this process. Raises NoSpace, ClusterError."""
+        """Write the lines to the file, where they survive this process. Raises NoSpace, ClusterError."""
         try:
             while self._lines:
                 del self._lines[: os.write(self._descriptor, self._lines)]
@@ -136,7 +139,7 @@ class CopyJournal:
             raise from_os_error(error, self._path) from error
 
     def close(self) -> None:
-        """Write what is left, and close."""
+        """Flush and close."""
         try:
             self.flush()
         finally:

@@ -1,4 +1,4 @@
-"""Cut a version's files into tasks for workers: a range of a large file, one file, or many small ones."""
+"""Split a version's files into tasks for workers: a range of a large file, one file, or many small ones."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from typing import NamedTuple
 from pitools.store.digest import ALGORITHM, RANGE_BYTES
 from pitools.store.manifest import FileEntry
 
-# A file below this is a small one: it fits a reader's buffer, and costs more in system calls than in bytes.
+# A smaller file fits a reader's buffer, and costs more in system calls than in bytes.
 SMALL_FILE_BYTES = 1 << 20
 _BATCH_BYTES, _BATCH_FILES = 8 << 20, 256
-# A batch is written down when it is done: what a kill costs is at most one for each reader, an eighth of all files.
-_BATCHES_EACH = 8
+# A batch is journalled when it is finished: a kill loses at most one per reader, an eighth of all files.
+_BATCHES_PER_READER = 8
 
 
 class CopyTask(NamedTuple):
-    """Files to move, by their place in the manifest; of a single one a range if `length` is not -1.
+    """Files to copy, by manifest index; a range of a single file unless `length` is -1.
 
-    known_digest: the digest of a range that an earlier copy wrote: it is looked for where it was written.
+    expected_digest: of a range written by an earlier copy, to verify in place.
     """
 
     files: tuple[int, ...]
     offset: int = 0
     length: int = -1
-    known_digest: bytes = b""
+    expected_digest: bytes = b""
 
 
 def split_tasks(
     files: Sequence[FileEntry],
-    todo: Iterable[int],
-    known_ranges: Mapping[int, Mapping[int, bytes]],
+    indexes: Iterable[int],
+    written_ranges: Mapping[int, Mapping[int, bytes]],
     *,
     ranged: bool,
     in_order: bool,
     readers: int = 1,
 ) -> list[CopyTask]:
-    """Split the files `todo` into tasks, the largest first and the small ones batched in their folders' order.
+    """Split the files `indexes` into tasks, large ones first by size, small ones batched in the order of their folders.
 
-    known_ranges: digests of ranges already written, by file and range. ranged: cut large files into ranges where their
-    digest allows it. in_order: keep the order of `todo`, as a fan-out wants it. readers: how many share the tasks.
+    written_ranges: digests of written ranges, by file and range. ranged: split large files into ranges if their digest
+    allows it. in_order: keep the order of `indexes`, for a fan-out. readers: how many share the tasks.
     """
-    todo = list(todo)
-    small = sum(files[index].bytes < SMALL_FILE_BYTES for index in todo)
-    batch_files = max(1, min(_BATCH_FILES, small // (_BATCHES_EACH * readers)))
+    indexes = list(indexes)
+    n_small = sum(files[index].bytes < SMALL_FILE_BYTES for index in indexes)
+    batch_files = max(1, min(_BATCH_FILES, n_small // (_BATCHES_PER_READER * readers)))
     large: list[CopyTask] = []
     batches: list[CopyTask] = []
     batch: list[int] = []
     batch_bytes = 0
-    for index in todo:
+    for index in indexes:
         entry = files[index]
         if entry.bytes >= SMALL_FILE_BYTES:
-            large += _tasks_of_large(index, entry, known_ranges.get(index, {}), ranged=ranged)
+            large += _tasks_of_large(index, entry, written_ranges.get(index, {}), ranged=ranged)
             continue
         batch.append(index)
         batch_bytes += entry.bytes
@@ -61,7 +61,7 @@ def split_tasks(
     if batch:
         batches.append(CopyTask(files=tuple(batch)))
     if not in_order:
-        # So that no reader is left alone with a large one at the end.
+        # So that no large file is left for one reader at the end.
         large.sort(key=lambda task: -(task.length if task.length >= 0 else files[task.files[0]].bytes))
     return large + batches
 
@@ -74,13 +74,13 @@ def range_count(entry: FileEntry) -> int:
 
 
 def _tasks_of_large(
-    index: int, entry: FileEntry, known_digests: Mapping[int, bytes], *, ranged: bool
+    index: int, entry: FileEntry, expected_digests: Mapping[int, bytes], *, ranged: bool
 ) -> list[CopyTask]:
     if not ranged or range_count(entry) == 1:
         return [CopyTask(files=(index,))]
     return [
         CopyTask(
-            (index,), offset, min(RANGE_BYTES, entry.bytes - offset), known_digests.get(offset // RANGE_BYTES, b"")
+            (index,), offset, min(RANGE_BYTES, entry.bytes - offset), expected_digests.get(offset // RANGE_BYTES, b"")
         )
         for offset in range(0, entry.bytes, RANGE_BYTES)
     ]

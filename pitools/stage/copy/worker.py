@@ -1,4 +1,4 @@
-"""What one worker thread does: read a file or a range of one, hash it, write it, and compare."""
+"""One worker thread of a copy: read a file or a range, hash, write and compare it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pitools.stage.sources.local import READ_BYTES, DirDescriptors
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
 
-# Published versions do not change; the mode says so to whoever would edit one in place.
+# Published versions must not be edited in place.
 FILE_MODE = 0o444
 CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,7 +28,7 @@ _DIRECT_BLOCK = 1 << 20
 
 
 class RangeDigest(NamedTuple):
-    """A range of a large file that was written."""
+    """A written range of a large file, and its digest."""
 
     file: int
     number: int
@@ -36,11 +36,10 @@ class RangeDigest(NamedTuple):
 
 
 class CopyJob(NamedTuple):
-    """What all workers of one copy know. bytes_per_s: of all of them together, 0 for no limit.
+    """The settings of one copy, for all workers. bytes_per_s: of all workers together, 0 for no limit.
 
-    allocate: give files their blocks before they are written, which is faster than finding them one by one. clone:
-    ask the file system to share the source's blocks. direct: write large files past the page cache. durable: sync
-    each file. inspect: as in `CopyOptions`.
+    allocate: allocate blocks before writing, which is faster than one by one. clone: share the source's blocks
+    (reflink). direct: write large files past the page cache. durable: sync each file. inspect: as in `CopyOptions`.
     """
 
     source: Source
@@ -55,19 +54,19 @@ class CopyJob(NamedTuple):
 
 
 class CopyWorker:
-    """One thread's share of the work: its reader, its buffer, and the folders it last wrote to."""
+    """One thread of a copy: its reader, its buffer, and the folders it last wrote to."""
 
     def __init__(self, job: CopyJob, slot: WorkerSlot) -> None:
         self._job, self._slot = job, slot
         self._reader = job.source.connect()
-        self._step = max(READ_BYTES, job.source.block)
-        # Page-aligned, as O_DIRECT wants it. Also, 16 bytes into a page, where malloc puts a large bytearray, the
+        self._block_bytes = max(READ_BYTES, job.source.block)
+        # Page-aligned, as O_DIRECT requires. Also, at 16 bytes into a page, where malloc puts a large bytearray, the
         # kernel's copies take four times as long on AMD's Zen (`rep movsb` into nearly the same page offset).
-        self._buffer = memoryview(mmap.mmap(-1, max(SMALL_FILE_BYTES, _DIRECT_BLOCK, self._step)))
+        self._buffer = memoryview(mmap.mmap(-1, max(SMALL_FILE_BYTES, _DIRECT_BLOCK, self._block_bytes)))
         self._folders = DirDescriptors(Path(job.target), create=True)
 
     def __call__(self, task: CopyTask) -> WrittenFiles | RangeDigest:
-        """Copy the task's files, or its range of one; what was written."""
+        """Copy the task's files, or its range of one; return what was written."""
         if task.length < 0:
             written = WrittenFiles(task.files, b"", {}, {})
             lines = "".join([self._copy(index, written) for index in task.files])
@@ -75,7 +74,7 @@ class CopyWorker:
         return self._copy_range(task.files[0], task)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the reader and the folders."""
         self._folders.close()
         self._reader.close()
 
@@ -115,26 +114,28 @@ class CopyWorker:
         return journal_line(index, status, digest)
 
     def _read(self, entry: FileEntry, file: SourceFile) -> str:
-        """Read a small file into the buffer; return its digest. A wrong one is read again where the source can."""
+        """Read a small file into the buffer; return its digest. A wrong one is read again if the source has
+        alternatives.
+        """
         while True:
             filled = 0
             while filled < entry.bytes:
                 filled += self._read_exactly(entry, file, self._buffer[filled : entry.bytes], filled)
-            self._count(filled)
+            self._count_bytes(filled)
             digest = digests.digest_bytes(self._buffer[: entry.bytes])
             if self._accept_digest(entry, digest, file):
                 return digest
 
     def _copy_large(self, entry: FileEntry, file: SourceFile, descriptor: int) -> str:
-        """Clone a large file where the file system can, else copy it; return its digest."""
+        """Clone a large file if the file system can, else copy it; return its digest."""
         if not (self._job.clone and clone_file(descriptor, file)):
             return self._stream(entry, file, descriptor)
         self._compare_size(entry, os.fstat(descriptor).st_size)  # it may have grown since it was opened
-        # What is judged is the clone, which nobody writes to any more.
+        # Verify the clone, which no process writes to any more.
         hasher, offset = digests.hasher_for(entry.digest), 0
         while offset < entry.bytes and (count := os.preadv(descriptor, [self._buffer[:READ_BYTES]], offset)):
             hasher.update(self._buffer[:count])
-            self._count(count)
+            self._count_bytes(count)
             offset += count
         self._compare_size(entry, offset)
         self._accept_digest(entry, digest := hasher.digest(), file)
@@ -151,13 +152,13 @@ class CopyWorker:
         entry, number = self._job.files[index], task.offset // digests.RANGE_BYTES
         where = f"{self._job.target}/{entry.path}"
         try:
-            within, _, name = entry.path.rpartition("/")
-            descriptor = os.open(name, _SHARED_FLAGS, 0o600, dir_fd=self._folders.open_dir(within))
+            parent_path, _, name = entry.path.rpartition("/")
+            descriptor = os.open(name, _SHARED_FLAGS, 0o600, dir_fd=self._folders.open_dir(parent_path))
         except OSError as error:
             raise from_os_error(error, Path(where)) from error
         try:
-            if task.known_digest and self._is_range_written(where, task):
-                return RangeDigest(index, number, task.known_digest)
+            if task.expected_digest and self._is_range_written(where, task):
+                return RangeDigest(index, number, task.expected_digest)
             hasher = digests.Hasher()
             file = self._reader.open(entry.path)
             try:
@@ -174,7 +175,7 @@ class CopyWorker:
         return RangeDigest(index, number, bytes.fromhex(hasher.digest().partition(":")[2]))
 
     def _is_range_written(self, where: str, task: CopyTask) -> bool:
-        """Whether a range that an earlier copy wrote is on the disk as it was written down."""
+        """Whether a range written by an earlier copy still has its journalled digest."""
         hasher, offset, end = digests.Hasher(), task.offset, task.offset + task.length
         descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -182,35 +183,35 @@ class CopyWorker:
                 count := os.preadv(descriptor, [self._buffer[: min(READ_BYTES, end - offset)]], offset)
             ):
                 hasher.update(self._buffer[:count])
-                self._slot.heartbeat()  # nothing is written, so nothing of what is reserved is used
+                self._slot.heartbeat()  # nothing is written, so no reserved space is used
                 offset += count
         finally:
             os.close(descriptor)
-        return offset == end and hasher.digest().endswith(task.known_digest.hex())
+        return offset == end and hasher.digest().endswith(task.expected_digest.hex())
 
     def _copy_bytes(
         self, entry: FileEntry, file: SourceFile, descriptor: int, offset: int, length: int, hasher: digests.Hasher
     ) -> None:
-        """Read, hash and write `length` bytes from `offset` on, a buffer at a time."""
+        """Read, hash and write `length` bytes from `offset`, a buffer at a time."""
         end = offset + length
-        # Much at once where it goes to the disk, else what the caches hold.
-        capacity, write = self._step, write_all
+        # Large writes for O_DIRECT, else blocks that fit the caches.
+        capacity, write = self._block_bytes, write_all
         if self._job.direct:
             capacity, write = len(self._buffer), write_direct
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
         allocated = offset
         while offset < end:
-            if self._job.allocate and offset >= allocated:  # not more at a time than the hold leaves free
+            if self._job.allocate and offset >= allocated:  # at most the in-flight bytes of the reservation
                 allocated = min(end, offset + digests.RANGE_BYTES)
                 allocate(descriptor, offset, allocated - offset)
-            filled, want = 0, min(capacity, end - offset)
-            while filled < want:
-                block = self._buffer[filled : min(filled + self._step, want)]
+            filled, wanted_bytes = 0, min(capacity, end - offset)
+            while filled < wanted_bytes:
+                block = self._buffer[filled : min(filled + self._block_bytes, wanted_bytes)]
                 count = self._read_exactly(entry, file, block, offset + filled)
                 hasher.update(block[:count])
                 filled += count
             write(descriptor, self._buffer[:filled], offset)
-            self._count(filled)
+            self._count_bytes(filled)
             offset += filled
 
     def _read_exactly(self, entry: FileEntry, file: SourceFile, view: memoryview, offset: int) -> int:
@@ -219,22 +220,22 @@ class CopyWorker:
             self._compare_size(entry, offset)
         return count
 
-    def _count(self, count: int) -> None:
+    def _count_bytes(self, count: int) -> None:
         self._slot.add_bytes(count)
         if self._job.bytes_per_s:
             self._slot.wait(self._job.bytes_per_s)
 
     def _create(self, path: str) -> int:
-        within, _, name = path.rpartition("/")
-        parent = self._folders.open_dir(within)
+        parent_path, _, name = path.rpartition("/")
+        parent = self._folders.open_dir(parent_path)
         try:
             return os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=parent)
-        except FileExistsError:  # an interrupted copy left it, not known to be whole
+        except FileExistsError:  # left by an interrupted copy, and perhaps incomplete
             os.unlink(name, dir_fd=parent)
             return os.open(name, CREATE_FLAGS, FILE_MODE, dir_fd=parent)
 
     def _accept_digest(self, entry: FileEntry, digest: str, file: SourceFile) -> bool:
-        """Whether to keep what was read; False to read it again, from elsewhere. Raises DataError."""
+        """Whether to keep the content; False to read it again from elsewhere. Raises DataError."""
         if not entry.digest or digest == entry.digest:
             return True
         distrust = getattr(file, "distrust", None)
@@ -244,12 +245,12 @@ class CopyWorker:
 
     def _compare_size(self, entry: FileEntry, size: int) -> None:
         if size != entry.bytes:
-            message = f"the manifest says {entry.bytes} bytes, the file has {size}"
-            hint = "it was changed or cut short: run `check` on the source"
+            message = f"{size} bytes (expected {entry.bytes}, as in the manifest)"
+            hint = "the file was changed or cut short: run `check` on the source"
             raise DataError(message, where=f"{self._job.source.label}/{entry.path}", hint=hint)
 
 
 def digest_error(entry: FileEntry, digest: str, where: str) -> DataError:
     """Return the error of content whose digest is not the manifest's."""
-    message = f"the manifest says {entry.digest}, the content is {digest}"
-    return DataError(message, where=where, hint="it was changed or is damaged: run `check` on the source")
+    message = f"digest {digest} (expected {entry.digest}, as in the manifest)"
+    return DataError(message, where=where, hint="the file was changed or is damaged: run `check` on the source")

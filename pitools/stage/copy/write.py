@@ -1,4 +1,4 @@
-"""How bytes reach a new file: through the page cache, past it, as a clone."""
+"""Write bytes to a new file: through the page cache, past it, or as a clone."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pitools.core.fs import from_os_error, sync_fs
 from pitools.stage.sources.base import SourceFile
 from pitools.stage.sources.local import LocalFile
 
-# What O_DIRECT wants: addresses, offsets and lengths in multiples of the disk's block.
+# O_DIRECT needs addresses, offsets and lengths in multiples of the disk's block size.
 _DIRECT_ALIGNMENT = 4096
 _FICLONE = 0x40049409
 _FLUSH_EVERY_BYTES = 128 << 20
 
 
 class EarlyFlusher:
-    """Has a file system write from early on what is given to it, so that little is left to wait for at the end.
+    """Start to sync a file system early, so that little is left at the end.
 
-    The kernel begins by itself only when a tenth of the memory waits to be written. Leaving the block syncs what is
-    left; raises NoSpace or ClusterError. To be used by a process that does not fork meanwhile but for `pool.run`'s
-    workers, which come before the first byte.
+    The kernel starts only when a tenth of the memory is dirty. Leaving the block syncs the rest; raises NoSpace or
+    ClusterError. Only for a process that forks no more, except the workers of `forked_pool.run_tasks`, which are forked
+    before the first byte.
     """
 
-    def __init__(self, to: Path) -> None:
-        self._to, self._waiting = to, 0
+    def __init__(self, target: Path) -> None:
+        self._target, self._unsynced_bytes = target, 0
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
     def add_bytes(self, count: int) -> None:
-        """Count bytes; begin to sync when they are many."""
-        self._waiting += count
-        if self._waiting >= _FLUSH_EVERY_BYTES and not (self._thread and self._thread.is_alive()):
-            self._waiting = 0
+        """Count bytes; start a sync when there are many."""
+        self._unsynced_bytes += count
+        if self._unsynced_bytes >= _FLUSH_EVERY_BYTES and not (self._thread and self._thread.is_alive()):
+            self._unsynced_bytes = 0
             self._thread = threading.Thread(target=self._sync, daemon=True)
             self._thread.start()
 
@@ -43,22 +43,22 @@ class EarlyFlusher:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind:
-            return  # it is not waited for where the copy has failed, perhaps because the disk hangs
+            return  # do not wait after a failed copy: the disk may hang
         if self._thread:
             self._thread.join()
         self._sync()
         if self._error:
-            raise from_os_error(self._error, self._to) from self._error
+            raise from_os_error(self._error, self._target) from self._error
 
     def _sync(self) -> None:
         try:
-            sync_fs(self._to)
-        except OSError as error:  # told to whoever syncs first, and to nobody again
+            sync_fs(self._target)
+        except OSError as error:  # the kernel reports a write error only once
             self._error = error
 
 
 def clone_file(descriptor: int, file: SourceFile) -> bool:
-    """Whether a new file now shares the blocks of a source file, as XFS and Btrfs can."""
+    """Clone a source file's blocks (reflink), as XFS and Btrfs can; return whether it succeeded."""
     if not isinstance(file, LocalFile):
         return False
     try:
@@ -69,7 +69,7 @@ def clone_file(descriptor: int, file: SourceFile) -> bool:
 
 
 def write_all(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write all of it, through the page cache. Raises OSError."""
+    """Write all of `view` through the page cache. Raises OSError."""
     while view:
         count = os.pwrite(descriptor, view, offset)
         view = view[count:]
@@ -77,11 +77,11 @@ def write_all(descriptor: int, view: memoryview, offset: int) -> None:
 
 
 def write_direct(descriptor: int, view: memoryview, offset: int) -> None:
-    """Write with O_DIRECT, but for the end of a file that is not of the disk's block size."""
+    """Write with O_DIRECT, except the end of a file that is not a multiple of the block size."""
     aligned = len(view) - len(view) % _DIRECT_ALIGNMENT
-    done = 0
-    while done < aligned and not done % _DIRECT_ALIGNMENT:
-        done += os.pwrite(descriptor, view[done:aligned], offset + done)
-    if done < len(view):
+    written = 0
+    while written < aligned and not written % _DIRECT_ALIGNMENT:
+        written += os.pwrite(descriptor, view[written:aligned], offset + written)
+    if written < len(view):
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-        write_all(descriptor, view[done:], offset + done)
+        write_all(descriptor, view[written:], offset + written)

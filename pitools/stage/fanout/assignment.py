@@ -35,20 +35,20 @@ def assign_owners(files: Sequence[FileEntry], nodes: int) -> array[int]:
 def sender_chain(index: int, owner: int, nodes: int) -> Iterator[int]:
     """Yield all nodes in the order in which they serve a file. A lost owner's files are spread over all other nodes."""
     yield owner
-    others = nodes - 1
-    for step in range(others):
-        yield (owner + 1 + (index + step) % others) % nodes
+    n_others = nodes - 1
+    for step in range(n_others):
+        yield (owner + 1 + (index + step) % n_others) % nodes
 
 
-def place_in_chain(index: int, owner: int, nodes: int, node: int) -> int:
+def chain_position(index: int, owner: int, nodes: int, node: int) -> int:
     """Return a node's position in a file's chain: 0 for its owner."""
     if node == owner:
         return 0
-    others = nodes - 1
-    return 1 + ((node - owner - 1) % nodes - index) % others
+    n_others = nodes - 1
+    return 1 + ((node - owner - 1) % nodes - index) % n_others
 
 
-def file_order(files: Sequence[FileEntry], owned_by: Sequence[int], nodes: int, rank: int) -> list[int]:
+def file_order(files: Sequence[FileEntry], owners: Sequence[int], nodes: int, rank: int) -> list[int]:
     """Return the file indexes in the order of node `rank`: by its position in their chains, large files first.
 
     Files of equal position are ordered by owner, starting after `rank`, so that nodes query different owners.
@@ -56,8 +56,8 @@ def file_order(files: Sequence[FileEntry], owned_by: Sequence[int], nodes: int, 
     return sorted(
         range(len(files)),
         key=lambda index: (
-            place_in_chain(index, owned_by[index], nodes, rank),
-            (owned_by[index] - rank) % nodes,
+            chain_position(index, owners[index], nodes, rank),
+            (owners[index] - rank) % nodes,
             -files[index].bytes,
             index,
         ),

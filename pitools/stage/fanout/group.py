@@ -17,7 +17,7 @@ from pitools.core.errors import ClusterError, ConfigError, UsageError
 
 _MAX_PORTS = 16  # candidate ports of a node: up to 15 of them may be in use by other programs
 _MIN_SECRET_BYTES = 16
-_NONCE = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
+_NONCE_COMMAND = "PIT_NONCE=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'); export PIT_NONCE"
 _STEP_HINT = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanout"
 
 
@@ -54,7 +54,7 @@ class Group:
         self, names: Sequence[str], addresses: Sequence[str], rank: int, key: str, ports: tuple[int, int], secret: bytes
     ) -> None:
         self.names, self.addresses = tuple(names), tuple(addresses)
-        self.me, self.key, self.ports = rank, key, ports
+        self.rank, self.key, self.ports = rank, key, ports
         self._secret = secret  # must not appear in a repr
 
     def __len__(self) -> int:
@@ -85,11 +85,11 @@ def find_group(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 3
 
     Raises UsageError, ConfigError, ClusterError, Unreachable (slurmctld does not answer).
     """
-    secret = _secret(environ)
+    secret = _read_secret(environ)
     if text := environ.get("PIT_PORTS"):
-        ports = _ports(text)
-    if listed := environ.get("PIT_FANOUT_NODES"):
-        pairs = dict(_pair(text) for text in listed.split(","))
+        ports = _parse_ports(text)
+    if node_list := environ.get("PIT_FANOUT_NODES"):
+        pairs = dict(_parse_node(text) for text in node_list.split(","))
         names, addresses = list(pairs), list(pairs.values())
         name, key = environ.get("PIT_FANOUT_NODE", ""), environ.get("PIT_FANOUT_JOB", "")
     else:
@@ -97,9 +97,9 @@ def find_group(environ: Mapping[str, str], *, ports: tuple[int, int] = (20000, 3
         addresses = _addresses(names, environ.get("PIT_HOST_SUFFIX", host_suffix))
     if name not in names:
         raise UsageError(f'this node, "{name}", is not in the node list: {hostlist.fold(names)}', hint=_STEP_HINT)
-    me = names.index(name)
-    addresses[me] = _own_address(addresses, me)
-    return Group(names, addresses, me, key, ports, secret)
+    rank = names.index(name)
+    addresses[rank] = _own_address(addresses, rank)
+    return Group(names, addresses, rank, key, ports, secret)
 
 
 def _step_nodes(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
@@ -121,10 +121,10 @@ def _step_nodes(environ: Mapping[str, str]) -> tuple[list[str], str, str]:
 def _addresses(names: Sequence[str], suffix: str) -> list[str]:
     """Return each node's address: of its name and the site's suffix, else of its name, else as Slurm has it."""
     if suffix:
-        return [_resolved(name + suffix) for name in names]
+        return [_resolve(name + suffix) for name in names]
     addresses: list[str] = []
     for name in names:
-        if not (address := _lookup(name)):
+        if not (address := _lookup_address(name)):
             break  # stop at the first failure: without DNS each lookup waits for its time-out
         addresses.append(address)
     else:
@@ -132,17 +132,17 @@ def _addresses(names: Sequence[str], suffix: str) -> list[str]:
     from pitools.slurm.client import Client
 
     slurm_addresses = {node.node: node.address for node in Client().nodes(hostlist.fold(names))}
-    return [_resolved(slurm_addresses.get(name, name)) for name in names]
+    return [_resolve(slurm_addresses.get(name, name)) for name in names]
 
 
-def _resolved(name: str) -> str:
-    if not (address := _lookup(name)):
+def _resolve(name: str) -> str:
+    if not (address := _lookup_address(name)):
         hint = "see network.host_suffix of the site, and DNS or /etc/hosts of this node"
         raise ClusterError(f'the name "{name}" has no address here', where=socket.gethostname(), hint=hint)
     return address
 
 
-def _lookup(name: str) -> str:
+def _lookup_address(name: str) -> str:
     """Return the first address of a name; "" when it has none."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -154,15 +154,19 @@ def _own_address(addresses: Sequence[str], rank: int) -> str:
     """Return this node's address as other nodes see it: many hosts files map a host's own name to a loopback
     address.
     """
-    others = [address for index, address in enumerate(addresses) if index != rank and not _is_loopback(address)]
-    if not others or not _is_loopback(addresses[rank]):
+    other_addresses = [
+        address for index, address in enumerate(addresses) if index != rank and not _is_loopback(address)
+    ]
+    if not other_addresses or not _is_loopback(addresses[rank]):
         return addresses[rank]
-    family = socket.AF_INET6 if ":" in others[0] else socket.AF_INET
+    family = socket.AF_INET6 if ":" in other_addresses[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((others[0], 9))  # sends nothing: the kernel only selects the route
+            probe.connect((other_addresses[0], 9))  # sends nothing: the kernel only selects the route
         except OSError as error:
-            raise ClusterError(f"no route to {others[0]}: {error.strerror}", where=socket.gethostname()) from error
+            raise ClusterError(
+                f"no route to {other_addresses[0]}: {error.strerror}", where=socket.gethostname()
+            ) from error
         return str(probe.getsockname()[0])
 
 
@@ -170,19 +174,19 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _secret(environ: Mapping[str, str]) -> bytes:
+def _read_secret(environ: Mapping[str, str]) -> bytes:
     if path := environ.get("PIT_FANOUT_SECRET_FILE"):
-        secret = _private(Path(path))
+        secret = _read_private_file(Path(path))
     else:
         secret = environ.get("PIT_NONCE", "").encode()
     if not secret:
-        raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_NONCE}")
+        raise UsageError("--fanout: the job has no secret", hint=f"in the job's script, before srun: {_NONCE_COMMAND}")
     if len(secret) < _MIN_SECRET_BYTES:
-        raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_NONCE)
+        raise UsageError(f"--fanout: a secret of {len(secret)} characters is too short", hint=_NONCE_COMMAND)
     return secret
 
 
-def _private(path: Path) -> bytes:
+def _read_private_file(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -195,15 +199,15 @@ def _private(path: Path) -> bytes:
         raise ConfigError(f"cannot read the secret: {error.strerror}", where=str(path)) from error
 
 
-def _ports(text: str) -> tuple[int, int]:
+def _parse_ports(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     if not (first.isdigit() and last.isdigit() and 1024 <= int(first) <= int(last) <= 65535):
         raise UsageError(f'PIT_PORTS: not a range of ports: "{text}"', hint="expected FIRST-LAST, such as 20000-31999")
     return int(first), int(last)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_node(text: str) -> tuple[str, str]:
     name, _, address = text.strip().partition("=")
     if not name or not address:
         raise UsageError(f'PIT_FANOUT_NODES: not NAME=ADDRESS: "{text}"', hint="expected name=address,name=address,…")
-    return name, _resolved(address)
+    return name, _resolve(address)

@@ -61,9 +61,9 @@ class PeerSource:
         index = self.index(path)
         if self.state.source_only[index]:
             return False  # already read from the origin only
-        givers = self.state.senders(index)
-        self.state.distrust(index, givers)
-        return bool(givers)
+        senders = self.state.senders(index)
+        self.state.distrust(index, senders)
+        return bool(senders)
 
 
 class PeerReader:
@@ -104,12 +104,12 @@ class PeerFile:
         self._entry, self._state = source.files[index], source.state
         self.size = self._entry.bytes
         self._chain = assignment.sender_chain(index, source.owners[index], len(source.group))
-        self._node, self._passed = next(self._chain), False
+        self._node, self._is_retry = next(self._chain), False
         self._connection: PeerConnection | None = None
         self._offset = 0  # in the file, of the connection's next byte
         self._origin: SourceFile | None = None
         self._counts: dict[int, int] = {}
-        self._failed = (-1, -1)  # node and offset of the last failure
+        self._last_failure = (-1, -1)  # node and offset of the last failure
         if self._is_own_share():
             self._origin = self._open_origin()
 
@@ -124,7 +124,7 @@ class PeerFile:
             if count := self._read_from_peer(view, offset):
                 return count
         count = self._origin.read_into(view, offset)
-        self._count(FROM_ORIGIN, count)
+        self._count_bytes(FROM_ORIGIN, count)
         return count
 
     def distrust(self) -> bool:
@@ -144,7 +144,7 @@ class PeerFile:
             self._origin = None
 
     def _is_own_share(self) -> bool:
-        return self._node == self._reader.source.group.me or bool(self._state.source_only[self._index])
+        return self._node == self._reader.source.group.rank or bool(self._state.source_only[self._index])
 
     def _read_from_peer(self, view: memoryview, offset: int) -> int:
         """Read from the current node of the chain; return 0 when the next node, or the origin, is to be tried."""
@@ -156,36 +156,36 @@ class PeerFile:
             self._close_connection()
             # To the end of the current range: with one request the node sends while this one hashes.
             end = min(self._entry.bytes, (offset // MAX_RANGE_BYTES + 1) * MAX_RANGE_BYTES)
-            get = self._reader.peers.request_file
-            self._connection = get(self._node, self._index, offset, end - offset, passed=self._passed)
+            request = self._reader.peers.request_file
+            self._connection = request(self._node, self._index, offset, end - offset, is_retry=self._is_retry)
             self._offset = offset
             if self._connection is None:
-                self._node, self._passed = next(self._chain), True
+                self._node, self._is_retry = next(self._chain), True
                 return 0
         try:
             count = self._connection.read_into(view)
         except (OSError, PeerTooSlow) as error:
             self._close_connection()
-            if isinstance(error, PeerTooSlow) or self._failed == (self._node, offset):
+            if isinstance(error, PeerTooSlow) or self._last_failure == (self._node, offset):
                 self._state.back_off(self._node, self._reader.source.timeouts.back_off_s)
-            self._failed = self._node, offset
+            self._last_failure = self._node, offset
             return 0  # the same node again, unless it is now backed off from
         self._offset += count
-        self._count(self._node, count)
+        self._count_bytes(self._node, count)
         if not self._connection.remaining_bytes:
             self._close_connection()
         return count
 
     def _open_origin(self) -> SourceFile:
-        found = self._reader.origin().open(self._entry.path)
-        if found.size != self._entry.bytes:
-            found.close()
-            message = f"{found.size} bytes (expected {self._entry.bytes}, as in the manifest)"
+        file = self._reader.origin().open(self._entry.path)
+        if file.size != self._entry.bytes:
+            file.close()
+            message = f"{file.size} bytes (expected {self._entry.bytes}, as in the manifest)"
             where = f"{self._reader.source.label}/{self._entry.path}"
             raise DataError(message, where=where, hint="it was changed or cut short: run `check` on the source")
-        return found
+        return file
 
-    def _count(self, node: int, count: int) -> None:
+    def _count_bytes(self, node: int, count: int) -> None:
         self._state.add_received(count)
         self._counts[node] = self._counts.get(node, 0) + count
 

@@ -49,21 +49,21 @@ class PeerConnection:
     def read_into(self, view: memoryview) -> int:
         """Read into `view`, at most the rest of the reply; return the bytes read. Raises OSError, PeerTooSlow."""
         view = view[: self.remaining_bytes]
-        got, silent_s = 0, 0.0
-        while got < len(view):
-            began = time.monotonic()
+        filled, silent_s = 0, 0.0
+        while filled < len(view):
+            started_at = time.monotonic()
             try:
-                count = self._socket.recv_into(view[got:], 0, socket.MSG_WAITALL)
+                count = self._socket.recv_into(view[filled:], 0, socket.MSG_WAITALL)
                 if not count:
                     raise ConnectionResetError("the peer closed the connection within a file")
             except BlockingIOError:
                 count = 0
-            waited_s = time.monotonic() - began
+            waited_s = time.monotonic() - started_at
             silent_s = 0.0 if count else silent_s + waited_s
-            got += count
+            filled += count
             self._require_progress(count, waited_s, silent_s)
-        self.remaining_bytes -= got
-        return got
+        self.remaining_bytes -= filled
+        return filled
 
     def _require_progress(self, count: int, waited_s: float, silent_s: float) -> None:
         # Only time spent waiting counts: the slow part may be this node's own disk.
@@ -88,10 +88,10 @@ class Peers:
         self.group, self.state, self.timeouts = group, state, timeouts
         self._version, self._key = version, group.proof_key(version)
         self._idle: list[PeerConnection] = []
-        self._arrived, self._arrived_at = -1, 0.0
+        self._last_received, self._last_received_at = -1, 0.0
 
     def request_file(
-        self, node: int, index: int, offset: int, length: int, *, passed: bool = False
+        self, node: int, index: int, offset: int, length: int, *, is_retry: bool = False
     ) -> PeerConnection | None:
         """Return a connection that delivers this range of a file; wait while the node is still reading the file.
 
@@ -99,26 +99,26 @@ class Peers:
         of this node then back off from it. passed: an earlier node of the file's chain has already failed.
         """
         watch = _ProgressWatch(self.timeouts)
-        pauses = _pauses()
+        pauses = _retry_pauses_s()
         while self.state.is_usable(node):
             # Also when the peer reports progress: this node must not idle until its own time-out, and the file may be
             # readable from the source.
-            if self._idle_s() >= self.timeouts.idle_s * (1.5 if passed else 1):
+            if self._idle_s() >= self.timeouts.idle_s * (1.5 if is_retry else 1):
                 return None
             try:
-                answer = self._ask(node, protocol.PeerRequest(protocol.GET, index, offset, length))
+                answer = self._query(node, protocol.PeerRequest(protocol.GET, index, offset, length))
             except (PeerNotFound, protocol.PeerBusy) as error:
-                if self._is_lost(node) if isinstance(error, PeerNotFound) else watch.is_over():
+                if self._is_lost(node) if isinstance(error, PeerNotFound) else watch.is_period_over():
                     self.state.back_off(node, self.timeouts.back_off_s)
                     return None
                 time.sleep(next(pauses))
                 continue
             if isinstance(answer, PeerConnection):
                 return answer
-            kind, arrived = answer
+            kind, received = answer
             if kind == protocol.NOT_PRESENT:
                 return None
-            if watch.is_stuck(arrived):
+            if watch.is_stuck(received):
                 self.state.back_off(node, self.timeouts.back_off_s)
         return None
 
@@ -126,7 +126,7 @@ class Peers:
         """Report to a node whether this node has finished; return whether that node has. Raises PeerNotFound,
         PeerBusy.
         """
-        answer = self._ask(node, protocol.PeerRequest(protocol.STATE, int(finished)))
+        answer = self._query(node, protocol.PeerRequest(protocol.STATE, int(finished)))
         assert not isinstance(answer, PeerConnection)
         return answer[1] == 1
 
@@ -146,22 +146,22 @@ class Peers:
 
     def _idle_s(self) -> float:
         """Return the seconds for which this node as a whole has received nothing."""
-        arrived, now = self.state.received_bytes(), time.monotonic()
-        if arrived != self._arrived:
-            self._arrived, self._arrived_at = arrived, now
-        return now - self._arrived_at
+        received, now = self.state.received_bytes(), time.monotonic()
+        if received != self._last_received:
+            self._last_received, self._last_received_at = received, now
+        return now - self._last_received_at
 
     def _is_lost(self, node: int) -> bool:
         """Whether a node that does not answer has answered before, or should have started by now."""
-        return bool(self.state.contacted[node]) or time.monotonic() > self.state.began + self.timeouts.startup_s
+        return bool(self.state.contacted[node]) or time.monotonic() > self.state.started_at + self.timeouts.startup_s
 
-    def _ask(self, node: int, request: protocol.PeerRequest) -> PeerConnection | tuple[int, int]:
+    def _query(self, node: int, request: protocol.PeerRequest) -> PeerConnection | tuple[int, int]:
         """Send a request; return the reply, or for a file's bytes the connection that delivers them.
 
         Raises PeerNotFound, PeerBusy.
         """
         while True:
-            connection, is_new = self._connection(node)
+            connection, is_new = self._get_connection(node)
             try:
                 answer = connection.request(request)
             except (OSError, protocol.HandshakeRefused) as error:
@@ -174,7 +174,7 @@ class Peers:
             self.put_back(connection)
             return answer
 
-    def _connection(self, node: int) -> tuple[PeerConnection, bool]:
+    def _get_connection(self, node: int) -> tuple[PeerConnection, bool]:
         for connection in self._idle:
             if connection.node == node:
                 self._idle.remove(connection)
@@ -183,9 +183,9 @@ class Peers:
 
     def _connect(self, node: int) -> socket.socket:
         """Return an authenticated socket, at the node's last known port or one of its candidate ports."""
-        known = self.state.port[node]
-        ports = [port for port in self.group.candidate_ports(node, self._version) if port != known]
-        for port in [known, *ports] if known else ports:
+        last_port = self.state.port[node]
+        ports = [port for port in self.group.candidate_ports(node, self._version) if port != last_port]
+        for port in [last_port, *ports] if last_port else ports:
             try:
                 connection = socket.create_connection(
                     (self.group.addresses[node], port), timeout=self.timeouts.answer_s
@@ -197,10 +197,10 @@ class Peers:
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 deadline = time.monotonic() + self.timeouts.answer_s
-                protocol.client_handshake(connection, self._key, self.group.me, node, deadline)
+                protocol.client_handshake(connection, self._key, self.group.rank, node, deadline)
             except BaseException as error:
                 connection.close()
-                if isinstance(error, ConnectionError) and port == known:
+                if isinstance(error, ConnectionError) and port == last_port:
                     raise protocol.PeerBusy from error  # the server is alive, and rejects connections above its limit
                 if not isinstance(error, OSError | protocol.HandshakeRefused):
                     raise
@@ -214,25 +214,25 @@ class _ProgressWatch:
     """The progress of a node that this one waits for."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts, self._since, self._before = timeouts, time.monotonic(), -1
+        self._timeouts, self._period_start, self._received = timeouts, time.monotonic(), -1
 
-    def is_over(self) -> bool:
+    def is_period_over(self) -> bool:
         """Whether `peer_timeout_s` has passed since the last check of progress."""
-        return time.monotonic() - self._since >= self._timeouts.peer_timeout_s
+        return time.monotonic() - self._period_start >= self._timeouts.peer_timeout_s
 
-    def is_stuck(self, arrived: int) -> bool:
+    def is_stuck(self, received: int) -> bool:
         """Whether the node received less than `min_bytes_per_s` in the last period. arrived: the bytes it reports."""
-        if self._before < 0:
-            self._before = arrived
-        if not self.is_over():
+        if self._received < 0:
+            self._received = received
+        if not self.is_period_over():
             return False
         now = time.monotonic()
-        too_few = arrived - self._before < (now - self._since) * self._timeouts.min_bytes_per_s
-        self._since, self._before = now, arrived
-        return too_few
+        is_too_slow = received - self._received < (now - self._period_start) * self._timeouts.min_bytes_per_s
+        self._period_start, self._received = now, received
+        return is_too_slow
 
 
-def _pauses() -> Iterator[float]:
+def _retry_pauses_s() -> Iterator[float]:
     """Yield seconds to wait between retries, doubling; the jitter spreads nodes that start together."""
     pause_s = _FIRST_PAUSE_S
     while True:

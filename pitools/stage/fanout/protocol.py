@@ -58,12 +58,12 @@ def client_handshake(connection: socket.socket, key: bytes, rank: int, node: int
 
     Raises HandshakeRefused, PeerBusy, OSError.
     """
-    ours = secrets.token_bytes(_NONCE)
-    send_all(connection, _HELLO.pack(MAGIC, rank, node, ours), deadline)
-    theirs, proof = _CHALLENGE.unpack(receive_exactly(connection, _CHALLENGE.size, deadline))
-    if not hmac.compare_digest(proof, _proof(key, b"server", rank, node, ours, theirs)):
+    client_nonce = secrets.token_bytes(_NONCE)
+    send_all(connection, _HELLO.pack(MAGIC, rank, node, client_nonce), deadline)
+    server_nonce, proof = _CHALLENGE.unpack(receive_exactly(connection, _CHALLENGE.size, deadline))
+    if not hmac.compare_digest(proof, _proof(key, b"server", rank, node, client_nonce, server_nonce)):
         raise HandshakeRefused(f"the peer did not prove to be rank {node}")
-    send_all(connection, _proof(key, b"client", rank, node, ours, theirs), deadline)
+    send_all(connection, _proof(key, b"client", rank, node, client_nonce, server_nonce), deadline)
     if (answer := receive_exactly(connection, 1, deadline)) == _BUSY:
         raise PeerBusy
     if answer != _WELCOME:
@@ -72,13 +72,17 @@ def client_handshake(connection: socket.socket, key: bytes, rank: int, node: int
 
 def server_handshake(connection: socket.socket, key: bytes, rank: int, nodes: int, deadline: float) -> int:
     """Authenticate a client and return its rank; call `finish_handshake` next. Raises HandshakeRefused, OSError."""
-    magic, client, wanted, theirs = _HELLO.unpack(receive_exactly(connection, _HELLO.size, deadline))
-    if magic != MAGIC or wanted != rank or client >= nodes or client == rank:
-        raise HandshakeRefused(f"rank {client} asks for rank {wanted}: not a client of rank {rank}")
-    ours = secrets.token_bytes(_NONCE)
-    send_all(connection, _CHALLENGE.pack(ours, _proof(key, b"server", client, rank, theirs, ours)), deadline)
+    magic, client, server, client_nonce = _HELLO.unpack(receive_exactly(connection, _HELLO.size, deadline))
+    if magic != MAGIC or server != rank or client >= nodes or client == rank:
+        raise HandshakeRefused(f"rank {client} asks for rank {server}: not a client of rank {rank}")
+    server_nonce = secrets.token_bytes(_NONCE)
+    send_all(
+        connection,
+        _CHALLENGE.pack(server_nonce, _proof(key, b"server", client, rank, client_nonce, server_nonce)),
+        deadline,
+    )
     proof = receive_exactly(connection, _PROOF, deadline)
-    if not hmac.compare_digest(proof, _proof(key, b"client", client, rank, theirs, ours)):
+    if not hmac.compare_digest(proof, _proof(key, b"client", client, rank, client_nonce, server_nonce)):
         raise HandshakeRefused(f"the client did not prove to be rank {client}")
     return int(client)
 
@@ -105,10 +109,10 @@ def receive_request(connection: socket.socket, idle_s: float, rest_s: float) -> 
     idle_s: seconds until its first byte. rest_s: seconds from then until it is complete. Raises OSError.
     """
     connection.settimeout(idle_s)
-    if not (first := connection.recv(1)):
+    if not (head := connection.recv(1)):
         return None
     rest = receive_exactly(connection, _REQUEST.size - 1, time.monotonic() + rest_s)
-    return PeerRequest(*_REQUEST.unpack(first + rest))
+    return PeerRequest(*_REQUEST.unpack(head + rest))
 
 
 def send_answer(connection: socket.socket, kind: int, number: int, deadline: float) -> None:
@@ -118,7 +122,7 @@ def send_answer(connection: socket.socket, kind: int, number: int, deadline: flo
 
 def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
     """Send all of `data` by the deadline. Raises OSError."""
-    connection.settimeout(_left(deadline))
+    connection.settimeout(_remaining_s(deadline))
     connection.sendall(data)
 
 
@@ -126,18 +130,18 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
     """Receive exactly `size` bytes by the deadline. Raises OSError."""
     data = b""
     while len(data) < size:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(_remaining_s(deadline))
         if not (part := connection.recv(size - len(data))):
             raise ConnectionResetError("the peer closed the connection")
         data += part
     return data
 
 
-def _proof(key: bytes, role: bytes, client: int, server: int, clients: bytes, servers: bytes) -> bytes:
-    return hmac.digest(key, role + struct.pack("!HH", client, server) + clients + servers, "sha256")
+def _proof(key: bytes, role: bytes, client: int, server: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    return hmac.digest(key, role + struct.pack("!HH", client, server) + client_nonce + server_nonce, "sha256")
 
 
-def _left(deadline: float) -> float:
-    if (left := deadline - time.monotonic()) <= 0:
+def _remaining_s(deadline: float) -> float:
+    if (remaining_s := deadline - time.monotonic()) <= 0:
         raise TimeoutError("the peer's deadline has passed")
-    return left
+    return remaining_s

@@ -30,15 +30,15 @@ from pitools.store.manifest import FileEntry
 MAX_RANGE_BYTES = 64 << 20  # of one request
 _IDLE_S = 120.0  # a connection without a request
 _SEND_BYTES = 4 << 20
-_STACK = 256 << 10
+_STACK_BYTES = 256 << 10
 _PR_SET_PDEATHSIG = 1
 
 
-def hold_port(group: Group, version: str) -> socket.socket:
+def listen(group: Group, version: str) -> socket.socket:
     """Listen at the first free one of this node's candidate ports, on its own address. Raises ClusterError."""
-    address = group.addresses[group.me]
+    address = group.addresses[group.rank]
     reason = ""
-    for port in group.candidate_ports(group.me, version):
+    for port in group.candidate_ports(group.rank, version):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         try:
             # No SO_REUSEADDR and no SO_REUSEPORT: bind fails if any process uses the port.
@@ -76,11 +76,11 @@ def _server_main(server: FanoutServer, parent: int) -> NoReturn:
         os._exit(1)  # never return into the parent's code
 
 
-def _close_descriptors(kept: set[int]) -> None:
+def _close_descriptors(keep: set[int]) -> None:
     """Close the parent's other descriptors: the server must not hold its locks and reservations."""
     # Without this, garbage of the parent could be collected later and close reused descriptor numbers.
     gc.freeze()
-    numbers = [*sorted(kept), os.sysconf("SC_OPEN_MAX")]
+    numbers = [*sorted(keep), os.sysconf("SC_OPEN_MAX")]
     for number, following in itertools.pairwise(numbers):
         os.closerange(number + 1, following)
 
@@ -108,30 +108,30 @@ class FanoutServer:
     ) -> None:
         self.listener, self.state, self.timeouts = listener, state, timeouts
         self._files, self._folders = files, folders
-        self._me, self._nodes, self._key = group.me, len(group), group.proof_key(version)
+        self._rank, self._nodes, self._key = group.rank, len(group), group.proof_key(version)
         # Limits of connections during the handshake, and after it.
-        self._strangers = threading.BoundedSemaphore(min(512, 64 + 16 * len(group)))
-        self._friends = threading.BoundedSemaphore(min(1024, 64 + 32 * len(group)))
-        self._waiting: dict[int, tuple[threading.Event, int]] = {}
+        self._handshake_slots = threading.BoundedSemaphore(min(512, 64 + 16 * len(group)))
+        self._client_slots = threading.BoundedSemaphore(min(1024, 64 + 32 * len(group)))
+        self._waiting_clients: dict[int, tuple[threading.Event, int]] = {}
         self._lock = threading.Lock()
 
     def run(self) -> NoReturn:
         """Accept connections for ever."""
-        threading.stack_size(_STACK)
-        threading.Thread(target=self._wake, name="pit-fanout-wake", daemon=True).start()
+        threading.stack_size(_STACK_BYTES)
+        threading.Thread(target=self._wake_waiters, name="pit-fanout-wake", daemon=True).start()
         while True:
             try:
                 connection, _ = self.listener.accept()
             except OSError:
                 time.sleep(0.05)  # out of descriptors, or the client has already closed
                 continue
-            if not self._strangers.acquire(blocking=False):
+            if not self._handshake_slots.acquire(blocking=False):
                 connection.close()
                 continue
             try:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
             except RuntimeError:  # no more threads
-                self._strangers.release()
+                self._handshake_slots.release()
                 connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -140,32 +140,32 @@ class FanoutServer:
             try:
                 deadline = time.monotonic() + self.timeouts.answer_s
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                client = protocol.server_handshake(connection, self._key, self._me, self._nodes, deadline)
-                admitted = self._friends.acquire(blocking=False)
+                client = protocol.server_handshake(connection, self._key, self._rank, self._nodes, deadline)
+                admitted = self._client_slots.acquire(blocking=False)
                 protocol.finish_handshake(connection, deadline, busy=not admitted)
             finally:
-                self._strangers.release()
+                self._handshake_slots.release()
             if admitted:
                 try:
                     self._handle_client(connection, client)
                 finally:
-                    self._friends.release()
+                    self._client_slots.release()
 
     def _handle_client(self, connection: socket.socket, client: int) -> None:
         self.state.contacted[client] = 1
-        shelf = _OpenFiles(self._folders, self.state)
+        open_files = _OpenFiles(self._folders, self.state)
         try:
-            self._handle_requests(connection, client, shelf)
+            self._handle_requests(connection, client, open_files)
         finally:
-            shelf.close()
+            open_files.close()
 
-    def _handle_requests(self, connection: socket.socket, client: int, shelf: _OpenFiles) -> None:
+    def _handle_requests(self, connection: socket.socket, client: int, open_files: _OpenFiles) -> None:
         while request := protocol.receive_request(connection, _IDLE_S, self.timeouts.answer_s):
             if request.kind == protocol.STATE:
                 self.state.finished[client] = int(request.file == 1)
-                self._answer(connection, protocol.AVAILABLE, self.state.finished[self._me])
+                self._answer(connection, protocol.AVAILABLE, self.state.finished[self._rank])
             elif self._is_valid(request):
-                self._send_range(connection, request, shelf)
+                self._send_range(connection, request, open_files)
             else:
                 raise protocol.HandshakeRefused(f"invalid request: {request}")
 
@@ -176,11 +176,11 @@ class FanoutServer:
             0 < request.length <= MAX_RANGE_BYTES and request.offset + request.length <= self._files[request.file].bytes
         )
 
-    def _send_range(self, connection: socket.socket, request: protocol.PeerRequest, shelf: _OpenFiles) -> None:
+    def _send_range(self, connection: socket.socket, request: protocol.PeerRequest, open_files: _OpenFiles) -> None:
         if not self.state.done[request.file] and not self._wait_for_file(request.file):
             self._answer(connection, protocol.NOT_YET, self.state.received_bytes())
             return
-        file = shelf.open(self._files[request.file])
+        file = open_files.open(self._files[request.file])
         if not file:
             self._answer(connection, protocol.NOT_PRESENT, 0)
             return
@@ -203,38 +203,38 @@ class FanoutServer:
             try:
                 sent = os.sendfile(connection.fileno(), descriptor, offset, min(_SEND_BYTES, end - offset))
             except BlockingIOError:
-                if not ready.poll(1000 * self._slowest_s):
-                    raise TimeoutError(f"the client reads nothing for {self._slowest_s:g} s") from None
+                if not ready.poll(1000 * self._send_timeout_s):
+                    raise TimeoutError(f"the client reads nothing for {self._send_timeout_s:g} s") from None
                 continue
             if not sent:
                 raise ConnectionAbortedError(f"the file is shorter than {end} bytes")
             offset += sent
 
     @property
-    def _slowest_s(self) -> float:
+    def _send_timeout_s(self) -> float:
         # Generous: a client that limits its bandwidth, or waits for its disk, reads nothing for a while.
         return 12 * self.timeouts.stall_s
 
     def _wait_for_file(self, index: int) -> bool:
         """Wait up to `hold_s` for a file; return whether it is done."""
         with self._lock:
-            event, count = self._waiting.get(index) or (threading.Event(), 0)
-            self._waiting[index] = event, count + 1
+            event, count = self._waiting_clients.get(index) or (threading.Event(), 0)
+            self._waiting_clients[index] = event, count + 1
         # Read after registering: an earlier mark has not set this event.
-        came = bool(self.state.done[index]) or event.wait(self.timeouts.hold_s)
+        is_done = bool(self.state.done[index]) or event.wait(self.timeouts.hold_s)
         with self._lock:
-            event, count = self._waiting[index]
+            event, count = self._waiting_clients[index]
             if count > 1:
-                self._waiting[index] = event, count - 1
+                self._waiting_clients[index] = event, count - 1
             else:
-                del self._waiting[index]
-        return came or bool(self.state.done[index])
+                del self._waiting_clients[index]
+        return is_done or bool(self.state.done[index])
 
-    def _wake(self) -> NoReturn:
+    def _wake_waiters(self) -> NoReturn:
         while True:
-            self.state.wait_mark()
+            self.state.wait_for_mark()
             with self._lock:
-                for index, (event, _) in self._waiting.items():
+                for index, (event, _) in self._waiting_clients.items():
                     if self.state.done[index]:
                         event.set()
 
@@ -249,14 +249,14 @@ class _OpenFiles:
     def open(self, entry: FileEntry) -> LocalFile | None:
         """Open a file that is done; None when it is missing or its size is wrong."""
         # Once the version is complete, the folder being filled can only be left over from an interrupted repair.
-        folders = reversed(self._readers) if self._state.whole[0] else self._readers
+        folders = reversed(self._readers) if self._state.published[0] else self._readers
         for folder in list(folders):
             try:
                 # The reader's descriptor stays valid when its folder is renamed.
                 reader = self._readers[folder] = self._readers[folder] or LocalReader(folder)
                 file = reader.open(entry.path)
             except PitError:
-                self._drop(folder)
+                self._close_reader(folder)
                 continue
             if file.size == entry.bytes:
                 return file
@@ -266,9 +266,9 @@ class _OpenFiles:
     def close(self) -> None:
         """Close the folders."""
         for folder in self._readers:
-            self._drop(folder)
+            self._close_reader(folder)
 
-    def _drop(self, folder: Path) -> None:
+    def _close_reader(self, folder: Path) -> None:
         if reader := self._readers[folder]:
             reader.close()
         self._readers[folder] = None

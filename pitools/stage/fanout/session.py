@@ -44,7 +44,7 @@ class FanoutSession:
 
     def file_order(self) -> list[int]:
         """Return the file indexes in the order in which this node should copy them."""
-        return assignment.file_order(self.source.files, self.source.owners, len(self._group), self._group.me)
+        return assignment.file_order(self.source.files, self.source.owners, len(self._group), self._group.rank)
 
     def file_groups(self) -> list[list[int]]:
         """Return `file_order` in groups, one for each position of this node in the files' chains.
@@ -52,9 +52,9 @@ class FanoutSession:
         The absence of circular waits rests on this: workers take files in this order, and no file's `mark_done` waits
         for a file of a later group.
         """
-        owners, nodes, me = self.source.owners, len(self._group), self._group.me
-        cut = groupby(self.file_order(), lambda index: assignment.place_in_chain(index, owners[index], nodes, me))
-        return [list(same) for _, same in cut]
+        owners, nodes, rank = self.source.owners, len(self._group), self._group.rank
+        groups = groupby(self.file_order(), lambda index: assignment.chain_position(index, owners[index], nodes, rank))
+        return [list(group) for _, group in groups]
 
     def mark_done(self, index: int) -> None:
         """Mark file `index` as verified and written in one of the folders, so that other nodes may read it; for any
@@ -78,32 +78,32 @@ class FanoutSession:
         """
         timeouts = self.source.timeouts
         deadline = time.monotonic() + (timeouts.linger_s if timeout_s is None else timeout_s)
-        self._state.finished[self._group.me] = 1
+        self._state.finished[self._group.rank] = 1
         peers = Peers(self._group, self.source.version, self._state, timeouts)
-        waiting = {node for node in range(len(self._group)) if node != self._group.me}
-        ask_at = 0.0
+        unfinished = {node for node in range(len(self._group)) if node != self._group.rank}
+        next_query_at = 0.0
         with contextlib.closing(peers):
-            while waiting and (now := time.monotonic()) < deadline:
+            while unfinished and (now := time.monotonic()) < deadline:
                 # The first round informs every node, also finished ones, which may wait for this. Later rounds only
                 # detect lost nodes; their interval grows with the group, so that 1,000 nodes are not kept busy by it.
-                if now >= ask_at:
-                    waiting = {node for node in waiting if self._is_at_work(peers, node)}
-                    ask_at = time.monotonic() + _QUERY_EVERY_S * (1 + len(self._group) / 64)
+                if now >= next_query_at:
+                    unfinished = {node for node in unfinished if self._may_need_files(peers, node)}
+                    next_query_at = time.monotonic() + _QUERY_EVERY_S * (1 + len(self._group) / 64)
                 else:
                     time.sleep(_POLL_S)
-                    waiting = {node for node in waiting if not self._state.finished[node]}
+                    unfinished = {node for node in unfinished if not self._state.finished[node]}
 
     def announce_exit(self) -> None:
         """Contact the other nodes before this one fails, in about a second; they would wait for a node that they have
         never contacted. If this node fails at its start, nodes that do not listen yet are retried until they do.
         """
-        deadline = max(time.monotonic() + _ANNOUNCE_TIMEOUT_S, self._state.began + _STARTUP_S)
+        deadline = max(time.monotonic() + _ANNOUNCE_TIMEOUT_S, self._state.started_at + _STARTUP_S)
         short_timeouts = msgspec.structs.replace(
             self.source.timeouts, answer_s=_ANNOUNCE_ANSWER_S, hold_s=0.0, stall_s=_ANNOUNCE_ANSWER_S
         )
         peers = Peers(self._group, self.source.version, self._state, short_timeouts)
-        me, nodes = self._group.me, len(self._group)
-        pending = deque((me + step) % nodes for step in range(1, nodes))  # from the next rank on
+        rank, nodes = self._group.rank, len(self._group)
+        pending = deque((rank + step) % nodes for step in range(1, nodes))  # from the next rank on
         with contextlib.closing(peers):
             while pending and time.monotonic() < deadline:
                 node = pending.popleft()
@@ -118,7 +118,7 @@ class FanoutSession:
                     pending.append(node)
                     time.sleep(_FIRST_POLL_S)
 
-    def _is_at_work(self, peers: Peers, node: int) -> bool:
+    def _may_need_files(self, peers: Peers, node: int) -> bool:
         """Whether a node may still need files; also reports to it that this node has finished."""
         try:
             return not peers.exchange_state(node, finished=True)
@@ -126,8 +126,8 @@ class FanoutSession:
             return True
         except PeerNotFound:
             # A node that was contacted before is lost; another may still start, until `startup_s`.
-            appear_s = self.source.timeouts.startup_s
-            return not self._state.contacted[node] and time.monotonic() < self._state.began + appear_s
+            startup_s = self.source.timeouts.startup_s
+            return not self._state.contacted[node] and time.monotonic() < self._state.started_at + startup_s
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def join(
     timeouts = timeouts or Timeouts()
     state = SharedState(len(files), len(group))
     try:
-        listener = server.hold_port(group, version)
+        listener = server.listen(group, version)
         child = server.start_server(server.FanoutServer(listener, group, version, files, folders, state, timeouts))
         session = FanoutSession(PeerSource(origin, files, version, group, state, timeouts))
         try:

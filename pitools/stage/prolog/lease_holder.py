@@ -49,10 +49,10 @@ def start_holder(state: Path, job: NodeJob, roots: Sequence[Path], *, max_lease_
     Raises ClusterError when the folder `state` cannot be used.
     """
     stop_holder(state, job)
-    lock = _create_state_file(state / _name(job))
+    lock = _create_state_file(state / _state_name(job))
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     if os.fork() == 0:
-        _holder_main(job, roots, lock, write_end, state / _name(job), max_lease_s, idle_s)
+        _holder_main(job, roots, lock, write_end, state / _state_name(job), max_lease_s, idle_s)
     os.close(write_end)
     os.close(lock)  # the holder's copy keeps the flock
     with os.fdopen(read_end, encoding="utf-8", errors="replace") as answer:
@@ -61,17 +61,17 @@ def start_holder(state: Path, job: NodeJob, roots: Sequence[Path], *, max_lease_
 
 def stop_holder(state: Path, job: NodeJob) -> None:
     """End the holder of this job, if there is one, and wait until its leases are free. Raises ClusterError."""
-    _prepare(state)
+    _prepare_state_dir(state)
     for path in state.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            _end_holder(path, kill=path.name == _name(job))
+            _end_holder(path, kill=path.name == _state_name(job))
 
 
-def _name(job: NodeJob) -> str:
+def _state_name(job: NodeJob) -> str:
     return f"{job.cluster}.{job.node}.{job.id}"
 
 
-def _prepare(state: Path) -> None:
+def _prepare_state_dir(state: Path) -> None:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = state.lstat()
@@ -102,8 +102,8 @@ def _end_holder(path: Path, *, kill: bool) -> None:
             with contextlib.suppress(ValueError, OSError), _pidfd(pid := int(os.pread(descriptor, 20, 0))) as holder:
                 if _has_open(pid, descriptor):
                     signal.pidfd_send_signal(holder, number)
-            until = time.monotonic() + _EXIT_TIMEOUT_S / 2
-            while not _has_ended(descriptor) and time.monotonic() < until:
+            deadline = time.monotonic() + _EXIT_TIMEOUT_S / 2
+            while not _has_ended(descriptor) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
         # With the lock, and if it is still this file: a new holder may have begun.
         if _has_ended(descriptor) and os.path.samestat(path.stat(), os.fstat(descriptor)):
@@ -114,10 +114,10 @@ def _end_holder(path: Path, *, kill: bool) -> None:
 
 def _has_open(pid: int, descriptor: int) -> bool:
     """Whether the process has this file open: a lock may be that of another prolog, which only looks, and a pid new."""
-    ours = os.fstat(descriptor)
+    lock_status = os.fstat(descriptor)
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.path.samestat(entry.stat(), ours):
+            if os.path.samestat(entry.stat(), lock_status):
                 return True
     return False
 
@@ -161,19 +161,19 @@ def _holder_main(
         os._exit(0)
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*keep: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in kept:
+        if int(name) > 2 and int(name) not in keep:
             with contextlib.suppress(OSError):
                 os.close(int(name))
 
 
 def _drop_root(job: NodeJob) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     os.umask(0o077)
     os.chdir("/")
     if os.geteuid() != job.uid:
@@ -221,9 +221,9 @@ def wait_for_job_end(job: NodeJob, *, max_lease_s: float, idle_s: float) -> None
 
     Between two steps, and before the first one, there is none. While there is one nothing is polled.
     """
-    began = last_step = time.monotonic()
-    blind = not Path("/proc/1/stat").exists()  # hidepid: other users' processes cannot be seen
-    while (remaining := began + max_lease_s - time.monotonic()) > 0:
+    started_at = last_step = time.monotonic()
+    is_proc_hidden = not Path("/proc/1/stat").exists()  # hidepid: other users' processes cannot be seen
+    while (remaining := started_at + max_lease_s - time.monotonic()) > 0:
         if step := _find_step(job):
             with contextlib.suppress(ProcessLookupError), _pidfd(step) as descriptor:
                 poll = select.poll()
@@ -231,24 +231,24 @@ def wait_for_job_end(job: NodeJob, *, max_lease_s: float, idle_s: float) -> None
                 poll.poll(min(remaining, _RESCAN_S) * 1000)
             last_step = time.monotonic()
             continue
-        idle_left = last_step + idle_s - time.monotonic()
+        idle_remaining_s = last_step + idle_s - time.monotonic()
         is_past = time.time() > job.time_limit_at
-        if is_past or (idle_left <= 0 and not blind):
+        if is_past or (idle_remaining_s <= 0 and not is_proc_hidden):
             return
         waits = [remaining, _SCAN_S, max(0.1, job.time_limit_at - time.time())]
-        time.sleep(min(waits if blind else [*waits, idle_left]))
+        time.sleep(min(waits if is_proc_hidden else [*waits, idle_remaining_s]))
 
 
 def _find_step(job: NodeJob) -> int:
     """The pid of a slurmstepd of the job, or 0."""
     title = re.compile(rb"slurmstepd: \[%d[.+]" % job.id)
     for name in os.listdir("/proc"):
-        if name.isdigit() and _read(name, "comm") == b"slurmstepd\n" and title.match(_read(name, "cmdline")):
+        if name.isdigit() and _read_proc(name, "comm") == b"slurmstepd\n" and title.match(_read_proc(name, "cmdline")):
             return int(name)
     return 0
 
 
-def _read(pid: str, name: str) -> bytes:
+def _read_proc(pid: str, name: str) -> bytes:
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()

@@ -86,15 +86,15 @@ def run_prolog(environment: Mapping[str, str]) -> int:
     if context == "epilog_slurmd":
         lease_holder.stop_holder(Path(config.state), job)
         return 0
-    places = [job_root(root, job) for root in config.roots]
+    job_roots = [job_root(root, job) for root in config.roots]
     findings = [
-        problem for disk in dict.fromkeys((p.disk, p.mounted) for p in places) if (problem := disk_problem(*disk))
+        problem for disk in dict.fromkeys((p.disk, p.mounted) for p in job_roots) if (problem := disk_problem(*disk))
     ]
     if findings:
         _log("; ".join(findings))
         return EXIT_FINDING
     max_lease_s, idle_s = units.parse_duration(config.max_lease), units.parse_duration(config.idle_time)
-    roots = [place.root for place in places]
+    roots = [place.root for place in job_roots]
     for warning in lease_holder.start_holder(Path(config.state), job, roots, max_lease_s=max_lease_s, idle_s=idle_s):
         _log(warning)
     return 0
@@ -121,20 +121,20 @@ def job_root(root: StagingRoot, job: NodeJob) -> JobRoot:
     """Return the root with its placeholders filled in, and its disk. Raises ConfigError."""
     values = {"user": job.user, "node": job.node, "job": str(job.id)}
 
-    def value(match: re.Match[str]) -> str:
+    def fill(match: re.Match[str]) -> str:
         if match[1] not in values:
             raise ConfigError(
                 f'"{match.group(0)}" cannot be filled in', where=root.path, hint=suggest(match[1], values)
             )
         return values[match.group(1)]
 
-    path = Path(re.sub(r"\{(\w+)\}", value, root.path))
+    path = Path(re.sub(r"\{(\w+)\}", fill, root.path))
     if not path.is_absolute() or ".." in path.parts:
         raise ConfigError("a root is an absolute path without ..", where=root.path)
     # What is above the first placeholder is the administrator's, and may not be missing; what is below, or the root
     # itself where there is none, is made by whoever stages first.
-    above = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
-    return JobRoot(path, Path(root.disk) if root.disk else above, mounted=bool(root.disk))
+    parent = Path(root.path.partition("{")[0] + "x").parent if "{" in root.path else path.parent
+    return JobRoot(path, Path(root.disk) if root.disk else parent, mounted=bool(root.disk))
 
 
 def disk_problem(disk: Path, mounted: bool) -> str:
@@ -146,7 +146,7 @@ def disk_problem(disk: Path, mounted: bool) -> str:
             return f"{disk} is not mounted"
         if os.statvfs(disk).f_flag & os.ST_RDONLY:
             return f"{disk} is read-only"
-        _write_something(disk)
+        _write_test_block(disk)
     except OSError as error:
         if error.errno in _MISSING_ERRNOS:
             return f"{disk} is not there"
@@ -156,7 +156,7 @@ def disk_problem(disk: Path, mounted: bool) -> str:
     return ""
 
 
-def _write_something(disk: Path) -> None:
+def _write_test_block(disk: Path) -> None:
     # Unsynced: a file system that lost its device refuses this too, and a busy disk may take seconds to sync.
     try:
         descriptor = os.open(disk, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What a source of a version's bytes is, and the version that is read from one."""
+"""The protocol of a source of a version's bytes, and the dataset read from it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pitools.store.version_list import is_version
 
 
 class SourceFile(Protocol):
-    """One open file of a source. size: bytes, when it was opened."""
+    """One open file of a source. size: bytes when it was opened."""
 
     size: int
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Read at `offset` into `view`; the count, 0 at the end. Raises PitError."""
+        """Read at `offset` into `view`; return the count, 0 at the end. Raises PitError."""
         ...
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         ...
 
 
 class SourceReader(Protocol):
-    """Opens a source's files for one thread, created in the process that reads."""
+    """Opens a source's files for one thread; created in the process that reads."""
 
     def open(self, path: str) -> SourceFile:
         """Open a file by its path in the manifest. Raises DataError when there is none, Unreachable, ClusterError."""
@@ -40,16 +40,16 @@ class SourceReader(Protocol):
 
 
 class Source(Protocol):
-    """Where a version's bytes come from: plain data that a fork may take along, and that holds no secret."""
+    """The origin of a version's bytes: plain data that survives a fork, without secrets."""
 
     @property
     def label(self) -> str:
-        """What a user would call it: a folder or a URL. It goes into records, errors and logs."""
+        """Return the folder or URL, for records, errors and logs."""
         ...
 
     @property
     def block(self) -> int:
-        """Bytes to ask for in one read: a multiple of 128 KiB."""
+        """Return the bytes of one read: a multiple of 128 KiB."""
         ...
 
     def connect(self) -> SourceReader:
@@ -67,38 +67,34 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_dataset(source: Source, manifest: Manifest, data: bytes, *, name: str) -> Dataset:
-    """Return the dataset of a manifest that was read. name: of its folder, which may be its version.
+    """Return the dataset of a manifest. name: of its folder, which may be its version.
 
-    Raises DataError when that claim is wrong, or the manifest's digests are none that we know.
+    Raises DataError when the folder's version is wrong, or a digest's algorithm is unknown.
     """
     where = f"{source.label}/{FILE_NAME}"
     version = manifests.version_of(data)
     if is_version(name) and name != version:
-        message = f"the manifest belongs to version {version}, not to the folder it is in"
-        raise DataError(message, where=where, hint="it was changed after it was written: ingest or stage again")
-    _refuse_other_digests(manifest.files, where)
+        message = f"the manifest is of version {version} (expected {name}, the folder's name)"
+        raise DataError(message, where=where, hint="the manifest was changed: ingest or stage again")
+    _require_known_digests(manifest.files, where)
     return Dataset(source=source, manifest=manifest, data=data, version=version)
 
 
-def _refuse_other_digests(files: tuple[FileEntry, ...], where: str) -> None:
-    """What cannot be compared must not pass for verified."""
-    kinds = (f"{ALGORITHM}:", f"{RANGED_ALGORITHM}:")
+def _require_known_digests(files: tuple[FileEntry, ...], where: str) -> None:
+    """Refuse digests of unknown algorithms: files could not be verified."""
+    prefixes = (f"{ALGORITHM}:", f"{RANGED_ALGORITHM}:")
     for entry in files:
-        if not entry.digest.startswith(kinds):
-            message = f"the digest of {entry.path!r} is of a kind that is not known here: {entry.digest!r}"
-            raise DataError(
-                message,
-                where=where,
-                hint=f"known are {ALGORITHM} and {RANGED_ALGORITHM}: ingest again, or update pitools",
-            )
+        if not entry.digest.startswith(prefixes):
+            message = f"{entry.path!r}: unknown digest {entry.digest!r} (expected {ALGORITHM} or {RANGED_ALGORITHM})"
+            raise DataError(message, where=where, hint="ingest again, or update pitools")
 
 
 def all_folders(files: tuple[FileEntry, ...]) -> set[str]:
-    """Return every folder that these files are in, below the dataset's own."""
+    """Return every folder that these files are in, below the dataset's folder."""
     folders: set[str] = set()
     for folder in {entry.path.rpartition("/")[0] for entry in files}:
-        above = folder
-        while above and above not in folders:
-            folders.add(above)
-            above = above.rpartition("/")[0]
+        parent = folder
+        while parent and parent not in folders:
+            folders.add(parent)
+            parent = parent.rpartition("/")[0]
     return folders

@@ -1,4 +1,4 @@
-"""A version on a file system that this machine mounts: its files, opened without following a link out of it."""
+"""A version on a mounted file system: its files, opened without following links out of the folder."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import msgspec
 
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
 
-# Of a staging root: the folder whose folders are whole sets, each named by its version.
+# The folder of a staging root that holds complete sets, each named by its version.
 OBJECTS = "objects"
-# O_NONBLOCK: a FIFO put where a file should be would otherwise hold the open for ever.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FOLDER = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
-# Levels of folders that are kept open: with 64 readers fewer descriptors than a process may have.
+# O_NONBLOCK: otherwise opening a FIFO in place of a file would block for ever.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+# Levels of folders kept open: with 64 readers still within a process's limit of descriptors.
 _MAX_OPEN_DIRS = 6
-# A block is read, hashed and written before the next: small enough to stay in the core's own cache meanwhile.
+# A block is read, hashed and written before the next, and small enough for the core's cache.
 READ_BYTES = 128 << 10
 
 
 class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The files below a folder. read_once: they are read this one time, and leave the page cache to others."""
+    """The files below a folder. read_once: drop them from the page cache after reading."""
 
     folder: Path
     read_once: bool = False
 
     @property
     def label(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return str(self.folder)
 
     @property
     def block(self) -> int:
-        """Bytes to ask for in one read."""
+        """Return the bytes of one read."""
         return READ_BYTES
 
     def connect(self) -> LocalReader:
@@ -47,66 +47,70 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirDescriptors:
-    """Descriptors of the folders beneath one, each opened without following a link. Those of the last path stay open,
-    since the next file is often in the same folder or in its neighbour.
+    """Descriptors of the folders below one, each opened without following a link. Those of the last path stay open, as
+    the next file is often in the same or a neighbouring folder.
     """
 
     def __init__(self, top: Path, *, create: bool = False) -> None:
-        """create: folders that are missing are made, of mode 0755 less the umask. Raises OSError."""
-        self._make = create
-        self._chain = [os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+        """Open the top folder. create: create missing folders, of mode 0755 less the umask. Raises OSError."""
+        self._create = create
+        self._descriptors = [os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._parts: list[str] = []
-        self._within = ""
+        self._current_path = ""
 
-    def open_dir(self, within: str) -> int:
-        """The folder of this path beneath the top, "" for the top itself; good until the next call. Raises OSError."""
-        if within == self._within:
-            return self._chain[-1]
-        parts, same = within.split("/") if within else [], 0
-        while same < min(len(parts), len(self._parts)) and parts[same] == self._parts[same]:
-            same += 1
-        self._leave(same)
-        for part in parts[same:]:
-            if self._make:
+    def open_dir(self, path: str) -> int:
+        """Return the descriptor of a folder below the top, "" for the top; valid until the next call. Raises
+        OSError.
+        """
+        if path == self._current_path:
+            return self._descriptors[-1]
+        parts, n_common = path.split("/") if path else [], 0
+        while n_common < min(len(parts), len(self._parts)) and parts[n_common] == self._parts[n_common]:
+            n_common += 1
+        self._close_below(n_common)
+        for part in parts[n_common:]:
+            if self._create:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=self._chain[-1])
-            # O_NOFOLLOW speaks of the last part only, so each part is opened as a last part.
-            below = os.open(part, _FOLDER, dir_fd=self._chain[-1])
+                    os.mkdir(part, 0o755, dir_fd=self._descriptors[-1])
+            # O_NOFOLLOW applies to the last component only, so each component is opened separately.
+            descriptor = os.open(part, _FOLDER_FLAGS, dir_fd=self._descriptors[-1])
             if len(self._parts) < _MAX_OPEN_DIRS:
                 self._parts.append(part)
-            else:  # deeper than this only the last one is kept, and it is nobody's neighbour
-                os.close(self._chain.pop())
+            else:  # of deeper folders only the last stays open, and is not reused
+                os.close(self._descriptors.pop())
                 self._parts[-1] = ""
-            self._chain.append(below)
-        self._within = within
-        return self._chain[-1]
+            self._descriptors.append(descriptor)
+        self._current_path = path
+        return self._descriptors[-1]
 
     def close(self) -> None:
-        """Close them all."""
-        self._leave(0)
-        os.close(self._chain.pop())
+        """Close all descriptors."""
+        self._close_below(0)
+        os.close(self._descriptors.pop())
 
-    def _leave(self, depth: int) -> None:
-        self._within = "\0"  # no path, until the next one is entered
+    def _close_below(self, depth: int) -> None:
+        self._current_path = "\0"  # no valid path
         while len(self._parts) > depth:
-            os.close(self._chain.pop())
+            os.close(self._descriptors.pop())
             self._parts.pop()
 
 
 class LocalReader:
-    """Opens files beneath a folder."""
+    """Opens files below a folder."""
 
     def __init__(self, folder: Path, *, read_once: bool = False) -> None:
         self.folder, self._read_once = folder, read_once
         with translate_errors(folder):
-            self._folders = DirDescriptors(folder)
+            self._dir_descriptors = DirDescriptors(folder)
 
     def open(self, path: str) -> LocalFile:
-        """A regular file; no part of `path` may be a link. Raises DataError for what is none, else as `read_error`."""
-        within, _, name = path.rpartition("/")
+        """Open a regular file; no component of `path` may be a link. Raises DataError for any other file, else as
+        `read_error`.
+        """
+        parent_path, _, name = path.rpartition("/")
         where = f"{self.folder}/{path}"
         try:
-            descriptor = os.open(name, _FILE, dir_fd=self._folders.open_dir(within))
+            descriptor = os.open(name, _FILE_FLAGS, dir_fd=self._dir_descriptors.open_dir(parent_path))
         except OSError as error:
             raise read_error(error, Path(where)) from error
         status = os.fstat(descriptor)
@@ -117,36 +121,36 @@ class LocalReader:
 
     def close(self) -> None:
         """Close the folders."""
-        self._folders.close()
+        self._dir_descriptors.close()
 
 
 class LocalFile:
-    """One open file. size: bytes, when it was opened."""
+    """One open file. size: bytes when it was opened."""
 
     def __init__(self, descriptor: int, size: int, where: str, *, read_once: bool) -> None:
-        self.size, self._descriptor, self._where, self._once = size, descriptor, where, read_once
+        self.size, self._descriptor, self._where, self._read_once = size, descriptor, where, read_once
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Read at `offset` into `view`; the count, 0 at the end. Raises as `read_error`."""
+        """Read at `offset` into `view`; return the count, 0 at the end. Raises as `read_error`."""
         try:
             return os.preadv(self._descriptor, [view], offset)
         except OSError as error:
             raise read_error(error, Path(self._where)) from error
 
     def fileno(self) -> int:
-        """Its descriptor, for system calls that read by themselves."""
+        """Return the descriptor, for system calls."""
         return self._descriptor
 
     def close(self) -> None:
-        """Close it."""
-        if self._once:
+        """Close the file."""
+        if self._read_once:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(self._descriptor)
 
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of a folder, to open files beneath. Raises as `read_error`."""
+    """Yield a descriptor of a folder, to open files below it. Raises as `read_error`."""
     with translate_errors(folder):
         descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -157,7 +161,7 @@ def open_folder(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Turn OSErrors of reading `path` into DataError (gone, or a link), Unreachable (no answer) or ClusterError."""
+    """Translate OSErrors of reading `path`, as `read_error` does."""
     try:
         yield
     except OSError as error:
@@ -165,11 +169,13 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def read_error(error: OSError, path: Path) -> PitError:
-    """Return the error of a failed open or read: DataError (gone, or a link), Unreachable (no answer), ClusterError."""
+    """Return the error of a failed open or read: DataError (missing, or a link), Unreachable (no answer),
+    ClusterError.
+    """
     if error.errno in (errno.ENOENT, errno.ENXIO):
-        return DataError("missing", where=str(path), hint="the manifest names it: ingest or stage again")
+        return DataError("missing", where=str(path), hint="the manifest lists it: ingest or stage again")
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        message = "a symbolic link, or not a folder where one should be"
+        message = "a symbolic link, or a file in place of a folder"
         return DataError(message, where=str(path), hint="a dataset holds plain files and folders only")
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.ESTALE, errno.ETIMEDOUT):

@@ -1,4 +1,4 @@
-"""A dataset version wherever it is: found by what a user names it, and its manifest read."""
+"""Find a dataset version by a path or URL, and read its manifest."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pitools.store import manifest as manifests
 from pitools.store import resolve
 from pitools.store.manifest import FILE_NAME
 
-# By what a folder is seen to be a Zarr store.
+# Files that mark a folder as a Zarr store.
 _ZARR_MARKERS = ("zarr.json", ".zgroup", ".zarray")
 _ARCHIVE_SUFFIXES = {".zip", ".tar", ".gz", ".tgz", ".zst"}
 
 
 def find_source(location: str | Path) -> str | Path:
-    """Return the version that `location` means, as `pitools.store.resolve` says; in an object store a version, or the
-    only one inside `<root>/<name>`.
+    """Return the version that `location` names, as `pitools.store.resolve` does; in an object store a version, or the
+    only version below `<root>/<name>`.
 
-    Raises UsageError when it names none or several, DataError for a folder that holds none, else as its source.
+    Raises UsageError for no or several versions, DataError for a folder without a version, else as the source.
     """
     if is_url(location):
         from pitools.stage.sources.object_store import remote
@@ -34,14 +34,16 @@ def find_version_dir(path: Path) -> Path:
     """Return the version folder that `path` names. Raises as `find_source`."""
     path = path.absolute()
     with translate_errors(path):
-        # A staging root's objects are of many datasets: the newest of them is not what is meant.
+        # A staging root's objects are of many datasets, so the newest one must not be chosen.
         if (
             path.name == OBJECTS
-            and len(inside := dataset_version_dirs(path)) > 1
+            and len(version_dirs := dataset_version_dirs(path)) > 1
             and not os.path.lexists(path / FILE_NAME)
         ):
-            names = ", ".join(folder.name for folder in inside)
-            raise UsageError(f"there are {len(inside)} versions: {names}", where=str(path), hint="name one of them")
+            names = ", ".join(folder.name for folder in version_dirs)
+            raise UsageError(
+                f"there are {len(version_dirs)} versions: {names}", where=str(path), hint="name one of them"
+            )
         if version_dir := resolve.find_version(path):
             return version_dir
         if path.is_file():
@@ -50,24 +52,24 @@ def find_version_dir(path: Path) -> Path:
             raise UsageError("a file, not a dataset", where=str(path), hint=hint)
         if not path.is_dir():
             raise UsageError("no such folder", where=str(path), hint=_missing_dir_hint(path))
-        raise DataError("not a dataset: it has no manifest.json", where=str(path), hint=_not_a_dataset_hint(path))
+        raise DataError("not a dataset: no manifest.json", where=str(path), hint=_not_a_dataset_hint(path))
 
 
 def _missing_dir_hint(path: Path) -> str:
     """Return the hint for a folder that does not exist."""
     if ":/" in str(path):
-        return "a path of this machine is wanted: mount it, or use an object store's URL"
+        return "give a path of this machine, or an object store's URL"
     if not path.parent.is_dir():
         return "give <root>/<name>/<version>"
     names = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
-    near = most_similar(path.name.partition("@")[0], names)
-    return f'did you mean "{near}"?' if near else "give <root>/<name>/<version>"
+    similar = most_similar(path.name.partition("@")[0], names)
+    return f'did you mean "{similar}"?' if similar else "give <root>/<name>/<version>"
 
 
 def _not_a_dataset_hint(path: Path) -> str:
     """Return the hint for a folder that is no dataset."""
     if is_zarr_store(path):
-        return "it is a Zarr store, which has none: it is checked as it is staged"
+        return "it is a Zarr store without a manifest: stage it to verify it"
     names = sorted(
         entry.name
         for entry in path.iterdir()
@@ -75,16 +77,16 @@ def _not_a_dataset_hint(path: Path) -> str:
     )
     if not names:
         return "give the folder of one version, such as <root>/<name>/<version>, or a Zarr store"
-    return f"inside it are {', '.join(names[:5])}{' …' if len(names) > 5 else ''}: name one"
+    return f"it contains {', '.join(names[:5])}{' …' if len(names) > 5 else ''}: name one"
 
 
 def is_zarr_store(folder: Path) -> bool:
-    """Whether this looks like a Zarr store."""
+    """Whether a folder has a Zarr store's metadata file."""
     return any((folder / mark).exists() for mark in _ZARR_MARKERS)
 
 
 def dataset_version_dirs(path: Path) -> list[Path]:
-    """The version folders inside `<root>/<name>`, sorted; links to one of them (`latest`) do not count again."""
+    """Return the version folders inside `<root>/<name>`, sorted, without links such as `latest`."""
     return sorted(entry for entry in path.iterdir() if not entry.is_symlink() and os.path.lexists(entry / FILE_NAME))
 
 
@@ -103,9 +105,9 @@ def source_of(label: str) -> Source:
 
 
 def load_dataset(location: str | Path) -> Dataset:
-    """Read and check the manifest of a version's folder, or of a URL of one.
+    """Read and check the manifest of a version's folder or URL.
 
-    Raises DataError when there is none, or it is not of the folder's name, else as its source does.
+    Raises DataError when there is none or it does not match the folder's name, else as the source.
     """
     if is_url(location):
         from pitools.stage.sources.object_store import remote
@@ -115,7 +117,7 @@ def load_dataset(location: str | Path) -> Dataset:
     source = LocalSource(folder=folder)
     reader = source.connect()
     try:
-        reader.open(FILE_NAME).close()  # a link or a FIFO is refused before anything reads it
+        reader.open(FILE_NAME).close()  # refuses a link or a FIFO before it is read
     finally:
         reader.close()
     return make_dataset(source, *manifests.load_manifest(folder), name=folder.name)

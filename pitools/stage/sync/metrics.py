@@ -75,13 +75,15 @@ def write_ended(
     Raises NoSpace, ClusterError.
     """
     with _lock_metrics(path):
-        _write(path, _ended_samples(read_samples(path), policy, totals, code, began=started_s, now=now, wall_s=wall_s))
+        _write(
+            path, _ended_samples(read_samples(path), policy, totals, code, started_s=started_s, now=now, wall_s=wall_s)
+        )
 
 
 def _ended_samples(
-    previous: Samples, policy: str, totals: SyncTotals, code: int, *, began: float, now: float, wall_s: float
+    previous: Samples, policy: str, totals: SyncTotals, code: int, *, started_s: float, now: float, wall_s: float
 ) -> Samples:
-    samples = {key: value for key, value in previous.items() if _is_kept(key, policy)}
+    samples = {key: value for key, value in previous.items() if _outlives_run(key, policy)}
 
     def put(name: str, value: float, **labels: str) -> None:
         samples[PREFIX + name, _labels(policy=policy, **labels)] = value
@@ -89,7 +91,7 @@ def _ended_samples(
     def add(name: str, value: float, **labels: str) -> None:
         put(name, previous.get((PREFIX + name, _labels(policy=policy, **labels)), 0.0) + value, **labels)
 
-    put("last_start_timestamp_seconds", began)
+    put("last_start_timestamp_seconds", started_s)
     put("last_end_timestamp_seconds", now)
     put("last_duration_seconds", wall_s)
     put("last_exit_code", code)
@@ -127,7 +129,7 @@ def _lock_metrics(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_kept(key: tuple[str, Labels], policy: str) -> bool:
+def _outlives_run(key: tuple[str, Labels], policy: str) -> bool:
     """Whether a sample outlives the run: counters and the last success do, and all of another policy's."""
     name, labels = key
     is_ours = ("policy", policy) in labels
@@ -136,15 +138,17 @@ def _is_kept(key: tuple[str, Labels], policy: str) -> bool:
 
 def render(samples: Samples) -> str:
     """The samples as text, each metric with its help and type."""
-    return "".join(_lines(samples))
+    return "".join(_format_lines(samples))
 
 
-def _lines(samples: Samples) -> Iterator[str]:
+def _format_lines(samples: Samples) -> Iterator[str]:
     for name, (kind, text) in METRICS.items():
-        mine = sorted((labels, value) for (metric, labels), value in samples.items() if metric == PREFIX + name)
-        if mine:
+        metric_samples = sorted(
+            (labels, value) for (metric, labels), value in samples.items() if metric == PREFIX + name
+        )
+        if metric_samples:
             yield f"# HELP {PREFIX}{name} {text}\n# TYPE {PREFIX}{name} {kind}\n"
-        for labels, value in mine:
+        for labels, value in metric_samples:
             label_text = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
             yield f"{PREFIX}{name}{{{label_text}}} {_number(value)}\n"
 
@@ -172,7 +176,7 @@ def _write(path: Path, samples: Samples) -> None:
 
 def _labels(**labels: str) -> Labels:
     # One byte that is not UTF-8, as a folder's name may have, and the collector refuses the whole file.
-    return tuple((key, said.encode(errors="replace").decode()) for key, said in labels.items())
+    return tuple((key, text.encode(errors="replace").decode()) for key, text in labels.items())
 
 
 def _number(value: float) -> str:

@@ -81,10 +81,10 @@ class SyncPolicy(NamedTuple):
 def load_policy(path: Path) -> SyncPolicy:
     """The policy in a file, for this node and user. Raises ConfigError naming file, line and key."""
     tables = strict_toml.read_toml(path)
-    written = tables.get("rules")
+    rule_tables = tables.get("rules")
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     rules: list[Rule] = []
-    for number, rule in enumerate(written if isinstance(written, list) else []):
+    for number, rule in enumerate(rule_tables if isinstance(rule_tables, list) else []):
         with _located(path, number):
             rules.append(_make_rule(strict_toml.convert_tables(rule, RuleTable, str(path)), node))
             _refuse_contradiction(rules[:-1], rules[-1])
@@ -93,19 +93,19 @@ def load_policy(path: Path) -> SyncPolicy:
         raise ConfigError("there is no rule in it", where=str(path), hint=f"write [[rules]], as in {example}")
     absolute = path.absolute()
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:8]
-    return SyncPolicy(absolute, f"{_require_plain(path.stem)}-{digest}", node, tuple(rules))
+    return SyncPolicy(absolute, f"{_safe_name(path.stem)}-{digest}", node, tuple(rules))
 
 
 def _make_rule(table: RuleTable, node: str) -> Rule:
-    to = table.root
+    root_text = table.root
     with _error_key("from"):
-        source = _source(table.source)
+        source = _parse_source(table.source)
     with _error_key("to"):
-        if not to.startswith("/"):
+        if not root_text.startswith("/"):
             raise UsageError("not an absolute path", hint="cron has no folder to begin with")
-        if "{job}" in to:
+        if "{job}" in root_text:
             raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
-        root = Path(expand_placeholders(to, node=node))
+        root = Path(expand_placeholders(root_text, node=node))
     with _error_key("nodes"):
         names = hostlist.expand(table.nodes)
     sizes = {}
@@ -125,7 +125,7 @@ def _make_rule(table: RuleTable, node: str) -> Rule:
     )
 
 
-def _source(text: str) -> Path | str:
+def _parse_source(text: str) -> Path | str:
     if is_url(text):
         from pitools.stage.sources.object_store import client
 
@@ -135,13 +135,13 @@ def _source(text: str) -> Path | str:
     return Path(text)
 
 
-def _refuse_contradiction(others: list[Rule], rule: Rule) -> None:
-    for other in others:
-        if other.name == rule.name:
+def _refuse_contradiction(earlier_rules: list[Rule], rule: Rule) -> None:
+    for earlier in earlier_rules:
+        if earlier.name == rule.name:
             message = f'key "name": two rules are called "{rule.name}"'
             raise ConfigError(message, hint='name = "…" tells them apart in records and metrics', key="name")
-        if other.root == rule.root and (other.limits, other.shared) != (rule.limits, rule.shared):
-            message = f'quota, min_free and shared are of the whole root, and rule "{other.name}" says otherwise'
+        if earlier.root == rule.root and (earlier.limits, earlier.shared) != (rule.limits, rule.shared):
+            message = f'quota, min_free and shared are of the whole root, and rule "{earlier.name}" says otherwise'
             raise ConfigError(message, hint="say the same in all rules of a root")
 
 
@@ -172,8 +172,8 @@ def _line(path: Path, number: int, key: str) -> int:
         return 0
     end = heads[number + 1] if number + 1 < len(heads) else len(lines)
     is_key = re.compile(rf"\s*{re.escape(key)}\s*=")
-    return 1 + next((at for at in range(heads[number], end) if key and is_key.match(lines[at])), heads[number])
+    return 1 + next((index for index in range(heads[number], end) if key and is_key.match(lines[index])), heads[number])
 
 
-def _require_plain(text: str) -> str:
+def _safe_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", text)[:40]

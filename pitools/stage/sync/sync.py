@@ -43,7 +43,7 @@ Action = Literal["staged", "repaired", "evicted", "stage", "evict"]
 # Data that is wrong comes first: somebody must look at it; what may pass by itself comes last.
 EXIT_CODE_ORDER = (5, 3, 4, 75)
 # Workers of a run that was killed have its lock too, until the kernel has ended them.
-_DYING_RUN_S = 1.0
+_KILLED_RUN_S = 1.0
 # A descriptor each, of which a process may have 1024 where nobody has said otherwise.
 _MAX_LEASES = 500
 
@@ -90,11 +90,16 @@ class SyncRun:
         show_progress: bool = False,
     ) -> None:
         """on_change, on_error: called at once. timeout_s: of waiting for other stagers."""
-        self.policy, self.errors, self._failed = policy, list[PitError](), on_error
+        self.policy, self.errors, self._on_error = policy, list[PitError](), on_error
         self.kept_by_rule = {rule.name: (0, 0) for rule in policy.rules if rule.applies}
-        self.counted: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._leases = contextlib.ExitStack()
-        self._changed, self._dry_run, self._timeout_s, self._show = on_change, dry_run, timeout_s, show_progress
+        self._on_change, self._dry_run, self._timeout_s, self._show_progress = (
+            on_change,
+            dry_run,
+            timeout_s,
+            show_progress,
+        )
 
     def __call__(self) -> None:
         """Sync every root that rules of this node name."""
@@ -114,12 +119,12 @@ class SyncRun:
             with contextlib.suppress(PitError):
                 free[str(root)] = free_bytes(root)
         errors = Counter(error.exit_code for error in self.errors)
-        count = self.counted
+        counts = self.counts
         return SyncTotals(
-            staged=count["staged"] + count["repaired"],
-            copied_bytes=count["copied_bytes"],
-            evicted=count["evicted"],
-            evicted_bytes=count["evicted_bytes"],
+            staged=counts["staged"] + counts["repaired"],
+            copied_bytes=counts["copied_bytes"],
+            evicted=counts["evicted"],
+            evicted_bytes=counts["evicted_bytes"],
             kept_by_rule=self.kept_by_rule,
             free=free,
             errors=errors,
@@ -132,15 +137,15 @@ class SyncRun:
         owned, wanted, errors_before = dict(previous.versions), set[str](), len(self.errors)
         for rule in rules:
             with self._catch_errors(rule.name, root):
-                for version in self._choose(rule):
+                for version in self._select_versions(rule):
                     with self._catch_errors(rule.name, root):
-                        self._keep(rule, version, owned, wanted)
+                        self._stage_and_lease(rule, version, owned, wanted)
         if len(self.errors) > errors_before:
             wanted |= set(previous.wanted_versions)  # what could not be judged is not given up
         else:
             self._evict(root, owned, wanted)
         if not self._dry_run and (owned, sorted(wanted)) != (previous.versions, previous.wanted_versions):
-            self._write(root, owned, wanted)
+            self._write_state(root, owned, wanted)
 
     @contextmanager
     def _catch_errors(self, rule: str, where: Path) -> Iterator[None]:
@@ -155,16 +160,16 @@ class SyncRun:
 
     def _fail(self, rule: str, error: PitError) -> None:
         self.errors.append(error)
-        self._failed(rule, error)
+        self._on_error(rule, error)
 
-    def _choose(self, rule: Rule) -> list[SourceVersion]:
+    def _select_versions(self, rule: Rule) -> list[SourceVersion]:
         def size(version: SourceVersion) -> int:
             return load_dataset(version.location).manifest.total_bytes
 
         failed = partial(self._fail, rule.name)
         return fit_cap(rule, newest_versions(rule, failed), size, failed)
 
-    def _keep(self, rule: Rule, version: SourceVersion, owned: dict[str, str], wanted: set[str]) -> None:
+    def _stage_and_lease(self, rule: Rule, version: SourceVersion, owned: dict[str, str], wanted: set[str]) -> None:
         dataset = load_dataset(version.location)
         if dataset.version in wanted:
             return  # another rule's
@@ -177,9 +182,11 @@ class SyncRun:
             if not os.path.lexists(path) and dataset.version not in owned:
                 # Before its first byte: a run that is killed must know the set for its own the next time.
                 owned[dataset.version] = rule.name
-                self._write(rule.root, owned, wanted)
-            with progress_bar(dataset.manifest.name, n_bytes) if self._show else nullcontext(_no_bar) as advance:
-                done = stage_version(
+                self._write_state(rule.root, owned, wanted)
+            with (
+                progress_bar(dataset.manifest.name, n_bytes) if self._show_progress else nullcontext(_no_bar) as advance
+            ):
+                result = stage_version(
                     dataset,
                     rule.root,
                     timeout_s=self._timeout_s,
@@ -189,28 +196,35 @@ class SyncRun:
                 )
             if sum(sets for sets, _ in self.kept_by_rule.values()) < _MAX_LEASES:
                 self._leases.enter_context(leased_set(path, touch=False))
-            if done.state != "present":
+            if result.state != "present":
                 self._report(
-                    rule.name, done.state, path, done.dataset, n_bytes, done.source, done.copied_bytes, done.wall_s
+                    rule.name,
+                    result.state,
+                    path,
+                    result.dataset,
+                    n_bytes,
+                    result.source,
+                    result.copied_bytes,
+                    result.wall_s,
                 )
         sets, total = self.kept_by_rule[rule.name]
         self.kept_by_rule[rule.name] = sets + 1, total + n_bytes
 
     def _evict(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
-        elsewhere = {rule.name for rule in self.policy.rules if not rule.applies}
-        kept = wanted | _wanted_by_others(root, self.policy)
+        other_node_rules = {rule.name for rule in self.policy.rules if not rule.applies}
+        keep = wanted | _wanted_by_others(root, self.policy)
         for version, rule in sorted(owned.items()):
-            if version in kept or rule in elsewhere:
+            if version in keep or rule in other_node_rules:
                 continue
             path, record = set_path(root, version), records.read_stage_record(root, version)
-            name, failed, is_there = _dataset_name(path), len(self.errors), os.path.lexists(path)
+            name, errors_before, is_present = _dataset_name(path), len(self.errors), os.path.lexists(path)
             with self._catch_errors(rule, path):
                 reason = (
                     evict_item(root, Evictable(version, path), dry_run=self._dry_run)
-                    if is_there
+                    if is_present
                     else KeptReason.NOT_PRESENT
                 )
-            if len(self.errors) > failed or reason not in (None, KeptReason.NOT_PRESENT):
+            if len(self.errors) > errors_before or reason not in (None, KeptReason.NOT_PRESENT):
                 continue
             if not reason:
                 self._report(rule, "evict" if self._dry_run else "evicted", path, name, record.bytes, record.source)
@@ -227,8 +241,8 @@ class SyncRun:
         copied_bytes: int = 0,
         wall_s: float = 0.0,
     ) -> None:
-        self.counted.update({action: 1, f"{action}_bytes": n_bytes, "copied_bytes": copied_bytes})
-        self._changed(
+        self.counts.update({action: 1, f"{action}_bytes": n_bytes, "copied_bytes": copied_bytes})
+        self._on_change(
             SyncChange(
                 rule=rule,
                 dataset=dataset,
@@ -243,7 +257,7 @@ class SyncRun:
             )
         )
 
-    def _write(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
+    def _write_state(self, root: Path, owned: dict[str, str], wanted: set[str]) -> None:
         record = SyncState(policy=str(self.policy.path), versions=owned, wanted_versions=sorted(wanted))
         write_atomic(_state_path(root, self.policy), msgspec.json.encode(record) + b"\n", mode=0o600)
 
@@ -260,12 +274,12 @@ def sync_lock(policy: SyncPolicy) -> Iterator[None]:
                 create_root(root, shared=rules[0].shared)
                 descriptor = open_readable_lock_file(root / LOCKS / f".sync.{policy.id}")
                 stack.callback(os.close, descriptor)
-                had = lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_DYING_RUN_S)
+                is_locked = lock_within(descriptor, fcntl.LOCK_EX, timeout_s=_KILLED_RUN_S)
             except (PitError, OSError):
                 continue
-            if not had:
-                holder = read_lock_owner(descriptor)
-                raise SyncRunning(f"another run of this policy is at work: {describe_owner(holder)}", where=str(root))
+            if not is_locked:
+                owner = read_lock_owner(descriptor)
+                raise SyncRunning(f"another run of this policy is at work: {describe_owner(owner)}", where=str(root))
             stack.enter_context(publish_owner(descriptor))
         yield
 

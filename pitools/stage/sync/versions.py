@@ -39,34 +39,34 @@ def newest_versions(rule: Rule, on_error: Callable[[PitError], None]) -> list[So
     object store as `remote.stored`.
     """
 
-    def wants(name: str) -> bool:
+    def is_wanted(name: str) -> bool:
         return not name.startswith(".") and fnmatch.fnmatchcase(name, rule.pattern)
 
     if is_url(rule.source):
         from pitools.stage.sources.object_store import remote
 
-        stored = remote.list_datasets(str(rule.source), wants)
+        stored = remote.list_datasets(str(rule.source), is_wanted)
         datasets = {name: [SourceVersion(name, url, ns) for url, ns in stored[name]] for name in stored}
         hint = "are bucket and prefix the right ones?"
     else:
-        datasets = _list_datasets(Path(rule.source), wants, on_error)
+        datasets = _list_datasets(Path(rule.source), is_wanted, on_error)
         hint = "is it mounted on this host?"
     chosen = [version for versions in datasets.values() for version in _newest_first(versions)[: rule.newest]]
     if not chosen:
-        names = [name for name in datasets if wants(name)]
-        none = f'"{names[0]}" has no version that is not retired or in quarantine' if names else ""
-        message = none or f'no dataset matches "{rule.pattern}"'
+        names = [name for name in datasets if is_wanted(name)]
+        unusable = f'"{names[0]}" has no version that is not retired or in quarantine' if names else ""
+        message = unusable or f'no dataset matches "{rule.pattern}"'
         raise ConfigError(message, where=str(rule.source), hint=(not names and suggest(rule.pattern, datasets)) or hint)
     return _newest_first(chosen)
 
 
 def _list_datasets(
-    source: Path, wants: Callable[[str], bool], on_error: Callable[[PitError], None]
+    source: Path, is_wanted: Callable[[str], bool], on_error: Callable[[PitError], None]
 ) -> dict[str, list[SourceVersion]]:
     """Return the datasets in a folder, and the versions of those that are wanted."""
 
     def usable(name: str) -> list[SourceVersion]:
-        return [*_versions(source / name, on_error)] if wants(name) and (source / name).is_dir() else []
+        return [*_versions(source / name, on_error)] if is_wanted(name) and (source / name).is_dir() else []
 
     try:
         names = [entry.name for entry in source.iterdir()]
@@ -94,17 +94,20 @@ def _newest_first(versions: list[SourceVersion]) -> list[SourceVersion]:
 
 
 def fit_cap(
-    rule: Rule, chosen: list[SourceVersion], size: Callable[[SourceVersion], int], on_error: Callable[[PitError], None]
+    rule: Rule,
+    versions: list[SourceVersion],
+    size: Callable[[SourceVersion], int],
+    on_error: Callable[[PitError], None],
 ) -> list[SourceVersion]:
     """As many of the newest as the cap has room for; what is older than the first that does not fit is left out.
 
     A version whose size cannot be had is told to `on_error`. Raises ConfigError when even the newest does not fit.
     """
     if rule.cap_bytes is None:
-        return chosen
+        return versions
     fitting: list[SourceVersion] = []
     total = 0
-    for version in chosen:
+    for version in versions:
         try:
             total += size(version)
         except PitError as error:

@@ -32,7 +32,7 @@ from pitools.stage.cache.layout import (
 )
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
 from pitools.stage.copy.resume import CopyTotals, discard_partial, fill_partial, write_manifest_last
-from pitools.stage.resolve import UnmanagedStore, list_again
+from pitools.stage.resolve import UnmanagedStore, relist
 from pitools.stage.sources import store_listing
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
@@ -68,21 +68,21 @@ def stage_store(
     root = root.absolute()
     state: StageState = "present"
     totals = None
-    unnamed = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
-    readers = readers or readers_for(unnamed)
+    undigested = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
+    readers = readers or readers_for(undigested)
 
-    def is_whole(final: Path, dataset: Dataset) -> bool:
+    def is_complete(final: Path, dataset: Dataset) -> bool:
         if verify:
             return matches_content(final, dataset, readers=readers, advance=advance)
         return matches_sizes(final, dataset)
 
     def find_complete() -> Dataset | None:
-        found = find_staged(store, root)
-        if not found or not is_whole(set_path(root, found.version), found):
+        staged = find_staged(store, root)
+        if not staged or not is_complete(set_path(root, staged.version), staged):
             return None
         with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
-            touch_lease(root, found.version)
-        return found
+            touch_lease(root, staged.version)
+        return staged
 
     require_safe(root, reading=True)
     if not (dataset := find_complete()):
@@ -97,12 +97,12 @@ def stage_store(
                     inspect=checker,
                     on_inspected=checker.checked_files.update if checker else lambda _: None,
                 )
-                moved_by = reporting_advance(report_progress, store.manifest.total_bytes, advance)
+                report_advance = reporting_advance(report_progress, store.manifest.total_bytes, advance)
                 try:
-                    totals = fill_partial(unnamed, root, options, limits or QuotaLimits(), advance=moved_by)
+                    totals = fill_partial(undigested, root, options, limits or QuotaLimits(), advance=report_advance)
                     _verify_copy(store, partial_path(root, store.key), readers, warn, checker)
-                    dataset = _with_digests(unnamed, totals)
-                    state = _publish(store, dataset, root, timeout_s, is_whole)
+                    dataset = _with_digests(undigested, totals)
+                    state = _publish(store, dataset, root, timeout_s, is_complete)
                 except (DataError, NoSpace):
                     discard_partial(root, store.key)
                     raise
@@ -143,26 +143,26 @@ def _verify_copy(
     checker: structure.StructureChecker | None,
 ) -> None:
     """Refuse a copy that is damaged, or whose store changed meanwhile. Raises DataError."""
-    if list_again(store).signature != store.survey.signature:
+    if relist(store).signature != store.listing.signature:
         raise store_listing.changed_error(store.source.label)
     report = structure.check_structure(LocalSource(folder=folder), store.manifest, readers=readers, inspected=checker)
     for text in structure.format_notes(report.notes):
         warn(text)
-    if report.flawed:
-        path, flaw = report.flawed[0]
-        more = f" (and {len(report.flawed) - 1} more)" if len(report.flawed) > 1 else ""
-        message = f"{flaw.kind}: {flaw.expected} expected, {flaw.got} found{more}"
+    if report.defects:
+        path, defect = report.defects[0]
+        more = f" (and {len(report.defects) - 1} more)" if len(report.defects) > 1 else ""
+        message = f"{defect.kind}: {defect.expected} expected, {defect.got} found{more}"
         raise DataError(message, where=f"{store.source.label}/{path}", hint="the store is damaged: write it again")
 
 
-def _with_digests(unnamed: Dataset, totals: CopyTotals) -> Dataset:
-    manifest = store_listing.with_digests(unnamed.manifest, totals.digests)
+def _with_digests(undigested: Dataset, totals: CopyTotals) -> Dataset:
+    manifest = store_listing.with_digests(undigested.manifest, totals.digests)
     data = manifests.encode_manifest(manifest)
-    return Dataset(source=unnamed.source, manifest=manifest, data=data, version=manifests.version_of(data))
+    return Dataset(source=undigested.source, manifest=manifest, data=data, version=manifests.version_of(data))
 
 
 def _publish(
-    store: UnmanagedStore, dataset: Dataset, root: Path, timeout_s: float, is_whole: Callable[[Path, Dataset], bool]
+    store: UnmanagedStore, dataset: Dataset, root: Path, timeout_s: float, is_complete: Callable[[Path, Dataset], bool]
 ) -> StageState:
     """Give the copy its version, unless another store of the same content has been staged under it and is whole."""
     final = set_path(root, dataset.version)
@@ -176,7 +176,7 @@ def _publish(
             n_bytes=dataset.manifest.total_bytes,
             signature=store.key,
         )
-        if not os.path.lexists(final) or not is_whole(final, dataset):
+        if not os.path.lexists(final) or not is_complete(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"
             publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
     discard_partial(root, store.key)

@@ -37,11 +37,11 @@ _NOTE_TEXTS: dict[NoteKind, str] = {
 _MAX_NAMED = 3
 
 
-class FlawedFile(NamedTuple):
+class FileDefect(NamedTuple):
     """One thing that is wrong with one file."""
 
     path: str
-    flaw: Defect
+    defect: Defect
 
 
 class StructureNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class StructureReport(NamedTuple):
     """What is wrong with a store, by path, and what could not be decided, by array. checked_files: files that were
     read."""
 
-    flawed: list[FlawedFile]
+    defects: list[FileDefect]
     notes: list[StructureNote]
     checked_files: int
 
@@ -78,17 +78,19 @@ class StructureChecker:
 
     def __init__(self, source: Source, manifest: Manifest) -> None:
         """Raises DataError when the metadata cannot be read, and what the source raises."""
-        self.arrays = _read(source, manifest)
+        self.arrays = _read_arrays(source, manifest)
         self.counts: Counter[tuple[str, NoteKind]] = Counter()
-        self.parts = _chunk_files(manifest, self.arrays, self.counts)
+        self.chunk_files = _chunk_files(manifest, self.arrays, self.counts)
         self.checked_files: dict[int, VerifyResult | None] = {}
 
     def __call__(self, index: int, content: memoryview) -> VerifyResult | None:
         """Judge the content of the file at this place. Raises ToolMissing."""
-        if not (part := self.parts.get(index)):
+        if not (chunk_file := self.chunk_files.get(index)):
             return None
-        found = verify.verify_file(shard_index.BufferedFile.over(content), len(content), part.array, part.coordinate)
-        return None if found == VerifyResult([]) else found
+        result = verify.verify_file(
+            shard_index.BufferedFile.over(content), len(content), chunk_file.array, chunk_file.coordinate
+        )
+        return None if result == VerifyResult([]) else result
 
 
 def check_structure(
@@ -105,25 +107,27 @@ def check_structure(
     Forks. Raises DataError when its metadata cannot be read, or are not those of `inspected`, ToolMissing, and what the
     source raises.
     """
-    inspector = inspected or StructureChecker(source, manifest)
-    if inspected and inspected.arrays != _read(source, manifest):
+    checker = inspected or StructureChecker(source, manifest)
+    if inspected and inspected.arrays != _read_arrays(source, manifest):
         raise changed_error(source.label)
-    parts, counts = inspector.parts, inspector.counts
-    judged = dict(inspector.checked_files)
+    chunk_files, counts = checker.chunk_files, checker.counts
+    results = dict(checker.checked_files)
     entries = manifest.files
-    todo = split_tasks(entries, [place for place in parts if place not in judged], {}, ranged=False, in_order=False)
-    forked_pool.run_tasks(
-        todo, partial(_StructureWorker, source, parts), judged.update, readers=readers, advance=advance
+    tasks = split_tasks(
+        entries, [place for place in chunk_files if place not in results], {}, ranged=False, in_order=False
     )
-    flawed: list[FlawedFile] = []
-    for place, found in judged.items():
-        if found:
-            entry, array, _ = parts[place]
-            flawed.extend(FlawedFile(entry.path, flaw) for flaw in found.defects)
-            counts[array.name, "absent-inner"] += found.missing_chunks
-            counts[array.name, "unused"] += found.unused_bytes
-    arrays = inspector.arrays
-    totals = {array.name: _total(manifest, array) for array in arrays.values()}
+    forked_pool.run_tasks(
+        tasks, partial(_StructureWorker, source, chunk_files), results.update, readers=readers, advance=advance
+    )
+    defects: list[FileDefect] = []
+    for index, result in results.items():
+        if result:
+            entry, array, _ = chunk_files[index]
+            defects.extend(FileDefect(entry.path, defect) for defect in result.defects)
+            counts[array.name, "absent-inner"] += result.missing_chunks
+            counts[array.name, "unused"] += result.unused_bytes
+    arrays = checker.arrays
+    totals = {array.name: _file_count(manifest, array) for array in arrays.values()}
     notes = [
         StructureNote(
             array=name, kind=kind, count=count, text=f"{count} {_NOTE_TEXTS[kind]}".format(total=totals.get(name, 0))
@@ -131,24 +135,24 @@ def check_structure(
         for (name, kind), count in sorted(counts.items())
         if count > 0
     ]
-    return StructureReport(sorted(flawed, key=lambda found: found.path), notes, len(parts))
+    return StructureReport(sorted(defects, key=lambda found: found.path), notes, len(chunk_files))
 
 
 def format_notes(notes: Iterable[StructureNote]) -> Iterator[str]:
     """Notes as lines: one for each array that lacks chunks, and one for each other kind, of however many arrays."""
-    alike: dict[NoteKind, list[StructureNote]] = {}
+    notes_by_kind: dict[NoteKind, list[StructureNote]] = {}
     for note in notes:
         if note.kind == "absent":
             yield f"{note.array}: {note.text}"
         else:
-            alike.setdefault(note.kind, []).append(note)
-    for kind, some in alike.items():
-        names = ", ".join(note.array for note in some[:_MAX_NAMED])
-        more = f" and {len(some) - _MAX_NAMED} more" if len(some) > _MAX_NAMED else ""
-        yield f"{names}{more}: {sum(note.count for note in some)} {_NOTE_TEXTS[kind]}"
+            notes_by_kind.setdefault(note.kind, []).append(note)
+    for kind, same_kind in notes_by_kind.items():
+        names = ", ".join(note.array for note in same_kind[:_MAX_NAMED])
+        more = f" and {len(same_kind) - _MAX_NAMED} more" if len(same_kind) > _MAX_NAMED else ""
+        yield f"{names}{more}: {sum(note.count for note in same_kind)} {_NOTE_TEXTS[kind]}"
 
 
-def _read(source: Source, manifest: Manifest) -> dict[str, ArrayMetadata]:
+def _read_arrays(source: Source, manifest: Manifest) -> dict[str, ArrayMetadata]:
     """The arrays as the source's own metadata have them, which must be those of the manifest."""
     reader = source.connect()
     try:
@@ -164,35 +168,35 @@ def _chunk_files(
     manifest: Manifest, arrays: Mapping[str, ArrayMetadata], counts: Counter[tuple[str, NoteKind]]
 ) -> dict[int, ChunkFile]:
     """The files to judge, by their place in the manifest; what is not to be judged, and what is missing, is counted."""
-    find: dict[str, Callable[[str], Coordinate | None]] = {
+    parse_key: dict[str, Callable[[str], Coordinate | None]] = {
         path: chunk_keys.make_key_parser(arrays[path]) for path in arrays
     }
-    worth = {path: verify.integrity_level(array.codecs) for path, array in arrays.items()}
+    integrity = {path: verify.integrity_level(array.codecs) for path, array in arrays.items()}
     for array in arrays.values():
-        counts[array.name, "absent"] = _total(manifest, array)
-    parts = {}
-    apart = ""
+        counts[array.name, "absent"] = _file_count(manifest, array)
+    chunk_files = {}
+    first_unowned = ""
     owners = chunk_keys.arrays_of_paths(arrays, (entry.path for entry in manifest.files))
-    for place, (entry, (path, owner)) in enumerate(zip(manifest.files, owners, strict=True)):
+    for index, (entry, (path, owner)) in enumerate(zip(manifest.files, owners, strict=True)):
         if path.rpartition("/")[2] in METADATA_NAMES:
             continue
         if owner is None:
-            apart = apart or path
-            counts[apart, "apart"] += 1
+            first_unowned = first_unowned or path
+            counts[first_unowned, "apart"] += 1
             continue
-        coordinate = find[owner.path](path)
+        coordinate = parse_key[owner.path](path)
         if coordinate is None:
             counts[owner.name, "stray"] += 1
             continue
         counts[owner.name, "absent"] -= 1
-        if worth[owner.path] != "checksum":
-            counts[owner.name, "no-checksum" if worth[owner.path] == "structure" else "unchecked"] += 1
-        if worth[owner.path] != "nothing":
-            parts[place] = ChunkFile(entry, owner, coordinate)
-    return parts
+        if integrity[owner.path] != "checksum":
+            counts[owner.name, "no-checksum" if integrity[owner.path] == "structure" else "unchecked"] += 1
+        if integrity[owner.path] != "nothing":
+            chunk_files[index] = ChunkFile(entry, owner, coordinate)
+    return chunk_files
 
 
-def _total(manifest: Manifest, array: ArrayMetadata) -> int:
+def _file_count(manifest: Manifest, array: ArrayMetadata) -> int:
     """How many files an array has when all are stored; of a subset, those of its steps."""
     rows = chunk_keys.chunk_ranges(array, manifest.runs(array.name)) if array.shape else [range(1)]
     return sum(map(len, rows)) * prod(array.grid[1:])
@@ -201,21 +205,21 @@ def _total(manifest: Manifest, array: ArrayMetadata) -> int:
 class _StructureWorker:
     """One thread's share: its reader and its buffer."""
 
-    def __init__(self, source: Source, parts: dict[int, ChunkFile], slot: WorkerSlot) -> None:
-        self._parts, self._slot, self._reader = parts, slot, source.connect()
+    def __init__(self, source: Source, chunk_files: dict[int, ChunkFile], slot: WorkerSlot) -> None:
+        self._chunk_files, self._slot, self._reader = chunk_files, slot, source.connect()
         self._buffer = memoryview(mmap.mmap(-1, max(shard_index.BUFFER_BYTES, source.block)))
 
     def __call__(self, task: CopyTask) -> dict[int, VerifyResult]:
         """The task's files of which there is something to say."""
-        judged = ((place, self._judge(self._parts[place])) for place in task.files)
-        return {place: found for place, found in judged if found != VerifyResult([])}
+        results = ((index, self._verify_file(self._chunk_files[index])) for index in task.files)
+        return {place: result for place, result in results if result != VerifyResult([])}
 
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
 
-    def _judge(self, part: ChunkFile) -> VerifyResult:
-        file = self._reader.open(part.entry.path)
+    def _verify_file(self, chunk_file: ChunkFile) -> VerifyResult:
+        file = self._reader.open(chunk_file.entry.path)
         self._slot.add_bytes(0)
 
         def read_into(view: memoryview, offset: int) -> int:
@@ -224,12 +228,12 @@ class _StructureWorker:
             return count
 
         try:
-            if file.size != part.entry.bytes:
+            if file.size != chunk_file.entry.bytes:
                 return VerifyResult(
-                    [Defect(kind="size", expected=f"{part.entry.bytes} bytes", got=f"{file.size} bytes")]
+                    [Defect(kind="size", expected=f"{chunk_file.entry.bytes} bytes", got=f"{file.size} bytes")]
                 )
             return verify.verify_file(
-                shard_index.BufferedFile(read_into, self._buffer), file.size, part.array, part.coordinate
+                shard_index.BufferedFile(read_into, self._buffer), file.size, chunk_file.array, chunk_file.coordinate
             )
         finally:
             file.close()

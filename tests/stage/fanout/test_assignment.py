@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitools.stage.fanout.assignment import assign_owners, file_order, place_in_chain, sender_chain
+from pitools.stage.fanout.assignment import assign_owners, chain_position, file_order, sender_chain
 from pitools.store.manifest import FileEntry
 
 sizes = st.lists(st.integers(0, 1 << 40), max_size=60)
@@ -32,7 +32,7 @@ def test_a_chain_is_everybody_once(index: int, nodes: int, data: st.DataObject):
     found = list(sender_chain(index, owner, nodes))
     assert found[0] == owner
     assert sorted(found) == list(range(nodes))
-    assert [place_in_chain(index, owner, nodes, node) for node in found] == list(range(nodes))
+    assert [chain_position(index, owner, nodes, node) for node in found] == list(range(nodes))
 
 
 @given(sizes, counts, st.data())
@@ -42,7 +42,7 @@ def test_a_node_takes_every_file_by_its_place_in_the_chains(found: list[int], no
     owned_by = assign_owners(entries(found), nodes)
     mine = file_order(entries(found), owned_by, nodes, me)
     assert sorted(mine) == list(range(len(found)))
-    places = [place_in_chain(index, owned_by[index], nodes, me) for index in mine]
+    places = [chain_position(index, owned_by[index], nodes, me) for index in mine]
     assert places == sorted(places)
 
 

@@ -39,7 +39,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_a_step_of_slurm_is_a_group(names):
     """Nodes in the list's own order, this one's number, and a key that no other step and restart has."""
     group = find_group(STEP)
-    assert (group.names, group.me) == (("n01", "n02", "n03"), 1)
+    assert (group.names, group.rank) == (("n01", "n02", "n03"), 1)
     assert group.addresses == ("10.0.0.1", "10.0.0.2", "10.0.0.3")
     keys = [find_group({**STEP, **more}).key for more in ({}, {"SLURM_STEP_ID": "3"}, {"SLURM_RESTART_COUNT": "1"})]
     assert len(set(keys)) == 3
@@ -100,7 +100,7 @@ def test_the_hint_for_a_secret_is_a_line_of_shell():
 def test_a_group_is_made_without_slurm():
     """Names and addresses of all nodes, and which of them this is."""
     group = find_group({**PAIRS, "PIT_NONCE": NONCE, "PIT_PORTS": "30000-30099"})
-    assert (group.names, group.me, group.ports) == (("a", "b"), 1, (30000, 30099))
+    assert (group.names, group.rank, group.ports) == (("a", "b"), 1, (30000, 30099))
 
 
 def test_a_secret_may_be_in_a_private_file(tmp_path: Path):

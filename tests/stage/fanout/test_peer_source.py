@@ -57,7 +57,7 @@ class Fake:
     def __init__(self, group: Group, behave: Callable[[socket.socket, protocol.PeerRequest, int], None]) -> None:
         self.gets = 0
         self._group, self._behave = group, behave
-        self.listener = server.hold_port(Group(group.names, group.addresses, 0, group.key, group.ports, b"s"), "v")
+        self.listener = server.listen(Group(group.names, group.addresses, 0, group.key, group.ports, b"s"), "v")
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -263,7 +263,7 @@ def test_a_node_that_never_appears_is_not_waited_for_longer_than_that(world: Wor
     """Then the origin gives all, and later files are not waited for again."""
     data = world.read("a")
     assert (data, world.state.bytes_by_sender()) == (world.content, {FROM_ORIGIN: SIZE})
-    assert clock.monotonic() - world.state.began > TIMEOUTS.startup_s
+    assert clock.monotonic() - world.state.started_at > TIMEOUTS.startup_s
     assert (passed_s := clock.passed_s) < TIMEOUTS.startup_s + 1
     assert world.read("a") == world.content
     assert clock.passed_s == passed_s

@@ -39,7 +39,7 @@ class Served:
         self.group = Group("xyz", ["127.0.0.1"] * 3, 1, "job", (port, port), b"s")
         self.state = SharedState(3, 3)
         self.port = port
-        self.listener = server.hold_port(self.group, "v")
+        self.listener = server.listen(self.group, "v")
         sender = server.FanoutServer(
             self.listener, self.group, "v", self.files, [self.partial, self.final], self.state, timeouts
         )
@@ -289,7 +289,7 @@ def test_it_listens_on_the_nodes_own_address_only(tmp_path: Path, free_port):
     """Not on every interface; and a range without a free port is an error that names it."""
     port = free_port()
     group = Group("ab", ["127.0.0.5", "127.0.0.6"], 0, "job", (port, port), b"s")
-    with server.hold_port(group, "v") as listener:
+    with server.listen(group, "v") as listener:
         assert listener.getsockname() == ("127.0.0.5", port)
         with pytest.raises(ClusterError, match=str(port)):
-            server.hold_port(group, "v")
+            server.listen(group, "v")

@@ -81,7 +81,7 @@ def test_a_whole_store(store: Path) -> None:
     """No flaw; what cannot be proven is said of each array that it concerns; all but the opaque files were read."""
     moved: list[int] = []
     report = judge(store, advance=moved.append)
-    assert report.flawed == []
+    assert report.defects == []
     assert notes(report) == {
         ("obs/blosc", "no-checksum"): 5,
         ("obs/raw", "no-checksum"): 3,
@@ -111,10 +111,10 @@ def test_a_whole_store(store: Path) -> None:
 def test_damage_is_found(store: Path, path: str, damage: Damage, problem: str) -> None:
     """One damaged file of many is named, with what is wrong, and no other is."""
     damage(store / path)
-    [flawed] = judge(store).flawed
-    assert (flawed.path, flawed.flaw.kind) == (path, problem)
-    assert flawed.flaw.expected
-    assert flawed.flaw.got
+    [flawed] = judge(store).defects
+    assert (flawed.path, flawed.defect.kind) == (path, problem)
+    assert flawed.defect.expected
+    assert flawed.defect.got
 
 
 def test_swapped_files(store: Path) -> None:
@@ -123,7 +123,7 @@ def test_swapped_files(store: Path) -> None:
     one.rename(store / "aside")
     other.rename(one)
     (store / "aside").rename(other)
-    assert {flawed.path for flawed in judge(store).flawed} == {"sharded/c/0/0", "obs/blosc/c/0/0"}
+    assert {flawed.path for flawed in judge(store).defects} == {"sharded/c/0/0", "obs/blosc/c/0/0"}
 
 
 def test_missing_chunks_are_counted(store: Path) -> None:
@@ -132,7 +132,7 @@ def test_missing_chunks_are_counted(store: Path) -> None:
     for number in (0, 2):
         (store / f"old/{number}.0").unlink()
     report = judge(store)
-    assert report.flawed == []
+    assert report.defects == []
     assert {key: count for key, count in notes(report).items() if key[1] == "absent"} == {
         ("sharded", "absent"): 1,
         ("old", "absent"): 2,
@@ -174,8 +174,8 @@ def test_a_size_that_is_not_the_manifests(store: Path) -> None:
     made = describe_folder(store)
     with (store / "obs/raw/c/0/0").open("ab") as file:
         file.write(b"?")
-    [flawed] = judge(store, made).flawed
-    assert (flawed.path, flawed.flaw.kind) == ("obs/raw/c/0/0", "size")
+    [flawed] = judge(store, made).defects
+    assert (flawed.path, flawed.defect.kind) == ("obs/raw/c/0/0", "size")
 
 
 def test_a_subset_lacks_nothing_that_it_should_not_have(store: Path) -> None:
@@ -207,4 +207,4 @@ def test_a_store_that_is_one_array(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "x", data=np.ones((7, 2)), chunks=(2, 2), compressors=Crc32cCodec())
     assert judge(tmp_path / "x") == StructureReport([], [], 4)
     flip(tmp_path / "x/c/1/0", 1)
-    assert [flawed.path for flawed in judge(tmp_path / "x").flawed] == ["c/1/0"]
+    assert [flawed.path for flawed in judge(tmp_path / "x").defects] == ["c/1/0"]

@@ -1,7 +1,7 @@
-"""An object store behind a URL: opened with the user's credentials, asked, and its refusals put into our words.
+"""Open an object store with the user's credentials, call it, and translate its errors.
 
-The library's own words are never passed on: they hold requests, signed URLs and servers' pages. Ours are made of
-what is recognised in them.
+The library's messages are never passed on: they contain requests, signed URLs and server pages. Error texts are made
+from recognized parts of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _URL = re.compile(r"(?P<scheme>[a-z0-9+.-]{1,16})://(?P<bucket>[^/]*)(?:/(?P<pre
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _STATUS = re.compile(r"status code: ([1-5]\d\d)\b")
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
-# Where the library asked for credentials, not for data, which is never sent.
+# Requests by which the library gets credentials, in its error messages.
 _FOR_CREDENTIALS = re.compile(
     r"performing (POST|PUT) |token (request|file)|service account|application.credentials|AssumeRole|169\.254\."
     r"|login\.microsoftonline"
@@ -36,17 +36,20 @@ _FOR_CREDENTIALS = re.compile(
 _CONNECT_ERRORS = (
     (re.compile(r"ConnectionRefused|Connection refused"), "the connection was refused"),
     (re.compile(r"dns error|failed to lookup|Name or service not known", re.IGNORECASE), "its name has no address"),
-    (re.compile(r"InvalidContentType|InvalidMessage|wrong version number"), "it does not speak TLS, as https:// asks"),
+    (
+        re.compile(r"InvalidContentType|InvalidMessage|wrong version number"),
+        "the server does not speak TLS, which https:// requires",
+    ),
     (re.compile(r"TimedOut|timed out|kind: Timeout", re.IGNORECASE), "no answer in time"),
 )
-# The process whose threads the library's runtime are. They do not survive a fork, and a child would wait for them
-# for ever: a process that forks workers asks through `apart`.
+# The process that runs the library's threads. They do not survive a fork, and a child would wait for them for ever: a
+# process that forks workers uses `run_isolated`.
 _owner_pid = 0
 _stores: dict[tuple[int, ObjectUrl], ObjectStore] = {}
 
 
 class ObjectUrl(NamedTuple):
-    """What a URL names. prefix: without slashes around it, "" for the whole bucket."""
+    """The parts of an object store's URL. prefix: without slashes at its ends, "" for the whole bucket."""
 
     scheme: str
     bucket: str
@@ -58,12 +61,12 @@ class ObjectUrl(NamedTuple):
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     def key(self, path: str) -> str:
-        """The key of a path below."""
+        """Return the key of a path below the URL."""
         return f"{self.prefix}/{path}" if self.prefix else path
 
 
 def parse_url(url: str) -> ObjectUrl:
-    """What a URL names. Raises UsageError, which does not repeat a URL that may hold a secret."""
+    """Parse a URL. Raises UsageError, which does not repeat a URL that may hold a secret."""
     matched = _URL.fullmatch(url)
     scheme = matched["scheme"] if matched else ""
     where, hint = f"{scheme or '?'}://…", "give s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
@@ -73,16 +76,16 @@ def parse_url(url: str) -> ObjectUrl:
         raise UsageError("not the URL of an object store", where=where, hint=hint)
     bucket, prefix = matched["bucket"], (matched["prefix"] or "").strip("/")
     if "@" in bucket or ":" in bucket or "?" in url or "#" in url:
-        hint = "credentials belong into the environment or a profile, which are not logged"
-        raise UsageError("a URL that carries a name, a password or a signature is not accepted", where=where, hint=hint)
+        hint = "put credentials into the environment or a profile, which are not logged"
+        raise UsageError("a URL must not contain a user name, a password or a signature", where=where, hint=hint)
     parts = prefix.split("/") if prefix else []
     if not _BUCKET.fullmatch(bucket) or {"", ".", ".."} & {*parts} or not url.isprintable():
-        raise UsageError("this URL names no bucket, or no path in one", where=where, hint=hint)
+        raise UsageError("not a valid bucket and path", where=where, hint=hint)
     return ObjectUrl(scheme, bucket, prefix)
 
 
 def cached_store(url: ObjectUrl) -> ObjectStore:
-    """This process's store for a bucket; two threads that come first at once make two, and one is forgotten."""
+    """Return this process's store for a bucket. Two threads that open it at the same time open two; one is dropped."""
     key = (os.getpid(), url._replace(prefix=""))
     if key not in _stores:
         _stores[key] = open_store(url)
@@ -90,15 +93,15 @@ def cached_store(url: ObjectUrl) -> ObjectStore:
 
 
 def open_store(url: ObjectUrl) -> ObjectStore:
-    """The library's store for a place, with time-outs and bounded retries; its keys count from the bucket.
+    """Open the library's store for a bucket, with time-outs and limited retries; keys are relative to the bucket.
 
-    To be called in a process that will not fork. Raises ToolMissing, ConfigError, ClusterError.
+    Call it in a process that will not fork. Raises ToolMissing, ConfigError, ClusterError.
     """
     global _owner_pid
     assert _owner_pid in (0, os.getpid()), "obstore was used before this process was forked"
     _owner_pid = os.getpid()
-    # There is a process a core already, whose threads wait for the library's: one of these is a quarter faster than
-    # one a core, which hand each other every piece of every answer.
+    # There is a process per core already, and its threads wait for the library's. One library thread per process was
+    # 25 % faster than one per core, which pass every part of every response between them.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
     try:
         from obstore import store as stores
@@ -125,52 +128,57 @@ def open_store(url: ObjectUrl) -> ObjectStore:
 
 
 def call_store(call: Callable[[], T], url: ObjectUrl, path: str = "") -> T:
-    """What the library's call returns. Raises PitError in place of all it raises; `path` is what is asked for."""
+    """Call the library and return the result. path: of the requested object. Raises PitError for every error of the
+    library.
+    """
     from obstore.exceptions import BaseError
 
     try:
         return call()
     except (BaseError, OSError, ValueError) as error:
-        found = _translate_error(type(error).__name__, str(error), url, path)
-    # Not within `except`: the library's error would stay chained to ours, and show in a traceback.
-    raise found
+        pit_error = _translate_error(type(error).__name__, str(error), url, path)
+    # Not within `except`: the library's error would be chained to ours and appear in a traceback.
+    raise pit_error
 
 
-def _translate_error(kind: str, text: str, place: ObjectUrl, path: str) -> PitError:
-    where = f"{place.url}/{path}" if path else place.url
+def _translate_error(kind: str, text: str, url: ObjectUrl, path: str) -> PitError:
+    where = f"{url.url}/{path}" if path else url.url
     status = int(matched[1]) if (matched := _STATUS.search(text)) else 0
     code = matched[1] if (matched := _CODE.search(text)) else ""
     answer = f"{status} {code}".strip() if status else kind
-    asked, _, _ = text.partition("\n")
+    first_line, _, _ = text.partition("\n")
     if kind == "PreconditionError" or status in (412, 416):
         return changed_error(where)
     if code in ("NoSuchBucket", "ContainerNotFound"):
-        return UsageError(f"there is no bucket {place.bucket!r}", where=where, hint="is the endpoint the right one?")
+        return UsageError(f"no bucket {url.bucket!r}", where=where, hint="check the endpoint")
     if kind == "FileNotFoundError":
         return DataError("missing", where=where, hint="the manifest names it: ingest or upload again")
-    in_vain = kind == "GenericError" and _FOR_CREDENTIALS.search(asked)
-    if in_vain or status in (401, 403):
-        message = "no credentials: nobody who could give them did" if in_vain else f"the store refused: {answer}"
-        return ClusterError(message, where=where, hint=credentials.search_hint(place.scheme))
-    if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed" or "redirect" in asked:
-        return ClusterError("the bucket is in another region", where=where, hint="export AWS_REGION=that-region")
+    no_credentials = kind == "GenericError" and _FOR_CREDENTIALS.search(first_line)
+    if no_credentials or status in (401, 403):
+        message = "no credentials found" if no_credentials else f"access denied: {answer}"
+        return ClusterError(message, where=where, hint=credentials.search_hint(url.scheme))
+    if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed" or "redirect" in first_line:
+        return ClusterError("the bucket is in another region", where=where, hint="export AWS_REGION=REGION")
     if re.search(r"certificate|UnknownIssuer|InvalidCert", text):
-        hint = "a private authority's certificate goes into AWS_CA_BUNDLE or SSL_CERT_FILE"
+        hint = "set AWS_CA_BUNDLE or SSL_CERT_FILE to the certificate of a private authority"
         return ClusterError("the server's certificate is not trusted", where=where, hint=hint)
     if status >= 500 or status in (408, 429):
         return Unreachable(f"the store is busy: {answer}, after {RETRIES} retries", where=where)
     if "non-partial response" in text:
-        return ClusterError("the server ignores requests for a part of an object", where=where)
+        return ClusterError("the server does not support range requests", where=where)
     if "HTTP error" in text or "HttpError" in text:
-        reason = next((reason for pattern, reason in _CONNECT_ERRORS if pattern.search(text)), "the answer broke off")
-        return Unreachable(f"{reason}, after {RETRIES} retries", where=where, hint="is the endpoint right, and up?")
+        reason = next(
+            (reason for pattern, reason in _CONNECT_ERRORS if pattern.search(text)), "the response was cut short"
+        )
+        return Unreachable(
+            f"{reason}, after {RETRIES} retries", where=where, hint="check that the endpoint is right, and up"
+        )
     if kind in ("InvalidPathError", "ValueError"):
         hint = "rename the object: no empty part, no . or .., no control character"
-        return DataError("a name that an object store cannot have, or not read as a path", where=where, hint=hint)
-    return ClusterError(f"the store's answer is not understood: {answer}", where=where)
+        return DataError("not a valid object name", where=where, hint=hint)
+    return ClusterError(f"unexpected response of the store: {answer}", where=where)
 
 
 def changed_error(where: str) -> DataError:
-    """The object is not the one it was: replaced since it was first looked at."""
-    hint = "it was replaced meanwhile: stage the version that is there now"
-    return DataError("not the object it was when this copy began", where=where, hint=hint)
+    """Return the error of an object that was replaced since it was first read."""
+    return DataError("the object was replaced during the copy", where=where, hint="stage it again")

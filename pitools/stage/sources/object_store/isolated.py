@@ -1,4 +1,4 @@
-"""Work with an object store's library in a process of its own."""
+"""Run work with an object store's library in a child process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ T = TypeVar("T")
 
 
 def run_isolated(work: Callable[[WorkerSlot], T]) -> T:
-    """Do this in a forked process and return its result: the library's threads must not be there when workers are
-    forked from this one. Raises what `work` raises, and Unreachable when nothing moves for minutes.
+    """Run `work` in a forked process and return its result: the library's threads must not exist in a process that
+    forks workers. Raises as `work`, and Unreachable when nothing progresses for minutes.
     """
-    found: list[T] = []
-    forked_pool.run_tasks([None], lambda slot: _SingleTask(work, slot), found.append, readers=1, advance=lambda _: None)
-    return found[0]
+    results: list[T] = []
+    forked_pool.run_tasks(
+        [None], lambda slot: _SingleTask(work, slot), results.append, readers=1, advance=lambda _: None
+    )
+    return results[0]
 
 
 class _SingleTask(Generic[T]):
-    """The one task of a process that was forked for it."""
+    """The only task of a child process."""
 
     def __init__(self, work: Callable[[WorkerSlot], T], slot: WorkerSlot) -> None:
         self._work, self._slot = work, slot
@@ -30,4 +32,4 @@ class _SingleTask(Generic[T]):
         return self._work(self._slot)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Nothing to close."""

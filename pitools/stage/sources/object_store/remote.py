@@ -1,4 +1,4 @@
-"""A version in an object store: found, its manifest read, its objects read by ranges, each pinned to one ETag."""
+"""A version in an object store: find it, read its manifest, read objects by ranges, each pinned to one ETag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 READ_BYTES = 8 << 20
-# A manifest of a million files is about this large; what is larger is none.
+# A manifest of a million files is about this large; a larger object is none.
 MANIFEST_BYTES = 256 << 20
 _MAX_OBJECTS = 2_000_000
 _PAGE_SIZE = 1000
@@ -30,7 +30,7 @@ _MAX_VERSIONS = 1000
 
 
 class ListedObject(NamedTuple):
-    """One object of a store without a manifest. path: below the listed URL. etag: what it is pinned to when read."""
+    """One object of a store without a manifest. path: below the listed URL. etag: required when it is read."""
 
     path: str
     bytes: int
@@ -38,10 +38,10 @@ class ListedObject(NamedTuple):
 
 
 class ObjectStoreSource(msgspec.Struct, frozen=True):
-    """The objects below a URL. known: size and ETag ("" where not yet known) by path, so that they need no asking."""
+    """The objects below a URL. known_objects: size and ETag ("" when unknown) by path, which saves a request each."""
 
     url: str
-    known: Mapping[str, tuple[int, str]] = {}
+    known_objects: Mapping[str, tuple[int, str]] = {}
 
     def __post_init__(self) -> None:
         parse_url(self.url)
@@ -51,17 +51,17 @@ class ObjectStoreSource(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The URL; it never holds a secret."""
+        """Return the URL; it never holds a secret."""
         return self.url
 
     @property
     def block(self) -> int:
-        """Bytes to ask for in one request: enough that the wait for its first byte does not count."""
+        """Return the bytes of one request: enough that its latency does not count."""
         return READ_BYTES
 
     def connect(self) -> ObjectStoreReader:
-        """A reader, for one thread of a process that will not fork. Raises as `objectstore.open_store`."""
-        return ObjectStoreReader(parse_url(self.url), self.known)
+        """Open a reader, for one thread of a process that will not fork. Raises as `client.open_store`."""
+        return ObjectStoreReader(parse_url(self.url), self.known_objects)
 
 
 class ObjectStoreReader:
@@ -71,11 +71,11 @@ class ObjectStoreReader:
         self._url, self._known_objects, self._store = url, known_objects, cached_store(url)
 
     def open(self, path: str) -> ObjectFile:
-        """An object by its path below the URL; no request where its size is known. Raises as `objectstore.ask`."""
+        """Open an object by its path below the URL; no request if its size is known. Raises as `client.call_store`."""
         import obstore
 
         size, etag = self._known_objects.get(path, (0, ""))
-        if not size:  # not known, or empty: then no read would notice that it is missing
+        if not size:  # unknown, or empty: then no read would detect a missing object
             meta = call_store(lambda: obstore.head(self._store, self._url.key(path)), self._url, path)
             if path in self._known_objects and meta["size"]:
                 raise _size_error(0, meta["size"], f"{self._url.url}/{path}")
@@ -83,191 +83,196 @@ class ObjectStoreReader:
         return ObjectFile(self._store, self._url, path, size, etag)
 
     def close(self) -> None:
-        """Connections stay with the process, for its other readers."""
+        """Nothing to close: connections stay open for the process's other readers."""
 
 
 class ObjectFile:
-    """One object. size: bytes, as known beforehand or when it was opened."""
+    """One object. size: bytes, as known before or when it was opened."""
 
     def __init__(self, store: ObjectStore, url: ObjectUrl, path: str, size: int, etag: str) -> None:
         self.size, self._store, self._url, self._path, self._etag = size, store, url, path, etag
 
     def read_into(self, view: memoryview, offset: int) -> int:
-        """Get the range at `offset` into `view`; the count, 0 at the end.
+        """Get the range at `offset` into `view`; return the count, 0 at the end.
 
-        Raises DataError when the object has another size than was known or was replaced, else as `objectstore.ask`.
+        Raises DataError when the object was replaced or has another size, else as `client.call_store`.
         """
-        want = min(len(view), self.size - offset)
-        if want <= 0:
+        n_bytes = min(len(view), self.size - offset)
+        if n_bytes <= 0:
             return 0
-        size, identity, data = call_store(partial(self._get, offset, offset + want), self._url, self._path)
+        size, etag, data = call_store(partial(self._get, offset, offset + n_bytes), self._url, self._path)
         if size != self.size:
             raise _size_error(self.size, size, f"{self._url.url}/{self._path}")
-        # Not every server heeds If-Match; what it sends back says which object it read.
-        self._etag = self._etag or identity
-        if identity != self._etag or len(data) != want:
+        # Not every server honours If-Match: compare the ETag of the response.
+        self._etag = self._etag or etag
+        if etag != self._etag or len(data) != n_bytes:
             raise changed_error(f"{self._url.url}/{self._path}")
-        view[:want] = data
-        return want
+        view[:n_bytes] = data
+        return n_bytes
 
     def close(self) -> None:
-        """Nothing is open between requests."""
+        """Nothing to close between requests."""
 
     def _get(self, start: int, end: int) -> tuple[int, str, memoryview]:
         import obstore
 
-        # A whole object is asked for as such: that is understood also where requests for parts are not.
+        # No range for a whole object: some servers do not support ranges.
         options: dict[str, Any] = {"range": (start, end)} if start or end < self.size else {}
-        if self._etag and not self._etag.startswith(("W/", "@")):  # weak ones never match
+        if self._etag and not self._etag.startswith(("W/", "@")):  # weak ETags never match
             options["if_match"] = f'"{self._etag}"'
         result = obstore.get(self._store, self._url.key(self._path), options=options)  # type: ignore[arg-type]
-        meta = result.meta  # made anew whenever it is asked for
+        meta = result.meta  # computed at every access
         return meta["size"], _etag_of(meta), memoryview(result.bytes() if meta["size"] == self.size else b"")
 
 
 def load_remote_version(url: str) -> Dataset:
-    """Read and check the manifest of a version's URL. Raises DataError when there is none, else as `objectstore.ask`.
+    """Read and check the manifest of a version's URL. Raises DataError when there is none, else as `client.call_store`.
 
-    Safe before a fork: see `apart`.
+    Safe before a fork: see `run_isolated`.
     """
-    place = parse_url(url)
-    data = run_isolated(lambda _: _get_manifest(place))
-    manifest = manifests.decode_manifest(data, f"{place.url}/{FILE_NAME}")
-    source = ObjectStoreSource(place.url, {entry.path: (entry.bytes, "") for entry in manifest.files})
-    return make_dataset(source, manifest, data, name=place.prefix.rpartition("/")[2])
+    object_url = parse_url(url)
+    data = run_isolated(lambda _: _get_manifest(object_url))
+    manifest = manifests.decode_manifest(data, f"{object_url.url}/{FILE_NAME}")
+    source = ObjectStoreSource(object_url.url, {entry.path: (entry.bytes, "") for entry in manifest.files})
+    return make_dataset(source, manifest, data, name=object_url.prefix.rpartition("/")[2])
 
 
 def find_remote_version(url: str) -> str:
-    """The version's URL that `url` means: itself, or the only version below `<root>/<name>`.
+    """Return the URL of a version: `url` itself, or the only version below `<root>/<name>`.
 
-    Raises UsageError when it holds several versions, DataError when it holds none, else as `objectstore.ask`.
+    Raises UsageError for several versions, DataError for none, else as `client.call_store`.
     """
-    place = parse_url(url)
-    inside = run_isolated(partial(_versions, place))
-    if inside is None:
-        return place.url
-    if not inside:
-        raise _no_manifest(place)
-    if len(inside) > 1:
-        names = ", ".join(name.rpartition("/")[2] for name in inside)
-        raise UsageError(f"there are {len(inside)} versions: {names}", where=place.url, hint="name one of them")
-    return place._replace(prefix=inside[0]).url
+    object_url = parse_url(url)
+    prefixes = run_isolated(partial(_version_prefixes, object_url))
+    if prefixes is None:
+        return object_url.url
+    if not prefixes:
+        raise _no_manifest(object_url)
+    if len(prefixes) > 1:
+        names = ", ".join(name.rpartition("/")[2] for name in prefixes)
+        raise UsageError(f"there are {len(prefixes)} versions: {names}", where=object_url.url, hint="name one of them")
+    return object_url._replace(prefix=prefixes[0]).url
 
 
-def list_datasets(url: str, wants: Callable[[str], bool]) -> dict[str, list[tuple[str, int]]]:
-    """Datasets right below a URL; of wanted ones each version's URL and its upload time in ns. Raises as `find`."""
-    return run_isolated(partial(_list_datasets, parse_url(url), wants))
+def list_datasets(url: str, is_wanted: Callable[[str], bool]) -> dict[str, list[tuple[str, int]]]:
+    """Return the datasets directly below a URL; of wanted ones each version's URL and upload time in ns.
+
+    Raises as `find_remote_version`.
+    """
+    return run_isolated(partial(_list_datasets, parse_url(url), is_wanted))
 
 
 def list_objects(url: str) -> list[ListedObject]:
-    """All objects below a URL, sorted by path: for a store that has no manifest. Raises as `objectstore.ask`."""
-    place = parse_url(url)
-    found = run_isolated(partial(_list, place))
-    # An empty object of a folder's name is how some tools draw folders.
-    folders = all_folders(tuple(manifests.FileEntry(path=entry.path, bytes=0, digest="") for entry in found))
-    if both := [entry.path for entry in found if entry.bytes and entry.path in folders]:
-        message = f"{min(both)!r} is an object, and others are below it: on a disk that cannot be"
-        raise DataError(message, where=place.url, hint="rename the object, or those below it")
-    return sorted(entry for entry in found if entry.path and (entry.bytes or entry.path not in folders))
+    """List all objects below a URL, sorted by path: for a store without a manifest. Raises as `client.call_store`."""
+    object_url = parse_url(url)
+    objects = run_isolated(partial(_list_objects, object_url))
+    # Some tools represent a folder by an empty object of its name.
+    folders = all_folders(tuple(manifests.FileEntry(path=entry.path, bytes=0, digest="") for entry in objects))
+    if conflicts := [entry.path for entry in objects if entry.bytes and entry.path in folders]:
+        message = f"{min(conflicts)!r} is both an object and a folder of others, which no disk can hold"
+        raise DataError(message, where=object_url.url, hint="rename the object, or those below it")
+    return sorted(entry for entry in objects if entry.path and (entry.bytes or entry.path not in folders))
 
 
-def listed_source(url: str, listed: Iterable[ListedObject]) -> ObjectStoreSource:
-    """The source of what was listed there: whatever is replaced after the listing is refused."""
-    return ObjectStoreSource(parse_url(url).url, {entry.path: (entry.bytes, entry.etag) for entry in listed})
+def pinned_source(url: str, objects: Iterable[ListedObject]) -> ObjectStoreSource:
+    """Return the source of listed objects; an object replaced after the listing is refused."""
+    return ObjectStoreSource(parse_url(url).url, {entry.path: (entry.bytes, entry.etag) for entry in objects})
 
 
-def _get_manifest(place: ObjectUrl) -> bytes:
-    store = cached_store(place)
+def _get_manifest(url: ObjectUrl) -> bytes:
+    store = cached_store(url)
     import obstore
 
     def get() -> tuple[int, bytes]:
-        result = obstore.get(store, place.key(FILE_NAME))
+        result = obstore.get(store, url.key(FILE_NAME))
         size = result.meta["size"]
         return size, bytes(result.bytes()) if size <= MANIFEST_BYTES else b""
 
     try:
-        size, data = call_store(get, place, FILE_NAME)
+        size, data = call_store(get, url, FILE_NAME)
     except DataError:
-        raise _no_manifest(place) from None
+        raise _no_manifest(url) from None
     if size > MANIFEST_BYTES:
-        raise DataError(f"not a manifest: it has {size} bytes", where=f"{place.url}/{FILE_NAME}")
+        raise DataError(f"not a manifest: it has {size} bytes", where=f"{url.url}/{FILE_NAME}")
     return data
 
 
-def _no_manifest(place: ObjectUrl) -> DataError:
-    message, hint = f"not a dataset: it has no {FILE_NAME}", "give one version's URL: s3://BUCKET/<name>/<version>"
-    return DataError(message, where=place.url, hint=hint)
+def _no_manifest(url: ObjectUrl) -> DataError:
+    message, hint = f"not a dataset: no {FILE_NAME}", "give one version's URL: s3://BUCKET/<name>/<version>"
+    return DataError(message, where=url.url, hint=hint)
 
 
-def _versions(place: ObjectUrl, slot: WorkerSlot) -> list[str] | None:
-    """Prefixes of the versions right below, sorted; None where this is one itself."""
-    if _modified_ns(place):
+def _version_prefixes(url: ObjectUrl, slot: WorkerSlot) -> list[str] | None:
+    """Return the prefixes of the versions directly below, sorted; None when this is a version itself."""
+    if _modified_ns(url):
         return None
-    return [prefix for prefix in _folders(place, slot) if _modified_ns(place._replace(prefix=prefix))]
+    return [prefix for prefix in _subfolders(url, slot) if _modified_ns(url._replace(prefix=prefix))]
 
 
 def _list_datasets(
-    place: ObjectUrl, wants: Callable[[str], bool], slot: WorkerSlot
+    url: ObjectUrl, is_wanted: Callable[[str], bool], slot: WorkerSlot
 ) -> dict[str, list[tuple[str, int]]]:
     def versions(prefix: str) -> list[tuple[str, int]]:
-        found = (place._replace(prefix=each) for each in _folders(place._replace(prefix=prefix), slot))
-        return [(version.url, ns) for version in found if (ns := _modified_ns(version))]
+        version_urls = (
+            url._replace(prefix=version_prefix) for version_prefix in _subfolders(url._replace(prefix=prefix), slot)
+        )
+        return [(version.url, ns) for version in version_urls if (ns := _modified_ns(version))]
 
-    prefixes = {prefix.rpartition("/")[2]: prefix for prefix in _folders(place, slot)}
-    return {name: versions(prefix) if wants(name) else [] for name, prefix in prefixes.items()}
+    prefixes = {prefix.rpartition("/")[2]: prefix for prefix in _subfolders(url, slot)}
+    return {name: versions(prefix) if is_wanted(name) else [] for name, prefix in prefixes.items()}
 
 
-def _folders(place: ObjectUrl, slot: WorkerSlot) -> list[str]:
-    """Prefixes right below, sorted."""
-    store = cached_store(place)
+def _subfolders(url: ObjectUrl, slot: WorkerSlot) -> list[str]:
+    """Return the prefixes directly below, sorted."""
+    store = cached_store(url)
     import obstore
 
     slot.add_bytes(1)
-    below = call_store(lambda: obstore.list_with_delimiter(store, place.prefix or None), place)["common_prefixes"]
-    if len(below) > _MAX_VERSIONS:
-        raise UsageError("too many folders to look for versions in", where=place.url, hint="name the version")
-    return sorted(below)
+    prefixes = call_store(lambda: obstore.list_with_delimiter(store, url.prefix or None), url)["common_prefixes"]
+    if len(prefixes) > _MAX_VERSIONS:
+        raise UsageError(f"more than {_MAX_VERSIONS:,} folders", where=url.url, hint="name the version")
+    return sorted(prefixes)
 
 
-def _modified_ns(place: ObjectUrl) -> int:
-    """When the manifest of a version was uploaded; 0 where there is none."""
-    store = cached_store(place)
+def _modified_ns(url: ObjectUrl) -> int:
+    """Return the upload time of a version's manifest, in ns; 0 when there is none."""
+    store = cached_store(url)
     import obstore
 
     with suppress(DataError):
-        meta = call_store(lambda: obstore.head(store, place.key(FILE_NAME)), place, FILE_NAME)
+        meta = call_store(lambda: obstore.head(store, url.key(FILE_NAME)), url, FILE_NAME)
         return int(meta["last_modified"].timestamp() * 1e9)
     return 0
 
 
-def _list(place: ObjectUrl, slot: WorkerSlot) -> list[ListedObject]:
-    store = cached_store(place)
+def _list_objects(url: ObjectUrl, slot: WorkerSlot) -> list[ListedObject]:
+    store = cached_store(url)
     import obstore
 
     def pages() -> Iterator[Any]:
-        return iter(obstore.list(store, f"{place.prefix}/" if place.prefix else None, chunk_size=_PAGE_SIZE))
+        return iter(obstore.list(store, f"{url.prefix}/" if url.prefix else None, chunk_size=_PAGE_SIZE))
 
-    found: list[ListedObject] = []
-    stream = call_store(pages, place)
-    cut = len(place.key(""))
-    while page := call_store(lambda: next(stream, None), place):
-        slot.add_bytes(len(page))  # a long listing is not a stalled one
-        if not all(f"{meta['path']}/".startswith(place.key("")) for meta in page):
-            raise DataError("the store lists objects that were not asked for", where=place.url)
-        found += [ListedObject(meta["path"][cut:], meta["size"], _etag_of(meta)) for meta in page]
-        if len(found) > _MAX_OBJECTS:
-            raise UsageError(f"more than {_MAX_OBJECTS:,} objects", where=place.url, hint="name one store in it")
-    return found
+    objects: list[ListedObject] = []
+    stream = call_store(pages, url)
+    prefix_length = len(url.key(""))
+    while page := call_store(lambda: next(stream, None), url):
+        slot.add_bytes(len(page))  # progress: a long listing is not stalled
+        if not all(f"{meta['path']}/".startswith(url.key("")) for meta in page):
+            raise DataError(f"the listing contains objects outside of {url.key('')!r}", where=url.url)
+        objects += [ListedObject(meta["path"][prefix_length:], meta["size"], _etag_of(meta)) for meta in page]
+        if len(objects) > _MAX_OBJECTS:
+            raise UsageError(f"more than {_MAX_OBJECTS:,} objects", where=url.url, hint="name one store in it")
+    return objects
 
 
 def _etag_of(meta: Mapping[str, Any]) -> str:
-    """What tells this object from its successor: its ETag (not every listing has it in quotes), else its time."""
+    """Return an object's ETag (some listings have it without quotes), else its time of upload."""
     if etag := meta["e_tag"]:
         return str(etag).strip('"')
-    when: datetime = meta["last_modified"]
-    return f"@{when.timestamp():.0f}"
+    modified: datetime = meta["last_modified"]
+    return f"@{modified.timestamp():.0f}"
 
 
-def _size_error(known: int, size: int, where: str) -> DataError:
-    message = f"the manifest says {known} bytes, the object has {size}"
-    return DataError(message, where=where, hint="it was changed or cut short: upload it again")
+def _size_error(expected: int, size: int, where: str) -> DataError:
+    message = f"{size} bytes (expected {expected}, as in the manifest)"
+    return DataError(message, where=where, hint="the object was changed or cut short: upload it again")

@@ -128,11 +128,11 @@ def test_an_object_replaced_after_the_listing_is_refused(server: Server):
     """A store without a manifest is read as it was listed."""
     s3_server.put(server.port, {"relisted/zarr.json": b"{}", "relisted/c/0": b"one"})
     url = f"s3://{BUCKET}/relisted"
-    source = remote.listed_source(url, remote.list_objects(url))
+    source = remote.pinned_source(url, remote.list_objects(url))
     s3_server.put(server.port, {"relisted/c/0": b"two"})
-    assert read(url, "zarr.json", known=dict(source.known)) == b"{}"
+    assert read(url, "zarr.json", known=dict(source.known_objects)) == b"{}"
     with pytest.raises(DataError, match="not the object it was"):
-        read(url, "c/0", known=dict(source.known))
+        read(url, "c/0", known=dict(source.known_objects))
 
 
 @pytest.mark.parametrize(
