@@ -1,4 +1,4 @@
-"""Memory for batches, where copies into it are fast."""
+"""Allocate page-aligned memory for batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 
 def allocate_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array on pages of its own, huge ones where there are: the kernel copies a frame there in half the time that it
-    takes to where `np.empty` begins."""
+    """Return an array on its own pages, huge pages if available. The kernel copies a frame into it in half the time
+    that an array of `np.empty` takes."""
     items = math.prod(shape)
     memory = mmap.mmap(-1, max(1, items * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype, items).reshape(shape)

@@ -1,4 +1,4 @@
-"""Batches on a device: the next one is copied there while training is busy with this one."""
+"""Copy the next batch to a device while training uses the current one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class DevicePrefetcher(Stateful, Generic[T]):
-    """An endless iterator of a loader's batches after `put`; resumed and ended as the loader is."""
+    """An endless iterator of a loader's batches after `put`, with the loader's state and `close`."""
 
     def __init__(
         self, loader: Loader, put: Callable[[NumpyBatch], T], wait: Callable[[T], Any], *, early: bool
     ) -> None:
-        """put: begins to copy a batch to the device. wait: waits until that is done, so that the loader's buffers may
-        be used again. early: the copy of the next batch begins before this one is trained on; else its arrays are the
-        loader's own, and valid until the next one is asked for.
+        """put: starts the copy of a batch to the device. wait: waits for the end of that copy; then the loader may
+        reuse its buffers. early: start the copy of the next batch before the current one is returned. False: the
+        arrays of a batch are the loader's buffers, and are valid until the next call.
         """
         self._loader, self._put, self._wait, self._early = loader, put, wait, early
         self._state = loader.state()
@@ -29,40 +29,40 @@ class DevicePrefetcher(Stateful, Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """The next batch. Raises as the loader's, and as `put` and `settle`; then the next call gives the same one."""
-        given, state = self._next or self._copy_next()
+        """Return the next batch. Raises as the loader, `put` and `wait`; the call after an error returns that batch."""
+        batch, state = self._next or self._copy_next()
         self._next = None
         with self._restore_on_error(self._state):
-            self._wait(given)
-        # Only if it is there: this batch must not wait for the next, nor fail because that one does.
+            self._wait(batch)
+        # Only if it is ready: this batch must neither wait for the next one nor fail with it.
         if self._early and self._loader.is_ready:
-            with suppress(Exception):  # raised when that one is asked for
+            with suppress(Exception):  # the next call raises it
                 self._next = self._copy_next()
         self._state = state
-        return given
+        return batch
 
     @property
     def stats(self) -> LoaderStats:
-        """What the loader has cost training so far."""
+        """Totals over all batches so far."""
         return self._loader.stats
 
     def state(self) -> LoaderState:
-        """What `load_state` goes on from: after the last batch that was given."""
+        """Return the state after the last batch that was returned."""
         return self._state
 
     def load_state(self, state: LoaderState) -> None:
-        """Go on where `state` was taken. Raises ConfigError as the loader's."""
+        """Continue at the position of `state`. Raises ConfigError as `Loader.load_state`."""
         self._loader.load_state(state)
         self._state, self._next = self._loader.state(), None
 
     def close(self) -> None:
-        """End the loader's threads."""
-        self.load_state(self._state)  # a batch that was not given is given when this is used again
+        """Stop the loader's threads."""
+        self.load_state(self._state)  # a prefetched batch is read again if iteration continues
         self._loader.close()
 
     def _copy_next(self) -> tuple[T, LoaderState]:
-        before, batch = self._loader.state(), next(self._loader)
-        with self._restore_on_error(before):
+        state, batch = self._loader.state(), next(self._loader)
+        with self._restore_on_error(state):
             return self._put(batch), self._loader.state()
 
     @contextmanager

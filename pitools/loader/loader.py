@@ -1,10 +1,10 @@
-"""Batches in the computed order, read by a few threads ahead of training into buffers that are used again.
+"""Iterate over batches in a computed order; threads prefetch them into a ring of reused buffers.
 
-    positions ──samples──▶ where they are ──▶ buffer 0 │ buffer 1 │ buffer 2 …  ──▶ training has the oldest
-                                    threads:  being read, of the next batches
+    positions ──samples──▶ locations ──▶ buffer 0 │ buffer 1 │ buffer 2 …  ──▶ training uses the oldest
+                           threads:      fill the buffers of the next batches
 
-Threads and not processes: what costs time, reading and decoding, is done without the interpreter's lock, and nothing
-has to be pickled, copied, or found hanging after a fork.
+Threads, not processes: reading and decoding release the interpreter's lock. So nothing is pickled or copied, and no
+worker process can hang after a fork.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pitools.loader.read_threads import ReadFuture, ReadThreads
 from pitools.loader.sampling.protocol import Field, Samples
 from pitools.loader.sampling.shuffle import rank_slice
 
-# A file system that gives nothing for this long is not slow but gone.
+# A file system that returns no data for this long is taken for lost, not slow.
 STALL_TIMEOUT_S = 300.0
-# Less than this is not worth handing to one more thread.
+# The least bytes per thread of a batch: for less, handing over costs more than it saves.
 _PART_BYTES = 1 << 20
 
 A = TypeVar("A")
@@ -39,11 +39,12 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
 class Batch(NamedTuple, Generic[A]):
-    """This rank's part of a global batch, b samples, in arrays of NumPy, torch or JAX.
+    """This rank's part of a global batch: b samples, in arrays of NumPy, torch or JAX.
 
-    step, size: number of the global batch, and of its samples. arrays: (b, length, *row) by name. valid_mask: (b,
-    length) by name, False at steps that are not the sample's own, and extras: (b, …), what else is known; see
-    `Samples`. samples, keys: (b,), see `Order`. bytes_read: from files, for this part. waited_s: by training, for it.
+    step: number of the global batch. size: samples of the global batch. arrays: (b, length, *row) by name.
+    valid_mask: (b, length) by name, False at padded steps. extras: (b, …) by name; see `Samples.extras`.
+    samples, keys: (b,), see `ShuffledOrder`. bytes_read: from files, for this part.
+    waited_s: seconds that training waited for this batch.
     """
 
     step: int
@@ -61,44 +62,44 @@ NumpyBatch: TypeAlias = Batch[NDArray[Any]]
 
 
 class LoaderState(Record, frozen=True, kw_only=True, tag="pit.loader-state/1"):
-    """Where training is. position: samples that all ranks together have been given. identity: in which order."""
+    """A loader's position. position: samples given to all ranks together. identity: see `Samples.identity`."""
 
     identity: dict[str, str]
     position: int
 
 
 class Stateful:
-    """What has a `LoaderState`, also as plain text and numbers: for JSON, `torch.save` and frameworks that keep it."""
+    """An object with a `LoaderState`, also as a dict of plain values for JSON, `torch.save` and frameworks."""
 
     def state(self) -> LoaderState:
-        """What `load_state` goes on from."""
+        """Return the state for `load_state`."""
         raise NotImplementedError
 
     def load_state(self, state: LoaderState) -> None:
-        """Go on where `state` was taken. Raises ConfigError."""
+        """Continue at the position of `state`. Raises ConfigError for the state of another loader."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `state` as plain values."""
+        """Return the state as a dict of plain values."""
         plain: dict[str, Any] = msgspec.to_builtins(self.state())
         return plain
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises ConfigError."""
+        """Continue at the position of `state_dict`. Raises ConfigError for the state of another loader."""
         self.load_state(to_loader_state(state_dict))
 
 
 def to_loader_state(state: LoaderState | Mapping[str, Any]) -> LoaderState:
-    """Return the state that plain values are, or a state itself. Raises ConfigError for anything else."""
+    """Convert a `state_dict` to a LoaderState; return a LoaderState as it is. Raises ConfigError for other values."""
     try:
         return state if isinstance(state, LoaderState) else msgspec.convert(state, LoaderState)
     except msgspec.ValidationError as error:
-        hint = "give what state() or state_dict() of a loader returned"
-        raise ConfigError(f"not a loader's state: {error}", where="state", hint=hint) from error
+        hint = "pass the result of a loader's state() or state_dict()"
+        raise ConfigError(f"state: not a loader's state: {error}", where="state", hint=hint) from error
 
 
 class LoaderStats(NamedTuple):
-    """What all batches so far took: seconds that training waited for them, and bytes read from files for them."""
+    """Totals over all batches so far. waited_s: seconds that training waited. bytes_read: from files."""
 
     waited_s: float = 0.0
     bytes_read: int = 0
@@ -106,8 +107,7 @@ class LoaderStats(NamedTuple):
 
 
 class PendingBatch(NamedTuple):
-    """A batch that is being read into these buffers. next_position: the position of the one that will be given after
-    it."""
+    """A batch that threads are reading into `buffers`. next_position: of the batch after it."""
 
     batch: NumpyBatch
     parts: list[ReadFuture]
@@ -116,7 +116,7 @@ class PendingBatch(NamedTuple):
 
 
 class Loader(Stateful):
-    """An endless iterator of batches; `state` and `load_state` resume it exactly, at another world size too."""
+    """An endless iterator of batches. `state` and `load_state` resume it exactly, also with another world size."""
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class Loader(Stateful):
         stalled_s: float = STALL_TIMEOUT_S,
         allocate: Allocate = allocate_aligned,
     ) -> None:
-        """batch_size: of all ranks together; samples whose batches are planned have their own. threads: that read.
-        prefetch: batches read before they are asked for. stalled_s: without any read coming back. allocate: makes the
-        buffers, as of pinned memory. Raises ConfigError.
+        """batch_size: samples of a global batch; ignored where `samples` plans its batches. threads: of reading.
+        prefetch: batches read in advance. stalled_s: time-out of a read, in seconds. allocate: allocates a buffer, for
+        example of pinned memory. Raises ConfigError for a batch with no sample for some rank.
         """
         try:
             rank_slice(samples.planned_batch_size or batch_size, rank, world_size)
@@ -140,96 +140,96 @@ class Loader(Stateful):
             raise ConfigError(str(error), where="batch_size") from error
         self.samples, self.batch_size, self.rank, self.world_size = samples, batch_size, rank, world_size
         self.allocate = allocate
-        self._threads, self._ahead, self._stalled_s = max(1, threads), max(1, prefetch), stalled_s
-        self._position = 0  # of the next batch to be given
-        self._skip = 0  # batches between two that are given
+        self._threads, self._prefetch, self._stalled_s = max(1, threads), max(1, prefetch), stalled_s
+        self._position = 0  # of the next batch to be returned
+        self._skip = 0  # batches of other workers between two of this one
         self._pid, self._readers = 0, None  # type: int, ReadThreads | None
         self._pending: deque[PendingBatch] = deque()
         self._free: list[dict[str, NDArray[Any]]] = []
-        self._given: dict[str, NDArray[Any]] | None = None
+        self._returned: dict[str, NDArray[Any]] | None = None
         self._stalled = False
-        self._times = LoaderStats()
+        self._stats = LoaderStats()
 
     def __iter__(self) -> Iterator[NumpyBatch]:
         return self
 
     def __next__(self) -> NumpyBatch:
-        """Return the next batch, valid until the one after it is asked for.
+        """Return the next batch. It is valid until the next call.
 
-        Raises DataError for damage, naming it; Unreachable when nothing comes for minutes. After an error the
-        same batch is read again by the next call, and other places can be gone to.
+        Raises DataError for damaged files; Unreachable for a failed read or a read over `stalled_s`. After an error
+        the next call reads the same batch again; `load_state` may be called, too.
         """
         began = time.perf_counter()
-        if self._given is not None:
-            self._free.append(self._given)
-            self._given = None
-        self._request(self._ahead)
-        coming = self._pending[0]
-        bytes_read = self._wait_for_batch(coming)
-        self._request(self._ahead + 1)  # before this batch is taken: if it fails, none is lost
+        if self._returned is not None:
+            self._free.append(self._returned)
+            self._returned = None
+        self._request(self._prefetch)
+        pending = self._pending[0]
+        bytes_read = self._wait_for_batch(pending)
+        self._request(self._prefetch + 1)  # before this batch is removed: if the request fails, no batch is lost
         self._pending.popleft()
-        self._given, self._position, self._stalled = coming.buffers, coming.next_position, False
-        waited, times = time.perf_counter() - began, self._times
-        self._times = LoaderStats(times.waited_s + waited, times.bytes_read + bytes_read, times.batches + 1)
-        return coming.batch._replace(bytes_read=bytes_read, waited_s=waited)
+        self._returned, self._position, self._stalled = pending.buffers, pending.next_position, False
+        waited, times = time.perf_counter() - began, self._stats
+        self._stats = LoaderStats(times.waited_s + waited, times.bytes_read + bytes_read, times.batches + 1)
+        return pending.batch._replace(bytes_read=bytes_read, waited_s=waited)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch is there, so that to ask for it does not wait and does not fail."""
+        """Whether the next batch is read without error, so that `next` neither waits nor fails."""
         parts = self._pending[0].parts if self._pending and self._pid == os.getpid() else []
         return bool(parts) and all(part.done() and part.exception() is None for part in parts)
 
     @property
     def stats(self) -> LoaderStats:
-        """What the loader has cost training so far."""
-        return self._times
+        """Totals over all batches so far."""
+        return self._stats
 
     def state(self) -> LoaderState:
-        """What `load_state` goes on from: after the last batch that was given."""
+        """Return the state after the last batch that was returned."""
         return LoaderState(identity=dict(self.samples.identity), position=self._position)
 
     def load_state(self, state: LoaderState) -> None:
-        """Go on where `state` was taken. Raises ConfigError where it is of another dataset, windows or seed."""
-        mine = self.samples.identity
-        for name in sorted(mine.keys() | state.identity.keys()):
-            if (theirs := state.identity.get(name)) != mine.get(name):
-                what = f"the state's {name} is {theirs!r}, this loader's {mine.get(name)!r}"
-                raise ConfigError(what, where="load_state", hint="make the loader as it was made then")
+        """Continue at the position of `state`. Raises ConfigError if its dataset, windows or seed differ."""
+        identity = self.samples.identity
+        for name in sorted(identity.keys() | state.identity.keys()):
+            if (value := state.identity.get(name)) != identity.get(name):
+                message = f"state: {name} differs (expected {identity.get(name)!r}, got {value!r})"
+                raise ConfigError(message, where="load_state", hint="construct the loader with the state's arguments")
         self._discard_pending()
         self._position = state.position
 
     def restrict_to_worker(self, first: int, count: int) -> None:
-        """Of the batches from here on, give the `first`-th and every `count`-th after it, as one of `count` workers."""
+        """From here on return only batches `first`, `first + count`, …: the part of one of `count` workers."""
         self._discard_pending()
         self._position = self._advance_position(self._position, first)
         self._skip = count - 1
 
     def close(self) -> None:
-        """End the threads, but for one whose read does not come back. The loader may be used again."""
+        """Stop the threads, except one whose read hangs. The loader may be used again."""
         self._stalled = True
         self._discard_pending()
 
     def _discard_pending(self) -> None:
-        """Forget what is being read ahead. Threads that may be stuck are left behind, and others begin."""
-        if self._pid == os.getpid():  # else a lock of theirs may have been held while this process was forked
-            for coming in self._pending:
-                self._discard(coming)
+        """Discard the prefetched batches. After a stall, abandon the threads; `_request` starts new ones."""
+        if self._pid == os.getpid():  # else another thread may have held a future's lock during the fork
+            for pending in self._pending:
+                self._discard(pending)
         self._pending.clear()
         if self._stalled and self._readers:
             self._readers.close()
             self._readers = None
         self._stalled = False
 
-    def _discard(self, coming: PendingBatch) -> None:
-        for part in coming.parts:
+    def _discard(self, pending: PendingBatch) -> None:
+        for part in pending.parts:
             part.cancel()
-        if all(part.done() for part in coming.parts):  # else a thread may still fill them
-            self._free.append(coming.buffers)
+        if all(part.done() for part in pending.parts):  # else a thread may still fill them
+            self._free.append(pending.buffers)
 
     def _request(self, count: int) -> None:
-        """Have threads read so many batches ahead."""
+        """Submit reads until `count` batches are pending."""
         if self._readers is None or self._pid != os.getpid():
-            # Those of a parent that was forked are not here, nor will what they were reading ever come.
+            # A forked child has none of its parent's threads, and their reads never complete here.
             self._pid, self._readers = os.getpid(), ReadThreads(self._threads)
             self._pending.clear()
             self._free.clear()
@@ -239,13 +239,13 @@ class Loader(Stateful):
             )
 
     def _advance_position(self, position: int, batches: int) -> int:
-        """The position so many batches later."""
+        """Return the position `batches` batches later."""
         for _ in range(batches):
             position += self.samples.batch_at(position, self.batch_size)[1]
         return position
 
     def _submit_batch(self, start: int) -> PendingBatch:
-        """Have threads read the batch at a position."""
+        """Submit the reads of the batch at a position."""
         assert self._readers
         number, size = self.samples.batch_at(start, self.batch_size)
         low, high = rank_slice(size, self.rank, self.world_size)
@@ -257,38 +257,40 @@ class Loader(Stateful):
         pieces = max(1, min(count, 2 * self._threads, n_bytes // _PART_BYTES))
         cuts = itertools.pairwise(count * piece // pieces for piece in range(pieces + 1))
         parts = [self._readers.submit(partial(self.samples.read, drawn, first, last, arrays)) for first, last in cuts]
-        inside, aside = self.samples.valid_mask(drawn), self.samples.extras(drawn)
-        batch = Batch(number, size, arrays, inside, aside, drawn.samples, drawn.keys)
+        valid_mask, extras = self.samples.valid_mask(drawn), self.samples.extras(drawn)
+        batch = Batch(number, size, arrays, valid_mask, extras, drawn.samples, drawn.keys)
         return PendingBatch(batch, parts, self._advance_position(start + size, self._skip), buffers)
 
     def _buffers(self, count: int, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
-        """Memory for so many samples, flat: a batch of smaller ones uses a part of what the largest needed."""
-        kept = self._free.pop() if self._free else {}
-        made = {}
+        """Return flat buffers for `count` samples; a free buffer that is large enough is reused."""
+        reusable = self._free.pop() if self._free else {}
+        buffers = {}
         for name, (shape, dtype) in fields.items():
             items = count * math.prod(shape)
-            enough = name in kept and kept[name].size >= items
-            made[name] = kept[name] if enough else self.allocate((items,), dtype)
-        return made
+            enough = name in reusable and reusable[name].size >= items
+            buffers[name] = reusable[name] if enough else self.allocate((items,), dtype)
+        return buffers
 
-    def _wait_for_batch(self, coming: PendingBatch) -> int:
-        """Wait for the batch that comes first; returns bytes read. Raises as `__next__`."""
+    def _wait_for_batch(self, pending: PendingBatch) -> int:
+        """Wait for a batch, and return the bytes read. Raises as `__next__`."""
         assert self._readers
-        for part in coming.parts:
+        for part in pending.parts:
             try:
                 error = part.exception(self._stalled_s)
             except TimeoutError:
                 self._stalled = True
-                where = self._readers.describe_reads(coming.parts) or "a batch"
-                what = f"{where}: nothing was read for {self._stalled_s:g} s"
-                raise Unreachable(what, where=self.samples.description, hint="is the file system there?") from None
+                where = self._readers.describe_reads(pending.parts) or "a batch"
+                message = f"{where}: read timed out after {self._stalled_s:g} s"
+                hint = "test the file system: ls -l on this file"
+                raise Unreachable(message, where=self.samples.description, hint=hint) from None
             if error is not None:
                 self._discard_pending()  # so that the next call reads it again
-                if isinstance(error, OSError):  # what the disk says is no answer, rather than one to believe
-                    what = f"{error.filename or 'a read'}: {error.strerror or error}"
-                    raise Unreachable(what, where=self.samples.description, hint="is the disk healthy?") from error
+                if isinstance(error, OSError):  # an I/O error does not prove that the file is damaged
+                    message = f"{error.filename or 'a read'}: {error.strerror or error}"
+                    hint = "check the disk: dmesg"
+                    raise Unreachable(message, where=self.samples.description, hint=hint) from error
                 raise error
-        return sum(part.result() for part in coming.parts)
+        return sum(part.result() for part in pending.parts)
 
 
 def _reshape_view(buffer: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,8 +1,8 @@
-"""A version's arrays wherever it is: in a folder, or in an object store with the node's cache before it.
+"""Open a dataset version in a folder, or in an object store through this node's cache.
 
-s3://bucket/name/version ──a shard when it is first read──▶ cache/.tmp/version.partial ──all──▶ cache/objects/version
-                                                                  │ verified                        │
-loaders of the node   ◀──────────────── descriptors ──────────────┴─────────────────────────────────┘
+s3://bucket/name/version ──a shard at its first read──▶ cache/.tmp/version.partial ──all──▶ cache/objects/version
+                                                              │ verified                        │
+loaders of the node   ◀────────────── descriptors ────────────┴─────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pitools.store.reader.array_reader import CheckMode
 from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader
 from pitools.store.zarr import metadata
 
-# At once, at opening.
 _PREFETCH_THREADS = 8
 
 
@@ -32,21 +31,22 @@ def open_version(
     resident_bytes: int = RESIDENT_BYTES,
     limits: QuotaLimits | None = None,
 ) -> VersionReader:
-    """A version's arrays. location: as `pitools.store.resolve` says, such as `ROOT/NAME@TAG`, or a URL (that of a
-    dataset of one version too), such as s3://….
+    """Open a version and return its reader.
 
-    Of a URL, metadata and small arrays are brought to `cache`, a staging root of this node, now, and a shard of a large
-    array when it is first read, by whichever loader of the node; the second time, it is read from there. Once all
-    of it is there, it is a staged version. limits: of that root; those of PIT_STAGE_QUOTA and PIT_STAGE_MIN_FREE.
+    location: a path or name as in `pitools.store.resolve`, such as `ROOT/NAME@TAG`; or a URL such as s3://… of a
+    version or of a dataset with a single version. cache: staging root on this node's disk, required for a URL:
+    metadata and small arrays are fetched now, a shard of a large array at its first read by any loader of the node.
+    A completely fetched version is a staged version. check, resident_bytes: as of `VersionReader`. limits: of the
+    cache; None: PIT_STAGE_QUOTA and PIT_STAGE_MIN_FREE.
 
-    Raises UsageError for a name that fits none, DataError when it is no version, and of a URL NoSpace, TryLater,
+    Raises UsageError for an unknown name, DataError if the location is no version; for a URL also NoSpace, TryLater,
     Unreachable, ClusterError.
     """
     if not is_url(location):
         return VersionReader(find_version_dir(Path(location)), check_mode=check, resident_bytes=resident_bytes)
     if cache is None:
-        hint = "name a folder of this node's own disk: open_arrays(url, cache=Path(…))"
-        raise UsageError("an object store is read through a cache", where="cache", hint=hint)
+        hint = "pass a folder on this node's disk: open_version(url, cache=Path(…))"
+        raise UsageError("cache: missing (required for an object store)", where="cache", hint=hint)
     remote = RemoteOpener(str(location), cache, limits or _cache_limits())
     arrays = VersionReader(remote.path, check_mode=check, resident_bytes=resident_bytes, opener=remote)
     if not remote.is_complete():
@@ -55,7 +55,7 @@ def open_version(
 
 
 def _prefetch_small_arrays(arrays: VersionReader, remote: RemoteOpener, resident_bytes: int) -> None:
-    """Have what every job reads: one request after another, as they are read, would take a while."""
+    """Fetch concurrently the files that every job reads; one request after another takes longer."""
     sizes = dict.fromkeys(arrays.manifest.arrays, 0)
     files = {entry.path: _array_of_path(entry.path, sizes) for entry in arrays.manifest.files}
     for entry in arrays.manifest.files:
@@ -72,7 +72,7 @@ def _prefetch_small_arrays(arrays: VersionReader, remote: RemoteOpener, resident
 
 
 def _array_of_path(path: str, names: dict[str, int]) -> str:
-    """The array that a file is of, "" for one of none."""
+    """Return the array that a file belongs to; "" if none."""
     for group in metadata.parent_groups(path):
         if group in names:
             return group

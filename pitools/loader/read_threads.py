@@ -1,7 +1,7 @@
-"""A few threads that read, and what each of them is busy with.
+"""A pool of daemon threads for reads, with the file that each thread is reading.
 
-They are daemons: a read from a file system that is gone cannot be cancelled, and neither `close` nor the end of the
-program may wait for it. Whoever holds memory that such a thread may still fill must not use it again.
+A read from a lost file system cannot be cancelled, and neither `close` nor the exit of the program may wait for it.
+The caller must not reuse a buffer that such a thread may still fill.
 """
 
 from __future__ import annotations
@@ -15,63 +15,63 @@ from threading import Thread
 
 from pitools.store.reader.read_stats import ReadStats, thread_stats
 
-# A healthy read is over within this time; the program ends without the others.
+# `close` waits this long for running reads.
 CLOSE_TIMEOUT_S = 1.0
 
-ReadFuture = Future[int]  # of the number of bytes that were read from files
+ReadFuture = Future[int]  # result: bytes read from files
 _Work = SimpleQueue[tuple[ReadFuture, Callable[[], None]] | None]
 
 
 class ReadThreads:
-    """Threads that do what is submitted, in this order. They end with `close`, with this object, or at exit."""
+    """Threads that run submitted functions first in, first out. They stop at `close`, with this object, or at exit."""
 
     def __init__(self, threads: int) -> None:
         self._work: _Work = SimpleQueue()
-        self._doing: dict[ReadFuture, ReadStats] = {}
-        served = [
-            Thread(target=_thread_main, args=(self._work, self._doing), name=f"pit-loader-{number}", daemon=True)
+        self._current: dict[ReadFuture, ReadStats] = {}
+        workers = [
+            Thread(target=_thread_main, args=(self._work, self._current), name=f"pit-loader-{number}", daemon=True)
             for number in range(threads)
         ]
-        for thread in served:
+        for thread in workers:
             thread.start()
-        self.close = weakref.finalize(self, _stop_threads, self._work, served)
+        self.close = weakref.finalize(self, _stop_threads, self._work, workers)
 
     def submit(self, work: Callable[[], None]) -> ReadFuture:
-        """Have a thread do this. An OSError names the file that was read, where it does not by itself."""
+        """Run `work` in a thread. An OSError without a file name gets the name of the file being read."""
         part: ReadFuture = Future()
         self._work.put((part, work))
         return part
 
     def describe_reads(self, parts: Iterable[ReadFuture]) -> str:
-        """The files that are being read for these, or where none of them has begun, for others."""
-        doing = dict(self._doing)
-        places = {doing[part].where for part in parts if part in doing} or {each.where for each in doing.values()}
-        return ", ".join(sorted(places - {""}))
+        """Return the files being read for `parts`; if none of them has started, the files being read for others."""
+        current = dict(self._current)
+        files = {current[part].where for part in parts if part in current} or {each.where for each in current.values()}
+        return ", ".join(sorted(files - {""}))
 
 
 def _thread_main(work: _Work, current: dict[ReadFuture, ReadStats]) -> None:
-    tally = thread_stats()
+    stats = thread_stats()
     while (item := work.get()) is not None:
         part, function = item
         if part.set_running_or_notify_cancel():
-            before = tally.bytes
-            current[part] = tally
+            start_bytes = stats.bytes
+            current[part] = stats
             try:
                 function()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the loader raises it
+            except BaseException as error:  # noqa: BLE001 - the loader raises it
                 if isinstance(error, OSError) and error.filename is None:
-                    error.filename = tally.where or None
+                    error.filename = stats.where or None
                 part.set_exception(error)
             else:
-                part.set_result(tally.bytes - before)
+                part.set_result(stats.bytes - start_bytes)
             del current[part]
-            tally.path = None  # it holds an array's reader, and that its open files
-        del item, part, function  # the buffers, which else would live until there is more to do
+            stats.path = None  # it refers to an array's reader, which holds open files
+        del item, part, function  # they refer to buffers, which would stay allocated until the next item
 
 
 def _stop_threads(work: _Work, threads: list[Thread]) -> None:
     for _ in threads:
         work.put(None)
-    until = time.monotonic() + CLOSE_TIMEOUT_S
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
-"""A loader's batches as torch tensors: on the CPU views of its buffers, on a GPU copied from pinned ones meanwhile.
+"""Convert a loader's batches to torch tensors: views of its buffers on the CPU, asynchronous copies on a GPU.
 
-For those who need processes of Python, because a transform holds the interpreter's lock: `StreamLoader` is torch's own
-DataLoader over a `BatchStream`; workers take turns, so that the order is the loader's for any number of them.
+For transforms in Python, which hold the interpreter's lock: `StreamLoader` is torch's DataLoader over a `BatchStream`.
+Its worker processes take batches in rotation, so any number of workers gives the loader's order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TorchBatch: TypeAlias = Batch[Any]  # tensors on the device
 
 
 def torch_batches(loader: Loader, device: Any = "cpu") -> DevicePrefetcher[TorchBatch]:
-    """The loader's batches on a device, with keys in int64.
+    """Iterate over the loader's batches as tensors on a device, with int64 keys.
 
-    CPU: no copy is made; a batch is valid until the next one is asked for. CUDA: give a loader that has not begun, so
-    that its buffers are pinned. They are copied on a stream of their own, the next batch while this one is trained on.
+    CPU: without a copy; a batch is valid until the next call. CUDA: the loader must not have started, since its
+    buffers become pinned memory; a separate stream copies the next batch during the training of this one.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -39,30 +39,30 @@ def torch_batches(loader: Loader, device: Any = "cpu") -> DevicePrefetcher[Torch
 
     def put(batch: NumpyBatch) -> TorchBatch:
         with torch.cuda.stream(stream):
-            moved = _to_device(_tensors(batch), device, wait=False)
+            on_device = _to_device(_tensors(batch), device, wait=False)
             done.record(stream)
-        return moved
+        return on_device
 
-    def settle(batch: TorchBatch) -> None:
-        done.synchronize()  # begun a step ago, so there is seldom a wait; then the loader may fill its buffers again
+    def wait_for_copy(batch: TorchBatch) -> None:
+        done.synchronize()  # the copy started a step ago: seldom a wait. Then the loader may reuse its buffers
         for tensor in _tensors_of(batch):
-            tensor.record_stream(torch.cuda.current_stream(device))  # else its memory could be given away while in use
+            tensor.record_stream(torch.cuda.current_stream(device))  # else torch may reuse its memory while in use
 
-    return DevicePrefetcher(loader, put, settle, early=True)
+    return DevicePrefetcher(loader, put, wait_for_copy, early=True)
 
 
 def allocate_pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Page-locked memory, from which a GPU reads by itself."""
+    """Return an array in page-locked memory, which a GPU reads by DMA."""
     size = int(np.prod(shape)) * dtype.itemsize
     buffer: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return buffer.view(dtype).reshape(shape)
 
 
 class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are untyped to mypy
-    """The batches of a loader as a dataset of torch's, without end: each iterator goes on where the one before ended.
+    """An endless torch IterableDataset of a loader's batches: each iterator continues after the previous one.
 
-    So a framework that makes an iterator an epoch trains on each batch once. With workers only a `StreamLoader` knows
-    how many batches were taken, and any other DataLoader's workers are refused.
+    So a framework with an iterator per epoch trains on each batch once. With workers only `StreamLoader` counts the
+    batches; in the workers of any other DataLoader iteration raises ConfigError.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
         state: LoaderState | Mapping[str, Any] | None = None,
         repeat: bool = False,
     ) -> None:
-        """make: makes the Loader: a function of a module, or a `partial` of one, as workers are given it by pickle.
-        transform: done by the workers, on tensors of their own. state: where to go on. repeat: each iterator begins
-        there again, as validation wants it. Raises ConfigError.
+        """make_loader: returns a Loader; a module-level function or a `partial` of one, since it is pickled for the
+        workers. transform: runs in the workers, on copies. state: the first batch; None: the loader's start.
+        repeat: each iterator starts at `state`, for validation. Raises ConfigError for other types.
         """
         _require_function(make_loader)
         self._make, self._transform, self._repeat = make_loader, transform, repeat
         self._start = None if state is None else to_loader_state(state)
-        # Batches given since `_start`; and whether this is the copy of a worker whose DataLoader counts them.
+        # batches_taken: since `_start`. counted: this is the copy in a worker of a StreamLoader, which counts.
         self.batches_taken, self.counted = 0, False
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is not None and not (self.counted or self._repeat):
-            # In one line: of a worker's error torch passes no more on.
-            what = (
-                "a DataLoader with workers does not count the batches that are taken, so that each iterator would give"
+            # In one line: torch forwards no more of a worker's error.
+            message = (
+                "DataLoader: with workers it does not count batches, and each iterator would repeat the same ones "
             )
-            what += " the same (expected pitools.loader.torch.StreamLoader, or num_workers=0)"
-            raise ConfigError(what, where="BatchStream")
+            message += "(expected pitools.loader.torch.StreamLoader, or num_workers=0)"
+            raise ConfigError(message, where="BatchStream")
         begin = 0 if self._repeat else self.batches_taken
         loader = self._loader(begin)
         if worker is not None:
@@ -100,23 +100,23 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
             for number, batch in enumerate(loader, begin + 1):
                 if worker is None:
                     self.batches_taken = max(self.batches_taken, number)
-                # A copy, since workers send what they yield some time later.
-                own = _map_tensors(_tensors(batch), torch.clone)
-                yield self._transform(own) if self._transform else own
+                # A copy: a worker sends its batch later, when the loader may have reused the buffers.
+                copy = _map_tensors(_tensors(batch), torch.clone)
+                yield self._transform(copy) if self._transform else copy
         finally:
             loader.close()
 
     def state(self, batches: int | None = None) -> LoaderState:
-        """Return the state after so many batches since `state`, after those taken so far where none is said."""
+        """Return the state `batches` batches after the start; None: after all batches taken so far."""
         return self._loader(self.batches_taken if batches is None else batches).state()
 
     def restart(self, state: LoaderState) -> None:
-        """Let the next iterator begin where `state` was taken. Raises ConfigError where it is another loader's."""
+        """Start the next iterator at the position of `state`. Raises ConfigError for the state of another loader."""
         self._make().load_state(state)
         self._start, self.batches_taken = state, 0
 
     def _loader(self, batches: int) -> Loader:
-        """A loader that goes on after so many batches since `state`."""
+        """Return a loader positioned `batches` batches after the start."""
         loader = self._make()
         if self._start is not None:
             loader.load_state(self._start)
@@ -125,18 +125,18 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
 
 
 class StreamLoader(Stateful, DataLoader):  # type: ignore[misc]  # torch's classes are untyped to mypy
-    """torch's DataLoader over a `BatchStream`: each iterator, so each epoch, goes on where the one before ended.
+    """torch's DataLoader over a `BatchStream`: each iterator (epoch) continues after the previous one.
 
-    Any number of workers, forked or spawned, gives the same batches in the same order. Each has threads of its own.
-    `state` is after the last batch that was given, however far ahead workers are; a framework may take one ahead of
-    training, as Lightning does without `limit_train_batches`.
+    Any number of workers, forked or spawned, gives the same batches in the same order. Each worker has its own
+    threads. `state` is after the last batch returned, whatever the workers have prefetched. A framework may fetch a
+    batch before it trains on the previous one, as Lightning does without `limit_train_batches`.
     """
 
     def __init__(self, stream: BatchStream, **options: Any) -> None:
-        """options: of torch's DataLoader. Raises ConfigError for `persistent_workers`."""
+        """options: arguments of torch's DataLoader. Raises ConfigError for `persistent_workers`."""
         if options.get("persistent_workers"):
-            what = "persistent_workers: not possible (expected False): workers learn where to go on when they start"
-            raise ConfigError(what, where="StreamLoader", hint="take longer epochs, or one iterator for all of them")
+            message = "persistent_workers: not supported (expected False): a worker gets its position only at its start"
+            raise ConfigError(message, where="StreamLoader", hint="use longer epochs, or one iterator for all epochs")
         super().__init__(stream, batch_size=None, **options)
 
     def __iter__(self) -> Iterator[Any]:
@@ -152,31 +152,34 @@ class StreamLoader(Stateful, DataLoader):  # type: ignore[misc]  # torch's class
             yield batch
 
     def state(self) -> LoaderState:
-        """What `load_state` goes on from: after the last batch that was given."""
+        """Return the state after the last batch that was returned."""
         return self.dataset.state()  # type: ignore[no-any-return]
 
     def load_state(self, state: LoaderState) -> None:
-        """Let the next iterator begin where `state` was taken. Raises ConfigError where it is another loader's."""
+        """Start the next iterator at the position of `state`. Raises ConfigError for the state of another loader."""
         self.dataset.restart(state)
 
 
-def _require_function(make: Any) -> None:
-    if not callable(make):
-        what = f"make: not a function (expected one that makes a Loader, got {type(make).__name__})"
+def _require_function(make_loader: Any) -> None:
+    if not callable(make_loader):
+        message = (
+            f"make_loader: not a function (expected a function that returns a Loader, got {type(make_loader).__name__})"
+        )
         hint = "BatchStream(partial(make_loader, path)), with make_loader in a module that workers can import"
-        raise ConfigError(what, where="BatchStream", hint=hint)
+        raise ConfigError(message, where="BatchStream", hint=hint)
 
 
 def _tensors(batch: NumpyBatch) -> TorchBatch:
-    """Views of the batch's arrays."""
-    return _map_tensors(batch._replace(keys=batch.keys.view(np.int64)), _view)  # torch does little with unsigned ones
+    """Return the batch as tensors that share its memory."""
+    # torch supports few operations on unsigned integers.
+    return _map_tensors(batch._replace(keys=batch.keys.view(np.int64)), _view)
 
 
 def _view(array: NDArray[Any]) -> Any:
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        raise ConfigError(f"torch has no tensors of {array.dtype}", where="to_torch") from error
+        raise ConfigError(f"dtype {array.dtype}: not supported by torch", where="torch_batches") from error
 
 
 def _to_device(batch: TorchBatch, device: Any, *, wait: bool) -> TorchBatch:

@@ -95,7 +95,7 @@ def test_validation_repeats(path: Path, workers: int):
 
 def test_a_stream_of_no_function(path: Path):
     """A loader in place of what makes it is refused where it is given, not in a worker."""
-    with pytest.raises(ConfigError, match="make: not a function"):
+    with pytest.raises(ConfigError, match=r"make_loader: .* Loader"):
         BatchStream(make(path))  # type: ignore[arg-type]
 
 
@@ -129,7 +129,7 @@ def test_a_state_is_plain(path: Path, through: Callable[[dict[str, Any]], dict[s
         loader.load_state_dict(state)
         again.close()
     for batches in (loader, on_device, streamed):
-        with pytest.raises(ConfigError, match="not a loader's state"):
+        with pytest.raises(ConfigError, match=r"state: .*position"):
             batches.load_state_dict({"position": "four"})
     with pytest.raises(ConfigError, match="seed"):
         StreamLoader(BatchStream(partial(make, path, seed=1))).load_state_dict(state)

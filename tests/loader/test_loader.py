@@ -257,7 +257,7 @@ def test_a_read_that_does_not_come_back_is_named(raw: Path, monkeypatch: pytest.
     monkeypatch.setattr(batches, "_stalled_s", 0.2)
     with stuck(monkeypatch, skip=1) as release:
         for _ in range(2):
-            with pytest.raises(Unreachable, match=r"/c/0.*nothing was read for 0.2 s") as error:
+            with pytest.raises(Unreachable, match=r"/c/0.* 0\.2 s") as error:
                 list(islice(batches, 4))  # some were read before
             assert error.value.where == str(raw)
         place = batches.state().position // 16
@@ -384,12 +384,12 @@ def rchar() -> int:
 def test_what_cannot_be_loaded_is_said(raw: Path):
     """An array that is not there, windows that fit nowhere, more ranks than samples in a batch."""
     arrays = VersionReader(raw)
-    with pytest.raises(UsageError, match="no array 'obs/imag'") as error:
+    with pytest.raises(UsageError, match="'obs/imag'") as error:
         WindowSamples(arrays, Windows(arrays.offsets, np.arange(5), {"obs/imag": WindowSpan(0, 1)}))
     assert "obs/image" in error.value.hint
-    with pytest.raises(ConfigError, match="long enough"):
+    with pytest.raises(ConfigError, match="windows: none"):
         WindowSamples(arrays, Windows(arrays.offsets, np.arange(5), {"action": WindowSpan(0, 99)}))
-    with pytest.raises(ConfigError, match="no part"):
+    with pytest.raises(ConfigError, match=r"batch of 2: .* rank 0 of 3"):
         loader(raw, batch_size=2, rank=0, world_size=3)
     with pytest.raises(ConfigError, match="batch of 0"):
         Loader(windowed(raw))

@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_order_is_refused(
     start(tmp_path / "0", either, small, steps=3, batch_size=6).ok()
     job = start(tmp_path / "1", either, small, steps=9, batch_size=6, seed=1)
     assert job.wait() == [1]
-    assert "the state's seed is '0', this loader's '1'" in job.text()
+    assert "seed differs (expected '1', got '0')" in job.text()
     assert job.log() == []
 
 

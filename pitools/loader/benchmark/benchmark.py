@@ -1,13 +1,12 @@
-"""What bounds a loader: the disk, decoding, or what is done to its batches.
+"""Find a loader's bottleneck: the disk, decoding, or the transform of batches.
 
-    read        the stored bytes that samples need, at random places       cold, and warm again
-    decode      read, checked when first read, decoded into batches        warm
-    transform   a function of the user's, by the thread that trains        warm
-    loader      all of it                                                  cold
+    read        reads of the samples' stored bytes, in random order        cold, then warm
+    decode      read, check at the first read, decode into batches         warm
+    transform   the user's function, in the training thread                warm
+    loader      all stages together                                        cold
 
-Cold is after the files were dropped from the page cache, which makes them no less whole, but slower for a while to
-whoever else reads them. Windows follow one another, so that nothing cold is read twice. What a loader holds in memory
-is in memory here, too, before anything is measured.
+Cold: after the files were dropped from the page cache. Their content is unchanged, but other readers are slower for a
+while. Windows do not overlap, so no cold byte is read twice. Resident arrays are loaded before the measurement.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _MIN_READ_BYTES = 4096
 
 
 class StageRate(Record, frozen=True, kw_only=True, tag="pit.dataset-bench/1"):
-    """How fast one stage is. bytes_per_s: stored bytes of `read`, else those of batches.
+    """Throughput of one stage. bytes_per_s: stored bytes for stage `read`, else bytes of batches.
 
-    bound, advice: of the whole, `loader`: what bounds it (`disk`, `decode`, `transform`), and what to do about it.
+    bound, advice: of stage `loader` only: its bottleneck (`disk`, `decode` or `transform`), and a remedy.
     """
 
     dataset: str
@@ -54,10 +53,10 @@ class StageRate(Record, frozen=True, kw_only=True, tag="pit.dataset-bench/1"):
 
 
 class StageRates(NamedTuple):
-    """Samples a second. disk, raw: from disk, as stored and if it were stored uncompressed; None where nothing is read.
+    """Rates in samples/s. disk: of reads of stored bytes. raw: of reads if the data were stored uncompressed.
 
-    transform: None where there is none. codecs: of the arrays that are read. stored_bytes: of these. fits_memory:
-    whether they would stay in the page cache.
+    disk, raw: None if all arrays are resident. transform: None without a transform. codecs, stored_bytes: of the
+    arrays read from files. fits_memory: these fit into the page cache.
     """
 
     decode: float
@@ -70,7 +69,7 @@ class StageRates(NamedTuple):
 
 
 class _BenchSetup(NamedTuple):
-    """What is measured. large: arrays that are read from files, and which files these are."""
+    """Arguments of the benchmark. large: arrays that are not resident. files: of the large arrays."""
 
     arrays: VersionReader
     names: tuple[str, ...]
@@ -82,7 +81,7 @@ class _BenchSetup(NamedTuple):
     resident_bytes: int
 
     def loader(self) -> tuple[Loader, int]:
-        """A new one, with small arrays already in memory and no other chunk known to be good; batches of an epoch."""
+        """Return a new loader, with small arrays resident and no other chunk checked, and the batches of an epoch."""
         arrays = VersionReader(self.arrays.path, resident_bytes=self.resident_bytes)
         for name in self.names:
             arrays.resident(name)
@@ -92,7 +91,7 @@ class _BenchSetup(NamedTuple):
         return loader, max(1, len(windows) // self.batch_size)
 
     def sample_bytes(self) -> int:
-        """Of all arrays of a sample."""
+        """Return the bytes of a decoded sample, over all arrays."""
         rows = (self.arrays.metadata_of(name).shape[1:] for name in self.names)
         return sum(
             self.length * math.prod(row) * self.arrays.dtype(name).itemsize
@@ -111,124 +110,129 @@ def benchmark_loader(
     limit_s: float = 3.0,
     resident_bytes: int = RESIDENT_BYTES,
 ) -> list[StageRate]:
-    """Measure windows of `length` steps, and say what bounds them. names: of arrays, all along steps where none.
+    """Measure the stages of loading windows of `length` steps; the last row names the bottleneck.
 
-    limit_s: of each stage. resident_bytes: as of `VersionReader`. Raises UsageError, ConfigError for what cannot be
-    loaded, DataError for damage.
+    names: arrays; none: all along steps. transform: called with each batch. limit_s: per stage, in seconds.
+    resident_bytes: as of `VersionReader`. Raises UsageError or ConfigError for arrays or windows that cannot be
+    loaded, DataError for damaged files.
     """
     arrays = VersionReader(path, resident_bytes=resident_bytes)
     names = tuple(names) or tuple(name for name in arrays.manifest.arrays if arrays.manifest.along_steps(name))
     large = tuple(name for name in names if arrays.resident(name) is None)
     prefixes = tuple(f"{name}/c/" for name in large)
     files = tuple(path / entry.path for entry in arrays.manifest.files if entry.path.startswith(prefixes))
-    subject = _BenchSetup(arrays, names, large, files, length, batch_size, threads, resident_bytes)
-    whole, decode, changed = _measure_batches(subject, transform, limit_s)
+    setup = _BenchSetup(arrays, names, large, files, length, batch_size, threads, resident_bytes)
+    cold, decode, transformed = _measure_batches(setup, transform, limit_s)
     stored = decode.bytes_read / (decode.times * batch_size)
-    stages = [_read_stage(subject, cache, done, stored) for cache, done in _measure_reads(subject, stored, limit_s)]
-    stages.append(_batch_stage(subject, "decode", "warm", decode))
-    if changed:
-        stages.append(_batch_stage(subject, "transform", "warm", changed))
-    bound, advice = find_bottleneck(_combine_rates(subject, stages), threads, os.cpu_count() or 1)
-    return [*stages, _batch_stage(subject, "loader", "cold" if stored else "warm", whole, bound, advice)]
+    stages = [_read_stage(setup, cache, done, stored) for cache, done in _measure_reads(setup, stored, limit_s)]
+    stages.append(_batch_stage(setup, "decode", "warm", decode))
+    if transformed:
+        stages.append(_batch_stage(setup, "transform", "warm", transformed))
+    bound, advice = find_bottleneck(_combine_rates(setup, stages), threads, os.cpu_count() or 1)
+    return [*stages, _batch_stage(setup, "loader", "cold" if stored else "warm", cold, bound, advice)]
 
 
 def find_bottleneck(rates: StageRates, threads: int, cores: int) -> tuple[str, str]:
-    """What bounds a loader of these rates, and a sentence or two on what to do about it."""
-    found = {"decode": rates.decode, "disk": rates.disk, "transform": rates.transform}
-    known = {
-        name: rate for name, rate in found.items() if rate is not None and not (name == "disk" and rates.fits_memory)
+    """Return the bottleneck (`disk`, `decode` or `transform`) of a loader with these rates, and advice on it."""
+    rate_by_stage = {"decode": rates.decode, "disk": rates.disk, "transform": rates.transform}
+    candidates = {
+        name: rate
+        for name, rate in rate_by_stage.items()
+        if rate is not None and not (name == "disk" and rates.fits_memory)
     }
-    bound = min(known, key=known.__getitem__)
-    rate = f"{known.pop(bound):,.0f} samples/s"
-    rest = f"{min(known.values()):,.0f}" if known else ""
-    first = ""
+    bound = min(candidates, key=candidates.__getitem__)
+    rate = f"{candidates.pop(bound):,.0f} samples/s"
+    next_rate = f"{min(candidates.values()):,.0f}" if candidates else ""
+    first_pass = ""
     if rates.fits_memory and rates.disk is not None and rates.disk < min(rates.decode, rates.transform or math.inf):
-        first = f" Its {format_size(rates.stored_bytes)} fit into memory: the disk bounds the first pass alone, at "
-        first += f"{rates.disk:,.0f}."
+        first_pass = (
+            f" The stored {format_size(rates.stored_bytes)} fit into memory: the disk limits only the first pass, "
+        )
+        first_pass += f"to {rates.disk:,.0f} samples/s."
     if bound == "disk":
-        advice = f"The disk bounds it: {rate}, where the rest could do {rest}. Stage it to NVMe (`pit-stage run`)"
+        advice = f"Bottleneck: disk, {rate}; next: {next_rate}. Stage the dataset to NVMe (`pit-stage run`)"
         return bound, advice + (", or ingest it with `--codec lz4`." if rates.codecs == {"raw"} else ".")
     if bound == "transform":
         return bound, (
-            f"The transform bounds it: {rate}, where the loader alone gives {rest}. Make it cheaper, do it on the GPU, "
-            f"or in processes: `StreamLoader` over `BatchStream` of `pitools.loader.torch`.{first}"
+            f"Bottleneck: the transform, {rate}; the loader alone: {next_rate}. Make it cheaper, run it on the GPU, or "
+            f"in processes: `StreamLoader` over `BatchStream` of `pitools.loader.torch`.{first_pass}"
         )
-    what = f"Decoding bounds it: {rate}." if rates.disk else f"Everything is in memory: {rate}."
-    return bound, f"{what} {_decode_advice(rates, threads, cores)}{first}"
+    verdict = f"Bottleneck: decoding, {rate}." if rates.disk else f"All arrays are in memory: {rate}."
+    return bound, f"{verdict} {_decode_advice(rates, threads, cores)}{first_pass}"
 
 
 def _decode_advice(rates: StageRates, threads: int, cores: int) -> str:
-    """What makes decoding faster."""
+    """Return advice for faster decoding."""
     if threads < cores:
-        return f"Give it more threads: {min(2 * threads, cores)}, of {cores} cores."
+        return f"Use more threads: {min(2 * threads, cores)} of {cores} cores."
     if rates.disk and rates.codecs != {"raw"}:
         if rates.fits_memory:
-            return "Ingest it with `--codec raw`, which needs no decoding, if it fits into memory then, too."
+            return "Ingest with `--codec raw`, which needs no decoding, if the result fits into memory, too."
         if rates.raw and rates.raw > rates.decode:
-            return f"Ingest it with `--codec raw`: the disk would give {rates.raw:,.0f}."
+            return f"Ingest with `--codec raw`: the disk would reach {rates.raw:,.0f} samples/s."
     if "zstd" in rates.codecs:
-        return "Ingest it with `--codec lz4`, which decodes several times as fast."
-    return f"That is what {cores} cores can: fewer or smaller cameras, or shorter windows, help."
+        return "Ingest with `--codec lz4`, which decodes several times faster."
+    return f"All {cores} cores are in use: choose fewer or smaller cameras, or shorter windows."
 
 
 def _measure_batches(
-    subject: _BenchSetup, transform: Transform | None, limit_s: float
+    setup: _BenchSetup, transform: Transform | None, limit_s: float
 ) -> tuple[Measurement, Measurement, Measurement | None]:
-    """The whole, cold; the same batches again, warm and without the transform; and the transform alone."""
-    loader, epoch = subject.loader()
-    measure.drop_page_cache(subject.files)
-    whole = measure.time_batches(loader, epoch, limit_s, transform)
+    """Measure the loader cold, the same batches warm without the transform, and the transform alone."""
+    loader, epoch = setup.loader()
+    measure.drop_page_cache(setup.files)
+    cold = measure.time_batches(loader, epoch, limit_s, transform)
     loader.close()
-    loader, _ = subject.loader()
-    decode = measure.fastest_pass(loader, whole.times, limit_s)
-    changed = measure.time_transform(transform, next(loader), limit_s) if transform else None
+    loader, _ = setup.loader()
+    warm = measure.fastest_pass(loader, cold.times, limit_s)
+    transformed = measure.time_transform(transform, next(loader), limit_s) if transform else None
     loader.close()
-    return whole, decode, changed
+    return cold, warm, transformed
 
 
-def _measure_reads(subject: _BenchSetup, stored: float, limit_s: float) -> list[tuple[str, Measurement]]:
-    """Random reads from disk, each of what a sample needs of an array; and the same again. stored: bytes a sample."""
+def _measure_reads(setup: _BenchSetup, stored: float, limit_s: float) -> list[tuple[str, Measurement]]:
+    """Measure random reads from disk, of a sample's bytes of an array each, cold then warm. stored: bytes a sample."""
     if not stored:
         return []
-    sizes = [file.stat().st_size for file in subject.files]
-    places = measure.random_ranges(sizes, max(_MIN_READ_BYTES, int(stored / len(subject.large))))
-    measure.drop_page_cache(subject.files)
-    cold = measure.time_reads(subject.files, places, subject.threads, limit_s)
+    sizes = [file.stat().st_size for file in setup.files]
+    ranges = measure.random_ranges(sizes, max(_MIN_READ_BYTES, int(stored / len(setup.large))))
+    measure.drop_page_cache(setup.files)
+    cold = measure.time_reads(setup.files, ranges, setup.threads, limit_s)
     return [
         ("cold", cold),
-        ("warm", measure.time_reads(subject.files, places[: cold.times], subject.threads, math.inf)),
+        ("warm", measure.time_reads(setup.files, ranges[: cold.times], setup.threads, math.inf)),
     ]
 
 
-def _combine_rates(subject: _BenchSetup, stages: Sequence[StageRate]) -> StageRates:
-    found = {(stage.stage, stage.cache): stage for stage in stages}
-    disk, transform = found.get(("read", "cold")), found.get(("transform", "warm"))
-    layouts = (chunk_layout(subject.arrays.metadata_of(name)) for name in subject.large)
-    stored_bytes = sum(file.stat().st_size for file in subject.files)
+def _combine_rates(setup: _BenchSetup, stages: Sequence[StageRate]) -> StageRates:
+    rows = {(stage.stage, stage.cache): stage for stage in stages}
+    disk, transform = rows.get(("read", "cold")), rows.get(("transform", "warm"))
+    layouts = (chunk_layout(setup.arrays.metadata_of(name)) for name in setup.large)
+    stored_bytes = sum(file.stat().st_size for file in setup.files)
     return StageRates(
-        decode=found["decode", "warm"].samples_per_s,
+        decode=rows["decode", "warm"].samples_per_s,
         disk=disk.samples_per_s if disk else None,
-        raw=disk.bytes_per_s / subject.sample_bytes() if disk else None,
+        raw=disk.bytes_per_s / setup.sample_bytes() if disk else None,
         transform=transform.samples_per_s if transform else None,
-        codecs=frozenset(known.codec if known else "zarr" for known in layouts),
+        codecs=frozenset(layout.codec if layout else "zarr" for layout in layouts),
         stored_bytes=stored_bytes,
         fits_memory=stored_bytes < psutil.virtual_memory().available,
     )
 
 
-def _read_stage(subject: _BenchSetup, cache: str, done: Measurement, stored: float) -> StageRate:
-    return _make_stage(subject, "read", cache, done.bytes_read / stored, done.bytes_read, done.wall_s)
+def _read_stage(setup: _BenchSetup, cache: str, done: Measurement, stored: float) -> StageRate:
+    return _make_stage(setup, "read", cache, done.bytes_read / stored, done.bytes_read, done.wall_s)
 
 
 def _batch_stage(
-    subject: _BenchSetup, stage: str, cache: str, done: Measurement, bound: str = "", advice: str = ""
+    setup: _BenchSetup, stage: str, cache: str, done: Measurement, bound: str = "", advice: str = ""
 ) -> StageRate:
-    samples = done.times * subject.batch_size
-    return _make_stage(subject, stage, cache, samples, samples * subject.sample_bytes(), done.wall_s, bound, advice)
+    samples = done.times * setup.batch_size
+    return _make_stage(setup, stage, cache, samples, samples * setup.sample_bytes(), done.wall_s, bound, advice)
 
 
 def _make_stage(
-    subject: _BenchSetup,
+    setup: _BenchSetup,
     stage: str,
     cache: str,
     samples: float,
@@ -238,11 +242,11 @@ def _make_stage(
     advice: str = "",
 ) -> StageRate:
     return StageRate(
-        dataset=subject.arrays.manifest.name,
-        version=subject.arrays.version,
+        dataset=setup.arrays.manifest.name,
+        version=setup.arrays.version,
         stage=stage,
         cache=cache,
-        threads=subject.threads,
+        threads=setup.threads,
         samples=round(samples),
         wall_s=wall_s,
         samples_per_s=samples / wall_s,

@@ -1,4 +1,4 @@
-"""Parts of a loader, each measured alone: reads of files, batches, and what is done to them."""
+"""Time the parts of a loader separately: file reads, batches and transforms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Transform = Callable[[NumpyBatch], Any]
 
 
 class Measurement(NamedTuple):
-    """What was done, so many times, and the bytes that were read from files for it."""
+    """times: operations done. bytes_read: from files. wall_s: seconds."""
 
     times: int
     bytes_read: int
@@ -31,38 +31,38 @@ class Measurement(NamedTuple):
 
 
 def drop_page_cache(files: Sequence[Path]) -> None:
-    """Drop files from the page cache, where their file system has one. Pages that others have mapped stay."""
+    """Drop files from the page cache. Pages mapped by other processes stay."""
     for file in files:
         descriptor = _open(file)
         try:
-            os.fdatasync(descriptor)  # what is not written yet cannot be dropped
+            os.fdatasync(descriptor)  # dirty pages cannot be dropped
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 
 
 def random_ranges(sizes: Sequence[int], n_bytes: int, *, seed: int = 0) -> list[Range]:
-    """Ranges of so many bytes in files of these sizes, none twice, in random order; at most 200,000."""
+    """Return distinct ranges of `n_bytes` in files of these sizes, in random order; at most 200,000."""
     ends = list(itertools.accumulate(-(-size // n_bytes) for size in sizes))
     total = ends[-1] if ends else 0
-    found = []
+    ranges = []
     for number in random.Random(seed).sample(range(total), min(total, _MAX_RANGES)):  # noqa: S311 - no secret
         file = bisect_right(ends, number)
         offset = (number - (ends[file - 1] if file else 0)) * n_bytes
-        found.append((file, offset, min(n_bytes, sizes[file] - offset)))
-    return found
+        ranges.append((file, offset, min(n_bytes, sizes[file] - offset)))
+    return ranges
 
 
 def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: int, limit_s: float) -> Measurement:
-    """Read ranges of files by threads, until all are read or the time is over. Raises DataError, Unreachable."""
+    """Read ranges of files by threads, until all are read or `limit_s` is over. Raises DataError, Unreachable."""
     descriptors = [_open(file) for file in files]
-    left = iter(ranges_to_read)  # of C code: threads may share it
+    remaining = iter(ranges_to_read)  # a list's iterator is atomic: threads may share it
     largest = max((n_bytes for _, _, n_bytes in ranges_to_read), default=0)
     began = time.perf_counter()
 
     def work() -> tuple[int, int]:
         buffer, count, total = memoryview(bytearray(largest)), 0, 0
-        for file, offset, n_bytes in left:
+        for file, offset, n_bytes in remaining:
             total += os.preadv(descriptors[file], [buffer[:n_bytes]], offset)
             count += 1
             if time.perf_counter() - began > limit_s:
@@ -75,7 +75,7 @@ def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: 
         wall_s = time.perf_counter() - began
     except OSError as error:
         where = os.path.commonpath(files)
-        raise Unreachable(f"a read failed: {error.strerror}", where=where, hint="is the disk healthy?") from error
+        raise Unreachable(f"read failed: {error.strerror}", where=where, hint="check the disk: dmesg") from error
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -83,7 +83,7 @@ def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: 
 
 
 def time_batches(loader: Loader, max_batches: int, limit_s: float, transform: Transform | None = None) -> Measurement:
-    """Take batches, and have each transformed, until there were so many or the time is over; two at least."""
+    """Read and transform batches up to `max_batches` or `limit_s`, at least two."""
     began, count, bytes_read = time.perf_counter(), 0, 0
     while count < max_batches:
         batch = next(loader)
@@ -96,7 +96,7 @@ def time_batches(loader: Loader, max_batches: int, limit_s: float, transform: Tr
 
 
 def fastest_pass(loader: Loader, count: int, limit_s: float) -> Measurement:
-    """The fastest of several passes over the next batches, so many; of one at least, until the time is over."""
+    """Repeat passes over the next `count` batches until `limit_s` is over, and return the fastest."""
     start, began, passes = loader.state(), time.perf_counter(), list[Measurement]()
     while not passes or time.perf_counter() - began < limit_s:
         loader.load_state(start)
@@ -105,7 +105,7 @@ def fastest_pass(loader: Loader, count: int, limit_s: float) -> Measurement:
 
 
 def time_transform(transform: Transform, batch: NumpyBatch, limit_s: float) -> Measurement:
-    """Transform one batch again and again until the time is over; twice at least, of which the first does not count."""
+    """Transform one batch repeatedly until `limit_s` is over, after a warm-up that does not count."""
     apply_transform(transform, batch)
     began, count = time.perf_counter(), 0
     while not count or time.perf_counter() - began < limit_s:
@@ -115,14 +115,14 @@ def time_transform(transform: Transform, batch: NumpyBatch, limit_s: float) -> M
 
 
 def apply_transform(transform: Transform, batch: NumpyBatch) -> None:
-    """Transform a batch. Raises ConfigError for whatever the function raises."""
+    """Transform a batch. Raises ConfigError for any exception of the function."""
     try:
         transform(batch)
     except Exception as error:
-        what = f"it raised {type(error).__name__} for a batch: {error}"
+        message = f"transform: raised {type(error).__name__}: {error}"
         where = f"{getattr(transform, '__module__', '?')}:{getattr(transform, '__name__', '?')}"
         shapes = ", ".join(f"{name} {array.shape} {array.dtype}" for name, array in batch.arrays.items())
-        raise ConfigError(what, where=where, hint=f"it is given a Batch, of arrays {shapes}") from error
+        raise ConfigError(message, where=where, hint=f"its argument is a Batch of arrays {shapes}") from error
 
 
 def _open(file: Path) -> int:

@@ -1,1 +1,1 @@
-"""Shards of a version in an object store, brought to a node's cache when they are first read."""
+"""Fetch shards of a version in an object store into a node's cache at their first read."""

@@ -1,7 +1,7 @@
-"""A version's unfinished folder in the cache, filled file by file as they are wanted, and published when it is whole.
+"""Fill a version's partial folder in the cache file by file on request, and publish it when it is complete.
 
-What is done and verified is in the stager's own journal: `pit-stage run` goes on from it, and so does this from what an
-interrupted `pit-stage run` left. The version's lock is held all the while, so that there is one writer.
+Verified files are recorded in the stager's journal, so `pit-stage run` and this process each resume the other's partial
+folder. The version's lock is held throughout: there is one writer.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from pitools.stage.stage import publish_new
 from pitools.store.digest import hasher_for
 from pitools.store.manifest import FILE_NAME, FileEntry
 
-# At once. A shard comes in parts, so that the first reader of one does not wait for a single connection.
+# A shard is fetched in parts: its first reader does not depend on the speed of a single connection.
 _FILE_THREADS, _REQUEST_THREADS = 8, 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CacheFiller:
-    """One version being filled; any threads may ask. It ends with its process, which may be killed at any moment."""
+    """The writer of one version's partial folder; thread-safe. Its process may be killed at any moment."""
 
     def __init__(
         self, dataset: Dataset, root: Path, limits: QuotaLimits, report_progress: Callable[[int, int], None]
     ) -> None:
-        """tell: is called with bytes that are here, of how many. Call with the version's lock held.
+        """report_progress: called with (bytes present, bytes in total). The caller holds the version's lock.
 
         Raises NoSpace, TryLater, ClusterError.
         """
         self._dataset, self._root, self._report_progress = dataset, root, report_progress
         self._files = dataset.manifest.files
-        self._places = {entry.path: index for index, entry in enumerate(self._files)}
+        self._indices = {entry.path: index for index, entry in enumerate(self._files)}
         self._folder = partial_path(root, dataset.version)
         self._durable = is_durable(self._files)
         self._lock = threading.Lock()
@@ -66,63 +66,63 @@ class CacheFiller:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = journal_path(self._root, version)
         done = journal.read_journal(path, folder, version, files)
-        if not done.files:  # what is there is not known to be good
+        if not done.files:  # without a journal, the files present are unverified
             remove_tree(folder)
             folder.mkdir(mode=0o700)
         linked = link_shared(self._dataset, self._root, folder, set(done.files))
-        self._here = done.files.keys() | linked
-        for within in sorted(all_folders(files)):
-            (folder / within).mkdir(exist_ok=True)
-            (folder / within).chmod(0o755)  # whatever the umask; who may enter is for the root to say
-        left = [entry for index, entry in enumerate(files) if index not in self._here]
-        for entry in left:
+        self._present = done.files.keys() | linked
+        for subfolder in sorted(all_folders(files)):
+            (folder / subfolder).mkdir(exist_ok=True)
+            (folder / subfolder).chmod(0o755)  # independent of the umask; the root's mode controls access
+        missing = [entry for index, entry in enumerate(files) if index not in self._present]
+        for entry in missing:
             (folder / entry.path).unlink(missing_ok=True)
-        self._bytes = self._dataset.manifest.total_bytes - sum(entry.bytes for entry in left)
-        in_flight = _FILE_THREADS * max((entry.bytes for entry in left), default=0)
-        needed = needed_bytes(left)
-        self._used = self._stack.enter_context(
+        self._bytes = self._dataset.manifest.total_bytes - sum(entry.bytes for entry in missing)
+        in_flight = _FILE_THREADS * max((entry.bytes for entry in missing), default=0)
+        needed = needed_bytes(missing)
+        self._report_used = self._stack.enter_context(
             reserve(self._root, version, needed, limits, in_flight=min(needed, in_flight))
         )
         self._journal = CopyJournal(path, version, durable=self._durable, append=bool(done.files))
         self._stack.callback(self._journal.close)
-        self._at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._on_disk = fs_type(folder) != "tmpfs"  # where allocating is writing
-        self._bringing = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="file")
-        self._settling = ThreadPoolExecutor(2, thread_name_prefix="disk")
-        self._asking = ThreadPoolExecutor(_REQUEST_THREADS, thread_name_prefix="request")
-        if not left:
+        self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._on_disk = fs_type(folder) != "tmpfs"  # on tmpfs, to allocate is to write
+        self._file_threads = ThreadPoolExecutor(_FILE_THREADS, thread_name_prefix="file")
+        self._record_threads = ThreadPoolExecutor(2, thread_name_prefix="disk")
+        self._request_threads = ThreadPoolExecutor(_REQUEST_THREADS, thread_name_prefix="request")
+        if not missing:
             self._publish()
 
     def open_file(self, path: str) -> int:
-        """A descriptor of a file, brought and verified before, or of the folder where the path is "".
+        """Fetch and verify a file if needed, and return a descriptor of it; path "": of the version's folder.
 
-        Raises DataError (it is not in the version, or not what the manifest says), Unreachable, NoSpace, ClusterError.
+        Raises DataError if the version has no such file or its digest differs; Unreachable, NoSpace, ClusterError.
         """
         if path == FILE_NAME:
             descriptor = os.memfd_create(FILE_NAME, os.MFD_CLOEXEC)
             write_all(descriptor, memoryview(self._dataset.data), 0)
             return descriptor
         if not path:
-            return os.open(".", _READ | os.O_DIRECTORY, dir_fd=self._at)
-        if path not in self._places:
-            what, where = "missing: the manifest does not name it", f"{self._dataset.source.label}/{path}"
-            raise DataError(what, where=where, hint="ingest it again")
-        if coming := self._future_of(self._places[path]):
-            coming.result()
-        return os.open(path, _READ, dir_fd=self._at)
+            return os.open(".", _READ | os.O_DIRECTORY, dir_fd=self._folder_fd)
+        if path not in self._indices:
+            message, where = f"{path}: not in the manifest", f"{self._dataset.source.label}/{path}"
+            raise DataError(message, where=where, hint="ingest the dataset again")
+        if future := self._future_of(self._indices[path]):
+            future.result()
+        return os.open(path, _READ, dir_fd=self._folder_fd)
 
     def finish(self) -> None:
-        """Write down what is here, and begin nothing more: the process ends now."""
-        self._settling.shutdown()
+        """Record the files fetched so far, and block further ones. For use before the process exits."""
+        self._record_threads.shutdown()
         self._lock.acquire()
 
     def _future_of(self, index: int) -> Future[None] | None:
-        """The bringing of a file, begun once however many want it; None for one that is here."""
+        """Return the future of a file's fetch, shared by all requests; None if the file is present."""
         with self._lock:
-            if index in self._here:
+            if index in self._present:
                 return None
             if index not in self._futures:
-                self._futures[index] = self._bringing.submit(self._fetch_file, index)
+                self._futures[index] = self._file_threads.submit(self._fetch_file, index)
             return self._futures[index]
 
     def _fetch_file(self, index: int) -> None:
@@ -134,11 +134,11 @@ class CacheFiller:
             if isinstance(error, OSError):
                 raise from_os_error(error, path) from error
             raise
-        # Who waits for it need not wait for the disk as well.
-        self._settling.submit(self._record_done, index)
+        # In another thread: the requests do not wait for the fsync.
+        self._record_threads.submit(self._record_done, index)
 
     def _record_done(self, index: int) -> None:
-        """Write down that a file is here, once it is on the disk; with the last one, publish."""
+        """Add a file to the journal after its fsync; publish after the last file."""
         entry = self._files[index]
         try:
             descriptor = os.open(self._folder / entry.path, _READ)
@@ -151,24 +151,24 @@ class CacheFiller:
             with self._lock:
                 self._journal.add_files(WrittenFiles((index,), journal_line(index, status).encode(), {}, {}))
                 self._journal.flush()
-                self._here.add(index)
+                self._present.add(index)
                 del self._futures[index]
-                self._used(entry.bytes)
+                self._report_used(entry.bytes)
                 self._bytes += entry.bytes
                 self._report_progress(self._bytes, self._dataset.manifest.total_bytes)
-                if len(self._here) == len(self._files):
+                if len(self._present) == len(self._files):
                     self._publish()
         except (OSError, PitError):
-            if index not in self._here:
-                self._drop_future(index)  # the next who wants it is told; to publish is tried again by the next process
+            if index not in self._present:
+                self._drop_future(index)  # the next request retries the file; the next process retries publishing
 
     def _drop_future(self, index: int) -> None:
         with self._lock:
             (self._folder / self._files[index].path).unlink(missing_ok=True)
-            self._futures.pop(index, None)  # who wants it after an error has it tried again
+            self._futures.pop(index, None)  # so that the next request tries again
 
     def _fetch(self, entry: FileEntry, path: Path) -> None:
-        """Write one file, and compare what was written. Raises PitError, OSError."""
+        """Download one file, and verify the file on disk. Raises PitError, OSError."""
         descriptor = os.open(path, CREATE_FLAGS, FILE_MODE)
         try:
             if self._on_disk:
@@ -176,17 +176,17 @@ class CacheFiller:
             source = self._dataset.source
             file = source.connect().open(entry.path)
             parts = [
-                self._asking.submit(
+                self._request_threads.submit(
                     self._fetch_range, file, descriptor, offset, min(source.block, entry.bytes - offset)
                 )
                 for offset in range(0, entry.bytes, source.block)
             ]
-            wait(parts)  # all of them, also after an error: they write to the descriptor
+            wait(parts)  # also after an error: all of them write to the descriptor
             for part in parts:
                 part.result()
-            found = self._digest(descriptor, entry)
-            if found != entry.digest:
-                raise digest_error(entry, found, f"{source.label}/{entry.path}")
+            digest = self._digest(descriptor, entry)
+            if digest != entry.digest:
+                raise digest_error(entry, digest, f"{source.label}/{entry.path}")
         finally:
             os.close(descriptor)
 
@@ -195,16 +195,17 @@ class CacheFiller:
         while filled < length:
             count = file.read_into(view[filled:], offset + filled)
             if not count:
-                raise DataError(f"it ends after byte {offset + filled}", where=self._dataset.source.label)
+                what = f"object: truncated (expected {offset + length} bytes or more, got {offset + filled})"
+                raise DataError(what, where=self._dataset.source.label)
             filled += count
         write_all(descriptor, view, offset)
 
     def _digest(self, descriptor: int, entry: FileEntry) -> str:
-        """Of what the file holds now, not of what was received: the disk and the kernel are part of the way."""
-        hasher, at, view = hasher_for(entry.digest), 0, self._buffer()
-        while count := os.preadv(descriptor, [view], at):
+        """Return the digest of the file as read back, which covers errors of disk and kernel, too."""
+        hasher, offset, view = hasher_for(entry.digest), 0, self._buffer()
+        while count := os.preadv(descriptor, [view], offset):
             hasher.update(view[:count])
-            at += count
+            offset += count
         return hasher.digest()
 
     def _buffer(self) -> memoryview:
@@ -214,13 +215,13 @@ class CacheFiller:
         return view
 
     def _publish(self) -> None:
-        """Make it a staged version like any other."""
+        """Publish the folder as a staged version."""
         version, root, manifest = self._dataset.version, self._root, self._dataset.manifest
         self._stack.close()
         if not self._durable:
             sync_fs(self._folder)
         new = write_manifest_last(self._folder, self._dataset)
-        # First, because a set without a record is one of unknown source, which is never evicted.
+        # Before publishing: a version without a record has an unknown source, and is never evicted.
         records.write_stage_record(root, version, source=self._dataset.source.label, n_bytes=manifest.total_bytes)
         publish_new(new, set_path(root, version), root)
         journal_path(root, version).unlink(missing_ok=True)

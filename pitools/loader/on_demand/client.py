@@ -1,4 +1,4 @@
-"""A loader's side: opens a version's files, which are brought to the node's cache where they are not there yet."""
+"""The loader's side of on-demand fetching: open a version's files, fetching them into the node's cache if missing."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from pitools.stage.sources.open import load_dataset
 from pitools.store.reader.array_reader import open_below
 from pitools.store.version_list import is_version
 
-# Within which a shard has to come; the store's own time-outs are shorter.
+# Time-out of a shard's fetch; the object store's own time-outs are shorter.
 _ANSWER_TIMEOUT_S = 600.0
-# In which a process that fetches has been started, and has ended again, over and over.
+# After this long of repeated starts and exits of the fetcher, the loader raises.
 _START_TIMEOUT_S = 30.0
 _READ_BYTES = 64 << 10
 
 
 class RemoteOpener:
-    """Opens the files of one version of an object store, by any threads, also of processes forked meanwhile.
+    """Opens files of one version in an object store. Safe for threads and across forks.
 
-    version: its name. path: where it stands in the cache once all of it is there.
+    version: its name. path: its folder in the cache, once complete.
     """
 
     def __init__(self, url: str, root: Path, limits: QuotaLimits) -> None:
-        """Raises UsageError for what is no URL, and what the process that fetches says; nothing where it stands."""
+        """Raises UsageError for an invalid URL. Without a version in the URL, starts the fetcher, and raises its
+        error."""
         self._url, self._root, self._limits = parse_url(url).url, root.absolute(), limits
         self._lease: _OwnedDescriptor | None = None
-        self._talk: _OwnedDescriptor | None = None
-        # By process: a lock that another thread held while this process was forked is never given back here.
+        self._connection: _OwnedDescriptor | None = None
+        # By process id: a lock that another thread held during a fork is never released in the child.
         self._starting: dict[int, Lock] = {}
         name = self._url.rpartition("/")[2]
         self.version = name if is_version(name) else ""
@@ -58,26 +59,28 @@ class RemoteOpener:
         return RemoteOpener, (self._url, self._root, self._limits)
 
     def __call__(self, path: str) -> int:
-        """A descriptor of a file of the version, verified; "" is its folder.
+        """Return a descriptor of a verified file of the version; path "": of its folder.
 
-        Raises OSError for one that is not there, DataError, NoSpace, Unreachable where the store does not answer;
-        asked again later it tries again.
+        Raises OSError for a missing file, DataError, NoSpace, and Unreachable if the store does not respond. A later
+        call tries again.
         """
-        until = math.inf
+        deadline = math.inf
         while True:
             if self.is_complete():
                 return open_below(self.path, path)
             if (descriptor := self._request_file(path)) is not None:
                 return descriptor
-            until = min(until, time.monotonic() + _START_TIMEOUT_S)  # from its first end on: a shard may take longer
-            if time.monotonic() > until:
-                raise Unreachable("the process that fetches ends again and again", where=self._url)
+            deadline = min(
+                deadline, time.monotonic() + _START_TIMEOUT_S
+            )  # from its first exit: a shard may take longer
+            if time.monotonic() > deadline:
+                raise Unreachable(f"fetcher: kept exiting for {_START_TIMEOUT_S:.0f} s", where=self._url)
             with self._starting.setdefault(os.getpid(), Lock()):
-                if not self.is_complete() and not self._has_server():
+                if not self.is_complete() and not ipc.has_fetcher(self._root, self.version):
                     self._start()
 
     def is_complete(self) -> bool:
-        """Whether all of the version is in the cache, and held there by a lease of this process."""
+        """Whether the version is complete in the cache; if so, this process acquires a lease on it."""
         if self._lease:
             return True
         if not os.path.lexists(self.path):
@@ -91,47 +94,42 @@ class RemoteOpener:
         return True
 
     def _request_file(self, path: str) -> int | None:
-        """What the process that fetches answers; None when there is none, or it has just ended."""
-        talk = ipc.connect(self._root, self.version)
-        if not talk:
+        """Request a file from the fetcher, and return its descriptor; None if no fetcher runs or it just exited."""
+        connection = ipc.connect(self._root, self.version)
+        if not connection:
             return None
-        talk.settimeout(_ANSWER_TIMEOUT_S)
+        connection.settimeout(_ANSWER_TIMEOUT_S)
         try:
-            return ipc.request_file(talk, path)
+            return ipc.request_file(connection, path)
         except TimeoutError as error:
-            raise Unreachable(f"no answer for {_ANSWER_TIMEOUT_S:.0f} s", where=f"{self._url}/{path}") from error
+            message = f"fetcher: no response within {_ANSWER_TIMEOUT_S:.0f} s"
+            raise Unreachable(message, where=f"{self._url}/{path}") from error
         finally:
-            self._talk = _OwnedDescriptor(talk.detach())  # by which it is seen that there is somebody to fetch for
-
-    def _has_server(self) -> bool:
-        talk = ipc.connect(self._root, self.version)
-        if talk:
-            talk.close()
-        return talk is not None
+            self._connection = _OwnedDescriptor(connection.detach())  # the open connection keeps the fetcher running
 
     def _start(self) -> None:
-        """Start the process that fetches, or find that another one does. Raises what it says."""
-        order = msgspec.json.encode(FetchRequest(self._url, str(self._root), self._limits)).decode()
-        reads, writes = os.pipe2(os.O_CLOEXEC)
+        """Start the fetcher, which exits if another one serves the version. Raises the error in its greeting."""
+        request = msgspec.json.encode(FetchRequest(self._url, str(self._root), self._limits)).decode()
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         try:
             try:
-                argv = [sys.executable, "-m", "pitools.loader.on_demand.serve", order]
+                argv = [sys.executable, "-m", "pitools.loader.on_demand.serve", request]
                 process = subprocesses.start_detached(
-                    argv, env=dict(os.environ), log=Path(f"/proc/self/fd/{writes}"), session=True
+                    argv, env=dict(os.environ), log=Path(f"/proc/self/fd/{write_fd}"), session=True
                 )
             finally:
-                os.close(writes)
+                os.close(write_fd)
             process.wait()
-            greeting = _read_greeting(reads)
+            greeting = _read_greeting(read_fd)
         finally:
-            os.close(reads)
+            os.close(read_fd)
         if greeting.failure:
             raise greeting.failure.error()
         self._url, self.version = greeting.url, greeting.version
 
 
 class _OwnedDescriptor:
-    """A descriptor that is closed with the last that refers to this."""
+    """A descriptor that is closed with the last reference to this object."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -140,20 +138,21 @@ class _OwnedDescriptor:
         os.close(self._descriptor)
 
 
-def _read_greeting(reads: int) -> Greeting:
-    """The first line that is a greeting. Raises ClusterError when there is none, Unreachable when none comes."""
-    until, said = time.monotonic() + MAX_LOCK_WAIT_S + 60, b""
+def _read_greeting(read_fd: int) -> Greeting:
+    """Return the fetcher's greeting. Raises ClusterError if the fetcher exited without one, Unreachable at the
+    time-out."""
+    deadline, output = time.monotonic() + MAX_LOCK_WAIT_S + 60, b""
     while True:
-        if not select.select([reads], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise Unreachable("the process that fetches does not answer")
-        block = os.read(reads, _READ_BYTES)
-        said += block
-        *lines, rest = said.split(b"\n")
+        if not select.select([read_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise Unreachable(f"fetcher: no greeting within {MAX_LOCK_WAIT_S + 60:.0f} s")
+        block = os.read(read_fd, _READ_BYTES)
+        output += block
+        *lines, rest = output.split(b"\n")
         for line in lines:
             try:
                 return decode_json(line, Greeting)
             except msgspec.DecodeError:
-                continue  # a warning of some library's
+                continue  # a library's warning
         if not block:
-            words = (rest or b"".join(lines[-1:])).decode(errors="replace")[:200]
-            raise ClusterError(f"the process that fetches ended at its start: {words or 'without a word'}")
+            text = (rest or b"".join(lines[-1:])).decode(errors="replace")[:200]
+            raise ClusterError(f"fetcher: exited at its start: {text or 'no output'}")

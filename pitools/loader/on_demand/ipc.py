@@ -1,9 +1,9 @@
-"""How loaders of a node and the process that fetches for them talk: a socket in the cache's own folder.
+"""The protocol between the loaders of a node and their fetcher: a Unix socket in the cache's folder.
 
-    loader:   path of a file, "" for the version's folder        one message each way, of a connection that then stays
-    fetcher:  an open descriptor of it, or an error               open, so that who is read for is seen to live
+    loader:   path of a file, "" for the version's folder        one message each way; then the connection stays open,
+    fetcher:  an open descriptor of the file, or an error        which shows the fetcher that the loader is alive
 
-A descriptor and not a path: what was verified is what is read, whatever is renamed, published or evicted meanwhile.
+A descriptor, not a path: the loader reads the verified file even if its path is renamed, published or evicted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pitools.core.errors import ClusterError, PitError
 from pitools.core.record import decode_json
 from pitools.stage.cache.layout import LOCKS
 
-# An error's text, or the longest path.
+# At least an error's text, and the longest path.
 MESSAGE_BYTES = 64 << 10
-_PEER = struct.Struct("iII")  # process, user and group at the other end
+_PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
 
 class SentError(msgspec.Struct, frozen=True):
-    """An error, by the name of its class."""
+    """A serialised PitError. kind: the name of its class."""
 
     kind: str
     message: str
@@ -37,14 +37,14 @@ class SentError(msgspec.Struct, frozen=True):
     hint: str
 
     def error(self) -> PitError:
-        """The error that this tells of."""
+        """Return the error."""
         kind: Any = getattr(errors, self.kind, ClusterError)
         error: PitError = kind(self.message, where=self.where, hint=self.hint)
         return error
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What a fetcher says once, at its start: which version the URL means, or why it cannot serve it."""
+    """A fetcher's single line of output, at its start: the version that the URL resolves to, or its failure."""
 
     url: str = ""
     version: str = ""
@@ -52,15 +52,15 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 def to_sent_error(error: BaseException) -> SentError:
-    """An error to be sent; of one that is not ours only the kind, for its words may hold anything."""
+    """Serialise an error. Of a foreign exception only the class name: its text may contain secrets."""
     if isinstance(error, PitError):
         return SentError(type(error).__name__, error.message, error.where, error.hint)
-    return SentError("ClusterError", f"the process that fetches failed: {type(error).__name__}", "", "")
+    return SentError("ClusterError", f"fetcher: unexpected error: {type(error).__name__}", "", "")
 
 
 @contextmanager
 def socket_address(root: Path, version: str) -> Iterator[str]:
-    """What to bind or connect to. Through a descriptor, because a socket's path may have 107 characters only."""
+    """Yield the address to bind or connect to, by a descriptor: a socket's path is limited to 107 characters."""
     folder = os.open(root / LOCKS, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{version}.socket"
@@ -69,48 +69,56 @@ def socket_address(root: Path, version: str) -> Iterator[str]:
 
 
 def connect(root: Path, version: str) -> socket.socket | None:
-    """A connection to the process that fetches this version; None when there is none.
+    """Connect to the fetcher of a version; None if none runs.
 
-    Raises ClusterError where it is another user's, who could answer with anything.
+    Raises ClusterError for another user's fetcher, which could send any data.
     """
-    talk = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
-        with socket_address(root, version) as place:
-            talk.connect(place)
-        user = _PEER.unpack(talk.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+        with socket_address(root, version) as address:
+            connection.connect(address)
+        user = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
     except OSError:
-        talk.close()
+        connection.close()
         return None
     if user not in (os.geteuid(), 0):
-        talk.close()
-        what, hint = f"the process that fetches there is that of another user (uid {user})", "choose another cache"
-        raise ClusterError(what, where=str(root), hint=hint)
-    return talk
+        connection.close()
+        message = f"fetcher: belongs to another user (expected uid {os.geteuid()}, got {user})"
+        hint = "choose another cache"
+        raise ClusterError(message, where=str(root), hint=hint)
+    return connection
+
+
+def has_fetcher(root: Path, version: str) -> bool:
+    """Whether a fetcher of the version accepts connections. Raises as `connect`."""
+    if connection := connect(root, version):
+        connection.close()
+    return connection is not None
 
 
 def listen(root: Path, version: str) -> socket.socket:
-    """Where loaders connect to. Call with the version's lock held. Raises OSError."""
+    """Return the socket that loaders connect to. The caller holds the version's lock. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    with socket_address(root, version) as place:
-        Path(place).unlink(missing_ok=True)  # of one that was killed
-        listener.bind(place)
+    with socket_address(root, version) as address:
+        Path(address).unlink(missing_ok=True)  # of a killed fetcher
+        listener.bind(address)
     listener.listen(256)
     return listener
 
 
-def send_answer(talk: socket.socket, descriptor: int, error: BaseException | None) -> None:
-    """Send a descriptor, or why there is none."""
+def send_answer(connection: socket.socket, descriptor: int, error: BaseException | None) -> None:
+    """Send a descriptor, or an error."""
     if error:
-        talk.send(msgspec.json.encode(to_sent_error(error)))
+        connection.send(msgspec.json.encode(to_sent_error(error)))
     else:
-        socket.send_fds(talk, [b"{}"], [descriptor])
+        socket.send_fds(connection, [b"{}"], [descriptor])
 
 
-def request_file(talk: socket.socket, path: str) -> int | None:
-    """A descriptor of a file; None when the other side has ended. Raises PitError it answers, and TimeoutError."""
+def request_file(connection: socket.socket, path: str) -> int | None:
+    """Request a file, and return its descriptor; None if the fetcher exited. Raises its PitError, and TimeoutError."""
     try:
-        talk.send(msgspec.json.encode(path))
-        message, descriptors, _, _ = socket.recv_fds(talk, MESSAGE_BYTES, 1)
+        connection.send(msgspec.json.encode(path))
+        message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     except TimeoutError:
         raise
     except OSError:

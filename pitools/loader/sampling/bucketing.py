@@ -1,11 +1,11 @@
-"""Batches of sequences of similar length, padded to the longest that their bucket takes.
+"""Batch sequences of similar length, padded to the upper edge of their bucket.
 
     bucket 0  │ ≤ 32 steps  │ 64 a batch │ its own order ─┐
-    bucket 1  │ ≤ 64 steps  │ 32 a batch │ its own order ─┤  round r: of each bucket the batches that r + 1 times
-    bucket 2  │ ≤ 128 steps │ 16 a batch │ its own order ─┘  all its sequences fill, less those before; shuffled
+    bucket 1  │ ≤ 64 steps  │ 32 a batch │ its own order ─┤  round r: batches ⌊r·n/b⌋ … ⌊(r+1)·n/b⌋ - 1 of each
+    bucket 2  │ ≤ 128 steps │ 16 a batch │ its own order ─┘  bucket (n sequences, b a batch), in shuffled order
 
-All batches are full: what a round leaves of a bucket begins its next batch. So every sequence comes equally often, to
-one, and where a batch begins is computed from the sizes of the buckets alone.
+All batches are full: the remainder of a bucket in a round starts its next batch. So the counts of any two sequences
+differ by at most one, and the start of a batch is computed from the sizes of the buckets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pitools.store.reader.version_reader import VersionReader
 
 
 class _Bucket(NamedTuple):
-    """length: that its sequences are padded to. size: of its batches. sequences: (n,) numbers of its sequences."""
+    """length: of its padded sequences. size: of its batches. sequences: (n,) numbers of its sequences."""
 
     length: int
     size: int
@@ -36,9 +36,9 @@ class _Bucket(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """The batches of one round, in their order. first: number of the first. first_positions: (m + 1,) first positions.
+    """The m batches of one round, in order. first: number of the first batch. first_positions: (m + 1,) of batches.
 
-    bucket, number: (m,) which batch of which bucket.
+    bucket: (m,) bucket of each batch. number: (m,) number of the batch in its bucket.
     """
 
     first: int
@@ -48,7 +48,7 @@ class _Round(NamedTuple):
 
 
 class BucketedSamples:
-    """Sequences in batches of similar length; `fields` are those of the longest."""
+    """Sequences in batches of similar length; `fields` have the length of the last bucket."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class BucketedSamples:
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """edges: greatest lengths of the buckets, ascending; see `quantiles`. steps: at most in a batch, padding
-        counted; or batch_size: of each. multiple: batch sizes are multiples of it, so that ranks share evenly.
+        """edges: maximal lengths of the buckets, ascending; see `quantile_edges`. steps: the limit of a batch, with
+        padding; or batch_size: of all batches. multiple: divides every batch size, so that ranks get equal parts.
 
-        Raises ConfigError for edges and sizes that do not suit, UsageError, DataError.
+        Raises ConfigError for invalid edges or sizes, UsageError, DataError.
         """
         lengths = sequences.lengths
         require_within_episodes(arrays, *sequences[:3])
@@ -83,7 +83,7 @@ class BucketedSamples:
             "seed": str(seed),
             "shuffle": str(shuffle),
         }
-        of = np.searchsorted(np.asarray(edges), lengths)
+        bucket_of = np.searchsorted(np.asarray(edges), lengths)
         self._order = ShuffledOrder(dataset=f"{arrays.version} buckets", samples=1, seed=seed, shuffle=shuffle)
         self._buckets = [
             _Bucket(
@@ -95,42 +95,42 @@ class BucketedSamples:
                 ),
             )
             for number, edge in enumerate(edges)
-            if len(which := np.flatnonzero(of == number))
+            if len(which := np.flatnonzero(bucket_of == number))
         ]
         self.planned_batch_size = min(bucket.size for bucket in self._buckets)
         self.fields = {name: make_field(arrays, name, self._buckets[-1].length) for name in names}
-        self._kept: dict[int, _Round] = {}
+        self._rounds: dict[int, _Round] = {}
 
     @property
     def fill(self) -> float:
-        """Part of the batches' steps that is no padding."""
+        """Return the fraction of the batches' steps that is not padding."""
         padded = sum(len(bucket.sequences) * bucket.length for bucket in self._buckets)
         return float(self._sequences.lengths.sum()) / padded
 
     def batch_at(self, position: int, batch_size: int = 0) -> tuple[int, int]:
-        """As `Samples.batch_at`: as planned. Raises ConfigError for a position where none begins."""
-        found, at = self._find(position)
-        if found.first_positions[at] != position:
-            raise ConfigError(f"no batch begins at position {position}", where="position")
-        return found.first + at, int(found.first_positions[at + 1] - position)
+        """As `Samples.batch_at`. Raises ConfigError for a position that is not the start of a batch."""
+        round_, index = self._locate(position)
+        if round_.first_positions[index] != position:
+            raise ConfigError(f"position {position}: not the start of a batch", where="position")
+        return round_.first + index, int(round_.first_positions[index + 1] - position)
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`; a sample is a sequence. Raises ValueError for positions of more than one batch."""
-        found, at = self._find(int(positions[0]))
-        if not found.first_positions[at] <= positions.min() <= positions.max() < found.first_positions[at + 1]:
-            raise ValueError(f"positions {positions.min()} to {positions.max()} are of more than one batch")
-        bucket = self._buckets[found.bucket[at]]
-        places = positions - found.first_positions[at] + found.number[at] * bucket.size
-        which = bucket.sequences[bucket.order.samples_at(places)]
-        return DrawnSamples(which, self._order.keys_at(positions), self._fields(bucket.length), which)
+        round_, index = self._locate(int(positions[0]))
+        if not round_.first_positions[index] <= positions.min() <= positions.max() < round_.first_positions[index + 1]:
+            raise ValueError(f"positions {positions.min()} to {positions.max()}: not of a single batch")
+        bucket = self._buckets[round_.bucket[index]]
+        slots = positions - round_.first_positions[index] + round_.number[index] * bucket.size
+        sequences = bucket.sequences[bucket.order.samples_at(slots)]
+        return DrawnSamples(sequences, self._order.keys_at(positions), self._fields(bucket.length), sequences)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`; padding is zeros."""
-        which = drawn.samples[low:high]
-        starts, stops = self._sequences.start[which].tolist(), self._sequences.stop[which].tolist()
-        to = range(low, high) if rows is None else rows[low:high].tolist()
+        sequences = drawn.samples[low:high]
+        starts, stops = self._sequences.start[sequences].tolist(), self._sequences.stop[sequences].tolist()
+        targets = range(low, high) if rows is None else rows[low:high].tolist()
         for name in self.fields:
-            for row, start, stop in zip(to, starts, stops, strict=True):
+            for row, start, stop in zip(targets, starts, stops, strict=True):
                 out = buffers[name][row]
                 gather.gather_run(self._arrays, name, out[: stop - start], start)
                 out[stop - start :] = 0
@@ -141,7 +141,7 @@ class BucketedSamples:
         return dict.fromkeys(self.fields, np.arange(length) < self._sequences.lengths[drawn.samples][:, None])
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """`episode`, `instruction` (its number in `instructions`, -1 for none) and `length` of each sequence: (n,)."""
+        """Return `episode`, `instruction` (index into `instructions`, -1 for none) and `length`, (n,) each."""
         episode = self._sequences.episode[drawn.samples]
         return {
             "episode": episode,
@@ -157,27 +157,27 @@ class BucketedSamples:
     def _fields(self, length: int) -> dict[str, Field]:
         return {name: Field((length, *field.shape[1:]), field.dtype) for name, field in self.fields.items()}
 
-    def _find(self, position: int) -> tuple[_Round, int]:
-        """The round that a position is in, and which of its batches."""
+    def _locate(self, position: int) -> tuple[_Round, int]:
+        """Return the round of a position, and the index of its batch in the round."""
         if position < 0:
-            raise ValueError("a position below 0")
+            raise ValueError(f"position: below 0: {position}")
         number = position // sum(len(bucket.sequences) for bucket in self._buckets)
-        while self._before(number + 1)[1] <= position:  # seldom more than once: a round is short of a batch a bucket
+        while self._counts_before(number + 1)[1] <= position:  # seldom twice: a round lacks at most a batch a bucket
             number += 1
-        found = self._round(number)
-        return found, int(np.searchsorted(found.first_positions, position, "right")) - 1
+        round_ = self._get_round(number)
+        return round_, int(np.searchsorted(round_.first_positions, position, "right")) - 1
 
-    def _before(self, number: int) -> tuple[int, int]:
-        """Batches and samples of all rounds before this one."""
+    def _counts_before(self, number: int) -> tuple[int, int]:
+        """Return the counts of batches and of samples in all rounds before this one."""
         counts = [number * len(bucket.sequences) // bucket.size for bucket in self._buckets]
         return sum(counts), sum(count * bucket.size for count, bucket in zip(counts, self._buckets, strict=True))
 
-    def _round(self, number: int) -> _Round:
-        found = self._kept.get(number)
-        if found is None:
-            found = self._make_round(number)
-            self._kept = {**{other: self._kept[other] for other in list(self._kept)[-1:]}, number: found}
-        return found
+    def _get_round(self, number: int) -> _Round:
+        round_ = self._rounds.get(number)
+        if round_ is None:
+            round_ = self._make_round(number)
+            self._rounds = {**{key: self._rounds[key] for key in list(self._rounds)[-1:]}, number: round_}
+        return round_
 
     def _make_round(self, number: int) -> _Round:
         ranges = [
@@ -186,33 +186,34 @@ class BucketedSamples:
             )
             for bucket in self._buckets
         ]
-        of = np.repeat(np.arange(len(ranges)), [len(numbers) for numbers in ranges])
-        numbers, first = np.concatenate(ranges), self._before(number)
+        bucket_of = np.repeat(np.arange(len(ranges)), [len(numbers) for numbers in ranges])
+        numbers, first = np.concatenate(ranges), self._counts_before(number)
         order = ShuffledOrder(
-            dataset=self._order.dataset, samples=len(of), seed=self._order.seed, shuffle=self._order.shuffle
+            dataset=self._order.dataset, samples=len(bucket_of), seed=self._order.seed, shuffle=self._order.shuffle
         )
-        turn = order.samples_at(np.arange(len(of)) + number * len(of)) if len(of) else of
-        sizes = np.array([bucket.size for bucket in self._buckets])[of[turn]]
-        return _Round(first[0], first[1] + np.concatenate([[0], np.cumsum(sizes)]), of[turn], numbers[turn])
+        turn = order.samples_at(np.arange(len(bucket_of)) + number * len(bucket_of)) if len(bucket_of) else bucket_of
+        sizes = np.array([bucket.size for bucket in self._buckets])[bucket_of[turn]]
+        return _Round(first[0], first[1] + np.concatenate([[0], np.cumsum(sizes)]), bucket_of[turn], numbers[turn])
 
 
 def quantile_edges(lengths: Indices, buckets: int) -> list[int]:
-    """Edges of at most so many buckets that hold about equally many sequences; the last is the greatest length."""
+    """Return the edges of at most `buckets` buckets with about equal counts; the last is the maximal length."""
     cuts = np.quantile(lengths, np.linspace(0, 1, buckets + 1)[1:], method="higher")
     return [int(edge) for edge in np.unique(cuts)]
 
 
 def _check(lengths: Indices, edges: Sequence[int], steps: int, batch_size: int, multiple: int) -> None:
     if not lengths.size:
-        raise ConfigError("there is no sequence to put in buckets", where="episodes")
+        raise ConfigError("sequences: none to put in buckets", where="episodes")
     if not edges or edges[0] < 1 or any(low >= high for low, high in pairwise(edges)):
-        raise ConfigError(f"edges {list(edges)} do not ascend from 1", where="edges")
+        raise ConfigError(f"edges: expected ascending numbers from 1, got {list(edges)}", where="edges")
     if int(lengths.max()) > edges[-1]:
-        what = f"a sequence has {int(lengths.max())} steps, the last bucket's edge is {edges[-1]}"
-        raise ConfigError(what, where="edges", hint="add an edge, or cut long episodes: see `sequences`")
+        message = f"sequence: longer than the last edge (expected at most {edges[-1]} steps, got {int(lengths.max())})"
+        raise ConfigError(message, where="edges", hint="add an edge, or cut long episodes: see `cut_sequences`")
     if multiple < 1 or bool(steps) == bool(batch_size) or batch_size % multiple:
-        what = f"steps={steps}, batch_size={batch_size}, multiple={multiple}"
-        raise ConfigError(what, where="batch_size", hint="give steps or batch_size, which must be a multiple")
+        message = "batch size: expected steps or batch_size, and a multiple of `multiple`, "
+        message += f"got steps={steps}, batch_size={batch_size}, multiple={multiple}"
+        raise ConfigError(message, where="batch_size")
     if steps and steps < edges[-1] * multiple:
-        what = f"{steps} steps do not hold {multiple} sequences of {edges[-1]}"
-        raise ConfigError(what, where="steps", hint=f"{edges[-1] * multiple} do; or take a smaller multiple")
+        message = f"steps={steps}: too few for {multiple} sequences of {edges[-1]} (expected {edges[-1] * multiple})"
+        raise ConfigError(message, where="steps", hint="increase steps, or choose a smaller multiple")

@@ -1,4 +1,4 @@
-"""Steps of many samples out of a version's arrays, into one buffer: small arrays from memory, others from files."""
+"""Read the steps of many samples from a version's arrays into one buffer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def gather_windows(
     locations: WindowLocations,
     span: WindowSpan,
 ) -> None:
-    """Read the windows at n places, ends of episodes repeated, to n rows of `out`, (…, span.length, *row).
+    """Read n windows into n rows of `out`, (…, span.length, *row), repeating steps at the ends of episodes.
 
-    Raises as `Arrays.read_into`.
+    Raises as `VersionReader.read_into`.
     """
-    if held := arrays.resident_rows(name):
+    if resident := arrays.resident_rows(name):
         steps = locations.anchor[:, None] + np.arange(-span.before, span.after)
         np.clip(steps, locations.start[:, None], locations.stop[:, None] - 1, out=steps)
         if isinstance(rows, slice):
-            np.take(held.rows, held.row_indices(steps), axis=0, out=out[rows], mode="clip")
+            np.take(resident.rows, resident.row_indices(steps), axis=0, out=out[rows], mode="clip")
         else:
-            out[rows] = held.rows[held.row_indices(steps)]
+            out[rows] = resident.rows[resident.row_indices(steps)]
         return
     first = locations.anchor - span.before
-    # One step at least, since a window may lie beside its episode: then that step is all of it.
+    # At least one step: a window outside its episode consists of the nearest step, repeated.
     low = np.clip(first, locations.start, locations.stop - 1)
     high = np.clip(first + span.length, locations.start + 1, locations.stop)
     skips = np.clip(low - first, 0, span.length - 1)
@@ -47,9 +47,9 @@ def gather_windows(
 
 
 def gather_run(arrays: VersionReader, name: str, out: NDArray[Any], start: int) -> None:
-    """Read the steps from `start` on to all of `out`, (steps, *row). Raises as `Arrays.read_into`."""
-    if held := arrays.resident_rows(name):
-        first, last = held.row_indices(np.array([start, start + len(out) - 1])).tolist()
-        out[:] = held.rows[first : last + 1]
+    """Read the steps from `start` on into `out`, (steps, *row). Raises as `VersionReader.read_into`."""
+    if resident := arrays.resident_rows(name):
+        first, last = resident.row_indices(np.array([start, start + len(out) - 1])).tolist()
+        out[:] = resident.rows[first : last + 1]
     else:
         arrays.read_into(name, out, start, start + len(out))

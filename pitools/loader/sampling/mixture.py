@@ -1,10 +1,10 @@
-"""Several datasets in one sequence, each as often as its weight says.
+"""Mix several datasets into one sequence of samples, in proportion to weights.
 
     position ──cycle of turns──▶ dataset, its own position ──its own order──▶ sample
                weighted_turns.py
 
-No position is counted up to: any is found as fast as the first, in any process, so the sequence is the same for every
-number of ranks and resumes at a number.
+A position maps to its sample in constant time in any process. So the sequence is the same for any number of ranks, and
+resumes from a position.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pitools.loader.sampling.protocol import Buffers, DrawnSamples, Field, Sampl
 from pitools.loader.sampling.shuffle import Indices, ShuffledOrder
 from pitools.loader.sampling.weighted_turns import integer_weights, make_cycle
 
-# `shuffled` deals at least so many turns at a time.
+# The least number of turns that `shuffled` shuffles together.
 _CHUNK = 4096
 
 
 class _MemberDraw(NamedTuple):
-    """What one dataset has in a batch: rows (m,) ascending, and its own samples."""
+    """One dataset's part of a batch. number: of the dataset. rows: (m,) ascending. drawn: its samples."""
 
     number: int
     rows: Indices
@@ -36,9 +36,9 @@ class _MemberDraw(NamedTuple):
 
 
 class MixtureSamples:
-    """Samples of several datasets in proportion; `extras` has `dataset`, the number of each sample's, (n,).
+    """Samples of several datasets in proportion to weights. `extras` has `dataset`: (n,) number of the dataset.
 
-    `instructions` are those of all datasets, one after another.
+    `instructions`: the concatenated instructions of all datasets.
     """
 
     planned_batch_size = 0
@@ -52,13 +52,14 @@ class MixtureSamples:
         turn: Literal["even", "shuffled"] = "even",
         seed: int = 0,
     ) -> None:
-        """weights: of samples, in any unit. rename: number of a dataset → its name of an array → the name here.
+        """weights: proportions of samples, in any unit. rename: dataset number → its array name → the common name.
 
-        turn: `even` spreads the turns of each as evenly as can be; `shuffled` deals each 4,096 or more at random.
-        Raises ConfigError for weights, or datasets whose arrays differ.
+        turn: `even`: turns as evenly spread as possible; `shuffled`: in random order within each 4,096 turns or more.
+        Raises ConfigError for invalid weights, or datasets whose arrays differ.
         """
         if len(members) != len(weights):
-            raise ConfigError(f"{len(weights)} weights for {len(members)} datasets", where="weights")
+            message = f"weights: one per dataset (expected {len(members)}, got {len(weights)})"
+            raise ConfigError(message, where="weights")
         self._members, self._turns = list(members), make_cycle(integer_weights(weights))
         self._names = [_name_map(member, rename.get(number, {})) for number, member in enumerate(members)]
         self.fields = _common_fields(self._members, self._names)
@@ -84,49 +85,50 @@ class MixtureSamples:
         return position // batch_size, batch_size
 
     def draw(self, positions: Indices) -> DrawnSamples:
-        """As `Samples.draw`; `samples` are each dataset's own numbers."""
+        """As `Samples.draw`; `samples` are numbers within each dataset."""
         cycle, span = len(self._turns.member), self._order.samples
         turn = self._order.samples_at(positions)
-        whose, own = self._turns.locate(turn % cycle, positions // span * (span // cycle) + turn // cycle)
+        cycles = positions // span * (span // cycle) + turn // cycle
+        members, positions_within = self._turns.locate(turn % cycle, cycles)
         samples = np.empty(len(positions), np.int64)
-        found = []
-        for number in np.unique(whose).tolist():
-            rows = np.flatnonzero(whose == number)
-            drawn = self._members[number].draw(own[rows])
+        parts = []
+        for number in np.unique(members).tolist():
+            rows = np.flatnonzero(members == number)
+            drawn = self._members[number].draw(positions_within[rows])
             samples[rows] = drawn.samples
-            found.append(_MemberDraw(number, rows, drawn))
-        return DrawnSamples(samples, self._order.keys_at(positions), self.fields, found)
+            parts.append(_MemberDraw(number, rows, drawn))
+        return DrawnSamples(samples, self._order.keys_at(positions), self.fields, parts)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """As `Samples.read`."""
         for part in drawn.locations:
             first, last = np.searchsorted(part.rows, [low, high]).tolist()
-            own = {theirs: buffers[ours] for theirs, ours in self._names[part.number].items()}
-            to = part.rows if rows is None else rows[part.rows]
-            self._members[part.number].read(part.drawn, first, last, own, to)
+            member_buffers = {name: buffers[common_name] for name, common_name in self._names[part.number].items()}
+            targets = part.rows if rows is None else rows[part.rows]
+            self._members[part.number].read(part.drawn, first, last, member_buffers, targets)
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
-        """As `Samples.valid_mask`; all of those whose dataset does not say."""
-        found: dict[str, NDArray[np.bool_]] = {}
+        """As `Samples.valid_mask`; True for datasets without a mask."""
+        masks: dict[str, NDArray[np.bool_]] = {}
         for part in drawn.locations:
-            for theirs, mask in self._members[part.number].valid_mask(part.drawn).items():
-                name = self._names[part.number][theirs]
-                whole = found.setdefault(name, np.ones((len(drawn.samples), *mask.shape[1:]), np.bool_))
-                whole[part.rows] = mask
-        return found
+            for member_name, mask in self._members[part.number].valid_mask(part.drawn).items():
+                name = self._names[part.number][member_name]
+                full_mask = masks.setdefault(name, np.ones((len(drawn.samples), *mask.shape[1:]), np.bool_))
+                full_mask[part.rows] = mask
+        return masks
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """`dataset`, and what the datasets have: zeros, or -1 in place of a number, for those that do not."""
-        found: dict[str, NDArray[Any]] = {"dataset": np.empty(len(drawn.samples), np.int64)}
+        """Return `dataset` and the datasets' extras; 0, or -1 for `episode` and `instruction`, where one has none."""
+        columns: dict[str, NDArray[Any]] = {"dataset": np.empty(len(drawn.samples), np.int64)}
         for part in drawn.locations:
-            found["dataset"][part.rows] = part.number
+            columns["dataset"][part.rows] = part.number
             for name, values in self._members[part.number].extras(part.drawn).items():
                 if name == "instruction":
-                    before = sum(map(len, self._texts()[: part.number]))
-                    values = np.where(values < 0, values, values + np.int32(before))
-                if name != "dataset":  # of a mixture in this one: which of them it is says no more than `samples`
-                    _assign_rows(found, name, values, part.rows, len(drawn.samples))
-        return found
+                    offset = sum(map(len, self._texts()[: part.number]))
+                    values = np.where(values < 0, values, values + np.int32(offset))
+                if name != "dataset":  # of a nested mixture: here `dataset` is the outer number
+                    _assign_rows(columns, name, values, part.rows, len(drawn.samples))
+        return columns
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -137,46 +139,45 @@ class MixtureSamples:
         return [getattr(member, "instructions", ()) for member in self._members]
 
 
-def _assign_rows(found: dict[str, NDArray[Any]], name: str, values: NDArray[Any], rows: Indices, count: int) -> None:
-    """Set some rows of an array of all datasets; windows have one value where packs have one a step."""
-    whole = found.get(name)
-    if whole is None or whole.ndim < values.ndim:
+def _assign_rows(columns: dict[str, NDArray[Any]], name: str, values: NDArray[Any], rows: Indices, count: int) -> None:
+    """Set some rows of an extra of all datasets; broadcast per-sample values (windows) to per-step ones (packs)."""
+    column = columns.get(name)
+    if column is None or column.ndim < values.ndim:
         wider = np.full((count, *values.shape[1:]), -1 if name in ("episode", "instruction") else 0, values.dtype)
-        if whole is not None:
-            wider[:] = whole[:, None]
-        found[name] = whole = wider
-    whole[rows] = values if values.ndim == whole.ndim else values[:, None]
+        if column is not None:
+            wider[:] = column[:, None]
+        columns[name] = column = wider
+    column[rows] = values if values.ndim == column.ndim else values[:, None]
 
 
 def _name_map(member: Samples, rename: Mapping[str, str]) -> dict[str, str]:
-    """The dataset's name of each of its arrays → the name here."""
+    """Return the dataset's array names → the common names. Raises ConfigError for buckets and wrong names."""
     if member.planned_batch_size:
-        raise ConfigError(
-            "batches that are planned cannot be mixed", where=member.description, hint="use windows or packs"
-        )
+        message = "samples: planned batches cannot be mixed (expected windows or packed rows)"
+        raise ConfigError(message, where=member.description)
     for name in rename:
         if name not in member.fields:
-            raise ConfigError(
-                f"no array {name!r} to rename", where=member.description, hint=suggest(name, member.fields)
-            )
+            hint = suggest(name, member.fields)
+            raise ConfigError(f"rename: no array {name!r}", where=member.description, hint=hint)
     names = {name: rename.get(name, name) for name in member.fields}
     if len(set(names.values())) < len(names):
-        raise ConfigError(f"two arrays would have one name: {names}", where=member.description)
+        raise ConfigError(f"rename: two arrays with the same name: {names}", where=member.description)
     return names
 
 
 def _common_fields(members: Sequence[Samples], names: Sequence[Mapping[str, str]]) -> dict[str, Field]:
-    """The arrays that all datasets have alike. Raises ConfigError naming two that differ, and in what."""
+    """Return the arrays common to all datasets. Raises ConfigError if two datasets differ."""
     first = {names[0][name]: field for name, field in members[0].fields.items()}
     for member, renamed in zip(members[1:], names[1:], strict=True):
-        other = {renamed[name]: field for name, field in member.fields.items()}
-        for name in sorted(first.keys() | other.keys()):
-            one, two = first.get(name), other.get(name)
-            if one != two:
-                what = f"{name} is {_text(two)} here, {_text(one)} in {members[0].description}"
-                raise ConfigError(what, where=member.description, hint="rename it, or leave it out of the windows")
+        fields = {renamed[name]: field for name, field in member.fields.items()}
+        for name in sorted(first.keys() | fields.keys()):
+            expected, actual = first.get(name), fields.get(name)
+            if expected != actual:
+                message = f"{name}: differs from {members[0].description} "
+                message += f"(expected {_text(expected)}, got {_text(actual)})"
+                raise ConfigError(message, where=member.description, hint="rename it, or omit it from the windows")
     return first
 
 
 def _text(field: Field | None) -> str:
-    return f"{field.dtype} {field.shape}" if field else "not there"
+    return f"{field.dtype} {field.shape}" if field else "no array"

@@ -1,11 +1,11 @@
-"""What a loader needs of its samples: which one comes at which position, and how to read it into a buffer.
+"""The `Samples` protocol of the loader: map positions to samples, and read samples into buffers.
 
-    positions ──draw──▶ DrawnSamples: numbers, keys, places ──read, by threads──▶ rows of the buffers
-                                                   ──valid_mask, extras──▶ small arrays that need no reading
+    positions ──draw──▶ DrawnSamples: numbers, keys, locations ──read, by threads──▶ rows of the buffers
+                                                      ──valid_mask, extras──▶ small arrays, without reads
 
-One loop serves windows of one dataset (`WindowSamples`), several datasets (`MixtureSamples`), packs (`PackedSamples`)
-and buckets (`BucketedSamples`). A position is a number in an endless sequence, the same for every rank; how the
-sequence is cut into global batches is the caller's choice, but for buckets, where it is part of the plan.
+Implemented by windows of one dataset (`WindowSamples`), several datasets (`MixtureSamples`), packed rows
+(`PackedSamples`) and buckets (`BucketedSamples`). A position is an index into an endless sequence, the same on every
+rank. The loader's batch size cuts the sequence into global batches, except for buckets, which plan their batches.
 """
 
 from __future__ import annotations
@@ -27,38 +27,36 @@ Buffers = Mapping[str, NDArray[Any]]
 
 
 class Field(NamedTuple):
-    """One array of a batch: shape of one sample, (length, *row), and type of its items."""
+    """An array of a batch. shape: of one sample, (length, *row). dtype: of its items."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 def make_field(arrays: VersionReader, name: str, length: int) -> Field:
-    """What `length` steps of an array are. Raises UsageError for one that is not there or not of steps, DataError."""
-    known = arrays.metadata_of(name)
+    """Return the field of `length` steps of an array. Raises UsageError if it is missing or not along steps,
+    DataError."""
+    metadata = arrays.metadata_of(name)
     if not arrays.manifest.along_steps(name):
-        what = f"{name!r} is not along steps: its shape is {known.shape}, of {arrays.manifest.steps} steps"
-        raise UsageError(what, where=str(arrays.path), hint="read it whole: `Arrays.read`")
-    return Field((length, *known.shape[1:]), arrays.dtype(name))
+        message = f"{name!r}: not along steps (expected shape ({arrays.manifest.steps}, …), got {metadata.shape})"
+        raise UsageError(message, where=str(arrays.path), hint="read the whole array: `VersionReader.read`")
+    return Field((length, *metadata.shape[1:]), arrays.dtype(name))
 
 
 def require_within_episodes(arrays: VersionReader, episode: Indices, start: Indices, stop: Indices) -> None:
-    """Refuse runs of steps that are not within these episodes of this version: they would be another's steps.
-
-    Raises UsageError, DataError.
-    """
+    """Raise UsageError if a range of steps is outside its episode in this version. Raises DataError."""
     offsets = arrays.offsets
-    known = not episode.size or (episode.min() >= 0 and episode.max() < len(offsets) - 1)
-    if not known or (start < offsets[episode]).any() or (stop > offsets[episode + 1]).any():
-        hint = "make them of this version's `offsets`"
-        raise UsageError("the windows or sequences are of another version", where=str(arrays.path), hint=hint)
+    in_range = not episode.size or (episode.min() >= 0 and episode.max() < len(offsets) - 1)
+    if not in_range or (start < offsets[episode]).any() or (stop > offsets[episode + 1]).any():
+        hint = "construct them from this version's `offsets`"
+        raise UsageError("windows or sequences: of another version", where=str(arrays.path), hint=hint)
 
 
 class DrawnSamples(NamedTuple):
-    """Samples that were drawn and are not read yet, n of them.
+    """n samples that are drawn but not read.
 
-    samples: (n,) numbers of the samples. keys: (n,) a random number each. fields: of these samples; where the length
-    is one of a batch's own (buckets), they are smaller than the largest. locations: what `read` needs to know.
+    samples: (n,) numbers of the samples. keys: (n,) random numbers. fields: of these samples; in buckets their length
+    depends on the batch. locations: the data for `read`; the type depends on the class of samples.
     """
 
     samples: Indices
@@ -68,62 +66,63 @@ class DrawnSamples(NamedTuple):
 
 
 class Samples(Protocol):
-    """What a loader draws from."""
+    """The samples of a loader."""
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Name → value of all that decides which sample is at which position: dataset, windows, weights, seed, …
+        """Return all values that determine the order of samples, by name: dataset, windows, weights, seed, …
 
-        A state is of these samples if it has the same.
+        A state can be loaded only where the identity is equal.
         """
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """The arrays of a sample by name, of their largest size."""
+        """Return the arrays of a sample by name, of their maximal size."""
 
     @property
     def description(self) -> str:
-        """What to call these in errors."""
+        """Return a description for errors."""
 
     @property
     def planned_batch_size(self) -> int:
-        """The least size of a global batch where these are planned (buckets); 0 where the caller says how large."""
+        """Return the least size of a planned global batch (buckets); 0 where the loader chooses the size."""
 
     def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
-        """The global batch that begins at a position: its number, and how many positions it takes.
+        """Return the number and the size of the global batch that starts at a position.
 
-        batch_size: the caller's; where batches are planned it does not matter.
+        batch_size: the loader's; ignored where batches are planned.
         """
 
     def draw(self, positions: Indices) -> DrawnSamples:
-        """The samples at (n,) positions of one global batch. Pure, and no slower for more samples."""
+        """Return the samples at (n,) positions of one global batch. Pure; the time is independent of their count."""
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
-        """Read samples [low, high) into the buffers, by name: sample i into row i, or, of a mixture, into rows[i].
+        """Read samples [low, high) into the buffers, by name: sample i into row i, or in a mixture into rows[i].
 
-        A buffer is (n, *field.shape), C-contiguous. Threads read different samples at once. Raises DataError.
+        A buffer is (n, *field.shape), C-contiguous. Threads read different samples concurrently. Raises DataError.
         """
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
-        """(n, length) by name: False where a step is not the sample's own; nothing where all always are."""
+        """Return (n, length) masks by name, False at padded steps; empty where samples are never padded."""
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """(n, …) by name: what else is known of the samples, such as `episode`, `instruction` or `segment`."""
+        """Return (n, …) metadata of the samples by name, such as `episode`, `instruction` or `segment`."""
 
 
 class WindowSamples:
-    """Windows of one dataset, in the computed order: each comes once in an epoch.
+    """Windows of one dataset in the computed order, each once an epoch.
 
-    `extras` has `episode`, the number of each sample's, and `instruction`, its number in `instructions`, -1 for none.
+    `extras`: `episode`, the episode number, and `instruction`, an index into `instructions` or -1.
     """
 
     planned_batch_size = 0
 
     def __init__(self, arrays: VersionReader, windows: Windows, *, seed: int = 0, shuffle: bool = True) -> None:
-        """Raises ConfigError where no window fits, UsageError for arrays or windows that are not its own, DataError."""
+        """Raises ConfigError if no window fits, UsageError for missing arrays or another version's windows,
+        DataError."""
         self.description = str(arrays.path)
         if not len(windows):
-            raise ConfigError("no episode is long enough for a window", where=self.description)
+            raise ConfigError("windows: none (every episode is shorter than a window)", where=self.description)
         require_within_episodes(arrays, *windows.episodes)
         self._arrays, self._windows, self._instructions = arrays, windows, InstructionTable(arrays)
         self.order = ShuffledOrder(dataset=arrays.version, samples=len(windows), seed=seed, shuffle=shuffle)
@@ -155,13 +154,13 @@ class WindowSamples:
             gather.gather_windows(self._arrays, name, buffers[name], to, part, span)
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
-        """As `Samples.valid_mask`; only padded windows have steps that are not their own."""
+        """As `Samples.valid_mask`; empty for windows without padding."""
         if not self._windows.pad:
             return {}
         return {name: _valid_mask(drawn.locations, span) for name, span in self._windows.spans.items()}
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """`episode` and `instruction`: (n,)."""
+        """Return `episode` and `instruction`, (n,) each."""
         episode = drawn.locations.episode
         return {"episode": episode, "instruction": self._instructions.indices_of(episode)}
 
@@ -171,6 +170,6 @@ class WindowSamples:
         return self._instructions.texts
 
 
-def _valid_mask(place: WindowLocations, span: WindowSpan) -> NDArray[np.bool_]:
-    steps = place.anchor[:, None] + np.arange(-span.before, span.after)
-    return (steps >= place.start[:, None]) & (steps < place.stop[:, None])
+def _valid_mask(locations: WindowLocations, span: WindowSpan) -> NDArray[np.bool_]:
+    steps = locations.anchor[:, None] + np.arange(-span.before, span.after)
+    return (steps >= locations.start[:, None]) & (steps < locations.stop[:, None])

@@ -1,4 +1,4 @@
-"""Runs of steps that are samples as they are: whole episodes, or what is left of them when they are cut."""
+"""Cut episodes into sequences of limited length: whole episodes, or parts of long ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from pitools.core.errors import ConfigError, UsageError
 
 Indices = NDArray[np.int64]
-# What becomes of an episode that is too long.
+# The treatment of an episode that is too long.
 WhenTooLong = Literal["refuse", "split", "drop"]
 
 
 class Sequences(NamedTuple):
-    """(n,) each: number of the episode, and its steps [start, stop). dropped, split: episodes that were too long."""
+    """episode, start, stop: (n,) number of the episode and steps [start, stop). dropped, split: counts of episodes."""
 
     episode: Indices
     start: Indices
@@ -26,41 +26,42 @@ class Sequences(NamedTuple):
 
     @property
     def lengths(self) -> Indices:
-        """(n,) steps, at least one."""
+        """Return the (n,) numbers of steps, at least 1 each."""
         return self.stop - self.start
 
     @property
     def identity(self) -> str:
-        """A digest of which steps these are."""
+        """Return a digest of the episodes and steps."""
         return hashlib.sha256(np.stack(self[:3]).astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def cut_sequences(
     offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, long: WhenTooLong = "refuse"
 ) -> Sequences:
-    """The episodes as sequences of at most `longest` steps.
+    """Return the episodes as sequences of at most `longest` steps; empty episodes are omitted.
 
-    offsets: (all episodes + 1,) first steps. long: what to do with a longer one; `split` cuts it into parts of the
-    largest multiple of `window` steps, so that windows of so many steps stay whole. An episode of no steps is none.
-    Raises UsageError for lengths that cannot be, ConfigError for an episode that is too long.
+    offsets: (all episodes + 1,) first steps. long: treatment of longer episodes; `split` cuts them into parts of the
+    largest multiple of `window` steps, so that no window of this length is cut. Raises UsageError for invalid lengths,
+    ConfigError for an episode that is too long.
     """
     if not 1 <= window <= longest:
-        raise UsageError(f"windows of {window} steps in sequences of {longest}", where="window")
+        raise UsageError(f"window: expected 1 to {longest} steps, got {window}", where="window")
     numbers = np.asarray(episodes, np.int64)
     numbers = numbers[offsets[numbers] < offsets[numbers + 1]]
     lengths = offsets[numbers + 1] - offsets[numbers]
     over = lengths > longest
     if long == "refuse" and over.any():
-        at = int(np.argmax(lengths))
-        what = f"{int(over.sum())} episodes are longer than {longest} steps; episode {numbers[at]} has {lengths[at]}"
-        raise ConfigError(what, where="length", hint='take a greater length, or long="split" or "drop"')
+        index = int(np.argmax(lengths))
+        message = f"episodes: {int(over.sum())} too long (expected at most {longest} steps, got {lengths[index]} in "
+        message += f"episode {numbers[index]})"
+        raise ConfigError(message, where="length", hint='increase the length, or use long="split" or long="drop"')
     dropped, split = (int(over.sum()) if long == policy else 0 for policy in ("drop", "split"))
     if dropped:
         numbers, lengths, over = numbers[~over], lengths[~over], over[~over]
     part = np.where(over, longest // window * window, lengths)
     counts = -(-lengths // np.maximum(part, 1))
-    which = np.repeat(np.arange(len(numbers)), counts)
-    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = offsets[numbers][which] + place * part[which]
-    stop = np.minimum(start + part[which], offsets[numbers + 1][which])
-    return Sequences(numbers[which], start, stop, dropped, split)
+    index_of = np.repeat(np.arange(len(numbers)), counts)
+    part_number = np.arange(len(index_of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = offsets[numbers][index_of] + part_number * part[index_of]
+    stop = np.minimum(start + part[index_of], offsets[numbers + 1][index_of])
+    return Sequences(numbers[index_of], start, stop, dropped, split)

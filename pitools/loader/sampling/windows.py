@@ -1,11 +1,11 @@
-"""Which steps make a sample: a window about each anchor step of an episode, of its own length for each array.
+"""Define samples as windows around anchor steps of episodes, with a separate span for each array.
 
     episode      ├───────────────────────────────┤
     anchor                    │
     obs (1, 1)              ├─┤                         steps [anchor - 1, anchor + 1)
     action (0, 16)            ├───────────────┤         steps [anchor, anchor + 16)
 
-Padded windows reach over an episode's ends, where the first or last step is repeated; others stay inside.
+Padded windows extend beyond an episode's ends, where the first or last step is repeated; others stay inside.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WindowSpan(NamedTuple):
 
 
 class WindowLocations(NamedTuple):
-    """(n,) samples each: number of the episode, its steps [start, stop), and the anchor among all steps."""
+    """(n,) each. episode: number. start, stop: the episode's steps [start, stop). anchor: step of the dataset."""
 
     episode: Indices
     start: Indices
@@ -44,7 +44,7 @@ class WindowLocations(NamedTuple):
 
 
 class Windows:
-    """The samples of some episodes, numbered one episode after another, of anchors `stride` steps apart."""
+    """The windows of some episodes, numbered in the order of episodes, with anchors `stride` steps apart."""
 
     def __init__(
         self,
@@ -55,22 +55,23 @@ class Windows:
         stride: int = 1,
         pad: bool = False,
     ) -> None:
-        """offsets: (all episodes + 1,) first steps. episodes: those to take, by number, in this order.
+        """offsets: (all episodes + 1,) first steps. episodes: numbers, in this order. spans: by array.
 
-        Raises UsageError for no span, one that holds nothing, or a stride below 1.
+        Raises UsageError for no span, an empty span, or a stride below 1.
         """
         if not spans:
-            raise UsageError("windows of no array", where="spans", hint='such as {"action": Span(0, 16)}')
+            hint = 'for example {"action": WindowSpan(0, 16)}'
+            raise UsageError("spans: empty (expected one array or more)", where="spans", hint=hint)
         for name, span in spans.items():
             if span.length < 1:
-                raise UsageError(f"a window of no steps: [-{span.before}, {span.after})", where=name)
+                raise UsageError(f"span: empty: [-{span.before}, {span.after})", where=name)
         if stride < 1:
-            raise UsageError(f"a stride of {stride} steps", where="stride", hint="1 takes every step")
+            raise UsageError(f"stride: too small (expected 1 or more, got {stride})", where="stride")
         self.spans, self.pad, self._stride = dict(spans), pad, stride
         self._episodes = np.asarray(episodes, np.int64)
         self._starts, self._stops = offsets[self._episodes], offsets[self._episodes + 1]
         lengths = self._stops - self._starts
-        # An anchor is a step of its episode even where the windows about it lie beside it.
+        # An anchor is a step of its episode, even if its windows are outside the episode.
         self._first = 0 if pad else max(0, *(span.before for span in spans.values()))
         last = 1 if pad else max(1, *(span.after for span in spans.values()))
         counts = np.maximum(0, -(-(lengths - self._first - last + 1) // stride))
@@ -78,12 +79,12 @@ class Windows:
 
     @property
     def episodes(self) -> tuple[Indices, Indices, Indices]:
-        """Number, first step and last of each episode: (n,) each, the last not included."""
+        """Return number, first step and stop of each episode, (n,) each."""
         return self._episodes, self._starts, self._stops
 
     @property
     def identity(self) -> str:
-        """A digest of all that decides which sample has which number, in a given dataset."""
+        """Return a digest of all that determines the numbering of samples within a dataset."""
         spans = sorted((name, *span) for name, span in self.spans.items())
         text = f"pit.windows/1 {spans} {self._stride} {self.pad} ".encode()
         return hashlib.sha256(text + self._episodes.astype("<i8").tobytes()).hexdigest()[:16]
@@ -93,11 +94,11 @@ class Windows:
         return int(self._ends[-1]) if self._ends.size else 0
 
     def locate(self, samples: Indices) -> WindowLocations:
-        """Where samples are. Raises IndexError for one that is not there."""
-        wanted = np.asarray(samples, np.int64)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"samples {wanted.min()} to {wanted.max()} of {len(self)}")
-        at = np.searchsorted(self._ends, wanted, "right")
-        before = np.where(at > 0, self._ends[at - 1], 0) if wanted.size else wanted
-        anchor = self._starts[at] + self._first + (wanted - before) * self._stride
-        return WindowLocations(self._episodes[at], self._starts[at], self._stops[at], anchor)
+        """Return the locations of samples by number. Raises IndexError for a number out of range."""
+        numbers = np.asarray(samples, np.int64)
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {len(self)}")
+        index = np.searchsorted(self._ends, numbers, "right")
+        first_sample = np.where(index > 0, self._ends[index - 1], 0) if numbers.size else numbers
+        anchor = self._starts[index] + self._first + (numbers - first_sample) * self._stride
+        return WindowLocations(self._episodes[index], self._starts[index], self._stops[index], anchor)

@@ -132,22 +132,22 @@ def test_any_position_is_found_at_once(version: Path):
         position += samples.batch_at(position)[1]
     fresh = bucketed(version)
     assert fresh.batch_at(position) == samples.batch_at(position) == (500, samples.batch_at(position)[1])
-    with pytest.raises(ConfigError, match="no batch begins"):
+    with pytest.raises(ConfigError, match=f"position {position + 1}: "):
         fresh.batch_at(position + 1)
-    with pytest.raises(ValueError, match="more than one batch"):
+    with pytest.raises(ValueError, match=f"positions {position} to {position + 99}: "):
         fresh.draw(np.arange(position, position + 100))
 
 
-def test_edges_and_sizes_that_do_not_suit(version: Path):
-    """Each is refused with what would do."""
+def test_invalid_edges_and_sizes_are_refused(version: Path):
+    """Edges that do not ascend or are too small, and batch sizes that fit no sequence or divide unevenly."""
     arrays = VersionReader(version)
     known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
     assert quantile_edges(known.lengths, 4)[-1] == max(LENGTHS)
     assert quantile_edges(np.array([5, 5, 5]), 4) == [5]
     for edges, more, message in (
-        ((16, 8), {"steps": 64}, "do not ascend"),
-        ((8, 16), {"steps": 256}, "has 30 steps, the last bucket's edge is 16"),
-        (EDGES, {"steps": 64}, "64 steps do not hold 8 sequences of 32"),
+        ((16, 8), {"steps": 64}, r"edges: .*\[16, 8\]"),
+        ((8, 16), {"steps": 256}, "at most 16 steps, got 30"),
+        (EDGES, {"steps": 64}, r"steps=64: .* 8 sequences of 32 \(expected 256\)"),
         (EDGES, {"batch_size": 12}, "batch_size=12"),
         (EDGES, {}, "steps=0, batch_size=0"),
     ):

@@ -84,15 +84,15 @@ def test_the_filter_that_leaves_nothing_is_named(version: Path, filters: dict, m
 
 def test_what_is_no_filter(version: Path, record: Callable[..., Path]):
     """An unknown split, a broken expression, and success where nothing tells of it."""
-    with pytest.raises(UsageError, match="no split 'vald'") as error:
+    with pytest.raises(UsageError, match="split 'vald'") as error:
         filter_episodes(VersionReader(version), EpisodeFilters(splits=("vald",)))
     assert "valid" in error.value.hint
-    with pytest.raises(UsageError, match="regular expression"):
+    with pytest.raises(UsageError, match=r"re:\("):
         filter_episodes(VersionReader(version), EpisodeFilters(tasks=("re:(",)))
     plain = VersionReader(record((5, 6)))
-    with pytest.raises(UsageError, match="nothing says which episodes succeeded"):
+    with pytest.raises(UsageError, match="success: "):
         filter_episodes(plain, EpisodeFilters(success=True))
-    with pytest.raises(UsageError, match="array 'won'"):
+    with pytest.raises(UsageError, match="'won': "):
         filter_episodes(plain, EpisodeFilters(success=True, success_by="won"))
 
 

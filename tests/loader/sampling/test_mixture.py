@@ -66,7 +66,7 @@ def test_weights_that_are_none():
     for wrong in ([], [1, 0], [1, -1], [float("nan")], [float("inf"), 1]):
         with pytest.raises(ConfigError, match="weights"):
             integer_weights(wrong)
-    with pytest.raises(ConfigError, match="less than 1 in 65536"):
+    with pytest.raises(ConfigError, match=r"weight 1e-07: .*65536"):
         integer_weights([1, 1e-7])
 
 
@@ -153,7 +153,7 @@ def test_a_state_of_another_mixture_is_refused(versions: list[Path]):
     """Other weights, another order of one of the datasets."""
     state = Loader(mixture(versions), batch_size=8).state()
     members = [windowed(path) for path in versions]
-    with pytest.raises(ConfigError, match="weights is '5 3 2'"):
+    with pytest.raises(ConfigError, match=r"weights .* got '5 3 2'"):
         Loader(MixtureSamples(members, [1, 1, 1]), batch_size=8).load_state(state)
     with pytest.raises(ConfigError, match="2 seed"):
         Loader(MixtureSamples([*members[:2], windowed(versions[2], seed=1)], WEIGHTS), batch_size=8).load_state(state)
@@ -168,7 +168,7 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
     first = WindowSamples(
         arrays, Windows(arrays.offsets, np.arange(3), {"action": WindowSpan(0, 4), "obs/state": WindowSpan(1, 1)})
     )
-    with pytest.raises(ConfigError, match=r"obs/joints is float32 .* here, not there in") as error:
+    with pytest.raises(ConfigError, match=r"obs/joints: .*got float32 ") as error:
         MixtureSamples([first, second], [1, 1])
     assert str(versions[0]) in str(error.value)
     assert str(other.path) in str(error.value)
@@ -177,11 +177,11 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
     (row,) = np.flatnonzero(batch.extras["dataset"] == 1)[:1]
     anchor = int(Windows(other.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
     assert np.array_equal(batch.arrays["obs/state"][row], other.read("obs/joints", anchor - 1, anchor + 1))
-    with pytest.raises(ConfigError, match="no array 'obs/joint' to rename"):
+    with pytest.raises(ConfigError, match=r"rename: .*'obs/joint'"):
         MixtureSamples([first, second], [1, 1], rename={1: {"obs/joint": "obs/state"}})
-    with pytest.raises(ConfigError, match="one name"):
+    with pytest.raises(ConfigError, match=r"rename: .*'action'.*'action'"):
         MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "action"}})
-    with pytest.raises(ConfigError, match="2 weights for 1"):
+    with pytest.raises(ConfigError, match=r"weights: .*expected 1, got 2"):
         MixtureSamples([first], [1, 1])
 
 

@@ -53,7 +53,7 @@ def test_every_step_is_a_sequences_once(lengths, length, window, long):
     """Any episodes: whole, cut at multiples of the window, or dropped; in order, none longer than is allowed."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if window > length:
-        with pytest.raises(UsageError, match="windows"):
+        with pytest.raises(UsageError, match=f"window: .* {window}$"):
             cut_sequences(offsets, np.arange(len(lengths)), length, window=window)
         return
     found = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, long=long)
@@ -69,7 +69,7 @@ def test_every_step_is_a_sequences_once(lengths, length, window, long):
 
 def test_a_long_episode_is_refused_by_name():
     """Unless the caller said what to do with it."""
-    with pytest.raises(ConfigError, match="2 episodes are longer than 30 steps; episode 3 has 60"):
+    with pytest.raises(ConfigError, match=r"episodes: 2 .* 30 steps, got 60 in episode 3"):
         cut_sequences(np.concatenate([[0], np.cumsum(LENGTHS[:5])]), np.arange(5), 30)
 
 
@@ -112,9 +112,9 @@ def test_a_plan_is_the_same_for_ever():
 
 def test_nothing_and_too_much_are_refused():
     """No sequence, and one that is longer than a row."""
-    with pytest.raises(ConfigError, match="no sequence"):
+    with pytest.raises(ConfigError, match="sequences: none"):
         PackingPlan(run(np.array([], np.int64)), 10)
-    with pytest.raises(ConfigError, match="11 steps in rows of 10"):
+    with pytest.raises(ConfigError, match="at most 10 steps, got 11"):
         PackingPlan(run(np.array([11])), 10)
     assert best_fit(np.array([0, 0, 0, 2]), 7) == [(((3, 2),), 1)]
 
@@ -198,7 +198,7 @@ def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
     assert run.stdout.splitlines()[1].split()[-2:] == ["0", "1"]
     retire_version(path, reason="blurred")
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48"])
-    assert (run.exit_code, run.stderr.startswith(f"pit: note: {path} is retired")) == (0, True)
+    assert (run.exit_code, run.stderr.startswith(f"pit: note: {path}: retired")) == (0, True)
     assert len(run.stderr.splitlines()) == 1
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--long", "refuse"])
     assert isinstance(run.exception, ConfigError)

@@ -66,7 +66,7 @@ def test_the_global_batch_is_the_same_for_any_world_size(world_size: int):
     """What the ranks take, one after another, is the whole batch."""
     parts = [range(*rank_slice(64, rank, world_size)) for rank in range(world_size)]
     assert [place for part in parts for place in part] == list(range(64))
-    with pytest.raises(ValueError, match="no part"):
+    with pytest.raises(ValueError, match=f"batch of {world_size - 1}: .* of {world_size}"):
         rank_slice(world_size - 1, 0, world_size)
 
 
@@ -83,7 +83,7 @@ def test_a_hundred_million_samples_take_no_longer():
 
 def test_what_is_no_position():
     """A negative position, and an order of nothing."""
-    with pytest.raises(ValueError, match="below 0"):
+    with pytest.raises(ValueError, match=r"position: .* -1"):
         order(10).samples_at(np.array([-1]))
-    with pytest.raises(ValueError, match="no samples"):
+    with pytest.raises(ValueError, match="samples: none"):
         order(0).samples_at(np.array([0]))

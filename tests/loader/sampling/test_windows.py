@@ -46,11 +46,11 @@ def test_the_samples_are_those_of_a_plain_loop(lengths, spans, stride, pad, data
 def test_what_is_no_window():
     """No array, no steps, no stride, and a sample that is not there."""
     offsets = np.array([0, 5])
-    with pytest.raises(UsageError, match="no array"):
+    with pytest.raises(UsageError, match="spans: empty"):
         Windows(offsets, np.array([0]), {})
-    with pytest.raises(UsageError, match="no steps"):
+    with pytest.raises(UsageError, match=r"span: .*\[-1, -1\)"):
         Windows(offsets, np.array([0]), {"a": WindowSpan(1, -1)})
-    with pytest.raises(UsageError, match="stride of 0"):
+    with pytest.raises(UsageError, match=r"stride: .* 0"):
         Windows(offsets, np.array([0]), {"a": WindowSpan(0, 1)}, stride=0)
     with pytest.raises(IndexError, match="of 5"):
         Windows(offsets, np.array([0]), {"a": WindowSpan(0, 1)}).locate(np.array([5]))
