@@ -82,7 +82,7 @@ def test_launch_run_finds_its_job(ways: Any, alpha: Client, pit: Callable[..., A
         (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
         done = pit("launch", "run", "request.toml", "--site", "alpha", **env)
         assert done.returncode == 0, done.stderr
-        assert "looking for job found-" in done.stderr
+        assert "job found-" in done.stderr
         (run_dir,) = (tmp_path / "runs").glob("found-*")
         ref = run_folder.read_record(run_dir / "job.json", JobRef)
         assert ref

@@ -1,4 +1,4 @@
-"""`python -m pitools.launch.job`: what the job script calls. The package's docstring shows how."""
+"""Parse the subcommands of `python -m pitools.launch.job`, for the job script. The package's docstring lists them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from pitools.core.errors import PitError
-from pitools.launch import exit_codes
 from pitools.launch.job import wait_for
 
 RETRY = "retry"
@@ -38,13 +37,8 @@ def _main_begin() -> int:
 
     try:
         print(begin_attempt.begin_attempt(job_context.load_context(os.environ)))
-    except begin_attempt.AttemptRefused as refusal:
-        print(f"pit: {refusal}", file=sys.stderr)
-        # The script ends with this code where no path is printed.
-        return refusal.code
-    except (PitError, OSError) as error:
-        print(f"pit: no attempt: {error}", file=sys.stderr)
-        return exit_codes.ATTEMPT_NOT_STARTED
+    except (begin_attempt.AttemptRefused, PitError, OSError) as error:
+        return begin_attempt.report_refusal(error)  # without a path the script exits with this code
     return 0
 
 

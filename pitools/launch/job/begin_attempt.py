@@ -1,4 +1,4 @@
-"""Begin an attempt: check the grant, diagnose the previous attempt, and create the attempt's folder."""
+"""Begin an attempt: check the grant, diagnose the previous attempt, create the attempt's folder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,25 @@ _SLURM_TIMEOUT_S = 10.0
 
 
 class AttemptRefused(Exception):
-    """The job must exit with this code, without an attempt."""
+    """The job must not begin an attempt, and exits with `code`."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
 
 
-def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
-    """Create the next attempt of the run and return its folder. time_limit_at: the job's time limit, "" for unknown.
+def report_refusal(error: Exception) -> int:
+    """Print why `begin_attempt` began no attempt, and return the job's exit code."""
+    refused = isinstance(error, AttemptRefused)
+    print(f"pit: {error}" if refused else f"pit: no attempt: {error}", file=sys.stderr)
+    return error.code if isinstance(error, AttemptRefused) else exit_codes.ATTEMPT_NOT_STARTED
 
-    Raises AttemptRefused where this job has no grant, the run is over, or its checkpoints are gone; and OSError.
+
+def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
+    """Create the next attempt of the run and return its folder.
+
+    time_limit_at: when the job's time limit ends, RFC 3339; "" looks it up. Raises AttemptRefused if this job has no
+    grant, the run is over, or its checkpoints are missing; also DataError, ClusterError and OSError.
     """
     _require_grant(job)
     previous_attempts = run_folder.attempt_dirs(job.run_dir)
@@ -61,16 +69,16 @@ def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
     )
     run_folder.write_record(attempt / "start.json", start)
     if job.mode == "run" and (reason := fencing.superseded_by(job)):
-        # A successor revokes the grant first and then looks for starts: one of the two jobs sees the other.
+        # A successor first revokes the grant and then reads the starts: at least one of the two jobs sees the other.
         shutil.rmtree(attempt)
-        raise AttemptRefused(grant.NOT_GRANTED, reason)
+        raise AttemptRefused(exit_codes.NOT_GRANTED, reason)
     if job.mode != "none":
         run_folder.append_event(job.run_dir, "attempt", attempt=attempt.name, job_id=job.job_id, nodes=job.node_list)
     return attempt
 
 
 def create_attempt_dir(job: JobContext) -> Path:
-    """Create and return the folder of a new attempt, the first free number. Raises OSError."""
+    """Create the folder of a new attempt, under the first free number, and return it. Raises OSError."""
     root = job.run_dir / "attempts"
     root.mkdir(mode=0o755, parents=True, exist_ok=True)
     if job.task:
@@ -99,19 +107,19 @@ def _max_recorded_steps(attempts: list[Path]) -> int:
         with contextlib.suppress(PitError, OSError):
             began = run_folder.read_record(path / "start.json", records.AttemptStart)
             ended = run_folder.read_record(path / "cause.json", records.Cause)
-            recorded_steps += [seen.saved_steps for seen in (began, ended) if seen]
+            recorded_steps += [record.saved_steps for record in (began, ended) if record]
     return max(recorded_steps)
 
 
 def _wait_for_checkpoints(job: JobContext, recorded_steps: int) -> int:
-    """Wait for the checkpoint store and return the saved steps; stop the run if its checkpoints stay missing.
+    """Wait for the checkpoint store and return the saved steps.
 
-    A run never silently restarts from step 0 over a store that is not mounted: a person allows it by `progress` in the
-    run's folder.
+    If the checkpoints stay missing, stop the run and raise AttemptRefused: a run never silently restarts from step 0
+    because its store is not mounted. A user allows that by a file `progress` in the run's folder.
     """
 
-    def is_there() -> bool:
-        _refuse_if_concluded(job.run_dir)  # it may be cancelled, or moved, while this waits
+    def is_restored() -> bool:
+        _refuse_if_concluded(job.run_dir)  # the run may be cancelled or moved during this wait
         return (
             evidence.saved_steps(job.run_dir) > 0
             or (job.run_dir / "progress").exists()
@@ -119,54 +127,56 @@ def _wait_for_checkpoints(job: JobContext, recorded_steps: int) -> int:
         )
 
     checkpoints = job.run_dir / "checkpoints"
-    if wait_for.wait_until(is_there, f"{recorded_steps} steps were safe, and {checkpoints} is empty"):
+    missing = f"{checkpoints}: no checkpoint (expected {recorded_steps} saved steps)"
+    if wait_for.wait_until(is_restored, missing):
         return evidence.saved_steps(job.run_dir)
     reason = (
-        f"{recorded_steps} steps were safe, and {checkpoints} is empty: mount it, or restore the checkpoints, and "
-        f"resume the run with --force; to start from step 0 instead: echo 0 > {job.run_dir / 'progress'}"
+        f"{missing}: mount the folder, or restore the checkpoints, and resume the run with --force; "
+        f"to start from step 0 instead: echo 0 > {job.run_dir / 'progress'}"
     )
     try:
         job_recovery.conclude_run(job, "storage", reason)
     except PitError as error:
-        print(f"pit: the run has no verdict: {error}", file=sys.stderr)
+        print(f"pit: the run's verdict was not written: {error}", file=sys.stderr)
     raise AttemptRefused(1, reason)
 
 
 def _has_no_checkpoint_files(checkpoints: Path) -> bool:
-    """Return whether no trace of checkpoints is there, not even a damaged one or the owner's record."""
+    """Whether the folder has no trace of checkpoints, not even a damaged one or the owner's record."""
     from pitools.checkpoint.store import layout, owner
 
     try:
         names = [path.name for path in checkpoints.iterdir()]
     except OSError:
         return True
-    ours = (owner.FILE_NAME, layout.QUARANTINE)
-    return not any(name in ours or layout.step_of(Path(name)) is not None for name in names)
+    store_files = (owner.FILE_NAME, layout.QUARANTINE)
+    return not any(name in store_files or layout.step_of(Path(name)) is not None for name in names)
 
 
 def _require_grant(job: JobContext) -> None:
     job_dir = job.run_dir / "jobs" / str(job.number)
     if not job_dir.parent.is_dir():
-        return  # what a person submitted needs none
+        return  # a script that a user submitted directly needs no grant
     if not job_dir.is_dir():
-        raise AttemptRefused(grant.NOT_GRANTED, "the submission of this job was rolled back")
+        raise AttemptRefused(exit_codes.NOT_GRANTED, "the submission of this job was rolled back")
     _yield_to_newer_job(job)
     token = grant.grant_token(job.job_id)
     if (granted := grant.claim(job_dir, token)) != token:
-        raise AttemptRefused(grant.NOT_GRANTED, f"job {job.job_id} must not run: the grant is {granted}")
+        reason = f"job {job.job_id} must not run: the submission's grant is {granted} (expected {token})"
+        raise AttemptRefused(exit_codes.NOT_GRANTED, reason)
 
 
 def _yield_to_newer_job(job: JobContext) -> None:
-    """Refuse a requeued job whose run has a newer submission, and complete that submission if it was interrupted."""
+    """Refuse a requeued job if its run has a newer submission; complete that submission if it was interrupted."""
     numbers = submissions.submission_numbers(job.run_dir)
     if numbers and numbers[-1] > job.number and submissions.is_unresolved(job.run_dir, numbers[-1]):
         try:
             job_recovery.complete_submission(job, numbers[-1])
         except PitError as error:
-            print(f"pit: submission {numbers[-1]} of the run cannot be completed: {error}", file=sys.stderr)
+            print(f"pit: submission {numbers[-1]} of the run was not completed: {error}", file=sys.stderr)
         numbers = submissions.submission_numbers(job.run_dir)
     if numbers and numbers[-1] > job.number:
-        raise AttemptRefused(grant.NOT_GRANTED, f"job {numbers[-1]} of the run has taken over")
+        raise AttemptRefused(exit_codes.NOT_GRANTED, f"job {numbers[-1]} of the run has taken over")
 
 
 def _refuse_if_concluded(run_dir: Path) -> None:
@@ -178,18 +188,18 @@ def _refuse_if_concluded(run_dir: Path) -> None:
 
 
 def _refuse_if_cancelled(job: JobContext) -> None:
-    """Conclude a run whose cancel was requested while this job was pending."""
+    """Conclude the run and raise AttemptRefused if its cancellation was requested while this job was pending."""
     if not cancel_request.pending_cancel(job.run_dir):
         return
     try:
         job_recovery.conclude_run(job, "cancelled")
     except PitError as error:
-        print(f"pit: the run has no verdict: {error}", file=sys.stderr)
-    raise AttemptRefused(1, "the run was stopped: its cancel was requested")
+        print(f"pit: the run's verdict was not written: {error}", file=sys.stderr)
+    raise AttemptRefused(1, "the run was stopped: its cancellation was requested")
 
 
 def _diagnose_previous(job: JobContext, attempt: Path) -> None:
-    """Diagnose the previous attempt if it ended with its node or job, before its own diagnosis."""
+    """Diagnose the previous attempt if its job ended before it could, and raise AttemptRefused if the run must stop."""
     if (attempt / "cause.json").is_file():
         return
     try:
@@ -199,20 +209,17 @@ def _diagnose_previous(job: JobContext, attempt: Path) -> None:
     except Exception as error:  # noqa: BLE001 (a failed diagnosis must not keep a run from resuming)
         print(f"pit: attempt {attempt.name} was not diagnosed: {error!r}", file=sys.stderr)
         return
-    exit_code_for = {
-        "done": 0,
-        "stop": 1,
-        "resubmit": exit_codes.STOPPED_FOR_RESUME,
-    }  # here it goes on, or waits no longer
+    # Other actions need nothing here: this job retries already, and a wait is over.
+    exit_code_for = {"done": 0, "stop": 1, "resubmit": exit_codes.STOPPED_FOR_RESUME}
     if decision.action in exit_code_for:
         raise AttemptRefused(exit_code_for[decision.action], decision.reason)
 
 
 def _time_limit_at(job: JobContext, previous_attempts: list[Path], environ: Mapping[str, str]) -> str:
-    """Return when the job's time limit ends, RFC 3339; "" where it has none or Slurm does not say."""
+    """Return when the job's time limit ends, RFC 3339; "" if it has none or Slurm does not report it."""
     if (text := environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
         return timestamps.to_rfc3339(datetime.fromtimestamp(int(text), UTC))
-    # Slurm before 23.02: its controller is asked, once a start of the job.
+    # Slurm before 23.02 sets no variable: query its controller, once per start of the job.
     for path in reversed(previous_attempts):
         start = run_folder.read_record(path / "start.json", records.AttemptStart)
         if start and (start.job_id, start.restart) == (job.job_id, job.restart):
@@ -220,7 +227,7 @@ def _time_limit_at(job: JobContext, previous_attempts: list[Path], environ: Mapp
     try:
         from pitools.slurm.client import Client, Transport
 
-        known = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
-        return known[0].end if known else ""
+        jobs = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
+        return jobs[0].end if jobs else ""
     except PitError:
         return ""

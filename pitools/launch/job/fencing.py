@@ -1,7 +1,7 @@
 """Stop this job's ranks once a newer job owns the run.
 
-Slurm may give up a node that still computes, or requeue a job that already has a successor: two jobs of a run must not
-train at once.
+Slurm may declare a node dead that still computes, or requeue a job that already has a successor. Two jobs of a run must
+not train at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHECK_EVERY_S = 30.0
 
 
 def superseded_by(job: JobContext) -> str:
-    """Return why the job no longer owns its run; "" while it does, and where the folder cannot be read."""
+    """Return why the job no longer owns its run; "" while it does, or if the folder cannot be read."""
     try:
         newer = [number for number in submissions.submission_numbers(job.run_dir) if number > job.number]
         granted = grant.read_grant(submissions.job_dir(job.run_dir, job.number))
@@ -25,11 +25,12 @@ def superseded_by(job: JobContext) -> str:
         return ""
     if newer:
         return f"job {newer[-1]} of the run has taken over"
-    return "" if granted in ("", grant.grant_token(job.job_id)) else f"this job no longer has the grant: {granted}"
+    token = grant.grant_token(job.job_id)
+    return "" if granted in ("", token) else f"the submission's grant is {granted} (expected {token})"
 
 
 def current_job() -> JobContext | None:
-    """Return the job that this process is in; None unless it is a submission of a run."""
+    """Return the job of this process; None unless it is a submission of a run."""
     try:
         context = load_context(os.environ)
     except PitError:

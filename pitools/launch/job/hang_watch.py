@@ -1,7 +1,7 @@
 """Detect a hang: no rank has written a step for many times the median step time.
 
-Reads the step logs only: their sizes and times, and the ends of some. Ranks without a log are not watched; a rank that
-works on something else calls `StepLog.heartbeat`.
+The detector reads only the step logs: their sizes, modification times, and the tails of some. Ranks without a log are
+not watched. A rank that works on something other than a step calls `StepLog.heartbeat`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pitools.core.errors import PitError
 from pitools.run import attempt_records as records
 from pitools.run.steps import read_steps
 
-_POLL_S = 5.0  # how often, at most
-_TAIL_BYTES = 1 << 14  # bytes: some sixty steps
-_WINDOW_STEPS = 100  # steps whose median is the usual one
-_JITTER_S = 5.0  # clocks of nodes differ: a time in the future by less is no allowance
+_POLL_S = 5.0  # the longest interval between two polls
+_TAIL_BYTES = 1 << 14  # about 60 steps
+_WINDOW_STEPS = 100  # the median step time is that of the latest so many steps
+_CLOCK_SKEW_S = 5.0  # node clocks differ: a modification time less far in the future is no heartbeat
 
 
 class HangLimits(NamedTuple):
-    """When a standstill is one. factor: of the usual step; min_s: at least; start_s: for the first two steps."""
+    """When a stall is a hang: after factor times the median step time, min_s at least; start_s for the first two."""
 
     factor: float = 10.0
     min_s: float = 120.0
@@ -34,7 +34,7 @@ class HangLimits(NamedTuple):
 
 
 def load_limits(plan: Path) -> HangLimits | None:
-    """What a plan's request says of the watch; the defaults without a plan; None where it is turned off."""
+    """Return the limits of a plan's request, the defaults without a plan, or None if the watch is off."""
     try:
         watch = msgspec.json.decode(plan.read_bytes())["request"].get("watch", {})
         limits = HangLimits(
@@ -42,7 +42,7 @@ def load_limits(plan: Path) -> HangLimits | None:
             units.parse_duration(str(watch.get("min_stall", "2m"))),
             units.parse_duration(str(watch.get("start", "30m"))),
         )
-    except (OSError, ValueError, KeyError, AttributeError, PitError):  # a script without a run, say
+    except (OSError, ValueError, KeyError, AttributeError, PitError):  # e.g. a script without a run
         return HangLimits()
     return limits if limits.min_s > 0 else None
 
@@ -52,10 +52,10 @@ class HangDetector:
 
     def __init__(self, folder: Path, limits: HangLimits) -> None:
         self._folder, self._limits = folder, limits
-        self._log_stats: dict[str, tuple[int, float]] = {}  # name → size and time
-        self._last_change = time.monotonic()  # when anybody's log last changed
-        self._allowed_until = 0.0  # wall clock: no word is expected before
-        self._read, self._due = 0, 0.0
+        self._log_stats: dict[str, tuple[int, float]] = {}  # file name → size and modification time
+        self._last_change = time.monotonic()  # when any rank's log last changed
+        self._heartbeat_until = 0.0  # wall clock: a heartbeat announced no step before then
+        self._followed_bytes, self._due = 0, 0.0
         self._step_times_s: deque[float] = deque(maxlen=_WINDOW_STEPS)
         self._followed_log = ""
 
@@ -70,14 +70,14 @@ class HangDetector:
         """Return a report if the ranks hang now."""
         self._scan()
         if not self._log_stats:
-            return None  # nothing keeps a log, or not yet
+            return None  # no rank has a log, or not yet
         stalled_s = time.monotonic() - self._last_change
         median_s = self.median_step_s()
-        if stalled_s < self._limit_s(median_s) or time.time() < self._allowed_until:
+        if stalled_s < self._limit_s(median_s) or time.time() < self._heartbeat_until:
             return None
-        self._refresh_by_opening()  # over NFS a file's time is only certain once it was opened
+        self._refresh_by_opening()  # NFS revalidates a file's attributes only when it is opened
         stalled_s = time.monotonic() - self._last_change
-        if stalled_s < self._limit_s(median_s) or time.time() < self._allowed_until:
+        if stalled_s < self._limit_s(median_s) or time.time() < self._heartbeat_until:
             return None
         last_steps = {int(name.partition(".")[0]): _last_step(self._folder / name) for name in self._log_stats}
         newest_step = max(last_steps.values(), default=-1)
@@ -91,7 +91,7 @@ class HangDetector:
         )
 
     def median_step_s(self) -> float | None:
-        """The median of the latest steps; None before the second."""
+        """Return the median time of the latest steps, in seconds; None before the second step."""
         return sorted(self._step_times_s)[len(self._step_times_s) // 2] if self._step_times_s else None
 
     def _limit_s(self, median_s: float | None) -> float:
@@ -102,43 +102,44 @@ class HangDetector:
     def _scan(self) -> None:
         try:
             with os.scandir(self._folder) as entries:
-                found = {entry.name: entry.stat() for entry in entries if _is_log(entry.name)}
-        except OSError:  # not there yet, or storage that is away: what cannot be seen is not judged
+                stats = {entry.name: entry.stat() for entry in entries if _is_log(entry.name)}
+        except OSError:  # the folder does not exist yet, or storage is unavailable: no evidence of a hang
             self._last_change = time.monotonic()
             return
-        self._record_progress(found)
+        self._record_progress(stats)
 
     def _refresh_by_opening(self) -> None:
-        found = {}
+        stats = {}
         for name in self._log_stats:
             try:
                 with (self._folder / name).open("rb") as file:
-                    found[name] = os.fstat(file.fileno())
+                    stats[name] = os.fstat(file.fileno())
             except OSError:
                 self._last_change = time.monotonic()
-        self._record_progress(found)
+        self._record_progress(stats)
 
     def _record_progress(self, stats: dict[str, os.stat_result]) -> None:
-        now = {name: (stat.st_size, stat.st_mtime) for name, stat in stats.items()}
-        if any(self._log_stats.get(name) != one for name, one in now.items()):
-            self._log_stats |= now
+        log_stats = {name: (stat.st_size, stat.st_mtime) for name, stat in stats.items()}
+        if any(self._log_stats.get(name) != log_stat for name, log_stat in log_stats.items()):
+            self._log_stats |= log_stats
             self._last_change = time.monotonic()
-            ahead = max(time_ for _, time_ in self._log_stats.values())
-            self._allowed_until = ahead if ahead > time.time() + _JITTER_S else 0.0
+            # StepLog.heartbeat sets the modification time to the end of its allowance.
+            newest = max(modified for _, modified in self._log_stats.values())
+            self._heartbeat_until = newest if newest > time.time() + _CLOCK_SKEW_S else 0.0
         self._read_followed_rank()
 
     def _read_followed_rank(self) -> None:
-        """Read what one rank, the first that was there, has written since."""
+        """Read the new steps of one rank, the lowest of the ranks that had a log first."""
         self._followed_log = self._followed_log or min(
             self._log_stats, default="", key=lambda name: int(name.partition(".")[0])
         )
         size = self._log_stats.get(self._followed_log, (0, 0.0))[0]
-        if size <= self._read:
+        if size <= self._followed_bytes:
             return
-        offset = max(self._read, size - _TAIL_BYTES)
-        steps, read = read_steps(self._folder / self._followed_log, offset, at_line_start=offset == self._read)
-        self._step_times_s.extend(step.wall_s for step in (steps if offset else steps[1:]))  # the first one compiles
-        self._read = read
+        offset = max(self._followed_bytes, size - _TAIL_BYTES)
+        path, at_line_start = self._folder / self._followed_log, offset == self._followed_bytes
+        steps, self._followed_bytes = read_steps(path, offset, at_line_start=at_line_start)
+        self._step_times_s.extend(step.wall_s for step in (steps if offset else steps[1:]))  # the first step compiles
 
 
 def _is_log(name: str) -> bool:
@@ -147,7 +148,7 @@ def _is_log(name: str) -> bool:
 
 
 def _last_step(path: Path) -> int:
-    """The last step in a log; -1 for none."""
+    """Return the number of the last step in a log; -1 without one."""
     try:
         steps, _ = read_steps(path, max(0, path.stat().st_size - _TAIL_BYTES), at_line_start=False)
     except OSError:

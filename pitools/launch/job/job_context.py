@@ -1,4 +1,4 @@
-"""The run, job and time limit that a process is in, and how far recovery may go: by its environment and the folder."""
+"""Find the run, job and recovery mode of this process from its environment and the run's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RecoveryMode = Literal["none", "allocation", "run"]
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of one job, as its script knows it. number: which submission of the run. task: of an array, or ""."""
+    """One start of one Slurm job. number: the run's submission it belongs to. task: array task id, or ""."""
 
     run_dir: Path
     number: int
@@ -31,7 +31,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_context(environ: Mapping[str, str]) -> JobContext:
-    """The job that this process is in. Raises UsageError outside of a job script."""
+    """Return the job of this process. Raises UsageError outside of a job script."""
     if missing := [name for name in ("PIT_RUN_DIR", "SLURM_JOB_ID") if not environ.get(name)]:
         raise UsageError(f"{missing[0]} is not set: this is not a job script", hint="see `pit script render train`")
     run_dir = Path(environ["PIT_RUN_DIR"])
@@ -49,16 +49,17 @@ def load_context(environ: Mapping[str, str]) -> JobContext:
 
 
 def submission_number(run_id: str, job_name: str) -> int:
-    """Which of the run's jobs has this name: `<run id>` is 0, `<run id>.<k>` is k; any other name is 0 too."""
-    found = re.fullmatch(re.escape(run_id) + r"\.(\d+)", job_name)
-    return int(found.group(1)) if found else 0
+    """Return the submission number in a Slurm job name: k for `<run id>.<k>`, 0 for any other name."""
+    match = re.fullmatch(re.escape(run_id) + r"\.(\d+)", job_name)
+    return int(match.group(1)) if match else 0
 
 
 def recovery_mode(run_dir: Path, environ: Mapping[str, str]) -> RecoveryMode:
-    """How far recovery goes: not at all, in this allocation only, or to further jobs of the run.
+    """Return how far recovery may go: "none", "allocation" (retry in this job only), or "run" (submit further jobs).
 
-    PIT_RECOVER says it. Else a run that was sent job by job has its `jobs/`; a ticket has a plan; and what was rendered
-    for a person has neither. Callables, which have a plan and no request, are their caller's to repeat.
+    "none" for an array task, and without a plan, as in a script rendered for a user. Otherwise PIT_RECOVER, if set.
+    Otherwise "run" for a run with `jobs/`; "allocation" for a ticket or a local run, which have only a request; "none"
+    for callables, which have no request: their caller repeats them.
     """
     requested = environ.get("PIT_RECOVER", "")
     if environ.get("SLURM_ARRAY_TASK_ID") or not (run_dir / "plan.json").is_file():
@@ -71,7 +72,7 @@ def recovery_mode(run_dir: Path, environ: Mapping[str, str]) -> RecoveryMode:
 
 
 def seconds_to_time_limit(start: AttemptStart | None) -> float | None:
-    """Seconds to the time limit of the job that an attempt is in; None without one."""
+    """Return the seconds until the time limit of an attempt's job; None without a limit."""
     if start is None or not start.time_limit_at:
         return None
     return (datetime.fromisoformat(start.time_limit_at) - datetime.now(UTC)) / timedelta(seconds=1)

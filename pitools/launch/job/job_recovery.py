@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt, asked and done by the job itself: judge, decide, settle."""
+"""Diagnose an attempt, decide how the run continues, and apply the decision, from within the run's job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pitools.launch.job.job_context import JobContext
 from pitools.launch.plan import Plan, load_plan
 from pitools.run import attempt_records as records
 from pitools.site import load
-from pitools.site.schema import Connection as Reached
-from pitools.site.schema import Recovery, Site
+from pitools.site.schema import Connection, Recovery, Site
 from pitools.slurm.client import Client, Transport
 from pitools.slurm.records import AccountingRow
 
@@ -29,11 +28,11 @@ def diagnose_and_decide(
     at_begin: bool = False,
     before_slurm_ends: bool = False,
 ) -> records.Decision:
-    """Judge one attempt of this run, decide what follows, and settle it, as far as a job of the run may.
+    """Diagnose one attempt of this run, decide how the run continues, and apply the decision as far as a job may.
 
-    at_begin: it is asked at the beginning of the next attempt, whose nodes are then what counts. before_slurm_ends:
-    Slurm is about to end the job, and has not yet. Raises what judge, policy and settlement raise; whoever calls goes
-    on without them.
+    seconds_left: until the job's time limit. at_begin: whether the next attempt begins now: its nodes then count.
+    before_slurm_ends: whether Slurm is about to end this job. Raises the errors of the diagnosis, the policy and the
+    application; callers report them and continue.
     """
     from pitools.launch.diagnosis import diagnose
     from pitools.launch.recovery import apply_decision, policy, slurm_query
@@ -44,18 +43,18 @@ def diagnose_and_decide(
         slurm_query.record_lost_nodes(apply_decision.without_ssh(site), attempt)
     cause = diagnose.diagnose_attempt(job.run_dir, attempt, accounting=accounting_row, in_job=True)
     history = apply_decision.cause_history(job.run_dir, before_attempt=attempt.name)
-    here = hostlist.expand(job.node_list) if at_begin else None
-    decided = policy.decide(plan, site, cause, history, in_job=True, seconds_left=seconds_left, allocation_nodes=here)
-    if before_slurm_ends and decided.action == "wait" and site.recovery.chain == "requeue":
-        # A job that ends by itself before Slurm ends it is not put back: it has to be asked for.
-        decided = msgspec.structs.replace(decided, action="resubmit")
-    return apply_decision.apply_from_job(job.run_dir, plan, site, cause, decided)
+    nodes = hostlist.expand(job.node_list) if at_begin else None
+    decision = policy.decide(plan, site, cause, history, in_job=True, seconds_left=seconds_left, allocation_nodes=nodes)
+    if before_slurm_ends and decision.action == "wait" and site.recovery.chain == "requeue":
+        # Slurm does not requeue a job that exits before the preemption ends it: request the requeue explicitly.
+        decision = msgspec.structs.replace(decision, action="resubmit")
+    return apply_decision.apply_from_job(job.run_dir, plan, site, cause, decision)
 
 
 def conclude_run(job: JobContext, kind: records.CauseKind, reason: str = "") -> None:
-    """Give the run its verdict. Raises TryLater where another process is at it, and what writing raises.
+    """Write the run's verdict. Raises TryLater if another process has the run's lock, and ClusterError or NoSpace.
 
-    reason: "" for a cancel.
+    reason: "" for a cancellation.
     """
     from pitools.core import locks
     from pitools.launch.recovery import apply_decision
@@ -65,7 +64,7 @@ def conclude_run(job: JobContext, kind: records.CauseKind, reason: str = "") -> 
 
 
 def complete_submission(job: JobContext, number: int) -> None:
-    """Submit the run's job of this number, which somebody began to submit. Raises what submitting raises."""
+    """Complete the run's interrupted submission with this number. Raises as `submit_next_job` does."""
     from pitools.launch.recovery import apply_decision
     from pitools.launch.submission import next_job
 
@@ -78,7 +77,10 @@ def complete_submission(job: JobContext, number: int) -> None:
 
 
 def site_of_run(plan: Plan, job: JobContext) -> Site:
-    """The run's site as this node knows it; one that submits nothing where it does not, or for a lone ticket."""
+    """Return the run's site from this node's site files, with chain = "none" for a ticket.
+
+    A node without the site file gets an empty site that submits no job.
+    """
     try:
         site = load.load_site(plan.site)
     except PitError:
@@ -89,30 +91,30 @@ def site_of_run(plan: Plan, job: JobContext) -> Site:
 
 
 def termination_of_this_job(job: JobContext, started: str) -> AccountingRow | None:
-    """What ends this job, asked between its SIGTERM and its SIGKILL; None where Slurm does not say."""
+    """Return why Slurm is ending this job, between its SIGTERM and its SIGKILL; None if Slurm reports no reason."""
     from pitools.launch.recovery import slurm_query
 
-    here = Site(name="here", connection=Reached(timeout_s=_SLURM_TIMEOUT_S))
-    return slurm_query.termination_reason(here, job.job_id, started)
+    site = Site(name="here", connection=Connection(timeout_s=_SLURM_TIMEOUT_S))
+    return slurm_query.termination_reason(site, job.job_id, started)
 
 
 def preemption_notice(job: JobContext, started: str) -> AccountingRow | None:
-    """That this job has been told to make room since `started`, and is to end within its grace time; None if not."""
+    """Return a row with the state PREEMPTED if Slurm has begun to preempt this job since `started`; otherwise None."""
     try:
-        known = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
+        rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).job(job.job_id)
     except PitError:
         return None
-    for one in known:
+    for row in rows:
         # Slurm keeps whole seconds.
-        if one.raw_id == job.job_id and one.preempted and one.preempted[:19] >= started[:19]:
+        if row.raw_id == job.job_id and row.preempted and row.preempted[:19] >= started[:19]:
             return AccountingRow(job_id=job.job_id, raw_id=job.job_id, state="PREEMPTED")
     return None
 
 
 def last_accounting_row(job: JobContext) -> AccountingRow | None:
-    """What accounting says of this job's last start that has ended; None where it says nothing."""
+    """Return the accounting row of this job's latest ended start; None if accounting has none or does not answer."""
     try:
-        found = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).accounting([job.job_id])
+        rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).accounting([job.job_id])
     except PitError:
         return None
-    return next((one for one in reversed(found) if one.end and one.raw_id == job.job_id), None)
+    return next((row for row in reversed(rows) if row.end and row.raw_id == job.job_id), None)

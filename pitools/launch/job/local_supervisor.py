@@ -1,9 +1,8 @@
-"""The supervisor of a run without Slurm: a process that does what the job script does, on this machine.
+"""Supervise a run without Slurm: a process that does the work of the job script on this machine.
 
-It stages, starts the ranks as processes with srun's variables set, ends all when one fails or they stand still, and
-goes on to another attempt as the job script does, by the same functions. Each rank has a session of its own: as in
-Slurm, signals are the rank's to pass on, but SIGKILL, and the end of the run, meet everything that is left of the
-session.
+The supervisor stages the datasets, starts the ranks as processes with srun's variables, ends all ranks when one fails
+or they hang, and begins further attempts by the functions of the job script. Each rank has its own session. As in
+Slurm, a rank forwards signals to its children itself; SIGKILL and the run's end reach every process of the session.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from pitools.site.template import expand_placeholders
 
 
 def supervise(run_dir: Path, number: int = 0) -> int:
-    """Run attempts until one has finished, or another would not help; returns the exit code of the last.
+    """Run attempts until one succeeds or recovery stops the run; return the exit code of the last.
 
-    number: which of the run's supervisors this is. Called in the supervisor process.
+    number: this supervisor's index in the run. Called in the supervisor process.
     """
     plan = load_plan(run_dir)
     stopper = _StopRequest(plan.job.time_s)
-    # Closed by nobody but the kernel. The one that started this may be about to end.
+    # Held until this process ends. A supervisor that started this one may still be ending.
     lock = local_process.try_supervisor_lock(run_dir, local_process.LOCK_HANDOVER_S)
     if lock is None:
-        print("pit: the run has another supervisor", file=sys.stderr)
+        print(f"pit: {run_dir}: another supervisor has the run's lock", file=sys.stderr)
         return exit_codes.NOT_GRANTED
-    # Before anything else: whoever started this process may have been killed before it said so.
+    # First: the process that started this one may have been killed before it wrote job.json.
     run_folder.write_record(run_dir / "job.json", local_process.make_job_ref(os.getpid(), plan.site, number))
     (run_dir / local_process.STARTING_MARK).unlink(missing_ok=True)
     job = job_context.JobContext(
@@ -62,30 +61,18 @@ def supervise(run_dir: Path, number: int = 0) -> int:
     while True:
         try:
             attempt = begin_attempt.begin_attempt(job, time_limit_at=time_limit_at)
-        except begin_attempt.AttemptRefused as refusal:
-            print(f"pit: {refusal}", file=sys.stderr)
-            return refusal.code
-        except (PitError, OSError) as error:
-            print(f"pit: no attempt: {error}", file=sys.stderr)
-            return exit_codes.ATTEMPT_NOT_STARTED
+        except (begin_attempt.AttemptRefused, PitError, OSError) as error:
+            return begin_attempt.report_refusal(error)
         stopper.attempt = attempt
         code = _run_attempt(plan, run_dir, attempt, stopper)
-        state = (
-            "COMPLETED"
-            if code == 0
-            else "CANCELLED"
-            if stopper.number
-            else "TIMEOUT"
-            if stopper.timed_out
-            else "FAILED"
-        )
-        job_code = end_attempt.end_attempt(job, attempt, code, state=state)
+        failure = "CANCELLED" if stopper.number else "TIMEOUT" if stopper.timed_out else "FAILED"
+        job_code = end_attempt.end_attempt(job, attempt, code, state=failure if code else "COMPLETED")
         if job_code is not None:
             return job_code
 
 
 class _StopRequest:
-    """Remembers the first signal that asked this run to end; USR2 asks for nothing, and is passed on to the ranks."""
+    """Record the first signal that requests the end of the run. SIGUSR2 is only forwarded to the ranks."""
 
     def __init__(self, time_s: float) -> None:
         self.number = 0
@@ -107,7 +94,7 @@ class _StopRequest:
 
 
 def _run_attempt(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) -> int:
-    """Stage, then run the ranks; returns the exit code. Leaves nothing of their sessions, also where it raises."""
+    """Stage, then run the ranks; return the exit code. Kill all their sessions at the end, also after an error."""
     try:
         return _stage_datasets(plan, attempt, stopper) or _run_ranks(plan, run_dir, attempt, stopper)
     finally:
@@ -131,7 +118,7 @@ def _stage_datasets(plan: Plan, attempt: Path, stopper: _StopRequest) -> int:
 
 
 def _run_ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) -> int:
-    """Start every rank, wait, and end the others when one fails; the first bad exit code, or 0."""
+    """Start every rank and wait; when one fails, end the others. Return the first non-zero exit code, or 0."""
     world_size = plan.job.nodes * plan.job.tasks_per_node
     node = socket.gethostname()
     write_atomic(attempt / "hostfile", f"{node}\n" * world_size, durable=False)
@@ -169,42 +156,43 @@ def _run_ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) 
 def _wait_for_ranks(
     stopper: _StopRequest, attempt: Path, *, warning: str = "", hang_detector: hang_watch.HangDetector | None = None
 ) -> int:
-    """The first bad exit code of the children, or 0; when one fails, the rest get SIGTERM, and SIGKILL after a grace.
+    """Wait until all children have ended; return their first non-zero exit code, or 0. Kill their sessions.
 
-    warning: the signal that the children get before the deadline, as `USR2@90`. Returns when all have ended, and
-    leaves nothing of their sessions.
+    When one child fails, the others get SIGTERM, and SIGKILL after a grace time. warning: the signal for the children
+    before the deadline, with its lead in seconds, e.g. `USR2@90`; "" for none.
     """
-    first_bad = 0
+    first_failed_code = 0
     name, _, before_s = warning.partition("@")
     warn_at = stopper.deadline - float(before_s) if warning else float("inf")
     kill_at = float("inf")
     while True:
-        exit_codes_seen = [child.poll() for child in stopper.children]
-        bad = next((code for code in exit_codes_seen if code), 0)
-        stopper.timed_out = stopper.timed_out or (time.monotonic() > stopper.deadline and not bad)
+        polled_codes = [child.poll() for child in stopper.children]
+        failed_code = next((code for code in polled_codes if code), 0)
+        stopper.timed_out = stopper.timed_out or (time.monotonic() > stopper.deadline and not failed_code)
         if time.monotonic() > warn_at:
             warn_at = float("inf")
             signals.append_signal(attempt, signal.Signals[f"SIG{name}"], stopper.deadline - time.monotonic())
             _forward_signal(stopper, signal.Signals[f"SIG{name}"])
-        ending = bool(bad or stopper.number or stopper.timed_out)
-        if ending and kill_at == float("inf"):
-            code = bad if bad >= 0 else 128 - bad
-            # Asked for as soon as a failure is seen: ranks that are ended because of it come later.
-            first_bad = (
-                evidence.first_failed_exit_code(attempt, code) if bad else 128 + (stopper.number or signal.SIGTERM)
-            )
-            kill_at = time.monotonic() + (step_runner.TERM_GRACE_S if bad else local_process.KILL_GRACE_S)
+        is_ending = bool(failed_code or stopper.number or stopper.timed_out)
+        if is_ending and kill_at == float("inf"):
+            if failed_code:
+                code = failed_code if failed_code > 0 else 128 - failed_code
+                # Read before the other ranks are ended: their failures are consequences.
+                first_failed_code = evidence.first_failed_exit_code(attempt, code)
+            else:
+                first_failed_code = 128 + (stopper.number or signal.SIGTERM)
+            kill_at = time.monotonic() + (step_runner.TERM_GRACE_S if failed_code else local_process.KILL_GRACE_S)
             _forward_signal(stopper, signal.SIGTERM)
-        if not ending and hang_detector and (hang := hang_detector.poll_if_due()):
-            with contextlib.suppress(PitError, OSError):  # a full disk: the exit code says it too
+        if not is_ending and hang_detector and (hang := hang_detector.poll_if_due()):
+            with contextlib.suppress(PitError, OSError):  # a full disk: the exit code reports the hang too
                 run_folder.write_record(attempt / "hang.json", hang)
                 stacks.dump_here(attempt, socket.gethostname())
-            first_bad, kill_at = exit_codes.HUNG, time.monotonic()
-        ended = all(code is not None for code in exit_codes_seen)
-        if ended or time.monotonic() > kill_at:
+            first_failed_code, kill_at = exit_codes.HUNG, time.monotonic()
+        all_ended = all(code is not None for code in polled_codes)
+        if all_ended or time.monotonic() > kill_at:
             subprocesses.kill_sessions(*(child.pid for child in stopper.children))
-        if ended:
-            return first_bad
+        if all_ended:
+            return first_failed_code
         time.sleep(0.05)
 
 

@@ -16,11 +16,11 @@ from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ONCE_S = 2.0  # Slurm may signal the script, which tells us, and us as well
+_ONCE_S = 2.0  # Slurm may signal this process and the script, which forwards the signal: record it once
 
 
 class SignalRecorder:
-    """Record signals and call `callback` for each, until `close`. Main thread only."""
+    """Record each signal and call `callback` with its number, until `close`. Main thread only."""
 
     def __init__(self, attempt: Path, callback: Callable[[int], None]) -> None:
         self._attempt, self._callback = attempt, callback
@@ -42,12 +42,12 @@ class SignalRecorder:
 
 
 def append_signal(attempt: Path, number: int, seconds_left: float | None) -> None:
-    """Append a signal to the attempt's `signals.jsonl`."""
+    """Append a signal to the attempt's `signals.jsonl`. seconds_left: until the job's time limit, None without one."""
     record = records.SignalRecord(
         t=timestamps.now_rfc3339(), signal=signal.Signals(number).name, seconds_to_limit=seconds_left
     )
     try:
         with open(attempt / "signals.jsonl", "ab", buffering=0, opener=own) as file:
             file.write(msgspec.json.encode(record) + b"\n")
-    except OSError:  # a full disk must not stop what the signal asks for
+    except OSError:  # a full disk must not prevent the response to the signal
         return

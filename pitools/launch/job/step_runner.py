@@ -1,11 +1,11 @@
-"""A step of an attempt: started, heard, watched, and gone within a bound once it has failed.
+"""Run one step of an attempt by srun: forward signals, detect hangs, and bound the shutdown after a failure.
 
-srun ends the other ranks when one fails, and then waits for all nodes to say that theirs are gone; a node that cannot
-say so would keep the rest of the job waiting until Slurm itself gives that node up, minutes later.
+When a rank fails, srun ends the others and waits until every node confirms that its ranks have ended. A node that
+cannot confirm would delay the job until Slurm declares the node down, minutes later.
 
-    a failure is seen        first_failure, or srun's own message about a task or a node
-    GRACE_S later            SIGTERM to srun, at which it has Slurm kill what is left of the step
-    QUIET_S after that      who does not answer is written down, and srun is killed
+    failure detected         by the file first_failure, or by srun's message about a task or a node
+    + TERM_GRACE_S           SIGTERM to srun, which makes Slurm kill the rest of the step
+    + QUIET_S                record the nodes that do not answer, and kill srun
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from pitools.run import run_folder
 TERM_GRACE_S, QUIET_S = 3.0, 5.0
 _POLL_S, _DETECT_S = 0.1, 0.5
 _SRUN_KILLED_MARK = ".srun-killed"
-_GRANT_CHECK_S = 10.0
-# srun's words for an end that it did not ask for. What it says while it ends a step itself comes later.
+_SCANCEL_TIMEOUT_S = 10.0
+# srun's messages about an end that srun did not cause. Its messages while it ends the step itself follow later.
 _SRUN_TASK_FAILED = re.compile(rb"srun: error: (\S+: tasks? |Node failure|.*(Socket|Connection) timed out|.*Unable to)")
 _SRUN_ABORTED = re.compile(rb"srun: Job step aborted|CANCELLED AT|forcing job termination")
 
 
 def run_step(argv: list[str], attempt: Path, *, name: str) -> int:
-    """Run one step of an attempt to its end; returns its exit code, 128 + signal, or HUNG.
+    """Run one step of an attempt to its end; return its exit code, 128 + signal, or HUNG.
 
-    name: "ranks" for the step whose step logs are watched. Main thread only. Raises ToolMissing, OSError.
+    name: "ranks" turns on the hang watch and the straggler watch. Main thread only. Raises ToolMissing, OSError.
     """
     return StepRunner(argv, attempt, watched=name == "ranks").run()
 
 
 def srun_was_killed(attempt: Path) -> bool:
-    """Whether an srun of this attempt had to be killed: what it started may live."""
+    """Whether an srun of this attempt had to be killed: processes that it started may still run."""
     return (attempt / _SRUN_KILLED_MARK).exists()
 
 
 class StepRunner:
-    """Runs one attempt's srun: passes signals on, watches for hangs and stragglers, ends what does not end."""
+    """Run the srun of one step. watched: whether its ranks write step logs, to detect hangs and stragglers."""
 
     def __init__(self, argv: list[str], attempt: Path, *, watched: bool) -> None:
         self._attempt, self._node_list = attempt, os.environ.get("SLURM_JOB_NODELIST", "")
         run_dir = Path(os.environ.get("PIT_RUN_DIR", attempt.parent.parent))
-        allowed = load_limits(run_dir / "plan.json") if watched else None
-        self._watch = HangDetector(attempt / "steps", allowed) if allowed else None
+        limits = load_limits(run_dir / "plan.json") if watched else None
+        self._watch = HangDetector(attempt / "steps", limits) if limits else None
         self._stragglers = StragglerDetector(run_dir, attempt) if watched else None
         self._stderr = StderrRelay(attempt / "logs")
         self._hung = self._stop_requested = self._slurmds_probed = False
@@ -93,10 +93,10 @@ class StepRunner:
         return exit_codes.HUNG if self._hung else code if code >= 0 else 128 - code
 
     def _detect_dead_ranks(self) -> None:
-        """What ended the ranks may have left no word but what its node, or its absence, says."""
+        """Search the nodes for a cause that leaves no message: an unreachable slurmd, or the OOM killer."""
         if not self._slurmds_probed:
             unreachable_nodes.probe_slurmds(self._attempt, self._node_list)
-        if self._stragglers:  # the step of the ranks
+        if self._stragglers:  # only in the step of the ranks
             oom.detect_on_nodes(self._attempt, self._stderr.so_far)
 
     def _poll(self, now: float) -> None:
@@ -116,20 +116,20 @@ class StepRunner:
             elif self._watch and (hang := self._watch.poll_if_due()):
                 self._on_hang(hang)
             elif self._stragglers:
-                with contextlib.suppress(OSError):  # storage that is away
+                with contextlib.suppress(OSError):  # unavailable storage must not end the step
                     self._stragglers.poll()
 
     def _check_superseded(self, job: job_context.JobContext) -> None:
         if (reason := fencing.superseded_by(job)) and self._failed_at == float("inf"):
-            self._stderr.write_line(f"pit: error: these ranks are ended: {reason}\n")
+            self._stderr.write_line(f"pit: error: ending the ranks: {reason}\n")
             self._failed_at = time.monotonic() - TERM_GRACE_S
 
     def _on_hang(self, hang: records.HangReport) -> None:
         self._hung = True
-        with contextlib.suppress(PitError, OSError):  # the exit code says it too
+        with contextlib.suppress(PitError, OSError):  # the exit code reports the hang too
             run_folder.write_record(self._attempt / "hang.json", hang)
         self._stderr.write_line(
-            f"pit: error: no step for {hang.stalled_s:.0f} s after step {hang.step}; stacks/ has the stacks\n"
+            f"pit: error: hang: no step for {hang.stalled_s:.0f} s after step {hang.step}; stack dumps are in stacks/\n"
         )
         stacks.dump_all_nodes(self._attempt, self._node_list)
         self._failed_at = time.monotonic() - TERM_GRACE_S
@@ -137,22 +137,22 @@ class StepRunner:
     def _on_signal(self, number: int) -> None:
         self._stop_requested = self._stop_requested or number in (signal.SIGTERM, signal.SIGINT)
         if number in (signal.SIGUSR1, signal.SIGUSR2):
-            # srun passes these on to the ranks. Later, as one may come before there is an srun.
+            # Queued, since one may arrive before srun starts. srun forwards these signals to the ranks.
             self._pending_signals.append(number)
         elif number == signal.SIGTERM:
             self._term_at = time.monotonic()
 
     def _forward_term(self) -> None:
-        """Tell the ranks of a SIGTERM that was for the script alone; srun itself would kill them at it.
+        """Send the ranks a SIGTERM that only the script got, by scancel: srun would kill them instead of forwarding it.
 
-        When Slurm ends a job, its steps have been told already, and srun says so.
+        When Slurm ends a job, it signals the steps itself, and srun prints a message about that.
         """
         self._term_at = float("inf")
         if not _SRUN_ABORTED.search(self._stderr.so_far) and (job_id := os.environ.get("SLURM_JOB_ID")):
             try:
-                subprocesses.run(["scancel", "--signal=TERM", job_id], timeout_s=_GRANT_CHECK_S)
+                subprocesses.run(["scancel", "--signal=TERM", job_id], timeout_s=_SCANCEL_TIMEOUT_S)
             except PitError as error:
-                self._stderr.write_line(f"pit: the ranks were not told to end: {error}\n")
+                self._stderr.write_line(f"pit: SIGTERM was not forwarded to the ranks: {error}\n")
 
     def _send_signal(self, number: int) -> None:
         if self._child.poll() is None:
@@ -164,7 +164,7 @@ class StepRunner:
     def _kill_srun(self) -> None:
         unreachable, self._slurmds_probed = unreachable_nodes.probe_slurmds(self._attempt, self._node_list), True
         self._stderr.write_line(
-            unreachable_nodes.as_log_lines(unreachable) or "pit: error: srun does not end, and all nodes answer\n"
+            unreachable_nodes.as_log_lines(unreachable) or "pit: error: srun does not end, but all nodes answer\n"
         )
         with contextlib.suppress(OSError):
             (self._attempt / _SRUN_KILLED_MARK).touch()
@@ -193,14 +193,14 @@ class StderrRelay:
         return new
 
     def write_line(self, text: str) -> None:
-        """Write a line of pitools."""
+        """Write a line of pitools itself."""
         self._write(text.encode().splitlines())
 
     def _write(self, lines: list[bytes]) -> None:
         stamp = timestamps.now_rfc3339().encode() + b" "
         text = b"".join(stamp + line + b"\n" for line in lines)
         for write in (self._log.write, lambda text: os.write(2, text)):
-            with contextlib.suppress(OSError):  # a full disk, a reader that has gone: the step matters more
+            with contextlib.suppress(OSError):  # a full disk or a closed pipe must not end the step
                 write(text)
 
     def close(self) -> None:
@@ -208,5 +208,5 @@ class StderrRelay:
         self._write([self._partial_line] if self._partial_line else [])
         self._source.close()
         self._log.close()
-        with contextlib.suppress(OSError):  # read-only by now
+        with contextlib.suppress(OSError):  # the file system may have become read-only
             self.raw.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The straggler watch: a rank whose own work takes longer than the others', step after step.
+"""Detect stragglers: ranks that need more time for their own work than the others, step after step.
 
-Ranks wait for each other in every step, so that the wall time of all is the slowest one's; what is a rank's own is the
-time for its input and its computation. Said once for each rank and attempt, in `<run>/events.jsonl`; nothing is ended.
+Ranks wait for each other in every step, so the wall time of all ranks is that of the slowest. A rank's own time is that
+of its input and its computation. Each straggler is recorded once per attempt in `<run>/events.jsonl`; no rank is ended.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pitools.run.steps import Step, read_steps
 
 WINDOW_STEPS = 30
 FACTOR = 1.3
-_MIN_SHARE = 0.9  # of these steps that have to be so long: one that is short once is no less slow
-_MIN_EXCESS_S = 0.005  # below this it is noise
-_TAIL_BYTES = 12 << 10  # bytes: more than STEPS lines
-_EVERY_S, _EVERY_RANK_S = 15.0, 0.1  # a thousand ranks are looked at every two minutes
+_MIN_SHARE = 0.9  # share of the steps that must be over the limit: single short steps do not clear a straggler
+_MIN_EXCESS_S = 0.005  # a smaller difference is noise
+_TAIL_BYTES = 12 << 10  # more than WINDOW_STEPS lines
+_EVERY_S, _EVERY_RANK_S = 15.0, 0.1  # the interval grows with the ranks: 1,000 ranks are read every 100 s
 
 
 class StragglerDetector:
@@ -61,21 +61,21 @@ class StragglerDetector:
 
 
 def slow_ranks(steps: dict[int, list[Step]]) -> dict[int, tuple[float, float]]:
-    """Rank → (median of its own time, median of the others') in seconds, of ranks slow over their last steps."""
-    own_times = {rank: [one.input_s + one.compute_s for one in log[-WINDOW_STEPS:]] for rank, log in steps.items()}
+    """Return the slow ranks: rank → (median of its own times, median of the other ranks' medians), in seconds."""
+    own_times = {rank: [step.input_s + step.compute_s for step in log[-WINDOW_STEPS:]] for rank, log in steps.items()}
     own_times = {rank: times for rank, times in own_times.items() if len(times) == WINDOW_STEPS}
     medians = {rank: statistics.median(times) for rank, times in own_times.items()}
     if len(own_times) < 2:
         return {}
     slow = {}
-    middle = statistics.median(medians.values())
+    overall_median_s = statistics.median(medians.values())
     for rank, times in own_times.items():
-        if medians[rank] <= middle:
+        if medians[rank] <= overall_median_s:
             continue
-        others = statistics.median(value for other, value in medians.items() if other != rank)
-        limit = max(FACTOR * others, others + _MIN_EXCESS_S)
-        if sum(one > limit for one in times) >= _MIN_SHARE * WINDOW_STEPS:
-            slow[rank] = (medians[rank], others)
+        others_s = statistics.median(value for peer, value in medians.items() if peer != rank)
+        limit_s = max(FACTOR * others_s, others_s + _MIN_EXCESS_S)
+        if sum(time_s > limit_s for time_s in times) >= _MIN_SHARE * WINDOW_STEPS:
+            slow[rank] = (medians[rank], others_s)
     return slow
 
 

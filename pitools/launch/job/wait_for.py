@@ -1,4 +1,4 @@
-"""Wait for storage or slurmctld to recover: a server that fails over, a controller that restarts."""
+"""Wait for storage or slurmctld to recover, e.g. from a fail-over or a restart."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _TRANSIENT_ERRNOS = {
 
 
 def wait_writable(folder: Path, timeout_s: float = WRITABLE_TIMEOUT_S) -> bool:
-    """Wait until a file can be made in a folder; False where it cannot after `timeout_s`, or will not by waiting."""
-    until, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
-    while (error := _try_write(folder)) and error.errno in _TRANSIENT_ERRNOS and time.monotonic() < until:
+    """Wait until a file can be created in a folder; False on time-out, or at once for a permanent error."""
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while (error := _try_write(folder)) and error.errno in _TRANSIENT_ERRNOS and time.monotonic() < deadline:
         if pause_s == _FIRST_PAUSE_S:
-            print(f"pit: {folder}: {error.strerror}: waiting for it to come back", file=sys.stderr)
-        time.sleep(min(pause_s, max(0.0, until - time.monotonic())))
+            print(f"pit: {folder}: {error.strerror}; waiting up to {timeout_s:g} s", file=sys.stderr)
+        time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
         pause_s = min(2 * pause_s, _FILE_POLL_S)
     return error is None
 
@@ -58,40 +58,37 @@ def _try_write(folder: Path) -> OSError | None:
     return None
 
 
-def wait_until(predicate: Callable[[], bool], waiting_for: str) -> bool:
-    """Wait until `predicate` holds; False on time-out. waiting_for: the condition, for the message."""
-    until_s, pause_s = time.monotonic() + STORAGE_TIMEOUT_S, _FIRST_PAUSE_S
-    while not (found := predicate()) and time.monotonic() < until_s:
+def wait_until(predicate: Callable[[], bool], problem: str) -> bool:
+    """Wait until `predicate` holds; False on time-out. problem: the reason for the wait, printed once."""
+    deadline, pause_s = time.monotonic() + STORAGE_TIMEOUT_S, _FIRST_PAUSE_S
+    while not (holds := predicate()) and time.monotonic() < deadline:
         if pause_s == _FIRST_PAUSE_S:
-            print(f"pit: {waiting_for}: waiting for it to come back", file=sys.stderr)
-        time.sleep(min(pause_s, max(0.0, until_s - time.monotonic())))
+            print(f"pit: {problem}; waiting up to {STORAGE_TIMEOUT_S:g} s", file=sys.stderr)
+        time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
         pause_s = min(2 * pause_s, _FILE_POLL_S)
-    return found
+    return holds
 
 
 def wait_for_slurm(left_s: float | None, timeout_s: float = SLURM_TIMEOUT_S) -> bool:
-    """Wait until slurmctld answers, without which no step can be made; False where it does not in time.
+    """Wait until slurmctld answers; False on time-out. left_s: until the job's time limit, None without one.
 
-    left_s: to the job's time limit. An attempt that no step can be made of would only use up the retries of a cause
-    that is nobody's.
+    Without slurmctld no step can be created: an attempt would only use up a retry.
     """
     slurm = Client(Transport(timeout_s=_CALL_TIMEOUT_S))
-    until, pause_s = (
-        time.monotonic() + min(timeout_s, timeout_s if left_s is None else max(0.0, left_s)),
-        _FIRST_PAUSE_S,
-    )
+    timeout_s = timeout_s if left_s is None else min(timeout_s, max(0.0, left_s))
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while True:
         try:
             if slurm.is_up():
                 return True
-            why = "it does not answer"
+            problem = "no answer"
         except PitError as error:
-            why = error.message
-        if time.monotonic() + pause_s > until:
-            print(f"pit: slurmctld: {why}", file=sys.stderr)
+            problem = error.message
+        if time.monotonic() + pause_s > deadline:
+            print(f"pit: slurmctld: {problem}", file=sys.stderr)
             return False
         if pause_s == _FIRST_PAUSE_S:
-            print(f"pit: slurmctld: {why}: waiting for it to come back", file=sys.stderr)
+            print(f"pit: slurmctld: {problem}; waiting up to {timeout_s:g} s", file=sys.stderr)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
@@ -99,28 +96,26 @@ def wait_for_slurm(left_s: float | None, timeout_s: float = SLURM_TIMEOUT_S) -> 
 def wait_for_step_creation(
     attempt: Path, job_id: str, node_list: str, timeout_s: float = STEP_CREATION_TIMEOUT_S
 ) -> bool:
-    """End what an attempt has left of its steps, and wait until one can be made on all nodes; False where none can.
+    """Cancel an attempt's remaining steps and wait until a step can be created on all nodes; False on time-out.
 
-    For after a time without slurmctld, or an srun that had to be killed. Whoever failed to tell slurmctld of its end
-    tries again minutes later, and ranks that were to be ended with it may live until then: Slurm rightly keeps their
-    nodes busy. And a slurmctld that has just come back refuses steps until it has heard of their nodes.
+    Needed after a time without slurmctld or a killed srun. A step that could not report its end retries minutes later.
+    Until then its ranks may live, and Slurm keeps their nodes busy. A restarted slurmctld also refuses steps until the
+    nodes have registered.
     """
-    said = bounded_read.read_tail(attempt / "logs" / "srun.err", 65536)
-    steps = {step for step in _STEP.findall(said.text) if step.startswith(f"{job_id}.")} if said else set()
-    until = time.monotonic() + timeout_s
+    srun_log = bounded_read.read_tail(attempt / "logs" / "srun.err", 65536)
+    steps = {step for step in _STEP.findall(srun_log.text) if step.startswith(f"{job_id}.")} if srun_log else set()
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            if steps:
-                subprocesses.run(
-                    ["scancel", *sorted(steps)], timeout_s=_CALL_TIMEOUT_S
-                )  # those that have ended are no error here
+            if steps:  # scancel accepts steps that have ended
+                subprocesses.run(["scancel", *sorted(steps)], timeout_s=_CALL_TIMEOUT_S)
             done = run_on_nodes(["true"], node_list, 2 * _CALL_TIMEOUT_S)
-            why = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
+            problem = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
             if done.code == 0:
                 return True
         except PitError as error:
-            why = str(error)
-        if "unrecognized option" in why or time.monotonic() > until:
-            print(f"pit: no step can be made yet: {why}", file=sys.stderr)
+            problem = str(error)
+        if "unrecognized option" in problem or time.monotonic() > deadline:
+            print(f"pit: no step can be created: {problem}", file=sys.stderr)
             return False
         time.sleep(1.0)

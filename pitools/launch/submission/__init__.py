@@ -1,1 +1,1 @@
-"""Submission: a run's folder and its jobs."""
+"""Create a run's folder and submit its jobs."""

@@ -1,15 +1,15 @@
-"""Submit a run's next job exactly once, even if sbatch is cut off or any process involved is killed.
+"""Submit a run's next job exactly once, even if sbatch is interrupted or any process involved is killed.
 
-    intent on disk ──▶ sbatch ──┬─ an id ────────────────────────────────▶ job.json
-                          ▲     ├─ refused ─▶ intent gone, error
-                          │     ├─ busy, or never reached ─▶ wait ──┐
-                          │     └─ no answer, or half of one ─▶ look ─── the job is there ─▶ job.json
-                          └──────────────────────── certain to be none ─┘
+    intent on disk ──▶ sbatch ──┬─ job id ───────────────────────────────▶ job.json
+                          ▲     ├─ refused ─▶ remove the intent, raise
+                          │     ├─ busy or unreachable ─▶ back off ─┐
+                          │     └─ no or incomplete answer ─▶ query ─── job found ─▶ job.json
+                          └────────────────────────── no such job ──┘
 
-The job's name is its own, so it can be looked for; who finds an intent without a job looks first. One process at a time
-has the run's lock, and its sbatch has it too: while that lives nobody looks, and what it answers is in the locked file.
-slurmctld may still be digesting a request when its sender has given up, so that there is none is only believed some
-time after. Should it be wrong all the same, the jobs themselves settle which of them runs: see grant.py.
+The job has a unique name, so Slurm can be queried for it; a process that finds an intent without a job queries first.
+One process at a time holds the run's lock. Its sbatch inherits the lock and writes its output to the locked file, so no
+process queries while sbatch lives. slurmctld may process a request after its sender has timed out: an empty answer
+counts only after a delay. If two jobs result all the same, the grant lets only one of them run: see grant.py.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from pitools.slurm.records import Submitted
 # For an interactive caller, unless PIT_RETRY_FOR is set; periodic callers such as cron pass less.
 RETRY_FOR_S = 300.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
-# What slurmctld told this process, by the way it was reached: to ask is two calls more, which a queue of jobs would
-# make at each. Not kept on disk, where it would outlive a cluster that is set up anew under the same name.
+# ClusterName by connection, queried once per process: a query is two calls, for each job of a queue. Not cached on
+# disk, where the name would outlive a cluster that is set up again.
 _cluster_names: dict[str, str] = {}
 
 
 def submit_once(
     run_dir: Path, site: Site, *, args: Sequence[str] = (), number: int | None = None, retry_for_s: float | None = None
 ) -> JobRef:
-    """Submit `<run>/script.sbatch` as the run's next job and return it; one that was begun before is finished first.
+    """Submit `<run>/script.sbatch` as the run's next job and return the job; first complete an interrupted submission.
 
     Args:
-        args: more of sbatch's, such as `--exclude=n[1-2]`; they come before the script's own.
-        number: the job that there is to be; called again it returns the same one. None: the one after the newest.
-        retry_for_s: how long to go on where Slurm is busy or silent; None: PIT_RETRY_FOR, or five minutes. With 0 it is
-            asked once, and looked once.
+        args: further sbatch arguments, such as `--exclude=n[1-2]`; they take precedence over the script's directives.
+        number: of the submission; a repeated call with a number returns the same job. None: the next number.
+        retry_for_s: how long to retry while Slurm is busy or silent, in seconds; None: PIT_RETRY_FOR, or five minutes.
+            0: call sbatch once, and query once.
 
-    Raises ConfigError for a run that others could have changed, ClusterError when Slurm refuses, TryLater or
-    Unreachable when it has not got it: nothing is left of the attempt then. Raises Unanswered when it may have it: the
-    same call later finds out.
+    Raises ConfigError for a run folder that others could have changed, ClusterError if Slurm refuses the job, TryLater
+    or Unreachable if Slurm did not get the request; nothing is submitted then. Raises OutcomeUnknown if Slurm may have
+    the job: a later call finds out.
     """
     run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
     deadline = time.monotonic() + (_default_retry_s() if retry_for_s is None else retry_for_s)
@@ -70,7 +70,7 @@ def submit_once(
     with submission_lock(run_dir, deadline) as answer:
         if job := submissions.read_job(run_dir, number):
             submissions.require_same_cluster(site, job)
-            _write_latest_job(run_dir, job)  # in case that its sender was killed in between
+            _write_latest_job(run_dir, job)  # the submitting process may have been killed before this write
             return job
         return Submission(run_dir, site, number, tuple(args), answer, deadline).submit_until_known()
 
@@ -81,9 +81,9 @@ def _default_retry_s() -> float:
 
 
 def find_submitted(run_dir: Path, site: Site, number: int) -> JobRef | None:
-    """The run's job of this number, if it was submitted: looked for once where nobody has heard. Submits nothing.
+    """Return the run's job with this number, querying Slurm once if its id is unknown. Submits nothing.
 
-    None where it was never begun, or is certain to have come to nothing. Raises Unanswered while that is not certain.
+    None if there was no submission, or it certainly made no job. Raises OutcomeUnknown while that is uncertain.
     """
     deadline = time.monotonic()
     with submission_lock(run_dir, deadline) as answer:
@@ -94,7 +94,10 @@ def find_submitted(run_dir: Path, site: Site, number: int) -> JobRef | None:
 
 @contextlib.contextmanager
 def submission_lock(run_dir: Path, deadline: float) -> Iterator[BinaryIO]:
-    """The run's lock, as a file to give to sbatch: it is held for as long as that lives. Raises TryLater."""
+    """Hold the run's submission lock, and yield its file for sbatch to inherit. Raises TryLater on time-out.
+
+    The lock is held until sbatch ends, even if this process is killed.
+    """
     path = run_dir / "jobs" / ".sending"
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
@@ -102,19 +105,19 @@ def submission_lock(run_dir: Path, deadline: float) -> Iterator[BinaryIO]:
     except OSError as error:
         raise from_os_error(error, path) from error
     with file:
-        # Where there are no locks two may submit, under one name: their jobs settle which of them runs.
+        # Without file locks two processes may submit two jobs of one name: the grant lets only one run.
         if not try_lock(file.fileno(), path, wait_s=deadline - time.monotonic()):
-            what = "another process is submitting the run's next job"
-            raise TryLater(what, where=str(run_dir), hint="run the same command again later")
+            problem = "another process is submitting the run's next job"
+            raise TryLater(problem, where=str(run_dir), hint="run the same command again later")
         try:
             yield file
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # whatever ssh has left in the background does not keep it
+                fcntl.flock(file, fcntl.LOCK_UN)  # background processes of ssh may still have the file open
 
 
 class Submission:
-    """Make one submission, in the process that holds the run's lock."""
+    """One submission, made by the process that holds the run's lock."""
 
     def __init__(
         self, run_dir: Path, site: Site, number: int, args: tuple[str, ...], answer: BinaryIO, until: float
@@ -125,60 +128,60 @@ class Submission:
         self.slurm = client(site)
 
     def submit_until_known(self) -> JobRef:
-        """Submit until there is a job. Raises as `submit_once` does."""
+        """Retry sbatch until Slurm has the job, and return the job. Raises as `submit_once` does."""
         if previous := self.recover_previous():
             return previous
         require_cluster(self.site, self.slurm)
         submitted, tries = None, 0
         while submitted is None:
-            # Before there is an intent: what the one before was answered is no answer to it.
+            # Before the intent is written: an earlier sbatch's output must not count as this one's.
             self.answer.truncate(0)
             intent = submissions.record_intent(self.run_dir, self.number, self.site, self.args)
             try:
                 submitted = self._call_sbatch()
             except OutcomeUnknown as error:
-                self._report(f"{error}; looking for job {self.name}")
+                self._report(f"{error}; querying Slurm for job {self.name}")
                 submitted = self._find_by_name(intent, 0.0, error)
                 if submitted is None:
-                    self._report(f"Slurm has no job {self.name}: submitting it again")
+                    self._report(f"Slurm has no job {self.name}; submitting again")
             except PitError as error:
                 if not is_busy(error) or time.monotonic() >= self.deadline:
                     self._remove_intent()
                     raise
-                self._report(f"{error}; trying again")
+                self._report(f"{error}; retrying")
             if submitted is None:
-                # Full jitter: of many that were turned away together no two come back together.
+                # Full jitter: many clients that were refused together must not retry together.
                 pause = random.uniform(0, min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(tries, 10)))  # noqa: S311
                 time.sleep(max(0.0, min(pause, self.deadline - time.monotonic())))
                 tries += 1
         return self._record_job(submitted)
 
     def recover_previous(self) -> JobRef | None:
-        """Return the job of an interrupted submission; None where there is certainly none."""
+        """Return the job of an interrupted submission; None if there certainly is none."""
         intent = run_folder.read_record(self.path / "intent.json", submissions.SubmissionIntent)
         if intent is None:
             return None
         submissions.require_same_cluster(self.site, intent)
         if intent.site != self.site.name:
-            what = f'job {self.name} was begun at site "{intent.site}", and not at "{self.site.name}"'
-            raise ClusterError(what, where=str(self.path), hint=f"name that site: --site {intent.site}")
+            problem = f'job {self.name} was submitted at site "{intent.site}" (expected "{self.site.name}")'
+            raise ClusterError(problem, where=str(self.path), hint=f"name that site: --site {intent.site}")
         if submitted := self.slurm.read_answer(self.answer):
             return self._record_job(submitted)
         outcome_error = OutcomeUnknown(
-            f"job {self.name} was begun before, and Slurm shows none", where=str(self.run_dir)
+            f"job {self.name}: an earlier sbatch was interrupted, and Slurm shows no such job", where=str(self.run_dir)
         )
-        # sbatch is over, for we have the lock. When it ended is not known of one whose parent was killed.
+        # sbatch has ended, since this process has the lock. Its end time is unknown if its parent was killed.
         last_tried_s = (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds()
         submitted = self._find_by_name(intent, max(0.0, last_tried_s - self.site.connection.timeout_s), outcome_error)
         return self._record_job(submitted) if submitted else None
 
     def _call_sbatch(self) -> Submitted:
-        # Of what is said twice on sbatch's command line the last counts.
+        # sbatch uses the last of two equal flags on its command line.
         sbatch_args = [*self.args, f"--job-name={self.name}"]
         try:
             return self.slurm.submit(path=str(self.run_dir / "script.sbatch"), args=sbatch_args, answer=self.answer)
         except OutcomeUnknown:
-            if submitted := self.slurm.read_answer(self.answer):  # it had been said before sbatch was cut off
+            if submitted := self.slurm.read_answer(self.answer):  # sbatch printed the id before it was interrupted
                 return submitted
             raise
 
@@ -196,7 +199,7 @@ class Submission:
         )
         if job_id is None:
             return None
-        self._report(f"found job {self.name}: {job_id}")
+        self._report(f"job {self.name} is job {job_id}")
         return Submitted(job_id=job_id)
 
     def _record_job(self, submitted: Submitted) -> JobRef:
@@ -216,42 +219,39 @@ class Submission:
             raise
         with contextlib.suppress(OSError):
             run_folder.append_event(self.run_dir, "submitted", job_id=job.job_id, number=job.number)
-        with contextlib.suppress(Exception):  # what is kept grows old by itself; the job is there, whatever fails
+        with contextlib.suppress(Exception):  # cached states expire anyway; the job is submitted and recorded
             slurm_cache.invalidate(self.site)
         return job
 
     def cancel_unrecorded(self, job_id: str, error: PitError) -> None:
-        """Cancel a job that its run's folder could not take note of: it would be nobody's. Raises Unanswered."""
+        """Cancel a job that could not be recorded in its run's folder. Raises OutcomeUnknown if that fails too."""
         try:
             self.slurm.cancel([job_id])
         except PitError:
-            what = f"job {job_id} is queued, and its run cannot take note of it: {error}"
-            raise OutcomeUnknown(what, where=str(self.run_dir), hint="run the same command again later") from error
+            problem = f"job {job_id} is queued, but could not be recorded: {error}"
+            raise OutcomeUnknown(problem, where=str(self.run_dir), hint="run the same command again later") from error
         self._remove_intent()
 
     def _remove_intent(self) -> None:
         """Remove the folder of a failed submission."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _report(self, what: str) -> None:
-        print(f"pit: {what}", file=sys.stderr, flush=True)
+    def _report(self, message: str) -> None:
+        print(f"pit: {message}", file=sys.stderr, flush=True)
 
 
 def require_cluster(site: Site, slurm: Client) -> None:
-    """Raise ClusterError where another cluster answers in place of the site's: its nodes are not meant.
-
-    To be called before a job is submitted; asked once in a process.
-    """
+    """Raise ClusterError if another cluster answers than the site's. Call before a submission; cached per process."""
     expected = site.slurm.cluster
     actual = _cluster_name(site, slurm) if expected else ""
     if actual and actual.lower() != expected.lower():
-        what = f'site "{site.name}": cluster "{actual}" answers (expected "{expected}")'
+        problem = f'site "{site.name}": cluster "{actual}" answers (expected "{expected}")'
         hint = f"pit site check --live {site.name}; see slurm.conf, slurm.bin and slurm.cluster of its file"
-        raise ClusterError(what, where=f"site {site.name}", hint=hint)
+        raise ClusterError(problem, where=f"site {site.name}", hint=hint)
 
 
 def _cluster_name(site: Site, slurm: Client) -> str:
-    """Return the ClusterName that answers for a site; "" while Slurm does not answer."""
+    """Return the ClusterName of the slurmctld that answers for a site; "" while Slurm does not answer."""
     key = store.cache_key(site)
     if key not in _cluster_names:
         with contextlib.suppress(PitError):

@@ -1,9 +1,9 @@
-"""Nodes that runs keep away from, with the evidence, until a time.
+"""Exclude faulty nodes from the next jobs of all runs of a user at a site, with the evidence and an expiry time.
 
-<runs>/.exclusions.jsonl        pit.exclusion/1: only ever appended to; the last word on a node holds
+<runs>/.exclusions.jsonl        pit.exclusion/1: append-only; the last record of a node is valid
 
-Shared by all of a user's runs on a site. Only part of a partition is ever left out, so that a wrong judgement, or a bad
-day, cannot leave a run without nodes: the least certain and the oldest give way.
+At most a share of a partition is excluded, so that wrong diagnoses cannot leave a run without nodes: the most certain
+exclusions come first, and of those the newest.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pitools.run.attempt_records import Cause, CauseKind
 from pitools.site.schema import Site
 
 EXCLUSIONS_FILE = ".exclusions.jsonl"
-_ASSUMED_NODES = 4  # of a partition whose nodes the site file does not count, so many are left out at most
+_MAX_NODES_OF_UNKNOWN_SIZE = 4  # the limit for a partition without `nodes` in the site file
 _LOCK_WAIT_S = 10.0
 _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
 _CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 
 
 class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
-    """Why runs keep away from a node. until: not after; in the past once the node is allowed again."""
+    """A node that runs must not use, and why. until: when the exclusion expires; in the past for an allowed node."""
 
     node: str
     site: str
@@ -50,7 +50,7 @@ class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
 
 
 def exclude_nodes(runs: Path, site: Site, nodes: Iterable[str], cause: Cause, run: str) -> list[Exclusion]:
-    """Keep away from these nodes for the site's time. Raises what writing to the runs' folder raises."""
+    """Exclude nodes for the site's `exclude_for`, and return the records. Raises TryLater, ClusterError or NoSpace."""
     now = datetime.now(UTC)
     until = timestamps.to_rfc3339(now + timedelta(seconds=units.parse_duration(site.recovery.exclude_for)))
     exclusions = [
@@ -64,24 +64,24 @@ def exclude_nodes(runs: Path, site: Site, nodes: Iterable[str], cause: Cause, ru
             run=run,
             attempt=cause.attempt,
             confidence=cause.confidence,
-            evidence=tuple(f"{one.t} {one.source}: {one.text}".strip()[:300] for one in cause.evidence[:5]),
+            evidence=tuple(f"{line.t} {line.source}: {line.text}".strip()[:300] for line in cause.evidence[:5]),
         )
         for node in nodes
-        if _NODE.fullmatch(node)  # it becomes a flag of sbatch's
+        if _NODE.fullmatch(node)  # the name becomes part of an sbatch argument
     ]
     _append_records(runs, exclusions)
     return exclusions
 
 
 def allow_node(runs: Path, site: Site, node: str) -> Exclusion:
-    """Let runs have a node again. Raises UsageError for one that is not left out."""
-    last = next((one for one in reversed(read_exclusions(runs, site.name)) if one.node == node), None)
+    """Remove a node from the exclusion list. Raises UsageError if the node is not excluded."""
+    last = next((entry for entry in reversed(read_exclusions(runs, site.name)) if entry.node == node), None)
     if last is None or not is_active(last):
-        out = sorted(one.node for one in active_exclusions(runs, site))
-        hint = f"left out are: {', '.join(out)}" if out else "none is left out"
-        raise UsageError(f'node "{node}" is not left out', where=str(runs / EXCLUSIONS_FILE), hint=hint)
+        excluded = ", ".join(sorted(entry.node for entry in active_exclusions(runs, site)))
+        hint = f"excluded nodes: {excluded or 'none'}"
+        raise UsageError(f'node "{node}" is not excluded', where=str(runs / EXCLUSIONS_FILE), hint=hint)
     now = timestamps.now_rfc3339()
-    allowed = msgspec.structs.replace(last, t=now, until=now, reason=f"allowed again; it was: {last.reason}")
+    allowed = msgspec.structs.replace(last, t=now, until=now, reason=f"allowed again; excluded for: {last.reason}")
     _append_records(runs, [allowed])
     return allowed
 
@@ -93,62 +93,65 @@ def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:
     with lock(runs / f"{EXCLUSIONS_FILE}.lock", "the list of exclusions", wait_s=_LOCK_WAIT_S):
         try:
             with os.fdopen(open_lock_file(path, os.O_APPEND), "a+b", buffering=0) as file:
-                # A line that a full disk cut short must not take the next one with it.
-                cut = file.seek(0, 2) and file.seek(-1, 2) and file.read(1) != b"\n"
-                file.write((b"\n" if cut else b"") + b"".join(msgspec.json.encode(one) + b"\n" for one in exclusions))
+                # A line that a full disk truncated must not damage the next line.
+                truncated = file.seek(0, 2) and file.seek(-1, 2) and file.read(1) != b"\n"
+                lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in exclusions)
+                file.write((b"\n" if truncated else b"") + lines)
         except OSError as error:
             raise from_os_error(error, path) from error
 
 
 def read_exclusions(runs: Path, site: str) -> list[Exclusion]:
-    """All that was ever said of a site's nodes, oldest first; what is no record of ours is passed over."""
+    """Return all exclusion records of a site, oldest first, also expired ones; lines that are no record are skipped."""
     try:
         lines = (runs / EXCLUSIONS_FILE).read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    exclusions = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found.append(decode_json(line, Exclusion))
-    return [one for one in found if one.site == site and _NODE.fullmatch(one.node)]
+            exclusions.append(decode_json(line, Exclusion))
+    return [entry for entry in exclusions if entry.site == site and _NODE.fullmatch(entry.node)]
 
 
 def is_active(exclusion: Exclusion) -> bool:
-    """Whether it still holds."""
+    """Whether the exclusion has not expired."""
     return exclusion.until > timestamps.now_rfc3339()
 
 
 def active_exclusions(runs: Path, site: Site) -> list[Exclusion]:
-    """What holds now, the most certain and newest first, before any share is taken into account."""
+    """Return the active exclusions of a site, the most certain first, then the newest; without the share's limit."""
     newest_first: dict[str, Exclusion] = {}
-    for one in reversed(read_exclusions(runs, site.name)):
-        newest_first.setdefault(one.node, one)
-    return sorted(filter(is_active, newest_first.values()), key=lambda one: _CONFIDENCE_ORDER[one.confidence])
+    for entry in reversed(read_exclusions(runs, site.name)):
+        newest_first.setdefault(entry.node, entry)
+    return sorted(filter(is_active, newest_first.values()), key=lambda entry: _CONFIDENCE_ORDER[entry.confidence])
 
 
 def exclusions_for_next_job(
     runs: Path, site: Site, plan: Plan, *, existing_nodes: Collection[str] | None = None
 ) -> tuple[str, ...]:
-    """Nodes that the plan's next job leaves out: no more than the site's share, and enough stay for it to run.
+    """Return the nodes to exclude from the plan's next job: at most the site's share, leaving enough nodes for the job.
 
-    existing_nodes: the cluster's nodes, where they are known: no others then, for sbatch refuses a name that it does
-    not know.
+    existing_nodes: the cluster's nodes if known; no other node is returned then, since sbatch rejects unknown names.
     """
-    own = _expand_nodes(plan.job.exclude)
-    wanted = _expand_nodes(plan.job.nodelist)
-    usable = [one.node for one in active_exclusions(runs, site) if one.node not in own | wanted]
-    usable = [node for node in usable if existing_nodes is None or node in existing_nodes]
-    part = site.partitions.get(plan.job.partition)
-    size = part.nodes if part else 0
-    most = max(1, int(site.recovery.exclude_share * size)) if size else _ASSUMED_NODES
-    spare = size - plan.nodes - len(own) if size else most
-    return tuple(usable[: max(0, min(most, spare)) if site.recovery.exclude_share else 0])
+    plan_excludes = _expand_nodes(plan.job.exclude)
+    handled = plan_excludes | _expand_nodes(plan.job.nodelist)
+    nodes = [entry.node for entry in active_exclusions(runs, site) if entry.node not in handled]
+    nodes = [node for node in nodes if existing_nodes is None or node in existing_nodes]
+    partition = site.partitions.get(plan.job.partition)
+    size = partition.nodes if partition else 0
+    limit = max(1, int(site.recovery.exclude_share * size)) if size else _MAX_NODES_OF_UNKNOWN_SIZE
+    spare = size - plan.nodes - len(plan_excludes) if size else limit
+    return tuple(nodes[: max(0, min(limit, spare)) if site.recovery.exclude_share else 0])
 
 
 def sbatch_exclude_args(
     runs: Path, site: Site, plan: Plan, *, existing_nodes: Collection[str] | None = None
 ) -> tuple[str, ...]:
-    """The flag of sbatch's that leaves them out, with those of the request's own: it goes before the script's."""
+    """Return sbatch's `--exclude` argument for those nodes and the request's own; () if the list adds none.
+
+    sbatch's command line takes precedence over the script's directives.
+    """
     nodes = exclusions_for_next_job(runs, site, plan, existing_nodes=existing_nodes)
     return (f"--exclude={hostlist.fold([*nodes, *_expand_nodes(plan.job.exclude)])}",) if nodes else ()
 

@@ -1,4 +1,4 @@
-"""Find a job by its name, when sbatch ended before it printed the id."""
+"""Find a job by its name after an sbatch that ended before it printed the id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pitools.slurm.client import Client
 from pitools.slurm.errors import OutcomeUnknown
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 5.0
-_MAX_QUEUE_DELAY_S = 30.0  # where the controller does not say
+_MAX_QUEUE_DELAY_S = 30.0  # if slurmctld does not report its MessageTimeout
 _MAX_CLOCK_SKEW = timedelta(hours=1)
 
 
@@ -30,34 +30,34 @@ def find_by_name(
     deadline: float,
     outcome_error: OutcomeUnknown,
 ) -> str | None:
-    """The id of the job that Slurm shows under a name; None when it has had the time to show one and has none.
+    """Return the id of the job that Slurm shows under a name; None once Slurm would show such a job and does not.
 
     Args:
-        path: the job's folder in its run, where several jobs of the name settle which of them runs.
-        intended: since when there may be one.
-        for_s: for how long sbatch has certainly been over.
-        deadline: when to give up (time.monotonic); it is looked once in any case.
-        outcome_error: raised then.
+        path: the job's folder in its run; its grant decides between several jobs of the name.
+        intended: the earliest time at which the job may have been submitted.
+        sbatch_ended_s: for how long sbatch has certainly been over, in seconds.
+        deadline: when to give up, by time.monotonic; one query is made in any case.
+        outcome_error: the error to raise then.
     """
     settled_at, pause_s = 0.0, _FIRST_PAUSE_S
     while True:
         # A failed query does not prove that the job is absent.
         with contextlib.suppress(PitError, OSError):
             now = time.monotonic()
-            if found := _find_in_queue(slurm, name, path):
-                return found
+            if job_id := _find_in_queue(slurm, name, path):
+                return job_id
             settled_at = settled_at or now + _slurmctld_delay_s(slurm) - sbatch_ended_s
             if now >= settled_at:
                 return _find_in_accounting(slurm, name, intended)
         if time.monotonic() + pause_s > deadline:
-            hint = "run the same command again: it looks for the job first"
+            hint = "run the same command again: it queries Slurm for the job first"
             raise OutcomeUnknown(outcome_error.message, where=outcome_error.where, hint=hint) from outcome_error
         time.sleep(pause_s * random.uniform(0.75, 1.0))  # noqa: S311
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
 def _slurmctld_delay_s(slurm: Client) -> float:
-    """Return how long slurmctld may still process a request after its sender gave up, in seconds."""
+    """Return how long slurmctld may still process a request after its sender has timed out, in seconds."""
     try:
         return float(slurm.config().values.get("MessageTimeout", "").split()[0])
     except (ValueError, IndexError):
@@ -77,7 +77,7 @@ def _find_in_queue(slurm: Client, name: str, path: Path) -> str | None:
 
 
 def pick_winner(path: Path, ids: Sequence[str]) -> str:
-    """Return the one of several job ids that holds the grant; grant the lowest where none does."""
+    """Return the id that holds the grant; give a free grant to the first. The first if the holder is not in `ids`."""
     holder = grant.granted_job_id(grant.claim(path, grant.grant_token(ids[0])))
     return holder if holder in ids else ids[0]
 
@@ -88,6 +88,6 @@ def _find_in_accounting(slurm: Client, name: str, intended: datetime) -> str | N
         rows = slurm.accounting(user=slurm.user(), name=name, since=since, attempts=False)
     except TryLater:
         raise
-    except PitError:  # none are kept here: the queue's word is all there is
+    except PitError:  # the cluster keeps no accounting: only the queue counts
         return None
     return min((job.raw_id for job in rows), key=int, default=None)

@@ -1,6 +1,6 @@
 """Start, find and end the supervisor process of a run without Slurm.
 
-`start` detaches it, so that `pit launch run` returns at once here too. What it does is `job/local_supervisor.py`.
+The process is detached, so `pit launch run` returns immediately, as with Slurm. It runs `job/local_supervisor.py`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from pitools.launch.submission import submissions
 from pitools.run import run_folder
 from pitools.site.schema import Site
 
-KILL_GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait, so that a loop meets the same limits here
+KILL_GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait
 SUPERVISOR_LOCK, STARTING_MARK = ".supervisor", ".starting"
 LOCK_HANDOVER_S = 10.0
-_START_TIMEOUT_S = 60.0  # an interpreter, and our imports
+_START_TIMEOUT_S = 60.0  # for an interpreter to start and to import pitools
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
-    """Start the supervisor of a run in a session of its own. TryLater where it has one that does not ask."""
+    """Start the supervisor of a run in a new session. Raises TryLater if another process supervises the run.
+
+    A supervisor may start its own successor. Also raises DataError, ClusterError, NoSpace and ToolMissing.
+    """
     if is_supervised(run_dir) and not _is_this_process(run_dir):
-        raise TryLater("the run has a supervisor", where=str(run_dir), hint="see: pit launch show")
+        raise TryLater("the run already has a supervisor", where=str(run_dir), hint="see: pit launch show")
     first, last = site.network.ports
     env = {**os.environ, **site.environment, **site.network.env, "PIT_PORTS": f"{first}-{last}"}
-    env.pop("PIT_ATTEMPT_DIR", None)  # of another run's rank, which may start this one
+    env.pop("PIT_ATTEMPT_DIR", None)  # set if a rank of another run starts this run
     number = submissions.next_number(run_dir)
-    # The site's interpreter, as in Slurm, also for staging and the ranks.
+    # The plan's interpreter, as in Slurm: the supervisor uses it for staging and the ranks too.
     argv = [load_plan(run_dir).python, "-m", "pitools.launch.job.local_supervisor", str(run_dir), str(number)]
-    # Whoever is killed from here on leaves word that there may be one, which takes some time to begin.
+    # If this process is killed after this write, the mark shows that a supervisor may be starting.
     write_atomic(run_dir / STARTING_MARK, str(number), durable=False)
-    # The supervisor inherits these blocked until it can answer: a cancel that comes while it is importing waits.
+    # The supervisor inherits these signals blocked until its handlers are set: a cancel during its imports waits.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     try:
         process = subprocesses.start_detached(argv, env=env, log=run_dir / output_name(number), session=True)
@@ -50,12 +53,15 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
 
 
 def output_name(number: int) -> str:
-    """Return the name of the file that a run's k-th supervisor writes to."""
+    """Return the name of the log file of a run's k-th supervisor."""
     return f"supervisor.{number}.out" if number else "supervisor.out"
 
 
 def is_supervised(run_dir: Path) -> bool:
-    """Whether a supervisor of the run lives, also one that `job.json` does not name yet. Raises ClusterError."""
+    """Whether a supervisor of the run lives, also a starting one that `job.json` does not name yet.
+
+    Raises ClusterError or NoSpace if the lock file cannot be opened.
+    """
     lock = try_supervisor_lock(run_dir)
     if lock is None:
         return True
@@ -67,7 +73,7 @@ def is_supervised(run_dir: Path) -> bool:
         return False
     with contextlib.suppress(DataError):
         job = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
-        if job and str(job.number) == number and is_alive(job) is False:  # it ended before it could take the lock
+        if job and str(job.number) == number and is_alive(job) is False:  # ended before it took the lock
             return False
     return since_s < _START_TIMEOUT_S
 
@@ -78,7 +84,7 @@ def _is_this_process(run_dir: Path) -> bool:
 
 
 def try_supervisor_lock(run_dir: Path, wait_s: float = 0.0) -> int | None:
-    """Return a descriptor with the lock that a supervisor has for as long as it lives; None where one has it."""
+    """Take the lock that a supervisor holds while it lives; return its descriptor, or None if a supervisor holds it."""
     path = run_dir / SUPERVISOR_LOCK
     try:
         descriptor = open_lock_file(path)
@@ -91,8 +97,8 @@ def try_supervisor_lock(run_dir: Path, wait_s: float = 0.0) -> int | None:
 
 
 def make_job_ref(pid: int, site: str, number: int) -> run_folder.JobRef:
-    """Return the supervisor with this process id as a job of its run."""
-    # A pid is only a name for a while; with the start time it is this process's for ever.
+    """Return the record of a supervisor with this process id, as a job of its run."""
+    # Pids are reused; a pid with a start time is unique.
     return run_folder.JobRef(
         job_id=f"local-{pid}",
         site=site,
@@ -105,27 +111,27 @@ def make_job_ref(pid: int, site: str, number: int) -> run_folder.JobRef:
 
 
 def is_alive(job: run_folder.JobRef) -> bool | None:
-    """Whether the supervisor runs; None where that cannot be known, because it is another host's process."""
+    """Whether the supervisor runs; None if that is unknown, for a process of another host."""
     if job.host and job.host != socket.gethostname():
         return None
     return bool(job.pid) and _start_ticks(job.pid) == job.start_ticks != 0
 
 
 def terminate_supervisor(job: run_folder.JobRef) -> None:
-    """End the supervisor and its ranks: SIGTERM, which it passes on. Raises ClusterError on another host."""
+    """Send SIGTERM to a supervisor, which forwards it to its ranks. Raises ClusterError for another host's process."""
     alive = is_alive(job)
     if alive is None:
-        what = f'this run is a process of host "{job.host}", and this is "{socket.gethostname()}"'
-        raise ClusterError(what, where=job.job_id, hint=f"run the same command on {job.host}")
+        problem = f'the run is a process of host "{job.host}" (this host: "{socket.gethostname()}")'
+        raise ClusterError(problem, where=job.job_id, hint=f"run the same command on {job.host}")
     if alive:
-        with contextlib.suppress(ProcessLookupError):  # it ended just now
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended
             os.kill(job.pid, signal.SIGTERM)
 
 
 def _start_ticks(pid: int) -> int:
-    """Start of a process, in clock ticks since boot; 0 when there is none, or only its zombie."""
+    """Return when a process started, in clock ticks since boot; 0 if it does not exist or is a zombie."""
     try:
-        # The second field is the program's name, in parentheses, and may hold anything.
+        # The second field is the program's name in parentheses, which may contain any character.
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0

@@ -1,4 +1,4 @@
-"""Submit a run's next job, without the nodes that its runs keep away from."""
+"""Submit a run's next job without the excluded nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def submit_next_job(
     retry_for_s: float | None = RETRY_FOR_S,
     args: Sequence[str] = (),
 ) -> run_folder.JobRef:
-    """Submit the run's next job, exactly once, or finish the submission that was begun. Raises as `exactly_once.send`.
+    """Submit the run's next job exactly once, or complete its interrupted submission. Raises as `submit_once` does.
 
-    number: which it is. wait_s: the job is not to begin before. retry_for_s: with a Slurm that is busy or silent. args:
-    more flags of sbatch's.
+    number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
+    retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments.
     """
     begin_args = (f"--begin=now+{round(wait_s)}",) if wait_s >= 1 else ()
     runs = run_dir.parent
@@ -40,7 +40,7 @@ def submit_next_job(
     except SlurmRefused as error:
         if not exclude_args or error.reason is not SlurmReason.INVALID_NODE_NAME:
             raise
-    # A node that has left the cluster since, or that a log spelled otherwise: it must not keep any job from starting.
+    # An excluded node may have left the cluster, or a log may spell it differently: drop the nodes that do not exist.
     existing_nodes = {node.node for node in client(site).nodes()}
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan, existing_nodes=existing_nodes)
     return exactly_once.submit_once(

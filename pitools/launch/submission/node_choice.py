@@ -1,8 +1,8 @@
-"""The best nodes for a run: chosen when its job is queued, and looked after until it starts, for a while.
+"""Choose the best free nodes for a run's queued job, and update the choice until the job starts or a time-out.
 
-found = node_choice.fabric(plan, site, slurm)   before anything is queued
-job = ... sbatch with HELD, if there is one ...
-got = node_choice.get(plan, found, slurm, job_id)
+fabric = node_choice.load_fabric(plan, site, slurm)   before the submission
+job = ... sbatch with DELAYED_START_ARGS, if there is a fabric ...
+acquired = node_choice.acquire_nodes(plan, fabric, slurm, job_id)
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from pitools.topology.fabric_model import Fabric
 
 __all__ = ["DELAYED_START_ARGS", "FOLLOW_TIMEOUT_S", "TICKET_FOLLOW_S", "acquire_nodes", "load_fabric", "record_choice"]
 
-# Then the job waits like any other: no constraint is left on a job that nobody watches. A ticket is sent when nodes are
-# free for it, and the other tickets of a tick wait behind it.
+# After this time the job waits without a constraint on its nodes, since no process would update it. A ticket's time is
+# shorter: it is submitted when nodes are free for it, and the other tickets of a tick wait meanwhile.
 FOLLOW_TIMEOUT_S, TICKET_FOLLOW_S = 60.0, 15.0
 
 
 def load_fabric(plan: Plan, site: Site, slurm: Client) -> Fabric | None:
-    """The fabric to choose from; None where the request leaves it to Slurm, or the site tells of none.
+    """Return the site's fabric; None if the request leaves the choice to Slurm, or the site has no topology.
 
-    Raises what reading it raises, and ClusterError where the site cannot keep a job to the choice.
+    Raises as `fabric_of_site` does, and ClusterError if the site cannot restrict a job to chosen nodes.
     """
     if plan.request.topology == "none":
         return None
-    found = discover.fabric_of_site(site, slurm)
-    if not found.leaves and not found.torus:
+    fabric = discover.fabric_of_site(site, slurm)
+    if not fabric.leaves and not fabric.torus:
         return None
-    require_choosable(found, _acquire_options(plan, FOLLOW_TIMEOUT_S))
-    return found
+    require_choosable(fabric, _acquire_options(plan, FOLLOW_TIMEOUT_S))
+    return fabric
 
 
 def acquire_nodes(
     plan: Plan, fabric: Fabric, slurm: Client, job_id: str, *, follow_s: float = FOLLOW_TIMEOUT_S
 ) -> Acquired:
-    """Choose nodes for a job that was queued with HELD, and follow it until it starts, for so long at most.
+    """Choose nodes for a job queued with DELAYED_START_ARGS; follow it until it starts, for at most `follow_s` seconds.
 
-    Raises what `acquire` raises: the job has been cancelled then.
+    Raises as `run_acquire_loop` does; the job is cancelled then.
     """
     return loop.run_acquire_loop(slurm, job_id, fabric, _acquire_options(plan, follow_s))
 
 
 def record_choice(run_dir: Path, acquired: Acquired) -> None:
-    """Let the run's events tell of its choice."""
-    with contextlib.suppress(OSError):  # the job is there all the same
+    """Append the choice of nodes to the run's events."""
+    with contextlib.suppress(OSError):  # the job is queued already
         run_folder.append_event(
             run_dir,
             "topology",

@@ -1,11 +1,11 @@
 """List and record the submissions of a run. Most runs have one; a run that resumes in a new job has more.
 
 <run>/jobs/
-    .sending            flock(2) of whoever submits, and of its sbatch, whose answer it holds
+    .sending            the submission lock (flock(2)), held by the submitting process and its sbatch; sbatch's output
     <k>/                the k-th submission, k = 0, 1, ...
         intent.json     pit.submission-intent/1: on disk before sbatch is called
-        job.json        pit.job-ref/1: the job that came of it; the newest is <run>/job.json too
-        grant           a link that lets one job run, should there be two: see grant.py
+        job.json        pit.job-ref/1: the resulting job; the newest is also <run>/job.json
+        grant           a link that lets one job run if there are two: see grant.py
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pitools.core.record import Record
 from pitools.run import run_folder
 from pitools.run.run_folder import JobRef
 
-if TYPE_CHECKING:  # every attempt begins with this module
+if TYPE_CHECKING:  # every attempt imports this module first: keep that fast
     from pitools.site.schema import Site
 
 
 class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-intent/1"):
-    """A submission that is about to be made, or was.
+    """A submission, recorded before sbatch is called.
 
-    name: of the job, and of no other. cluster: as the site file named it, "" where it did not. args: sbatch's, beside
-    the script. intended_at: when it was first intended; last_tried_at: when sbatch was last called.
+    name: the job's unique name. cluster: slurm.cluster of the site file, "" if not set. args: sbatch arguments besides
+    the script. intended_at: when the intent was first recorded; last_tried_at: when sbatch was last called.
     """
 
     name: str
@@ -45,7 +45,7 @@ class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-in
 
 
 def job_dir(run_dir: Path, number: int) -> Path:
-    """The folder of the run's k-th job."""
+    """Return the folder of the run's k-th submission."""
     return run_dir / "jobs" / str(number)
 
 
@@ -61,17 +61,17 @@ def submission_numbers(run_dir: Path) -> list[int]:
 
 
 def next_number(run_dir: Path) -> int:
-    """The next submission's number: the newest one's where no job is known to have come of that. Raises DataError."""
+    """Return the number of the next submission: that of the newest while its job is unknown. Raises DataError."""
     numbers = submission_numbers(run_dir)
     if not numbers:
-        # A local run, whose jobs are its supervisors, or one begun before its folder kept account of its jobs.
+        # A local run, whose jobs are its supervisors, or a run of an older pitools without a folder `jobs`.
         newest = run_folder.read_record(run_dir / "job.json", JobRef)
         return newest.number + 1 if newest else 0
     return numbers[-1] if is_unresolved(run_dir, numbers[-1]) else numbers[-1] + 1
 
 
 def read_job(run_dir: Path, number: int) -> JobRef | None:
-    """The run's k-th job; None where no id is known, or none that can be read: then Slurm is to say."""
+    """Return the run's k-th job; None if its id is unknown or unreadable: Slurm has to be queried then."""
     for path in (job_dir(run_dir, number) / "job.json", run_dir / "job.json"):
         with contextlib.suppress(DataError):
             if (job := run_folder.read_record(path, JobRef)) and job.number == number:
@@ -80,9 +80,9 @@ def read_job(run_dir: Path, number: int) -> JobRef | None:
 
 
 def latest_job(run_dir: Path) -> JobRef | None:
-    """The run's newest job of which an id is known, also where its sender was killed before `<run>/job.json` said so.
+    """Return the run's newest job with a known id, also if its submitter was killed before it wrote `<run>/job.json`.
 
-    Raises DataError where all that there is cannot be read.
+    Raises DataError if no record can be read.
     """
     for number in reversed(submission_numbers(run_dir)):
         if job := read_job(run_dir, number):
@@ -91,12 +91,12 @@ def latest_job(run_dir: Path) -> JobRef | None:
 
 
 def is_unresolved(run_dir: Path, number: int) -> bool:
-    """Whether a submission was intended of which no job is known: there may be one all the same."""
+    """Whether a submission has an intent but no known job; Slurm may have the job."""
     return (job_dir(run_dir, number) / "intent.json").exists() and read_job(run_dir, number) is None
 
 
 def record_intent(run_dir: Path, number: int, site: Site, args: tuple[str, ...]) -> SubmissionIntent:
-    """Write down, for good, that sbatch is about to be called. Raises NoSpace or ClusterError."""
+    """Record, durably, that sbatch is about to be called. Raises NoSpace or ClusterError."""
     path = job_dir(run_dir, number) / "intent.json"
     previous, now = run_folder.read_record(path, SubmissionIntent), timestamps.now_rfc3339()
     intent = SubmissionIntent(
@@ -111,20 +111,20 @@ def record_intent(run_dir: Path, number: int, site: Site, args: tuple[str, ...])
     )
     run_folder.write_record(path, intent, durable=True)
     try:
-        for above in path.parents[1:4]:
-            fsync_dir(above)
+        for parent in path.parents[1:4]:
+            fsync_dir(parent)
     except OSError as error:
         raise from_os_error(error, path) from error
     return intent
 
 
 def require_same_cluster(site: Site, job: JobRef | SubmissionIntent) -> None:
-    """Raise ClusterError where a job was submitted to another cluster than the site's: its id means another job there.
+    """Raise ClusterError if a job was submitted to another cluster than the site's: its id is another job there.
 
-    To be called before a job id of a run is given to Slurm.
+    Call this before a job id of a run is passed to Slurm.
     """
     if job.cluster and site.slurm.cluster and job.cluster != site.slurm.cluster:
-        who = f"job {job.job_id}" if isinstance(job, JobRef) else f'job "{job.name}"'
-        what = f'{who} is of cluster "{job.cluster}", and site "{site.name}" is cluster "{site.slurm.cluster}" now'
-        hint = f'name a site of cluster "{job.cluster}", or put slurm.cluster and slurm.conf of "{site.name}" back'
-        raise ClusterError(what, where=f"site {site.name}", hint=hint)
+        name = f"job {job.job_id}" if isinstance(job, JobRef) else f'job "{job.name}"'
+        problem = f'{name} is of cluster "{job.cluster}", but site "{site.name}" is cluster "{site.slurm.cluster}"'
+        hint = f'name a site of cluster "{job.cluster}", or restore slurm.cluster and slurm.conf of "{site.name}"'
+        raise ClusterError(problem, where=f"site {site.name}", hint=hint)

@@ -1,4 +1,4 @@
-"""A plan becomes a run: its folder, then the job. What fails before the job exists leaves nothing behind."""
+"""Make a run from a plan: create its folder, then submit its job. A failure before the job exists leaves no folder."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _IMPORT_SCRIPT = """
 import importlib, sys
 sys.path.insert(0, sys.argv[1])
 module, name = sys.argv[2].split(":")
-found = getattr(importlib.import_module(module), name, None)
-sys.exit(0 if callable(found) else f"module {module} has no function {name}")
+function = getattr(importlib.import_module(module), name, None)
+sys.exit(0 if callable(function) else f"module {module} has no function {name}")
 """
 
 
 def check_submittable(plan: Plan, site: Site) -> None:
-    """What only trying can tell: that the entry point imports, and that the data is still the planned version.
+    """Raise DataError unless the datasets are still the planned versions, and ConfigError unless the entry imports.
 
-    Raises ConfigError or DataError. An import is tried only where it would be the ranks' own: not for a site over ssh,
-    and not for ranks in a container.
+    The import is skipped if the ranks would use other packages than this machine: for a site over ssh, and for ranks in
+    a container. Also raises ConfigError for a missing workdir.
     """
     for data in plan.data:
         _, raw = manifest.load_manifest(Path(data.source))
@@ -50,22 +50,24 @@ def check_submittable(plan: Plan, site: Site) -> None:
     argv = [plan.python, "-c", _IMPORT_SCRIPT, plan.request.workdir, plan.request.entry]
     done = subprocesses.run(argv, timeout_s=_IMPORT_TIMEOUT_S, env=plan.request.env)
     if done.code:
-        last = (done.stderr.strip().splitlines() or ["it fails without a word"])[-1]
-        what = f'entry = "{plan.request.entry}" does not import: {last}'
+        no_message = f"python exited with code {done.code} and printed nothing"
+        last_line = (done.stderr.strip().splitlines() or [no_message])[-1]
+        problem = f'entry = "{plan.request.entry}" does not import: {last_line}'
         module = plan.request.entry.partition(":")[0]
-        raise ConfigError(what, where=plan.request.workdir, hint=f"try there: {plan.python} -c 'import {module}'")
+        raise ConfigError(problem, where=plan.request.workdir, hint=f"try there: {plan.python} -c 'import {module}'")
 
 
 def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[Path], None] = lambda _: None) -> Path:
-    """Make the run's folder and start its job; returns the folder. Raises what `check` and the site's Slurm raise.
+    """Create the run's folder, start its job, and return the folder.
 
-    run_id: "" for a new one. populate: puts into the folder, before it appears, what the run is to begin with.
+    run_id: "" for a new id. populate: adds files to the folder before it is renamed into place. Raises as
+    `check_submittable`, `create_run_dir` and `start_job` do.
     """
     check_submittable(plan, site)
     run_dir = Path(plan.runs) / (run_id or run_folder.new_run_id(plan.name))
     if site.connection.kind == "ssh" and not run_dir.parent.parent.is_dir():
-        what = f'no folder "{run_dir.parent.parent}" here: runs of "{site.name}" need storage that both sides see'
-        raise ClusterError(what, where="paths.runs", hint="launch from a machine that mounts it")
+        problem = f'no folder "{run_dir.parent.parent}" here (expected storage shared with site "{site.name}")'
+        raise ClusterError(problem, where="paths.runs", hint="launch from a machine that mounts the folder")
     try:
         plan = create_run_dir(run_dir, plan, site, populate)
     except OSError as error:
@@ -73,18 +75,18 @@ def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[
     try:
         fabric = node_choice.load_fabric(plan, site, client(site)) if site.scheduler == "slurm" else None
         if not fabric and plan.request.topology != "none" and site.scheduler == "slurm":
-            print(f'pit: site "{site.name}" tells no topology: Slurm takes whichever nodes are free', file=sys.stderr)
+            print(f'pit: site "{site.name}" has no topology: Slurm chooses the nodes', file=sys.stderr)
         job = start_job(plan, site, run_dir, node_choice.DELAYED_START_ARGS if fabric else ())
     except BaseException as error:
         if submissions.is_unresolved(run_dir, 0):
-            # sbatch was called, and what it did is not known: the job may exist, and needs its folder then.
+            # sbatch was called with an unknown outcome: the job may exist, and then needs the folder.
             run_folder.append_event(run_dir, "unanswered", error=str(error))
-            hint = f"the run's folder is kept; this finds its job, or submits it: pit launch resume {run_dir.name}"
+            hint = f"the run's folder is kept; find the job, or submit it: pit launch resume {run_dir.name}"
             if isinstance(error, KeyboardInterrupt):
                 print(f"pit: {hint}", file=sys.stderr)
                 raise
-            what = error.message if isinstance(error, PitError) else str(error)
-            raise OutcomeUnknown(what, where=str(run_dir), hint=hint) from error
+            problem = error.message if isinstance(error, PitError) else str(error)
+            raise OutcomeUnknown(problem, where=str(run_dir), hint=hint) from error
         rollback(run_dir, site)
         if isinstance(error, OSError):
             raise from_os_error(error, run_dir) from error
@@ -95,16 +97,16 @@ def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[
 
 
 def place_on_nodes(plan: Plan, site: Site, run_dir: Path, fabric: Fabric, job_id: str) -> None:
-    """Choose the nodes of a held job and release it onto them. Raises PitError, with the run rolled back."""
+    """Choose the nodes of a delayed job and record the choice. On PitError, roll back the run and raise."""
     try:
         node_choice.record_choice(run_dir, node_choice.acquire_nodes(plan, fabric, client(site), job_id))
     except PitError:
-        rollback(run_dir, site)  # its job was not to begin, and has been cancelled
+        rollback(run_dir, site)  # the job has been cancelled before its start
         raise
 
 
 def rollback(run_dir: Path, site: Site) -> None:
-    """Take back what was begun: the job, if there is one already, and the folder."""
+    """Cancel the run's job if there is one, and remove the run's folder."""
     with contextlib.suppress(PitError):
         if job := run_folder.read_record(run_dir / "job.json", run_folder.JobRef):
             local_process.terminate_supervisor(job) if site.scheduler == "none" else client(site).cancel([job.job_id])
@@ -112,9 +114,9 @@ def rollback(run_dir: Path, site: Site) -> None:
 
 
 def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Path], None]) -> Plan:
-    """Make the run's folder, whole or not at all; returns the plan of what runs: see provenance/provenance.py."""
+    """Create the run's folder atomically; return the plan with the copied code as its workdir: see provenance.py."""
     building = run_dir.with_name(f".{run_dir.name}")
-    shutil.rmtree(building, ignore_errors=True)  # of a move that was killed: no other run has this id
+    shutil.rmtree(building, ignore_errors=True)  # left by a killed move: no other run has this id
     run_folder.make_run_dir(building, site.paths.runs_access)
     try:
         write_atomic(building / "request.toml", plan.request_text, durable=False)
@@ -134,20 +136,20 @@ def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Pa
 
 
 def start_job(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run_folder.JobRef:
-    """Start the run's job, with these flags too; job.json is there from the moment that there is a job."""
+    """Start the run's job with further sbatch arguments; record it in job.json and return it."""
     if site.scheduler == "none":
         job = local_process.start_supervisor(run_dir, site)
         run_folder.write_record(run_dir / "job.json", job)
         run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
         return job
-    # submitit is 90 ms of imports, and a local run has no use for it.
+    # submitit takes 90 ms to import, and a local run does not need it.
     from pitools.launch.executor import PitExecutor
 
     jobs: list[run_folder.JobRef] = []
 
-    def send(_script: Path) -> str:
+    def submit_script(_script: Path) -> str:
         jobs.append(next_job.submit_next_job(run_dir, plan, site, number=0, retry_for_s=None, args=args))
         return jobs[0].job_id
 
-    PitExecutor(plan, site, run_dir, send).submit_plan()
+    PitExecutor(plan, site, run_dir, submit_script).submit_plan()
     return jobs[0]

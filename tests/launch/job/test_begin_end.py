@@ -183,7 +183,7 @@ def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: p
     made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     (tmp_path / "plan.json").write_text("{")
     assert end_attempt.end_attempt(job(tmp_path, mode="run"), made, 9) == 9
-    assert "what follows failed" in capsys.readouterr().err
+    assert "DataError" in capsys.readouterr().err
     assert (
         begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS).name == "1"
     )  # and an attempt that nobody could judge
@@ -321,7 +321,7 @@ def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monk
         return made
 
     monkeypatch.setattr(begin_attempt, "create_attempt_dir", late)
-    with pytest.raises(begin_attempt.AttemptRefused, match="no longer has the grant"):
+    with pytest.raises(begin_attempt.AttemptRefused, match=grant.REVOKED):
         begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
     assert run_folder.attempt_dirs(tmp_path) == []
 
@@ -340,14 +340,14 @@ def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_whose_checkpoints_are_gone_is_stopped(went_far: Path, mode: str) -> None:
     """It does not begin anew over what a store that is not mounted hides; the verdict says what to do."""
     (went_far / "checkpoints").mkdir()
-    with pytest.raises(begin_attempt.AttemptRefused, match="40 steps were safe") as caught:
+    with pytest.raises(begin_attempt.AttemptRefused, match=r"checkpoints.* 40 ") as caught:
         begin_attempt.begin_attempt(job(went_far, mode=mode), time_limit_at=ENDS)
     assert (caught.value.code, len(run_folder.attempt_dirs(went_far))) == (1, 1)
     verdict = run_folder.read_record(went_far / "verdict.json", records.Verdict)
     assert verdict is not None
     assert (verdict.state, verdict.kind, verdict.exit_code) == ("stopped", "storage", 1)
     assert f"echo 0 > {went_far}/progress" in verdict.reason
-    with pytest.raises(begin_attempt.AttemptRefused, match="the run was stopped"):
+    with pytest.raises(begin_attempt.AttemptRefused, match=r"stopped: .*checkpoints"):
         begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
 
 
@@ -369,7 +369,7 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_begin(went_far: Path, m
         return 0
 
     monkeypatch.setattr(evidence, "saved_steps", cancelled)
-    with pytest.raises(begin_attempt.AttemptRefused, match="the run was stopped: so"):
+    with pytest.raises(begin_attempt.AttemptRefused, match="stopped: so"):
         begin_attempt.begin_attempt(job(went_far, mode="allocation"), time_limit_at=ENDS)
 
 

@@ -366,16 +366,16 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
         exactly_once.submit_once(run_dir, SITE, retry_for_s=0)
     asked = len(slurm.ran)
     moved = Site(name="a", slurm=Slurm(cluster="beta"))
-    with pytest.raises(ClusterError, match=r'job "run-1" is of cluster "alpha", and site "a" is cluster "beta" now'):
+    with pytest.raises(ClusterError, match=r'"run-1".*"alpha".*"beta"'):
         exactly_once.submit_once(run_dir, moved)
-    with pytest.raises(ClusterError, match='begun at site "a", and not at "b"'):
+    with pytest.raises(ClusterError, match=r'run-1.*"a".*"b"'):
         exactly_once.submit_once(run_dir, Site(name="b"))
     assert len(slurm.ran) == asked
     slurm.is_silent = False
     ref = exactly_once.submit_once(run_dir, SITE)
-    with pytest.raises(ClusterError, match="job 7 is of cluster"):
+    with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):
         submissions.require_same_cluster(moved, ref)
-    with pytest.raises(ClusterError, match="job 7 is of cluster"):
+    with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):
         exactly_once.submit_once(run_dir, moved, number=0)
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pitools.launch import exit_codes
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.run import run_folder
@@ -49,7 +50,7 @@ def test_flags_stay_before_the_first_command(ticket: Path) -> None:
 def test_of_two_jobs_of_one_name_one_runs(ticket: Path) -> None:
     """A submission that went unanswered and was made again makes two jobs, and one run."""
     codes = [start(ticket, job_id).wait() for job_id in ("7", "8")]
-    assert (codes, ran(ticket)) == ([0, grant.NOT_GRANTED], ["7"])
+    assert (codes, ran(ticket)) == ([0, exit_codes.NOT_GRANTED], ["7"])
 
 
 def test_a_word_names_its_job() -> None:
@@ -66,7 +67,7 @@ def test_a_word_names_its_job() -> None:
 def test_what_was_taken_back_does_not_run(ticket: Path) -> None:
     """After `no` the job ends with 75, whenever Slurm starts it."""
     assert grant.claim(ticket, grant.REVOKED) == grant.REVOKED
-    assert start(ticket, "7").wait() == grant.NOT_GRANTED
+    assert start(ticket, "7").wait() == exit_codes.NOT_GRANTED
     assert ran(ticket) == []
 
 
@@ -93,7 +94,7 @@ def test_without_its_folder_there_is_no_leave(ticket: Path, tmp_path: Path) -> N
     done = subprocess.run(
         ["bash"], input=text, text=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"}, check=False
     )
-    assert done.returncode == grant.NOT_GRANTED
+    assert done.returncode == exit_codes.NOT_GRANTED
     assert not (tmp_path / "ran").exists()
 
 
