@@ -29,18 +29,16 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
     """Continue RUN from its last checkpoint if its job is over; one that waits or runs is left alone."""
     from pitools.core.output import Output
     from pitools.launch.recovery.resume import resume_run
-    from pitools.run.move_record import moved
+    from pitools.run.move_record import completed_move
 
     run_dir, site = find_run_and_site(run, site_name)
-    other = moved(run_dir) if force else None
+    move = completed_move(run_dir) if force else None
     done = resume_run(run_dir, site, force=force)
     with Output(form, RESUME_COLUMNS) as out:
         out(done)
-    if other:
-        there = f"pit launch cancel {other.to} --site {other.site}"
-        click.echo(
-            f"pit: note: it was moved to {other.site} as {other.to}, and goes on there too, unless: {there}", err=True
-        )
+    if move:
+        command = f"pit launch cancel {move.new_run_id} --site {move.target_site}"
+        click.echo(f"pit: note: {move.new_run_id} at {move.target_site} runs too; to end it: {command}", err=True)
     if done.action == "already_ended":
         click.echo(f"pit: to continue it all the same: pit launch resume {run_dir.name} --force", err=True)
 
@@ -120,7 +118,7 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
         run = status.run_status(run_dir, site)
     except PitError as error:
         return f"the run is to go on; how its job is cannot be known now: {error}"
-    if run.cancel_asked:
+    if run.cancel_requested:
         return run.reason
     if run.state != "PENDING":
         return "the run is to go on"

@@ -1,1 +1,1 @@
-"""Tier 1: what a run folder holds."""
+"""Tier 1: read and write the files of a run folder."""

@@ -1,18 +1,18 @@
-"""What one attempt of a run leaves behind, beside its logs and step logs. `run/run_folder.py` draws the run's folder.
+"""The records of one attempt of a run, beside its logs and step logs. `run/run_folder.py` draws the run's folder.
 
 attempts/<n>/           n counts the starts of the run, over all its jobs; `<task>.<restart>` in an array
     start.json          pit.attempt-start/1: written first, by the job script
-    signals.jsonl       pit.signal/1: what the job script was sent, and when
-    failures/<rank>.json  pit.rank-failure/1: the last word of a rank that failed by itself
-    first_failure       `<exit code> <rank> <node>` of the rank that failed first: whoever is first makes the file
-    hang.json           pit.hang/1: the watch ended an attempt that had come to a standstill
-    stacks/<rank>.txt   where each rank was then
+    signals.jsonl       pit.signal/1: the signals that the job script received, with their times
+    failures/<rank>.json  pit.rank-failure/1: the exception or exit code of a rank's program
+    first_failure       `<exit code> <rank> <node>` of the rank that failed first: only the first rank can make the file
+    hang.json           pit.hang/1: the hang watch ended an attempt whose ranks made no more steps
+    stacks/<rank>.txt   each rank's stack at that time
     unreachable/<node>.json  pit.unreachable-node/1: a node that did not answer when the ranks were ended
-    oom/<rank>.json     pit.oom/1: a rank that the kernel killed for want of memory
-    decision.json       pit.decision/1: what was decided to follow
-    exit.json           pit.attempt-exit/1: how the script saw it end; absent while it runs, and where the node failed
-    succeeded           an empty file, made after exit.json where that says exit code 0: what a script can ask for
-    cause.json          pit.cause/1: why it ended, with what that rests on
+    oom/<rank>.json     pit.oom/1: a rank that the kernel's OOM killer ended
+    decision.json       pit.decision/1: the recovery decision
+    exit.json           pit.attempt-exit/1: written at the end; absent while the script runs, and after a node failure
+    succeeded           an empty file, made after an exit.json of exit code 0: shell scripts test for it
+    cause.json          pit.cause/1: why the attempt ended, with the evidence
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pitools.core.errors import DataError
 from pitools.core.fs import open_regular
 from pitools.core.record import Record
 from pitools.run import run_folder
@@ -48,10 +47,9 @@ VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 class AttemptStart(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
     """How one attempt began.
 
-    submission: which submission of the run it belongs to, 0 for the first. job_id, cluster: Slurm's. restart: how often
-    Slurm itself has restarted that job (SLURM_RESTART_COUNT). node_list: folded. time_limit_at: the job's time limit as
-    a moment, "" where there is none. saved_steps: steps that were safe when it began, of the newest whole checkpoint; 0
-    for none.
+    submission: number of the run's submission, from 0. job_id, cluster: Slurm's. restart: how often Slurm itself has
+    requeued that job (SLURM_RESTART_COUNT). node_list: Slurm's host list expression. time_limit_at: when the job's time
+    limit ends, "" without a limit. saved_steps: steps in the newest complete checkpoint at the start; 0 for none.
     """
 
     attempt: str
@@ -67,8 +65,7 @@ class AttemptStart(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1")
 
 
 class SignalRecord(Record, frozen=True, kw_only=True, tag="pit.signal/1"):
-    """A signal that the job script was sent. seconds_to_limit: seconds to the time limit at that moment, None without
-    one."""
+    """A signal that the job script received. seconds_to_limit: from then to the time limit; None without a limit."""
 
     t: str
     signal: str
@@ -76,10 +73,10 @@ class SignalRecord(Record, frozen=True, kw_only=True, tag="pit.signal/1"):
 
 
 class RankFailure(Record, frozen=True, kw_only=True, tag="pit.rank-failure/1"):
-    """The last word of a rank whose program raised, or ended with a code.
+    """The failure of a rank whose program raised an exception or exited with a code.
 
-    error: the exception's qualified name, "" for a program that only gave a code. message: its first line. fingerprint:
-    the same for the same failure at the same place, however often; "" where there is no trace. trace: the last lines.
+    error: the exception's qualified name, "" for an exit code alone. message: its first line. fingerprint: equal for
+    equal failures at the same source line; "" without a traceback. trace: the traceback's last lines.
     """
 
     t: str
@@ -101,10 +98,10 @@ class FirstFailure(NamedTuple):
 
 
 class HangReport(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
-    """A standstill that the watch ended.
+    """A hang for which the hang watch ended the attempt.
 
-    step: the last that any rank wrote. stalled_s: since then; median_step_s: median of a step before. slow_ranks: ranks
-    that had written fewer steps than the others.
+    step: the last step that any rank logged. stalled_s: seconds since then. median_step_s: median step time before.
+    slow_ranks: ranks that had logged fewer steps than the others.
     """
 
     t: str
@@ -115,13 +112,12 @@ class HangReport(Record, frozen=True, kw_only=True, tag="pit.hang/1"):
 
 
 class Evidence(Record, frozen=True, kw_only=True, tag="pit.evidence/1"):
-    """One thing that was seen.
+    """One piece of evidence on why an attempt ended.
 
-    t: when, "" where that is not known. source: the file, relative to the run's folder, or the command that said it.
-    text: the line, or the fact. kind: what it speaks for. rank, node: None and "" where it is of no single one. role:
-    "fault" can be the beginning of an end; "slurm-statement" is Slurm's own; "cascade" is a complaint
-    of ranks because another has gone, "end" how they are ended, "warning" what they were sent before: these never are.
-    rule: the rule of the table that matched.
+    t: its time, "" if unknown. source: the file, relative to the run's folder, or the command that printed it. text:
+    the line, or the fact. kind: the cause that it supports. rank, node: None and "" where it concerns several. role:
+    "fault": a possible root cause; "slurm-statement": Slurm's own; never root causes: "cascade" (a rank's error after
+    another rank was lost), "end" (how ranks were ended), "warning" (a signal before that). rule: of the pattern table.
     """
 
     t: str
@@ -137,11 +133,12 @@ class Evidence(Record, frozen=True, kw_only=True, tag="pit.evidence/1"):
 class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
     """Why an attempt ended.
 
-    kind: see Kind; "unknown" is not "finished". confidence: "certain" (Slurm or the program itself says so), "likely",
-    "guess". progressed: whether a newer checkpoint is safe than when it began. steps: the last step reached + 1.
-    saved_steps: steps that were safe at its end. state: Slurm's word, "" where it was not asked. signal: that ended the
-    first failure, 0 for none. nodes: those at fault, never all of them for want of better knowledge. fingerprint: of
-    the first failure, to tell whether the same happens again. evidence: what decided, then the rest by time.
+    kind: see CauseKind; "unknown" is not "finished". confidence: "certain" (Slurm or the program states it), "likely",
+    "guess". progressed: whether a newer checkpoint exists than at the start. steps: the last logged step + 1.
+    saved_steps: steps in the newest complete checkpoint at the end. state: Slurm's job state, "" if not queried.
+    signal: the signal that ended the first rank to fail, 0 for none. nodes: the nodes at fault; empty, not all of them,
+    if unknown. fingerprint: of the first failure, to recognize a repeated one. evidence: the decisive piece, then by
+    time.
     """
 
     attempt: str
@@ -161,11 +158,11 @@ class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
 
 
 class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
-    """What follows from a cause.
+    """The recovery decision for a cause.
 
-    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a fresh job), "wait"
-    (Slurm itself restarts the job), "stop". exclude: nodes that the next attempt must not get. reason: one sentence.
-    wait_s: how long to wait first, as where storage has to come back.
+    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "wait"
+    (Slurm itself requeues the job), "stop". exclude: nodes that the next attempt must not get. reason: one sentence.
+    wait_s: seconds to wait first, as for storage that is unreachable.
     """
 
     attempt: str
@@ -177,11 +174,11 @@ class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
 
 
 class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
-    """How a run ended, once and for all: `<run>/verdict.json`. A run without one is to go on.
+    """How a run ended: `<run>/verdict.json`. A run without a verdict is to be continued.
 
-    code: what a program tells verdicts apart by; "moving" is not the last one, unless the move is given up. moved_to:
-    the run that it goes on as, of "moving" and "moved"; "" of the others. reason: for people. attempts, submissions:
-    how many there had been.
+    code: for programs; "moving" becomes "moved", or is removed where the move fails. moved_to: with "moving" and
+    "moved", the id of the run that continues this one; else "". reason: for people. attempts, submissions: their
+    numbers at the end.
     """
 
     state: Literal["finished", "stopped"]
@@ -196,19 +193,15 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
 
 
 def ranks_on_node(attempt: Path, node: str) -> list[run_folder.RankRecord]:
-    """The ranks of an attempt that ran on a node, as far as they left their records."""
-    found = []
-    for path in (attempt / "ranks").glob("*.json"):
-        with contextlib.suppress(OSError, DataError):
-            found += (
-                [rank] if (rank := run_folder.read_record(path, run_folder.RankRecord)) and rank.node == node else []
-            )
-    return found
+    """Return the records of an attempt's ranks on a node; a rank without a readable record is left out."""
+    paths = (attempt / "ranks").glob("*.json")
+    records = (run_folder.read_or_none(path, run_folder.RankRecord) for path in paths)
+    return [record for record in records if record and record.node == node]
 
 
 def first_failure(attempt: Path) -> FirstFailure | None:
-    """Return the rank that failed first; None where none has left word."""
+    """Return the rank that failed first; None where no rank has recorded it, or the record is incomplete."""
     with contextlib.suppress(OSError), open_regular(attempt / "first_failure") as file:
-        if found := re.fullmatch(r"(-?\d{1,6}) (\d{1,7}) (\S{1,255})\s*", file.read(1024).decode("utf-8", "replace")):
-            return FirstFailure(int(found[1]), int(found[2]), found[3])
+        if match := re.fullmatch(r"(-?\d{1,6}) (\d{1,7}) (\S{1,255})\s*", file.read(1024).decode("utf-8", "replace")):
+            return FirstFailure(int(match[1]), int(match[2]), match[3])
     return None

@@ -1,4 +1,4 @@
-"""A cancel of a run that was asked for, and is not yet carried out: `<run>/cancel.json`."""
+"""The request to cancel a run, which its job or a later command carries out: `<run>/cancel.json`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ CANCEL_FILE = "cancel.json"
 
 
 class CancelRequest(Record, frozen=True, kw_only=True, tag="pit.cancel/1"):
-    """A cancel that was asked for. t: when; "" where the file is damaged. refused_by_slurm: by Slurm, in its words; "":
-    not."""
+    """A request to cancel. t: its time; "" where the file is damaged. refused_by_slurm: Slurm's error message; "" for
+    none."""
 
     t: str = ""
     refused_by_slurm: str = ""
 
 
 def pending_cancel(run_dir: Path) -> CancelRequest | None:
-    """Return the cancel that is still to be carried out; None where none was asked for, or Slurm has refused it."""
-    asked = last_cancel(run_dir)
-    return None if asked is None or asked.refused_by_slurm else asked
+    """Return the request that is still to be carried out; None without one, or where Slurm has refused it."""
+    request = last_cancel(run_dir)
+    return None if request is None or request.refused_by_slurm else request
 
 
 def last_cancel(run_dir: Path) -> CancelRequest | None:
-    """Return the cancel that was asked for last, also one that was refused; None where there is none.
+    """Return the last request, also a refused one; None without one.
 
-    Counts only where the run's owner, or root, asked: others may be allowed to write in the folder, and Slurm decides
-    what they may end. Raises what reading raises.
+    Only a file of the run's owner, or of root, counts: others may be allowed to write in the folder, and Slurm decides
+    which jobs they may end. Raises OSError.
     """
     path = run_dir / CANCEL_FILE
     try:

@@ -1,4 +1,4 @@
-"""A run that is taken to another site, or was: `<run>/move.json`."""
+"""The record of a run's move to another site: `<run>/move.json`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pitools.run.attempt_records import Verdict
 FILE = "move.json"
 
 
-class Move(Record, frozen=True, kw_only=True, tag="pit.move/1"):
-    """Where a run is taken, and what it is called there. ended: whether its job here was ended for it."""
+class MoveIntent(Record, frozen=True, kw_only=True, tag="pit.move/1"):
+    """A run's move, written before its first step. new_run_id: the run's id at the target site. t: when the move began.
+    job_ended: whether the move has ended the run's job."""
 
-    to: str
-    site: str
+    new_run_id: str
+    target_site: str
     t: str
-    ended: bool = False
+    job_ended: bool = False
 
 
-def moved(run_dir: Path) -> Move | None:
-    """Where a run goes on that was moved away; None for one that was not, or not to the end. Raises DataError."""
-    given = run_folder.read_record(run_dir / "verdict.json", Verdict)
-    return run_folder.read_record(run_dir / FILE, Move) if given and given.code == "moved" else None
+def completed_move(run_dir: Path) -> MoveIntent | None:
+    """Return the move of a run that was moved; None without a move, or before its end. Raises DataError."""
+    verdict = run_folder.read_record(run_dir / "verdict.json", Verdict)
+    return run_folder.read_record(run_dir / FILE, MoveIntent) if verdict and verdict.code == "moved" else None

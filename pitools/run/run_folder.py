@@ -1,23 +1,23 @@
-"""Read and write a run, which is a folder with this layout.
+"""Read and write a run's folder, which has this layout.
 
 <runs>/<run-id>/
     request.toml        the request as it was given; callables have none
     plan.json           pit.plan/1: the request resolved for one site
-    script.sbatch       what was submitted
-    job.json            pit.job-ref/1: which job, or process, this run became; of several the newest
+    script.sbatch       the submitted script
+    job.json            pit.job-ref/1: the run's newest job or, locally, supervisor process
     jobs/<k>/           one submission, k = 0, 1, …: `launch/submission/submissions.py` draws it
-    unstarted/<k>/       why a local run's k-th supervisor began no attempt
-    events.jsonl        pit.event/1: what was done to the run, oldest first
-    cancel.json         pit.cancel/1: a cancel that was asked for, and is not yet carried out
-    verdict.json        pit.verdict/1: how it ended, once and for all; absent while it is to go on
-    provenance.json     what it was made from, with code/, environment.txt, dirty.patch: `launch/reproduce` writes them
+    unstarted/<k>/      why a local run's k-th supervisor began no attempt
+    events.jsonl        pit.event/1: changes to the run, oldest first
+    cancel.json         pit.cancel/1: a request to cancel the run
+    verdict.json        pit.verdict/1: how the run ended; absent until then
+    provenance.json     the run's sources, with code/, environment.txt, dirty.patch: `launch/provenance` writes them
     checkpoints/        `pitools/checkpoint` draws it
-    progress            steps that are safe, as text, of a program that keeps its checkpoints in a way of its own
+    progress            number of saved steps, as text, from a program with its own checkpoint format
     submitit/           pickles and results of callables
-    attempts/<n>/       one start of the ranks: `run/attempt_records.py` draws what it keeps
+    attempts/<n>/       one start of the ranks: `run/attempt_records.py` draws it
         hostfile        line i is the node of rank i
-        nodes/<node>/<dataset>.json     pit.stage/1: what that node staged
-        ranks/<rank>.json               pit.rank/1: where that rank ran and what it read
+        nodes/<node>/<dataset>.json     pit.stage/1: the staging of a dataset on that node
+        ranks/<rank>.json               pit.rank/1: that rank's node, process and datasets
         steps/<rank>.jsonl              pit.step/1
         logs/                           <rank>.out, srun.err, stage.<node>.out
 """
@@ -42,21 +42,20 @@ from pitools.core.fs import make_parents, open_regular, own, write_atomic
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
-# By the site's `paths.runs_access`: a run's folder holds what runs, and logs that may hold anything.
+# By the site's `paths.runs_access`. A run's folder holds code that is executed, and logs with arbitrary content.
 MODES = {"owner": 0o700, "group": 0o750}
 _TRUST_GROUP = 'or, where that group may be trusted, [paths] runs_access = "group" in the site file'
 
 
 class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
-    """What a run is now.
+    """The state of a run.
 
-    state: Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, …), UNKNOWN where none can be had.
-    exit_code: of the last attempt; None until it ended. job_id: of its newest job, "" before submission. attempt: the
-    newest's name, "" before the first; attempts: how many there were. steps: the last one reached + 1, or those that
-    are safe where the program logs none. cause, reason: why it ended, or why its last attempt did. is_over: whether
-    that is its verdict: a run without one goes on, whatever became of its job. cancel_asked: when its cancel was asked
-    for that is still to be carried out, "" where none is. pending_reason, expected_start: of a job that waits, as Slurm
-    has them; "" where it says nothing.
+    state: Slurm's job state (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, …); UNKNOWN if undetermined.
+    exit_code: of the last attempt; None until its end. job_id: of the newest job, "" before submission. attempt: the
+    newest attempt's name, "" before the first. attempts: their number. steps: the last logged step + 1; without a step
+    log, the saved steps. cause, reason: why the run, or else its last attempt, ended. is_over: whether the run has its
+    verdict; without one the run is continued, even after its job ended. cancel_requested: time of a request to cancel
+    that is not yet carried out, else "". pending_reason, expected_start: Slurm's, of a pending job; else "".
     """
 
     run_id: str
@@ -74,17 +73,17 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     cause: str = ""
     reason: str = ""
     is_over: bool = False
-    cancel_asked: str = ""
+    cancel_requested: str = ""
     pending_reason: str = ""
     expected_start: str = ""
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
-    """The job, or the local process, that a run was submitted as.
+    """A run's job or, for a local run, supervisor process.
 
-    cluster: its ClusterName, "" where that is not known: job ids count anew on every cluster. number: which of the
-    run's jobs, or supervisors, it is, 0 for the first. host, pid, start_ticks: of a local run's supervisor, else "" and
-    0; start_ticks is when it started, in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
+    cluster: its ClusterName, "" if unknown: job ids are unique only within a cluster. number: position among the run's
+    jobs, or supervisors, from 0. host, pid, start_ticks: of a local run's supervisor, else "" and 0; start_ticks: its
+    start in clock ticks since that host's boot (field 22 of /proc/<pid>/stat).
     """
 
     job_id: str
@@ -98,7 +97,7 @@ class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):
 
 
 class AttemptExit(Record, frozen=True, kw_only=True, tag="pit.attempt-exit/1"):
-    """How one attempt ended. state: Slurm's word, where it is known without asking Slurm (local runs), else ""."""
+    """How one attempt ended. state: as a Slurm job state, where no query is needed (local runs), else ""."""
 
     job_id: str
     exit_code: int
@@ -107,9 +106,9 @@ class AttemptExit(Record, frozen=True, kw_only=True, tag="pit.attempt-exit/1"):
 
 
 class RankRecord(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
-    """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder it reads.
+    """Where one rank ran. coordinator: rank 0's `address:port`. data: dataset name → folder that the rank reads.
 
-    oom_kills: how many processes the node's kernel had killed for want of memory before; None where it does not say.
+    oom_kills: the node's count of OOM kills before the start (`oom_kill` in /proc/vmstat); None if unavailable.
     """
 
     rank: int
@@ -123,7 +122,7 @@ class RankRecord(Record, frozen=True, kw_only=True, tag="pit.rank/1"):
 
 
 class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):
-    """One thing that was done to the run."""
+    """One change to the run."""
 
     t: str
     event: str
@@ -131,27 +130,27 @@ class Event(Record, frozen=True, kw_only=True, tag="pit.event/1"):
 
 
 class RunNotFound(UsageError):
-    """No run has the given id. suggestions: ids that may be meant, the likeliest first."""
+    """No run has the given id. suggestions: similar ids, the likeliest first."""
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "", suggestions: Sequence[str] = ()) -> None:
-        super().__init__(what, where=where, hint=hint)
+    def __init__(self, message: str, *, where: str = "", hint: str = "", suggestions: Sequence[str] = ()) -> None:
+        super().__init__(message, where=where, hint=hint)
         self.suggestions = tuple(suggestions)
 
 
 def new_run_id(name: str) -> str:
-    """A run id that sorts by time and cannot meet another: `bc-jax-20261121-013341-9f3c2a`."""
+    """Return a unique run id that sorts by time: `bc-jax-20261121-013341-9f3c2a`."""
     stamp = timestamps.now_rfc3339()[:19].replace("-", "").replace(":", "").replace("T", "-")
     return f"{name}-{stamp}-{secrets.token_hex(3)}"
 
 
 def make_run_dir(path: Path, access: str) -> None:
-    """Make a run's folder, its owner's alone or, where the site says "group", its group's to read, and those above it.
+    """Make a run's folder and its parents, readable by the owner alone or, with access "group", by its group as well.
 
-    Raises OSError, and ConfigError where others could put another folder in its place.
+    Raises OSError, and ConfigError where others could replace the folder.
     """
     make_parents(path, 0o777 if access == "group" else 0o755)
     path.mkdir(mode=0o700)
-    # Whatever the umask; a set-group-ID bit that it has from its parent stays.
+    # chmod, because of the umask. A set-group-ID bit inherited from the parent is kept.
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o777 | MODES[access])
     try:
         require_own_run(path, group_above=access == "group")
@@ -161,9 +160,9 @@ def make_run_dir(path: Path, access: str) -> None:
 
 
 def run_dirs(root: Path) -> list[Path]:
-    """The folders of all runs below a root, oldest first; [] where there is no such folder.
+    """Return the folders of all runs below a root, oldest first; [] without the root.
 
-    One that cannot be looked into now (a stale file handle, storage that is away) is among them: reading it says so.
+    An unreadable folder (a stale file handle, unreachable storage) is included, so that reading it reports the error.
     Raises ClusterError where the root cannot be read.
     """
     try:
@@ -171,15 +170,15 @@ def run_dirs(root: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        what = f"cannot read this folder of runs: {os.strerror(error.errno or 0)}"
-        raise ClusterError(what, where=str(root)) from error
+        message = f"cannot read this folder of runs: {os.strerror(error.errno or 0)}"
+        raise ClusterError(message, where=str(root)) from error
     return [root / name for name in sorted(names, key=run_id_sort_key) if _has_plan(root / name)]
 
 
 def _has_plan(path: Path) -> bool:
     try:
         (path / "plan.json").stat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no run, or somebody else's
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no run, or another user's
         return False
     except OSError:
         return True
@@ -187,51 +186,52 @@ def _has_plan(path: Path) -> bool:
 
 
 def run_id_sort_key(run_id: str) -> tuple[str, str]:
-    """What sorts run ids by when they were made, oldest first, after names that do not say."""
+    """Return a sort key of a run id: by creation time, after ids without one."""
     stamp = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{6}$", run_id)
     return stamp[1] if stamp else "", run_id
 
 
 def find_run(runs: Path, run: str) -> Path:
-    """The folder of a run given by id or by path. Raises RunNotFound, UsageError, DataError."""
+    """Return the folder of a run given by id or by path. Raises RunNotFound, UsageError, DataError."""
     for path in (runs / run, Path(run)):
         if (path / "plan.json").is_file():
             return path.resolve()
-    rest = next((path for path in (runs / run, Path(run)) if run and (path / "request.toml").is_file()), None)
-    if rest is not None:
-        raise DataError("a part of the run is gone: plan.json", where=str(rest), hint=_recovery_hint(rest.absolute()))
+    incomplete = next((path for path in (runs / run, Path(run)) if run and (path / "request.toml").is_file()), None)
+    if incomplete is not None:
+        hint = _recovery_hint(incomplete.absolute())
+        raise DataError("run folder: plan.json is missing", where=str(incomplete), hint=hint)
     if "/" in run:
-        hint = "give a run's id, or its folder, which holds plan.json"
+        hint = "give a run's id, or its folder, which contains plan.json"
         raise UsageError(f'no run "{run}"', where=str(Path(run).absolute()), hint=hint)
     suggestions = suggest_ids(run, [path.parent.name for path in runs.glob("*/plan.json")])
     raise RunNotFound(f'no run "{run}"', where=str(runs), suggestions=suggestions)
 
 
-def suggest_ids(run: str, known: Collection[str]) -> list[str]:
-    """Return the known ids that begin as the given one, newest first, or else the most similar one, if any."""
-    begun = sorted((name for name in known if run and name.startswith(run)), key=run_id_sort_key, reverse=True)
-    return begun or [name for name in [most_similar(run, known)] if name]
+def suggest_ids(run: str, run_ids: Collection[str]) -> list[str]:
+    """Return the ids with the given prefix, newest first, or else the most similar id, if any."""
+    matches = sorted((name for name in run_ids if run and name.startswith(run)), key=run_id_sort_key, reverse=True)
+    return matches or [run_id for run_id in [most_similar(run, run_ids)] if run_id]
 
 
 def _recovery_hint(run_dir: Path) -> str:
-    """Return what a run without a plan can still be used for."""
-    anew = "start it anew from its request (request.toml there is a copy)"
-    left = f"its checkpoints: pit checkpoint list {run_dir}/checkpoints"
-    return "; ".join([*([anew] if (run_dir / "request.toml").is_file() else ()), left])
+    """Return the commands for what a run without a plan still contains."""
+    checkpoints = f"its checkpoints: pit checkpoint list {run_dir}/checkpoints"
+    request = run_dir / "request.toml"
+    return f"a new run of its request: pit launch run {request}; {checkpoints}" if request.is_file() else checkpoints
 
 
 def require_safe_runs_dir(runs: Path, *, group: bool = False) -> None:
-    """Refuse a folder where others could exchange the runs that this user makes. Raises ConfigError.
+    """Raise ConfigError for a folder in which other users could replace this user's runs.
 
-    group: the folders may be a group's, as `require_own_run` has it.
+    group: whether folders that a group may write are accepted.
     """
     trust.require_trusted(runs, "folder of runs", group_above=group, inside=True, alternative=_TRUST_GROUP)
 
 
 def require_own_run(run_dir: Path, *, group_above: bool = False) -> None:
-    """Refuse a run that others made or could have changed: what it holds would be started as this user.
+    """Raise ConfigError for a run that other users made or could change: its code would run as this user.
 
-    group_above: the folders above it may be a group's. Raises ConfigError.
+    group_above: whether a group may write the folders above the run.
     """
     for name in ("", "plan.json", "script.sbatch", "code", "submitit", "jobs"):
         if not name or (run_dir / name).exists():
@@ -239,10 +239,10 @@ def require_own_run(run_dir: Path, *, group_above: bool = False) -> None:
 
 
 def attempt_dirs(run_dir: Path) -> list[Path]:
-    """The run's attempts, oldest first."""
+    """Return the folders of the run's attempts, oldest first."""
     # `<restart>`, or `<array task>.<restart>`: numbers sort as numbers.
-    found = [path for path in (run_dir / "attempts").glob("*") if re.fullmatch(r"\d+(\.\d+)?", path.name)]
-    return sorted(found, key=lambda path: [int(part) for part in path.name.split(".")])
+    dirs = [path for path in (run_dir / "attempts").glob("*") if re.fullmatch(r"\d+(\.\d+)?", path.name)]
+    return sorted(dirs, key=lambda path: [int(part) for part in path.name.split(".")])
 
 
 def last_attempt(run_dir: Path) -> Path | None:
@@ -251,14 +251,14 @@ def last_attempt(run_dir: Path) -> Path | None:
 
 
 def last_exit(run_dir: Path) -> AttemptExit | None:
-    """Return how the run's newest attempt ended; None before that, or where its record cannot be read."""
+    """Return the exit record of the run's newest attempt; None before its end, or if unreadable."""
     with contextlib.suppress(DataError, OSError):
         return read_record(last / "exit.json", AttemptExit) if (last := last_attempt(run_dir)) else None
     return None
 
 
 def job_output_files(run_dir: Path) -> list[Path]:
-    """The outputs of the run's jobs, oldest first: ids sort as numbers."""
+    """Return the output files of the run's jobs, oldest first: ids sort as numbers."""
 
     def ids(path: Path) -> list[int]:
         return [int(number) for number in re.findall(r"\d+", path.stem)]
@@ -267,20 +267,20 @@ def job_output_files(run_dir: Path) -> list[Path]:
 
 
 def first_event(run_dir: Path) -> Event | None:
-    """Return the first thing that was done to the run; None where that cannot be read."""
+    """Return the first event of the run; None if unreadable."""
     with contextlib.suppress(OSError, msgspec.DecodeError), open_regular(run_dir / "events.jsonl") as file:
         return decode_json(file.readline(4096), Event)
     return None
 
 
 def write_record(path: Path, record: Record, *, durable: bool = False) -> None:
-    """Write one record as a file that is whole or absent. durable: also after a loss of power."""
+    """Write one record atomically. durable: with fsync, so that the record survives a power failure."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_atomic(path, msgspec.json.encode(record) + b"\n", durable=durable)
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """The record in a file; None where there is no file. Raises DataError."""
+    """Return the record in a file; None without the file. Raises DataError, OSError."""
     try:
         with open_regular(path) as file:
             return decode_json(file.read(), kind)
@@ -289,20 +289,19 @@ def read_record(path: Path, kind: type[T]) -> T | None:
     except (OSError, msgspec.DecodeError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.ELOOP):  # a pipe, a link
             raise
-        what = f"damaged, or of another version of pit: it holds no {kind.__name__} ({error})"
-        hint = _recovery_hint(path.parent) if path.name == "plan.json" else "move it away: the run's other files count"
-        raise DataError(what, where=str(path), hint=hint) from error
+        message = f"damaged, or of another version of pit (expected {kind.__name__}: {error})"
+        hint = _recovery_hint(path.parent) if path.name == "plan.json" else f"move it away: mv {path} {path}.bad"
+        raise DataError(message, where=str(path), hint=hint) from error
 
 
 def read_or_none(path: Path, kind: type[T]) -> T | None:
-    """The record in a file; None where there is none that can be read."""
-    try:
+    """Return the record in a file; None without the file, or if unreadable."""
+    with contextlib.suppress(DataError, OSError):
         return read_record(path, kind)
-    except (DataError, OSError):  # one that was cut short says nothing; the others still do
-        return None
+    return None
 
 
 def append_event(run_dir: Path, event: str, **detail: Any) -> None:
-    """Append an event. One short write to a file opened for appending is not split by another process's."""
+    """Append an event. One short write in append mode is not interleaved with another process's."""
     with open(run_dir / "events.jsonl", "ab", buffering=0, opener=own) as file:
         file.write(msgspec.json.encode(Event(t=timestamps.now_rfc3339(), event=event, detail=detail)) + b"\n")

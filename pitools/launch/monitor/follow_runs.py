@@ -67,7 +67,7 @@ def _is_due(run: RunRecord, site: Site, tried: dict[str, float]) -> bool:
         return False
     # A job that Slurm has forgotten is looked at as well: `resume` knows when that means something.
     ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
-    return (ended or bool(run.cancel_asked) or status.may_be_held_back(run, site)) and is_owned_by_user(
+    return (ended or bool(run.cancel_requested) or status.may_be_held_back(run, site)) and is_owned_by_user(
         Path(run.run_dir)
     )
 
@@ -87,7 +87,7 @@ def changed_runs(rounds: Iterator[list[RunRecord]]) -> Iterator[RunRecord]:
     last: dict[str, tuple[object, ...]] = {}
     for runs in rounds:
         for run in runs:
-            waits = (run.pending_reason, run.cancel_asked)
+            waits = (run.pending_reason, run.cancel_requested)
             now = (run.state, run.job_id, run.attempts, run.cause, run.is_over, waits)
             if last.get(run.run_id) != now:
                 last[run.run_id] = now

@@ -150,7 +150,7 @@ def _run_record(seen: RunSnapshot, state: str, cached: slurm_cache.CachedState |
         cause=said.kind if said else "",
         reason=_run_reason(seen, asked, state),
         is_over=seen.verdict is not None,
-        cancel_asked=(seen.cancel.t or _UNDATED) if asked and seen.cancel else "",
+        cancel_requested=(seen.cancel.t or _UNDATED) if asked and seen.cancel else "",
         pending_reason=cached.reason if cached else "",
         expected_start=cached.start if cached else "",
     )
@@ -249,7 +249,7 @@ def wait_for_run(
         before = now
         if is_still_held(run, site, began):
             raise held_error(run)
-        if (run.cancel_asked or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_CHECK_S:
+        if (run.cancel_requested or may_be_held_back(run, site)) and time.monotonic() - looked_at > _HELD_CHECK_S:
             looked_at = time.monotonic()
             try_resume(run_dir, site, report_once(told, report))
         if is_finished(run.state) or watch.lost:

@@ -37,7 +37,7 @@ from pitools.launch.submission import exactly_once, local_process, submissions, 
 from pitools.launch.tickets import remote
 from pitools.run import cancel_request, move_record, run_folder
 from pitools.run.attempt_records import Verdict
-from pitools.run.move_record import Move
+from pitools.run.move_record import MoveIntent
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.errors import OutcomeUnknown
@@ -79,7 +79,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
     with lock(run_dir / ".move", f"the move of run {run_dir.name}"):
         mine = _record_intent(run_dir, was, target_site)
         request = provenance.in_own_code(run_dir, was)
-        if not mine.ended:
+        if not mine.job_ended:
             program_checkpoints.require_saved(run_dir, was)
         plan = planning.make_plan(request, target_site, str(run_dir), request_text=was.request_text)
         is_far = remote.is_remote(plan, target_site)
@@ -105,32 +105,33 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
         return made
 
 
-def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> Move:
+def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
     """What was begun before, or a new move. Raises UsageError where there is nothing to move."""
-    given, before = apply_decision.read_verdict(run_dir), run_folder.read_record(run_dir / move_record.FILE, Move)
+    given, before = apply_decision.read_verdict(run_dir), run_folder.read_record(run_dir / move_record.FILE, MoveIntent)
     if given and given.state == "finished":
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
     if before is None:
-        return Move(to=run_folder.new_run_id(plan.name), site=target_site.name, t=timestamps.now_rfc3339())
+        new_run_id = run_folder.new_run_id(plan.name)
+        return MoveIntent(new_run_id=new_run_id, target_site=target_site.name, t=timestamps.now_rfc3339())
     if given and given.code == "moved":
         raise UsageError(f"the run was {given.reason}", where=str(run_dir), hint=f"move that one: {given.moved_to}")
-    if before.site != target_site.name:
-        hint = f"finish that first: pit launch move {run_dir.name} --site {before.site}"
-        raise UsageError(f'it is being moved to "{before.site}"', where=str(run_dir), hint=hint)
+    if before.target_site != target_site.name:
+        hint = f"finish that first: pit launch move {run_dir.name} --site {before.target_site}"
+        raise UsageError(f'it is being moved to "{before.target_site}"', where=str(run_dir), hint=hint)
     return before
 
 
-def _conclude_as_moved(run_dir: Path, intent: Move) -> Verdict:
+def _conclude_as_moved(run_dir: Path, intent: MoveIntent) -> Verdict:
     """From here on nobody continues the run, neither its own job, nor Slurm, nor cron; returns what says so."""
     with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
         if apply_decision.read_verdict(run_dir) is None and cancel_request.pending_cancel(run_dir):
             hint = f"take that back: pit launch resume {run_dir.name} --force"
             raise ClusterError("its cancel was asked for", where=str(run_dir), hint=hint)
-        reason = apply_decision.REASONS["moving"].format(site=intent.site, run=intent.to)
-        return apply_decision.write_verdict(run_dir, "cancelled", reason, moved_to=intent.to)
+        reason = apply_decision.REASONS["moving"].format(site=intent.target_site, run=intent.new_run_id)
+        return apply_decision.write_verdict(run_dir, "cancelled", reason, moved_to=intent.new_run_id)
 
 
-def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: Move, stop_s: float) -> Move:
+def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveIntent, stop_s: float) -> MoveIntent:
     """Ask the run's job to save and end, and wait for it. Raises TryLater, UsageError where it has finished."""
     known = submissions.submission_numbers(run_dir)
     if known and submissions.is_unresolved(run_dir, known[-1]):  # nobody has heard yet what became of it
@@ -139,7 +140,7 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: Move, s
     if ref is None or is_finished(_current_state(site, ref)):
         return intent
     submissions.require_same_cluster(site, ref)
-    intent = replace(intent, ended=True)
+    intent = replace(intent, job_ended=True)
     run_folder.write_record(run_dir / move_record.FILE, intent, durable=True)
     began = time.monotonic()
     asked = looked = -_SIGNAL_AGAIN_S
@@ -211,7 +212,7 @@ def _start_at_target(
     run_dir: Path,
     plan: Plan,
     target_site: Site,
-    intent: Move,
+    intent: MoveIntent,
     step: int | None,
     is_far: bool,
     require: Callable[[], None],
@@ -224,10 +225,10 @@ def _start_at_target(
     steps = program_checkpoints.program_progress(run_dir) if step is None else step
     if is_far:
         job_id, at = checkpoint_transfer.submit_with_checkpoint(
-            run_dir, plan, target_site, intent.to, step, before_submit=require
+            run_dir, plan, target_site, intent.new_run_id, step, before_submit=require
         )
     else:
-        new = Path(plan.runs) / intent.to
+        new = Path(plan.runs) / intent.new_run_id
         if _was_never_submitted(new):
             shutil.rmtree(new)
         if new.exists():
@@ -235,16 +236,16 @@ def _start_at_target(
         else:
 
             def seed(at: Path) -> None:
-                checkpoint_transfer.copy_checkpoint_for_run(run_dir, step, at, intent.to)
+                checkpoint_transfer.copy_checkpoint_for_run(run_dir, step, at, intent.new_run_id)
                 require()
 
-            submit.submit_run(plan, target_site, run_id=intent.to, populate=seed)
+            submit.submit_run(plan, target_site, run_id=intent.new_run_id, populate=seed)
             ref = run_folder.read_record(new / "job.json", run_folder.JobRef)
             job_id = ref.job_id if ref else ""
             run_folder.append_event(new, "moved-here", run=run_dir.name, site=plan.site, step=steps)
         at = str(new)
     return MoveResult(
-        run_id=run_dir.name, new_run_id=intent.to, site=target_site.name, run_dir=at, job_id=job_id, step=steps
+        run_id=run_dir.name, new_run_id=intent.new_run_id, site=target_site.name, run_dir=at, job_id=job_id, step=steps
     )
 
 
@@ -255,14 +256,14 @@ def _was_never_submitted(new: Path) -> bool:
     return new.is_dir() and not is_begun and not local_process.is_supervised(new)
 
 
-def _will_never_run(plan: Plan, target_site: Site, intent: Move, is_far: bool, error: BaseException) -> bool:
+def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_far: bool, error: BaseException) -> bool:
     """Whether it is certain that no job of the new run will ever do anything; what is left of it there is removed."""
     if not is_far:
-        return not (Path(plan.runs) / intent.to).exists()
+        return not (Path(plan.runs) / intent.new_run_id).exists()
     try:
-        never = remote.revoke(target_site, [intent.to])[intent.to]
+        never = remote.revoke(target_site, [intent.new_run_id])[intent.new_run_id]
         if never:
-            remote.remove_ticket_dirs(target_site, [intent.to])
+            remote.remove_ticket_dirs(target_site, [intent.new_run_id])
         return never
     except PitError:
         # Where it could not even be asked it got no job; an interrupt may have come at any moment.
@@ -293,10 +294,10 @@ def _require_not_cancelled(run_dir: Path, stopped: Verdict, hint: str = "") -> N
         raise ClusterError("the run was cancelled while it was being moved", where=str(run_dir), hint=hint)
 
 
-def _reopen(run_dir: Path, site: Site, intent: Move) -> None:
+def _reopen(run_dir: Path, site: Site, intent: MoveIntent) -> None:
     """Let the run go on where it was, if it was stopped for the move."""
     with contextlib.suppress(PitError, OSError):
-        intent = run_folder.read_record(run_dir / move_record.FILE, Move) or intent
+        intent = run_folder.read_record(run_dir / move_record.FILE, MoveIntent) or intent
         given = apply_decision.read_verdict(run_dir)
         if given is None or given.code != "moving":
             (run_dir / move_record.FILE).unlink(missing_ok=True)
@@ -304,10 +305,10 @@ def _reopen(run_dir: Path, site: Site, intent: Move) -> None:
         with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
             (run_dir / move_record.FILE).unlink(missing_ok=True)
-            run_folder.append_event(run_dir, "not moved", site=intent.site)
+            run_folder.append_event(run_dir, "not moved", site=intent.target_site)
         if cancel_request.pending_cancel(run_dir):
             return
-        if intent.ended:
+        if intent.job_ended:
             # What anybody was told of its job some seconds ago may be that it runs.
             ref = submissions.latest_job(run_dir)
             said = resume_run(run_dir, site, force=True, state=_current_state(site, ref) if ref else "")

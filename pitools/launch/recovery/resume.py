@@ -99,7 +99,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                     raise _still_ending_error(run_dir, ref, state)
                 return _result(run_dir, "untouched", "its job waits or runs again")
         if given:
-            if move_record.moved(run_dir):  # from here on it is no longer away, and may be moved anew
+            if move_record.completed_move(run_dir):  # from here on it is no longer away, and may be moved anew
                 (run_dir / move_record.FILE).unlink()
             apply_decision.reopen(run_dir)
         if open_one is not None:

@@ -120,7 +120,7 @@ def test_a_run_is_cancelled_once_its_ranks_are_gone(started: Started, tmp_path: 
     site = load_site("local")
     assert status.cancel_run(run_dir, site) is None
     run = status.run_status(run_dir, site)
-    assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
+    assert (run.state, run.is_over, bool(run.cancel_requested)) == ("RUNNING", False, True)
     assert lives(int((tmp_path / "p").read_text()))
     (tmp_path / "end").touch()
     until(run_dir / "verdict.json")

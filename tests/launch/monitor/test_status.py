@@ -181,7 +181,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     assert "`pit launch tick --site alpha`" in caught.value.hint
     assert slurm.refuses.hint == "", "an error that was raised is not changed"
     run = status.run_status(run_dir, load_site("alpha"))
-    assert (run.state, run.is_over, bool(run.cancel_asked)) == ("RUNNING", False, True)
+    assert (run.state, run.is_over, bool(run.cancel_requested)) == ("RUNNING", False, True)
     slurm.refuses = None
     (run_dir / "attempts").mkdir(exist_ok=True)
     (run_dir / "script.sbatch").touch()
@@ -189,7 +189,7 @@ def test_a_cancel_that_slurm_has_not_taken(run_dir: Path, monkeypatch: pytest.Mo
     assert done is not None
     assert (done.action, slurm.ended) == ("stop", ["5", "6"])
     run = status.run_status(run_dir, load_site("alpha"))
-    assert (run.state, run.is_over, run.cancel_asked) == ("CANCELLED", True, "")
+    assert (run.state, run.is_over, run.cancel_requested) == ("CANCELLED", True, "")
 
 
 def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +199,12 @@ def test_a_cancel_that_slurm_refuses(run_dir: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ClusterError):
         status.cancel_run(run_dir, load_site("alpha"))
     run = status.run_status(run_dir, load_site("alpha"))
-    assert (run.state, run.is_over, run.cancel_asked) == ("RUNNING", False, "")
+    assert (run.state, run.is_over, run.cancel_requested) == ("RUNNING", False, "")
     assert not (run_dir / "cancel.json").exists()
     if os.geteuid() == 0:
         run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t=timestamps.now_rfc3339()))
         os.chown(run_dir / "cancel.json", 12345, -1)
-        assert not status.run_status(run_dir, load_site("alpha")).cancel_asked
+        assert not status.run_status(run_dir, load_site("alpha")).cancel_requested
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_failure_that_is_no_refusal_leaves_a_cancel_asked_for(
     for attempt in (status.cancel_run, resume_run):
         with pytest.raises(PitError):
             attempt(run_dir, load_site("alpha"))
-        assert status.run_status(run_dir, load_site("alpha")).cancel_asked
+        assert status.run_status(run_dir, load_site("alpha")).cancel_requested
     slurm.refuses = None
     assert resume_run(run_dir, load_site("alpha")).action == "stop"
 
@@ -256,7 +256,7 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
     with pytest.raises(ClusterError, match="denied"):
         resume_run(run_dir, load_site("alpha"))
     run = status.run_status(run_dir, load_site("alpha"))
-    assert (run.state, run.cancel_asked) == ("RUNNING", "")
+    assert (run.state, run.cancel_requested) == ("RUNNING", "")
     assert run.reason == "its cancel was refused, and it goes on: Access/permission denied"
     slurm.refuses = None
     monkeypatch.setattr(slurm_query, "client", lambda site: slurm)
