@@ -1,1 +1,1 @@
-"""Move: continue a run at another site."""
+"""Move a run to another site, and continue it there."""

@@ -1,4 +1,4 @@
-"""A checkpoint that is taken to another run: every byte as it was saved, and with that run's name."""
+"""Copy a checkpoint, unchanged but for its owner, into another run's folder, here or at a remote site."""
 
 from __future__ import annotations
 
@@ -23,104 +23,108 @@ from pitools.site.tar_stream import TarEntry
 from pitools.slurm.errors import error_text
 
 _BLOCK_BYTES = 1 << 20
-_READ_BYTES_PER_S = 20 << 20  # bytes a second that even a slow file system reads back
+_READ_BYTES_PER_S = 20 << 20  # a slow file system, in bytes per second; it bounds the time of a verification
 _CHECK_SCRIPT = '"$1" -m pitools checkpoint check "$2" >&2'
 _SHA256_SCRIPT = 'cd -- "$1" && sha256sum --check --quiet --strict - >&2'
 
 
 def copy_checkpoint_for_run(run_dir: Path, step: int | None, to: Path, run: str) -> None:
-    """Copy a run's checkpoint into the folder of the run `run`, and what its program keeps there besides.
+    """Copy a run's checkpoint, and its program's own files beside it, into the folder `to` of the run `run`.
 
-    step: of the checkpoint, None for none. Raises DataError where what arrived is not what was saved; NoSpace,
-    ClusterError.
+    step: of the checkpoint, None for none. Raises DataError for a copy that differs; NoSpace, ClusterError.
     """
     if step is not None:
         _copy_step(run_dir, step, to, run)
-    if own := program_checkpoints.program_entries(run_dir):
-        program_checkpoints.copy_entries(own, to)
+    if program_files := program_checkpoints.program_entries(run_dir):
+        program_checkpoints.copy_entries(program_files, to)
 
 
 def _copy_step(run_dir: Path, step: int, to: Path, run: str) -> None:
-    source, made = layout.step_path(run_dir / "checkpoints", step), layout.step_path(to / "checkpoints", step)
+    source, target = layout.step_path(run_dir / "checkpoints", step), layout.step_path(to / "checkpoints", step)
     texts = _owner_files_for(source, run)
-    held = manifest.load_manifest(source)
+    checkpoint = manifest.load_manifest(source)
     try:
-        made.mkdir(parents=True)
-        write_atomic(made.parent / owner.FILE_NAME, texts[owner.FILE_NAME], durable=False)
-        with progress_bar(made.name, held.total_bytes) as advance:
-            for entry in held.files:
-                (made / entry.path).parent.mkdir(parents=True, exist_ok=True)
-                with open_regular(source / entry.path) as file, (made / entry.path).open("xb") as out:
+        target.mkdir(parents=True)
+        write_atomic(target.parent / owner.FILE_NAME, texts[owner.FILE_NAME], durable=False)
+        with progress_bar(target.name, checkpoint.total_bytes) as advance:
+            for entry in checkpoint.files:
+                (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
+                with open_regular(source / entry.path) as file, (target / entry.path).open("xb") as out:
                     while block := file.read(_BLOCK_BYTES):
                         out.write(block)
                         advance(len(block))
-        write_atomic(made / manifest.FILE_NAME, texts[manifest.FILE_NAME], durable=False)
-        sync_fs(made)
+        write_atomic(target / manifest.FILE_NAME, texts[manifest.FILE_NAME], durable=False)
+        sync_fs(target)
     except OSError as error:
-        raise from_os_error(error, made) from error
-    if problems := verify.verify_checkpoint(made):
-        what = f"{problems[0].path}: {problems[0].problem}, {problems[0].got} and not {problems[0].expected}"
-        raise DataError(f"the checkpoint did not arrive as it was: {what}", where=str(made), hint="try again")
+        raise from_os_error(error, target) from error
+    if problems := verify.verify_checkpoint(target):
+        first = problems[0]
+        details = f"{first.path}: {first.problem} (expected {first.expected}, got {first.got})"
+        raise DataError(f"copied checkpoint differs: {details}", where=str(target), hint="try again")
 
 
 def submit_with_checkpoint(
     run_dir: Path, plan: Plan, site: Site, name: str, step: int | None, *, before_submit: Callable[[], None]
 ) -> tuple[str, str]:
-    """Queue a plan at a site that shares no files, with a run's checkpoints; (job id, folder there). Safe to repeat.
+    """Queue a plan, with a run's checkpoints, at a remote site; return (job id, remote folder). Safe to repeat.
 
-    before_submit: called when all is there, just before it is submitted; what it raises keeps it from being submitted.
+    before_submit: called after the upload, just before the submission; an exception from it prevents the submission.
 
-    Raises DataError where the checkpoint did not arrive as it was, with nothing left there; what `far.submit` raises.
+    Raises DataError for a copy that differs, after its removal; and as `remote.submit_ticket`.
     """
     exactly_once.require_cluster(site, client(site))
-    at = paths.ticket_dir(site, name)
-    own = program_checkpoints.program_entries(run_dir)
-    also = [*(_checkpoint_entries(run_dir, step, name) if step is not None else ()), *own]
-    if not also:
-        return remote.submit_ticket(plan, site, name=name, on_uploaded=before_submit).job_id, at
+    remote_dir = paths.ticket_dir(site, name)
+    program_files = program_checkpoints.program_entries(run_dir)
+    entries = [*(_checkpoint_entries(run_dir, step, name) if step is not None else ()), *program_files]
+    if not entries:
+        return remote.submit_ticket(plan, site, name=name, on_uploaded=before_submit).job_id, remote_dir
 
-    def arrived() -> None:
+    def verify_upload() -> None:
         if step is not None:
             n_bytes = manifest.load_manifest(layout.step_path(run_dir / "checkpoints", step)).total_bytes
-            below = f"{at}/checkpoints/step_{step}"
-            _verify_remote(site, n_bytes, below, _CHECK_SCRIPT, paths.remote_python(site), below)
-        if text := program_checkpoints.sha256_lines(own):
-            n_bytes = sum(entry.path.stat().st_size for entry in own if entry.path)
-            _verify_remote(site, n_bytes, at, _SHA256_SCRIPT, at, stdin=text)
+            step_dir = f"{remote_dir}/checkpoints/step_{step}"
+            _verify_remote(site, n_bytes, step_dir, _CHECK_SCRIPT, paths.remote_python(site), step_dir)
+        if text := program_checkpoints.sha256_lines(program_files):
+            n_bytes = sum(entry.path.stat().st_size for entry in program_files if entry.path)
+            _verify_remote(site, n_bytes, remote_dir, _SHA256_SCRIPT, remote_dir, stdin=text)
         before_submit()
 
-    there_now = remote_files.existing(site, [at, f"{at}/submitting"])
-    if there_now == {at}:
-        # Sent before, by somebody who was cut off: perhaps before it was looked at.
+    if remote_files.existing(site, [remote_dir, f"{remote_dir}/submitting"]) == {remote_dir}:
+        # Uploaded by an interrupted call, which may not have verified it.
         try:
-            arrived()
+            verify_upload()
         except DataError:
-            remote_files.remove_paths(site, at)
-    return remote.submit_ticket(plan, site, name=name, extra_entries=also, on_uploaded=arrived).job_id, at
+            remote_files.remove_paths(site, remote_dir)
+    return remote.submit_ticket(
+        plan, site, name=name, extra_entries=entries, on_uploaded=verify_upload
+    ).job_id, remote_dir
 
 
 def _checkpoint_entries(run_dir: Path, step: int, name: str) -> list[TarEntry]:
-    """What a checkpoint is made of, as the run `name`'s."""
-    source, below = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
+    """Return the files of a checkpoint, with the run `name` as the owner."""
+    source, step_dir = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
     texts = _owner_files_for(source, name)
     return [
         TarEntry(name=f"checkpoints/{owner.FILE_NAME}", data=texts[owner.FILE_NAME]),
-        *(TarEntry(name=f"{below}/{one.path}", path=source / one.path) for one in manifest.load_manifest(source).files),
-        TarEntry(name=f"{below}/{manifest.FILE_NAME}", data=texts[manifest.FILE_NAME]),
+        *(
+            TarEntry(name=f"{step_dir}/{file.path}", path=source / file.path)
+            for file in manifest.load_manifest(source).files
+        ),
+        TarEntry(name=f"{step_dir}/{manifest.FILE_NAME}", data=texts[manifest.FILE_NAME]),
     ]
 
 
-def _verify_remote(site: Site, n_bytes: int, where: str, script: str, *words: str, stdin: str | None = None) -> None:
-    """Have the far side read what arrived. Raises DataError where that is not what was sent."""
-    done = remote_files.run_shell(site, script, *words, stdin=stdin, timeout_s=60 + n_bytes / _READ_BYTES_PER_S)
+def _verify_remote(site: Site, n_bytes: int, where: str, script: str, *args: str, stdin: str | None = None) -> None:
+    """Verify the uploaded files by a script at the site. Raises DataError where they differ."""
+    done = remote_files.run_shell(site, script, *args, stdin=stdin, timeout_s=60 + n_bytes / _READ_BYTES_PER_S)
     if done.code:
-        said = error_text(done.stderr) or f"exit code {done.code}"
-        raise DataError(f"the checkpoint did not arrive as it was: {said}", where=f"{site.name}:{where}")
+        reason = error_text(done.stderr) or f"exit code {done.code}"
+        raise DataError(f"uploaded checkpoint differs: {reason}", where=f"{site.name}:{where}")
 
 
 def _owner_files_for(source: Path, run: str) -> dict[str, bytes]:
-    """The files that say whose checkpoint it is, saying that it is `run`'s."""
-    held = manifest.load_manifest(source)
-    mine = msgspec.structs.replace(held, run=run)
-    whose = owner.FolderOwner(run=run, model=held.model)
-    return {manifest.FILE_NAME: manifest.encode_manifest(mine), owner.FILE_NAME: msgspec.json.encode(whose)}
+    """Return the contents of a checkpoint's files that name its owner, with `run` as the owner."""
+    saved = manifest.load_manifest(source)
+    renamed = msgspec.structs.replace(saved, run=run)
+    folder_owner = owner.FolderOwner(run=run, model=saved.model)
+    return {manifest.FILE_NAME: manifest.encode_manifest(renamed), owner.FILE_NAME: msgspec.json.encode(folder_owner)}

@@ -1,4 +1,4 @@
-"""What a program keeps in its run's checkpoint folder in a form of its own: listed, copied and verified for a move."""
+"""List, copy and verify the checkpoints that a program saves in a format of its own, for a move."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _BLOCK_BYTES = 1 << 20
 
 
 def program_entries(run_dir: Path) -> list[TarEntry]:
-    """Return the program's own files in a run's checkpoint folder, and `progress`; [] where it keeps none there.
+    """Return the program's own files in a run's checkpoint folder, and `progress`; [] for none.
 
-    Names are relative to the run's folder. A link stays one where it leads to something in the folder. Raises DataError
-    for a link that leads out of it, and for what is no file; ClusterError.
+    Names are relative to the run's folder. A link to a target inside the folder stays a link. Raises DataError for a
+    link to a target outside, and for a device, pipe or socket; ClusterError.
     """
     top = run_dir / CHECKPOINTS_DIR
     try:
-        found = [
+        entries = [
             entry for path in sorted(top.iterdir()) if not _is_pitools_entry(path) for entry in _walk_entries(path, top)
         ]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise from_os_error(error, top) from error
-    if found and (run_dir / PROGRESS_FILE).is_file():
-        found.append(TarEntry(name=PROGRESS_FILE, data=(run_dir / PROGRESS_FILE).read_bytes()))
-    return found
+    if entries and (run_dir / PROGRESS_FILE).is_file():
+        entries.append(TarEntry(name=PROGRESS_FILE, data=(run_dir / PROGRESS_FILE).read_bytes()))
+    return entries
 
 
 def _is_pitools_entry(path: Path) -> bool:
@@ -59,7 +59,8 @@ def _walk_entries(path: Path, top: Path) -> Iterator[TarEntry]:
     name = f"{CHECKPOINTS_DIR}/{path.relative_to(top)}"
     mode = path.lstat().st_mode
     if not name.isprintable() or "\\" in name:
-        raise DataError(f"file name {name!r} is not printable, or has a backslash: it cannot travel", where=str(top))
+        what = f"cannot copy a file name with a backslash or a character that is not printable: {name!r}"
+        raise DataError(what, where=str(top))
     if stat.S_ISLNK(mode):
         yield TarEntry(name=name, link=_relative_link(path, top))
     elif stat.S_ISREG(mode):
@@ -69,58 +70,58 @@ def _walk_entries(path: Path, top: Path) -> Iterator[TarEntry]:
         for inner in sorted(path.iterdir()):
             yield from _walk_entries(inner, top)
     else:
-        raise DataError("neither a file, a folder nor a link: it cannot travel", where=str(path))
+        raise DataError("cannot copy: not a file, a folder or a link", where=str(path))
 
 
 def _relative_link(link: Path, top: Path) -> str:
-    """Where a link leads, relative to its own folder, so that it leads there after a move too."""
-    # Not resolved to the end: `latest` may name another link.
+    """Return a link's target relative to the link's folder, so that it is valid after the move."""
+    # Only one level is resolved: `latest` may name another link.
     target = Path(os.path.normpath(link.parent / link.readlink()))
     if not target.is_relative_to(top):
-        # A program may know its run by another way there, such as a link to a scratch.
+        # A program may use another path to its run, such as a link to a scratch folder.
         real = Path(os.path.realpath(target.parent), target.name)
         if real.is_relative_to(top.resolve()):
             target = top / real.relative_to(top.resolve())
     if not target.is_relative_to(top):
-        what = f"a link leads out of the checkpoint folder: {target}"
-        raise DataError(what, where=str(link), hint="put the file itself there, or remove the link")
+        what = f"link to a target outside the checkpoint folder: {target}"
+        raise DataError(what, where=str(link), hint="replace the link by the file, or remove it")
     return os.path.relpath(target, link.parent)
 
 
 def copy_entries(entries: Sequence[TarEntry], to: Path) -> None:
-    """Copy these entries into the folder of another run. Raises DataError where one arrives changed; NoSpace."""
+    """Copy these entries into the folder of another run. Raises DataError for a copy that differs; NoSpace."""
     files = [entry for entry in entries if entry.path]
     total = sum(entry.path.stat().st_size for entry in files if entry.path)
     digests = {}
     try:
         with progress_bar(CHECKPOINTS_DIR, total) as advance:
             for entry in entries:
-                made = to / entry.name
-                made.parent.mkdir(parents=True, exist_ok=True)
+                target = to / entry.name
+                target.parent.mkdir(parents=True, exist_ok=True)
                 if entry.path:
                     digest = hashlib.sha256()
-                    with open_regular(entry.path) as file, made.open("xb") as out:
+                    with open_regular(entry.path) as file, target.open("xb") as out:
                         while block := file.read(_BLOCK_BYTES):
                             digest.update(block)
                             out.write(block)
                             advance(len(block))
-                    digests[made] = digest.hexdigest()
+                    digests[target] = digest.hexdigest()
                 elif entry.data is not None:
-                    made.write_bytes(entry.data)
+                    target.write_bytes(entry.data)
                 elif entry.link:
-                    made.symlink_to(entry.link)
+                    target.symlink_to(entry.link)
                 else:
-                    made.mkdir(exist_ok=True)
+                    target.mkdir(exist_ok=True)
         sync_fs(to)
-        for made, digest_before in digests.items():
-            if _sha256(made) != digest_before:
-                raise DataError("the file did not arrive as it was", where=str(made), hint="try again")
+        for target, digest_before in digests.items():
+            if _sha256(target) != digest_before:
+                raise DataError("copied file differs", where=str(target), hint="try again")
     except OSError as error:
         raise from_os_error(error, to) from error
 
 
 def sha256_lines(entries: Sequence[TarEntry]) -> str:
-    """Return what `sha256sum -c` reads: a line for every file of these entries."""
+    """Return a checksum file for `sha256sum -c`: a line per file of these entries."""
     return "".join(f"{_sha256(entry.path)}  {entry.name}\n" for entry in entries if entry.path)
 
 
@@ -136,40 +137,37 @@ def _sha256(path: Path) -> str:
 
 
 def require_saved(run_dir: Path, plan: Plan, *, is_stopped: bool = False) -> None:
-    """Raise UsageError where a run would begin anew at another site though it has made progress here.
+    """Raise UsageError for a run whose progress here would be lost at another site.
 
-    is_stopped: it saves nothing more. Before that one that hears a signal may still save.
+    is_stopped: whether the run has ended. Until then, a run with a signal may still save.
     """
     if layout.listed_steps(run_dir / CHECKPOINTS_DIR) or program_entries(run_dir):
         return
-    safe = program_progress(run_dir)
+    saved_steps = program_progress(run_dir)
     may_save = bool(plan.request.entry or plan.job.signal) and not is_stopped
     is_lost = bool(run_folder.attempt_dirs(run_dir)) and not plan.request.entry
-    if not safe and (may_save or not is_lost):
+    if not saved_steps and (may_save or not is_lost):
         return
-    what = f"the run has {safe} safe steps" if safe else "the run has begun"
-    what += ", and nothing in its checkpoint folder that could go along"
-    hint = f"have it save in $PIT_CHECKPOINT_DIR; or begin it anew there: pit launch reproduce {run_dir.name} --site …"
-    raise UsageError(what, where=str(run_dir / CHECKPOINTS_DIR), hint=hint)
+    message = f"the run has {saved_steps} saved steps, but no checkpoint to move"
+    hint = f"save in $PIT_CHECKPOINT_DIR; or start from step 0: pit launch reproduce {run_dir.name} --site NAME"
+    raise UsageError(message, where=str(run_dir / CHECKPOINTS_DIR), hint=hint)
 
 
 def step_to_resume(run_dir: Path, plan: Plan) -> int | None:
-    """Return the newest good checkpoint of a stopped run; None where it has files of its own, or nothing to lose.
+    """Return the step of a stopped run's newest good checkpoint; None for a program's own checkpoints, or no progress.
 
-    Raises DataError where it has checkpoints, and none is good; UsageError as `require_saved`.
+    Raises DataError if all checkpoints are damaged; UsageError as `require_saved`.
     """
     step = check_folder.newest_good_step(run_dir / CHECKPOINTS_DIR)
     if step is None and layout.listed_steps(run_dir / CHECKPOINTS_DIR) and not program_entries(run_dir):
-        hint = f"what is wrong with each: pit checkpoint check {run_dir / CHECKPOINTS_DIR}"
-        raise DataError(
-            "the run has checkpoints, and none of them is whole", where=str(run_dir / CHECKPOINTS_DIR), hint=hint
-        )
+        hint = f"for the problems: pit checkpoint check {run_dir / CHECKPOINTS_DIR}"
+        raise DataError("all checkpoints are damaged", where=str(run_dir / CHECKPOINTS_DIR), hint=hint)
     require_saved(run_dir, plan, is_stopped=True)
     return step
 
 
 def program_progress(run_dir: Path) -> int:
-    """Return the steps that the program itself counts as safe; 0 for none."""
+    """Return the number of saved steps that the program has reported in `progress`; 0 for none."""
     try:
         text = (run_dir / PROGRESS_FILE).read_text(errors="replace")[:64]
     except OSError:

@@ -141,7 +141,7 @@ def test_it_goes_on_there(sites: Sites) -> None:
     assert record is not None
     assert record.parent == run_dir.name
     assert not lives(run_dir)
-    with pytest.raises(UsageError, match="the run was moved to there"):
+    with pytest.raises(UsageError, match="moved to there"):
         move_run.move_run(run_dir, sites.here, sites.there)
     pit = Path(sys.executable).with_name("pit")
     done = subprocess.run(
@@ -196,7 +196,7 @@ def test_cancelled_on_the_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> 
         assert status.cancel_run(run_dir, sites.here) is None
 
     monkeypatch.setattr(checkpoint_transfer, "copy_checkpoint_for_run", copy)
-    with pytest.raises(ClusterError, match="was cancelled while it was being moved"):
+    with pytest.raises(ClusterError, match="cancelled"):
         move_run.move_run(run_dir, sites.here, sites.there)
     assert list((sites.root / "there" / "runs").glob("t-*")) == []
     verdict = apply_decision.read_verdict(run_dir)
@@ -239,7 +239,7 @@ def test_one_that_does_not_stop_goes_on(sites: Sites) -> None:
     """A program that is deaf to the signal is left alone after a while, as if nobody had asked."""
     run_dir = sites.start(args={"steps": 400, "deaf": True})
     try:
-        with pytest.raises(TryLater, match="did not save and end within 1 s"):
+        with pytest.raises(TryLater, match="within 1 s"):
             move_run.move_run(run_dir, sites.here, sites.there, stop_s=1)
         assert lives(run_dir)
         assert apply_decision.read_verdict(run_dir) is None
@@ -274,7 +274,7 @@ move_run.move_run(Path({str(run_dir)!r}), load.load_site("here"), load.load_site
         moved = move_run.move_run(run_dir, sites.here, sites.there)
         assert Path(moved.run_dir) == begun
         assert len(list((sites.root / "there" / "runs").glob("t-*"))) == 1
-        with pytest.raises(UsageError, match="the run was moved to there"):
+        with pytest.raises(UsageError, match="moved to there"):
             move_run.move_run(run_dir, sites.here, sites.there)
     finally:
         end(begun)
@@ -319,7 +319,7 @@ def test_what_is_refused_before_anything_is_touched(sites: Sites) -> None:
     """The same site, a site that is too small, code that was changed: the run does not notice."""
     run_dir = sites.start()
     try:
-        with pytest.raises(UsageError, match='is of site "here"'):
+        with pytest.raises(UsageError, match='"here"'):
             move_run.move_run(run_dir, sites.here, sites.here)
         (run_dir / "code" / "loop.py").write_text(LOOP + "# changed\n")
         with pytest.raises(DataError, match=r"code/loop\.py"):
@@ -336,8 +336,9 @@ def test_one_that_finished_is_not_moved(sites: Sites) -> None:
     run_dir = sites.start(args={"steps": 4})
     until(lambda: not lives(run_dir))
     apply_decision.write_verdict(run_dir, "finished", "done", 0)
-    with pytest.raises(UsageError, match="the run has finished"):
+    with pytest.raises(UsageError):
         move_run.move_run(run_dir, sites.here, sites.there)
+    assert not (run_dir / "move.json").exists()
 
 
 def test_damaged_checkpoints_stay(sites: Sites) -> None:
