@@ -1,8 +1,8 @@
-"""What Slurm says of our jobs, asked once for every terminal and cron job of a user: `states`, `ask`, `changed`.
+"""A cache of the states of a user's jobs, shared by all of the user's processes: one squeue serves all of them.
 
-A folder keeps the last answer of each cluster. Whoever finds it due asks, for all of the user's jobs at once; the
-others read, or wait for, that answer. Accounting is asked about jobs that slurmctld has forgotten, and nothing else.
-However many look, both daemons together get no more than `rate_limit.py` allows.
+A file holds the last squeue answer of each cluster. The first process to find it due queries all jobs of the user; the
+other processes read, or wait for, that answer. sacct is queried only for jobs that slurmctld has dropped. For any
+number of processes, the calls to both daemons stay within `rate_limit.py`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ __all__ = ["CachedState", "cached_states", "invalidate", "require_states"]
 
 
 class CachedState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one job.
+    """The cached state of one job.
 
-    state: UNKNOWN where the last question failed, or where nobody knows the job; a state that is final stays. age_s:
-    since the last good answer was asked for, infinite where there was none. last_known_state: the last state that was
-    told, "" for none. failure: why there is no newer answer, None where there is one. lost: asked again and again, for
-    a minute or more, neither slurmctld nor accounting has ever heard of it. reason, start: of a job that waits, why and
-    when it is expected to start, as Slurm said last; "" where it does not say.
+    state: UNKNOWN after a failed query, or if neither slurmctld nor accounting has the job; a final state stays. age_s:
+    seconds since the last successful query, infinite without one. last_known_state: "" for none. failure: of the last
+    query, None if it succeeded. lost: whether neither daemon has had the job in repeated queries over a minute or more.
+    reason, start: of a pending job, Slurm's reason and expected start; "" for none.
     """
 
     state: str
@@ -47,75 +46,79 @@ class CachedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cached_states(site: Site, ids: Sequence[str], *, max_age_s: float = math.inf) -> dict[str, CachedState]:
-    """What is known of each job of a site, for next to nothing: call it as often as you like.
+    """Return the cached state of each job of a site, after a query if one is due. Cheap to call often.
 
-    max_age_s: have it newer than this where that can be afforded; else it is as new as everybody's. A question that
-    fails raises nothing: it is no answer, and says so. Raises ClusterError where others can write to what is kept.
+    max_age_s: query for a newer answer than this, within the rate limit. A failed query does not raise: it is in
+    `failure`. Raises ClusterError for a cache folder that other users can write to.
     """
-    # What is no job id is nobody's, and must not spoil the question for the others.
-    good = [job_id for job_id in ids if argv.is_job_id(job_id)]
-    found = _refresh_if_due(site, good, max_age_s) if good else CachedAnswers()
-    now, known, waiting = time.time(), found.states(), job_components.pending_by_id(found.jobs)
-    told = {job_id: _state_of(found, known, job_id, now) for job_id in ids}
-    for job_id in waiting.keys() & told.keys():
-        row = waiting[job_id]
-        told[job_id] = msgspec.structs.replace(told[job_id], reason=row.reason, start=row.start)
-    return told
+    # An invalid job id would make the query fail for all others.
+    valid_ids = [job_id for job_id in ids if argv.is_job_id(job_id)]
+    answers = _refresh_if_due(site, valid_ids, max_age_s) if valid_ids else CachedAnswers()
+    now, squeue_states, pending = time.time(), answers.states(), job_components.pending_by_id(answers.jobs)
+    cached = {job_id: _state_of(answers, squeue_states, job_id, now) for job_id in ids}
+    for job_id in pending.keys() & cached.keys():
+        row = pending[job_id]
+        cached[job_id] = msgspec.structs.replace(cached[job_id], reason=row.reason, start=row.start)
+    return cached
 
 
 def _refresh_if_due(site: Site, ids: Sequence[str], max_age_s: float) -> CachedAnswers:
     path = _cache_path(site)
-    found = store.read_cache(path)
-    if not refresh.is_due(found, ids, time.time(), max_age_s):
-        return found
-    # Who knows enough does not wait for what another is asking.
-    known = found.states()
-    knows = all(job_id in known or job_id in found.accounts for job_id in ids)
-    with taken(path.with_suffix(".lock"), 0 if knows else 2 * site.connection.timeout_s) as had:
-        found = store.read_cache(path)
-        return refresh.refresh(client(site), path, found, ids, max_age_s) if had else found
+    answers = store.read_cache(path)
+    if not refresh.is_due(answers, ids, time.time(), max_age_s):
+        return answers
+    # A caller with an older answer for all its jobs does not wait for another process's query.
+    states = answers.states()
+    has_all = all(job_id in states or job_id in answers.accounts for job_id in ids)
+    with taken(path.with_suffix(".lock"), 0 if has_all else 2 * site.connection.timeout_s) as is_locked:
+        answers = store.read_cache(path)
+        return refresh.refresh(client(site), path, answers, ids, max_age_s) if is_locked else answers
 
 
 def require_states(site: Site, ids: Sequence[str], *, max_age_s: float = math.inf) -> dict[str, str]:
-    """The state of each job; UNKNOWN, never a finished state, for what neither slurmctld nor accounting knows.
+    """Return the state of each job; UNKNOWN, never a finished state, for a job in neither slurmctld nor accounting.
 
-    Raises Unreachable, or ClusterError, where the last question failed and not all have ended.
+    Raises Unreachable, or ClusterError, if the last query failed and not all jobs have ended.
     """
-    said = cached_states(site, ids, max_age_s=max_age_s)
-    for told in said.values():
-        if told.failure and told.state == UNKNOWN:
-            kind = Unreachable if told.failure.retry else ClusterError
-            raise kind(told.failure.message, where=told.failure.where, hint=told.failure.hint)
-    return {job_id: told.state for job_id, told in said.items()}
+    cached = cached_states(site, ids, max_age_s=max_age_s)
+    for job in cached.values():
+        if job.failure and job.state == UNKNOWN:
+            kind = Unreachable if job.failure.retry else ClusterError
+            raise kind(job.failure.message, where=job.failure.where, hint=job.failure.hint)
+    return {job_id: job.state for job_id, job in cached.items()}
 
 
 def invalidate(site: Site) -> None:
-    """Our jobs there are other ones than they were: what is kept is asked for again. Raises as `states`."""
+    """Make a new query due, after a submission or cancellation. Raises as `cached_states`."""
     path = _cache_path(site)
-    with taken(path.with_suffix(".lock"), site.connection.timeout_s) as had:
-        if had:
+    with taken(path.with_suffix(".lock"), site.connection.timeout_s) as is_locked:
+        if is_locked:
             store.write_cache(path, msgspec.structs.replace(store.read_cache(path), wait_s=0.0))
 
 
 def _cache_path(site: Site) -> Path:
-    # Not $XDG_RUNTIME_DIR, which a cron job has not.
-    what = "what is kept here says which jobs have ended, and others can write to it"
+    # Not $XDG_RUNTIME_DIR, which a cron job does not have.
+    problem = "cache of job states: other users can write to it"
     return (
-        ensure_private_dir(xdg_dir("XDG_CACHE_HOME", ".cache") / "pitools" / "slurm-cache", what)
+        ensure_private_dir(xdg_dir("XDG_CACHE_HOME", ".cache") / "pitools" / "slurm-cache", problem)
         / f"{store.cache_key(site)}.json"
     )
 
 
-def _state_of(found: CachedAnswers, known: Mapping[str, str], job_id: str, now: float) -> CachedState:
-    account = found.accounts.get(job_id)
-    answered_s, was, failure = found.queried_at_s, known.get(job_id, ""), found.failed
-    if not was:
-        failure = failure or found.accounting_failure
-        answered_s, was = (account.queried_at_s, account.state) if account else (answered_s, "")
+def _state_of(answers: CachedAnswers, squeue_states: Mapping[str, str], job_id: str, now: float) -> CachedState:
+    account = answers.accounts.get(job_id)
+    answered_s, last_state, failure = answers.queried_at_s, squeue_states.get(job_id, ""), answers.squeue_failure
+    if not last_state:
+        failure = failure or answers.accounting_failure
+        answered_s, last_state = (account.queried_at_s, account.state) if account else (answered_s, "")
     age_s = max(0.0, now - answered_s) if answered_s else math.inf
-    if is_finished(was):
-        return CachedState(state=was, age_s=age_s, last_known_state=was)
-    lost = account is not None and was == UNKNOWN and account.tries >= refresh.LOST_AFTER_TRIES
+    if is_finished(last_state):
+        return CachedState(state=last_state, age_s=age_s, last_known_state=last_state)
+    lost = account is not None and last_state == UNKNOWN and account.tries >= refresh.LOST_AFTER_TRIES
     return CachedState(
-        state=UNKNOWN if failure else was or UNKNOWN, age_s=age_s, last_known_state=was, failure=failure, lost=lost
+        state=UNKNOWN if failure else last_state or UNKNOWN,
+        age_s=age_s,
+        last_known_state=last_state,
+        failure=failure,
+        lost=lost,
     )

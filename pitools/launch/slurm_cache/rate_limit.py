@@ -1,8 +1,8 @@
-"""How often a cluster's daemons may be asked, and when it is worth it. Pure.
+"""The rate limit of queries to a cluster's daemons, and the intervals between them. Pure functions.
 
-A bucket of calls that fills slowly: 7 at once, and 18 more in ten minutes, so never more than 25 in any ten. What a
-command costs is what slurmctld (`sdiag`) and slurmdbd (`sacctmgr show stats`) count: squeue asks for the jobs and for
-the partitions; sacct logs in, asks, and logs out. One that fails costs the same.
+A token bucket of calls: 7, refilled by 18 in ten minutes, so at most 25 in any ten. The costs are the calls that
+slurmctld (`sdiag`) and slurmdbd (`sacctmgr show stats`) count: squeue requests the jobs and the partitions; sacct opens
+a connection, queries, and closes it. A failed command costs the same.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _FIRST_ACCOUNTING_S, _MAX_ACCOUNTING_S = 5.0, 600.0
 
 
 def calls_left(calls: float, as_of_s: float, now: float) -> float:
-    """Calls in the bucket now that held so many at a moment; a clock that was set back fills nothing."""
+    """Return the calls in the bucket now that contained `calls` at `as_of_s`; a clock set back adds none."""
     return min(BUCKET_CALLS, max(0.0, calls) + max(0.0, now - as_of_s) * CALLS_PER_S)
 
 
-def interval_s(before_s: float, *, changed: bool, new_job: bool) -> float:
-    """Seconds to the next squeue after an answer: doubled each time, from the first again for a job that is new."""
-    grown = FIRST_INTERVAL_S if new_job else max(FIRST_INTERVAL_S, 2 * before_s)
-    return min(grown, _BUSY_MAX_S if changed else _IDLE_MAX_S)
+def interval_s(last_interval_s: float, *, changed: bool, new_job: bool) -> float:
+    """Return the seconds to the next squeue: twice the last interval, or the first interval for a new job."""
+    next_interval_s = FIRST_INTERVAL_S if new_job else max(FIRST_INTERVAL_S, 2 * last_interval_s)
+    return min(next_interval_s, _BUSY_MAX_S if changed else _IDLE_MAX_S)
 
 
 def retry_after_s(times: int) -> float:
-    """Seconds to wait after the n-th failure in a row."""
+    """Return the seconds to wait after the n-th consecutive failure."""
     return float(min(_IDLE_MAX_S, _FIRST_RETRY_S * 2 ** min(times - 1, 10)))
 
 
 def accounting_retry_s(tries: int) -> float:
-    """Seconds until accounting is asked again about a job of which it could not say, n times, that it has ended."""
+    """Return the seconds to the next sacct for a job for which it has had no end in n tries."""
     return float(min(_MAX_ACCOUNTING_S, _FIRST_ACCOUNTING_S * 3 ** min(tries - 1, 10)))

@@ -1,4 +1,4 @@
-"""What is kept of a cluster's answers: one file, replaced whole."""
+"""Read and write the cache file of a cluster, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 64 << 20
 
 
 class QueryFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that got no answer: when, and how often in a row. retry: whether it may be answered later."""
+    """A failed query. retry: whether a later query may succeed. times: consecutive failures."""
 
     message: str
     where: str
@@ -30,7 +30,7 @@ class QueryFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountedJob(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a job that slurmctld has forgotten. tries: how often accounting gave no end to it."""
+    """A job that slurmctld has dropped. state: a final state, or UNKNOWN. tries: number of queries without an end."""
 
     state: str
     queried_at_s: float
@@ -38,17 +38,17 @@ class AccountedJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CachedAnswers(Record, frozen=True, kw_only=True, tag="pit.slurm-cache/1"):
-    """One cluster, as squeue had it. Times are Unix times.
+    """The cached answers of one cluster. Times are Unix times.
 
-    queried_at_s: when the last good answer was asked for; jobs: that answer. wait_s: until the next. failed,
-    accounting_failure: why the last query of slurmctld, of accounting failed. interest: job id → when it was first, and
-    last, asked for. accounts: by job id. bucket_calls: what the bucket of rate_limit.py held at bucket_as_of_s.
+    queried_at_s: time of the last successful squeue; jobs: its rows. wait_s: seconds from then to the next. failed,
+    accounting_failure: failure of the last squeue, of the last sacct. interest: job id → times of the first and the
+    last request for it. accounts: by job id. bucket_calls: calls in the bucket of rate_limit.py at bucket_as_of_s.
     """
 
     queried_at_s: float = 0.0
     jobs: tuple[job_components.SqueueRow, ...] = ()
     wait_s: float = 0.0
-    failed: QueryFailure | None = None
+    squeue_failure: QueryFailure | None = None
     accounting_failure: QueryFailure | None = None
     interest: dict[str, tuple[float, float]] = {}
     accounts: dict[str, AccountedJob] = {}
@@ -56,30 +56,30 @@ class CachedAnswers(Record, frozen=True, kw_only=True, tag="pit.slurm-cache/1"):
     bucket_as_of_s: float = 0.0
 
     def states(self) -> dict[str, str]:
-        """State by every id that the last answer knew."""
+        """Return the state of each job id in the last squeue."""
         return job_components.states_from_squeue(self.jobs)
 
 
 def cache_key(site: Site) -> str:
-    """What a cluster's answers are kept as: the same for every site file that reaches it the same way from this host.
+    """Return the cache key of a cluster: equal for site files with the same connection, from the same host.
 
-    A home folder may be seen by the hosts of several clusters, each with a Slurm of its own in the usual place.
+    The host is part of the key because a home folder may be mounted by several clusters with the same slurm.conf path.
     """
     conf = site.slurm.conf or ("" if site.connection.host else os.environ.get("SLURM_CONF", ""))
-    way = (socket.gethostname(), site.connection.kind, site.connection.host, conf, site.slurm.bin)
-    return hashlib.sha256(msgspec.json.encode(way)).hexdigest()[:16]
+    connection = (socket.gethostname(), site.connection.kind, site.connection.host, conf, site.slurm.bin)
+    return hashlib.sha256(msgspec.json.encode(connection)).hexdigest()[:16]
 
 
 def read_cache(path: Path) -> CachedAnswers:
-    """What is kept; nothing where there is no such file, no sense in it, or a clock that was set back since."""
+    """Return the cache; an empty one for a missing or invalid file, or a clock that was set back."""
     try:
         with open_regular(path) as file:
-            found = decode_json(file.read(_MAX_BYTES), CachedAnswers)
+            cached = decode_json(file.read(_MAX_BYTES), CachedAnswers)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return CachedAnswers()
-    return found if max(found.queried_at_s, found.bucket_as_of_s) <= time.time() else CachedAnswers()
+    return cached if max(cached.queried_at_s, cached.bucket_as_of_s) <= time.time() else CachedAnswers()
 
 
 def write_cache(path: Path, cached: CachedAnswers) -> None:
-    """Keep it. Raises NoSpace or ClusterError."""
+    """Write the cache. Raises NoSpace or ClusterError."""
     write_atomic(path, msgspec.json.encode(cached), mode=0o600, durable=False)

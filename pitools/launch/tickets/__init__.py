@@ -1,1 +1,1 @@
-"""Tickets: jobs of one name, submitted once, for `pit place`."""
+"""Tickets: the jobs of `pit place`, each submitted exactly once under a unique name."""

@@ -1,8 +1,7 @@
-"""Tickets of a site whose files are seen from here: a plan becomes a job of a given name, once, and can be asked for.
+"""Submit, query and revoke tickets at a site that shares a file system with this machine.
 
-launch/tickets/remote/ has the same functions for a site that shares no file system. A ticket's run folder is
-`<runs>/<name>`, and the job that Slurm knows has the same name: so both can be found by a process that never heard an
-answer.
+launch/tickets/remote/ has the same functions for a site that shares none. A ticket's run folder is `<runs>/<name>`,
+and its Slurm job has the same name: both can be found after a crash during the submission.
 """
 
 from __future__ import annotations
@@ -32,31 +31,33 @@ from pitools.slurm.records import SlurmJob
 
 
 def ticket_dir(site: Site, name: str) -> Path:
-    """The folder of a ticket."""
+    """Return the run folder of a ticket."""
     return Path(expand_placeholders(site.paths.runs)).absolute() / name
 
 
 def submit_ticket(plan: Plan, site: Site, *, name: str) -> run_folder.JobRef:
-    """Queue a plan under this name and return its job; one that was queued before is only looked up.
+    """Submit a plan under this name, or find its job of an earlier call. A name is submitted at most once.
 
-    Where the request wants its nodes chosen, that is done here too, among those that are free at this moment.
+    Chooses its nodes, if the request asks for that, among the nodes free now.
 
-    Raises ClusterError when Slurm refuses, Unreachable when it cannot be asked, Unanswered when it may have it: look
-    again later, by the same call, or take it back. A name is never given to sbatch twice.
+    Raises ClusterError for a refused or revoked ticket, Unreachable, and OutcomeUnknown if Slurm may have the job:
+    repeat the call later, or revoke the ticket.
     """
-    at = ticket_dir(site, name)
-    if not at.exists():
-        _create_ticket_dir(at, plan, site)
-    if not (at / "script.sbatch").exists():
-        raise ClusterError("it was taken back before it was submitted", where=str(at), hint="submit it anew")
-    if not submissions.is_unresolved(at, 0):
-        return _submit_run(at, plan, site)
-    if known := exactly_once.find_submitted(at, site, 0):
-        return known
-    raise OutcomeUnknown("it was submitted before, and no job of its name is there", where=str(at), hint="take it back")
+    run_dir = ticket_dir(site, name)
+    if not run_dir.exists():
+        _create_ticket_dir(run_dir, plan, site)
+    if not (run_dir / "script.sbatch").exists():
+        raise ClusterError("ticket was revoked before its submission", where=str(run_dir), hint="submit a new ticket")
+    if not submissions.is_unresolved(run_dir, 0):
+        return _submit_with_node_choice(run_dir, plan, site)
+    if job := exactly_once.find_submitted(run_dir, site, 0):
+        return job
+    raise OutcomeUnknown(
+        "ticket was submitted, but has no job of its name", where=str(run_dir), hint="revoke the ticket"
+    )
 
 
-def _submit_run(run_dir: Path, plan: Plan, site: Site) -> run_folder.JobRef:
+def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folder.JobRef:
     slurm = client(site)
     fabric = node_choice.load_fabric(plan, site, slurm)
     job = exactly_once.submit_once(
@@ -70,8 +71,8 @@ def _submit_run(run_dir: Path, plan: Plan, site: Site) -> run_folder.JobRef:
 
 
 def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
-    """The run's folder with its script; a name that is taken back meanwhile has a folder, and raises ClusterError."""
-    # Of this process alone: another that was killed here has left its own behind.
+    """Make the run's folder with its script. Raises ClusterError for a name that was revoked meanwhile."""
+    # The pid, because a killed process may have left its folder.
     building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
     try:
         run_folder.make_run_dir(building, site.paths.runs_access)
@@ -81,10 +82,10 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
         (building / "checkpoints").mkdir(0o755)
         (building / "attempts").mkdir(0o755)
         payload = rank_command(site, "plan", f"{run_dir}/plan.json")
-        # A ticket goes on in its own job alone: which other job does its work is for the queue to say.
+        # A ticket's job never submits another: `pit place` decides on the next job.
         env = {**plan.request.env, "PIT_RECOVER": "allocation"}
-        shown = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
-        text = planning.render_script(shown, site, run_dir=str(run_dir), payload=payload)
+        ticket_plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
+        text = planning.render_script(ticket_plan, site, run_dir=str(run_dir), payload=payload)
         write_atomic(building / "script.sbatch", grant.add_grant_check(text, str(run_dir)), durable=False)
         os.rename(building, run_dir)
     except OSError as error:
@@ -94,39 +95,38 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
 
 
 def ticket_states(site: Site, names: Sequence[str]) -> dict[str, TicketState]:
-    """What is known of these tickets, and of every other job of ours there: one squeue, and sacct for the forgotten.
+    """Return the states of these tickets, and of the user's other jobs, by one squeue and at most one sacct.
 
     Raises Unreachable when the site's Slurm gives no answer.
     """
     slurm = client(site)
-    # By user and not by name: names that Slurm has never heard of would be no answer at all. Those that ended minutes
-    # ago are still known.
+    # By user, not by name: squeue fails for unknown names. Jobs that ended minutes ago are included.
     listed = slurm.jobs(user=slurm.user(), all_states=True)
-    words = {name: _read_grant(ticket_dir(site, name)) for name in names}
-    jobs = ticket_state.jobs_by_name(listed, words)
-    found = {name: _state_of_queued(site, job, words.get(name)) for name, job in jobs.items()}
-    told = {name: _state_of_unlisted(site, name) for name in names if name not in jobs}
-    return found | ticket_state.with_accounting(slurm, told)
+    grants = {name: _read_grant(ticket_dir(site, name)) for name in names}
+    jobs = ticket_state.jobs_by_name(listed, grants)
+    listed_states = {name: _state_of_queued(site, job, grants.get(name)) for name, job in jobs.items()}
+    unlisted_states = {name: _state_of_unlisted(site, name) for name in names if name not in jobs}
+    return listed_states | ticket_state.with_accounting(slurm, unlisted_states)
 
 
-def _state_of_queued(site: Site, job: SlurmJob, word: str | None) -> TicketState:
-    if word is None:  # no ticket that was asked for: perhaps somebody has a thousand jobs of their own
+def _state_of_queued(site: Site, job: SlurmJob, grant_token: str | None) -> TicketState:
+    if grant_token is None:  # no requested ticket: the user may have a thousand other jobs, so no folder is read
         return ticket_state.state_of_listed(job, "", None)
-    return ticket_state.state_of_listed(job, word, _exit_code(ticket_dir(site, job.name)))
+    return ticket_state.state_of_listed(job, grant_token, _exit_code(ticket_dir(site, job.name)))
 
 
 def _state_of_unlisted(site: Site, name: str) -> TicketState:
-    at = ticket_dir(site, name)
+    run_dir = ticket_dir(site, name)
     try:
-        ref = run_folder.read_record(at / "job.json", run_folder.JobRef)
-    except DataError:  # a damaged record of one ticket must not keep the others from being known
-        return ticket_state.state_without_id(_read_grant(at), _exit_code(at))
-    return ticket_state.state_of_unlisted(ref.job_id if ref else "", _read_grant(at), _exit_code(at))
+        ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
+    except DataError:  # a damaged record of one ticket must not hide the others
+        return ticket_state.state_without_id(_read_grant(run_dir), _exit_code(run_dir))
+    return ticket_state.state_of_unlisted(ref.job_id if ref else "", _read_grant(run_dir), _exit_code(run_dir))
 
 
 def _exit_code(run_dir: Path) -> int | None:
-    ended = run_folder.last_exit(run_dir)
-    return ended.exit_code if ended else None
+    last_exit = run_folder.last_exit(run_dir)
+    return last_exit.exit_code if last_exit else None
 
 
 def _read_grant(run_dir: Path) -> str:
@@ -137,7 +137,7 @@ def _read_grant(run_dir: Path) -> str:
 
 
 def revoke(site: Site, names: Sequence[str]) -> dict[str, bool]:
-    """Make sure that these tickets never run; False for one that has had leave before. Slurm is not asked."""
+    """Revoke these tickets, without a query; return, by name, False for a ticket whose job was granted before."""
     try:
         return {name: not grant.is_granted(grant.claim(ticket_dir(site, name), grant.REVOKED)) for name in names}
     except OSError as error:
@@ -145,20 +145,20 @@ def revoke(site: Site, names: Sequence[str]) -> dict[str, bool]:
 
 
 def cancel_tickets(site: Site, jobs: Mapping[str, str]) -> None:
-    """End these tickets' jobs, id → name. Safe to repeat: one that got its id since then has another name."""
+    """Cancel these tickets' jobs, id → name. Safe to repeat: a later job with a reused id has another name."""
     for job_id, name in jobs.items():
         client(site).cancel([job_id], name=name)
 
 
 def remove_ticket_dirs(site: Site, names: Sequence[str]) -> None:
-    """Remove the folders of tickets that were taken back and that Slurm does not know any more.
+    """Remove the folders of revoked tickets without a job in Slurm.
 
-    Without its folder a job that turns up late all the same finds no leave either; nor does it in half a folder.
+    A job that appears late all the same finds no grant without the folder, nor in a partly removed one.
     """
     for name in names:
-        at = ticket_dir(site, name)
-        gone = at.with_name(f".{name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)  # of somebody who was killed here
+        run_dir = ticket_dir(site, name)
+        removed_dir = run_dir.with_name(f".{name}.gone")
+        shutil.rmtree(removed_dir, ignore_errors=True)  # left by a killed process
         with contextlib.suppress(OSError):
-            os.rename(at, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+            os.rename(run_dir, removed_dir)
+        shutil.rmtree(removed_dir, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What is known of a ticket, put together from what Slurm says and what the ticket's own folder does.
+"""Determine a ticket's state from Slurm's answers and the ticket's run folder.
 
-Near and far sites differ in how both are read, and in nothing else.
+Shared and remote sites differ only in how both are read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SIGNAL_BASE = 128
 
 
 class TicketState(NamedTuple):
-    """What is known of a ticket. leave: its word, see grant.py. job: as squeue shows it, if it does.
+    """The state of a ticket.
 
-    state: Slurm's word; ABSENT: nobody knows it; UNKNOWN: it was queued, and Slurm cannot say what became of it;
-    FORGOTTEN: nor has Slurm's accounting, which answers, ever heard of its end.
+    state: Slurm's job state; ABSENT: in neither slurmctld nor the folder's records; UNKNOWN: submitted, but not in
+    slurmctld; FORGOTTEN: nor with an end in a working accounting. grant: see grant.py. job: as in squeue, or None.
     """
 
     state: str
@@ -34,59 +34,60 @@ class TicketState(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm will not run it any more, as far as Slurm knows."""
+        """Whether the job has ended, according to Slurm."""
         return is_finished(self.state)
 
 
 def jobs_by_name(jobs: Iterable[SlurmJob], grants: Mapping[str, str]) -> dict[str, SlurmJob]:
-    """The job of each name; of several that a doubtful submission made, the one that has leave. grants: name →
-    leave."""
-    found: dict[str, SlurmJob] = {}
+    """Return the job of each name; of several after a submission of unknown outcome, the granted job.
+
+    grants: name → grant token.
+    """
+    by_name: dict[str, SlurmJob] = {}
     for job in jobs:
-        if job.name not in found or grants.get(job.name) == grant.grant_token(job.raw_id):
-            found[job.name] = job
-    return found
+        if job.name not in by_name or grants.get(job.name) == grant.grant_token(job.raw_id):
+            by_name[job.name] = job
+    return by_name
 
 
 def state_of_listed(job: SlurmJob, grant: str, exit_code: int | None) -> TicketState:
-    """A ticket in slurmctld's list. exit_code: as its run wrote it down, if it did."""
-    # Its script says so itself; a slurmctld that was away at that moment may believe otherwise for minutes.
+    """Return the state of a ticket in slurmctld's list. exit_code: as recorded by its run, None if not recorded."""
+    # The script's record counts: a slurmctld that was down at the job's end may list it as running for minutes.
     state = "COMPLETED" if exit_code == 0 else job.state
     return TicketState(state, job.raw_id, grant, exit_code if is_finished(state) else None, job)
 
 
 def state_of_unlisted(job_id: str, grant: str, exit_code: int | None) -> TicketState:
-    """A ticket that slurmctld does not list. job_id: as its folder has it."""
+    """Return the state of a ticket that slurmctld does not list. job_id: as recorded in its folder."""
     state = UNKNOWN if job_id else ABSENT
-    if (
-        exit_code is not None and exit_code < _SIGNAL_BASE
-    ):  # else who ended it, and to what end, Slurm would have to say
+    # From 128 on a signal ended the run: only Slurm could report whether by a cancel, a preemption or a time limit.
+    if exit_code is not None and exit_code < _SIGNAL_BASE:
         state = "FAILED" if exit_code else "COMPLETED"
     return TicketState(state, job_id, grant, exit_code)
 
 
 def state_without_id(grant: str, exit_code: int | None) -> TicketState:
-    """A ticket that slurmctld does not list and that was queued, under an id that cannot be read."""
-    seen = state_of_unlisted("", grant, exit_code)
-    return seen._replace(state=UNKNOWN) if seen.state == ABSENT else seen
+    """Return the state of a ticket that slurmctld does not list, and whose recorded job id is unreadable."""
+    state = state_of_unlisted("", grant, exit_code)
+    return state._replace(state=UNKNOWN) if state.state == ABSENT else state
 
 
 def with_accounting(slurm: Client, states: Mapping[str, TicketState]) -> dict[str, TicketState]:
-    """What slurmctld has forgotten (name → seen), with the ends that its accounting remembers: at most one sacct."""
-    open_ids = {seen.job_id: name for name, seen in states.items() if not seen.is_over and seen.job_id}
-    found = dict(states)
+    """Return the states of tickets not in slurmctld, by name, with their ends from accounting: at most one sacct."""
+    open_ids = {state.job_id: name for name, state in states.items() if not state.is_over and state.job_id}
+    updated = dict(states)
     if not open_ids:
-        return found
+        return updated
     try:
-        kept = slurm.accounting(list(open_ids), attempts=False)
-    except PitError:  # no accounting: the folder has said what there is
-        return found
+        accounted = slurm.accounting(list(open_ids), attempts=False)
+    except PitError:  # no accounting: the folder's records are all there is
+        return updated
     for name in open_ids.values():
-        found[name] = found[name]._replace(state=FORGOTTEN)
-    for job in kept:
+        updated[name] = updated[name]._replace(state=FORGOTTEN)
+    for job in accounted:
         name = open_ids.get(job.raw_id, "")
-        # What slurmctld has forgotten does not wait or run, whatever the database was told last; and the number may be
-        # another job's by now.
+        # A job that slurmctld has dropped neither waits nor runs, whatever state slurmdbd has; and its id may have been
+        # reused.
         if name and job.name == name and is_finished(job.state):
-            found[name] = found[name]._replace(state=job.state, exit_code=job.exit_code)
-    return found
+            updated[name] = updated[name]._replace(state=job.state, exit_code=job.exit_code)
+    return updated

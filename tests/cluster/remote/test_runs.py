@@ -209,7 +209,7 @@ def test_leave_to_run(site: Site, make_plan: MakePlan, alpha: Client, name: str)
     assert remote_files.read_file(site, f"{remote.ticket_dir(site, name)}/proof") == b"ran\n"
     assert until(site, other, over).state == "FAILED"
     assert remote_files.read_file(site, f"{remote.ticket_dir(site, other)}/proof") is None
-    with pytest.raises(ClusterError, match="taken back"):
+    with pytest.raises(ClusterError, match="revoked"):
         remote.submit_ticket(plan, site, name=f"{name}-3")
     assert not alpha.jobs(name=f"{name}-3", all_states=True)
 
@@ -242,7 +242,7 @@ def test_what_slurm_refuses_leaves_nothing(site: Site, make_plan: MakePlan, name
 def test_names_that_are_no_names(site: Site, make_plan: MakePlan, bad: str) -> None:
     """What could be another folder or two lines is refused before anything is asked."""
     for call in (lambda: remote.submit_ticket(make_plan(), site, name=bad), lambda: remote.ticket_states(site, [bad])):
-        with pytest.raises(ConfigError, match="cannot be the name of a run"):
+        with pytest.raises(ConfigError):
             call()
 
 

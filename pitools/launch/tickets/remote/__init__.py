@@ -1,8 +1,7 @@
-"""Tickets of a site that shares no file system with this machine: the same functions as launch/tickets/shared_fs.py.
+"""Tickets at a site that shares no file system with this machine: the same functions as launch/tickets/shared_fs.py.
 
-What a run needs travels over the site's `connection`: the run's folder with a snapshot of the request's workdir, and
-the datasets that are not there yet. Everything may be repeated after a connection was lost, and makes one job of a
-name.
+The site's `connection` uploads the run's folder, with a copy of the request's workdir, and the missing datasets. Every
+function may be repeated after a lost connection; a name becomes one job.
 """
 
 from pitools.launch.tickets.remote.datasets import missing_datasets, send_dataset

@@ -1,4 +1,4 @@
-"""Paths at a site that shares no files with this machine, its user's name filled in; and whether a site shares none."""
+"""Expand the site file's paths at a remote site, and detect whether a site is remote: shares no file system."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*")
 
 
 def remote_runs_dir(site: Site) -> str:
-    """The folder of runs, as the site's nodes see it. Raises ConfigError."""
+    """Return the folder of runs on the site's nodes. Raises ConfigError."""
     return _expand_path(site, "runs", site.paths.runs)
 
 
 def ticket_dir(site: Site, name: str) -> str:
-    """The folder of a ticket. Raises ConfigError."""
+    """Return the run folder of a ticket. Raises ConfigError."""
     if not _TICKET_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the name of a run", hint="letters, digits, - _ and .; at most 151")
+        raise ConfigError(f"invalid run name: {name!r} (expected letters, digits, - _ and .; at most 151)")
     return f"{remote_runs_dir(site)}/{name}"
 
 
 def remote_datasets_dir(site: Site) -> str:
-    """The folder of datasets; "" where the nodes read them where they are here. Raises ConfigError."""
+    """Return the folder of datasets; "" if the nodes read them at their local paths. Raises ConfigError."""
     if not site.paths.data and site.connection.kind == "local":
         return ""
     return _expand_path(site, "data", site.paths.data)
 
 
 def remote_python(site: Site) -> str:
-    """The interpreter there. Raises ConfigError where the site file names none."""
+    """Return the site's Python interpreter. Raises ConfigError if the site file names none."""
     if not site.paths.python and site.connection.kind == "local":
         return sys.executable
     return _expand_path(site, "python", site.paths.python)
 
 
 def require_paths(site: Site) -> None:
-    """Raise ConfigError where the site file does not name the paths that every run there needs. Asks nobody."""
+    """Raise ConfigError for a site file without the paths that every run needs. Makes no remote call."""
     for key, text in (("runs", site.paths.runs), ("python", site.paths.python)):
         _require_absolute(site, key, text)
 
 
 def is_remote(plan: Plan, site: Site) -> bool:
-    """Whether a site shares no files with this machine: what is put into its folder of runs here is not seen there.
+    """Return whether a site is remote: a file in the local folder of runs is not visible at the site.
 
     Raises Unreachable.
     """
@@ -61,7 +61,7 @@ def is_remote(plan: Plan, site: Site) -> bool:
     try:
         if remote_runs_dir(site) != plan.runs or not folder.parent.is_dir():
             return True
-    except ConfigError:  # it has no full path, so it is here or nowhere
+    except ConfigError:  # a relative path, which has a meaning only on this machine
         return False
     try:
         folder.mkdir(exist_ok=True)
@@ -72,13 +72,13 @@ def is_remote(plan: Plan, site: Site) -> bool:
 
 
 def remote_user(site: Site) -> str:
-    """Whom commands run as there; asked once. Raises Unreachable."""
+    """Return the user that commands run as at the site; cached. Raises Unreachable."""
     key = (site.connection.host, site.slurm.conf)
     if key not in _user_cache:
-        found = client(site).user()
-        if not _USER_NAME.fullmatch(found):
-            raise ConfigError(f"{found!r} is not a user's name", where=f"id -un on {site.connection.host}")
-        _user_cache[key] = found
+        user = client(site).user()
+        if not _USER_NAME.fullmatch(user):
+            raise ConfigError(f"invalid user name: {user!r}", where=f"id -un on {site.connection.host}")
+        _user_cache[key] = user
     return _user_cache[key]
 
 
@@ -90,7 +90,7 @@ def _expand_path(site: Site, key: str, text: str) -> str:
 def _require_absolute(site: Site, key: str, text: str) -> None:
     if "{" in text.replace("{user}", "") or not text.startswith("/"):
         raise ConfigError(
-            f'"{text}" is no path there (expected one in full; {{user}} is filled in)',
+            f'invalid remote path: "{text}" (expected an absolute path; {{user}} is expanded)',
             where=f"paths.{key} of site {site.name}",
             hint=f'{key} = "/shared/{{user}}/{key}" in its [paths]',
         )

@@ -1,7 +1,7 @@
-"""The far side's part of a dataset's journey: `python -m pitools.launch.tickets.remote.receive HOME FINAL`.
+"""Publish an uploaded dataset, at the remote site: `python -m pitools.launch.tickets.remote.receive HOME FINAL`.
 
-The manifest is on stdin. Every file of the batches in HOME is compared with it; then all of them together become FINAL,
-and HOME goes.
+The manifest is on stdin. Every file of the batches in HOME is compared with it. Then all files are published as FINAL,
+and HOME is removed.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ from pitools.store.publish import publish_dir
 _READERS = 4
 
 
-def receive_dataset(home: Path, final: Path, raw: bytes) -> None:
-    """Let the dataset appear at `final`; one that is there already stays. Safe to repeat, and to do twice at once.
+def receive_dataset(batch_root: Path, final: Path, raw: bytes) -> None:
+    """Publish the dataset at `final`, unless it exists. Safe to repeat, and to run twice concurrently.
 
-    Raises DataError for a file that is missing or not what the manifest says; its batch, or all of them, is then
-    removed, so that it can be sent again. Raises NoSpace, ClusterError.
+    raw: the manifest. Raises DataError for a file that is missing or differs from the manifest, after removing its
+    batch, or all batches, for a new upload. Raises NoSpace, ClusterError.
     """
     if manifest.version_of(raw) != final.name:
-        raise ConfigError(f"the manifest is that of version {manifest.version_of(raw)}", where=str(final))
-    held = manifest.decode_manifest(raw, str(final))
+        message = f"manifest of version {manifest.version_of(raw)} (expected {final.name})"
+        raise ConfigError(message, where=str(final))
+    contents = manifest.decode_manifest(raw, str(final))
     if not (final / FILE_NAME).is_file():
-        building = home / f".whole.{os.getpid()}.{os.urandom(4).hex()}"
+        building = batch_root / f".whole.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             building.mkdir(parents=True)
-            _link_batches(home, building, held.files)
+            _link_batches(batch_root, building, contents.files)
             write_atomic(building / FILE_NAME, raw)
             sync_fs(building)
             publish_dir(building, final)
         except OSError as error:
-            raise from_os_error(error, home) from error
+            raise from_os_error(error, batch_root) from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
-    shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(batch_root, ignore_errors=True)
 
 
-def _link_batches(home: Path, building: Path, entries: tuple[FileEntry, ...]) -> None:
+def _link_batches(batch_root: Path, building: Path, entries: tuple[FileEntry, ...]) -> None:
     """Link every file of the batches into one tree. Raises DataError."""
-    batches = [path for path in home.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
+    batches = [path for path in batch_root.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
     with ThreadPoolExecutor(_READERS) as pool:
-        wrong = [found for found in pool.map(lambda entry: _link_file(batches, building, entry), entries) if found]
-    for again in {batch for batch, _ in wrong}:
-        # Which batch should have had what has not come is not known here.
-        for batch in [again] if again else batches:
+        errors = [error for error in pool.map(lambda entry: _link_file(batches, building, entry), entries) if error]
+    for damaged in {batch for batch, _ in errors}:
+        # The batch of a missing file is not known here.
+        for batch in [damaged] if damaged else batches:
             shutil.rmtree(batch, ignore_errors=True)
-    if wrong:
-        raise DataError(wrong[0][1])
+    if errors:
+        raise DataError(errors[0][1])
 
 
 def _link_file(batches: list[Path], building: Path, entry: FileEntry) -> tuple[Path | None, str] | None:
-    """Link one file; else the batch that has a wrong one, and what is wrong."""
+    """Link one file; return (batch, problem) for a damaged file, (None, problem) for a missing one."""
     batch = next((batch for batch in batches if os.path.lexists(batch / entry.path)), None)
     if batch is None:
-        return None, f"{entry.path} has not come"
+        return None, f"{entry.path}: missing"
     try:
         size, text = _digest_file(batch / entry.path, entry)
     except OSError as error:
         size, text = 0, str(error.strerror)
     if (size, text) != (entry.bytes, entry.digest):
-        return batch, f"{entry.path} is not what the manifest says: {size} bytes, {text}"
+        return batch, f"{entry.path}: {size} bytes, {text} (expected {entry.bytes} bytes, {entry.digest})"
     to = building / entry.path
     to.parent.mkdir(parents=True, exist_ok=True)
     os.link(batch / entry.path, to, follow_symlinks=False)
@@ -86,10 +87,10 @@ def _digest_file(path: Path, entry: FileEntry) -> tuple[int, str]:
 
 
 def main(argv: list[str]) -> int:
-    """Do it; the exit code, and why on stderr."""
-    home, final = map(Path, argv)
+    """Publish the dataset of the command line; return the exit code."""
+    batch_root, final = map(Path, argv)
     try:
-        receive_dataset(home, final, sys.stdin.buffer.read())
+        receive_dataset(batch_root, final, sys.stdin.buffer.read())
     except PitError as error:
         print(error, file=sys.stderr)
         return error.exit_code
