@@ -1,1 +1,1 @@
-"""Recordings as they come: what a file holds, by layout, and its steps."""
+"""Scan and read recordings of every supported layout."""

@@ -1,7 +1,8 @@
-"""ALOHA: one HDF5 file an episode, `action`, `observations/{qpos, qvel, …}` and `observations/images/<camera>`.
+"""Scan ALOHA's layout: an HDF5 file per episode.
 
-Frames are raw, or each one picture file: in rows padded to one length, or in rows of a length of their own. Depth lies
-in `observations/images_depth/<camera>` or `observations/depth/<camera>`.
+It has `action`, `observations/{qpos, qvel, …}` and `observations/images/<camera>`. Frames are raw, or encoded images in
+rows of equal (padded) or variable length. Depth is in `observations/images_depth/<camera>` or
+`observations/depth/<camera>`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import hdf5
-from pitools.dataset.formats.attributes import array_attributes
+from pitools.dataset.formats.attributes import drop_storage_attributes
 from pitools.dataset.formats.model import (
     Episode,
     Hdf5Source,
@@ -29,44 +30,44 @@ _SUFFIXES = {"observations/images/": "_image", "observations/images_depth/": "_d
 
 
 def scan_aloha(path: Path, file: h5py.File, skip: Sequence[str], *, expected: str) -> Recording:
-    """What the file holds. Raises DataError when it is not of this layout."""
+    """Return the file's episode. Raises DataError for another layout."""
     action = hdf5.get_child(file, "action", h5py.Dataset)
     if action is None or hdf5.get_child(file, "observations", h5py.Group) is None:
-        raise DataError(f"not ALOHA's layout: it needs {expected}", where=str(path), hint="give --layout auto")
-    found = Recording(path=path, layout="aloha", episodes=(), files=(path,))
+        raise DataError(f"not ALOHA's layout (expected {expected})", where=str(path), hint="give --layout auto")
+    recording = Recording(path=path, layout="aloha", episodes=(), files=(path,))
     try:
         with hdf5.translate_errors(path):
-            episode = _episode(hdf5.column_source(path), file, hdf5.step_count(action), skip)
+            episode = _describe_episode(hdf5.column_source(path), file, hdf5.step_count(action), skip)
     except DataError as error:
-        return msgspec.structs.replace(found, rejected=(rejection(path.stem, path, error),))
-    return msgspec.structs.replace(found, episodes=(episode,))
+        return msgspec.structs.replace(recording, rejected=(rejection(path.stem, path, error),))
+    return msgspec.structs.replace(recording, episodes=(episode,))
 
 
-def _episode(place: Hdf5Source, file: h5py.File, steps: int, skip: Sequence[str]) -> Episode:
-    columns, about = [], {}
+def _describe_episode(source: Hdf5Source, file: h5py.File, steps: int, skip: Sequence[str]) -> Episode:
+    columns, attributes_by_array = [], {}
     for key, dataset in hdf5.walk_datasets(file):
-        name, camera = _name(key)
-        # compress_len is where a picture ends in its padded row; the picture says so itself.
+        name, camera = _array_name(key)
+        # compress_len is the length of each image in its padded row; the image's end marker suffices.
         if key.rpartition("/")[2] == "compress_len" or is_skipped(name, skip, key):
             continue
-        columns.append((name, hdf5.describe_column_or_images(dataset, steps, place, camera=camera)))
-        about[name] = array_attributes(hdf5.attributes(dataset))
-    kept = hdf5.attributes(file)
+        columns.append((name, hdf5.describe_column_or_images(dataset, steps, source, camera=camera)))
+        attributes_by_array[name] = drop_storage_attributes(hdf5.read_attributes(dataset))
+    attributes = hdf5.read_attributes(file)
     return make_episode(
-        place.path.stem,
-        place.path,
+        source.path.stem,
+        source.path,
         steps,
         columns,
         "action",
-        str(place.path),
-        language=take_language(kept),
-        attributes=kept,
-        array_attributes=about,
+        str(source.path),
+        language=take_language(attributes),
+        attributes=attributes,
+        array_attributes=attributes_by_array,
     )
 
 
-def _name(key: str) -> tuple[str, bool]:
-    """The array's name, and whether it is a camera's."""
+def _array_name(key: str) -> tuple[str, bool]:
+    """Return an array's name in a version, and whether it holds camera frames."""
     for folder, suffix in _SUFFIXES.items():
         if key.startswith(folder):
             return f"obs/{key.removeprefix(folder)}{suffix}", True

@@ -1,4 +1,4 @@
-"""The layouts we read, and the names that all have in a store: `action`, `obs/…`, `obs/<camera>_image`, `reward`."""
+"""Detect a recording's layout and scan it. Every layout maps to `action`, `obs/…`, `obs/<camera>_image`, `reward`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pitools.core.errors import DataError
-from pitools.dataset.formats.model import Recording, listed
+from pitools.dataset.formats.model import Recording, list_files
 
 EXPECTED_CONTENT = {
     "robomimic": "data/<demo>/actions",
@@ -25,27 +25,27 @@ _SIGNATURES = {
     b"\x1f\x8b": "a gzip file",
     b"\x28\xb5\x2f\xfd": "a Zstandard file",
 }
-_SIGNATURE_BYTES = 32  # files of a folder
+_MAX_SNIFFED_FILES = 32
 
 
 def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_next_obs: bool = False) -> Recording:
-    """What a file or folder holds, by its metadata alone; `layout` may be "auto".
+    """Return a recording's episodes from its metadata alone. layout: "auto" detects it.
 
-    Episodes that are not whole, or not like most, are in `refused`. Raises DataError for what cannot be read, or is not
-    of the layout.
+    `rejected` has incomplete episodes, and those of an uncommon schema. Raises DataError for an unreadable recording,
+    and for another layout.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe keeps who opens it waiting
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise DataError("neither a file nor a folder", where=str(path), hint="give the recording itself")
-    if path.is_file() and (problem := _other_format(path)):
-        raise DataError(f"it is {problem}, which is not read", where=str(path), hint=_CONVERT_HINT)
-    found = detect_layout(path) if layout == "auto" else layout
-    if found == "lerobot":
+    if path.is_file() and (problem := _unsupported_format(path)):
+        raise DataError(f"{problem} is not a supported format", where=str(path), hint=_CONVERT_HINT)
+    detected = detect_layout(path) if layout == "auto" else layout
+    if detected == "lerobot":
         from pitools.dataset.formats import lerobot
 
         if (path / "meta").is_dir():
-            listed(path / "meta")  # of the rest only files are opened that it names
+            list_files(path / "meta")  # other files are opened only if `meta` names them
         return lerobot.scan_lerobot(path, skip)
-    if found == "zarr":
+    if detected == "zarr":
         if (path / "manifest.json").is_file():
             from pitools.dataset.formats import version_source
 
@@ -56,19 +56,19 @@ def scan_recording(path: Path, layout: str, skip: Sequence[str] = (), *, keep_ne
     from pitools.dataset.formats import aloha, hdf5, robomimic
 
     with hdf5.open_hdf5(path) as file:
-        if found == "robomimic":
+        if detected == "robomimic":
             return robomimic.scan_robomimic(path, file, skip, keep_next_obs=keep_next_obs)
         return aloha.scan_aloha(path, file, skip, expected=EXPECTED_CONTENT["aloha"])
 
 
 def detect_layout(path: Path) -> str:
-    """The layout of a file or folder, by what is in it. Raises DataError when it is none that we know."""
+    """Return the layout of a file or folder by its contents. Raises DataError for an unknown layout."""
     if path.is_dir():
         if (path / "meta" / "info.json").is_file():
             return "lerobot"
         if any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zmetadata")):
             return "zarr"
-        names, known = sorted(entry.name for entry in path.iterdir()), ("lerobot", "zarr")
+        names, layouts = sorted(entry.name for entry in path.iterdir()), ("lerobot", "zarr")
     else:
         import h5py
 
@@ -79,17 +79,18 @@ def detect_layout(path: Path) -> str:
                 return "robomimic"
             if hdf5.get_child(file, "action", h5py.Dataset) is not None:
                 return "aloha"
-            names, known = sorted(file), ("robomimic", "aloha")
-    hint = "; ".join(f"{layout} has {EXPECTED_CONTENT[layout]}" for layout in known)
-    inside = (path / name for name in names[:_SIGNATURE_BYTES]) if path.is_dir() else ()
-    if problem := next(filter(None, map(_other_format, inside)), ""):
-        raise DataError(f"it holds {problem}, which is not read", where=str(path), hint=f"{_CONVERT_HINT}; {hint}")
+            names, layouts = sorted(file), ("robomimic", "aloha")
+    hint = "; ".join(f"{layout} has {EXPECTED_CONTENT[layout]}" for layout in layouts)
+    inside = (path / name for name in names[:_MAX_SNIFFED_FILES]) if path.is_dir() else ()
+    if problem := next(filter(None, map(_unsupported_format, inside)), ""):
+        problem = f"the folder has a file of an unsupported format: {problem}"
+        raise DataError(problem, where=str(path), hint=f"{_CONVERT_HINT}; {hint}")
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    raise DataError(f"unknown layout: it has {shown or 'nothing'}", where=str(path), hint=hint)
+    raise DataError(f"unknown layout, with {shown or 'no members'}", where=str(path), hint=hint)
 
 
-def _other_format(path: Path) -> str:
-    """What a file is, by its beginning, where it is of a format that is known and not read; else ""."""
+def _unsupported_format(path: Path) -> str:
+    """Return the name of a known but unsupported format by a file's first bytes; else ""."""
     from crc32c import crc32c
 
     try:
@@ -98,10 +99,10 @@ def _other_format(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(16)
     except OSError:
-        return ""  # whoever reads it says why it cannot be read
-    # A TFRecord has no signature: it begins with a length of 8 bytes and their checksum, masked.
-    sum_of_length = crc32c(data[:8])
-    masked = ((sum_of_length >> 15 | sum_of_length << 17) + 0xA282EAD8) & 0xFFFFFFFF
+        return ""  # the reader reports why the file cannot be read
+    # A TFRecord has no signature: it begins with a length of 8 bytes and its masked checksum.
+    checksum = crc32c(data[:8])
+    masked = ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
     if data[8:12] == masked.to_bytes(4, "little"):
         return "a TFRecord file, such as RLDS has"
     return next((problem for mark, problem in _SIGNATURES.items() if data.startswith(mark)), "")

@@ -1,10 +1,9 @@
-"""Frames that are stored as picture files, JPEG or PNG: rows of an HDF5 recording, cells of a LeRobot one."""
+"""Decode frames that are stored as JPEG or PNG files: rows of an HDF5 dataset, cells of a LeRobot dataset."""
 
 from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pitools.core.errors import DataError
 
 END_OF_JPEG = b"\xff\xd9"
 READABLE_FORMATS = ("JPEG", "PNG")
-# What picture files have at which byte.
+# Format, offset and bytes of each signature.
 _SIGNATURES = (
     ("JPEG", 0, b"\xff\xd8\xff"),
     ("PNG", 0, b"\x89PNG\r\n\x1a\n"),
@@ -27,11 +26,11 @@ _SIGNATURES = (
     ("TIFF", 0, b"II*\0"),
     ("TIFF", 0, b"MM\0*"),
 )
-# A JPEG XL without a container has no more than two bytes to know it by.
+# A JPEG XL without a container has a signature of only two bytes.
 _BARE_JPEG_XL = b"\xff\x0a"
-# No frame is a file of fewer bytes: a shorter row is measurements, or a colour, whatever it begins with.
+# Every image file is longer: a shorter row holds measurements, or a colour, even if its first bytes match.
 _MIN_BYTES = 64
-# Whatever colours a JPEG is stored in, it is RGB to who looks at it. A PNG is what it says.
+# Row shape and dtype by PNG mode. A JPEG is always decoded to RGB.
 _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
     "RGB": ((3,), "uint8"),
     "RGBA": ((4,), "uint8"),
@@ -41,100 +40,104 @@ _PNG_MODES: dict[str, tuple[tuple[int, ...], str]] = {
 
 
 def image_format(data: bytes) -> str:
-    """The format of a picture file, by its first bytes; "" for anything else."""
-    otherwise = "JPEG XL" if data.startswith(_BARE_JPEG_XL) else ""
-    return next((name for name, at, mark in _SIGNATURES if data[at : at + len(mark)] == mark), otherwise)
+    """Return the format of an image file by its first bytes; "" for anything else."""
+    default = "JPEG XL" if data.startswith(_BARE_JPEG_XL) else ""
+    return next((name for name, offset, mark in _SIGNATURES if data[offset : offset + len(mark)] == mark), default)
 
 
-def format_of_rows(rows: Sequence[bytes]) -> str:
-    """The format of the picture files that rows are, judged by some of them; "" where they are numbers. A row of zeros,
-    or one that is damaged, does not make the others numbers."""
+def format_of_rows(dataset: Any) -> str:
+    """Return the image format of a dataset's first, middle and last row, "" if they hold numbers.
+
+    A row of zeros or a damaged row does not change the result for the others.
+    """
+    last = dataset.shape[0] - 1
+    rows = [bytes(dataset[number]) for number in sorted({0, last // 2, last}) if last >= 0]
     rows = [row for row in rows if len(row) >= _MIN_BYTES and any(row)]
-    if found := {image_format(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
-        return min(found)
+    if formats := {image_format(row) for row in rows if not row.startswith(_BARE_JPEG_XL)} - {""}:
+        return min(formats)
     bare = rows and all(row.startswith(_BARE_JPEG_XL) for row in rows)
     return "JPEG XL" if bare else ""
 
 
 def require_readable(image_format: str, where: str) -> None:
-    """Raises DataError for a format of pictures that is not read."""
+    """Raise DataError for an unsupported image format."""
     if image_format not in (*READABLE_FORMATS, ""):
-        hint = "write it as JPEG, PNG or raw frames where it was recorded; or leave it out with --skip"
-        raise DataError(f"{image_format} pictures are not read, only JPEG and PNG", where=where, hint=hint)
+        hint = "record JPEG, PNG or raw frames; or leave it out with --skip"
+        raise DataError(f"unsupported image format {image_format} (expected JPEG or PNG)", where=where, hint=hint)
 
 
 def describe_image(data: bytes, where: str) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a picture, from its header alone: (H, W, 3) uint8, or (H, W) uint16. Raises DataError."""
+    """Return an image's shape and dtype from its header, such as (H, W, 3), "uint8". Raises DataError."""
     with _open(data, where) as image:
         channels, dtype = _image_form(image, where)
         return (image.height, image.width, *channels), dtype
 
 
 def decode_image(data: bytes, out: NDArray[Any], where: str) -> None:
-    """Decode a picture, padded with zeros or not, into `out`. The GIL is free meanwhile.
+    """Decode an image into `out`, without the GIL. data: may be padded with zeros.
 
-    Raises DataError when it is damaged, or of another size or kind than `out`.
+    Raises DataError if the image is damaged, or its shape or dtype differs from that of `out`.
     """
     with _open(data, where) as image:
         # Compared before decoding: a header may claim gigapixels.
         channels, dtype = _image_form(image, where)
         if (image.height, image.width, *channels) != out.shape or dtype != out.dtype:
-            mine, others = (image.height, image.width, *channels), f"{out.dtype} {out.shape}"
-            problem, hint = f"the {image.format} is {dtype} {mine}, others {others}", "repair or remove the episode"
-            raise DataError(problem, where=where, hint=hint)
+            shape, expected = (image.height, image.width, *channels), f"{out.dtype} {out.shape}"
+            problem = f"the {image.format} has {dtype} {shape} (expected {expected})"
+            raise DataError(problem, where=where, hint="repair or remove the episode")
         try:
             image.load()
-            # `convert` copies even where there is nothing to convert.
+            # `convert` copies even an RGB image.
             out[:] = np.asarray(image.convert("RGB") if image.format == "JPEG" and image.mode != "RGB" else image)
         except (OSError, ValueError, SyntaxError) as error:
-            raise _damaged(image.format, error, where) from error
+            raise _damaged_image(image.format, error, where) from error
 
 
 def _image_form(image: Any, where: str) -> tuple[tuple[int, ...], str]:
-    known = ((3,), "uint8") if image.format == "JPEG" else _PNG_MODES.get(image.mode)
-    if known is None:
+    form = ((3,), "uint8") if image.format == "JPEG" else _PNG_MODES.get(image.mode)
+    if form is None:
         hint = "leave it out with --skip"
-        raise DataError(f"a PNG of mode {image.mode}; known: {', '.join(_PNG_MODES)}", where=where, hint=hint)
-    return known
+        problem = f"unsupported PNG mode {image.mode} (expected {', '.join(_PNG_MODES)})"
+        raise DataError(problem, where=where, hint=hint)
+    return form
 
 
 def _open(data: bytes, where: str) -> Any:
-    found = image_format(data)
-    require_readable(found, where)
-    # A decoder fills the rest of a cut JPEG with grey and says nothing; its end marker is what shows the cut.
-    if found == "PNG":
+    format_name = image_format(data)
+    require_readable(format_name, where)
+    # A decoder silently fills the rest of a truncated JPEG with grey, so the end marker is checked.
+    if format_name == "PNG":
         _check_png(data, where)
-        # Pillow cuts 16 bits of a colour down to 8, and blows fewer bits of grey up to them.
+        # Pillow truncates 16-bit colour to 8 bits, and scales up grey of fewer than 8 bits.
         if data[24] != 8 and data[24:26] != b"\x10\0":
-            problem, hint = f"a PNG of {data[24]} bits a channel; known: 8, and 16 of grey", "leave it out with --skip"
-            raise DataError(problem, where=where, hint=hint)
+            problem = f"unsupported PNG with {data[24]} bits per channel (expected 8, or 16 for greyscale)"
+            raise DataError(problem, where=where, hint="leave it out with --skip")
     else:
         data = data.rstrip(b"\0")
         if not data.endswith(END_OF_JPEG):
-            raise _damaged("JPEG", "it has no end marker", where)
+            raise _damaged_image("JPEG", "no end marker", where)
     try:
-        return Image.open(io.BytesIO(data), formats=(found or "JPEG",))
+        return Image.open(io.BytesIO(data), formats=(format_name or "JPEG",))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _damaged(found or "JPEG", error, where) from error
+        raise _damaged_image(format_name or "JPEG", error, where) from error
 
 
 def _check_png(data: bytes, where: str) -> None:
-    """Raises DataError unless all its parts are there and are what their checksums say: Pillow does not compare those
-    of the pixels."""
-    at, view = 8, memoryview(data)
+    """Raise DataError unless a PNG has all its chunks, with correct checksums: Pillow does not verify pixel data."""
+    offset, view = 8, memoryview(data)
     if data[12:16] != b"IHDR":
-        raise _damaged("PNG", "it does not begin with its size", where)
+        raise _damaged_image("PNG", "the first chunk is not IHDR", where)
     while True:
-        length, kind = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8])
-        end = at + 12 + length
+        length, kind = int.from_bytes(view[offset : offset + 4], "big"), bytes(view[offset + 4 : offset + 8])
+        end = offset + 12 + length
         if end > len(data):
-            raise _damaged("PNG", "it is cut short", where)
-        if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise _damaged("PNG", f"its {kind.decode(errors='replace')} is not what its checksum says", where)
+            raise _damaged_image("PNG", "truncated", where)
+        if zlib.crc32(view[offset + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
+            raise _damaged_image("PNG", f"wrong checksum of chunk {kind.decode(errors='replace')}", where)
         if kind == b"IEND":
             return
-        at = end
+        offset = end
 
 
-def _damaged(kind: str, reason: object, where: str) -> DataError:
-    return DataError(f"not a whole {kind}: {reason}", where=where, hint="repair or remove the episode")
+def _damaged_image(kind: str, reason: object, where: str) -> DataError:
+    return DataError(f"damaged {kind}: {reason}", where=where, hint="repair or remove the episode")

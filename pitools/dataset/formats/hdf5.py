@@ -1,10 +1,10 @@
-"""HDF5 as we accept it: every failure names the file, and nothing outside the file is followed."""
+"""Open and inspect HDF5 files. Every error names the file, and links to other files are refused."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ import h5py
 import msgspec
 import numpy as np
 
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import DataError
 from pitools.dataset.formats import encoded_images
-from pitools.dataset.formats.model import Column, Hdf5Source, check_row, is_own_fault, natural_sort_key
+from pitools.dataset.formats.model import Column, Hdf5Source, check_row, natural_sort_key, translate_library_errors
 
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
-    """The file, open for reading. Whatever HDF5 says in this block is raised as DataError: only read in it."""
-    # Many shared file systems have no locks; where they have, a writer that is still at work is refused.
+    """Open a file for reading. The block must only read: every error of HDF5 in it becomes a DataError."""
+    # Many shared file systems have no locks; on others, a file that is still being written is refused.
     load_filters()
     with translate_errors(path), h5py.File(path, "r", locking="best-effort") as file:
         yield file
@@ -29,37 +29,29 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
 @lru_cache(maxsize=1)
 def load_filters() -> None:
-    """Let HDF5 have the filters of the package hdf5plugin (Blosc, Zstandard, LZ4, …) where that is installed."""
+    """Register the filters of the package hdf5plugin (Blosc, Zstandard, LZ4, …), if installed."""
     with suppress(ImportError):
         importlib.import_module("hdf5plugin")
 
 
-@contextmanager
-def translate_errors(path: Path, where: str = "") -> Iterator[None]:
-    """Whatever HDF5 says in this block is raised as DataError: only read in it. where: more than the path, if known."""
-    try:
-        yield
-    except PitError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        if is_own_fault(error):
-            raise
-        text = " ".join(str(error.args[-1] if error.args else error).split())  # the first may be an error's number
-        raise DataError(
-            f"cannot be read as HDF5: {text}", where=where or str(path), hint="copy it again from where it was recorded"
-        ) from error
+def translate_errors(path: Path, where: str = "") -> AbstractContextManager[None]:
+    """Raise HDF5's errors in this block as DataError; the block must only read. where: default is the path."""
+    kinds = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+    return translate_library_errors("HDF5", where or str(path), "copy it again from its source", kinds)
 
 
 def walk_datasets(group: h5py.Group, visited: set[int] | None = None) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Every dataset below a group with its path from there, in natural order. Raises DataError for a link that leaves
-    the file or comes back to a group already seen."""
+    """Yield every dataset below a group with its relative path, in natural order.
+
+    Raises DataError for a link to another file, and for a group that is linked twice.
+    """
     visited = set() if visited is None else visited
     address = h5py.h5o.get_info(group.id).addr
     if address in visited:
         raise DataError(f"{group.name} is linked twice", where=group.file.filename, hint="remove the second link")
     visited.add(address)
     for key in sorted(group, key=natural_sort_key):
-        # An external link would make us read a file that nobody named; so may a soft link to where one leads.
+        # An external link would read a file that the user did not name; a soft link may point to an external one.
         if isinstance(group.get(key, getlink=True), h5py.ExternalLink) or not _same_file(node := group[key], group):
             problem, hint = f"{group.name}/{key} is a link to another file", "write it into one file with h5repack"
             raise DataError(problem, where=group.file.filename, hint=hint)
@@ -71,7 +63,7 @@ def walk_datasets(group: h5py.Group, visited: set[int] | None = None) -> Iterato
 
 
 def get_child(group: h5py.Group, key: str, kind: type) -> Any:
-    """The member of a group when it is of this kind and lies in the file, else None."""
+    """Return a member of a group, None unless it is of this kind and in the same file."""
     link = group.get(key, getlink=True)
     node = None if link is None or isinstance(link, h5py.ExternalLink) else group.get(key)
     return node if isinstance(node, kind) and _same_file(node, group) else None
@@ -82,99 +74,94 @@ def _same_file(node: Any, group: h5py.Group) -> bool:
 
 
 def column_source(path: Path) -> Hdf5Source:
-    """Where datasets of this file are, but for their names. Raises OSError."""
+    """Return the source of this file's datasets, without a name. Raises OSError."""
     return Hdf5Source(path=path, name="", bytes=path.stat().st_size)
 
 
 def step_count(dataset: h5py.Dataset) -> int:
-    """Length of a dataset's first axis."""
+    """Return the length of a dataset's first axis, 0 for a scalar."""
     return int(dataset.shape[0]) if dataset.shape else 0
 
 
 def describe_column(dataset: h5py.Dataset, length: int, file: Hdf5Source) -> Column:
-    """What a dataset of one row a step holds. Raises DataError when it is not such an array of numbers."""
+    """Return the column of a dataset with one row per step. Raises DataError unless it is an array of numbers."""
     where = _require_inside(dataset)
     if dataset.dtype.kind not in "biufc" or dataset.dtype.itemsize > 16 or dataset.dtype == np.longdouble:
-        raise DataError(f"dtype {dataset.dtype} is not one of numbers", where=where, hint="leave it out with --skip")
+        raise DataError(f"dtype {dataset.dtype} (expected numbers)", where=where, hint="leave it out with --skip")
     if not dataset.shape:
-        raise DataError(
-            f"it is one value where an array of {length} steps was expected",
-            where=where,
-            hint="leave it out with --skip",
-        )
+        raise DataError(f"a scalar (expected {length} steps)", where=where, hint="leave it out with --skip")
     row = tuple(int(size) for size in dataset.shape[1:])
     check_row(row, dataset.dtype.name, where)
     _check_written(dataset, where)
     _check_filters(dataset, where)
-    found = msgspec.structs.replace(file, name=dataset.name)
-    return Column(dataset=dataset.name, steps=int(dataset.shape[0]), row=row, dtype=dataset.dtype.name, source=found)
+    source = msgspec.structs.replace(file, name=dataset.name)
+    return Column(dataset=dataset.name, steps=int(dataset.shape[0]), row=row, dtype=dataset.dtype.name, source=source)
 
 
 def describe_column_or_images(dataset: h5py.Dataset, length: int, file: Hdf5Source, *, camera: bool = False) -> Column:
-    """What a dataset holds where its rows may be numbers or picture files. Raises DataError, also for pictures of a
-    format that is not read: nothing says of bytes in a version what they were.
+    """Return the column of a dataset whose rows are numbers or encoded images. camera: rows of bytes are images.
 
-    camera: whether rows of bytes are known to be pictures.
+    Raises DataError, also for an unsupported image format: stored as bytes, it could not be identified later.
     """
-    if _may_hold_images(dataset) and (camera or _kind_of_rows(dataset)):
+    if _may_hold_images(dataset) and (camera or _image_format_of_rows(dataset)):
         return describe_image_column(dataset, file)
     return describe_column(dataset, length, file)
 
 
 def _may_hold_images(dataset: h5py.Dataset) -> bool:
-    """Whether each row is bytes, of one length or of a length of its own."""
+    """Return whether each row is bytes, of equal or variable length."""
     if dataset.ndim == 1:
         return bool(h5py.check_vlen_dtype(dataset.dtype) == np.uint8 or dataset.dtype.kind == "S")
     return bool(dataset.ndim == 2 and dataset.dtype == np.uint8)
 
 
-def _kind_of_rows(dataset: h5py.Dataset) -> str:
-    where, last = _require_inside(dataset), len(dataset) - 1
+def _image_format_of_rows(dataset: h5py.Dataset) -> str:
+    where = _require_inside(dataset)
     _check_filters(dataset, where)
     with translate_errors(Path(dataset.file.filename), where):
-        found = encoded_images.format_of_rows(
-            [bytes(dataset[row]) for row in sorted({0, last // 2, last}) if last >= 0]
-        )
-    encoded_images.require_readable(found, where)
-    return found
+        image_format = encoded_images.format_of_rows(dataset)
+    encoded_images.require_readable(image_format, where)
+    return image_format
 
 
 def describe_image_column(dataset: h5py.Dataset, file: Hdf5Source) -> Column:
-    """What a dataset of one picture file a step holds, as its first step shows. Raises DataError."""
+    """Return the column of a dataset of encoded images, by its first step. Raises DataError."""
     where = _require_inside(dataset)
     row: tuple[int, ...] = (0, 0, 3)
     dtype = "uint8"
     _check_written(dataset, where)
     _check_filters(dataset, where)
-    if len(dataset):  # a column without steps is refused for that
+    if len(dataset):  # `make_episode` rejects a column without steps
         with translate_errors(file.path, f"{where}: row 0"):
             first = bytes(dataset[0])
         row, dtype = encoded_images.describe_image(first, f"{where}: row 0")
         check_row(row, dtype, where)
-    found = msgspec.structs.replace(file, name=dataset.name, encoded_images=True)
-    return Column(dataset=dataset.name, steps=len(dataset), row=row, dtype=dtype, source=found)
+    source = msgspec.structs.replace(file, name=dataset.name, encoded_images=True)
+    return Column(dataset=dataset.name, steps=len(dataset), row=row, dtype=dtype, source=source)
 
 
 def _require_inside(dataset: h5py.Dataset) -> str:
-    """The name of a dataset in messages. Raises DataError when its data are not in the file."""
+    """Return a dataset's name for messages. Raises DataError if its data are in another file."""
     where = f"{dataset.file.filename}: {dataset.name}"
     if dataset.external or dataset.is_virtual:
-        raise DataError("its data lie in another file", where=where, hint="write it into one file with h5repack")
+        raise DataError("data in another file", where=where, hint="write it into one file with h5repack")
     return where
 
 
 def _check_written(dataset: h5py.Dataset, where: str) -> None:
-    """Raises DataError for values that nobody wrote: HDF5 would give zeros. It stores zeros too where they are written,
-    so that these are what a recorder that died had not got to."""
+    """Raise DataError for chunks that were never written, for which HDF5 returns zeros.
+
+    HDF5 also stores zeros that were written, so a missing chunk means that the recorder stopped early.
+    """
     if dataset.size and dataset.id.get_space_status() != h5py.h5d.SPACE_STATUS_ALLOCATED:
-        problem = "not all of it was ever written"
-        raise DataError(problem, where=where, hint="remove the episode, or leave the array out with --skip")
+        hint = "remove the episode, or leave the array out with --skip"
+        raise DataError("incomplete: some chunks were never written", where=where, hint=hint)
 
 
 def _check_filters(dataset: h5py.Dataset, where: str) -> None:
-    """Raises DataError for data that were compressed by what HDF5 does not have here."""
-    known = dataset.id.get_create_plist()
-    filters = [known.get_filter(number) for number in range(known.get_nfilters())]
+    """Raise DataError for data compressed by an HDF5 filter that is not installed."""
+    creation_properties = dataset.id.get_create_plist()
+    filters = [creation_properties.get_filter(number) for number in range(creation_properties.get_nfilters())]
     missing = [
         f"{name.decode(errors='replace') or 'unnamed'} ({code})"
         for code, _, _, name in filters
@@ -185,19 +172,18 @@ def _check_filters(dataset: h5py.Dataset, where: str) -> None:
     try:
         dataset[(0,) * dataset.ndim]  # a writer may have left out the filter, chunk by chunk
     except OSError as error:
-        problem = f"it is compressed by a filter that is not installed: {', '.join(missing)}"
-        hint = "pip install hdf5plugin; else set HDF5_PLUGIN_PATH to the folder of the filter"
+        problem = f"compressed by a filter that is not installed: {', '.join(missing)}"
+        hint = "pip install hdf5plugin; or set HDF5_PLUGIN_PATH to the filter's folder"
         raise DataError(problem, where=where, hint=hint) from error
 
 
-def attributes(node: h5py.Group | h5py.Dataset) -> dict[str, Any]:
-    """A node's attributes as plain values: text, numbers, lists."""
+def read_attributes(node: h5py.Group | h5py.Dataset) -> dict[str, Any]:
+    """Return a node's attributes as plain values: text, numbers, lists."""
     return {str(key): to_plain_value(node.attrs[key]) for key in sorted(node.attrs)}
 
 
 def to_plain_value(value: Any) -> Any:
-    """An attribute's value as a plain one: bytes are UTF-8 text, bytes that are not are kept as surrogates, arrays are
-    lists."""
+    """Convert an attribute's value: bytes to text (invalid UTF-8 to surrogates), arrays to lists."""
     if isinstance(value, np.ndarray):
         return [to_plain_value(item) for item in value.tolist()]
     if isinstance(value, np.generic):
@@ -213,5 +199,5 @@ def to_plain_value(value: Any) -> Any:
 
 
 def read_texts(dataset: h5py.Dataset) -> list[str]:
-    """A one-dimensional dataset of strings, as text."""
+    """Return a one-dimensional dataset of strings as text."""
     return [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in dataset[()].tolist()]

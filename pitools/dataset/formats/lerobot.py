@@ -1,9 +1,9 @@
-"""LeRobot v3: a folder of Parquet files and videos, many episodes to a file; `meta/episodes` says which rows are whose.
+"""Scan LeRobot's v3 layout: a folder of Parquet files and videos, each with many episodes.
 
-meta/info.json                         version, features, rate, splits, how files are named
-meta/episodes/chunk-*/file-*.parquet   of each episode: rows [dataset_from_index, dataset_to_index) of the dataset,
-                                       the file these are in, and for each camera the video and the seconds
-data/…parquet  videos/<key>/….mp4      names as `data_path` and `video_path` say
+meta/info.json                         version, features, rate, splits, patterns of file names
+meta/episodes/chunk-*/file-*.parquet   per episode: its rows [dataset_from_index, dataset_to_index) in the dataset,
+                                       its data file, and for each camera the video file and its time range
+data/…parquet  videos/<key>/….mp4      named by the patterns `data_path` and `video_path`
 """
 
 from __future__ import annotations
@@ -34,122 +34,128 @@ from pitools.dataset.formats.model import (
 )
 from pitools.dataset.formats.readers import require_lerobot_tools
 
-# Where a row lies, which we know already.
+# Positions of rows, which `episode_offsets` replaces.
 _BOOKKEEPING = ("frame_index", "episode_index", "index")
 
 
 class _FileChecks:
-    """The data files and videos that the episodes name, each looked at once."""
+    """Checks of the data files and videos that the episodes name, each file once."""
 
     def __init__(self, info: LeRobotInfo, rows: Sequence[EpisodeRow]) -> None:
         self.info = info
-        self.first: dict[Path, int] = {}
+        self.first_rows: dict[Path, int] = {}
         self.notes: list[str] = []
         self._episodes: defaultdict[Path, list[tuple[int, int]]] = defaultdict(list)
         self._clips: defaultdict[Path, list[tuple[float, float, int]]] = defaultdict(list)
-        self._wrong: dict[Path, str] = {}
-        self._disordered: dict[int, str] = {}
+        self._problems: dict[Path, str] = {}
+        self._step_problems: dict[int, str] = {}
         for row in rows:
             path = info.data_file(row)
-            self.first.setdefault(path, row.start)
+            self.first_rows.setdefault(path, row.start)
             self._episodes[path].append((row.number, row.steps))
             for key in row.videos:
                 clip = row.videos[key]
                 self._clips[info.video_file(key, row)].append((clip.start_s, clip.stop_s, row.steps))
 
     def check(self, path: Path, *, video: bool) -> None:
-        """Raises DataError unless the file is there, and has what the episodes claim of it."""
-        if path not in self._wrong:
+        """Raise DataError unless the file exists and matches the records of its episodes."""
+        if path not in self._problems:
             try:
-                there = path.is_file()
-                self._wrong[path] = (self._video if video else self._data)(path) if there else "the file is missing"
+                exists = path.is_file()
+                self._problems[path] = (
+                    (self._video_problem if video else self._data_problem)(path) if exists else "the file is missing"
+                )
             except DataError as error:
-                self._wrong[path] = error.message
-        if self._wrong[path]:
-            raise DataError(self._wrong[path], where=str(path), hint=lerobot_meta.RETRY_HINT)
+                self._problems[path] = error.message
+        if self._problems[path]:
+            raise DataError(self._problems[path], where=str(path), hint=lerobot_meta.RETRY_HINT)
 
-    def _data(self, path: Path) -> str:
-        """Whether its rows are those of its episodes, one episode after the other."""
+    def _data_problem(self, path: Path) -> str:
+        """Return the difference between a data file's rows and its episodes' records, "" if they match."""
         with require_lerobot_tools():
             from pitools.dataset.formats import parquet_reader
-        found, claimed = (
+        actual, claimed = (
             parquet_reader.run_lengths(parquet_reader.read_column(path, "episode_index")),
             self._episodes[path],
         )
-        if found == claimed:
-            self._steps(
+        if actual == claimed:
+            self._check_step_order(
                 claimed, parquet_reader.read_column(path, "frame_index"), parquet_reader.read_column(path, "timestamp")
             )
             return ""
-        at = next((i for i, pair in enumerate(zip(found, claimed, strict=False)) if pair[0] != pair[1]), None)
-        if at is None:
-            return f"it has rows of {len(found)} episodes, meta/episodes says {len(claimed)}"
-        has, says = (f"{steps} rows of episode {number}" for number, steps in (found[at], claimed[at]))
-        return f"it has {has} where meta/episodes says {says}"
+        index = next((i for i, pair in enumerate(zip(actual, claimed, strict=False)) if pair[0] != pair[1]), None)
+        if index is None:
+            return f"the file has rows of {len(actual)} episodes (expected {len(claimed)}: meta/episodes)"
+        actual_text, claimed_text = (
+            f"{steps} rows of episode {number}" for number, steps in (actual[index], claimed[index])
+        )
+        return f"the file has {actual_text} (expected {claimed_text}: meta/episodes)"
 
-    def _steps(self, episodes: Sequence[tuple[int, int]], frames: NDArray[Any], times: NDArray[Any]) -> None:
-        """Note the episodes whose rows are not in order, or not of the times at which frames are looked for."""
+    def _check_step_order(self, episodes: Sequence[tuple[int, int]], frames: NDArray[Any], times: NDArray[Any]) -> None:
+        """Record a problem for each episode whose rows are out of order, or whose times do not match the frame rate."""
         low = 0
         for number, steps in episodes:
             expected = np.arange(steps)
-            mine, seconds = frames[low : low + steps], times[low : low + steps]
-            if not np.array_equal(mine, expected):
-                at = int((mine != expected).argmax())
-                self._disordered[number] = f"row {at} of it is said to be step {mine[at]}"
-            # Of a dataset without videos a time is but another value.
-            elif self._clips and not (away := np.abs(seconds * self.info.fps - expected)).max() <= 0.5:
-                at = int(away.argmax())
-                self._disordered[number] = f"step {at} is of {seconds[at]:.4f} s, at {self.info.fps:g} frames a second"
+            indices, seconds = frames[low : low + steps], times[low : low + steps]
+            if not np.array_equal(indices, expected):
+                step = int((indices != expected).argmax())
+                self._step_problems[number] = f"row {step} has frame_index {indices[step]} (expected {step})"
+            # Without videos, times select no frames.
+            elif self._clips and not (deviation := np.abs(seconds * self.info.fps - expected)).max() <= 0.5:
+                step = int(deviation.argmax())
+                expected_s = step / self.info.fps
+                problem = f"step {step} has the time {seconds[step]:.4f} s (expected {expected_s:.4f} s)"
+                self._step_problems[number] = problem
             low += steps
 
     def check_steps(self, row: EpisodeRow, where: str) -> None:
-        """Raises DataError for an episode whose rows are not in order. Its data file has been checked."""
-        if reason := self._disordered.get(row.number):
+        """Raise DataError for an episode whose rows are out of order. Call `check` for its data file before."""
+        if reason := self._step_problems.get(row.number):
             raise DataError(reason, where=where, hint=lerobot_meta.RETRY_HINT)
 
-    def _video(self, path: Path) -> str:
-        """Whether it has enough frames. That each is there, at its time, is seen when they are read."""
+    def _video_problem(self, path: Path) -> str:
+        """Return why a video does not have its episodes' frames, "" if it may. The reader checks each frame's time."""
         with require_lerobot_tools():
             from pitools.dataset.formats import video_reader
         clips = sorted(self._clips[path])
         for (_, stop_s, _), (start_s, _, _) in pairwise(clips):
             if (stop_s - start_s) * self.info.fps > 0.5:
-                return f"an episode of it ends at {stop_s:.4f} s, and the next begins at {start_s:.4f} s"
-        found, claimed = video_reader.frame_count(path), sum(steps for _, _, steps in clips)
-        if found > claimed:
-            self.notes.append(f"{path.relative_to(self.info.path)} has {found - claimed} frames of no episode")
-        # A container need not say how many it has.
-        return f"it has {found} frames, its episodes {claimed}" if 0 < found < claimed else ""
+                return f"two episodes overlap: one ends at {stop_s:.4f} s, the next begins at {start_s:.4f} s"
+        frames, claimed = video_reader.frame_count(path), sum(steps for _, _, steps in clips)
+        if frames > claimed:
+            self.notes.append(f"{path.relative_to(self.info.path)} has {frames - claimed} frames of no episode")
+        # A container's header need not have a frame count.
+        return f"the video has {frames} frames (expected {claimed})" if 0 < frames < claimed else ""
 
 
 def scan_lerobot(path: Path, skip: Sequence[str]) -> Recording:
-    """What the dataset holds. Raises DataError when it is not a LeRobot dataset, or one of another version than v3;
-    ToolMissing where pyarrow or PyAV is not installed."""
+    """Return the dataset's episodes. Raises DataError unless it is a LeRobot v3 dataset; ToolMissing without pyarrow or
+    PyAV."""
     info = lerobot_meta.load_info(path)
     tasks = lerobot_meta.read_tasks(info)
-    rows = _with_tasks(info, lerobot_meta.read_episodes(info), tasks)
+    rows = _add_missing_tasks(info, lerobot_meta.read_episodes(info), tasks)
     features = _features_by_store_name(info, rows, skip)
     for name, feature in features.items():
         feature.check(f"{path}: {name}")
     files = _FileChecks(info, rows)
     episodes: list[Episode] = []
-    refused: list[RejectedEpisode] = []
+    rejected: list[RejectedEpisode] = []
     array_attributes = {
         name: {"names": feature.names} for name, feature in features.items() if feature.names is not None
     }
     for row in rows:
         try:
-            episodes.append(_episode(path, row, features, files, array_attributes))
+            episodes.append(_describe_episode(path, row, features, files, array_attributes))
         except DataError as error:
-            refused.append(rejection(row.name, path, error))
-    taken = {episode.name for episode in episodes}
+            rejected.append(rejection(row.name, path, error))
+    accepted_names = {episode.name for episode in episodes}
     splits = {
-        split: tuple(name for name in names if name in taken)
+        split: tuple(name for name in names if name in accepted_names)
         for split, names in lerobot_meta.read_splits(info, rows).items()
     }
-    if without := sum(not row.tasks for row in rows):
-        files.notes.append(f"no task is named of {without} of {len(rows)} episodes: they have no instruction")
-    used = {
+    if without_task := sum(not row.tasks for row in rows):
+        files.notes.append(f"{without_task} of {len(rows)} episodes have no task, so no instruction")
+    read_files = {
         place.path
         for episode in episodes
         for column in episode.columns.values()
@@ -161,27 +167,29 @@ def scan_lerobot(path: Path, skip: Sequence[str]) -> Recording:
         episodes=tuple(episodes),
         splits=splits,
         attributes={"robot_type": info.robot_type, "fps": info.fps, "tasks": [tasks[i] for i in sorted(tasks)]},
-        rejected=tuple(refused),
+        rejected=tuple(rejected),
         notes=tuple(files.notes),
-        files=(*lerobot_meta.meta_files(path), *sorted(used)),
+        files=(*lerobot_meta.meta_files(path), *sorted(read_files)),
     )
 
 
-def _with_tasks(info: LeRobotInfo, rows: Sequence[EpisodeRow], tasks: Mapping[int, str]) -> tuple[EpisodeRow, ...]:
-    """The episodes. One of which meta/episodes names no task has those of its steps' `task_index`, in their order."""
-    first: dict[Path, int] = {}
+def _add_missing_tasks(
+    info: LeRobotInfo, rows: Sequence[EpisodeRow], tasks: Mapping[int, str]
+) -> tuple[EpisodeRow, ...]:
+    """Give each episode without tasks in meta/episodes those of its steps' `task_index`, in order of appearance."""
+    first_rows: dict[Path, int] = {}
     indices: dict[Path, NDArray[Any]] = {}
-    found = []
+    completed = []
     for row in rows:
         path = info.data_file(row)
-        first.setdefault(path, row.start)
+        first_rows.setdefault(path, row.start)
         if not row.tasks and "task_index" in info.features:
             if path not in indices:
                 indices[path] = _task_indices(path)
-            steps = indices[path][row.start - first[path] : row.stop - first[path]].tolist()
+            steps = indices[path][row.start - first_rows[path] : row.stop - first_rows[path]].tolist()
             row = msgspec.structs.replace(row, tasks=tuple(tasks[i] for i in dict.fromkeys(steps) if i in tasks))
-        found.append(row)
-    return tuple(found)
+        completed.append(row)
+    return tuple(completed)
 
 
 def _task_indices(path: Path) -> NDArray[Any]:
@@ -189,28 +197,29 @@ def _task_indices(path: Path) -> NDArray[Any]:
         from pitools.dataset.formats import parquet_reader
     try:
         return parquet_reader.read_column(path, "task_index")
-    except DataError:  # the episodes of a file that cannot be read are refused one by one
+    except DataError:  # the episodes of an unreadable file are rejected one by one
         return np.zeros(0, np.int64)
 
 
 def _features_by_store_name(info: LeRobotInfo, rows: Sequence[EpisodeRow], skip: Sequence[str]) -> dict[str, Feature]:
-    """The features by the names that they have in a store. Raises DataError for two of one name."""
-    # With one task to an episode it is the episode's language, and says nothing of its steps.
-    left_out = {*_BOOKKEEPING, *(() if any(len(row.tasks) != 1 for row in rows) else ("task_index",))}
-    named: dict[str, Feature] = {}
+    """Return the features by their array names. Raises DataError for two of the same name."""
+    # With one task per episode, the task is the episode's language, and task_index is redundant.
+    skipped_keys = {*_BOOKKEEPING, *(() if any(len(row.tasks) != 1 for row in rows) else ("task_index",))}
+    features: dict[str, Feature] = {}
     for key, feature in info.features.items():
         name = store_name(key)
-        if key in left_out or is_skipped(name, skip, key):
+        if key in skipped_keys or is_skipped(name, skip, key):
             continue
-        if name in named:
-            problem = f"{named[name].key} and {key} would both be {name!r}"
+        if name in features:
+            problem = f"{features[name].key} and {key} would both be {name!r}"
             raise DataError(problem, where=str(info.path), hint=f"leave one of them out: --skip {key}")
-        named[name] = msgspec.structs.replace(feature, key=key)
-    return named
+        features[name] = msgspec.structs.replace(feature, key=key)
+    return features
 
 
 def store_name(key: str) -> str:
-    """`observation.images.top` → `obs/top_image`, `observation.state` → `obs/state`, `next.reward` → `reward`."""
+    """Return the array name: `observation.images.top` → `obs/top_image`, `observation.state` → `obs/state`,
+    `next.reward` → `reward`."""
     if key.startswith("observation.images."):
         return f"obs/{key.removeprefix('observation.images.').replace('.', '_')}_image"
     head, _, rest = key.partition(".")
@@ -219,26 +228,25 @@ def store_name(key: str) -> str:
     return key.replace(".", "/")
 
 
-def _episode(
+def _describe_episode(
     path: Path, row: EpisodeRow, features: dict[str, Feature], files: _FileChecks, array_attributes: dict[str, Any]
 ) -> Episode:
     where = f"{path}: {row.name}"
     if row.stop - row.start != row.steps:
-        raise DataError(
-            f"rows [{row.start}, {row.stop}) for {row.steps} steps", where=where, hint=lerobot_meta.RETRY_HINT
-        )
+        problem = f"rows [{row.start}, {row.stop}) (expected {row.steps} rows)"
+        raise DataError(problem, where=where, hint=lerobot_meta.RETRY_HINT)
     data = files.info.data_file(row)
     files.check(data, video=False)
     files.check_steps(row, where)
     columns: list[tuple[str, Column]] = []
     for name, feature in features.items():
         if feature.dtype == "video":
-            place: Any = _video(row, feature, files, where)
+            source: Any = _video_source(row, feature, files, where)
         else:
-            first = row.start - files.first[data]
-            place = ParquetSource(path=data, key=feature.key, first_row=first, encoded_images=feature.dtype == "image")
+            first = row.start - files.first_rows[data]
+            source = ParquetSource(path=data, key=feature.key, first_row=first, encoded_images=feature.dtype == "image")
         columns.append(
-            (name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy, source=place))
+            (name, Column(dataset=feature.key, steps=row.steps, row=feature.row, dtype=feature.numpy, source=source))
         )
     attributes = {"tasks": list(row.tasks)} if len(row.tasks) > 1 else {}
     return make_episode(
@@ -254,13 +262,14 @@ def _episode(
     )
 
 
-def _video(row: EpisodeRow, feature: Feature, files: _FileChecks, where: str) -> VideoSource:
+def _video_source(row: EpisodeRow, feature: Feature, files: _FileChecks, where: str) -> VideoSource:
     if feature.key not in row.videos:
-        raise DataError(f"no video of {feature.key} is named for it", where=where, hint=lerobot_meta.RETRY_HINT)
+        raise DataError(f"meta/episodes names no video of {feature.key}", where=where, hint=lerobot_meta.RETRY_HINT)
     path = files.info.video_file(feature.key, row)
     files.check(path, video=True)
-    at, fps = row.videos[feature.key], files.info.fps
-    if not (at.start_s >= 0 and abs((at.stop_s - at.start_s) * fps - row.steps) <= 0.5):
-        problem = f"{at.stop_s - at.start_s:.4f} s of {feature.key} for {row.steps} steps at {fps:g} frames a second"
+    clip, fps = row.videos[feature.key], files.info.fps
+    if not (clip.start_s >= 0 and abs((clip.stop_s - clip.start_s) * fps - row.steps) <= 0.5):
+        length_s = clip.stop_s - clip.start_s
+        problem = f"{length_s:.4f} s of {feature.key} (expected {row.steps} steps at {fps:g} frames/s)"
         raise DataError(problem, where=where, hint=lerobot_meta.RETRY_HINT)
-    return VideoSource(path=path, start_s=at.start_s, fps=fps)
+    return VideoSource(path=path, start_s=clip.start_s, fps=fps)

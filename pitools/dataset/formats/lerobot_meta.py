@@ -1,4 +1,4 @@
-"""What the `meta` folder of a LeRobot v3 dataset says."""
+"""Read the `meta` folder of a LeRobot v3 dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHANNELS = (1, 3, 4)
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True):
-    """One feature. dtype: NumPy's name, `video`, `image`, or one that we cannot store. names: of its axes, or items."""
+    """One feature. dtype: `video`, `image`, a NumPy dtype, or an unsupported one. names: of its axes or items."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,31 +46,31 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numpy(self) -> str:
-        """Dtype of what is stored."""
+        """Return the dtype of the stored array."""
         return "uint8" if self.dtype in ("video", "image") else self.dtype
 
     @property
     def row(self) -> tuple[int, ...]:
-        """Shape of a step. Images are (H, W, channels), whatever order their shape is told in; what is said of a step
-        as a whole, such as its reward, is one value."""
+        """Return the shape of a step. Images are (H, W, channels); features of a step as a whole, such as its reward,
+        are scalars."""
         if self.dtype in ("video", "image") and len(self.shape) == 3:
-            turned = self.shape[0] in _CHANNELS and self.shape[-1] not in _CHANNELS
-            return (*self.shape[1:], self.shape[0]) if turned else self.shape
-        whole = self.shape == (1,) and not self.key.startswith(("observation.", "action"))
-        return () if whole else self.shape
+            channels_first = self.shape[0] in _CHANNELS and self.shape[-1] not in _CHANNELS
+            return (*self.shape[1:], self.shape[0]) if channels_first else self.shape
+        is_scalar = self.shape == (1,) and not self.key.startswith(("observation.", "action"))
+        return () if is_scalar else self.shape
 
     def check(self, where: str) -> None:
-        """Raises DataError when it cannot be stored."""
+        """Raise DataError if the feature cannot be stored."""
         hint = "leave it out with --skip"
         if self.dtype not in (*_DTYPES, "video", "image"):
-            raise DataError(f"dtype {self.dtype} is not one of numbers", where=where, hint=hint)
+            raise DataError(f"dtype {self.dtype} (expected numbers, video or image)", where=where, hint=hint)
         if self.dtype == "video" and ((self.info or {}).get("video.is_depth_map") or self.row[2:] != (3,)):
-            raise DataError(f"a video of {self.row}, of which only colour is read", where=where, hint=hint)
+            raise DataError(f"a video of {self.row} (expected colour: 3 channels, no depth)", where=where, hint=hint)
         check_row(self.row, self.numpy, where)
 
 
 class VideoClip(msgspec.Struct, frozen=True):
-    """An episode's part of a video, in seconds."""
+    """An episode's part of a video file."""
 
     chunk: int
     file: int
@@ -79,7 +79,7 @@ class VideoClip(msgspec.Struct, frozen=True):
 
 
 class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode: its rows [start, stop) of the dataset, the data file they are in, and its clips by feature."""
+    """One episode: its rows [start, stop) in the dataset, its data file (chunk, file), and its clips by feature."""
 
     number: int
     steps: int
@@ -92,12 +92,12 @@ class EpisodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What it is called, as in LeRobot's own file names before v3."""
+        """Return the episode's name, as in file names of LeRobot before v3."""
         return f"episode_{self.number:06d}"
 
 
 class LeRobotInfo(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """`meta/info.json`, as far as it matters here. path: the dataset's folder."""
+    """The used part of `meta/info.json`. path: the dataset's folder."""
 
     fps: float
     features: dict[str, Feature]
@@ -110,31 +110,30 @@ class LeRobotInfo(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def videos(self) -> tuple[str, ...]:
-        """Features that are videos."""
+        """Return the keys of features that are videos."""
         return tuple(key for key, feature in self.features.items() if feature.dtype == "video")
 
     def data_file(self, row: EpisodeRow) -> Path:
-        """The Parquet file of an episode. Raises DataError."""
+        """Return the Parquet file of an episode. Raises DataError."""
         return self._file(self.data_path, row.chunk, row.file, "")
 
     def video_file(self, key: str, row: EpisodeRow) -> Path:
-        """The video of one of its cameras. Raises DataError."""
+        """Return the video file of an episode's camera. Raises DataError."""
         return self._file(self.video_path or "", row.videos[key].chunk, row.videos[key].file, key)
 
     def _file(self, pattern: str, chunk: int, file: int, key: str) -> Path:
-        # Not str.format: the pattern is somebody else's, and that would follow attributes and make any width.
+        # Not str.format: an untrusted pattern could read attributes, or set any width.
         numbers = {"chunk_index": chunk, "file_index": file}
         name = _FIELD.sub(lambda found: key if found[3] else f"{numbers[found[1]]:0{found[2] or 1}d}", pattern)
-        inside = PurePosixPath(name)
-        if not inside.parts or inside.is_absolute() or ".." in inside.parts or "\0" in name or "{" in name:
-            raise DataError(
-                f"a file cannot be named {name!r}", where=str(self.path / "meta/info.json"), hint=RETRY_HINT
-            )
-        return self.path / inside
+        relative = PurePosixPath(name)
+        if not relative.parts or relative.is_absolute() or ".." in relative.parts or "\0" in name or "{" in name:
+            problem = f"invalid file name {name!r}"
+            raise DataError(problem, where=str(self.path / "meta/info.json"), hint=RETRY_HINT)
+        return self.path / relative
 
 
 def load_info(path: Path) -> LeRobotInfo:
-    """The dataset's own description. Raises DataError when there is none, or it is of another version than v3."""
+    """Read `meta/info.json`. Raises DataError if it is missing, or of another version than v3."""
     where = path / "meta" / "info.json"
     try:
         tables = msgspec.json.decode(where.read_bytes())
@@ -143,23 +142,22 @@ def load_info(path: Path) -> LeRobotInfo:
         raise DataError(f"not LeRobot's layout: {error}", where=str(where), hint="give --layout auto") from error
     if not version.startswith(_VERSION):
         hint = (
-            "convert it: python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (before v2.1, first "
-            "to that)"
+            "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=… (first convert older ones to v2.1)"
         )
-        raise DataError(f"a LeRobot dataset of {version}, of which only v3 is read", where=str(where), hint=hint)
+        raise DataError(f"a LeRobot dataset of {version} (expected v3)", where=str(where), hint=hint)
     try:
         info = msgspec.convert(
             {**tables, "path": ""}, LeRobotInfo, strict=False, dec_hook=lambda kind, value: kind(value)
         )
     except (msgspec.ValidationError, TypeError) as error:
-        raise DataError(f"not as LeRobot writes it: {error}", where=str(where), hint=RETRY_HINT) from error
+        raise DataError(f"not LeRobot's format: {error}", where=str(where), hint=RETRY_HINT) from error
     if not 0 < info.fps < math.inf:
-        raise DataError(f"{info.fps} frames a second", where=str(where), hint=RETRY_HINT)
+        raise DataError(f"fps is {info.fps} (expected a positive number)", where=str(where), hint=RETRY_HINT)
     return msgspec.structs.replace(info, path=path)
 
 
 def meta_files(path: Path) -> tuple[Path, ...]:
-    """The files of the description."""
+    """Return the files of the `meta` folder."""
     return (
         path / "meta" / "info.json",
         *_episode_files(path),
@@ -172,7 +170,7 @@ def _episode_files(path: Path) -> list[Path]:
 
 
 def read_episodes(info: LeRobotInfo) -> tuple[EpisodeRow, ...]:
-    """All episodes, in order. Raises DataError when they are not as many as there should be."""
+    """Read the records of all episodes, in order. Raises DataError unless their number matches info.json."""
     with require_lerobot_tools():
         from pitools.dataset.formats import parquet_reader
     columns = [
@@ -186,24 +184,24 @@ def read_episodes(info: LeRobotInfo) -> tuple[EpisodeRow, ...]:
     ]
     clips = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
     columns += [f"videos/{key}/{part}" for key in info.videos for part in clips]
-    found = []
+    episodes = []
     for file in _episode_files(info.path):
         for row in parquet_reader.read_records(file, columns):
             try:
-                found.append(_row(row, info.videos, clips))
+                episodes.append(_parse_episode(row, info.videos, clips))
             except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"an episode without {error}", where=str(file), hint=RETRY_HINT) from error
-    found.sort(key=lambda row: row.number)
+                raise DataError(f"invalid record of an episode: {error}", where=str(file), hint=RETRY_HINT) from error
+    episodes.sort(key=lambda row: row.number)
     where = str(info.path / "meta" / "episodes")
-    if [row.number for row in found] != list(range(len(found))):
-        raise DataError("an episode is missing, or there twice", where=where, hint=RETRY_HINT)
-    if info.total_episodes not in (None, len(found)) or not found:
-        problem = f"it has {len(found)} episodes, info.json says {info.total_episodes}"
+    if [row.number for row in episodes] != list(range(len(episodes))):
+        raise DataError("missing or duplicate episodes", where=where, hint=RETRY_HINT)
+    if info.total_episodes not in (None, len(episodes)) or not episodes:
+        problem = f"{len(episodes)} episodes (expected {info.total_episodes}: info.json)"
         raise DataError(problem, where=where, hint=RETRY_HINT)
-    return tuple(found)
+    return tuple(episodes)
 
 
-def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> EpisodeRow:
+def _parse_episode(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> EpisodeRow:
     clips = {}
     for key in videos:
         values = [row.get(f"videos/{key}/{part}") for part in parts]
@@ -222,7 +220,7 @@ def _row(row: dict[str, Any], videos: Sequence[str], parts: Sequence[str]) -> Ep
 
 
 def read_tasks(info: LeRobotInfo) -> dict[int, str]:
-    """The instructions by task index. Raises DataError."""
+    """Read the instructions by task index. Raises DataError."""
     with require_lerobot_tools():
         from pitools.dataset.formats import parquet_reader
     file = info.path / "meta" / "tasks.parquet"
@@ -231,12 +229,13 @@ def read_tasks(info: LeRobotInfo) -> dict[int, str]:
 
 
 def read_splits(info: LeRobotInfo, rows: Sequence[EpisodeRow]) -> dict[str, tuple[str, ...]]:
-    """Names of the episodes of each split, which info.json gives as `first:stop`. Raises DataError."""
-    found = {}
+    """Return the episodes' names by split, which info.json gives as `first:stop`. Raises DataError."""
+    splits = {}
     for split, text in info.splits.items():
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
         if not match or int(match[2]) > len(rows):
             where = str(info.path / "meta" / "info.json")
-            raise DataError(f"split {split} is {text!r} of {len(rows)} episodes", where=where, hint=RETRY_HINT)
-        found[split] = tuple(row.name for row in rows[int(match[1]) : int(match[2])])
-    return found
+            problem = f"split {split} is {text!r} (expected first:stop, at most {len(rows)})"
+            raise DataError(problem, where=where, hint=RETRY_HINT)
+        splits[split] = tuple(row.name for row in rows[int(match[1]) : int(match[2])])
+    return splits

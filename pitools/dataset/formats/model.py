@@ -1,4 +1,4 @@
-"""What a recording holds, whatever its layout: episodes, and where each of their arrays is found."""
+"""Records of a recording of any layout: its episodes, and the source of each of their arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,27 +20,33 @@ from pitools.core.errors import DataError, PitError
 from pitools.core.fs import plain_files
 
 MAX_ROW_BYTES = 256 << 20
-SEPARATE_HINT = "ingest them apart, or leave the array out with --skip"
+SEPARATE_HINT = "ingest them separately, or leave the array out with --skip"
 RESERVED_PREFIX = "episode_"
 SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in a --schema file keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
-# A name becomes a path in the store. Zarr keeps names with a leading `__` to itself, and `*.json` would meet its files.
+# A name becomes a path in the store. Zarr reserves a leading `__`; `*.json` could collide with its metadata files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
-_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; none begins with . or - or __ or {RESERVED_PREFIX}, or ends in .json"
+_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; no prefix . or - or __ or {RESERVED_PREFIX}, no suffix .json"
 
 
 class ChangedDuringRead(DataError):
-    """A recording is written to while it is read."""
+    """A recording changed while it was read."""
+
+
+def changed_during_read(where: str) -> ChangedDuringRead:
+    """Return the error of a file that changed while it was read."""
+    hint = "ingest it when it is complete"
+    return ChangedDuringRead("the file changed while it was read", where=where, hint=hint)
 
 
 class EpisodeUnreadable(DataError):
-    """An episode whose metadata are whole cannot be read."""
+    """An episode with valid metadata cannot be read."""
 
 
 class Hdf5Source(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """A dataset of an HDF5 file, one row a step. bytes: size of the file when it was scanned.
+    """A dataset of an HDF5 file, one row per step. bytes: size of the file when it was scanned.
 
-    encoded_images: each row is one JPEG or PNG file, padded with zeros, or of a length of its own.
+    encoded_images: each row is one JPEG or PNG file, padded with zeros or of variable length.
     """
 
     path: Path
@@ -49,8 +56,7 @@ class Hdf5Source(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
 
 
 class ParquetSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """A column of a Parquet file, from its row `first_row` on. encoded_images: each is the bytes of a JPEG or PNG
-    file."""
+    """A column of a Parquet file, from row `first_row` on. encoded_images: each cell is one JPEG or PNG file."""
 
     path: Path
     key: str
@@ -59,7 +65,7 @@ class ParquetSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=Tru
 
 
 class VideoSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """Frames of a video: step i is shown `start_s` + i / `fps` seconds into it."""
+    """Frames of a video: step i is the frame at `start_s` + i / `fps` seconds."""
 
     path: Path
     start_s: float
@@ -67,7 +73,7 @@ class VideoSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True)
 
 
 class ZarrSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
-    """An array of a Zarr store, from its row `first_row` on. is_own_version: the store is a version of ours."""
+    """An array of a Zarr store, from row `first_row` on. is_own_version: the store is a dataset version of pitools."""
 
     path: Path
     name: str
@@ -76,20 +82,20 @@ class ZarrSource(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):
 
 
 class ResizeOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Another column's images in another size. method: area, bilinear or nearest."""
+    """Resize the images of another column. method: area, bilinear or nearest."""
 
     input: Column
     method: str
 
 
 class CastOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Another column's values in another dtype."""
+    """Cast the values of another column."""
 
     input: Column
 
 
 class DeriveOp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a function makes of whole columns of one episode. where: file and episode, for messages."""
+    """Apply a function to entire columns of one episode. where: file and episode, for messages."""
 
     function: str
     inputs: tuple[Column, ...]
@@ -100,9 +106,9 @@ ColumnSource = Hdf5Source | ParquetSource | VideoSource | ZarrSource | ResizeOp 
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One array of one episode: what a step of it is, and all that a reader needs to find it, in any process.
+    """One array of one episode: its shape, dtype and source. A reader in any process needs nothing else.
 
-    dataset: what the recording calls it. row: shape of one step, (H, W, 3) for an image. dtype: NumPy name.
+    dataset: its name in the recording. row: shape of one step, (H, W, 3) for an image. dtype: NumPy name.
     """
 
     dataset: str
@@ -113,22 +119,22 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColumnReader(Protocol):
-    """What reads columns. Of one thread at a time; any number may be open, in any threads and processes."""
+    """A reader of columns. Each belongs to one thread at a time; any number may be open."""
 
     def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
         """Fill `out`, (stop - start, *column.row) of the column's dtype, with the episode's steps [start, stop).
 
-        Raises DataError for what is damaged, missing, or no longer what it was.
+        Raises DataError for data that are damaged, missing, or changed since the scan.
         """
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
     """One episode: its name in the recording, its length in steps, and its columns by array name.
 
-    attributes: what is said of the episode. array_attributes: of its arrays, by their names: units, names of columns.
+    attributes: those of the episode. array_attributes: those of its arrays, by array name: units, names of columns.
     """
 
     name: str
@@ -141,7 +147,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RejectedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """An incomplete or incompatible episode: name, reason and hint. where: file, and place in it."""
+    """An incomplete or incompatible episode: name, reason and hint. where: file, and location in the file."""
 
     name: str
     path: Path
@@ -151,10 +157,10 @@ class RejectedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, or folder: its episodes in order, its split masks as episode names, and its own attributes.
+    """One file or folder: its episodes in order, its splits as episode names, and its attributes.
 
-    rejected: episodes that it has and that cannot be taken. files: all that was read to tell, and will be. notes: what
-    somebody should hear of, though nothing is wrong by the letter.
+    rejected: episodes that cannot be ingested. files: all files that the scan and the ingest read. notes: remarks for
+    the user, none of them an error.
     """
 
     path: Path
@@ -173,45 +179,47 @@ def natural_sort_key(text: str) -> tuple[list[str | int], str]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)], text
 
 
-def listed(path: Path) -> list[str]:
+def list_files(path: Path) -> list[str]:
     """List every file of a recording that is a folder, by relative path, sorted. Raises DataError."""
     try:
         return sorted(plain_files(path))
     except OSError as error:
-        hint = "give the folder of the recording itself, of files alone"
+        hint = "give the folder of the recording itself, with regular files only"
         problem = f"cannot be listed: {error.strerror}"
         raise DataError(problem, where=str(error.filename or path), hint=hint) from error
 
 
 def is_skipped(name: str, skip: Sequence[str], key: str = "") -> bool:
-    """Whether an array matches one of the glob patterns, by its name in a version or by `key`, what the recording
-    calls it: of two that would have one name, the second alone tells them apart."""
+    """Return whether an array matches one of the glob patterns, by its name in a version or its key in the recording.
+
+    Two arrays that would get the same name differ only in their keys.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(key, pattern) for pattern in skip)
 
 
 def check_unique(names: Sequence[str], where: str) -> None:
-    """Raise DataError for a name that two arrays of a recording would have."""
+    """Raise DataError if two arrays of a recording would have the same name."""
     if twice := next((name for name, count in Counter(names).items() if count > 1), ""):
         problem = f"two arrays of the recording would both be {twice!r}"
         raise DataError(problem, where=where, hint="rename one in the recording, or leave it out with --skip")
 
 
-def _may_be_named(name: str) -> bool:
+def _is_valid_name(name: str) -> bool:
     return not name.startswith(RESERVED_PREFIX) and all(_NAME_PART.fullmatch(part) for part in name.split("/"))
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
     """Raise DataError for an array name that cannot be a path in the store, or is a prefix of another's."""
-    wrong = [repr(name) for name in names if not _may_be_named(name)]
-    if wrong:
-        more = f", nor {len(wrong) - 5} others as they are" if len(wrong) > 5 else ""
-        problem = f"an array cannot be named {' or '.join(wrong[:5])}{more} (expected {_NAMES})"
+    invalid = [repr(name) for name in names if not _is_valid_name(name)]
+    if invalid:
+        more = f", and {len(invalid) - 5} more" if len(invalid) > 5 else ""
+        problem = f"an array cannot be named {' or '.join(invalid[:5])}{more} (expected {_NAMES})"
         hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
         raise DataError(problem, where=where, hint=hint)
     for name in names:
         if clash := next((other for other in names if other.startswith(name + "/")), ""):
             hint = "rename one by [rename] in a --schema file, or leave it out with --skip"
-            raise DataError(f"{clash!r} lies in {name!r}", where=where, hint=hint)
+            raise DataError(f"array {clash!r} would be inside array {name!r}", where=where, hint=hint)
 
 
 def make_episode(
@@ -219,24 +227,26 @@ def make_episode(
     path: Path,
     steps: int,
     columns: Sequence[tuple[str, Column]],
-    lead: str,
+    length_array: str,
     where: str,
     *,
     language: str = "",
     attributes: dict[str, Any] | None = None,
     array_attributes: dict[str, dict[str, Any]] | None = None,
 ) -> Episode:
-    """The episode of these columns. Raises DataError unless it has steps, and every column one row for each. `lead` is
-    what set the length."""
+    """Return the episode of these columns. length_array: name of the array that gives `steps`, for messages.
+
+    Raises DataError unless the episode has steps, and every column has one row per step.
+    """
     check_unique([array for array, _ in columns], where)
     if not columns:
         raise DataError("no array is left", where=where, hint="give --skip fewer patterns")
     if steps == 0:
-        raise DataError(f"the episode has no steps: {lead} is empty", where=where, hint="remove the episode")
+        raise DataError(f"the episode has no steps: {length_array} is empty", where=where, hint="remove the episode")
     for _, column in columns:
         if column.steps != steps:
             raise DataError(
-                f"{column.dataset} has {column.steps} steps where {lead} has {steps}",
+                f"{column.dataset} has {column.steps} steps where {length_array} has {steps}",
                 where=where,
                 hint="repair or remove the episode, or leave the array out with --skip",
             )
@@ -252,21 +262,23 @@ def make_episode(
 
 
 def reject_bad_names(recording: Recording) -> Recording:
-    """The recording without the episodes that have an array of a name that cannot be stored. A schema may rename it,
-    so that this is for when that has been applied."""
-    kept: list[Episode] = []
-    refused = list(recording.rejected)
+    """Reject the episodes that have an array whose name cannot be stored. Call after a schema has renamed arrays."""
+    accepted: list[Episode] = []
+    rejected = list(recording.rejected)
     for episode in recording.episodes:
         try:
             _check_names(list(episode.columns), f"{episode.path}: {episode.name}")
-            kept.append(episode)
+            accepted.append(episode)
         except DataError as error:
-            refused.append(rejection(episode.name, episode.path, error))
-    return msgspec.structs.replace(recording, episodes=tuple(kept), rejected=tuple(refused))
+            rejected.append(rejection(episode.name, episode.path, error))
+    return msgspec.structs.replace(recording, episodes=tuple(accepted), rejected=tuple(rejected))
 
 
 def take_language(attributes: dict[str, Any]) -> str:
-    """The instruction, taken out of the attributes; of a list, which stays there where it has more, the first one."""
+    """Remove the language instruction from the attributes and return it, "" if there is none.
+
+    A list of several instructions stays in the attributes; its first is returned.
+    """
     for key in ("language", "language_instruction"):
         match attributes.get(key):
             case str(text) | [str(text)]:
@@ -278,41 +290,49 @@ def take_language(attributes: dict[str, Any]) -> str:
 
 
 def check_row(row: tuple[int, ...], dtype: str, where: str) -> None:
-    """Raises DataError for a step of no bytes, or of more than can be stored."""
+    """Raise DataError for a step of 0 bytes, or of more than MAX_ROW_BYTES."""
     row_bytes = math.prod(row) * np.dtype(dtype).itemsize
     if not 0 < row_bytes <= MAX_ROW_BYTES:
-        problem = f"a step of it has {row_bytes} bytes; 1 to {MAX_ROW_BYTES} can be stored"
+        problem = f"a step has {row_bytes} bytes (expected 1 to {MAX_ROW_BYTES})"
         raise DataError(problem, where=where, hint="leave it out with --skip")
 
 
-def is_own_fault(error: Exception) -> bool:
-    """Whether our own code raised this TypeError or KeyError, and not the library that reads a recording: then it is a
-    mistake of ours, and says nothing of the data."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = str(frames[-1].f_globals.get("__name__")).startswith("pitools.")
-    return ours and isinstance(error, TypeError | KeyError)
+@contextmanager
+def translate_library_errors(library: str, where: str, hint: str, kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise errors of these classes in the block as DataError. The block must only read by the library."""
+    try:
+        yield
+    except kinds as error:
+        # A TypeError or KeyError that pitools itself raised is a bug, and no evidence of bad data.
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_pitools = str(frames[-1].f_globals.get("__name__")).startswith("pitools.")
+        if is_pitools and isinstance(error, TypeError | KeyError):
+            raise
+        text = getattr(error, "strerror", None) or (error.args[-1] if error.args else error)
+        problem = f"cannot be read as {library}: {' '.join(str(text).split())}"
+        raise DataError(problem, where=where, hint=hint) from error
 
 
 def rejection(name: str, path: Path, error: PitError) -> RejectedEpisode:
-    """An episode that could not be described, for this reason."""
+    """Return the record of an episode that could not be described because of `error`."""
     return RejectedEpisode(name=name, path=path, reason=error.message, hint=error.hint, where=error.where)
 
 
-def schema_difference(left: Episode, right: Episode) -> str:
-    """Why both cannot be in one dataset, "" when they have the same arrays with the same step shape and dtype."""
-    for name in sorted(left.columns.keys() ^ right.columns.keys()):
-        has, lacks = (left, right) if name in left.columns else (right, left)
-        return f"{lacks.name} has no {name}, which {has.name} has"
-    for name, column in left.columns.items():
-        theirs = right.columns[name]
-        if (theirs.row, theirs.dtype) != (column.row, column.dtype):
-            mine = f"{column.dtype} {column.row} in {left.name} of {left.path.name}"
-            return f"a step of {name} is {theirs.dtype} {theirs.row}, but {mine}"
+def schema_difference(first: Episode, second: Episode) -> str:
+    """Return why two episodes cannot be in one dataset, "" if names, row shapes and dtypes of arrays are equal."""
+    for name in sorted(first.columns.keys() ^ second.columns.keys()):
+        present_in, missing_in = (first, second) if name in first.columns else (second, first)
+        return f"{missing_in.name} has no {name}, which {present_in.name} has"
+    for name, column in first.columns.items():
+        other_column = second.columns[name]
+        if (other_column.row, other_column.dtype) != (column.row, column.dtype):
+            expected = f"{column.dtype} {column.row} in {first.name} of {first.path.name}"
+            return f"a step of {name} is {other_column.dtype} {other_column.row}, but {expected}"
     return ""
 
 
-def most_common(episodes: Sequence[Episode]) -> Episode:
-    """The first of those that most are like: one odd episode at the start must not refuse all the others."""
+def most_common_schema(episodes: Sequence[Episode]) -> Episode:
+    """Return the first episode of the most common schema, so that one odd episode does not reject all others."""
     forms = [
         tuple((name, column.row, column.dtype) for name, column in sorted(episode.columns.items()))
         for episode in episodes
@@ -321,18 +341,18 @@ def most_common(episodes: Sequence[Episode]) -> Episode:
 
 
 def partition_by_schema(episodes: Sequence[Episode]) -> tuple[tuple[Episode, ...], tuple[RejectedEpisode, ...]]:
-    """Those that are alike, and those that are not like most."""
+    """Return the episodes of the most common schema, and the rejected others."""
     if not episodes:
         return (), ()
-    first = most_common(episodes)
-    kept: list[Episode] = []
-    refused: list[RejectedEpisode] = []
+    reference = most_common_schema(episodes)
+    alike: list[Episode] = []
+    rejected: list[RejectedEpisode] = []
     for episode in episodes:
-        if reason := schema_difference(first, episode):
+        if reason := schema_difference(reference, episode):
             where = f"{episode.path}: {episode.name}"
-            refused.append(
+            rejected.append(
                 RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=SEPARATE_HINT, where=where)
             )
         else:
-            kept.append(episode)
-    return tuple(kept), tuple(refused)
+            alike.append(episode)
+    return tuple(alike), tuple(rejected)

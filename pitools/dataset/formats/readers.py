@@ -1,7 +1,7 @@
-"""Steps of an episode's columns, read the same way whatever the layout.
+"""Read steps of columns, for every layout.
 
-column.place:  Hdf5 ─ Parquet ─ Video ─ ZarrSource        files, opened when first asked for, a few kept open
-               Resized ─ Cast ─ Derived                  of other columns, which the same reader reads
+column.source:  Hdf5Source ─ ParquetSource ─ VideoSource ─ ZarrSource    files, opened on first use; a few stay open
+                ResizeOp ─ CastOp ─ DeriveOp                             computed from other columns
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ _MAX_OPEN_FILES = 8
 
 
 def open_reader(episode: Episode) -> ColumnReader:
-    """A reader for the columns of this episode, and of any others: what was opened last stays open, so that one reader
-    for many episodes is the cheapest. Files are opened as they are needed; close it when done."""
-    del episode  # a column says all that there is to know
+    """Return a reader for the columns of any episode; `close` it afterwards. Files are opened on first use.
+
+    One reader for many episodes is cheapest, because recently used files stay open.
+    """
+    del episode  # a column has all that its reader needs
     return _CachingReader()
 
 
 class _CachingReader:
-    """Files by kind and path, the last used last."""
+    """Reader with an LRU cache of open files, by source type and path."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[type, Path], Any] = {}
-        # Not kept for longer than files are open: what it was derived from may change.
+        # Cleared when the files are closed: their contents may change afterwards.
         self._derived: transforms.DerivedCache = {}
 
     def read_into(self, column: Column, out: NDArray[Any], start: int, stop: int) -> None:
@@ -54,16 +56,16 @@ class _CachingReader:
             raise IndexError(f"steps [{start}, {stop}) of {column.dataset}, which has {column.steps}")
         if start == stop:
             return
-        place = column.source
-        match place:
+        source = column.source
+        match source:
             case ResizeOp():
-                transforms.read_resized(self, column, place, out, start, stop)
+                transforms.read_resized(self, column, source, out, start, stop)
             case CastOp():
-                transforms.read_cast(self, place, out, start, stop)
+                transforms.read_cast(self, source, out, start, stop)
             case DeriveOp():
-                transforms.read_derived(self, self._derived, column, place, out, start, stop)
+                transforms.read_derived(self, self._derived, column, source, out, start, stop)
             case _:
-                self._file(place).read_into(column, place, out, start, stop)
+                self._file(source).read_into(column, source, out, start, stop)
 
     def close(self) -> None:
         self._derived.clear()
@@ -81,32 +83,32 @@ class _CachingReader:
         return file
 
 
-def _open_file(place: Hdf5Source | ParquetSource | VideoSource | ZarrSource) -> Any:
-    """The file that a column is in, open; the library for it is loaded only now."""
-    match place:
+def _open_file(source: Hdf5Source | ParquetSource | VideoSource | ZarrSource) -> Any:
+    """Open a column's file; this imports the library for its format."""
+    match source:
         case Hdf5Source():
             from pitools.dataset.formats import hdf5_reader
 
-            return hdf5_reader.Hdf5Reader(place.path)
+            return hdf5_reader.Hdf5Reader(source.path)
         case ZarrSource():
             from pitools.dataset.formats import zarr_reader
 
-            return zarr_reader.ZarrReader(place.path, published=place.is_own_version)
+            return zarr_reader.ZarrReader(source.path, published=source.is_own_version)
         case ParquetSource():
             with require_lerobot_tools():
                 from pitools.dataset.formats import parquet_reader
-            return parquet_reader.ParquetReader(place.path)
+            return parquet_reader.ParquetReader(source.path)
         case VideoSource():
             with require_lerobot_tools():
                 from pitools.dataset.formats import video_reader
-            return video_reader.VideoReader(place.path)
+            return video_reader.VideoReader(source.path)
 
 
 @contextmanager
 def require_lerobot_tools() -> Iterator[None]:
-    """Around an import of what reads Parquet and video: raises ToolMissing where that is not installed."""
+    """Raise ToolMissing if an import in this block fails: pyarrow and PyAV are optional."""
     try:
         yield
     except ImportError as error:
         hint = "pip install 'pitools-hpc[lerobot]'"
-        raise ToolMissing(f"{error.name} is not installed, which reads LeRobot datasets", hint=hint) from error
+        raise ToolMissing(f"{error.name} is not installed (needed for LeRobot datasets)", hint=hint) from error

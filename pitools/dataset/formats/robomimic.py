@@ -1,4 +1,4 @@
-"""robomimic: one HDF5 file of many episodes, `data/<demo>/{actions, obs/…}` and the splits as lists of names."""
+"""Scan robomimic's layout: one HDF5 file of episodes `data/<demo>/{actions, obs/…}`, splits as lists of names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import h5py
 
 from pitools.core.errors import DataError
 from pitools.dataset.formats import hdf5
-from pitools.dataset.formats.attributes import array_attributes
+from pitools.dataset.formats.attributes import drop_storage_attributes
 from pitools.dataset.formats.model import (
     SINGULAR,
     SKIPPED_NEXT_OBS,
@@ -27,26 +27,26 @@ from pitools.dataset.formats.model import (
 
 
 def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_next_obs: bool) -> Recording:
-    """What the file holds. Raises DataError when it is not of this layout."""
+    """Return the file's episodes. Raises DataError for another layout."""
     data = hdf5.get_child(file, "data", h5py.Group)
     if data is None:
-        raise DataError("not robomimic's layout: it has no group data", where=str(path), hint="give --layout auto")
+        raise DataError("not robomimic's layout (expected a group data)", where=str(path), hint="give --layout auto")
     names = sorted((key for key in data if hdf5.get_child(data, key, h5py.Group) is not None), key=natural_sort_key)
     if not names:
-        raise DataError("it has no demos: its group data is empty", where=str(path), hint="record some first")
-    kept = hdf5.attributes(file) | hdf5.attributes(data)
-    kept.pop("total", None)  # the sum of the episodes' steps
-    spoken, place = take_language(kept), hdf5.column_source(path)
-    whole: list[Episode] = []
-    refused: list[RejectedEpisode] = []
+        raise DataError("no demos: group data is empty", where=str(path), hint="record some first")
+    attributes = hdf5.read_attributes(file) | hdf5.read_attributes(data)
+    attributes.pop("total", None)  # the sum of the episodes' steps
+    language, source = take_language(attributes), hdf5.column_source(path)
+    described: list[Episode] = []
+    rejected: list[RejectedEpisode] = []
     for name in names:
         try:
             with hdf5.translate_errors(path):
-                whole.append(_make_demo(place, data[name], skip, spoken, keep_next_obs))
+                described.append(_describe_demo(source, data[name], skip, language, keep_next_obs))
         except DataError as error:
-            refused.append(rejection(name, path, error))
-    episodes, odd = partition_by_schema(whole)
-    leaves_out = (
+            rejected.append(rejection(name, path, error))
+    episodes, differing = partition_by_schema(described)
+    skips_next_obs = (
         not keep_next_obs and not is_skipped("next_obs/", skip) and any("next_obs" in data[name] for name in names)
     )
     splits = _read_masks(file, names, {episode.name for episode in episodes})
@@ -55,32 +55,34 @@ def scan_robomimic(path: Path, file: h5py.File, skip: Sequence[str], *, keep_nex
         layout="robomimic",
         episodes=episodes,
         splits=splits,
-        attributes=kept,
-        rejected=(*refused, *odd),
+        attributes=attributes,
+        rejected=(*rejected, *differing),
         files=(path,),
-        notes=(SKIPPED_NEXT_OBS,) * leaves_out,
+        notes=(SKIPPED_NEXT_OBS,) * skips_next_obs,
     )
 
 
-def _make_demo(file: Hdf5Source, demo: h5py.Group, skip: Sequence[str], spoken: str, keep_next_obs: bool) -> Episode:
+def _describe_demo(
+    file: Hdf5Source, demo: h5py.Group, skip: Sequence[str], language: str, keep_next_obs: bool
+) -> Episode:
     where = f"{file.path}: {demo.name}"
     actions = hdf5.get_child(demo, "actions", h5py.Dataset)
     if actions is None:
-        raise DataError("the demo has no actions", where=where, hint="remove the demo, or record it again")
+        raise DataError("no actions", where=where, hint="remove the demo, or record it again")
     steps = hdf5.step_count(actions)
-    columns, about = [], {}
+    columns, attributes_by_array = [], {}
     for key, dataset in hdf5.walk_datasets(demo):
         head, _, _ = key.partition("/")
         name = SINGULAR.get(key, key)
-        # next_obs is obs, one step later; storing it would double the dataset.
+        # next_obs repeats obs one step later; storing it would double the dataset.
         if (keep_next_obs or head != "next_obs") and not is_skipped(name, skip, key):
             columns.append((name, hdf5.describe_column_or_images(dataset, steps, file)))
-            about[name] = array_attributes(hdf5.attributes(dataset))
-    kept = hdf5.attributes(demo)
-    claimed = kept.pop("num_samples", steps)
+            attributes_by_array[name] = drop_storage_attributes(hdf5.read_attributes(dataset))
+    attributes = hdf5.read_attributes(demo)
+    claimed = attributes.pop("num_samples", steps)
     if claimed != steps:
-        problem = f"num_samples says {claimed} steps where actions has {steps}"
-        raise DataError(problem, where=where, hint="the demo was cut: copy it again, or correct its num_samples")
+        problem = f"actions has {steps} steps (expected {claimed}: num_samples)"
+        raise DataError(problem, where=where, hint="copy the demo again if it is truncated, or correct its num_samples")
     return make_episode(
         demo.name.rpartition("/")[2],
         file.path,
@@ -88,14 +90,14 @@ def _make_demo(file: Hdf5Source, demo: h5py.Group, skip: Sequence[str], spoken: 
         columns,
         "actions",
         where,
-        language=take_language(kept) or spoken,
-        attributes=kept,
-        array_attributes=about,
+        language=take_language(attributes) or language,
+        attributes=attributes,
+        array_attributes=attributes_by_array,
     )
 
 
-def _read_masks(file: h5py.File, names: Sequence[str], rejected: set[str]) -> dict[str, tuple[str, ...]]:
-    """The demos of each mask, but for those that are refused. Raises DataError for one that is not in the file."""
+def _read_masks(file: h5py.File, names: Sequence[str], accepted: set[str]) -> dict[str, tuple[str, ...]]:
+    """Return the accepted demos of each mask. Raises DataError for a demo that is not in the file."""
     mask = hdf5.get_child(file, "mask", h5py.Group)
     splits = {}
     for key, dataset in hdf5.walk_datasets(mask) if mask is not None else ():
@@ -103,7 +105,7 @@ def _read_masks(file: h5py.File, names: Sequence[str], rejected: set[str]) -> di
             members = sorted(hdf5.read_texts(dataset), key=natural_sort_key)
         unknown = set(members).difference(names)
         if unknown:
-            problem = f"mask {key} names {min(unknown)}, and there is no such demo"
-            raise DataError(problem, where=file.filename, hint="copy that demo too, or take it out of the mask")
-        splits[key] = tuple(name for name in members if name in rejected)
+            problem = f"mask {key} names {min(unknown)}, which is not in the file"
+            raise DataError(problem, where=file.filename, hint="copy that demo too, or remove it from the mask")
+        splits[key] = tuple(name for name in members if name in accepted)
     return splits

@@ -1,6 +1,6 @@
-"""Read one of our own versions as a recording, to ingest it again with a schema or a codec.
+"""Read a dataset version as a recording, to ingest it again with a schema or another codec.
 
-Splits, instructions and attributes are kept. It must be a whole version.
+Splits, instructions and attributes are kept. A subset of a version is refused.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from pitools.store.resolve import unusable_reason
 
 
 def scan_version(path: Path, skip: Sequence[str]) -> Recording:
-    """What the version holds. Raises DataError for one that is damaged, or a part of another.
+    """Return the version's episodes. Raises DataError for a damaged version, and for a subset of a version.
 
-    What is read of it is compared with its manifest's digests, here and later: a new version would have digests of its
-    own, by which no damage that came in could ever be found.
+    All reads are verified by the manifest's digests: the new version would get new digests, which would hide damage.
     """
     store = VersionReader(path, check_mode="always", verify=True)
     manifest = store.manifest
     if manifest.subset:
         raise DataError(
-            "a part of a version, not all of it", where=str(path), hint=f"give version {manifest.subset.parent}"
+            "the folder is a subset of a version", where=str(path), hint=f"give version {manifest.subset.parent}"
         )
-    lines: list[dict[str, Any]] = (
+    records: list[dict[str, Any]] = (
         store.episode_records()
         if EPISODE_JSON in manifest.arrays
         else [{"name": f"episode_{number}"} for number in range(manifest.episodes)]
@@ -43,7 +42,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
         for name in sorted(manifest.arrays)
         if manifest.along_steps(name) and not is_skipped(name, skip)
     }
-    names = _episode_names(lines, store.attributes)
+    names = _episode_names(records, store.attributes)
     array_attributes = zarr_store.read_array_attributes(path, columns)
     episodes = tuple(
         zarr_store.make_zarr_episode(
@@ -57,13 +56,13 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
             attributes=dict(line.get("attributes") or {}),
             array_attributes=array_attributes,
         )
-        for name, line, low, high in zip(names, lines, offsets[:-1], offsets[1:], strict=True)
+        for name, line, low, high in zip(names, records, offsets[:-1], offsets[1:], strict=True)
     )
     splits = {
         split: tuple(names[number] for number in numbers)
         for split, numbers in (store.attributes.get("splits") or {}).items()
     }
-    # Its manifest has the digest of every other file, and is checked against its name.
+    # The manifest has the digest of every other file, and its own digest is the folder's name.
     return Recording(
         path=path,
         layout="zarr",
@@ -78,18 +77,18 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
 def _notes(path: Path) -> Iterator[str]:
     """Yield remarks on retirement and quarantine, which are not carried over. Raises DataError for a damaged record."""
     if reason := unusable_reason(path):
-        yield f"it is {reason}"
+        yield f"the version is {reason}"
     elif quarantine := version_state.read_quarantine(path):
-        yield f"{len(quarantine.episodes)} of its episodes are in quarantine: they come in, and it is not carried over"
+        yield f"{len(quarantine.episodes)} episodes in quarantine are ingested; the quarantine is not carried over"
 
 
-def _episode_names(lines: Sequence[dict[str, Any]], attributes: dict[str, Any]) -> list[str]:
+def _episode_names(records: Sequence[dict[str, Any]], attributes: dict[str, Any]) -> list[str]:
     """Return the episodes' names; duplicates are prefixed by their recording: `take_2/demo_0`."""
-    names = [str(line.get("name", "")) for line in lines]
+    names = [str(line.get("name", "")) for line in records]
     counts = Counter(names)
     if max(counts.values(), default=0) > 1:
         stems = [Path(str(source.get("file", ""))).stem for source in attributes.get("sources") or []]
-        sources = [int(line.get("source", 0)) for line in lines]
+        sources = [int(line.get("source", 0)) for line in records]
         names = [f"{stems[i] if i < len(stems) else i}/{name}" for i, name in zip(sources, names, strict=True)]
     if len(set(names)) < len(names):
         names = [f"{number}/{name}" for number, name in enumerate(names)]

@@ -1,9 +1,9 @@
-"""Frames of a video, each the one that is shown at its step's time."""
+"""Read the frames of a video that are displayed at the times of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +11,34 @@ import av
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError
-from pitools.dataset.formats.model import Column, VideoSource
+from pitools.dataset.formats.model import Column, VideoSource, translate_library_errors
 
-# Of the time that a frame is shown. Half of it could be either of two frames; a container's clock rounds far less.
+# In frame periods. At 0.5, two frames could match; rounding of a container's clock is far smaller.
 TOLERANCE = 0.25
-# Frames that are rather decoded than sought: in most videos the next key frame is further.
+# Frames that are decoded rather than skipped by a seek: in most videos the next key frame is further away.
 _SEEK_FRAMES = 16
 _RETRY_HINT = "download it again, or convert it again from where it was recorded"
 
 
-@contextmanager
-def translate_errors(path: Path) -> Iterator[None]:
-    """Whatever FFmpeg says in this block is raised as DataError: only read in it."""
-    try:
-        yield
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"cannot be read as a video: {text}", where=str(path), hint=_RETRY_HINT) from error
+def translate_errors(path: Path) -> AbstractContextManager[None]:
+    """Raise FFmpeg's errors in this block as DataError; the block must only read."""
+    return translate_library_errors("a video", str(path), _RETRY_HINT, (av.error.FFmpegError, OSError, ValueError))
 
 
 def frame_count(path: Path) -> int:
-    """How many frames a video has by its own header, 0 where that does not say. Raises DataError."""
+    """Return the number of frames in a video's header, 0 if the header has none. Raises DataError."""
     with translate_errors(path), av.open(str(path)) as container:
         return int(_stream(container, path).frames)
 
 
 def _stream(container: Any, path: Path) -> Any:
     if not container.streams.video:
-        raise DataError("it has no video stream", where=str(path), hint=_RETRY_HINT)
+        raise DataError("the file has no video stream", where=str(path), hint=_RETRY_HINT)
     return container.streams.video[0]
 
 
 class VideoReader:
-    """One video, open to be read by one thread at a time. What follows the last frame read is at hand."""
+    """One open video, for one thread at a time. Reading on from the last frame needs no seek."""
 
     def __init__(self, path: Path) -> None:
         """Raises DataError."""
@@ -51,73 +46,72 @@ class VideoReader:
         with translate_errors(path):
             self._container = av.open(str(path))
         self._stream = _stream(self._container, path)
-        # Workers are many already: one shard each.
+        # There is a worker process per CPU already.
         self._stream.codec_context.thread_count = 1
-        # Else a decoder hides damage as well as it can.
+        # By default, a decoder conceals damage.
         self._stream.codec_context.options = {"err_detect": "explode"}
-        self._start = self._stream.start_time or 0
+        self._start_ticks = self._stream.start_time or 0
         self._decoded: Iterator[Any] = iter(())
-        self._next: Any = None
+        self._next_frame: Any = None
         self._rewind(0.0)
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._decoded, self._next = iter(()), None
+        """Close the file."""
+        self._decoded, self._next_frame = iter(()), None
         self._container.close()
 
     def read_into(self, column: Column, source: VideoSource, out: NDArray[Any], start: int, stop: int) -> None:
-        """Fill `out` with the episode's frames [start, stop) as RGB. Raises DataError for one that is not there."""
+        """Fill `out` with the episode's frames [start, stop) as RGB. Raises DataError for a missing frame."""
         slack = TOLERANCE / source.fps
         for step in range(start, stop):
             time_s = source.start_s + step / source.fps
-            frame = self._frame(time_s, slack, source.fps)
+            frame = self._read_frame(time_s, slack, source.fps)
             with translate_errors(self._path):
-                # Else as many threads as there are cores, which PyAV keeps and a forked process would wait for.
+                # By default, PyAV starts a thread per core and keeps it; a forked process would wait for these threads.
                 image = frame.reformat(format="rgb24", threads=1).to_ndarray()
             if image.shape != column.row:
-                problem = f"the frame is {image.shape[0]} x {image.shape[1]}, others {column.row[:2]}"
+                problem = f"the frame has the size {image.shape[:2]} (expected {column.row[:2]})"
                 raise DataError(problem, where=self._describe_time(time_s), hint=_RETRY_HINT)
             out[step - start] = image
 
-    def _frame(self, time_s: float, slack: float, fps: float) -> Any:
-        """The frame of this time. Decodes on from the last, or from the key frame before."""
-        here = self._time(self._next)
-        if here is None or here > time_s + slack or here < time_s - _SEEK_FRAMES / fps:
+    def _read_frame(self, time_s: float, slack: float, fps: float) -> Any:
+        """Return the frame at a time. Decodes on from the last frame, or from the preceding key frame."""
+        next_s = self._frame_time_s(self._next_frame)
+        if next_s is None or next_s > time_s + slack or next_s < time_s - _SEEK_FRAMES / fps:
             self._rewind(time_s - slack)
-        while (here := self._time(self._next)) is not None and here < time_s - slack:
+        while (next_s := self._frame_time_s(self._next_frame)) is not None and next_s < time_s - slack:
             self._advance()
-        if here is None or here > time_s + slack:
-            found = "it ends before" if here is None else f"the next is at {here:.4f} s"
-            raise DataError(
-                f"there is no frame of that time: {found}", where=self._describe_time(time_s), hint=_RETRY_HINT
-            )
-        frame = self._next
+        if next_s is None or next_s > time_s + slack:
+            reason = "the video ends before" if next_s is None else f"the next is at {next_s:.4f} s"
+            raise DataError(f"no frame at that time: {reason}", where=self._describe_time(time_s), hint=_RETRY_HINT)
+        frame = self._next_frame
         if frame.is_corrupt:
             raise DataError("the frame is damaged", where=self._describe_time(time_s), hint=_RETRY_HINT)
         if frame.rotation:
-            hint = "encode it again, turned; or leave it out with --skip"
-            raise DataError(f"players turn the video by {frame.rotation} degrees", where=str(self._path), hint=hint)
+            hint = "encode it again with the rotation applied; or leave it out with --skip"
+            problem = f"the video has a display rotation of {frame.rotation} degrees"
+            raise DataError(problem, where=str(self._path), hint=hint)
         self._advance()
         return frame
 
     def _rewind(self, time_s: float) -> None:
         with translate_errors(self._path):
-            ticks = self._start + int(max(time_s, 0) / self._stream.time_base)
+            ticks = self._start_ticks + int(max(time_s, 0) / self._stream.time_base)
             self._container.seek(ticks, backward=True, stream=self._stream)
             self._decoded = self._container.decode(self._stream)
         self._advance()
 
     def _advance(self) -> None:
         with translate_errors(self._path):
-            self._next = next(self._decoded, None)
+            self._next_frame = next(self._decoded, None)
 
-    def _time(self, frame: Any) -> float | None:
-        """Seconds into the video at which a frame is shown."""
+    def _frame_time_s(self, frame: Any) -> float | None:
+        """Return a frame's time in seconds from the start of the video, None without a frame."""
         if frame is None:
             return None
         if frame.pts is None:
-            raise DataError("a frame has no time", where=str(self._path), hint=_RETRY_HINT)
-        return float((frame.pts - self._start) * self._stream.time_base)
+            raise DataError("a frame has no timestamp", where=str(self._path), hint=_RETRY_HINT)
+        return float((frame.pts - self._start_ticks) * self._stream.time_base)
 
     def _describe_time(self, time_s: float) -> str:
         return f"{self._path}: at {time_s:.4f} s"

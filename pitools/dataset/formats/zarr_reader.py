@@ -1,98 +1,91 @@
-"""Rows of Zarr arrays, v2 or v3: by our own reader where the array's form allows, else by zarr-python."""
+"""Read rows of Zarr arrays, v2 or v3: by `store.reader` where the array's codecs and layout allow, else zarr-python."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import DataError
 from pitools.dataset.formats import encoded_images
-from pitools.dataset.formats.model import Column, ZarrSource, is_own_fault
+from pitools.dataset.formats.model import Column, ZarrSource, translate_library_errors
 from pitools.store.reader.array_reader import ArrayReader, ChunkNotStored
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.zarr import metadata
 from pitools.store.zarr.chunk_layout import chunk_layout
 
-_RETRY_HINT = "copy it again from where it was written"
-_NOT_STORED = "record it again; were it nothing but fill values, write it with write_empty_chunks"
+_RETRY_HINT = "copy it again from its source"
+_NOT_STORED_HINT = "record it again; if all its values are the fill value, write it with write_empty_chunks"
 
 
 def must_be_stored(name: str, row: tuple[int, ...]) -> bool:
-    """Whether steps of nothing but fill values are lost ones: nobody records black frames, nor a chunk of actions that
-    are all 0. Of others, such as rewards, they may be meant."""
+    """Return whether a missing chunk means lost data: real frames and chunks of actions are not all 0.
+
+    A chunk of other values, such as rewards, may well hold only the fill value, which Zarr does not store.
+    """
     return len(row) > 1 or any(part in ("action", "actions") for part in name.split("/"))
 
 
-@contextmanager
-def translate_errors(path: Path, name: str) -> Iterator[None]:
-    """Whatever zarr-python says in this block is raised as DataError: only read in it."""
-    try:
-        yield
-    except PitError:
-        raise
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        if is_own_fault(error):
-            raise
-        text = " ".join(str(error).split())
-        raise DataError(f"{name}: cannot be read as Zarr: {text}", where=str(path), hint=_RETRY_HINT) from error
+def translate_errors(path: Path, name: str) -> AbstractContextManager[None]:
+    """Raise zarr-python's errors in this block as DataError; the block must only read. name: of the array."""
+    kinds = (OSError, ValueError, RuntimeError, KeyError, TypeError)
+    return translate_library_errors("Zarr", f"{path}: {name}", _RETRY_HINT, kinds)
 
 
 class ZarrReader:
-    """One Zarr store, open to be read by one thread at a time."""
+    """One open Zarr store, for one thread at a time."""
 
     def __init__(self, path: Path, *, published: bool) -> None:
         """Raises DataError."""
         self._path = path
-        self._arrays = VersionReader(path, check_mode="always", verify=True) if published else None
+        self._version = VersionReader(path, check_mode="always", verify=True) if published else None
         self._readers: dict[str, ArrayReader | None] = {}
-        self._plain: dict[str, Any] = {}
+        self._zarr_arrays: dict[str, Any] = {}
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._readers.clear()
-        self._plain.clear()
-        self._arrays = None
+        self._zarr_arrays.clear()
+        self._version = None
 
     def read_into(self, column: Column, source: ZarrSource, out: NDArray[Any], start: int, stop: int) -> None:
-        """Fill `out` with the episode's rows [start, stop). Raises DataError for a damaged chunk, and in a version of
-        ours for a missing one."""
+        """Fill `out` with the episode's rows [start, stop). Raises DataError for a damaged chunk, and for a missing one
+        of a pitools version, of images or of actions."""
         low, high = source.first_row + start, source.first_row + stop
-        if self._arrays is not None:
+        if self._version is not None:
             if out.flags.c_contiguous:
-                self._arrays.read_into(source.name, out, low, high)
+                self._version.read_into(source.name, out, low, high)
             else:
-                out[:] = self._arrays.read(source.name, low, high)
+                out[:] = self._version.read(source.name, low, high)
             return
         try:
-            reader = self._reader(source.name)
+            reader = self._fast_reader(source.name)
             if reader is not None and out.flags.c_contiguous and self._is_stored(source.name, low, high):
                 reader.read_into(out, low, high)
                 return
         except ChunkNotStored as error:
             if must_be_stored(column.dataset, column.row):
                 where = f"{self._path}: {source.name}: steps {low} to {high}"
-                raise DataError("a chunk is not stored", where=where, hint=_NOT_STORED) from error
+                raise DataError("a chunk is not stored", where=where, hint=_NOT_STORED_HINT) from error
         with translate_errors(self._path, source.name):
             out[:] = self._open_array(source.name)[low:high]
 
-    def _reader(self, name: str) -> ArrayReader | None:
+    def _fast_reader(self, name: str) -> ArrayReader | None:
         if name not in self._readers:
-            known = None
+            layout = None
             file = self._path / name / metadata.V3
             with translate_errors(self._path, name):
                 if file.is_file() and (array := metadata.parse_metadata(name, file.read_bytes(), str(file))):
-                    known = chunk_layout(array)
-            self._readers[name] = ArrayReader(self._path, name, known, check_mode="always") if known else None
+                    layout = chunk_layout(array)
+            self._readers[name] = ArrayReader(self._path, name, layout, check_mode="always") if layout else None
         return self._readers[name]
 
     def _is_stored(self, name: str, start: int, stop: int) -> bool:
-        """Whether every file of these rows is there: zarr-python writes none for a chunk of nothing but fill values."""
+        """Return whether all files of these rows exist: zarr-python writes none for a chunk of only the fill value."""
         reader = self._readers[name]
         assert reader is not None
         size, tail = reader.layout.shard, "/0" * (len(reader.layout.shape) - 1)
@@ -103,39 +96,39 @@ class ZarrReader:
     def _open_array(self, name: str) -> Any:
         import zarr
 
-        if name not in self._plain:
-            self._plain[name] = zarr.open_array(self._path / name, mode="r")
-        return self._plain[name]
+        if name not in self._zarr_arrays:
+            self._zarr_arrays[name] = zarr.open_array(self._path / name, mode="r")
+        return self._zarr_arrays[name]
 
 
 def check_readable(path: Path, array: metadata.ArrayMetadata) -> None:
-    """Raises DataError for an array whose codec is not installed, and for one whose rows are picture files: they would
-    be stored as bytes, and nothing would say of what."""
+    """Raise DataError for an array whose codec is not installed, and for rows of encoded images.
+
+    Encoded images would be stored as bytes, without a record of their format.
+    """
     import zarr
 
     where = f"{path}: {array.path}"
     try:
         opened: Any = zarr.open_array(path / array.path, mode="r")
-    except (OSError, ValueError, KeyError) as error:  # its metadata are whole: they were parsed before
+    except (OSError, ValueError, KeyError) as error:  # the metadata are valid: they were parsed before
         problem = f"zarr-python cannot open it: {' '.join(str(error).split())}"
         codecs = ", ".join(array.codecs.names)
-        hint = f"install the package that has its codecs ({codecs}); or leave it out with --skip"
+        hint = f"install the package of its codecs ({codecs}); or leave it out with --skip"
         raise DataError(problem, where=where, hint=hint) from error
     if array.dtype != "uint8" or len(array.shape) != 2 or not array.shape[0]:
         return
-    last, found = array.shape[0] - 1, ""
-    with (
-        contextlib.suppress(DataError),
-        translate_errors(path, array.path),
-    ):  # damage refuses its episode, when that is read
-        found = encoded_images.format_of_rows([bytes(opened[row]) for row in sorted({0, last // 2, last})])
-    if found:
-        problem = f"its rows are {found} files, which are not read from Zarr"
-        raise DataError(problem, where=where, hint="write frames; or leave it out with --skip")
+    image_format = ""
+    # A damaged row rejects its episode later, when the episode is read.
+    with contextlib.suppress(DataError), translate_errors(path, array.path):
+        image_format = encoded_images.format_of_rows(opened)
+    if image_format:
+        problem = f"rows of {image_format} files are not supported in Zarr"
+        raise DataError(problem, where=where, hint="store decoded frames; or leave it out with --skip")
 
 
 def read_array(path: Path, name: str) -> NDArray[Any]:
-    """A small array, whole. Raises DataError."""
+    """Read an entire small array. Raises DataError."""
     import zarr
 
     with translate_errors(path, name):

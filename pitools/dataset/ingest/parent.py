@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from pitools.core.errors import DataError, UsageError
-from pitools.dataset.formats.attributes import array_attributes
+from pitools.dataset.formats.attributes import drop_storage_attributes
 from pitools.dataset.formats.model import RESERVED_PREFIX, Episode, RejectedEpisode
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.chunking import ChunkGrid
@@ -67,7 +67,7 @@ class ParentVersion:
     @cached_property
     def array_attributes(self) -> dict[str, dict[str, Any]]:
         """What its arrays say of themselves, by name, but for what an ingest writes."""
-        return {name: array_attributes(self._metadata(name)["attributes"]) for name in self.arrays}
+        return {name: drop_storage_attributes(self._metadata(name)["attributes"]) for name in self.arrays}
 
     @property
     def offsets(self) -> list[int]:

@@ -20,6 +20,7 @@ from pitools.dataset.formats import attributes, detect, schema_file
 from pitools.dataset.formats.model import (
     Recording,
     RejectedEpisode,
+    changed_during_read,
     natural_sort_key,
     partition_by_schema,
     reject_bad_names,
@@ -28,7 +29,6 @@ from pitools.dataset.formats.model import (
 from pitools.dataset.formats.schema_file import SchemaFile
 from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import RecordingFile
-from pitools.dataset.ingest.shard_worker import CHANGED_MESSAGE
 
 _SERIAL_BELOW = 16  # recordings that are looked at in this process: a worker costs as much as looking at them
 _MAX_REPORTED = 20
@@ -180,7 +180,7 @@ def check_unchanged(sources: Iterable[RecordingFile]) -> None:
     """Raise DataError for a file that changed since it was scanned."""
     for source in sources:
         if fingerprint(source.path) != source.fingerprint:
-            raise DataError(CHANGED_MESSAGE, where=str(source.path), hint="ingest it when it is complete")
+            raise changed_during_read(str(source.path))
 
 
 def _natural_order(paths: Sequence[Path]) -> list[Path]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, Unreachable
 from pitools.core.fs import open_regular
-from pitools.dataset.formats.model import ChangedDuringRead, Column, Episode
+from pitools.dataset.formats.model import ChangedDuringRead, Column, Episode, changed_during_read
 from pitools.dataset.formats.readers import open_reader
 from pitools.dataset.ingest import shard_writer, statistics
 from pitools.dataset.ingest.journal import FinishedJob, IngestJournal
@@ -30,7 +30,6 @@ from pitools.store.reader.version_reader import VersionReader, repair_hint
 
 BLOCK_BYTES = 4 << 20  # of steps that are read, encoded and described while the processor has them in its cache
 _READ_BYTES = 1 << 20
-CHANGED_MESSAGE = "it changed while it was read"
 # What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
 _NO_LINK_ERRNOS = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
@@ -208,7 +207,7 @@ def hash_source_range(key: str, path: Path, number: int, size: int) -> FinishedJ
             while at < end:
                 count = os.preadv(file.fileno(), [view[: min(_READ_BYTES, end - at)]], at)
                 if not count:
-                    raise DataError(CHANGED_MESSAGE, where=str(path), hint="ingest it when it is complete")
+                    raise changed_during_read(str(path))
                 state.update(view[:count])
                 at += count
     except OSError as error:

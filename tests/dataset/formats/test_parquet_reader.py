@@ -23,33 +23,35 @@ def column(path: Path, key: str, values: list[object], kind: pa.DataType | None 
 @pytest.mark.parametrize(
     ("key", "values", "why"),
     [
-        ("frame_index", [0, 1, 2, 3, 0, 2, 1], "row 1 of it is said to be step 2"),
-        ("timestamp", [0.0, 0.05, 0.1, 0.15, 0.0, 0.05, 0.15], "step 2 is of 0.1500 s, at 20 frames a second"),
-        ("timestamp", [0.0, 0.05, 0.1, 0.15, 0.0, float("nan"), 0.1], "step 1 is of nan s, at 20 frames a second"),
+        ("frame_index", [0, 1, 2, 3, 0, 2, 1], "row 1 has frame_index 2"),
+        ("timestamp", [0.0, 0.05, 0.1, 0.15, 0.0, 0.05, 0.15], "step 2 has the time 0.1500 s"),
+        ("timestamp", [0.0, 0.05, 0.1, 0.15, 0.0, float("nan"), 0.1], "step 1 has the time nan s"),
     ],
 )
 def test_rows_in_disorder(lerobot, key, values, why) -> None:
-    """An episode whose rows are not in order, or not of the times of its frames, is refused, and no other."""
+    """An episode with rows out of order, or times that are not its frames', is rejected, and no other."""
     path = lerobot(4, 3).path
     column(path, key, values)
     found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_000000"]
-    assert [(item.name, item.reason) for item in found.rejected] == [("episode_000001", why)]
+    (item,) = found.rejected
+    assert item.name == "episode_000001"
+    assert why in item.reason
 
 
 @pytest.mark.parametrize(
     ("key", "values", "kind", "what"),
     [
-        # Three rows of one value are as many as one row of three.
-        ("action", [[1.0], [2.0], [3.0]], pa.list_(pa.float32()), r"rows of 1 values, where \(3,\) was expected"),
-        ("action", [[1.0] * 6] * 3, pa.list_(pa.float32()), r"rows of 6 values, where \(3,\) was expected"),
+        # Three rows of one value have as many values as one row of three.
+        ("action", [[1.0], [2.0], [3.0]], pa.list_(pa.float32()), r"rows of 1 values .*\(3,\)"),
+        ("action", [[1.0] * 6] * 3, pa.list_(pa.float32()), r"rows of 6 values .*\(3,\)"),
         ("action", [[1.0] * 3, [2.0] * 2, [3.0]], pa.list_(pa.float32()), "rows of 1 to 3 values"),
-        ("next.reward", [0, 300, 0], pa.int64(), "its int64 values do not fit uint8"),
-        ("next.reward", [0.0, 0.5, 1.0], pa.float64(), "its double values do not fit uint8|its float64 values"),
+        ("next.reward", [0, 300, 0], pa.int64(), "int64 .*uint8"),
+        ("next.reward", [0.0, 0.5, 1.0], pa.float64(), "float64 .*uint8"),
     ],
 )
 def test_rows_of_another_form(lerobot, whole, key, values, kind, what) -> None:
-    """Rows of another length or type than the dataset says are refused, and never spread, cut or wrapped."""
+    """Rows whose length or dtype contradicts meta/info.json are refused, and not spread, truncated or wrapped."""
     path = lerobot(3, 4).path
     known = json.loads((path / "meta/info.json").read_text())
     known["features"]["next.reward"]["dtype"] = "uint8"
@@ -62,7 +64,7 @@ def test_rows_of_another_form(lerobot, whole, key, values, kind, what) -> None:
 
 
 def test_wider_numbers(lerobot, whole) -> None:
-    """Numbers that are stored wider than they need are the same numbers."""
+    """Numbers stored in a wider dtype than meta/info.json gives are read unchanged."""
     made = lerobot(3)
     column(made.path, "next.reward", made.values["next.reward"].tolist(), pa.float64())
     got = whole(detect.scan_recording(made.path, "auto").episodes[0])["reward"]
@@ -70,13 +72,13 @@ def test_wider_numbers(lerobot, whole) -> None:
 
 
 def test_missing_value(lerobot, whole) -> None:
-    """A null in a column is refused by file, column and row."""
+    """The error of a null in a column names file, column and row."""
     made = lerobot(4)
     path = made.path / "data/chunk-000/file-000.parquet"
     table = pq.read_table(path)
     values = [[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     at = table.column_names.index("action")
     pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32()))), path)
-    with pytest.raises(DataError, match="a value is missing") as caught:
+    with pytest.raises(DataError) as caught:
         whole(detect.scan_recording(made.path, "auto").episodes[0])
     assert caught.value.where == f"{path}: action: row 0"

@@ -9,7 +9,7 @@ from pitools.dataset.formats import detect
 
 
 def test_refused_demos(robomimic) -> None:
-    """Demos that are not whole, or unlike most, are refused each with its reason; the others and their splits stay."""
+    """Incomplete demos, and those of an uncommon schema, are rejected with a reason; the others stay."""
     path = robomimic(3, 4, 5, 6, 7)
     with h5py.File(path, "r+") as file:
         del file["data/demo_0/obs/eye_image"], file["data/demo_1/dones"], file["data/demo_4/actions"]
@@ -18,14 +18,14 @@ def test_refused_demos(robomimic) -> None:
     assert [episode.name for episode in found.episodes] == ["demo_2", "demo_3"]
     assert {item.name: (item.reason, item.where) for item in found.rejected} == {
         "demo_1": ("/data/demo_1/dones has 2 steps where actions has 4", f"{path}: /data/demo_1"),
-        "demo_4": ("the demo has no actions", f"{path}: /data/demo_4"),
+        "demo_4": ("no actions", f"{path}: /data/demo_4"),
         "demo_0": ("demo_0 has no obs/eye_image, which demo_2 has", f"{path}: demo_0"),
     }
     assert found.splits == {"train": ("demo_2", "demo_3"), "valid": ()}
 
 
 def test_several_instructions(robomimic) -> None:
-    """Of a list of instructions the first is the episode's; all of them stay where there are more."""
+    """The first of several instructions is the episode's language; the list stays in its attributes."""
     path = robomimic(3, 4, 5, 6)
     with h5py.File(path, "r+") as file:
         for name, told in {"demo_0": ["pick", "grasp it"], "demo_1": ["pick"]}.items():
@@ -37,7 +37,7 @@ def test_several_instructions(robomimic) -> None:
 
 
 def test_broken_link(robomimic) -> None:
-    """A demo with a link that leads nowhere is refused; the file is no error."""
+    """A demo with a dangling link is rejected, and the scan does not raise."""
     path = robomimic(3, 4)
     with h5py.File(path, "r+") as file:
         file["data/demo_0/lost"] = h5py.SoftLink("/nowhere")
@@ -47,7 +47,7 @@ def test_broken_link(robomimic) -> None:
 
 
 def test_next_obs(robomimic, whole) -> None:
-    """next_obs is left out, unless it is asked for."""
+    """next_obs is left out, unless `keep_next_obs` is set."""
     path = robomimic(3)
     assert "next_obs/eye_image" not in detect.scan_recording(path, "auto").episodes[0].columns
     (episode,) = detect.scan_recording(path, "auto", keep_next_obs=True).episodes
@@ -55,10 +55,10 @@ def test_next_obs(robomimic, whole) -> None:
 
 
 def test_unknown_file(tmp_path) -> None:
-    """What is of no layout that we know is refused with what each of them has."""
+    """The error of an unknown layout names the files found, and the files of each layout."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.txt").write_text("")
-    with pytest.raises(DataError, match=r"unknown layout: it has x\.txt") as caught:
+    with pytest.raises(DataError, match=r"x\.txt") as caught:
         detect.scan_recording(tmp_path / "a", "auto")
     assert "meta/info.json" in caught.value.hint
     with pytest.raises(DataError, match="cannot be read as HDF5"):

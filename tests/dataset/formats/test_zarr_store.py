@@ -94,33 +94,34 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_holes(buffer, whole, zarr_format) -> None:
-    """A chunk of frames without a file refuses the episodes it is in; one of rewards is the fill value, and noted."""
+    """A missing chunk of frames rejects its episodes; one of rewards is read as the fill value, with a note."""
     path, arrays = buffer(zarr_format)
     found = detect.scan_recording(path, "auto")
-    assert found.notes == ("reward: 5 chunks have no file: taken for the fill value",)
+    (note,) = found.notes
+    assert note.startswith("reward: 5 chunks ")
     assert (whole(found.episodes[1])["reward"] == 0).all()
     (path / "data/img" / ("c/3/0/0/0" if zarr_format == 3 else "3.0.0.0")).unlink()
     found = detect.scan_recording(path, "auto")
     assert [episode.name for episode in found.episodes] == ["episode_0"]
     assert [(item.name, item.reason) for item in found.rejected] == [
-        (f"episode_{i}", "img: no file holds steps 30 to 40") for i in (1, 2)
+        (f"episode_{i}", "img: no file for steps 30 to 40") for i in (1, 2)
     ]
     np.testing.assert_array_equal(whole(found.episodes[0])["img"], arrays["img"][:7])
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_lost_actions(buffer, zarr_format) -> None:
-    """A lost file of actions refuses its episodes: it would read as zeros."""
+    """A missing chunk of actions, which would read as zeros, rejects its episodes."""
     path, _ = buffer(zarr_format)
     (path / ("data/action/1.0" if zarr_format == 2 else "data/action/c/1/0")).unlink()
     found = detect.scan_recording(path, "auto")
     assert [(item.name, item.reason) for item in found.rejected] == [
-        ("episode_1", "action: no file holds steps 10 to 20")
+        ("episode_1", "action: no file for steps 10 to 20")
     ]
 
 
 def test_lost_while_read(buffer, whole) -> None:
-    """A chunk that is cut short is refused when it is read, by its array."""
+    """Reading a truncated chunk raises an error with its array."""
     path, _ = buffer(3)
     found = detect.scan_recording(path, "auto")
     chunk = path / "data/img/c/0/0/0/0"
@@ -132,15 +133,15 @@ def test_lost_while_read(buffer, whole) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda root: root.__delitem__("meta/episode_ends"), "to tell where an episode ends"),
-        (lambda root: root.create_array("data/short", data=np.zeros((41, 2))), r"its shape is \(41, 2\)"),
-        (lambda root: root.create_array("data/when", data=np.zeros(42, "M8[s]")), "is not one of numbers"),
-        (lambda root: root["meta/episode_ends"].__setitem__(1, 3), "does not ascend"),
-        (lambda root: root.create_array("meta/version", data=np.zeros(3)), "its shape is"),
+        (lambda root: root.__delitem__("meta/episode_ends"), "meta/episode_ends"),
+        (lambda root: root.create_array("data/short", data=np.zeros((41, 2))), r"data/short: .*\(41, 2\)"),
+        (lambda root: root.create_array("data/when", data=np.zeros(42, "M8[s]")), "data/when: dtype datetime64"),
+        (lambda root: root["meta/episode_ends"].__setitem__(1, 3), "meta/episode_ends.*ascending"),
+        (lambda root: root.create_array("meta/version", data=np.zeros(3)), r"meta/version: .*\(3,\)"),
     ],
 )
 def test_what_cannot_be_stored(buffer, change, what) -> None:
-    """An array that does not run along the steps, or holds no numbers, is refused by name, never left out silently."""
+    """The error of an array without a row per step, or not of numbers, names it; it is never left out silently."""
     path, _ = buffer(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # datetimes have no place in Zarr v3's specification yet
@@ -151,7 +152,7 @@ def test_what_cannot_be_stored(buffer, change, what) -> None:
 
 
 def test_empty_episode(buffer) -> None:
-    """An episode without steps is refused, the others are not."""
+    """An episode without steps is rejected, the others are not."""
     path, _ = buffer(3)
     zarr.open_group(path, mode="r+")["meta/episode_ends"][:] = [7, 7, 42]
     found = detect.scan_recording(path, "auto")
@@ -161,7 +162,7 @@ def test_empty_episode(buffer) -> None:
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_published_version(robomimic, whole, tmp_path, codec) -> None:
-    """A version of ours is a recording with the same episodes, instructions, attributes and splits."""
+    """A published version is a recording with the same episodes, instructions, attributes and splits."""
     paths = [robomimic(30, 41, name="a.hdf5"), robomimic(5, 6, 7, name="b.hdf5", seed=1)]
     version = Path(ingest(paths, root=tmp_path / "root", name="x", codec=codec).path)
     found = detect.scan_recording(version, "auto")
@@ -179,7 +180,7 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
 
 
 def test_damaged_version(robomimic, whole, tmp_path) -> None:
-    """A flipped bit or a missing shard in a version of ours is refused when it is read, never taken for zeros."""
+    """Reading a flipped bit or a missing shard of a version raises, and never returns zeros."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
     found = detect.scan_recording(version, "auto")
     shard = version / "obs/eye_image/c/0/0/0/0"
@@ -194,20 +195,20 @@ def test_damaged_version(robomimic, whole, tmp_path) -> None:
 
 
 def test_what_is_said_against_a_version(robomimic, tmp_path) -> None:
-    """That a version, or episodes of it, are in quarantine is told when it is a recording."""
+    """The scan of a version notes the quarantine of the version, or of its episodes."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
     assert detect.scan_recording(version, "auto").notes == ()
     version_state.set_quarantine(
         version, Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
     )
-    assert "1 of its episodes are in quarantine" in detect.scan_recording(version, "auto").notes[0]
+    assert "1 episodes in quarantine" in detect.scan_recording(version, "auto").notes[0]
     version_state.set_quarantine(version, Quarantine(whole_version=True, set_at="", set_by="", reasons=("dark",)))
     assert "in quarantine: dark" in detect.scan_recording(version, "auto").notes[0]
 
 
 @pytest.mark.parametrize("damage", ["shards", "fill value", "lengths", "name"])
 def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
-    """What is whole in itself, and not what the manifest says, is refused: a new version would have it for good."""
+    """Files with valid checksums that contradict the manifest are refused: a new version would make them permanent."""
     with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048):
         version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
         other = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
@@ -227,7 +228,7 @@ def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
 
 @pytest.mark.parametrize("name", ["img", "action", "reward"])
 def test_hole_in_a_shard(buffer, whole, name) -> None:
-    """Steps that a shard does not hold are no black frames: nobody wrote them. Rewards may well be 0."""
+    """Missing chunks in a shard are an error for frames and actions; rewards read as 0."""
     path, arrays = buffer(3)
     root = zarr.open_group(path, mode="r+")
     del root[f"data/{name}"]
@@ -239,7 +240,7 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
     first, *others = detect.scan_recording(path, "auto").episodes
     assert all(whole(other)[name].all() for other in others)
     if name != "reward":
-        with pytest.raises(DataError, match="a chunk is not stored"):
+        with pytest.raises(DataError, match=f"data/{name}: steps 0 to 7"):
             whole(first)
     else:
         assert whole(first)[name].tolist() == [1, 1, 1, 1, 0, 0, 1]
@@ -247,7 +248,7 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
 
 @pytest.mark.parametrize("name", ["data/img/c/0/0/0/0", "data/action/zarr.json", "notes"])
 def test_a_pipe_in_a_store(buffer, name) -> None:
-    """A pipe would keep its reader waiting: it is refused by its name, and links to files are files."""
+    """A pipe, which would block its reader, is refused by its name; links to files are read."""
     path, _ = buffer(3)
     kept = path.with_name("kept")
     (path / "data/action/zarr.json").rename(kept)
@@ -255,13 +256,13 @@ def test_a_pipe_in_a_store(buffer, name) -> None:
     assert len(detect.scan_recording(path, "auto").episodes) == 3
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
-    with pytest.raises(DataError, match="not a regular file") as caught:
+    with pytest.raises(DataError) as caught:
         detect.scan_recording(path, "auto")
     assert caught.value.where == str(path / name)
 
 
 def test_checksum(buffer, whole) -> None:
-    """Where a store has checksums of its own, a flipped bit is refused, also in a chunk that was read before."""
+    """In a store with checksums, reading a flipped bit raises, even in a chunk that was read before."""
     from zarr.codecs import Crc32cCodec
 
     path, _ = buffer(3, compressors=[Crc32cCodec()])
@@ -277,7 +278,7 @@ def test_checksum(buffer, whole) -> None:
 
 @pytest.mark.parametrize("change", ["subset", "episodes"])
 def test_part_of_a_version(robomimic, tmp_path, change) -> None:
-    """A part of a version, or one whose lines are of other episodes, is no recording."""
+    """A subset of a version, and a version whose records contradict its episodes, are refused."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
     known, _ = manifests.load_manifest(version)
     part = Subset(parent=version.name, arrays=tuple(sorted(known.arrays)), steps=((0, 30),))
@@ -293,7 +294,7 @@ def test_part_of_a_version(robomimic, tmp_path, change) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
-    """Arrays that would have one name in the version are refused, both named; --skip leaves one out."""
+    """The error of two arrays that would have the same name has both; --skip leaves one out."""
     path, arrays = buffer(zarr_format)
     root = zarr.open_group(path, mode="r+")
     for number, name in enumerate(("action", "data/actions"), 1):

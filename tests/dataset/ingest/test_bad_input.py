@@ -13,6 +13,7 @@ import pytest
 
 from pitools.core.errors import DataError, Unreachable, UsageError
 from pitools.dataset.formats import readers
+from pitools.dataset.formats.model import ChangedDuringRead
 from pitools.dataset.ingest import unreadable_episodes
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
@@ -20,7 +21,7 @@ from pitools.dataset.reader import open_dataset
 
 @pytest.fixture
 def refused(tmp_path) -> Callable[..., DataError]:
-    """The DataError of ingesting these recordings, after which there is neither root nor anything else new."""
+    """Return the DataError of ingesting recordings; assert that the root was not created."""
 
     def attempt(*paths: Path, **options) -> DataError:
         with pytest.raises(DataError) as caught:
@@ -41,7 +42,7 @@ def change(path: Path, key: str, value: object) -> None:
 
 @pytest.mark.parametrize("keep", [0.5, 0.99, 0.01, 0])
 def test_truncated(robomimic, refused, keep) -> None:
-    """A recording cut short, even by a little, is refused by name."""
+    """A truncated recording is refused by name."""
     path = robomimic(20, 20)
     os.truncate(path, int(path.stat().st_size * keep))
     error = refused(path)
@@ -50,14 +51,14 @@ def test_truncated(robomimic, refused, keep) -> None:
 
 
 def test_not_hdf5(tmp_path, refused) -> None:
-    """A file that is not HDF5 is said to be none."""
+    """A file that is not HDF5 is refused."""
     (tmp_path / "notes.txt").write_text("hello\n" * 100)
     assert "signature" in refused(tmp_path / "notes.txt").message
 
 
 @pytest.fixture
 def corrupt(robomimic) -> Callable[..., Path]:
-    """A recording of which the chunk of steps [5, 10) of these demos' compressed frames is damaged."""
+    """Write a recording with a damaged chunk, of steps [5, 10) of the compressed frames of these demos."""
 
     def write(*numbers: int, name: str = "reach.hdf5") -> Path:
         path = robomimic(20, 20, 20, name=name)
@@ -80,7 +81,7 @@ def corrupt(robomimic) -> Callable[..., Path]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_damaged_inside(corrupt, refused, workers) -> None:
-    """A recording whose compressed frames are damaged is refused late in the ingest, by episode, array and chunk."""
+    """The error of damaged compressed frames, found while they are read, names episode, array and chunk."""
     path = corrupt(1)
     error = refused(path, workers=workers)
     assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
@@ -90,7 +91,7 @@ def test_damaged_inside(corrupt, refused, workers) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> None:
-    """Damage that only shows when frames are read does not keep the other episodes out: all of it is found at once."""
+    """With --skip-refused, episodes that prove damaged when read are left out, all in one run."""
     paths = [corrupt(0, 2), corrupt(0, 1, 2, name="none.hdf5"), robomimic(4, name="whole.hdf5", seed=3)]
     options = {"root": tmp_path / "root", "name": "x", "skip_rejected": True, "workers": workers}
     version = ingest(paths, report=tmp_path / "report.jsonl", **options)
@@ -116,7 +117,7 @@ def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> N
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_file_system_that_fails_for_now(corrupt, tmp_path, monkeypatch, first) -> None:
-    """Where the file system fails no episode is left out for it, neither at first nor when damage is looked for."""
+    """An I/O error of the file system never leaves an episode out, neither at first nor in the search for damage."""
     path, read, done = corrupt(1), os.preadv, []
 
     def failing(descriptor, views, offset) -> int:
@@ -134,7 +135,7 @@ def test_a_file_system_that_fails_for_now(corrupt, tmp_path, monkeypatch, first)
 
 
 def test_unequal_lengths(robomimic, refused) -> None:
-    """An episode whose arrays differ in length is refused by file, demo, both arrays and both lengths."""
+    """The error of arrays of unequal length names file, demo, both arrays and both lengths."""
     path = robomimic(5, 6)
     change(path, "data/demo_1/obs/eye_image", np.zeros((4, 8, 8, 3), np.uint8))
     error = refused(path)
@@ -151,7 +152,7 @@ def test_unequal_lengths(robomimic, refused) -> None:
     ],
 )
 def test_episodes_differ(robomimic, refused, value, what) -> None:
-    """An episode with another shape, dtype or set of arrays than the first is refused by its demo."""
+    """The error of an episode with another shape, dtype or set of arrays than the first names its demo."""
     path = robomimic(5, 6)
     change(path, "data/demo_1/obs/eye_image", value)
     error = refused(path)
@@ -160,7 +161,7 @@ def test_episodes_differ(robomimic, refused, value, what) -> None:
 
 
 def test_files_differ(robomimic, refused) -> None:
-    """Recordings that do not go together are refused by the file that differs."""
+    """The error of recordings of different schemas names the file that differs."""
     one, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
     error = refused(one, two)
     assert error.where == f"{two}: demo_0"
@@ -170,26 +171,26 @@ def test_files_differ(robomimic, refused) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "what"),
     [
-        ("data", None, "unknown layout: it has mask"),
-        ("data/demo_0/actions", None, "the demo has no actions"),
-        ("data/demo_0/actions", np.zeros((0, 7)), "num_samples says 3 steps where actions has 0"),
-        ("data/demo_0/names", np.array([b"a", b"b", b"c"]), "is not one of numbers"),
-        ("data/demo_0/obs/scale", 3.0, "it is one value where an array of 3 steps was expected"),
-        ("data/demo_0/obs/none", np.zeros((3, 0)), "has 0 bytes"),
-        ("data/demo_0/obs/a b", np.zeros(3), "cannot be named 'obs/a b'"),
-        ("data/demo_0/obs/..", np.zeros(3), r"cannot be named 'obs/\.\.'"),
-        ("data/demo_0/zarr.json", np.zeros(3), "cannot be named"),
-        ("data/demo_0/episode_offsets", np.zeros(3), "cannot be named"),
-        ("data/demo_0/action", np.zeros(3), "would both be 'action'"),
+        ("data", None, "layout.*mask"),
+        ("data/demo_0/actions", None, "no actions"),
+        ("data/demo_0/actions", np.zeros((0, 7)), r"actions has 0 steps \(expected 3"),
+        ("data/demo_0/names", np.array([b"a", b"b", b"c"]), r"dtype \|S1"),
+        ("data/demo_0/obs/scale", 3.0, "scalar .*3 steps"),
+        ("data/demo_0/obs/none", np.zeros((3, 0)), "0 bytes"),
+        ("data/demo_0/obs/a b", np.zeros(3), "'obs/a b'"),
+        ("data/demo_0/obs/..", np.zeros(3), r"'obs/\.\.'"),
+        ("data/demo_0/zarr.json", np.zeros(3), r"'zarr\.json'"),
+        ("data/demo_0/episode_offsets", np.zeros(3), "'episode_offsets'"),
+        ("data/demo_0/action", np.zeros(3), "'action'"),
         ("data/demo_0/state/x", np.zeros(3), None),
         ("mask/odd", np.array([b"demo_7"]), "mask odd names demo_7"),
-        ("data/demo_0/far", h5py.ExternalLink("/etc/passwd", "/x"), "is a link to another file"),
-        ("data/demo_0/loop", h5py.SoftLink("/data/demo_0"), "is linked twice"),
-        ("data/demo_0/lost", h5py.SoftLink("/nowhere"), "cannot be read as HDF5"),
+        ("data/demo_0/far", h5py.ExternalLink("/etc/passwd", "/x"), "demo_0/far"),
+        ("data/demo_0/loop", h5py.SoftLink("/data/demo_0"), "/data/demo_0/loop is linked twice"),
+        ("data/demo_0/lost", h5py.SoftLink("/nowhere"), "HDF5"),
     ],
 )
 def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -> None:
-    """Anything in a recording that has no place in the store is refused by name, never left out silently."""
+    """The error of any array or member that cannot be stored names it; it is never left out silently."""
     path = robomimic(3)
     change(path, key, value)
     if what is None:
@@ -201,7 +202,7 @@ def test_what_cannot_be_stored(robomimic, refused, tmp_path, key, value, what) -
 
 
 def test_a_pipe_is_no_recording(tmp_path) -> None:
-    """It is refused at once: who opened it would wait for somebody to write."""
+    """A pipe is refused without opening it, which would block."""
     os.mkfifo(tmp_path / "a.hdf5")
     with pytest.raises(DataError) as caught:
         ingest([tmp_path / "a.hdf5"], root=tmp_path / "root", name="x")
@@ -209,7 +210,7 @@ def test_a_pipe_is_no_recording(tmp_path) -> None:
 
 
 def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
-    """Who renames arrays in a schema learns of every one in the first try, and how one may be named."""
+    """One error lists all invalid array names, and the valid characters."""
     path = robomimic(3)
     for name in ("étoile", "a b", "fine"):
         change(path, f"data/demo_0/obs/{name}", np.zeros(3))
@@ -218,52 +219,52 @@ def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
 
 
 def test_skip_is_the_way_out(robomimic, tmp_path) -> None:
-    """What was refused by name can be left out by name."""
+    """An array that cannot be stored can be left out by --skip."""
     path = robomimic(3)
     change(path, "data/demo_0/names", np.array([b"a", b"b", b"c"]))
     assert ingest([path], root=tmp_path / "root", name="x", skip=["names"]).new
 
 
 def test_name_within_a_name(robomimic, refused) -> None:
-    """An array cannot lie where another array is."""
+    """An array cannot be inside another array."""
     path = robomimic(3)
     change(path, "data/demo_0/states", np.zeros(3))
     change(path, "data/demo_0/state/x", np.zeros(3))
-    assert refused(path).message == "'state/x' lies in 'state'"
+    assert re.search("'state/x' .*'state'", refused(path).message)
 
 
 def test_data_in_another_file(robomimic, refused, tmp_path) -> None:
-    """A dataset whose bytes lie outside the recording is refused: it could be any file of the user's."""
+    """A dataset with its data outside of the recording, possibly any file of the user, is refused."""
     path = robomimic(3)
     (tmp_path / "secret").write_bytes(b"x" * 3)
     with h5py.File(path, "r+") as file:
         file.create_dataset("data/demo_0/obs/s", (3,), "u1", external=[(str(tmp_path / "secret"), 0, 3)])
-    assert "lie in another file" in refused(path).message
+    assert refused(path).where == f"{path}: /data/demo_0/obs/s"
 
 
-@pytest.mark.parametrize(("lengths", "what"), [((), "no demos"), ((3, 0), "the episode has no steps")])
+@pytest.mark.parametrize(("lengths", "what"), [((), "no demos"), ((3, 0), "no steps")])
 def test_nothing_to_ingest(robomimic, refused, lengths, what) -> None:
     """A recording without demos, or a demo without steps, is refused."""
     assert what in refused(robomimic(*lengths)).message
 
 
 def test_wrong_layout(robomimic, aloha, refused) -> None:
-    """A layout that was asked for and is not there is refused by what it lacks."""
-    assert "not ALOHA's layout" in refused(robomimic(3), layout="aloha").message
-    assert "not robomimic's layout" in refused(aloha(0, 3), layout="robomimic").message
+    """A recording of another layout than `layout` is refused."""
+    assert "ALOHA" in refused(robomimic(3), layout="aloha").message
+    assert "robomimic" in refused(aloha(0, 3), layout="robomimic").message
 
 
 def test_claimed_length(robomimic, refused) -> None:
-    """A demo whose num_samples is not the length of its actions contradicts itself."""
+    """A demo whose num_samples is not the length of its actions is refused."""
     path = robomimic(3)
     with h5py.File(path, "r+") as file:
         file["data/demo_0"].attrs["num_samples"] = 9
-    assert refused(path).message == "num_samples says 9 steps where actions has 3"
+    assert re.search("3 steps .*9: num_samples", refused(path).message)
 
 
 @pytest.mark.parametrize("damage", ["cut", "noise", "size"])
 def test_bad_jpeg(aloha, refused, damage) -> None:
-    """A JPEG row that is cut, is none, or has another size is refused by file, camera and row."""
+    """The error of a JPEG row that is truncated, invalid, or of another size names file, camera and row."""
     path, other = aloha(0, 4, compressed=True), aloha(1, 4, compressed=True)
     with h5py.File(path, "r+") as file, h5py.File(other) as wide:
         rows = file["observations/images/top"]
@@ -290,7 +291,7 @@ def _small_jpeg(row: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("how", ["written to", "longer", "cut", "replaced"])
 def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
-    """A recording that is changed after the first of its rows were read is refused, and nothing of it is published."""
+    """A recording that changes after its first rows were read is refused, and nothing is published."""
     path = robomimic(30, 40)
     whole, time_ns = path.read_bytes(), path.stat().st_mtime_ns
     read, done = readers._CachingReader.read_into, []
@@ -315,19 +316,19 @@ def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
     error = refused(path)
     assert done
     assert error.where.startswith(str(path))
-    assert how == "cut" or error.message == "it changed while it was read"
+    assert how == "cut" or isinstance(error, ChangedDuringRead)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", ".tmp", "a\nb", "a b", "x" * 101])
 def test_bad_name(robomimic, tmp_path, name) -> None:
-    """A name that could be another folder, or none, is a usage error."""
+    """A name that is not a plain folder name is a usage error."""
     with pytest.raises(UsageError):
         ingest([robomimic(3)], root=tmp_path / "root", name=name)
     assert not (tmp_path / "root").exists()
 
 
 def test_failure_spares_the_rest(robomimic, tmp_path, below) -> None:
-    """A failed ingest leaves a root as it was: other versions stay, no trace is added."""
+    """A failed ingest leaves the root unchanged: other versions stay, and no file is added."""
     root = tmp_path / "root"
     ingest([robomimic(3)], root=root, name="x")
     before = below(root)
