@@ -351,7 +351,8 @@ def test_what_is_odd_is_told_once(robomimic, tmp_path, capsys) -> None:
     group.create_array("episode_ends", data=np.array([4, 9]))
     (folder / "reward/c/1/0").unlink()
     ingest([folder], root=tmp_path / "root", name="z", workers=2)
-    assert capsys.readouterr().err == f"pit: note: {folder}: reward: 1 chunks have no file: taken for the fill value\n"
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith(f"pit: note: {folder}: reward: 1 chunks ")
     paths = [robomimic(3, name="a.hdf5"), robomimic(3, name="b.hdf5")]
     ingest(paths, root=tmp_path / "root", name="x", skip=["next_obs/*"])
     assert capsys.readouterr().err == "pit: note: b.hdf5 has the same bytes as a.hdf5\n"
