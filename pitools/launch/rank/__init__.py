@@ -1,1 +1,1 @@
-"""Rank: what runs as every rank of a job."""
+"""Run one rank of a job: rendezvous, environment, the user's program, and the record of a failure."""

@@ -1,7 +1,8 @@
-"""The last word of a rank that fails by itself: that it was the first, and what it failed of.
+"""Record a rank's failure, and which rank failed first.
 
-srun returns the highest code of all ranks, and those that it ends because of the first (143) hide it. A rank that was
-told to end has not failed: where the first was killed and could leave no word, srun's own code stands.
+srun returns the highest exit code of all ranks: the code of ranks that srun ends after the first failure (143) hides
+the first rank's. A rank ended by SIGTERM has not failed and writes no record. If the first rank was killed and could
+not write its record, srun's code counts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_MESSAGE_BYTES = 500
 
 @contextmanager
 def record_failure() -> Iterator[None]:
-    """Record an exception raised in this block in the attempt's folder, and raise it again."""
+    """Record an exception of this block in the attempt's folder, and re-raise it."""
     try:
         yield
     except BaseException as error:
@@ -40,15 +41,15 @@ def record_failure() -> Iterator[None]:
 def _write_failure(attempt: Path, code: int, error: BaseException) -> None:
     rank, node = os.environ.get("SLURM_PROCID", "?"), os.environ.get("SLURMD_NODENAME", "?")
     first = attempt / "first_failure"
-    with contextlib.suppress(OSError), open(first, "x", opener=own) as file:  # the first rank that fails makes the file
+    with contextlib.suppress(OSError), open(first, "x", opener=own) as file:  # only the first failed rank creates it
         file.write(f"{code} {rank} {node}\n")
-    with contextlib.suppress(Exception):  # where nothing can be written, the log has the trace all the same
+    with contextlib.suppress(Exception):  # if the record cannot be written, the log still has the traceback
         run_folder.write_record(attempt / "failures" / f"{rank}.json", make_failure(error, code, int(rank), node))
 
 
 def make_failure(error: BaseException, code: int, rank: int, node: str) -> RankFailure:
-    """Return a rank's failure record: of the exception, or of the exit code of the program that it ran."""
-    if isinstance(error, SystemExit):  # a program's code, or one of ours, which says all; why is in the log
+    """Return a rank's failure record, of an exception or of its program's exit code."""
+    if isinstance(error, SystemExit):  # the code of a program or of pitools; the log has the details
         cause = error.__cause__ or ("" if isinstance(error.code, int | None) else error.code)
         exit_fingerprint = fingerprint.fingerprint_exit(f"exit code {code}")
         return RankFailure(
@@ -75,8 +76,8 @@ def make_failure(error: BaseException, code: int, rank: int, node: str) -> RankF
 
 
 def _innermost_frames(trace: str) -> str:
-    """The last lines of a traceback, which are the innermost frames, under its heading."""
+    """Return a traceback's header and its last lines, i.e. the innermost frames, in at most about 4 KiB."""
     if len(trace) <= _MAX_TRACE_BYTES:
         return trace
-    heading = "Traceback (most recent call last):\n"
-    return heading + trace[len(heading) - _MAX_TRACE_BYTES :].partition("\n")[2]
+    header = "Traceback (most recent call last):\n"
+    return header + trace[len(header) - _MAX_TRACE_BYTES :].partition("\n")[2]

@@ -1,10 +1,10 @@
 """Run one rank: find rank 0, set the environment, and run the user's program.
 
-    python -m pitools.launch.rank.main jax -- python train.py …      of a script that a person submits
-    python -m pitools.launch.rank.main plan <run>/plan.json          of a run
-    python -m pitools.launch.rank.main submitit FOLDER               of a callable that submitit submitted: its pickle
+    python -m pitools.launch.rank.main jax -- python train.py …      in a script that a user submits
+    python -m pitools.launch.rank.main plan <run>/plan.json          in a run
+    python -m pitools.launch.rank.main submitit FOLDER               for a callable that submitit pickled into FOLDER
 
-Its exit code is the program's, or one of ours: see pitools/launch/job.
+The exit code is the program's, or one of pitools: see pitools/launch/job.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pitools.launch.rank import environment, failure_record, rendezvous
 from pitools.run import run_folder
 from pitools.stage.cache import lease
 
-RENDEZVOUS_TIMEOUT_S = 300.0  # as long as JAX itself waits: the slowest node may still be pulling its container
-# bash outlives the signals at which its programs may save. A trap, and not `trap ''`: what bash ignores its programs
-# would ignore too. At TERM it waits for the program it is in, goes no further, and returns that program's code.
+RENDEZVOUS_TIMEOUT_S = 300.0  # JAX's own time-out: the slowest node may still be pulling its container
+# bash must survive the signals at which its programs save. `trap :` instead of `trap ''`: programs inherit ignored
+# signals. On TERM, bash waits for its current program, starts no further one, and returns that program's code.
 _IGNORE_SIGNALS = "trap : HUP USR1 USR2; trap exit TERM; "
 
 
 def run_rank(plan_path: str) -> None:
-    """Run this rank of a plan in this process. Raises SystemExit with the program's code when it is not 0."""
+    """Run this rank of a plan in this process. Raises SystemExit with the program's exit code unless that is 0."""
     plan = decode_json(Path(plan_path).read_bytes(), Plan)
     request = plan.request
     prepare_rank(request.framework)
-    from pitools.launch.provenance import import_guard  # what a person's own script starts has no copy of its code
+    from pitools.launch.provenance import import_guard  # only a run has a copy of the code to guard
 
     import_guard.check_imports(plan)
     if request.command:
@@ -53,7 +53,7 @@ def run_rank(plan_path: str) -> None:
 
 
 def prepare_rank(framework: str) -> None:
-    """Rendezvous with rank 0 and set this process's environment. Raises SystemExit with a code of pitools."""
+    """Rendezvous with rank 0, and set this process's environment. Raises SystemExit with an exit code of pitools."""
     context = environment.load_rank_context(os.environ)
     stacks.register_handler(context.attempt_dir, context.rank)
     try:
@@ -65,7 +65,7 @@ def prepare_rank(framework: str) -> None:
         codes = {Unreachable: RENDEZVOUS_FAILED, DataError: DATASET_MISSING, rendezvous.NoFreePorts: NO_PORTS}
         code = codes.get(type(error), WRONG_RANK0_NODE)
         raise SystemExit(code) from error
-    # `python` in a command is this one, as it is for an entry: not whichever the submitter's shell had.
+    # `python` in a command is this interpreter, as for an entry, not that of the submitter's shell.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.environ.update(rank_environment(context, os.environ, framework, coordinator, data))
     record = run_folder.RankRecord(
@@ -82,29 +82,28 @@ def prepare_rank(framework: str) -> None:
 
 
 def _hold_leases(data: Mapping[str, str]) -> None:
-    """Lease the staged datasets while this process lives, so that no other job evicts them."""
+    """Lease the staged datasets until this process ends, so that no other job evicts them."""
     for path in data.values():
         try:
-            lease.acquire(Path(path))  # the descriptor is closed by nobody but the kernel
+            lease.acquire(Path(path))  # the descriptor stays open until the process ends
         except DataError:
             raise
-        except PitError as error:  # a root that is mounted read-only, say: the data is there all the same
-            print(f"pit: no lease: {error}", file=sys.stderr)
+        except PitError as error:  # e.g. a root mounted read-only; the data is readable
+            print(f"pit: no lease on a dataset: {error}", file=sys.stderr)
 
 
 def find_rank0(context: environment.RankContext) -> str:
-    """The coordinator's `address:port`, once this rank and rank 0 have proved to each other that they are one job."""
+    """Return the coordinator's `address:port` after this rank and rank 0 have authenticated each other."""
     if context.rank != 0:
         return rendezvous.find_coordinator(
             context.job_identity, context.head_address, context.rank, timeout_s=RENDEZVOUS_TIMEOUT_S
         )
     if context.node != context.head_node:
-        raise ClusterError(f"rank 0 is on {context.node}, but the rank order begins with {context.head_node}")
-    # The guard's thread keeps it for as long as this process lives, and with it its port: no other job of ours takes
-    # the pair.
-    guard = rendezvous.RendezvousServer(context.job_identity, context.head_address)
-    guard.wait_for_ranks(RENDEZVOUS_TIMEOUT_S)
-    return guard.coordinator
+        raise ClusterError(f"rank 0 is on {context.node} (expected {context.head_node}, the first of the rank order)")
+    # The server's thread holds the guard port until this process ends: no other job of pitools takes the pair.
+    server = rendezvous.RendezvousServer(context.job_identity, context.head_address)
+    server.wait_for_ranks(RENDEZVOUS_TIMEOUT_S)
+    return server.coordinator
 
 
 def rank_environment(
@@ -114,7 +113,7 @@ def rank_environment(
     coordinator: str,
     data: Mapping[str, str],
 ) -> dict[str, str]:
-    """The variables a rank gets on top of its job's."""
+    """Return the variables that a rank's program gets in addition to its job's. data: dataset name → folder."""
     variables = environment.common_variables(context, environ, data)
     if framework == "jax":
         variables |= environment.jax_variables(context, environ, coordinator)
@@ -124,11 +123,11 @@ def rank_environment(
 
 
 def main(argv: list[str]) -> int:
-    """One rank, in one of the three ways that the module's docstring shows."""
+    """Run one rank in one of the three modes of the module's docstring, and return its exit code."""
     mode, *rest = argv or [""]
-    if mask := os.environ.pop("PIT_UMASK", ""):  # that of the submitter's shell, not of the job's own logs
+    if mask := os.environ.pop("PIT_UMASK", ""):  # the submitter's umask, unlike that of the job's own logs
         os.umask(int(mask, 8))
-        os.environ["SLURM_UMASK"] = mask  # of steps that the program starts
+        os.environ["SLURM_UMASK"] = mask  # for steps that the program starts
     with failure_record.record_failure():
         if mode == "plan" and len(rest) == 1:
             run_rank(rest[0])
@@ -148,9 +147,9 @@ def main(argv: list[str]) -> int:
 
 
 def exit_process(code: int) -> None:
-    """End this process with a code, at once if it is a failure.
+    """End this process with an exit code; without clean-up if it is not 0.
 
-    On the way out JAX would wait for the other ranks, which wait for this one, and then abort with a code of its own.
+    JAX's clean-up would wait for the other ranks, which wait for this one, and then abort with another code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -163,6 +162,6 @@ if __name__ == "__main__":
         exit_process(main(sys.argv[1:]))
     except SystemExit as error:
         exit_process(error.code if isinstance(error.code, int) else 1)
-    except BaseException:  # noqa: BLE001 (whatever it was, this process is about to end with it)
+    except BaseException:  # noqa: BLE001 (this process ends with the error)
         traceback.print_exc()
         exit_process(1)

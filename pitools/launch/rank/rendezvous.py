@@ -1,16 +1,16 @@
 """Find rank 0 of this job from its other ranks, and never rank 0 of another job.
 
-Slurm gives every rank its number and we give it rank 0's address; the port is what can go wrong. Two jobs on one node
-may choose the same port, gRPC listens with SO_REUSEPORT so that both succeed, and the ranks of two jobs then join one
-another. So rank 0 first holds a *guard* port, exclusively, for as long as it lives, and answers there to ranks that
-prove they know the job's nonce. The framework's own port is the guard's neighbour, named in the guard's answer.
+Every rank has its number from Slurm and rank 0's address from the job script; only the port is uncertain. Two jobs on
+one node may choose the same port; gRPC listens with SO_REUSEPORT, so both succeed, and ranks of one job join the other.
+So rank 0 first binds a *guard* port, exclusively, until it ends, and answers there only ranks that prove possession of
+the job's nonce. The framework's own port is the next one; the guard's answer contains it.
 
-    candidates   64 pairs of ports (guard, framework) at most; job id, step and restart say where in the range
-    rank 0       takes the first pair of which nobody else holds either port
-    other ranks  walk the same pairs until a guard proves that it knows the nonce, at a falling rate: 4 connections at
-                 once, 8 after 0.1 s, and so on to 64 every 1 to 2 s, so that ranks that wait load nobody
+    candidates   at most 64 pairs of ports (guard, framework); job id, step and restart determine the first pair
+    rank 0       takes the first pair with both ports free
+    other ranks  try the same pairs until a guard proves the nonce, at a falling rate: first 4 pairs, 8 after 0.1 s, and
+                 so on to 64 pairs every 1 to 2 s, so that waiting ranks cause little load
 
-Every message is one line. Both sides prove the nonce by HMAC over the other's challenge; it never travels.
+Every message is one line. Both sides prove the nonce by an HMAC over the other's challenge; the nonce is never sent.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from typing import Any, NamedTuple
 from pitools.core.errors import ClusterError, Unreachable
 
 _LINE_LIMIT = 1024
-_ANSWER_TIMEOUT_S = 5.0  # one guard's whole answer; a port that accepts and then says nothing is not ours
-_MAX_PORT_PAIRS = 64  # pairs: more than one node runs jobs that could be on them
+_ANSWER_TIMEOUT_S = 5.0  # for one guard's complete answer; another program's port may accept and never answer
+_MAX_PORT_PAIRS = 64  # more than the jobs of one node
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 
 
 class NoFreePorts(ClusterError):
-    """Every pair of the site's ports is taken where rank 0 runs."""
+    """No pair of the site's ports is free on rank 0's node."""
 
 
 class JobIdentity(NamedTuple):
-    """What all ranks of one start of one job know, and no other job does.
+    """The identity of one start of one job, shared by its ranks and no other job's.
 
-    key: text that differs per job, step and restart. nonce: hex secret. ports: first and last port that may be used.
+    key: text that is unique per job, step and restart. nonce: secret, in hex. ports: first and last port to use.
     """
 
     key: str
@@ -52,7 +52,7 @@ class JobIdentity(NamedTuple):
 
 
 def candidate_ports(job: JobIdentity) -> Iterator[tuple[int, int]]:
-    """Pairs (guard port, framework port) of the range, each once, 64 at most, starting where the job's key falls."""
+    """Yield at most 64 different pairs (guard port, framework port); a hash of the job's key selects the first."""
     first, last = job.ports
     pairs = (last - first + 1) // 2
     start = int.from_bytes(hashlib.sha256(job.key.encode()).digest()[:8], "big") % pairs
@@ -62,7 +62,7 @@ def candidate_ports(job: JobIdentity) -> Iterator[tuple[int, int]]:
 
 
 class RendezvousServer:
-    """Hold the guard port on rank 0 until `close`, and answer the other ranks from a thread."""
+    """Hold the guard port on rank 0 until `close`, and answer the other ranks in threads. Raises NoFreePorts."""
 
     def __init__(self, job: JobIdentity, address: str) -> None:
         self._job = job
@@ -76,12 +76,12 @@ class RendezvousServer:
         """Wait until every other rank has connected. Raises Unreachable naming the missing ranks."""
         if self._job.world_size > 1 and not self._all_joined.wait(timeout_s):
             missing = sorted(set(range(1, self._job.world_size)) - self._joined)
-            what = f"ranks {missing} did not reach rank 0 within {timeout_s:g} s"
-            raise Unreachable(what, where=f"rank 0, port {self.port}", hint="see the logs of those ranks")
+            problem = f"rendezvous timed out ({timeout_s:g} s); missing ranks: {missing}"
+            raise Unreachable(problem, where=f"rank 0, port {self.port}", hint="see the logs of those ranks")
 
     def close(self) -> None:
         """Release the port."""
-        # A thread that waits in accept() keeps a closed socket listening; shutting it down wakes the thread.
+        # A thread in accept() keeps a closed socket listening; shutdown wakes the thread.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -92,11 +92,11 @@ class RendezvousServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            # A thread each, so that a stranger who connects and says nothing delays nobody.
+            # One thread per connection, so that a silent foreign client delays no rank.
             threading.Thread(target=self._handle_connection, args=(connection,), daemon=True).start()
 
     def _handle_connection(self, connection: socket.socket) -> None:
-        # A stranger, a port scanner, or a rank that went away is not this job's failure.
+        # A foreign client, a port scanner or a rank that disconnects must not fail this job.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection:
             self._answer(connection)
 
@@ -116,27 +116,27 @@ class RendezvousServer:
 
 
 def find_coordinator(job: JobIdentity, address: str, rank: int, *, timeout_s: float) -> str:
-    """Another rank's side: the coordinator's `address:port`, from the one guard that knows this job's nonce.
+    """Return the coordinator's `address:port` from the guard on rank 0 that proves this job's nonce.
 
-    Walks the candidate ports, more and after a longer pause each round, until the time is up. Raises Unreachable.
+    For every rank but 0. Each round tries more candidate ports, after a longer pause. Raises Unreachable on time-out.
     """
     deadline = time.monotonic() + timeout_s
     pairs = list(candidate_ports(job))
-    reach, pause_s = 4, _FIRST_PAUSE_S
+    count, pause_s = 4, _FIRST_PAUSE_S
     while time.monotonic() < deadline:
-        for guard_port, _ in pairs[:reach]:
+        for guard_port, _ in pairs[:count]:
             coordinator = _query_server(
                 job, address, guard_port, rank, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S)
             )
             if coordinator:
                 return coordinator
-        reach = min(reach * 2, len(pairs))
-        # Ranks start together; the jitter spreads them, so that rank 0 is not asked by all at once.
+        count = min(count * 2, len(pairs))
+        # Ranks start together: the jitter spreads their requests to rank 0.
         jittered_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311 (nothing secret)
         time.sleep(max(0.0, min(jittered_s, deadline - time.monotonic())))
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)
-    what = f"rank {rank} found no rank 0 of its own job at {address} within {timeout_s:g} s"
-    raise Unreachable(what, where=f"ports {job.ports[0]}-{job.ports[1]}", hint="see the log of rank 0")
+    problem = f"rendezvous timed out ({timeout_s:g} s): rank {rank} found no guard of its job at {address}"
+    raise Unreachable(problem, where=f"ports {job.ports[0]}-{job.ports[1]}", hint="see the log of rank 0")
 
 
 def _bind_ports(job: JobIdentity, address: str) -> tuple[socket.socket, int, int]:
@@ -144,7 +144,7 @@ def _bind_ports(job: JobIdentity, address: str) -> tuple[socket.socket, int, int
     for guard_port, framework_port in candidate_ports(job):
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # No SO_REUSEADDR and no SO_REUSEPORT, on every interface: binding fails if anybody at all is there.
+            # On every interface, without SO_REUSEADDR and SO_REUSEPORT: binding fails if any process has the port.
             listener.bind(("", guard_port))
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.bind(("", framework_port))
@@ -154,11 +154,11 @@ def _bind_ports(job: JobIdentity, address: str) -> tuple[socket.socket, int, int
             continue
         return listener, guard_port, framework_port
     where = f"ports {job.ports[0]}-{job.ports[1]}"
-    raise NoFreePorts("no free pair of ports", where=where, hint="widen network.ports of the site")
+    raise NoFreePorts("no free pair of ports", where=where, hint="widen network.ports in the site file")
 
 
 def _query_server(job: JobIdentity, address: str, port: int, rank: int, deadline: float) -> str:
-    """What the guard at this port answers by the deadline, or "" when it is not this job's."""
+    """Return the coordinator from the guard at this port; "" if it does not answer in time, or is of another job."""
     try:
         with socket.create_connection((address, port), timeout=_seconds_left(deadline)) as connection:
             greeting = _receive(connection, deadline)
@@ -166,8 +166,8 @@ def _query_server(job: JobIdentity, address: str, port: int, rank: int, deadline
             proof = _hmac_proof(job.nonce, f"rank {rank} {greeting['challenge']}")
             _send(connection, {"rank": rank, "challenge": challenge, "proof": proof}, deadline)
             answer = _receive(connection, deadline)
-            ours = _is_proof(job.nonce, f"guard {rank} {challenge}", answer["proof"])
-            return str(answer["coordinator"]) if ours else ""
+            is_same_job = _is_proof(job.nonce, f"guard {rank} {challenge}", answer["proof"])
+            return str(answer["coordinator"]) if is_same_job else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -181,11 +181,11 @@ def _is_proof(nonce: str, text: str, proof: object) -> bool:
 
 
 def _seconds_left(deadline: float) -> float:
-    """Seconds until a deadline. Raises TimeoutError when it has passed."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the whole answer did not come in time")
-    return left
+    """Return the seconds until a deadline. Raises TimeoutError if it has passed."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("no complete answer within the time-out")
+    return seconds
 
 
 def _send(connection: socket.socket, message: dict[str, Any], deadline: float) -> None:
@@ -196,15 +196,15 @@ def _send(connection: socket.socket, message: dict[str, Any], deadline: float) -
 def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
     data = b""
     while not data.endswith(b"\n"):
-        # The time is the whole line's: a peer that sends a byte now and then does not get more of it.
+        # The deadline is for the complete line: a peer that sends single bytes gets no more time.
         connection.settimeout(_seconds_left(deadline))
         part = connection.recv(_LINE_LIMIT)
         if not part or len(data) > _LINE_LIMIT:
-            raise ValueError("not a line of ours")
+            raise ValueError("not a line of the rendezvous protocol")
         data += part
     message = json.loads(data)
     if not isinstance(message, dict):
-        raise ValueError("not a message of ours")
+        raise ValueError("not a message of the rendezvous protocol")
     return message
 
 
