@@ -1,8 +1,8 @@
-"""Digests of file content: XXH3-128, which is as fast as memory, tagged by name so that another may follow.
+"""Compute digests of file content by XXH3-128, which is as fast as memory. The prefix names the algorithm.
 
-xxh3_128:<32 hex>      of a file's bytes: files up to RANGE bytes, and what older manifests say of larger ones
-xxh3_128x64m:<32 hex>  of a larger file: XXH3-128 over the 16-byte XXH3-128 digests of its RANGE-sized ranges, in
-                       order, so that ranges can be read, moved, checked and resumed apart from each other
+xxh3_128:<32 hex>      of a file's bytes: for files up to RANGE_BYTES, and in older manifests for larger ones
+xxh3_128x64m:<32 hex>  of a larger file: XXH3-128 over the 16-byte XXH3-128 digests of its ranges of RANGE_BYTES, in
+                       order, so that ranges can be read, copied, verified and resumed independently
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BLOCK_BYTES = 128 << 10
 
 
 class Hasher:
-    """A running digest. `update` releases the GIL; the digest is not a defence against a forger, the transport is.
+    """A running digest. `update` releases the GIL. Not cryptographic: the transport protects against forgery.
 
-    whole: hash even a large file in one go, as manifests did before there were ranges.
+    whole: without ranges for a large file, as in older manifests.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -45,29 +45,29 @@ class Hasher:
         self._left -= len(block)
 
     def digest(self) -> str:
-        """`<algorithm>:<32 hex digits>` of all bytes so far."""
+        """Return `<algorithm>:<32 hex digits>` of all bytes so far."""
         if not self._ranges:
             return f"{ALGORITHM}:{self._state.hexdigest()}"
         return digest_ranges([*self._ranges, self._state.digest()])
 
 
 def hasher_for(digest: str) -> Hasher:
-    """The hasher that can give this digest; for "" the one that new manifests use."""
+    """Return a hasher of the algorithm of `digest`; for "", of new manifests."""
     return Hasher(whole=digest.startswith(f"{ALGORITHM}:"))
 
 
 def digest_bytes(block: bytes | memoryview) -> str:
-    """The digest of at most RANGE bytes; holds the GIL, so for small files."""
+    """Return the digest of at most RANGE_BYTES. Holds the GIL: for small files."""
     return f"{ALGORITHM}:{xxhash.xxh3_128_hexdigest(block)}"
 
 
 def digest_ranges(ranges: Iterable[bytes]) -> str:
-    """The digest of a large file, from the raw digests of its ranges in order."""
+    """Return the digest of a large file from the raw digests of its ranges, in order."""
     return f"{RANGED_ALGORITHM}:{xxhash.xxh3_128_hexdigest(b''.join(ranges))}"
 
 
 def digest_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
-    """Size in bytes and digest of a file, read once. Raises OSError."""
+    """Return size in bytes and digest of a file. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         return digest_descriptor(file.fileno(), advance=advance)
 
@@ -75,12 +75,12 @@ def digest_file(path: Path, advance: Callable[[int], None] = lambda _: None) -> 
 def digest_descriptor(
     descriptor: int, *, like_digest: str = "", advance: Callable[[int], None] = lambda _: None
 ) -> tuple[int, str]:
-    """Size in bytes and digest of an open file, from its beginning; where it stands in it stays.
+    """Return size in bytes and digest of an open file from its start; the file's position stays unchanged.
 
-    like_digest: a digest, of whose kind this one is to be. Raises OSError.
+    like_digest: a digest of the algorithm to use. advance: called with each block's bytes. Raises OSError.
     """
     hasher, total = hasher_for(like_digest), 0
-    # A page-aligned buffer: reading into malloc's large ones, which begin inside a page, is several times slower.
+    # A page-aligned buffer: reading into a large malloc buffer, which starts inside a page, is several times slower.
     with mmap.mmap(-1, BLOCK_BYTES) as buffer, memoryview(buffer) as view:
         while count := os.preadv(descriptor, [view], total):
             hasher.update(view[:count])

@@ -1,4 +1,4 @@
-"""The manifest: every file of a dataset version, its size and digest. Its own digest is the version's name.
+"""The manifest: all files of a dataset version with size and digest. Its own digest is the version's name.
 
 <root>/<name>/<version>/          a dataset: a plain Zarr v3 store that any reader opens
     zarr.json, <array>/…
@@ -21,11 +21,11 @@ from pitools.core.record import Record, decode_json
 from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3
 
 FILE_NAME = "manifest.json"
-# Arrays of this name, in whatever group, have an axis of episodes (or of bytes), never of steps.
+# The first axis of arrays with this prefix, in any group, is episodes or bytes, never steps.
 EPISODE_PREFIX = "episode_"
 EPISODE_OFFSETS, EPISODE_JSON = "episode_offsets", "episode_json"
-# What a path may be: a file system's longest name; half of what the kernel takes as a path, since the folders above
-# have names, too; and fewer folders than a recursion may be deep.
+# Limits of a path: a file system's longest name; half of the kernel's PATH_MAX, which leaves the other half for the
+# folders above; and fewer folders than Python's limit of recursion.
 MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PARTS = 255, 2048, 128
 _SAFE_LENGTH = MAX_NAME_BYTES // 4
 
@@ -49,12 +49,12 @@ class ArraySchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What an array's values are like: one number for each column of a vector, each channel (last axis) of an image, or
-    one for all where there are more than 4,096 of those.
+    """Statistics of an array: a number for each column of a vector or channel (last axis) of an image; a single number
+    if there are more than 4,096.
 
-    rows: that were looked at; of images one in some. non_finite: items among them that are NaN or infinite, and no part
-    of the rest. deviation: of the population. A column without any finite value has zeros. Where float64 cannot hold a
-    sum of squares, as of values beyond 1e154, mean and deviation say nothing.
+    rows: examined; images are sampled. non_finite: NaN or infinite items, which the other fields ignore. deviation: of
+    the population. A column without finite values has zeros. Mean and deviation are meaningless if a sum of squares
+    overflows float64 (values beyond 1e154).
     """
 
     rows: int
@@ -66,11 +66,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subset(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of another version this one is: whole files of it, all but `metadata` unchanged, the others left out.
+    """A part of another version: some of its files, unchanged except for `metadata`.
 
-    parent: the version it was taken from; "" where that was a store without a version. arrays: names of those kept.
-    steps: runs [start, stop) of the arrays along steps that are here, ascending, no two touching. metadata: by path the
-    text of files that the parent has otherwise: groups' consolidated metadata, without what was left out.
+    parent: that version; "" for a store without a version. arrays: names of the arrays present. steps: present ranges
+    [start, stop) of the arrays along steps, ascending, not adjacent. metadata: path → text of files that differ from
+    the parent's: consolidated metadata of groups, without absent arrays.
     """
 
     parent: str
@@ -80,14 +80,14 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_files(self) -> dict[str, bytes]:
-        """Content by path of the files that are this part's own, not its parent's."""
+        """Return path → content of the files that differ from the parent's."""
         return {path: text.encode() for path, text in (self.metadata or {}).items()}
 
 
 class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
-    """What a version is made of, and where it came from.
+    """The content and provenance of a version.
 
-    It holds no time and no machine: the same input and options give the same bytes, hence the same version.
+    It contains no time and no host: the same input and options give the same bytes, hence the same version.
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
     (file, bytes, digest, layout) per ingested file. parent: version this one was derived from, or "". subset: set
     where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
@@ -101,14 +101,14 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     files: tuple[FileEntry, ...]
     source: tuple[dict[str, Any], ...] = ()
     parent: str = ""
-    # Unset they are no part of the bytes, so that versions without them keep their names.
+    # Unset fields are not encoded, so versions without them keep their names.
     subset: Subset | msgspec.UnsetType = msgspec.UNSET
     statistics: dict[str, Statistics] | msgspec.UnsetType = msgspec.UNSET
     tasks: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files, the manifest itself not counted."""
+        """Return the bytes of all files except the manifest."""
         return sum(entry.bytes for entry in self.files)
 
     def along_steps(self, name: str) -> bool:
@@ -117,24 +117,24 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
         return shape[:1] == (self.steps,) and not name.rpartition("/")[2].startswith(EPISODE_PREFIX)
 
     def runs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """Runs [start, stop) of this array's first axis that are here: all of it, but in a subset."""
+        """Return the present ranges [start, stop) of this array's first axis: a single one, except in a subset."""
         if self.subset and self.along_steps(name):
             return self.subset.steps or ((0, 0),)
         return ((0, (*self.arrays[name].shape, 1)[0]),)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's bytes: the same record always gives the same bytes, so that their digest can be its name."""
+    """Encode a manifest. Equal records give equal bytes, whose digest is the version's name."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
 
 
 def version_of(data: bytes) -> str:
-    """A version's name: the first 32 hex digits of the SHA-256 of its manifest's bytes."""
+    """Return a version's name: the first 32 hex digits of the SHA-256 of its manifest's bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest in these bytes. Raises DataError when they are not one, and as `check`."""
+    """Decode and check a manifest. Raises DataError."""
     try:
         manifest = decode_json(data, Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,10 +144,8 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Raises DataError when the manifest names a path outside the dataset, one twice, one below a file, or a subset
-    that cannot be.
-    """
-    # A manifest may come from anywhere; what it names becomes a path we write to.
+    """Raise DataError for a path outside the dataset, a duplicate, a path below a file, or an invalid subset."""
+    # Manifests are untrusted, and staging writes to their paths.
     paths = [entry.path for entry in manifest.files]
     _check_paths(paths, where)
     _check_entries(manifest.files, paths, where)
@@ -156,13 +154,13 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 
 def _check_paths(paths: list[str], where: str) -> None:
-    # All names as one text, a NUL between any two, so that 100,000 of them are searched in milliseconds; a part that is
-    # empty, "." or ".." shows between two slashes, and so does a leading or a trailing slash.
+    # All paths are joined by NUL, so that 100,000 are searched in milliseconds. An empty part, "." or ".." is found
+    # between two slashes, as is a leading or trailing slash.
     if paths and not _is_inside("/\0/".join(paths), names=len(paths)):
         outside = next(path for path in paths if not _is_inside(path, names=1))
         raise DataError(f"the manifest names a path outside the dataset: {outside!r}", where=where)
 
-    # A path of so many bytes can break no limit.
+    # A shorter path cannot exceed a limit.
     for path in (path for path in paths if len(path) > _SAFE_LENGTH):
         _check_length(path, where)
 
@@ -193,7 +191,7 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
             if entry.path in seen or entry.bytes < 0:
                 raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
             seen.add(entry.path)
-    # With a NUL for each slash what is below a file comes right after it.
+    # With NUL in place of slashes, paths below a file sort directly after it.
     ordered = sorted([path.replace("/", "\0") for path in (*paths, FILE_NAME)])
     if any(map(str.startswith, ordered[1:], [f"{path}\0" for path in ordered])):
         both = next(low for low, high in pairwise(ordered) if high.startswith(f"{low}\0")).replace("\0", "/")
@@ -201,7 +199,7 @@ def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -
 
 
 def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
-    # No two runs touch, so the bounds of all of them, one after the other, only ever grow.
+    # Ranges are not adjacent, so their concatenated bounds strictly ascend.
     bounds = [bound for run in subset.steps for bound in run]
     ascending = all(low < high for low, high in pairwise(bounds))
     inside = (bounds[0] >= 0 and bounds[-1] <= manifest.steps) if bounds else manifest.steps == 0
@@ -218,14 +216,14 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
 
 
 def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:
-    """The manifest of a dataset folder, and its exact bytes. Raises DataError when there is none."""
+    """Return the manifest of a version's folder, and its bytes. Raises DataError if it is missing or invalid."""
     path = dataset / FILE_NAME
     try:
         with open_regular(path) as file:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "give the folder of one version, such as <root>/<name>/<version>"
+        hint = "pass the folder of a version, such as <root>/<name>/<version>"
         raise DataError("not a dataset: it has no manifest.json", where=str(dataset), hint=hint) from error
     except OSError as error:
-        raise DataError(f"its manifest cannot be read: {error.strerror}", where=str(path)) from error
+        raise DataError(f"manifest: cannot be read: {error.strerror}", where=str(path)) from error
     return decode_manifest(data, str(path)), data

@@ -1,4 +1,4 @@
-"""A folder that is whole or absent: built under a hidden name on the same file system, then renamed."""
+"""Publish a folder atomically: it is built under a hidden name on the same file system, then renamed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pathlib import Path
 
 from pitools.core.fs import from_os_error, fsync_dir
 
-_REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)  # what a folder's absence is called, also by NFS
+_REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)  # a removed folder; ESTALE: on NFS
 STAGING_DIR = ".tmp"
 
 
 def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
-    """Sync a filled folder's names and rename it to `final`; False when another process had published `final` first.
+    """Sync a folder's names and rename it to `final`. Return False if another process published `final` first.
 
-    The files' own bytes are for the writer to sync. synced: the names in the folders below, too, are on the disk
-    already. Raises NoSpace or ClusterError.
+    The writer syncs the files' bytes. synced: the names in subfolders are synced, too. Raises NoSpace or ClusterError.
     """
     try:
         sync_names(temporary, below=not synced)
         made = [final.parent] if not final.parent.exists() else []
         final.parent.mkdir(parents=True, exist_ok=True)
-        # rename(2) onto a folder that is not empty fails: that is how a lost race shows.
+        # rename(2) onto a non-empty folder fails: another process was first.
         try:
             os.rename(temporary, final)
         except OSError:
@@ -42,13 +41,13 @@ def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
 
 
 def sync_names(top: Path, *, below: bool) -> None:
-    """Make the names in a folder survive power loss, with `below` also in all folders below it. Raises OSError."""
+    """Sync the names in a folder, so that they survive power loss. below: in all subfolders, too. Raises OSError."""
     for folder in (folder for folder, _, _ in os.walk(top)) if below else [top]:
         fsync_dir(Path(folder))
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove folders that this process made, innermost first, as far as they are empty."""
+    """Remove empty folders that this process created, innermost first."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()

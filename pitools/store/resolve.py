@@ -1,9 +1,9 @@
-"""Find the version that a text names, wherever one can be given: every command, `--data`, the loader, the Python API.
+"""Resolve a dataset argument to a version's folder, for every command, `--data`, the loader and the Python API.
 
-ROOT/NAME/VERSION      its folder, or a copy's
-ROOT/NAME              the newest that is neither retired nor in quarantine as a whole
-ROOT/NAME@TAG          what a tag names now
-ROOT/NAME/1f3a9c       a part of the version, from its beginning, of at least 6 digits
+ROOT/NAME/VERSION      the version's folder, or that of a copy
+ROOT/NAME              the newest version that is neither retired nor quarantined as a whole
+ROOT/NAME@TAG          the version that the tag names now
+ROOT/NAME/1f3a9c       a unique prefix of the version, of at least 6 digits
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _PREFIX = re.compile(rf"[0-9a-f]{{{PREFIX_DIGITS},32}}")
 
 
 def resolve_version(text: str | Path, *, newest: bool = True) -> Path:
-    """Return the folder of the version that is named.
+    """Return the folder of the named version.
 
-    newest: whether the name of a dataset alone will do. Raises UsageError for a name that fits none or many, and as
-    `find`, but DataError for a folder that cannot be read, and for a version that has lost its manifest.
+    newest: accept ROOT/NAME. Raises UsageError for no match or several, DataError for an unreadable folder or a version
+    that has lost its manifest, and as `find_version`.
     """
     try:
         path = find_version(text, newest=newest)
     except OSError as error:
-        raise DataError(f"it cannot be read: {error.strerror}", where=str(error.filename or text)) from error
+        raise DataError(f"folder: cannot be read: {error.strerror}", where=str(error.filename or text)) from error
     if path is None:
         raise lost_manifest_of(_path(str(text))) or _unknown_error(_path(str(text)))
     return path
 
 
 def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
-    """Return the folder of the version that is named, None where the text is of none of the forms above.
+    """Return the folder of the named version; None if the text has none of the forms above.
 
-    newest: as for `resolve`. Raises UsageError for a tag or digits that fit no version or many, DataError for a tag
-    that names what is gone, and for a record of the catalog that cannot be read, OSError.
+    newest: accept ROOT/NAME. Raises UsageError for a tag or prefix that matches no version or several, DataError for a
+    tag of a removed version or an unreadable catalog record, OSError.
     """
     path, text = _path(str(text)), str(text)
     if os.path.lexists(path / FILE_NAME):
@@ -52,73 +52,76 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
         return _version_of_tag(home.parent, name, tag) if at else _version_of_prefix(home, path.name)
     if any(version_dirs(path.parent, path.name)):
         if not newest:
-            raise UsageError("this command wants one version", where=text, hint="name it: ROOT/NAME/VERSION")
+            what = "dataset: not a version (this command requires one)"
+            raise UsageError(what, where=text, hint="pass ROOT/NAME/VERSION")
         return _newest_version(path)
     return None
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path exists, or names a version of a dataset that does."""
+    """Whether a path exists, or names a version of an existing dataset."""
     home = _dataset_dir(path)
     return os.path.lexists(path) or (home != path and any(version_dirs(home.parent, home.name)))
 
 
 def unusable_reason(path: Path) -> str:
-    """Return why the version in folder `path` is not to be used, "" when nothing is said against all of it.
+    """Return why the version in folder `path` must not be used (retired or quarantined as a whole); "" if usable.
 
-    Raises DataError for a record that cannot be read.
+    Raises DataError for an unreadable record.
     """
     if why := retirement.retirement_reason(path):
         return why
     known = version_state.read_quarantine(path)
     if known and known.whole_version:
-        reason = format_cell(next(iter(known.reasons), "no reason is given"))
+        reason = format_cell(next(iter(known.reasons), "no reason given"))
         return f"in quarantine: {reason} (`pit dataset check {path} --release`)"
     return ""
 
 
 def split_dataset_path(text: str) -> tuple[Path, str]:
-    """Root and name of `ROOT/NAME`. Raises UsageError where there is no dataset."""
+    """Return root and name of `ROOT/NAME`. Raises UsageError if there is no dataset."""
     path = _path(text).absolute()
     if not any(version_dirs(path.parent, path.name)):
         if (path / FILE_NAME).is_file():
-            raise UsageError("this is one version of a dataset", where=str(path), hint=f"give {path.parent}")
+            what = "a version (expected a dataset, ROOT/NAME)"
+            raise UsageError(what, where=str(path), hint=f"pass {path.parent}")
         raise _unknown_error(path)
     return path.parent, path.name
 
 
 def require_root(root: Path) -> None:
-    """Raises UsageError for the folder of a dataset, or of a version, in place of the root that it is in."""
+    """Raise UsageError if `root` is the folder of a dataset or of a version."""
     path = _path(str(root)).absolute()
     for home in (path, path.parent):
-        # Folders of other things beside a root have a manifest.json too.
+        # Folders that are not versions may have a manifest.json, too.
         here = any(is_version(version.name) for version in version_dirs(home.parent, home.name))
         if here and not any(version_dirs(home)):
-            hint = f"give its root, {home.parent}"
-            raise UsageError("this is a dataset, or in one", where=str(root), hint=hint)
+            what = "a dataset or version (expected a root of datasets)"
+            raise UsageError(what, where=str(root), hint=f"pass {home.parent}")
 
 
 def _path(text: str) -> Path:
-    """As it is given, but `.` and `..` have names of their own. Raises UsageError for no text at all, and for a URL."""
+    """Return the path, with `.` and `..` made absolute. Raises UsageError for an empty text and for a URL."""
     if not text:
-        raise UsageError("no dataset is named", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
+        raise UsageError("dataset: empty path", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
     if "://" in text:
-        raise UsageError("a file system is read here", where=text, hint="stage it first: `pit-stage run`")
+        what = "dataset: a URL (expected a path)"
+        raise UsageError(what, where=text, hint="stage it first: `pit-stage run`")
     path = Path(text)
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # noqa: PTH100 (links stay)
 
 
 def warning_for(path: Path) -> str:
-    """Return what is to be said to those who begin with the version in folder `path`, "" for nothing."""
+    """Return the warning for users of the version in folder `path`; "" if none."""
     try:
         why = unusable_reason(path)
     except DataError as error:
-        why = f"perhaps not to be used: {error}"
-    return f"{path} is {why}" if why else ""
+        why = f"state unknown: {error}"
+    return f"{path}: {why}" if why else ""
 
 
 def _dataset_dir(path: Path) -> Path:
-    """Return the dataset's folder where a path that does not exist names one of its versions, else the path."""
+    """Return the dataset's folder for a text with a tag or prefix of a version; for an existing path, the path."""
     if os.path.lexists(path):
         return path
     name, at, _ = path.name.partition("@")
@@ -132,7 +135,7 @@ def _version_of_tag(root: Path, name: str, tag: str) -> Path:
         raise UsageError(f'no tag "{tag}"', where=where, hint=suggest(tag, known) or "`pit dataset tag` sets one")
     path = root / name / known[tag].version
     if not (path / FILE_NAME).is_file():
-        what = f"the tag names {known[tag].version}, which is not there"
+        what = f"tag: version {known[tag].version} is missing"
         raise DataError(what, where=where, hint="move the tag, or ingest that version again")
     return path
 
@@ -153,8 +156,8 @@ def _newest_version(home: Path) -> Path:
         kept = version_state.read_quarantine(path)
         if path.name not in gone and not (kept and kept.whole_version):
             return path
-    hint = "name one: ROOT/NAME/VERSION; or take one back: `pit dataset retire --undo`"
-    raise UsageError("all its versions are retired or in quarantine", where=str(home), hint=hint)
+    hint = "pass ROOT/NAME/VERSION, or undo: `pit dataset retire --undo`"
+    raise UsageError("dataset: all versions are retired or in quarantine", where=str(home), hint=hint)
 
 
 def _unknown_error(path: Path) -> UsageError:

@@ -1,4 +1,4 @@
-"""Which versions are retired: nobody is to begin with them any more, and `gc` takes them once their grace is over."""
+"""Read the retirement records of versions: a retired version must not be used, and `gc` removes it after its grace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from pitools.store.version_list import published_at
 
 
 class Retirement(Record, frozen=True, kw_only=True, tag="pit.dataset-retirement/1"):
-    """A version that may go once its grace is grace_ends: `grace_s` seconds, or as many as `gc` is told, if these are
-    more.
+    """The retirement of a version. grace_s: the least time in seconds from `retired_at` to its removal by `gc`.
 
-    published: of the version that is meant. The same content, ingested again, is not retired.
+    published: time of publication of the retired version. The same content, ingested later, is not retired.
     """
 
     name: str
@@ -34,36 +33,36 @@ class Retirement(Record, frozen=True, kw_only=True, tag="pit.dataset-retirement/
     grace_s: int = 0
 
     def grace_ends(self, grace_s: int) -> datetime:
-        """When its grace is over."""
+        """Return the end of the grace, the longer of the record's and `grace_s` seconds."""
         return datetime.fromisoformat(self.retired_at) + timedelta(seconds=max(self.grace_s, grace_s))
 
 
 def read_retirements(root: Path, name: str) -> dict[str, Retirement]:
-    """The retired versions of a dataset that are there. Raises DataError for a record that cannot be read."""
+    """Return the existing retired versions of a dataset, by version. Raises DataError for an unreadable record."""
     found = (retirement_of(root, name, path.stem, root / name / path.stem) for path in retirement_files(root, name))
     return {record.version: record for record in found if record}
 
 
 def retirement_files(root: Path, name: str) -> list[Path]:
-    """The files that say so, also those of versions that are gone."""
+    """Return the dataset's retirement records, also of removed versions."""
     return version_state.list_names(version_state.retired_file(root, name, "").parent, ".json")
 
 
 def retirement_of(root: Path, name: str, version: str, folder: Path) -> Retirement | None:
-    """The record of the version that is in `folder` now, None where it is not retired. Raises DataError."""
+    """Return the retirement of the version in `folder`; None if it is not retired. Raises DataError."""
     path = version_state.retired_file(root, name, version)
     try:
         with open_regular(path) as file:
             record = decode_json(file.read(), Retirement)
             written = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
         if datetime.fromisoformat(record.retired_at) < written - version_state.SKEW:
-            # A clock that was behind must not shorten the grace.
+            # A clock that was slow must not shorten the grace.
             record = msgspec.structs.replace(record, retired_at=timestamps.to_rfc3339(written))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, ValueError, TypeError) as error:  # TypeError: a time without a zone
-        hint = "remove it, and retire the version again"
-        raise DataError(f"not the record of a retirement: {error}", where=str(path), hint=hint) from error
+        hint = f"remove the file, and run `pit dataset retire {folder}` again"
+        raise DataError(f"not a retirement record: {error}", where=str(path), hint=hint) from error
     try:
         is_meant = record.published == published_at((folder / FILE_NAME).stat().st_mtime_ns)
     except OSError:
@@ -72,7 +71,7 @@ def retirement_of(root: Path, name: str, version: str, folder: Path) -> Retireme
 
 
 def retirement_reason(path: Path) -> str:
-    """Return since when and why the version in folder `path` is retired, "" when it is not. Raises DataError."""
+    """Return time and reason of the retirement of the version in folder `path`; "" if not retired. Raises DataError."""
     whole = path.resolve()
     record = retirement_of(whole.parent.parent, whole.parent.name, whole.name, whole)
     if record is None:

@@ -1,7 +1,7 @@
-"""Tags: names that are moved from version to version, by compare-and-swap without a lock.
+"""Tags of versions, moved by compare-and-swap without a lock.
 
-tags/prod/1.json  2.json  3.json     a move is link(2) of a finished file to the next number: where two try, one
-                                     meets EEXIST, on every file system that has hard links, NFS and Lustre too
+tags/prod/1.json  2.json  3.json     a move is link(2) of a finished file to the next number: of two concurrent moves
+                                     one fails with EEXIST, on all file systems with hard links (NFS, Lustre)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
 class Tag(Record, frozen=True, kw_only=True, tag="pit.dataset-tag/1"):
-    """What a tag of dataset `name` was moved to, as move number `number`; version: "" where it was removed."""
+    """Move number `number` of a tag of dataset `name`. version: the new version, "" for removal."""
 
     name: str
     tag: str
@@ -45,7 +45,7 @@ class _Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_tags(root: Path, name: str) -> dict[str, Tag]:
-    """What the dataset's tags name now, by tag. Raises DataError."""
+    """Return the current tags of a dataset by name. Raises DataError."""
     found = {}
     for tag in tag_names(root, name):
         value = current_tag(root, name, tag)
@@ -55,38 +55,38 @@ def read_tags(root: Path, name: str) -> dict[str, Tag]:
 
 
 def tag_names(root: Path, name: str) -> list[str]:
-    """The tags that there are or ever were."""
+    """Return the names of all tags, also of removed ones."""
     return [folder.name for folder in version_state.list_names(version_state.tags_dir(root, name))]
 
 
 def current_tag(root: Path, name: str, tag: str) -> Tag | None:
-    """The tag's last move, which may be its removal; None where there never was such a tag. Raises DataError."""
+    """Return the tag's last move, which may be its removal; None if it never existed. Raises DataError."""
     number = max(_numbers(version_state.tags_dir(root, name) / tag), default=0)
     value = _read(root, name, tag, number) if number else None
-    # The names of a folder may be remembered from a moment ago, a file that is opened is asked for.
+    # An NFS client may cache a folder's names, but revalidates a file on open.
     while later := _read(root, name, tag, number + 1):
         number, value = number + 1, later
     return value
 
 
 def tag_history(root: Path, name: str, tag: str) -> list[Tag]:
-    """Every move of the tag, oldest first. Raises DataError."""
+    """Return all moves of the tag, oldest first. Raises DataError."""
     numbers = sorted(_numbers(version_state.tags_dir(root, name) / tag))
     return [value for number in numbers if (value := _read(root, name, tag, number))]
 
 
 def move_tag(root: Path, name: str, tag: str, version: str, *, expect: str | None = None, reason: str = "") -> Tag:
-    """Let the tag name version `version` ("": none), if it still names `expect` (None: what it names as this begins).
+    """Move the tag to `version` ("": remove it) if it still names `expect` (None: the version at the call's start).
 
-    Raises TryLater when somebody else moved it, UsageError for a version that is missing or retired, DataError for
-    one with a damaged manifest, and as `current`.
+    Raises TryLater after a concurrent move, UsageError for a missing or retired version, DataError for a damaged
+    manifest, and as `current_tag`.
     """
     if not _TAG.fullmatch(tag):
         hint = "use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first"
-        raise UsageError(f"a tag cannot be named {tag!r}", hint=hint)
+        raise UsageError(f"tag {tag!r}: not a valid name", hint=hint)
     before = current_tag(root, name, tag)
     held = before.version if before else ""
-    if before and held == version:  # also what a repeated command finds
+    if before and held == version:  # also after a repeated command
         return before
     if expect is not None and expect != held:
         raise _lost_race_error(root, name, tag, before)
@@ -107,7 +107,7 @@ def move_tag(root: Path, name: str, tag: str, version: str, *, expect: str | Non
 
 
 def _append_move(root: Path, name: str, tag: str, number: int, to: str, reason: str) -> Tag:
-    """Make the next entry of the history. Raises TryLater when there is one."""
+    """Append an entry to the history. Raises TryLater if another process was first."""
     folder = version_state.tags_dir(root, name) / tag
     entry = _Move(version=to, moved_at=timestamps.now_rfc3339(), moved_by=version_state.current_user(), reason=reason)
     temporary = folder / f".{number}.{os.urandom(8).hex()}"
@@ -120,7 +120,7 @@ def _append_move(root: Path, name: str, tag: str, number: int, to: str, reason: 
         try:
             os.link(temporary, folder / f"{number}.json")
         except OSError:
-            # NFS repeats a request whose answer was lost, and then finds what the first one made.
+            # NFS repeats a request after a lost reply, and then fails on the link that the first request made.
             if temporary.stat().st_nlink != 2:
                 raise
         fsync_dir(folder)
@@ -149,7 +149,7 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = f"remove {path.name}: then the tag names what it did before"
+        hint = f"remove {path.name}: then the tag names its previous version"
         raise DataError(f"not a tag's value: {error}", where=str(path), hint=hint) from error
     return Tag(name=name, tag=tag, number=number, **msgspec.structs.asdict(entry))
 
@@ -157,24 +157,22 @@ def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
 def _require_version(root: Path, name: str, version: str) -> None:
     where = f"{root / name}/{version}"
     if not is_version(version):
-        raise UsageError(f"{version!r} is not a version", where=where, hint=f"see `pit dataset list {root}`")
+        raise UsageError(f"version {version!r}: not a digest", where=where, hint=f"see `pit dataset list {root}`")
     try:
         with open_regular(root / name / version / FILE_NAME) as opened:
             found = manifest.version_of(opened.read())
     except OSError as error:
         hint = f"see `pit dataset list {root}`"
-        raise UsageError("there is no such version", where=where, hint=hint) from error
+        raise UsageError("no such version", where=where, hint=hint) from error
     if found != version:
-        hint = f"pit dataset check {where}; another version is whole: pit dataset list {root}"
-        raise DataError("its manifest is not the one that the folder is named after", where=where, hint=hint)
+        hint = f"`pit dataset check {where}`, or choose another version: `pit dataset list {root}`"
+        raise DataError(f"manifest: of another version (expected {version}, got {found})", where=where, hint=hint)
     if retirement.retirement_of(root, name, version, root / name / version):
-        raise UsageError("the version is retired", where=where, hint=f"pit dataset retire --undo {where}")
+        raise UsageError("version: retired", where=where, hint=f"pit dataset retire --undo {where}")
 
 
 def _lost_race_error(root: Path, name: str, tag: str, winner: Tag | None) -> TryLater:
-    what = (
-        f"{winner.moved_by} moved it to {winner.version or 'nothing'} at {winner.moved_at}"
-        if winner
-        else "there is no such tag"
-    )
-    return TryLater(what, where=f"{root / name}@{tag}", hint="look at it, and move it again if you still want to")
+    what = "tag: not found"
+    if winner:
+        what = f"tag: {winner.moved_by} moved it to {winner.version or 'nothing'} at {winner.moved_at}"
+    return TryLater(what, where=f"{root / name}@{tag}", hint="check the tag, and repeat the move if it is still needed")

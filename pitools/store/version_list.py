@@ -24,19 +24,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def is_name(name: str) -> bool:
-    """Return whether a dataset can be called so."""
+    """Whether `name` is a valid dataset name."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_version(name: str) -> bool:
-    """Return whether a folder of this name can be a version, which is a digest."""
+    """Whether `name` has the form of a version, which is a digest."""
     return _VERSION.fullmatch(name) is not None
 
 
 def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
-    """Yield the folders of published versions in a root, or of one dataset in it, by its name, then oldest first.
+    """Yield the folders of published versions in a root, or of dataset `name`, ordered by name, then oldest first.
 
-    What cannot be read, or goes meanwhile, is passed over, and so are links that have another name, such as `latest`.
+    Skips unreadable and removed folders, and links that are not named as a version, such as `latest`.
     """
     found = []
     for home in _list_dir(root) if name is None else [name]:
@@ -49,15 +49,15 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
 
 
 class _Group(msgspec.Struct):
-    """What is looked at of a group's `zarr.json`."""
+    """The part of a group's `zarr.json` that is read."""
 
     attributes: dict[str, Any] = {}
 
 
 def lost_manifest(name: str, metadata: Callable[[], bytes], where: str) -> DataError | None:
-    """Return what is to be said of a store without a manifest that is a version which had one; None of any other.
+    """Return the error for a version that has lost its manifest; None for any other store without one.
 
-    name: of its folder. metadata: reads its `zarr.json`.
+    name: of the folder. metadata: reads its `zarr.json`.
     """
     if not is_version(name):
         return None
@@ -68,11 +68,11 @@ def lost_manifest(name: str, metadata: Callable[[], bytes], where: str) -> DataE
     if schema != SCHEMA:
         return None
     hint = "copy manifest.json back from another copy of this version, or ingest its recordings again"
-    return DataError("a version that has lost its manifest.json: nothing in it can be verified", where=where, hint=hint)
+    return DataError("version: lost its manifest.json, so its files cannot be verified", where=where, hint=hint)
 
 
 def lost_manifest_of(folder: Path) -> DataError | None:
-    """`lost_manifest`, of a folder."""
+    """Return `lost_manifest` of a folder."""
 
     def metadata() -> bytes:
         with open_regular(folder / "zarr.json") as file:
@@ -82,7 +82,7 @@ def lost_manifest_of(folder: Path) -> DataError | None:
 
 
 def published_at(mtime_ns: int) -> str:
-    """Return when a version came to be here, from its manifest's time of last write."""
+    """Return a version's time of publication, which is the mtime of its manifest."""
     return timestamps.to_rfc3339(datetime.fromtimestamp(mtime_ns // 1_000_000 / 1000, UTC))
 
 

@@ -1,11 +1,11 @@
-"""What may change about a published version lies beside it, in files that need no lock, on NFS and Lustre too.
+"""Read and write the mutable state of published versions, in files that need no lock, also on NFS and Lustre.
 
 <root>/<name>/.catalog/
-    tags/<tag>/<n>.json             n = 1, 2, …: a tag's history; the highest is what it names now
-    retired/<version>.json          when, why, by whom: `gc` may take it once the grace is over
-    quarantine/<version>.json       pit.quarantine/1: episodes that are not to be trained on, and why
-    leases/<version>/<unique>.json  who reads the version, and until when at most
-<root>/.trash/                      what `gc` is removing
+    tags/<tag>/<n>.json             n = 1, 2, …: a tag's history; the highest is current
+    retired/<version>.json          pit.dataset-retirement/1: `gc` may remove the version after its grace
+    quarantine/<version>.json       pit.quarantine/1: episodes to be excluded from training, with reasons
+    leases/<version>/<unique>.json  a reader of the version, and the end of its lease
+<root>/.trash/                      versions that `gc` is removing
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pitools.core.record import Record, decode_json
 from pitools.store.manifest import FILE_NAME
 
 CATALOG, TRASH = ".catalog", ".trash"
-# Clocks of two hosts may differ by so much: a lease is taken for over only this long after its end.
+# Tolerated clock difference of two hosts: a lease expires this long after its end.
 SKEW = timedelta(minutes=10)
 
 
 class Quarantine(Record, frozen=True, kw_only=True, tag="pit.quarantine/1"):
-    """What is not to be trained on: the whole version, for `reasons`, or episodes by number, each with its reasons."""
+    """Exclusion from training: of the whole version, with `reasons`, or of episodes: number → reasons."""
 
     whole_version: bool
     set_at: str
@@ -42,7 +42,7 @@ class Quarantine(Record, frozen=True, kw_only=True, tag="pit.quarantine/1"):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lease, for `purpose`, and until when (RFC 3339) at most."""
+    """A lease. until: its end, RFC 3339. purpose: of the holder, such as a run's name."""
 
     until: str
     host: str
@@ -51,42 +51,42 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def utc_now() -> datetime:
-    """The present, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def current_user() -> str:
-    """Who is doing this, as `user@host`."""
+    """Return the user of this process, as `user@host`."""
     return f"{trust.user_name(os.geteuid())}@{os.uname().nodename}"
 
 
 def catalog_dir(root: Path, name: str) -> Path:
-    """Where all lies that may change about the versions of a dataset."""
+    """Return the folder of the mutable state of a dataset's versions."""
     return root / name / CATALOG
 
 
 def tags_dir(root: Path, name: str) -> Path:
-    """Folders of the dataset's tags."""
+    """Return the folder of the dataset's tags."""
     return catalog_dir(root, name) / "tags"
 
 
 def retired_file(root: Path, name: str, version: str) -> Path:
-    """The record of a version's retirement."""
+    """Return the file of a version's retirement."""
     return catalog_dir(root, name) / "retired" / f"{version}.json"
 
 
 def quarantine_file(root: Path, name: str, version: str) -> Path:
-    """The record of a version's quarantine."""
+    """Return the file of a version's quarantine."""
     return catalog_dir(root, name) / "quarantine" / f"{version}.json"
 
 
 def leases_dir(root: Path, name: str, version: str) -> Path:
-    """The leases on a version."""
+    """Return the folder of the leases on a version."""
     return catalog_dir(root, name) / "leases" / version
 
 
 def write_annotation(path: Path, record: msgspec.Struct, *, durable: bool = True) -> None:
-    """Write one record of the catalog, whole or not at all. Raises NoSpace or ClusterError."""
+    """Write one record of the catalog atomically. Raises NoSpace or ClusterError."""
     try:
         make_dir(path.parent)
     except OSError as error:
@@ -95,10 +95,7 @@ def write_annotation(path: Path, record: msgspec.Struct, *, durable: bool = True
 
 
 def make_dir(path: Path) -> None:
-    """Make a folder of the catalog, with the permissions of the one it is in: whoever may add a version may tag one.
-
-    Raises OSError.
-    """
+    """Create a folder of the catalog with its parent's mode: users who may add a version may tag it. Raises OSError."""
     if path.is_dir():
         return
     make_dir(path.parent)
@@ -108,7 +105,7 @@ def make_dir(path: Path) -> None:
 
 
 def read_quarantine(path: Path) -> Quarantine | None:
-    """What is in quarantine of the version in folder `path`; None where nothing is. Raises DataError."""
+    """Return the quarantine of the version in folder `path`; None if there is none. Raises DataError."""
     file = quarantine_file(*_split_path(path))
     try:
         with open_regular(file) as opened:
@@ -116,15 +113,12 @@ def read_quarantine(path: Path) -> Quarantine | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = f"remove it, and find the faults again: pit dataset check {path} --quarantine"
+        hint = f"remove the file, and repeat `pit dataset check {path} --quarantine`"
         raise DataError(f"not a record of a quarantine: {error}", where=str(file), hint=hint) from error
 
 
 def set_quarantine(path: Path, record: Quarantine | None) -> None:
-    """Put the version in folder `path` in quarantine, wholly or in part, or (None) take it out of it.
-
-    Raises NoSpace or ClusterError.
-    """
+    """Write the quarantine of the version in folder `path`; None removes it. Raises NoSpace or ClusterError."""
     file = quarantine_file(*_split_path(path))
     if record is not None:
         write_annotation(file, record)
@@ -136,15 +130,15 @@ def set_quarantine(path: Path, record: Quarantine | None) -> None:
 
 
 class Lease:
-    """A version that `gc` leaves alone until a given time, or until the lease is ended."""
+    """A lease on a version, which `gc` does not remove before its end or release."""
 
     def __init__(self, file: Path, purpose: str, clock: Callable[[], datetime]) -> None:
         self.file, self._purpose, self._present = file, purpose, clock
 
     def extend(self, until_s: float) -> None:
-        """Let it end `until_s` seconds from now. Nobody else renews it. Raises NoSpace or ClusterError."""
+        """Set the end to `until_s` seconds from now. Raises NoSpace or ClusterError."""
         until = timestamps.to_rfc3339(self._present() + timedelta(seconds=until_s))
-        # Not synced: where the host dies, so does who holds the lease.
+        # Not synced: after a crash of the host, the lease's holder is gone, too.
         write_annotation(
             self.file,
             LeaseRecord(until=until, host=os.uname().nodename, pid=os.getpid(), purpose=self._purpose),
@@ -152,8 +146,8 @@ class Lease:
         )
 
     def release(self) -> None:
-        """Let go of the version."""
-        with contextlib.suppress(OSError):  # then it ends by itself
+        """End the lease."""
+        with contextlib.suppress(OSError):  # then it expires
             self.file.unlink()
 
 
@@ -161,33 +155,33 @@ class Lease:
 def leased_version(
     path: Path, until_s: float, purpose: str, *, clock: Callable[[], datetime] = utc_now
 ) -> Iterator[Lease]:
-    """Keep the version in folder `path` from `gc` for `until_s` seconds at most, or to the end of the block.
+    """Protect the version in folder `path` from `gc` for the block, and for at most `until_s` seconds.
 
-    purpose: whom to ask about it, such as a run's name. Raises DataError when it is not there (any more), NoSpace or
-    ClusterError where its catalog cannot be written.
+    purpose: of the holder, such as a run's name. Raises DataError if the version is missing, NoSpace or ClusterError if
+    the catalog cannot be written.
     """
     if until_s <= 0:
-        raise UsageError(f"a lease cannot last {until_s} s")
+        raise UsageError(f"lease: expected a positive duration, got {until_s} s")
     _require_exists(path)
     root, name, version = _split_path(path)
     unique = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}.json"
     held = Lease(leases_dir(root, name, version) / unique, purpose, clock)
     held.extend(until_s)
     try:
-        _require_exists(path)  # `gc` looks at leases after it took a version: one of the two sees the other
+        _require_exists(path)  # `gc` reads leases after it moved a version: one of the two detects the other
         yield held
     finally:
         held.release()
 
 
 def lease_records(root: Path, name: str, version: str, moment: datetime) -> list[LeaseRecord]:
-    """Who holds a lease on a version at this moment, or did so within the last minutes: clocks differ."""
+    """Return the leases on a version that have not expired at `moment`, with SKEW of tolerance."""
     found = ((file, _read_lease(file)) for file in list_names(leases_dir(root, name, version), ".json"))
     return [reader for _, reader in found if reader and not _has_expired(reader, moment)]
 
 
 def remove_expired_leases(folder: Path, moment: datetime) -> None:
-    """Remove the leases of one version that are over, as killed processes leave them."""
+    """Remove the expired leases of one version, which killed processes leave."""
     for file in list_names(folder, ".json"):
         if (reader := _read_lease(file)) and _has_expired(reader, moment):
             with contextlib.suppress(OSError):
@@ -195,7 +189,7 @@ def remove_expired_leases(folder: Path, moment: datetime) -> None:
 
 
 def _read_lease(file: Path) -> LeaseRecord | None:
-    """The lease in a file, None where it has just ended. What cannot be read may well be one, without an end."""
+    """Return the lease in a file; None if it was just removed. An unreadable file counts as a lease without an end."""
     try:
         with open_regular(file) as opened:
             reader = decode_json(opened.read(), LeaseRecord)
@@ -212,7 +206,7 @@ def _has_expired(reader: LeaseRecord, moment: datetime) -> bool:
 
 
 def list_names(folder: Path, suffix: str = "") -> list[Path]:
-    """What a folder of the catalog holds under names that end so, sorted; nothing where there is no folder."""
+    """Return the files of a catalog folder with this suffix, sorted; none if the folder is missing."""
     try:
         found = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -221,9 +215,9 @@ def list_names(folder: Path, suffix: str = "") -> list[Path]:
 
 
 def revalidate_nfs(folder: Path) -> datetime | None:
-    """See a folder of a network file system as it is now; what its server's clock says, None where we may not write.
+    """Revalidate a folder's names on NFS, and return the server's time; None without write permission.
 
-    An NFS client may go by names up to a minute old, but asks again after a change of its own.
+    An NFS client may cache names for a minute, but revalidates them after its own change.
     """
     probe = folder / f".probe.{os.urandom(8).hex()}"
     try:
@@ -239,16 +233,16 @@ def revalidate_nfs(folder: Path) -> datetime | None:
 
 
 def _split_path(path: Path) -> tuple[Path, str, str]:
-    """Root, name and version of a version's folder."""
+    """Return root, name and version of a version's folder."""
     whole = path.resolve()
     return whole.parent.parent, whole.parent.name, whole.name
 
 
 def _require_exists(path: Path) -> None:
     try:
-        # Opened, since on NFS a look at the name alone may be answered from memory.
+        # Opened, since an NFS client may answer a stat from its cache.
         with open_regular(path / FILE_NAME):
             return
     except OSError as error:
         hint = "see `pit dataset list`; if `gc` took it, ingest or rebuild it again"
-        raise DataError(f"the version is not there: {error.strerror}", where=str(path), hint=hint) from error
+        raise DataError(f"version: missing: {error.strerror}", where=str(path), hint=hint) from error

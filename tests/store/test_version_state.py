@@ -77,7 +77,7 @@ def test_lease_of_a_killed_process(version) -> None:
 def test_lease_of_what_is_not_there(version, tmp_path) -> None:
     """There is no lease on a version that is missing, also where it goes while the lease is written; nor of no time."""
     with (
-        pytest.raises(DataError, match="not there"),
+        pytest.raises(DataError, match="missing"),
         version_state.leased_version(tmp_path / "root/reach/none", 60, "job"),
     ):
         pass
@@ -91,7 +91,7 @@ def test_lease_of_what_is_not_there(version, tmp_path) -> None:
 
     with (
         patch("pitools.store.version_state.write_annotation", removed),
-        pytest.raises(DataError, match="not there"),
+        pytest.raises(DataError, match="missing"),
         version_state.leased_version(version, 60, "job"),
     ):
         pass

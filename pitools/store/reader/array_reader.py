@@ -1,11 +1,11 @@
-"""Steps of an array, read from its files into the caller's memory; every chunk is checked before it is believed.
+"""Read steps of an array from its files into the caller's memory, and verify the checksums of chunks.
 
-    read_into(out, 40, 104):  chunk 1 │ chunk 2 │ chunk 3 │ chunk 4     one preadv for each file
-                              raw: straight into `out`; else into a buffer of the thread, and decoded into `out`
+    read_into(out, 40, 104):  chunk 1 │ chunk 2 │ chunk 3 │ chunk 4     one preadv per file
+                              raw: directly into `out`; else into a thread-local buffer, then decoded into `out`
 
-A chunk's checksum is compared when this process reads the chunk for the first time, or each time, or never. Published
-files do not change, so the first time is what protects from bit rot at rest; each time also from a failing disk. For
-that a chunk is read whole, else, where it is raw, only what is wanted of it.
+A chunk's checksum is compared at this process's first read of the chunk, at each read, or never. Published files do not
+change, so the first comparison detects bit rot at rest; comparing at each read also detects a failing disk. Comparing
+requires the whole chunk; otherwise only the requested bytes of a raw chunk are read.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from pitools.store.zarr.metadata import ShardingSpec
 from pitools.store.zarr.shard_index import NOT_STORED, ShardError
 
 CheckMode = Literal["first", "always", "never"]
-# A descriptor of a version's file by its path there. Raises OSError, PitError.
+# Maps a path in a version to a new descriptor. Raises OSError, PitError.
 Opener = Callable[[str], int]
-# Descriptors of one array that are kept open.
+# Open descriptors per array.
 _OPEN_FILES = 256
-# Bytes between two chunks that are read along with them rather than by a call of their own.
+# Chunks with a gap of at most this size are read, with the gap, by one call.
 _GAP_BYTES = 64 << 10
 _IOV_MAX = 512
-# The kernel copies a third faster where file and memory lie alike in their cache lines.
+# The kernel copies a third faster if file offset and memory address are equal modulo the cache line.
 _CACHE_LINE = 64
 _RETRY_HINT = "stage it again, or run `pit-stage check` on it"
 
 
 class ChunkNotStored(Exception):
-    """A chunk that is not stored, which in Zarr means the fill value: for zarr-python to read."""
+    """A chunk is not stored, which means the fill value in Zarr. The caller then reads by zarr-python."""
 
 
 class _ChunkSlice(NamedTuple):
-    """A chunk and the steps of it that are wanted. start, stop: in its file; low: the chunk's first step there."""
+    """The requested steps of a chunk, counted from the file's first step. low: first step of the chunk."""
 
     number: int
     low: int
@@ -60,7 +60,7 @@ class _ChunkSlice(NamedTuple):
 
 
 class ArrayReader:
-    """One array's steps. Any threads may read at once; a forked process may go on reading."""
+    """A reader of one array. Safe for threads and across forks."""
 
     def __init__(
         self,
@@ -71,36 +71,37 @@ class ArrayReader:
         check_mode: CheckMode = "first",
         opener: Opener | None = None,
     ) -> None:
-        """opener: opens the files, where that is not just to open those in the folder."""
+        """opener: opens the array's files; None: those in `folder`."""
         self.name, self.layout = name, layout
         self._folder, self._check = folder, check_mode if layout.crc else "never"
         self._decoder = decoder_for(layout.codec)
         self._raw_bytes = layout.chunk_bytes + 4 * layout.crc
         self._scratch = threading.local()
         self._path = partial(_path, name, len(layout.shape))
-        # C code, so no lock of it can be held by another thread while this process forks; and of no method of this
-        # object: files in such a cycle stay open until Python looks for cycles.
+        # lru_cache is C code: no other thread can hold its lock during a fork. A partial of a function, not a method:
+        # a reference cycle would keep files open until the next run of the garbage collector.
         opened = partial(_open, folder, opener or partial(open_below, folder), self._path, layout.sharding)
         self._file = lru_cache(maxsize=_OPEN_FILES)(opened)
         _READERS.add(self)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Steps [start, stop): (stop - start, *row). Raises as `read_into`."""
+        """Return steps [start, stop) as (stop - start, *row). Raises as `read_into`."""
         out = np.empty((stop - start, *self.layout.shape[1:]), self.layout.dtype)
         self.read_into(out, start, stop)
         return out
 
     def read_into(self, out: NDArray[Any], start: int, stop: int) -> None:
-        """Fill `out`, (stop - start, *row), C-contiguous, of the array's type, with these steps.
+        """Fill `out` with steps [start, stop). out: (stop - start, *row), C-contiguous, of the array's dtype.
 
-        Raises IndexError for steps that are not there, DataError for a file that is missing, cut short or damaged,
-        Absent for a chunk that is not stored.
+        Raises IndexError for steps out of range, DataError for a missing, truncated or damaged file, ChunkNotStored.
         """
         known = self.layout
         if not 0 <= start <= stop <= known.shape[0]:
-            raise IndexError(f"steps [{start}, {stop}) of {self.name}, which has {known.shape[0]}")
-        if not out.flags.c_contiguous:  # else what is filled would be a copy of it
-            raise ValueError("`out` is not C-contiguous")
+            raise IndexError(
+                f"steps [{start}, {stop}) of {self.name}: out of range (expected at most {known.shape[0]})"
+            )
+        if not out.flags.c_contiguous:  # else reshape would return a copy
+            raise ValueError("`out`: not C-contiguous")
         view = out.reshape(-1).view(np.uint8).data
         tally = thread_stats()
         tally.path = self._path
@@ -116,10 +117,10 @@ class ArrayReader:
             else:
                 self._read_encoded(number, at - low, end - low, part)
             at = end
-        tally.path = None  # else it would keep this reader, and its files open
+        tally.path = None  # the reference would keep the files of this reader open
 
     def _read_raw(self, number: int, start: int, stop: int, out: memoryview) -> None:
-        """Straight to `out`; of a chunk that is to be checked, what is not wanted goes to memory of this thread."""
+        """Read raw chunks directly into `out`; other bytes of a chunk to be verified go to a thread-local buffer."""
         file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
         pieces = self._chunk_slices(start, stop)
         room = self._buffer(2 * whole + 4 * len(pieces) + _GAP_BYTES)
@@ -130,7 +131,7 @@ class ArrayReader:
         for piece in pieces:
             offset, size = self._chunk_range(number, file, piece.number)
             if size != self._raw_bytes:
-                raise self._damaged(number, piece.number, f"has {size} bytes, not {self._raw_bytes}")
+                raise self._damaged(number, piece.number, f"wrong size (expected {self._raw_bytes} bytes, got {size})")
             skip, length = (piece.start - piece.low) * row, (piece.stop - piece.start) * row
             at = (piece.start - start) * row
             views = [out[at : at + length]]
@@ -180,7 +181,7 @@ class ArrayReader:
                 else:
                     self._decoder.partial(encoded, (piece.start - piece.low) * row, target, decoded)
             except (ValueError, RuntimeError) as error:
-                raise self._damaged(number, piece.number, f"cannot be decoded: {error}") from error
+                raise self._damaged(number, piece.number, f"decoding failed: {error}") from error
 
     def _chunk_slices(self, start: int, stop: int) -> list[_ChunkSlice]:
         chunk = self.layout.chunk
@@ -190,29 +191,31 @@ class ArrayReader:
         ]
 
     def _chunk_range(self, number: int, file: OpenShard, chunk: int) -> tuple[int, int]:
-        """Where a chunk's encoded bytes are."""
+        """Return offset and size of a chunk's encoded bytes. Raises ChunkNotStored, DataError."""
         offset, size = file.index.offsets[chunk], file.index.sizes[chunk]
         if offset == NOT_STORED and size == NOT_STORED:
             raise ChunkNotStored
         if offset < file.index.first or offset + size > file.index.last:
-            raise self._damaged(number, chunk, f"lies at bytes {offset} to {offset + size}, outside its file")
+            valid = f"{file.index.first} to {file.index.last}"
+            what = f"outside the file's data (expected bytes {valid}, got {offset} to {offset + size})"
+            raise self._damaged(number, chunk, what)
         return offset, size
 
     def _must_verify(self, file: OpenShard, chunk: int) -> bool:
-        """Whether the chunk's checksum is to be compared."""
+        """Whether the chunk's checksum must be compared."""
         return self._check == "always" or (self._check == "first" and not file.verified[chunk])
 
     def _verify_chunk(self, number: int, file: OpenShard, chunk: int, views: list[memoryview]) -> None:
-        """Believe a chunk, which lies in these views one after another and ends in its checksum, or raise."""
+        """Compare a chunk's CRC-32C. views: the consecutive parts of the chunk, then the checksum. Raises DataError."""
         found = 0
         for view in views[:-1]:
             found = crc32c(view, found)
         if found != int.from_bytes(views[-1], "little"):
-            raise self._damaged(number, chunk, "is not what its checksum says")
+            raise self._damaged(number, chunk, "checksum mismatch")
         file.verified[chunk] = 1
 
     def _read_exactly(self, number: int, file: OpenShard, views: list[memoryview], offset: int) -> None:
-        """Read the views full, one after another."""
+        """Fill consecutive views from `offset` on. Raises DataError at the end of the file."""
         wanted = sum(map(len, views))
         count = os.preadv(file.descriptor, views, offset)
         while count < wanted:  # rare: a signal, or the end of the file
@@ -222,16 +225,16 @@ class ArrayReader:
                 skip -= min(skip, len(view))
             more = os.preadv(file.descriptor, [view for view in rest if view], offset + count)
             if not more:
-                what = f"{self._path(number)}: it ends after byte {offset + count}"
+                what = f"{self._path(number)}: truncated (expected {offset + wanted} bytes, got {offset + count})"
                 raise DataError(what, where=str(self._folder), hint=_RETRY_HINT)
             count += more
         thread_stats().bytes += wanted
 
     def _buffer(self, size: int) -> memoryview:
-        """Memory of this thread's own, of at least so many bytes."""
+        """Return this thread's buffer, of at least `size` bytes."""
         kept: memoryview | None = getattr(self._scratch, "buffer", None)
         if kept is None or len(kept) < size:
-            # Private: what a forked child reads must not come to lie in what its parent reads.
+            # MAP_PRIVATE: a read in a forked child must not change its parent's buffer.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             kept = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20), flags))
         return kept
@@ -239,7 +242,7 @@ class ArrayReader:
     def _damaged(self, number: int, chunk: int, what: str) -> DataError:
         first = number * self.layout.shard + chunk * self.layout.chunk
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
-        what = f"{self.name}: {chunk_text} of {self._path(number)} {what}"
+        what = f"{self.name}: {chunk_text} of {self._path(number)}: {what}"
         return DataError(what, where=str(self._folder), hint=_RETRY_HINT)
 
 
@@ -257,7 +260,7 @@ def _open(
     try:
         return open_shard(descriptor, sharding)
     except ShardError as broken:
-        what = f"{path(number)}: {broken.flaw.kind}: {broken.flaw.expected}, found {broken.flaw.got}"
+        what = f"{path(number)}: {broken.flaw.kind}: expected {broken.flaw.expected}, got {broken.flaw.got}"
         raise DataError(what, where=str(folder), hint=_RETRY_HINT) from broken
 
 
@@ -267,17 +270,17 @@ def _descriptor(opener: Opener, path: str) -> int:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-    # Many arrays under a low `ulimit -n`: none needs its files open, but for speed.
+    # Many arrays under a low `ulimit -n`: open files only save time, so all are closed.
     for reader in _READERS.copy():
         reader._file.cache_clear()
     return opener(path)
 
 
 def _path(name: str, dimensions: int, number: int) -> str:
-    """The file of an array's shard, or chunk, by its number along the first axis."""
+    """Return the path of an array's shard, or chunk, by its number along the first axis."""
     return f"{'' if name == '.' else f'{name}/'}c/{number}" + "/0" * (dimensions - 1)
 
 
 def open_below(folder: Path, path: str) -> int:
-    """A descriptor of a file below a folder; one of a link or a FIFO is refused, or read as what it is."""
+    """Open a file below a folder. Raises OSError for a link; never blocks on a FIFO."""
     return os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""A shard, or a file of one chunk, that is open for reading."""
+"""Open a shard, or a file of one chunk, for reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pitools.store.zarr.shard_index import BufferedFile, ShardError, ShardIndex,
 
 
 class OpenShard:
-    """checked: which chunks were found good. Closed when the last reader lets go of it."""
+    """An open shard. verified: 1 for each chunk whose checksum matched. The descriptor closes with the object."""
 
     def __init__(self, descriptor: int, index: ShardIndex) -> None:
         self.descriptor, self.index, self.verified = descriptor, index, bytearray(len(index.offsets))
@@ -21,7 +21,7 @@ class OpenShard:
 
 
 def open_shard(descriptor: int, sharding: ShardingSpec | None) -> OpenShard:
-    """What a descriptor is of, which is closed if it is of nothing that can be read. Raises Broken, OSError."""
+    """Read the index of the shard at a descriptor. Raises ShardError, OSError, and then closes the descriptor."""
     try:
         return OpenShard(descriptor, _index(descriptor, sharding))
     except BaseException:
@@ -33,7 +33,7 @@ def _index(descriptor: int, sharding: ShardingSpec | None) -> ShardIndex:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise ShardError("content", "a regular file", stat.filemode(found.st_mode))
-    # A window is asked for whole, and what lies behind it is another sample's, or nobody's: nothing to read ahead.
+    # A window is read completely, and the bytes after it belong to another sample: read-ahead is useless.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     if sharding is None:
         return ShardIndex(numbers("Q", [0]), numbers("Q", [found.st_size]), 0, found.st_size)

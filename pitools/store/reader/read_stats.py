@@ -1,6 +1,6 @@
-"""What each thread reads from files: how many bytes so far, and what it is reading now.
+"""Count the bytes that each thread reads from files, and keep the path of its current read.
 
-A loader takes the difference over a piece of work for the step log, and where nothing comes back it can say from where.
+A loader uses the count's difference over a batch for its statistics, and the path in the error for a stalled read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class ReadStats:
-    """Of one thread. bytes: read from files, or over a network, so far. at, number: what says where, of a number."""
+    """Statistics of one thread. bytes: read so far from files. path, number: `path(number)` is the file being read."""
 
     __slots__ = ("bytes", "number", "path")
 
@@ -20,8 +20,8 @@ class ReadStats:
 
     @property
     def where(self) -> str:
-        """What the thread read last, perhaps still reads; "" for nothing yet."""
-        path = self.path  # its own thread may let go of it meanwhile
+        """Return the file that the thread reads, "" if none."""
+        path = self.path  # a copy: its thread may set it to None in between
         return path(self.number) if path else ""
 
 
@@ -34,5 +34,5 @@ _THREAD = _ThreadLocal()
 
 
 def thread_stats() -> ReadStats:
-    """The tally of this thread; other threads may look at it."""
+    """Return the statistics of this thread; other threads may read them."""
     return _THREAD.tally

@@ -1,4 +1,4 @@
-"""Small arrays in memory: all of their steps, or of a part of a version the runs that are there, one after another."""
+"""Small arrays in memory: all of their steps, or the concatenated ranges of steps in a staged subset."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Runs = Sequence[tuple[int, int]]
 
 
 class ResidentArray:
-    """An array's steps that are here. rows: (steps, *row). is_complete: none was left out, so that row i is step i."""
+    """The present steps of an array. rows: (steps, *row). is_complete: all steps are present, so row i is step i."""
 
     def __init__(self, name: str, rows: NDArray[Any], runs: Runs, *, is_complete: bool) -> None:
-        """runs: [start, stop) of the steps that the rows are, ascending."""
+        """runs: ranges [start, stop) of the present steps, ascending."""
         self.rows, self.is_complete = rows, is_complete
         self._name, self._runs = name, runs
         self._starts, self._stops = np.array(runs, np.int64).reshape(-1, 2).T
@@ -23,7 +23,7 @@ class ResidentArray:
         self._shifts = self._starts - (np.cumsum(lengths) - lengths)
 
     def row_indices(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which rows these steps are, any shape of them. Raises IndexError for a step that was left out."""
+        """Map steps, of any shape, to indices of rows. Raises IndexError for an absent step."""
         if self.is_complete or not steps.size:
             return steps
         run = np.searchsorted(self._starts, steps, "right") - 1
@@ -36,6 +36,6 @@ class ResidentArray:
 
 
 def missing_steps_error(name: str, start: int, stop: int, runs: Runs) -> IndexError:
-    """What to say of steps that a part of a version does not have."""
+    """Return the error for steps that are not in a staged subset."""
     here = ", ".join(f"{first}:{last}" for first, last in runs[:8]) + (", …" if len(runs) > 8 else "")
-    return IndexError(f"steps [{start}, {stop}) of {name} were left out of this subset, which has {here}")
+    return IndexError(f"steps [{start}, {stop}) of {name}: not in this subset (expected {here})")

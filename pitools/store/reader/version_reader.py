@@ -1,4 +1,4 @@
-"""The arrays of one version by name: small ones held in memory, large ones read where they lie."""
+"""Read the arrays of one version by name; small arrays stay in memory, large ones are read from files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pitools.store.version_list import is_version
 from pitools.store.zarr import metadata
 from pitools.store.zarr.chunk_layout import chunk_layout
 
-# Action, state and the like: read once, and then a window is an indexing operation.
+# Arrays up to this size, such as action and state, are read once; then a window is an indexing operation.
 RESIDENT_BYTES = 64 << 20
 _RETRY_HINT = "stage it again"
 
 
 class VersionReader:
-    """One version, whole or a part. Any threads may read at once, and forked processes may go on."""
+    """A reader of one version or of a staged subset. Safe for threads and across forks."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class VersionReader:
         opener: Opener | None = None,
         verify: bool = False,
     ) -> None:
-        """opener: opens the version's files, and "" its folder, where they are not all in `path` from the beginning.
-        verify: compare the manifest with the folder's name, and each file with its digest there when it is opened as
-        what it was not before: for a shard in another one's place, which has the checksums of what it is.
+        """opener: returns a descriptor of a file of the version ("": of its folder), if they are not all in `path`.
+        verify: compare the manifest with the folder's name, and each file with its digest at the first open. This
+        detects a valid shard at the path of another one, in which every checksum matches.
 
-        Raises DataError when the folder is no dataset, and what the opener raises.
+        Raises DataError if the folder is not a dataset, and the errors of the opener.
         """
         self.path, self._verify = path, verify
         self._opener, self._given = opener or partial(open_below, path), opener
@@ -66,15 +66,15 @@ class VersionReader:
         self._known: dict[str, metadata.ArrayMetadata] = {}
         self._readers: dict[str, ArrayReader | None] = {}
         self._resident: dict[str, ResidentArray | None] = {}
-        # By process too: a lock that another thread held while this process was forked is never given back here.
+        # By process id too: a lock that another thread held during a fork is never released in the child.
         self._holding: dict[tuple[int, str], Lock] = {}
         self._named: dict[str, dict[int, list[str]]] = {}
-        # Not cached properties, which in Python 3.11 have such a lock, one for all versions.
+        # Not cached_property: in Python 3.11 it has such a lock, shared by all instances.
         self._offsets: NDArray[np.int64] | None = None
         self._attributes: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What another process opens it by."""
+        """Pickle the arguments: another process opens the version again."""
         again = partial(
             VersionReader,
             check_mode=self._check,
@@ -86,9 +86,9 @@ class VersionReader:
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Return (episodes + 1,): episode i is steps [offsets[i], offsets[i + 1]).
+        """Return (episodes + 1,) offsets: episode i consists of steps [offsets[i], offsets[i + 1]).
 
-        Raises UsageError where the version has none, DataError unless they ascend from 0 to the version's steps.
+        Raises UsageError if the version has none, DataError unless they ascend from 0 to the version's steps.
         """
         if self._offsets is None:
             self._offsets = self._read_offsets()
@@ -112,7 +112,7 @@ class VersionReader:
 
     @property
     def episode_json(self) -> bytes:
-        """Return what was recorded of the episodes, one line of JSON each. Raises UsageError where there is none."""
+        """Return the metadata of the episodes, one line of JSON each. Raises UsageError if the version has none."""
         return self.read(EPISODE_JSON, 0, self.metadata_of(EPISODE_JSON).shape[0]).tobytes()
 
     def episode_records(self) -> list[dict[str, Any]]:
@@ -131,18 +131,17 @@ class VersionReader:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The store's own attributes, as in its `zarr.json`. Raises DataError."""
+        """Return the attributes in the store's `zarr.json`. Raises DataError."""
         if self._attributes is None:
             try:
                 self._attributes = dict(json.loads(self.read_file(metadata.V3))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(
-                    f"{metadata.V3} is not readable: {error}", where=str(self.path), hint=_RETRY_HINT
-                ) from error
+                what = f"{metadata.V3}: no attributes: {error}"
+                raise DataError(what, where=str(self.path), hint=_RETRY_HINT) from error
         return self._attributes
 
     def metadata_of(self, name: str) -> metadata.ArrayMetadata:
-        """What the store says of an array. Raises UsageError for one that is not there, DataError."""
+        """Return the Zarr metadata of an array. Raises UsageError if it is missing, DataError."""
         if name not in self._known:
             if name not in self.manifest.arrays:
                 names = [known for known in self.manifest.arrays if not known.startswith(EPISODE_PREFIX)]
@@ -150,29 +149,31 @@ class VersionReader:
             where = f"{name}/{metadata.V3}"
             found = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
             if found is None:
-                raise DataError(f"{name} is a group, not an array", where=str(self.path), hint=_RETRY_HINT)
+                raise DataError(f"{name}: a group (expected an array)", where=str(self.path), hint=_RETRY_HINT)
             known = self.manifest.arrays[name]
             if (found.shape, found.dtype) != (known.shape, known.dtype):
-                what = f"{where}: {found.dtype} {found.shape}, where the manifest says {known.dtype} {known.shape}"
+                what = f"{where}: differs from the manifest "
+                what += f"(expected {known.dtype} {known.shape}, got {found.dtype} {found.shape})"
                 raise DataError(what, where=str(self.path), hint=_RETRY_HINT)
             self._known[name] = found
         return self._known[name]
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The type of an array's items."""
+        """Return the dtype of an array."""
         return np.dtype(self.metadata_of(name).dtype)
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Steps [start, stop): (stop - start, *row). Raises as `read_into`."""
+        """Return steps [start, stop) as (stop - start, *row). Raises as `read_into`."""
         if not 0 <= start <= stop <= self.metadata_of(name).shape[0]:
-            raise IndexError(f"steps [{start}, {stop}) of {name}, which has {self.metadata_of(name).shape[0]}")
+            steps = self.metadata_of(name).shape[0]
+            raise IndexError(f"steps [{start}, {stop}) of {name}: out of range (expected at most {steps})")
         out = np.empty((stop - start, *self.metadata_of(name).shape[1:]), self.dtype(name))
         self.read_into(name, out, start, stop)
         return out
 
     def read_into(self, name: str, out: NDArray[Any], start: int, stop: int) -> None:
-        """Fill `out` with these steps. Raises IndexError for steps that are not here, DataError for damage."""
-        start, stop = int(start), int(stop)  # NumPy's own have no `to_bytes`
+        """Fill `out` with steps [start, stop). Raises IndexError for absent steps, DataError for damaged files."""
+        start, stop = int(start), int(stop)  # NumPy integers have no `to_bytes`
         self._require_present(name, start, stop)
         reader = self._reader(name)
         if reader is None:
@@ -184,12 +185,12 @@ class VersionReader:
             out[:] = self._read_with_zarr(name, start, stop)
 
     def resident(self, name: str) -> NDArray[Any] | None:
-        """All of a small array, None for a large one, or one of which steps were left out. Raises as `read_into`."""
+        """Return a whole small array; None for a large array, or without some of its steps. Raises as `read_into`."""
         held = self.resident_rows(name)
         return held.rows if held and held.is_complete else None
 
     def resident_rows(self, name: str) -> ResidentArray | None:
-        """The steps of a small array that are here, read once; None for a large one. Raises as `read_into`."""
+        """Return the present steps of a small array, read once; None for a large array. Raises as `read_into`."""
         if name not in self._resident:
             with self._holding.setdefault((os.getpid(), name), Lock()):
                 if name not in self._resident:
@@ -216,7 +217,7 @@ class VersionReader:
         return self._readers[name]
 
     def _require_present(self, name: str, start: int, stop: int) -> None:
-        """Refuse steps that a part of a version does not have: Zarr would read them as fill values."""
+        """Raise IndexError for steps that a subset does not have: Zarr would read them as fill values."""
         runs = self.manifest.runs(name)
         at = bisect_right(runs, start, key=lambda run: run[0]) - 1
         if start < stop and (at < 0 or stop > runs[at][1]):
@@ -229,7 +230,7 @@ class VersionReader:
             raise self._unreadable(path, error) from error
 
     def read_file(self, path: str) -> bytes:
-        """All bytes of a small file, such as metadata. Raises DataError."""
+        """Return the content of a small file, such as metadata. Raises DataError."""
         descriptor = self._open(path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
@@ -244,29 +245,29 @@ class VersionReader:
         return DataError(f"{path}: {reason}", where=str(self.path), hint=_RETRY_HINT)
 
     def _read_with_zarr(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """What zarr-python reads, after a look at whether every file it would need, and take for zeros, is there."""
+        """Read by zarr-python, after opening every file needed: it would read a missing file as zeros."""
         import zarr
 
         chunk = self.metadata_of(name).chunk[0]
         for number in range(start // chunk, -(-stop // chunk)) if start < stop else ():
             for path in self._files(name).get(number, ()):
                 os.close(self._open(path))
-        # By descriptor: what is still being brought here is renamed when all of it is.
+        # By descriptor: a folder that is still being filled is renamed when it is complete.
         folder = self._open("")
         try:
             found = zarr.open_array(Path(f"/proc/self/fd/{folder}", name), mode="r", zarr_format=3)
             return np.asarray(found[start:stop])
         except (ValueError, RuntimeError, OSError) as error:
-            what = f"{name}: steps {start} to {stop} are damaged: {error}"
+            what = f"{name}: steps {start} to {stop} cannot be decoded: {error}"
             raise DataError(what, where=str(self.path), hint=_RETRY_HINT) from error
         finally:
             os.close(folder)
 
     def _files(self, name: str) -> dict[int, list[str]]:
-        """The files that the manifest names for an array, by their number along the first axis."""
+        """Return the array's files in the manifest, by chunk number along the first axis."""
         if name not in self._named:
             found: defaultdict[int, list[str]] = defaultdict(list)
-            # `c/2/0` or, of another chunk key encoding, `2.0`.
+            # `c/2/0`, or `2.0` in the v2 chunk key encoding.
             number = re.compile(rf"{re.escape(name)}/(?:c[./])?(\d+)(?:[./]\d+)*")
             for entry in self.manifest.files:
                 if matched := number.fullmatch(entry.path):
@@ -276,36 +277,37 @@ class VersionReader:
 
 
 def repair_hint(folder: Path) -> str:
-    """What to do about a version that is damaged."""
-    return f"take one that is whole, or repair it: `pit dataset rebuild {folder} --from RECORDINGS --publish`"
+    """Return the hint for a damaged version."""
+    return f"use an intact copy, or repair it: `pit dataset rebuild {folder} --from RECORDINGS --publish`"
 
 
 def _check_name(path: Path, version: str) -> None:
     name = path.resolve().name
     if is_version(name) and name != version:
-        what = f"its manifest is that of {version}, not the one that the folder is named after"
+        what = f"manifest: of another version than the folder's name (expected {name}, got {version})"
         raise DataError(what, where=str(path), hint=repair_hint(path))
 
 
 def _open_verified(
     folder: Path, opener: Opener, named: dict[str, FileEntry], seen: dict[str, tuple[int, ...]], path: str
 ) -> int:
-    """A descriptor of a file that is what the manifest says; of the folder for "". Raises OSError, DataError.
+    """Return a descriptor of a file with the manifest's size and digest; path "": of the folder.
 
-    seen: what files were when they were verified: a shard that zarr-python reads in blocks is opened for each.
+    seen: by path the state of a file at its verification: zarr-python opens a shard once per block that it reads.
+    Raises OSError, DataError.
     """
     descriptor = opener(path)
     try:
         if path:
             entry = named.get(path)
             if entry is None:
-                raise DataError(f"{path}: the manifest does not name it", where=str(folder), hint=repair_hint(folder))
+                raise DataError(f"{path}: not in the manifest", where=str(folder), hint=repair_hint(folder))
             now = os.fstat(descriptor)
             state = (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size)
             if seen.get(path) == state:
                 return descriptor
             if digest.digest_descriptor(descriptor, like_digest=entry.digest) != (entry.bytes, entry.digest):
-                what = f"{path} is damaged: its content is not what the manifest says"
+                what = f"{path}: damaged: size or digest differ from the manifest"
                 raise DataError(what, where=str(folder), hint=repair_hint(folder))
             seen[path] = state
     except BaseException:

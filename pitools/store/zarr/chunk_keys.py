@@ -1,7 +1,6 @@
-"""Which file of a Zarr store holds which chunk: keys of chunks, and back from a path to the chunk.
+"""Map chunks of a Zarr array to the keys of their files, and paths back to chunks.
 
-A shape is a claim of a file that anybody may have written: nothing here takes time or memory for chunks that are not
-asked for.
+Shapes come from untrusted files: no function takes time or memory for chunks that are not requested.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pitools.store.zarr.metadata import ArrayMetadata, Coordinate, parent_groups
 
 
 def chunk_key(array: ArrayMetadata, coordinate: Coordinate) -> str:
-    """The path in the store of one chunk's file."""
+    """Return the path of one chunk's file in the store."""
     name = array.separator.join([*_key_head(array), *map(str, coordinate)]) or "0"
     return f"{array.path}/{name}" if array.path else name
 
@@ -23,7 +22,7 @@ def _key_head(array: ArrayMetadata) -> list[str]:
 
 
 def chunk_keys(array: ArrayMetadata, steps: tuple[int, int] | None = None) -> Iterator[str]:
-    """The keys of all chunks of an array, in C order, or of those that hold rows [a, b) of its first axis."""
+    """Yield the keys of all chunks in C order. steps: only of chunks with rows [start, stop) of the first axis."""
     axes = [range(count) for count in array.grid]
     if steps is not None and axes:
         axes[0] = chunk_numbers(array, *steps)
@@ -31,7 +30,7 @@ def chunk_keys(array: ArrayMetadata, steps: tuple[int, int] | None = None) -> It
 
 
 def _coordinates(axes: list[range]) -> Iterator[Coordinate]:
-    # Not itertools.product, which first makes a list of every axis: an array may claim 2^60 chunks.
+    # Not itertools.product, which first builds a list of each axis: an array may claim 2^60 chunks.
     if not axes:
         yield ()
         return
@@ -41,13 +40,13 @@ def _coordinates(axes: list[range]) -> Iterator[Coordinate]:
 
 
 def chunk_numbers(array: ArrayMetadata, start: int, stop: int) -> range:
-    """Numbers along the first axis of the chunks that hold rows [start, stop)."""
+    """Return the numbers along the first axis of the chunks with rows [start, stop)."""
     size = array.chunk[0]
     return range(start // size, -(-stop // size)) if start < stop else range(0)
 
 
 def chunk_ranges(array: ArrayMetadata, runs: Iterable[tuple[int, int]]) -> list[range]:
-    """The same of several runs, ascending: ranges that do not meet."""
+    """Return the chunk numbers of several ascending ranges of rows, as disjoint ranges with gaps between them."""
     found: list[range] = []
     for run in runs:
         more = chunk_numbers(array, *run)
@@ -58,11 +57,11 @@ def chunk_ranges(array: ArrayMetadata, runs: Iterable[tuple[int, int]]) -> list[
 
 
 def make_key_parser(array: ArrayMetadata) -> Callable[[str], Coordinate | None]:
-    """A function that says which chunk of the array a path is the key of; None for what no reader would look for."""
+    """Return a function that maps a path to the chunk of which it is the key; None for other paths."""
     if not array.shape:
         return {chunk_key(array, ()): ()}.get
     grid, prefix = array.grid, f"{array.path}/" if array.path else ""
-    # "01" is no key of chunk 1.
+    # "01" is not a key of chunk 1.
     numbers = [r"(0|[1-9][0-9]{0,18})" for _ in grid]
     pattern = re.compile(re.escape(prefix) + re.escape(array.separator).join([*_key_head(array), *numbers]))
 
@@ -77,7 +76,7 @@ def make_key_parser(array: ArrayMetadata) -> Callable[[str], Coordinate | None]:
 def arrays_of_paths(
     arrays: Mapping[str, ArrayMetadata], paths: Iterable[str]
 ) -> Iterator[tuple[str, ArrayMetadata | None]]:
-    """Each path with the array in whose folder it is, if any."""
+    """Yield each path with the array whose folder contains it, or None."""
     known: dict[str, ArrayMetadata | None] = {}
     for path in paths:
         folder = path.rpartition("/")[0]

@@ -1,8 +1,8 @@
-"""How an array of a store lies on disk, where it lies so that its steps can be read straight into a batch.
+"""Find the layout on disk of an array whose steps can be read directly into a batch.
 
-    steps ──shard──▶ file ──inner chunk──▶ encoded bytes │ crc32c          one row is never split between chunks
+    steps ──shard──▶ file ──inner chunk──▶ encoded bytes │ crc32c          a row is never split between chunks
 
-Arrays of any other form (transposed, big-endian, cut along other axes, of codecs not listed here) are zarr-python's.
+All other arrays (transposed, big-endian, chunked along other axes, with other codecs) are read by zarr-python.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _INDEX = (("bytes", "crc32c"), ("bytes",))
 
 
 class ChunkLayout(NamedTuple):
-    """An array of `shape` (steps, *row), `chunk` steps to an encoded chunk and `shard` steps to a file.
+    """shape: (steps, *row). chunk: steps of an encoded chunk. shard: steps of a file.
 
-    crc: each chunk ends in the CRC32C of its encoded bytes. sharding: None where a file is one chunk.
+    crc: each chunk ends in the CRC-32C of its encoded bytes. sharding: None if a file is one chunk.
     """
 
     shape: tuple[int, ...]
@@ -35,17 +35,17 @@ class ChunkLayout(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one step."""
+        """Return the bytes of one step."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a decoded chunk."""
+        """Return the bytes of a decoded chunk."""
         return self.chunk * self.row_bytes
 
 
 def chunk_layout(array: ArrayMetadata) -> ChunkLayout | None:
-    """The layout of an array, None where it is not of this form."""
+    """Return the layout of an array; None if zarr-python must read it."""
     if array.format != 3 or array.v2_keys or array.separator != "/" or not array.shape or not array.shape[0]:
         return None
     if array.chunk[1:] != array.shape[1:] or not all(array.shape):

@@ -1,6 +1,6 @@
-"""From a chunk's encoded bytes to its items, in place; of a Blosc chunk, no more blocks than hold what is wanted.
+"""Decode chunks into the caller's memory; of a partial read, only the needed blocks of a Blosc or Zstandard chunk.
 
-Blosc frame: header │ where each block begins │ block │ block │ …        blocks of about 128 KiB, each by itself
+Blosc frame: header │ offset of each block │ block │ block │ …        independent blocks of about 128 KiB
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ZSTD_MAGIC, _ZSTD_BLOCK = b"\x28\xb5\x2f\xfd", 128 << 10
 
 
 class Decoder(NamedTuple):
-    """How to decode one codec's chunks. Both release the GIL, and raise ValueError or RuntimeError for bytes that are
-    not of the codec, or of another size.
+    """The functions of one codec. They release the GIL, and raise ValueError or RuntimeError for bytes of another
+    codec or of another decoded size.
 
-    whole(encoded, target): fill `target`, of exactly the decoded size. part(encoded, start, target, room): fill it
-    with what begins at byte `start`; `room` is memory of exactly the decoded size. It may change `encoded`.
+    whole(encoded, target): fill `target`, which has the decoded size. partial(encoded, start, target, room): fill
+    `target` with decoded bytes from `start` on; `room` is scratch memory of the decoded size; may change `encoded`.
     """
 
     whole: Decode
@@ -32,7 +32,7 @@ class Decoder(NamedTuple):
 
 
 def decoder_for(codec: Codec) -> Decoder:
-    """How to decode chunks of this codec."""
+    """Return the decoder of a codec."""
     if codec == "raw":
         return Decoder(_copy, lambda encoded, start, target, _: _copy(encoded[start : start + len(target)], target))
     return _blosc() if codec == "blosc" else _zstd()
@@ -51,7 +51,7 @@ def _blosc() -> Decoder:
         _require_size(size, len(room))
         if flags & _BLOSC_STORED:
             if len(encoded) != _BLOSC_HEADER.size + size:
-                raise ValueError("a Blosc frame that is cut short")
+                raise ValueError(f"Blosc frame: truncated to {len(encoded)} bytes")
             _copy(encoded[_BLOSC_HEADER.size :][start:stop], target)
             return
         low, high = _strip_blocks(encoded, size, block, start, stop)
@@ -62,21 +62,21 @@ def _blosc() -> Decoder:
 
 
 def _blosc_header(encoded: memoryview) -> tuple[int, int, int]:
-    """Flags, decoded size, and decoded size of a block."""
+    """Return flags, decoded size, and decoded size of a block."""
     if len(encoded) < _BLOSC_HEADER.size:
         raise ValueError("no Blosc header")
     _, _, flags, _, size, block, length = _BLOSC_HEADER.unpack_from(encoded)
-    if length != len(encoded):  # the library believes it, and would read on
-        raise ValueError(f"{len(encoded)} bytes, where its Blosc header says {length}")
+    if length != len(encoded):  # the library does not check, and would read beyond the buffer
+        raise ValueError(f"Blosc frame: wrong size (expected {length} bytes by its header, got {len(encoded)})")
     return flags, size, block
 
 
 def _strip_blocks(encoded: memoryview, size: int, block: int, start: int, stop: int) -> tuple[int, int]:
-    """Make it a frame of only the blocks that hold bytes [start, stop), and return which bytes these decode to."""
+    """Change `encoded` to a frame of only the blocks with bytes [start, stop); return the range that it decodes to."""
     head = _BLOSC_HEADER.size
     if not block or head + 4 * -(-size // block) > len(encoded):
         raise ValueError("no Blosc header")
-    # Never the last block alone: it may be a short one, and a frame has at least one that is not.
+    # Never the last block alone: it may be shorter, and a frame needs at least one full block.
     first, last = min(start // block, max(0, size // block - 1)), -(-stop // block)
     low, high = first * block, min(last * block, size)
     encoded[head : head + 4 * (last - first)] = bytes(encoded[head + 4 * first : head + 4 * last])
@@ -92,7 +92,7 @@ def _zstd() -> Decoder:
         if header.width:
             _require_size(header.size, len(target))
             zstd.decompress(encoded, target)
-        else:  # its writer did not know
+        else:  # the frame does not state its size
             data = zstd.decompress(encoded)
             _require_size(len(data), len(target))
             target[:] = data
@@ -111,9 +111,9 @@ def _zstd() -> Decoder:
 
 
 class _Header(NamedTuple):
-    """Of a Zstandard frame. size: what it decodes to, in `width` bytes at `offset`; end: where its first block begins.
+    """A Zstandard frame header. size: decoded size, stored in `width` bytes at `offset`. end: of the header.
 
-    simple: its window is its size, and it has no checksum of its own.
+    simple: a single segment without a checksum.
     """
 
     offset: int
@@ -138,7 +138,7 @@ def _zstd_header(encoded: memoryview) -> _Header:
 
 
 def _zstd_block(encoded: memoryview, header: _Header, number: int) -> int:
-    """Where a frame's block of this number, from 1, begins; 0 where it is not to be found, or not to be the last."""
+    """Return the offset of a frame's block by number, from 1; 0 if `_decode_zstd_prefix` does not apply."""
     if not (header.simple and header.width in (4, 8)):
         return 0
     at, block = header.end, 0
@@ -158,10 +158,10 @@ def _decode_zstd_prefix(
     last: int,
     target: memoryview,
 ) -> bool:
-    """Decode only the blocks up to the one at `last`, if they are as large as blocks can be, which they mostly are.
+    """Decode only the blocks up to the one at `last`. Return False unless all of them have the maximal size.
 
-    The frame says for that time that it ends there. Its blocks decode to its first bytes, and if to as many as it now
-    claims is compared in decoding it.
+    Size field and last-block flag of the frame are changed meanwhile, so that the frame ends with that block. The
+    decoder compares the decoded size with the changed field.
     """
     size, field = encoded[header.offset : header.end], encoded[last : last + 3]
     before, head = bytes(size), int.from_bytes(field, "little")
@@ -180,10 +180,10 @@ def _decode_zstd_prefix(
 
 def _require_size(size: int, wanted: int) -> None:
     if size != wanted:
-        raise ValueError(f"it holds {size} bytes, not {wanted}")
+        raise ValueError(f"wrong decoded size (expected {wanted} bytes, got {size})")
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
-    _require_size(len(source), len(target))  # NumPy would repeat a single byte
-    # By NumPy, since a memoryview would copy under the GIL.
+    _require_size(len(source), len(target))  # NumPy would broadcast a single byte
+    # By NumPy, which releases the GIL; a memoryview does not.
     np.frombuffer(target, np.uint8)[:] = np.frombuffer(source, np.uint8)

@@ -1,4 +1,4 @@
-"""Zarr's data types: the name that NumPy has for each, and the bytes of one item."""
+"""Convert Zarr data types to NumPy names and item sizes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _TIMES = {"M": "datetime64", "m": "timedelta64"}
 
 
 def parse_v2(dtype: Any) -> tuple[str, int | None]:
-    """NumPy name, and bytes of an item or None where that is not fixed, of a `.zarray`'s dtype. Raises ValueError."""
+    """Return NumPy name and item size (None: not fixed) of a dtype in a `.zarray`. Raises ValueError."""
     if isinstance(dtype, list):
         return _structured(dtype)
     if dtype == "|O":
         return "object", None
     match = _V2.fullmatch(dtype)
     if not match:
-        raise ValueError(f"unknown dtype {dtype!r}")
+        raise ValueError(f"dtype {dtype!r}: unknown")
     kind, number, unit = match[2], int(match[3]), match[4] or ""
     if kind in _TIMES:
         return _TIMES[kind] + unit, number
@@ -43,7 +43,7 @@ def _structured(fields: list[Any]) -> tuple[str, int | None]:
 
 
 def parse_v3(name: str, settings: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The same of a `zarr.json`'s data_type; a type that NumPy does not have keeps its own name."""
+    """Return NumPy name and item size (None: not fixed) of a `zarr.json` data_type; others keep their name."""
     if name == "bool":
         return name, 1
     if match := _V3.fullmatch(name):

@@ -1,6 +1,6 @@
-"""What compressed bytes say of their own length: enough to see a file that was cut short, or a hole of zeros, in one.
+"""Check the lengths in the headers of compressed bytes, which detects truncation and ranges of zeros.
 
-Only headers are read; the content between them is not, so a flipped bit there is not seen.
+Only headers are read: a flipped bit in the content between them is not detected.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-ReadRange = Callable[[int, int], bytes]  # bytes at an offset, so many; fewer only at the end
+ReadRange = Callable[[int, int], bytes]  # (offset, count) → bytes, fewer at the end
 
 _ZSTD, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 _BLOSC_FORMATS = range(1, 6)
 
 
 def check_blosc(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
-    """What is wrong with a Blosc buffer of `size` bytes that holds `raw_bytes`, "" when nothing is."""
+    """Return the problem of a Blosc buffer of `size` bytes that should decode to `raw_bytes`; "" if none."""
     header = read_range(0, 16)
     if size < 16 or header[0] not in _BLOSC_FORMATS:
         return "no Blosc header"
     content, _, length = struct.unpack_from("<III", header, 4)
     if length != size:
-        return f"{size} bytes, where its Blosc header says {length}"
+        return f"{size} bytes (expected {length} by the Blosc header)"
     return _check_length(content, raw_bytes)
 
 
 def check_gzip(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
-    """The same of a gzip member, whose last four bytes are the length of its content."""
+    """Return the problem of a gzip member, whose last four bytes are the length of its content; "" if none."""
     if size < 18 or read_range(0, 3) != b"\x1f\x8b\x08":
         return "no gzip header"
     content = int.from_bytes(read_range(size - 4, 4), "little")
@@ -34,7 +34,7 @@ def check_gzip(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
 
 
 def check_zstd(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
-    """The same of Zstandard frames, from block to block (of up to 128 KiB) to their end."""
+    """Return the problem of Zstandard frames, followed block by block (of up to 128 KiB) to the end; "" if none."""
     at, content = 0, 0
     counted = raw_bytes is not None
     while at < size or at == 0:
@@ -50,15 +50,15 @@ def check_zstd(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
         counted = counted and length is not None
         content += length or 0
     if at != size:
-        return f"{size} bytes, where its Zstandard frame has {at}"
+        return f"{size} bytes (expected {at} by the Zstandard frame)"
     return _check_length(content, raw_bytes) if counted else ""
 
 
 def _zstd_frame(take: ReadRange, at: int) -> tuple[int, int | None, str]:
-    """Where the frame ends whose header begins at `at`, the length of its content, and what is wrong with it."""
+    """Return the end of the frame with its header at `at`, the length of its content, and its problem or ""."""
     head = take(at, 14)
     if not head:
-        return at, None, "cut short in a Zstandard header"
+        return at, None, "truncated in a Zstandard header"
     descriptor = head[0]
     single, checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
     start = 1 + (not single) + (0, 1, 2, 4)[descriptor & 3]
@@ -70,7 +70,7 @@ def _zstd_frame(take: ReadRange, at: int) -> tuple[int, int | None, str]:
         block = take(at, 3)
         number = int.from_bytes(block, "little")
         last, kind, size = number & 1, number >> 1 & 3, number >> 3
-        # Nobody writes an empty block but as the last: a run of them is a hole of zeros.
+        # Writers emit an empty block only as the last one: other empty blocks are a range of zeros.
         if len(block) < 3 or kind == 3 or not (size or last):
             return at, None, f"no Zstandard block at byte {at}"
         at += 3 + (1 if kind == 1 else size)
@@ -80,4 +80,4 @@ def _zstd_frame(take: ReadRange, at: int) -> tuple[int, int | None, str]:
 def _check_length(found: int, raw_bytes: int | None) -> str:
     if raw_bytes is None or found == raw_bytes:
         return ""
-    return f"holds {found} bytes, where the array's chunk has {raw_bytes}"
+    return f"decodes to {found} bytes (expected {raw_bytes} by the array's chunk)"

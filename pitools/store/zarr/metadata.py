@@ -1,10 +1,10 @@
-"""What the metadata of a Zarr store (v2 or v3) says of its arrays.
+"""Parse the metadata of a Zarr store (v2 or v3) into records.
 
     array (steps, …) ──grid──▶ chunk (2, 0, 0) ──key──▶ images/c/2/0/0 ──codecs──▶ one file
                                                                         └─ sharded: inner chunks and their index
 
-Nothing is decoded here and no library is asked: bytes of metadata in, records out, errors for what no reader could
-open. `store/zarr/chunk_keys.py` says which file is which chunk, `store/zarr/verify.py` judges the files.
+Pure functions without a Zarr library, and an error for metadata that no reader could use. `chunk_keys.py` maps chunks
+to files, `verify.py` verifies files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Coordinate = tuple[int, ...]
 
 
 class ShardingSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a shard is cut. axes: of the array, in the shard's order. counts: inner chunks along each of these.
+    """The sharding codec's configuration. axes: of the array, in the shard's order. counts: inner chunks on each axis.
 
-    index_at_start: else it is at the end of the shard. index_codecs: names; the index is (offset, bytes) as uint64,
-    perhaps big_endian, of each inner chunk, in C order. inner: codecs of an inner chunk.
+    index_at_start: False: at the end of the shard. index_codecs: names. big_endian: of the index, which has (offset,
+    bytes) as uint64 of each inner chunk in C order. inner: codecs of an inner chunk.
     """
 
     axes: Shape
@@ -44,10 +44,9 @@ class ShardingSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecChain(msgspec.Struct, frozen=True, kw_only=True):
-    """How one chunk becomes bytes. names: in the order of encoding, v2's filters and compressor too.
+    """The codecs of a chunk. names: in the order of encoding; v2's filters, then its compressor.
 
-    raw_bytes: of the chunk's items, None where their size is not fixed; big_endian: the items. sharding: where it is
-    sharded.
+    raw_bytes: of the chunk's items, None if their size is not fixed. big_endian: of the items. sharding: None without.
     """
 
     names: tuple[str, ...]
@@ -57,8 +56,8 @@ class CodecChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrayMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One array. path: in the store, "" for an array that is the store. chunk: shape of what one file holds, which is
-    a shard where it is sharded. dtype: NumPy's name where there is one. v2_keys: `0.0`, not `c/0/0`.
+    """One array. path: in the store, "" for an array at its root. chunk: shape of the part in one file (a chunk, or a
+    shard). dtype: NumPy's name if it has one. v2_keys: `0.0`, not `c/0/0`.
     """
 
     path: str
@@ -72,20 +71,20 @@ class ArrayMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What it is called in a manifest: its path, `.` for an array that is the store."""
+        """Return the name in a manifest: the path, or `.` for an array at the root."""
         return self.path or "."
 
     @property
     def grid(self) -> Shape:
-        """Number of chunks, which are files, along each axis."""
+        """Return the number of chunks (files) along each axis."""
         return tuple(-(-size // chunk) if size else 0 for size, chunk in zip(self.shape, self.chunk, strict=True))
 
 
 def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict[str, ArrayMetadata]:
-    """The arrays of a store by path, sorted. paths: of all its files. read_file: the bytes of a metadata file.
+    """Return the arrays of a store by path, sorted. paths: of all its files. read_file: returns a metadata file.
 
-    Where a node has metadata of both formats, v3's holds, as in zarr-python. Raises DataError, and what `read_file`
-    raises.
+    For a node with metadata of both formats, v3 is used, as in zarr-python. Raises DataError, and the errors of
+    `read_file`.
     """
     nodes: dict[str, str] = {}
     for path in paths:
@@ -100,26 +99,26 @@ def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict
             found[folder] = array
     for path in found:
         if inside := next((group for group in parent_groups(path) if group in found), None):
-            raise DataError(f"an array inside the array {found[inside].name!r}", where=path)
+            raise DataError(f"array: inside another array, {found[inside].name!r}", where=path)
     return found
 
 
 def parse_metadata(path: str, data: bytes, where: str) -> ArrayMetadata | None:
-    """The array of these metadata, None where they are a group's. Raises DataError when they are neither."""
+    """Parse the metadata of an array; return None for a group's. Raises DataError for other content."""
     known = parse_json_object(data, where)
     try:
         if known.get("zarr_format") == 3:
             return None if known["node_type"] == "group" else _require_valid(_v3(path, known))
         if known.get("zarr_format") == 2:
             return _require_valid(_v2(path, known))
-        raise ValueError(f"zarr_format is {known.get('zarr_format')!r}, not 2 or 3")
+        raise ValueError(f"zarr_format: expected 2 or 3, got {known.get('zarr_format')!r}")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise _metadata_error(reason, where) from error
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in a metadata file, NaN allowed as zarr-python writes it. Raises DataError."""
+    """Parse a metadata file as a JSON object; NaN is allowed, since zarr-python writes it. Raises DataError."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -130,14 +129,14 @@ def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def consolidate(group: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The metadata of a v3 group with those of all nodes below it, by their paths from it, as zarr-python has them."""
-    # zarr-python finds a group's nodes only where they follow one another.
+    """Return a v3 group's metadata with the consolidated metadata of all nodes below it, in zarr-python's format."""
+    # zarr-python requires a group's nodes to be adjacent.
     inside = {path: nodes[path] for path in sorted(nodes)}
     return {**group, "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": inside}}
 
 
 def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> dict[str, Any] | None:
-    """A group's metadata, whose file is `where`, without consolidated ones of paths but these; None if it has no other.
+    """Return a group's metadata, of file `where`, with consolidated metadata of `nodes` alone; None if nothing changes.
 
     nodes: paths from the store's root.
     """
@@ -155,11 +154,11 @@ def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> 
 
 
 def _metadata_error(reason: str, where: str) -> DataError:
-    return DataError(f"not Zarr metadata that can be read: {reason}", where=where, hint="is the store complete?")
+    return DataError(f"Zarr metadata: {reason}", where=where, hint="check that the store is complete")
 
 
 def parent_groups(path: str) -> Iterator[str]:
-    """The groups a node is in, innermost first; the root, "", last."""
+    """Yield the paths of the groups that contain a node, innermost first; the root, "", last."""
     while path:
         path = path.rpartition("/")[0]
         yield path
@@ -167,16 +166,16 @@ def parent_groups(path: str) -> Iterator[str]:
 
 def _v3(path: str, known: dict[str, Any]) -> ArrayMetadata:
     if known["node_type"] != "array":
-        raise ValueError(f"node_type is {known['node_type']!r}")
+        raise ValueError(f"node_type: expected 'array', got {known['node_type']!r}")
     if known.get("storage_transformers"):
-        raise ValueError("it has storage transformers")
+        raise ValueError("storage_transformers: not supported")
     grid, settings = _name_and_settings(known["chunk_grid"])
     if grid != "regular":
-        raise ValueError(f"the chunk grid is {grid!r}, not regular")
+        raise ValueError(f"chunk_grid: expected 'regular', got {grid!r}")
     chunk = _shape(settings["chunk_shape"])
     encoding, options = _name_and_settings(known["chunk_key_encoding"])
     if encoding not in ("default", "v2"):
-        raise ValueError(f"the chunk key encoding is {encoding!r}")
+        raise ValueError(f"chunk_key_encoding: expected 'default' or 'v2', got {encoding!r}")
     dtype, itemsize = dtypes.parse_v3(*_name_and_settings(known["data_type"]))
     return ArrayMetadata(
         path=path,
@@ -194,7 +193,7 @@ def _v2(path: str, known: dict[str, Any]) -> ArrayMetadata:
     chunk = _shape(known["chunks"])
     dtype, itemsize = dtypes.parse_v2(known["dtype"])
     codecs = [*(known.get("filters") or ()), *([known["compressor"]] if known["compressor"] else ())]
-    # A v2 chunk begins as the plain bytes of its items, unless a filter such as vlen-utf8 makes them of objects.
+    # The first codec of v2 is implicit: the bytes of the items (a filter such as vlen-utf8 encodes objects instead).
     listed = [{"name": "bytes", "configuration": {"endian": "big" if str(known["dtype"])[0] == ">" else "little"}}]
     listed += [{"name": codec["id"], "configuration": codec} for codec in codecs]
     return ArrayMetadata(
@@ -211,16 +210,16 @@ def _v2(path: str, known: dict[str, Any]) -> ArrayMetadata:
 
 def _require_valid(array: ArrayMetadata) -> ArrayMetadata:
     if len(array.shape) != len(array.chunk):
-        raise ValueError(f"a shape of {len(array.shape)} axes has chunks of {len(array.chunk)}")
+        raise ValueError(f"chunks: expected {len(array.shape)} axes as in the shape, got {len(array.chunk)}")
     if any(size and not chunk for size, chunk in zip(array.shape, array.chunk, strict=True)):
-        raise ValueError("a chunk of no items")
+        raise ValueError("chunks: an axis of length 0")
     if array.separator not in (".", "/"):
-        raise ValueError(f"the separator of chunk keys is {array.separator!r}")
+        raise ValueError(f"separator: expected '.' or '/', got {array.separator!r}")
     return array
 
 
 def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> CodecChain:
-    """What is known of a chain of codecs for chunks of this shape."""
+    """Parse a list of codecs for chunks of this shape."""
     chain = [_name_and_settings(codec) for codec in listed]
     sharding, known, axes = None, True, tuple(range(len(shape)))
     for name, settings in chain:
@@ -229,7 +228,7 @@ def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> CodecChain
         elif name == SHARDING and known:
             sharding = _sharding(settings, shape, axes, itemsize)
         else:
-            known = False  # another codec before it may change what there is to shard
+            known = False  # another codec before the sharding may change the shape
     raw_bytes = None if itemsize is None else math.prod(shape) * itemsize
     names = tuple(name for name, _ in chain)
     return CodecChain(names=names, raw_bytes=raw_bytes, big_endian=_is_big_endian(chain), sharding=sharding)
@@ -243,12 +242,12 @@ def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: 
     shape = tuple(shape[axis] for axis in axes)
     inner = _shape(settings["chunk_shape"])
     if len(inner) != len(shape) or any(not part or whole % part for whole, part in zip(shape, inner, strict=True)):
-        raise ValueError(f"a shard of {shape} cannot be cut into chunks of {inner}")
+        raise ValueError(f"sharding: chunks of {inner} do not divide a shard of {shape}")
     default = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     index = [_name_and_settings(codec) for codec in settings.get("index_codecs", default)]
     location = settings.get("index_location", "end")
     if location not in ("start", "end"):
-        raise ValueError(f"index_location is {location!r}")
+        raise ValueError(f"index_location: expected 'start' or 'end', got {location!r}")
     return ShardingSpec(
         axes=axes,
         counts=tuple(whole // part for whole, part in zip(shape, inner, strict=True)),
@@ -260,21 +259,21 @@ def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: 
 
 
 def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
-    """Name and configuration of a v3 extension, which may be its name alone."""
+    """Return name and configuration of a v3 extension, which may be a name alone."""
     if isinstance(value, str):
         return value, {}
     name, settings = value["name"], value.get("configuration") or {}
     if not isinstance(name, str) or not isinstance(settings, dict):
-        raise ValueError(f"{value!r} has no name")
+        raise ValueError(f"extension: expected a name and a configuration, got {value!r}")
     if name == "numcodecs.crc32c" or (name == "crc32c" and settings.get("location", "end") != "end"):
-        # Only a checksum at the end is the one of the core specification.
+        # The core specification has only a checksum at the end.
         return ("crc32c" if settings.get("location", "end") == "end" else "crc32c at start"), settings
     return name.removeprefix("numcodecs."), settings
 
 
 def _shape(value: Any) -> Shape:
     if not isinstance(value, list) or len(value) > MAX_AXES:
-        raise ValueError(f"{value!r} is not a shape")
+        raise ValueError(f"shape: expected up to {MAX_AXES} integers from 0, got {value!r}")
     if not all(type(size) is int and 0 <= size < 1 << 63 for size in value):
-        raise ValueError(f"{value!r} is not a shape")
+        raise ValueError(f"shape: expected up to {MAX_AXES} integers from 0, got {value!r}")
     return tuple(value)

@@ -1,8 +1,8 @@
-"""The index of a shard, read through a window of the file; and what is said of a file that is not as it should be.
+"""Read the index of a shard through a buffer, and define the defects of a file.
 
     shard: inner chunk │ inner chunk │ … │ index: (offset, bytes) of each as uint64 │ crc32c      (or the index first)
 
-`verify.py` judges a whole file by it.
+`verify.py` uses the index to verify a whole file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DefectKind = Literal["size", "index", "range", "checksum", "content"]
 
 
 class Defect(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a file.
+    """A defect of a file.
 
-    kind: `size` (cut short or too long), `index` (unreadable), `range` (an inner chunk outside the shard, or over
-    another), `checksum`, `content` (the bytes are not what the array's codecs write).
+    kind: `size` (truncated or too long), `index` (unreadable), `range` (an inner chunk outside the shard or overlapping
+    another), `checksum`, `content` (not the format of the array's codecs).
     """
 
     kind: DefectKind
@@ -43,7 +43,7 @@ class Defect(msgspec.Struct, frozen=True, kw_only=True):
 class ShardIndex(NamedTuple):
     """A shard's index. Inner chunk i, in C order, is bytes [offsets[i], offsets[i] + sizes[i]) of the shard, or absent.
 
-    first, last: the bytes of the shard that are not the index.
+    first, last: range of the shard's bytes without the index.
     """
 
     offsets: numbers[int]
@@ -52,7 +52,7 @@ class ShardIndex(NamedTuple):
     last: int
 
     def stored(self) -> list[int]:
-        """The inner chunks that are stored, in the order in which they lie."""
+        """Return the stored inner chunks, ordered by offset."""
         known = (
             i for i, pair in enumerate(zip(self.offsets, self.sizes, strict=True)) if pair != (NOT_STORED, NOT_STORED)
         )
@@ -60,7 +60,7 @@ class ShardIndex(NamedTuple):
 
 
 class ShardError(Exception):
-    """What is looked at has this flaw, and no more can be said of it."""
+    """A defect that prevents further verification of a file or inner chunk."""
 
     def __init__(self, problem: DefectKind, expected: str, got: str) -> None:
         super().__init__(got)
@@ -68,32 +68,32 @@ class ShardError(Exception):
 
 
 class BufferedFile:
-    """A file seen through one buffer, such as of BUFFER bytes, read in order and not twice."""
+    """A file read in order through one buffer."""
 
     def __init__(self, read_into: ReadInto, buffer: memoryview, filled: int = 0) -> None:
-        """filled: how many of the file's first bytes the buffer holds already."""
+        """read_into: fills a view from an offset. filled: the count of the file's first bytes already in the buffer."""
         self._read_into, self._buffer = read_into, buffer
         self._start, self._stop = 0, filled
 
     @classmethod
     def over(cls, content: bytes | memoryview) -> BufferedFile:
-        """The window of a file that is in memory."""
+        """Return a BufferedFile of content in memory."""
         return cls(lambda *_: 0, memoryview(content), len(content))
 
     def blocks(self, offset: int, size: int) -> Iterator[memoryview]:
-        """These bytes, in parts. Raises Broken when the file ends before them, and what reading raises."""
+        """Yield a range of bytes in blocks. Raises ShardError if the file is shorter, and the errors of reading."""
         end = offset + size
         while offset < end:
             if not self._start <= offset < self._stop:
                 self._start, self._stop = offset, offset + self._read_into(self._buffer, offset)
                 if self._stop == offset:
-                    raise ShardError("size", f"{end} bytes or more", f"it ends after {offset}")
+                    raise ShardError("size", f"{end} bytes or more", f"{offset} bytes")
             block = self._buffer[offset - self._start : min(end, self._stop) - self._start]
             yield block
             offset += len(block)
 
     def read(self, offset: int, size: int) -> bytes:
-        """A few bytes from anywhere, fewer at the end; where they are not at hand, no more than they are read."""
+        """Return a small range of bytes, fewer at the end of the file, without refilling the buffer."""
         if self._start <= offset and offset + size <= self._stop:
             return bytes(self._buffer[offset - self._start : offset - self._start + size])
         view = memoryview(bytearray(size))
@@ -104,7 +104,7 @@ class BufferedFile:
 
 
 def read_index(window: BufferedFile, base: int, size: int, sharding: ShardingSpec) -> ShardIndex:
-    """The index of a shard, `size` bytes at `base`, its checksum compared. Raises Broken when it is none."""
+    """Read the index of a shard of `size` bytes at `base`, and compare its checksum. Raises ShardError."""
     count = prod(sharding.counts)
     table_bytes, extra = 16 * count, INDEX_CODECS[sharding.index_codecs]
     if count > MAX_CHUNKS:
@@ -114,7 +114,7 @@ def read_index(window: BufferedFile, base: int, size: int, sharding: ShardingSpe
     low = 0 if sharding.index_at_start else size - table_bytes - extra
     data = window.read(base + low, table_bytes + extra)
     if len(data) < table_bytes + extra:
-        raise ShardError("size", f"{size} bytes", "it ends before")
+        raise ShardError("size", f"{base + size} bytes or more", f"{base + low + len(data)} bytes")
     if extra and (found := load_crc32c()(data[:table_bytes], 0)) != int.from_bytes(data[table_bytes:], "little"):
         raise ShardError("index", f"crc32c {data[table_bytes:][::-1].hex()}", f"crc32c {found:08x}")
     table = numbers("Q", data[:table_bytes])
@@ -126,10 +126,10 @@ def read_index(window: BufferedFile, base: int, size: int, sharding: ShardingSpe
 
 @cache
 def load_crc32c() -> Callable[[bytes | memoryview, int], int]:
-    """Return the function that continues a checksum over more bytes. Raises ToolMissing where there is no package."""
+    """Return the CRC-32C function of (bytes, previous checksum). Raises ToolMissing without the package crc32c."""
     try:
         from crc32c import crc32c
     except ImportError as error:
         hint = "pip install 'pitools-hpc[data]'"
-        raise ToolMissing("checksums in Zarr chunks need the package crc32c", hint=hint) from error
+        raise ToolMissing("crc32c: package missing (required for checksums in Zarr chunks)", hint=hint) from error
     return crc32c

@@ -1,10 +1,10 @@
-"""Judge one file of a Zarr array without decoding it: its index, its ranges, and every checksum there is in it.
+"""Verify one file of a Zarr array without decoding it: its index, its ranges, and all of its checksums.
 
-    shard: inner chunks, and the index of them that `shard_index.py` reads
-    inner chunk, or a file that is no shard: encoded bytes │ crc32c where its codecs end in one
+    shard: inner chunks, and their index, which `shard_index.py` reads
+    inner chunk, or a file that is not a shard: encoded bytes │ crc32c if it is the last codec
 
-What can be proven depends on the codecs (`proof`): a checksum shows any change, the structure of the bytes shows that
-they were cut short or zeroed, and of some nothing is known.
+The codecs determine what can be detected (`integrity_level`): a checksum detects any change, the structure of the bytes
+detects truncation and zeros, and some codecs allow no check.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pitools.store.zarr.shard_index import (
     read_index,
 )
 
-MAX_DEFECTS = 16  # of one file: it is to be replaced as a whole anyhow
+MAX_DEFECTS = 16  # reported per file, since repair replaces the whole file
 _FRAMES = {"blosc": frame_headers.check_blosc, "gzip": frame_headers.check_gzip, "zstd": frame_headers.check_zstd}
 _SAME_SIZE = {"bytes", "transpose"}  # codecs that keep the number of bytes
 
 
 class VerifyResult(NamedTuple):
-    """What is known of a file. missing_chunks: inner chunks inside the array that are not stored. unused_bytes: bytes
-    of a shard that belong to no chunk: legal, but no writer leaves them in a file written at once.
+    """Result for one file. missing_chunks: inner chunks inside the array that are not stored. unused_bytes: bytes of a
+    shard that belong to no chunk; legal, but a writer that writes a shard in one pass leaves none.
     """
 
     defects: list[Defect]
@@ -44,7 +44,7 @@ class VerifyResult(NamedTuple):
 
 
 def integrity_level(codecs: CodecChain) -> Literal["checksum", "structure", "nothing"]:
-    """What a judgement of bytes of these codecs is worth: sees any change, sees them cut or zeroed, or sees nothing."""
+    """Return what verification of these codecs detects: any change, truncation and zeros, or nothing."""
     names = list(codecs.names)
     if names[-1:] == ["crc32c"]:
         return "checksum"
@@ -55,9 +55,9 @@ def integrity_level(codecs: CodecChain) -> Literal["checksum", "structure", "not
 
 
 def verify_file(window: BufferedFile, size: int, array: ArrayMetadata, coordinate: Coordinate) -> VerifyResult:
-    """Judge the file of one chunk (or shard) of an array.
+    """Verify the file of one chunk or shard of an array.
 
-    Raises ToolMissing when there is a checksum to compare and no package to compute it, and what reading raises.
+    Raises ToolMissing if there is a checksum but no package to compute it, and the errors of reading.
     """
     index = None
     sharding = _sharding(list(array.codecs.names), array.codecs)
@@ -76,7 +76,7 @@ def verify_file(window: BufferedFile, size: int, array: ArrayMetadata, coordinat
 
 
 def _verify_bytes(window: BufferedFile, offset: int, size: int, codecs: CodecChain) -> Iterator[Defect]:
-    """Judge bytes of these codecs, whatever they are."""
+    """Verify bytes encoded by these codecs."""
     names = list(codecs.names)
     try:
         while names and names[-1] == "crc32c":
@@ -93,14 +93,14 @@ def _verify_bytes(window: BufferedFile, offset: int, size: int, codecs: CodecCha
 
 
 def _sharding(names: list[str], codecs: CodecChain) -> ShardingSpec | None:
-    """How bytes after these codecs are cut, where they are a shard with an index that is understood."""
+    """Return the sharding if the last of these codecs is one with a supported index; else None."""
     known = codecs.sharding if names[-1:] == [SHARDING] else None
     return known if known and known.index_codecs in INDEX_CODECS else None
 
 
 def _compare_checksum(window: BufferedFile, offset: int, size: int) -> None:
     if size < 0:
-        raise ShardError("size", "a checksum of 4 bytes", f"{size + 4} bytes")
+        raise ShardError("size", "4 bytes of checksum", f"{size + 4} bytes")
     crc32c, found = load_crc32c(), 0
     for block in window.blocks(offset, size):
         found = crc32c(block, found)
@@ -120,11 +120,11 @@ def _compare_structure(window: BufferedFile, offset: int, size: int, names: list
             count = max(0, min(count, size - at))
             data = window.read(offset + at, count)
             if len(data) < count:
-                raise ShardError("size", f"{offset + size} bytes or more", "it ends before")
+                raise ShardError("size", f"{offset + size} bytes or more", f"{offset + at + len(data)} bytes")
             return data
 
         if wrong := _FRAMES[names[-1]](take, size, content):
-            raise ShardError("content", f"a whole {names[-1]} buffer", wrong)
+            raise ShardError("content", f"a complete {names[-1]} buffer", wrong)
 
 
 def _verify_inner(window: BufferedFile, base: int, index: ShardIndex, inner: CodecChain) -> Iterator[Defect]:
@@ -135,7 +135,7 @@ def _verify_inner(window: BufferedFile, base: int, index: ShardIndex, inner: Cod
         if length == 0 or offset < index.first or offset + length > index.last:
             yield Defect(kind="range", expected=f"inside bytes {index.first} to {index.last}", got=got)
         elif offset < end:
-            yield Defect(kind="range", expected=f"past byte {end}, where another one ends", got=got)
+            yield Defect(kind="range", expected=f"no overlap with the chunk up to byte {end}", got=got)
         else:
             for flaw in _verify_bytes(window, base + offset, length, inner):
                 yield structs.replace(flaw, got=f"inner chunk {i}: {flaw.got}")
@@ -143,7 +143,7 @@ def _verify_inner(window: BufferedFile, base: int, index: ShardIndex, inner: Cod
 
 
 def _count_missing(index: ShardIndex, array: ArrayMetadata, sharding: ShardingSpec, coordinate: Coordinate) -> int:
-    """How many inner chunks that are inside the array are not stored; those past its edge never are."""
+    """Count the inner chunks inside the array that are not stored; those beyond its edge never are."""
     if index.offsets.count(NOT_STORED) == 0:
         return 0
     inside = []

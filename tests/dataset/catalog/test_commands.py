@@ -85,7 +85,7 @@ def test_where(pit, lines, publish, tmp_path) -> None:
     found = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "task~PICK"))
     assert [line["episodes"] for line in found] == [20, 30]
     assert found[0]["path"] == f"root/x/{found[0]['version']}"
-    assert "give its root" in pit("dataset", "list", "root/x").stderr
+    assert "expected a root" in pit("dataset", "list", "root/x").stderr
     assert lines(pit("dataset", "list", "root", "--where", f"version={found[0]['version'][:8]}")) == found[:1]
     for number in (0, 1):
         (tmp_path / f"root/x/broken-{number}").mkdir()

@@ -45,7 +45,7 @@ def test_newest_is_one_to_use(publish, tmp_path) -> None:
     retire_version(mid)
     assert resolve_version(str(tmp_path / "x")) == old
     retire_version(old)
-    with pytest.raises(UsageError, match="all its versions"):
+    with pytest.raises(UsageError, match="all versions"):
         resolve_version(str(tmp_path / "x"))
     assert resolve_version(str(new)) == new
 
@@ -70,9 +70,9 @@ def test_links_and_what_is_said(publish, tmp_path) -> None:
 def test_a_version_where_its_dataset_is_meant(publish, tmp_path) -> None:
     """It has all that a dataset has, so what is said is not that it has none, but which folder to give."""
     path = publish(tmp_path, "x")
-    with pytest.raises(UsageError, match="one version") as caught:
+    with pytest.raises(UsageError, match="ROOT/NAME") as caught:
         split_dataset_path(str(path))
-    assert caught.value.hint == f"give {path.parent}"
+    assert caught.value.hint == f"pass {path.parent}"
 
 
 def test_what_names_nothing(publish, tmp_path) -> None:
@@ -100,7 +100,7 @@ def test_what_names_nothing(publish, tmp_path) -> None:
     shutil.copytree(path, path.with_name(path.name[:31] + ("0" if path.name[31] != "0" else "1")))
     with pytest.raises(UsageError, match="2 versions begin with"):
         resolve_version(f"{root}/reach/{path.name[:6]}")
-    with pytest.raises(UsageError, match="one version"):
+    with pytest.raises(UsageError, match="dataset: not a version"):
         resolve_version(f"{root}/reach", newest=False)
 
 
@@ -109,7 +109,7 @@ def test_tag_of_what_is_gone(publish, tmp_path) -> None:
     path = publish(tmp_path, "x")
     tags.move_tag(tmp_path, "x", "prod", path.name)
     shutil.rmtree(path)
-    with pytest.raises(DataError, match="not there"):
+    with pytest.raises(DataError, match="missing"):
         resolve_version(f"{tmp_path / 'x'}@prod")
 
 

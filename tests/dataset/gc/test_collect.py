@@ -140,7 +140,7 @@ def test_leases_end(publish, tmp_path) -> None:
     with version_state.leased_version(live, 60, "other"):
         assert run(tmp_path, grace_s=0, now=begun + 2 * over + timedelta(hours=1))[one.name][0] == "removed"
         assert version_state.list_names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
-    with pytest.raises(DataError, match="not there"), version_state.leased_version(one, 60, "job"):
+    with pytest.raises(DataError, match="missing"), version_state.leased_version(one, 60, "job"):
         pass
     assert not version_state.leases_dir(tmp_path, "x", one.name).exists()
 

@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path):
     reader = reader_of(tmp_path)
     reader.read(0, 8)
     os.truncate(tmp_path / "x/c/0/0", 1000)
-    with pytest.raises(DataError, match="it ends after byte"):
+    with pytest.raises(DataError, match="truncated"):
         reader.read(40, 64)
 
 
@@ -307,7 +307,7 @@ def test_a_chunk_of_another_size_is_damage(tmp_path: Path, compress: Callable[[b
     frame = bytes(compress(bytes(50 * steps)))
     (tmp_path / "x/c/1/0").write_bytes(frame + crc32c(frame).to_bytes(4, "little"))
     for start, stop in ((0, 16), (9, 12)):
-        with pytest.raises(DataError, match=rf"x/c/1/0 cannot be decoded: it holds {50 * steps} bytes, not 400"):
+        with pytest.raises(DataError, match=rf"x/c/1/0: .*expected 400 bytes, got {50 * steps}"):
             reader_of(tmp_path).read(start, stop)
 
 
@@ -357,7 +357,7 @@ def test_a_part_of_a_frame_of_blocks_of_any_size(block: int, last: int):
             target = memoryview(bytearray(stop - start))
             decode.partial(memoryview(frame), start, target, room)
             assert target == content[start:stop]
-    with pytest.raises(ValueError, match="it holds 500000 bytes, not 499999"):
+    with pytest.raises(ValueError, match="expected 499999 bytes, got 500000"):
         decode.partial(memoryview(frame), 0, memoryview(bytearray(10)), room[:-1])
 
 
@@ -370,9 +370,9 @@ def test_a_stored_frame_that_is_cut_is_refused():
     for kept in (5015, 17, 16):
         cut = frame[:12] + kept.to_bytes(4, "little") + frame[16:kept]
         for start, stop in ((0, 1), (0, 10), (0, 5000), (4990, 5000)):
-            with pytest.raises(ValueError, match="cut short"):
+            with pytest.raises(ValueError, match="truncated"):
                 decode.partial(memoryview(cut), start, memoryview(bytearray(stop - start)), room)
-    with pytest.raises(ValueError, match="it holds 1 bytes, not 7"):
+    with pytest.raises(ValueError, match="expected 7 bytes, got 1"):
         decoder_for("raw").whole(memoryview(b"x"), memoryview(bytearray(7)))
 
 
@@ -387,7 +387,7 @@ def test_a_frame_that_does_not_say_how_much_it_holds():
     decode.partial(memoryview(bytearray(frame)), 4000, part, room)
     assert part == content[4000:4007]
     for size in (4999, 5001):
-        with pytest.raises(ValueError, match="it holds 5000 bytes"):
+        with pytest.raises(ValueError, match="got 5000"):
             decode.whole(memoryview(bytearray(frame)), memoryview(bytearray(size)))
 
 

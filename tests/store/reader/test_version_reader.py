@@ -89,9 +89,9 @@ def test_a_part_is_held_and_what_was_left_out_is_refused(part: tuple[Path, dict[
     steps = np.random.default_rng(0).permutation(np.tile(here, 3)).reshape(-1, 5)
     assert np.array_equal(held.rows[held.row_indices(steps)], content[name][steps])
     for step in sorted({*range(-1, STEPS + 2)} - {*here.tolist()}):
-        with pytest.raises(IndexError, match=rf"\[{step}, {step + 1}\) of {name} were left out.* 10:30, 50:60"):
+        with pytest.raises(IndexError, match=rf"\[{step}, {step + 1}\) of {name}: .* 10:30, 50:60"):
             held.row_indices(np.array([[10, step]]))
-    with pytest.raises(IndexError, match="left out"):
+    with pytest.raises(IndexError, match="subset"):
         arrays.read(name, 25, 51)
     assert held.row_indices(np.empty((0, 4), np.int64)).shape == (0, 4)
 
@@ -229,7 +229,7 @@ def test_a_file_is_verified_once_and_again_when_it_is_another(
     assert len(hashed) == 1 + STEPS // SHARD
     if name == "gzip":  # of the others the descriptor is kept
         (path / "gzip/c/1/0").replace(path / "gzip/c/0/0")
-        with pytest.raises(DataError, match="gzip/c/0/0 is damaged"):
+        with pytest.raises(DataError, match="gzip/c/0/0: "):
             arrays.read(name, 0, 1)
 
 
@@ -255,7 +255,7 @@ def test_metadata_that_are_not_the_manifests_are_an_error(tmp_path: Path):
     for old, new in ((f"{STEPS}", f"{STEPS + 1}"), ('"float64"', '"int64"')):
         assert old in good
         (path / "action/zarr.json").write_text(good.replace(old, new, 1))
-        with pytest.raises(DataError, match="where the manifest says"):
+        with pytest.raises(DataError, match="differs from the manifest"):
             VersionReader(path).read("action", 0, 1)
 
 
