@@ -77,7 +77,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
         raise UsageError(f'run {run_dir.name} is of site "{old_plan.site}"', where="--site", hint="give another site")
     with lock(run_dir / ".move", f"the move of run {run_dir.name}"):
         intent = _record_intent(run_dir, old_plan, target_site)
-        request = provenance.in_own_code(run_dir, old_plan)
+        request = provenance.request_with_own_code(run_dir, old_plan)
         if not intent.job_ended:
             program_checkpoints.require_saved(run_dir, old_plan)
         plan = planning.make_plan(request, target_site, str(run_dir), request_text=old_plan.request_text)

@@ -1,4 +1,4 @@
-"""What no copy of a workdir gets: secrets by well-known names, what git ignores, and what `.pitignore` names."""
+"""Exclude files from copies of a workdir: secrets by well-known names, git's ignored files, and `.pitignore`."""
 
 from __future__ import annotations
 
@@ -95,25 +95,25 @@ _SECRETS = GitIgnoreSpec.from_lines(
 
 
 def is_secret(path: Path, name: str) -> bool:
-    """Return whether a path holds a secret: by its name, given from the top of its tree, or as a PEM private key."""
+    """Return whether a path is a secret, by its name relative to the workdir, or as a PEM private key."""
     try:
         mode = path.lstat().st_mode
-    except OSError:  # removed, as a change that git shows may be: its name alone tells
+    except OSError:  # removed, as in a change listed by git: only its name can be checked
         mode = stat.S_IFREG
-    # Names are compared without case: so are they on the file systems that some workdirs come from.
-    shown = f"{name}/".lower() if stat.S_ISDIR(mode) else name.lower()
-    return bool(_SECRETS.check_file(shown).include) or (stat.S_ISREG(mode) and _is_private_key(path))
+    # Names are compared without case, as on the file systems that some workdirs are copied from.
+    pattern_name = f"{name}/".lower() if stat.S_ISDIR(mode) else name.lower()
+    return bool(_SECRETS.check_file(pattern_name).include) or (stat.S_ISREG(mode) and _is_private_key(path))
 
 
 class CopyRules:
-    """Decide what of one workdir is left out of a copy. A later rule of `.pitignore` overrides an earlier one, and git.
+    """The exclusion rules of one workdir. A rule of `.pitignore` overrides earlier rules, and git's.
 
     Args:
         root: the workdir; its `.pitignore` is read, in gitignore's syntax.
-        ignored: paths below `root` that git ignores, folders whole; None where git gave no answer: then the
-            `.gitignore` at the top of `root` is read instead.
+        ignored: files and whole folders below `root` that git ignores; None if unknown: then `root/.gitignore` is
+            read instead.
 
-    Raises ConfigError for a `.pitignore` that cannot be read.
+    Raises ConfigError for an unreadable `.pitignore`.
     """
 
     def __init__(self, root: Path, ignored: Iterable[str] | None) -> None:
@@ -123,26 +123,24 @@ class CopyRules:
         self._rules = GitIgnoreSpec.from_lines(line for name in names for line in _read_rules(root / name))
 
     def exclusion_reason(self, path: Path) -> ExclusionReason:
-        """Return why a path below the root is left out, "" where it is not. Its parents are not looked at."""
+        """Return why a path below the root is excluded, "" if it is not. Its parents are not checked."""
         name = str(path.relative_to(self._root))
         if is_secret(path, name):
             return "secret"
         is_folder = path.is_dir() and not path.is_symlink()
-        ruled = self._rules.check_file(f"{name}/" if is_folder else name).include
-        return "ignored" if (name in self._ignored if ruled is None else ruled) else ""
+        is_excluded = self._rules.check_file(f"{name}/" if is_folder else name).include
+        return "ignored" if (name in self._ignored if is_excluded is None else is_excluded) else ""
 
 
 def _read_rules(path: Path) -> list[str]:
-    """The lines of a rules file; none where there is no such file."""
+    """Return the lines of a rules file; [] without the file."""
     try:
         with open_regular(path) as file:
             return os.fsdecode(file.read()).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="make it a readable file"
-        ) from error
+        raise ConfigError(f"cannot read: {error.strerror}", where=str(path), hint="make it a readable file") from error
 
 
 def _is_private_key(path: Path) -> bool:
@@ -151,6 +149,6 @@ def _is_private_key(path: Path) -> bool:
             if os.fstat(file.fileno()).st_size > _KEY_BYTES:
                 return False
             first = file.readline(128)
-    except OSError:  # whoever copies it reports that it cannot be read
+    except OSError:  # reported by the copy
         return False
     return first.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in first

@@ -1,7 +1,7 @@
-"""What a run's program can import: its interpreter, and the packages that it finds, as `environment.txt` lists them.
+"""Record a run's Python interpreter and its installed packages, in `environment.txt`, and selected variables.
 
-`name==version`, one a line; behind it ` @ address` where a package did not come from an index, and ` (editable)` where
-its code is somewhere else and may change at any time.
+`name==version` per line, then ` @ URL` for a package that is not from an index, and ` (editable)` for a package whose
+code is in another folder and may change at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pitools.store import digest
 
 ENVIRONMENT_FILE = "environment.txt"
 _TIMEOUT_S = 60.0
-# Names and versions are taken from the names of folders, and not from what is in them: thousands of files less.
+# Names and versions are parsed from folder names, which saves reading thousands of files.
 _LIST_PACKAGES = r"""
 import json, os, re, sys
 found = {}
@@ -54,7 +54,7 @@ for place in sys.path[1:]:
         found.setdefault(re.sub(r"[-_.]+", "-", package).lower(), [version, address])
 print(json.dumps([sys.version.split()[0], sys.implementation.name, sys.executable, found]))
 """
-# Variables that say how a program computes. What else there is may be a secret, and is only named.
+# Variables that affect a computation. Any other variable may be a secret: only its name is recorded.
 _RECORDED_VARIABLES = re.compile(
     r"(CUDA|CUDNN|CUBLAS|NCCL|XLA|JAX|TF_XLA|TF_CPP|TF_GPU|TORCH|PYTORCH|TRITON|OMP|MKL|OPENBLAS|KMP|GOMP|UCX|FI|GLOO|OMPI|NVIDIA|ROCR"
     r"|HIP|TPU|LC|MALLOC)_[A-Z0-9_]+"
@@ -69,7 +69,7 @@ _VARIABLE_USE = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*)")  # $NAME, 
 
 
 class Editable(msgspec.Struct, frozen=True, kw_only=True):
-    """A package whose code is not in the environment but in a folder, which may change. git_describe: by its git."""
+    """A package that is installed editable. path: its folder, which may change. git_describe: of that folder."""
 
     name: str
     path: str
@@ -77,7 +77,7 @@ class Editable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """An interpreter and its packages. digest: of environment.txt. problem: why it is not known."""
+    """An interpreter and its packages. packages: their number. digest: of environment.txt. problem: why unknown."""
 
     python: str = ""
     implementation: str = ""
@@ -89,10 +89,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capture_environment(python: str, site: Site, env: Mapping[str, str]) -> tuple[Environment, str]:
-    """An interpreter's environment, and the text of environment.txt. Never raises: `said` tells what went wrong.
+    """Run an interpreter to list its packages; return them, and the text of environment.txt.
 
-    It is asked, because it need not be this process's own; where the ranks are in a container or on another network
-    it cannot be.
+    python: the ranks' interpreter, which may differ from this process's. Does not raise: `problem` is set after a
+    failure, and for ranks in a container or at a remote site.
     """
     if site.container.runtime != "none":
         return Environment(problem=f"the ranks run in a container: {site.container.image}"), ""
@@ -103,13 +103,13 @@ def capture_environment(python: str, site: Site, env: Mapping[str, str]) -> tupl
     except PitError as error:
         return Environment(problem=f"{python}: {error.message}"), ""
     try:
-        version, implementation, executable, found = json.loads(done.stdout.splitlines()[-1])
+        version, implementation, executable, packages = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.code} without output"])[-1]
         return Environment(problem=f"{python}: {last}"), ""
     lines, editable = [], []
-    for name, (number, told) in sorted(found.items()):
-        address, is_editable = _package_origin(told)
+    for name, (number, direct_url) in sorted(packages.items()):
+        address, is_editable = _package_origin(direct_url)
         lines.append(f"{name}=={number}" + (f" @ {address}" if address else "") + (" (editable)" * is_editable))
         if is_editable:
             path = urllib.parse.unquote(urllib.parse.urlsplit(address).path)
@@ -129,40 +129,42 @@ def capture_environment(python: str, site: Site, env: Mapping[str, str]) -> tupl
 def select_variables(
     environ: Mapping[str, str] = os.environ, *, command: str = "", env: Collection[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that say how a program computes, with their values; and the names of all others.
+    """Return the variables that affect a computation, with their values; and the names of all others.
 
-    command: of the request, whose text names variables that count too, unless it sets them, as names in `env`.
+    command: the request's command; the variables used in it are included, but for those that the request sets in `env`.
     """
-    named = set(_VARIABLE_USE.findall(command)) - set(env)
-    told = {name: value for name, value in sorted(environ.items()) if _is_harmless(name, value, is_read=name in named)}
-    return told, tuple(sorted(name for name in environ if name not in told and name.isprintable()))
+    used_names = set(_VARIABLE_USE.findall(command)) - set(env)
+    selected = {
+        name: value for name, value in sorted(environ.items()) if _is_harmless(name, value, is_read=name in used_names)
+    }
+    return selected, tuple(sorted(name for name in environ if name not in selected and name.isprintable()))
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
+    """Return whether a variable of this name is probably a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
 def parse_packages(text: str) -> dict[str, str]:
-    """Package → what environment.txt says of it."""
+    """Return package → version and origin, from environment.txt."""
     return {line.partition("==")[0]: line.partition("==")[2] for line in text.splitlines() if line.strip()}
 
 
 def _is_harmless(name: str, value: str, *, is_read: bool) -> bool:
-    # An address may have a password in it.
-    known = (is_read or _RECORDED_VARIABLES.fullmatch(name)) and not is_secret(name)
-    return bool(known) and value.isprintable() and len(value) <= _MAX_VALUE and "://" not in value
+    # A URL may contain a password.
+    is_selected = (is_read or _RECORDED_VARIABLES.fullmatch(name)) and not is_secret(name)
+    return bool(is_selected) and value.isprintable() and len(value) <= _MAX_VALUE and "://" not in value
 
 
-def _package_origin(told: str) -> tuple[str, bool]:
-    """Where a package came from, without user and password, and whether it is editable, from its direct_url.json."""
+def _package_origin(direct_url: str) -> tuple[str, bool]:
+    """Return a package's URL without credentials, and whether it is editable, from its direct_url.json."""
     try:
-        known = json.loads(told) if told else {}
-        url = urllib.parse.urlsplit(str(known.get("url", "")))
-        is_editable = bool(known.get("dir_info", {}).get("editable"))
-        commit = str(known.get("vcs_info", {}).get("commit_id", ""))
+        fields = json.loads(direct_url) if direct_url else {}
+        url = urllib.parse.urlsplit(str(fields.get("url", "")))
+        is_editable = bool(fields.get("dir_info", {}).get("editable"))
+        commit = str(fields.get("vcs_info", {}).get("commit_id", ""))
     except (ValueError, AttributeError):
         return "", False
-    # A query may hold a token, too.
+    # The query is dropped, which may contain a token.
     address = urllib.parse.urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", ""))
     return (f"{address}@{commit}" if commit else address), is_editable

@@ -1,7 +1,7 @@
-"""What git knows of a workdir: its commit, and as one patch what was changed or untracked. Nothing of it is needed.
+"""Record the git state of a workdir: its commit, and a patch of changed and untracked files. Optional for a run.
 
-Remotes are not asked for: their addresses may hold passwords. Nothing is written to the repository, and none of its
-hooks is run.
+Remotes are not recorded: their URLs may contain passwords. Nothing is written to the repository, and no hook of it is
+run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pitools.launch.provenance.copy_rules import CopyRules, is_secret
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 
-PATCH_MAX_BYTES = 16 << 20  # of the patch
-_PATCH_FILE_MAX_BYTES = 4 << 20  # of one file in it
-_DIGEST_MAX_BYTES = 2 << 30  # of all that is only named
+PATCH_MAX_BYTES = 16 << 20
+_PATCH_FILE_MAX_BYTES = 4 << 20
+_DIGEST_MAX_BYTES = 2 << 30  # of all files that are not in the patch
 _PROGRESS_BAR_BYTES = 256 << 20
 _TIMEOUT_S = 10.0
 _SAFE_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=true")
@@ -46,13 +46,12 @@ _DIFF = (
 
 
 class GitState(msgspec.Struct, frozen=True, kw_only=True):
-    """A workdir's place in its repository.
+    """The git state of a workdir.
 
-    commit: "" where there is none yet. describe: by the nearest tag. subdir: the workdir, seen from the repository's
-    root. dirty: whether the commit is not all. patch: digest of dirty.patch, "" where there is none. left_out: files
-    that were changed or untracked and are no part of the patch: too large, a secret, or left out by `.pitignore`;
-    digest is "" for the last two, and where they were too large to read.
-    problem: why any of this is not known.
+    commit: "" before the first. describe: as `git describe`. subdir: the workdir, relative to the repository's root.
+    dirty: whether files are changed or untracked. patch: digest of dirty.patch, "" without one. left_out: changed or
+    untracked files that are not in the patch: too large, secret, or excluded by `.pitignore`; their digest is "" for
+    the last two, and beyond the limit on digests. problem: why something is missing.
     """
 
     commit: str = ""
@@ -67,49 +66,53 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_git_state(workdir: Path, patch: Path, *, without: Collection[Path] = ()) -> GitState:
-    """What git knows of a workdir; what was changed or untracked in its repository is written to `patch`.
+    """Return the git state of a workdir; write the changed and untracked files of its repository to `patch`.
 
-    without: folders whose untracked files are none of it. Never raises for want of git: `said` then tells why.
+    without: folders whose untracked files are ignored. Without git, or after its failure, `problem` is set instead.
     """
     try:
         return _read_state(workdir, patch, without)
     except ToolMissing:
-        return GitState(problem="there is no git here")
+        return GitState(problem="git is not installed")
     except PitError as error:
-        return GitState(problem=f"git gave no answer: {error.message}")
+        return GitState(problem=f"git failed: {error.message}")
     except OSError as error:
-        return GitState(problem=f"git's files cannot be read: {error.strerror}")
+        return GitState(problem=f"cannot read git's files: {error.strerror}")
 
 
 def git_describe(path: Path) -> str:
-    """The state of the repository that a folder is in, such as `v1.2-3-g9f3c2a1-dirty`; "" where there is none."""
+    """Return `git describe` of a folder, such as `v1.2-3-g9f3c2a1-dirty`; "" outside a repository."""
     try:
-        done = _git(path, "describe", "--always", "--tags", "--dirty")
+        done = _run_git(path, "describe", "--always", "--tags", "--dirty")
     except PitError:
         return ""
     return done.stdout.strip() if not done.code else ""
 
 
 def _read_state(workdir: Path, patch: Path, without: Collection[Path]) -> GitState:
-    place = _git(workdir, "rev-parse", "--show-toplevel", "--show-prefix", "--git-path", "index")
-    if place.code:
-        return GitState(problem=_git_error(place))
-    top, inner, index = place.stdout.split("\n")[:3]
-    done = _git(Path(top), *_STATUS)
+    location = _run_git(workdir, "rev-parse", "--show-toplevel", "--show-prefix", "--git-path", "index")
+    if location.code:
+        return GitState(problem=_git_error(location))
+    top, inner, index = location.stdout.split("\n")[:3]
+    done = _run_git(Path(top), *_STATUS)
     if done.code:
         return GitState(problem=_git_error(done))
     lines = done.stdout.split("\0")
-    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit = about.get("branch.oid", "").replace("(initial)", "")
-    described = _git(Path(top), "describe", "--always", "--tags").stdout.strip() if commit else ""
-    git = GitState(commit=commit, describe=described, branch=about.get("branch.head", ""), subdir=inner.rstrip("/"))
+    branch_info = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    commit = branch_info.get("branch.oid", "").replace("(initial)", "")
+    described = _run_git(Path(top), "describe", "--always", "--tags").stdout.strip() if commit else ""
+    git = GitState(
+        commit=commit, describe=described, branch=branch_info.get("branch.head", ""), subdir=inner.rstrip("/")
+    )
     changed = [line.split(" ", 8)[8] for line in lines if line.startswith("1 ")]
     changed += [line.split(" ", 10)[10] for line in lines if line.startswith("u ")]
-    untracked = [line[2:] for line in lines if line.startswith("? ") and not _left_out(Path(top), line[2:], without)]
+    untracked = [
+        line[2:] for line in lines if line.startswith("? ") and not _is_in_skipped_dir(Path(top), line[2:], without)
+    ]
     if not changed and not untracked:
         return git
-    secret = _excluded_names(Path(top), workdir, [*changed, *untracked])
-    return _write_patch(git, Path(top), workdir / index, patch, changed, untracked, secret)
+    excluded = _excluded_names(Path(top), workdir, [*changed, *untracked])
+    return _write_patch(git, Path(top), workdir / index, patch, changed, untracked, excluded)
 
 
 def _write_patch(
@@ -119,50 +122,49 @@ def _write_patch(
     patch: Path,
     changed: Sequence[str],
     untracked: Sequence[str],
-    secret: set[str],
+    excluded: set[str],
 ) -> GitState:
-    large = _too_large(top, [name for name in (*changed, *untracked) if name not in secret])
-    outside = large | secret
-    added = [name for name in untracked if name not in outside]
-    excluded = [name for name in changed if name in outside]
-    # No digest of a secret either: a short one could be guessed from it.
-    named = (*_file_entries(top, large), *(FileEntry(path=_shown(name), bytes=0, digest="") for name in sorted(secret)))
-    git = msgspec.structs.replace(git, dirty=True, left_out=named)
-    # An index of our own, where untracked files are to be added: git's own is nobody's to write but its user's.
-    mine = patch.with_name(f".{patch.name}.index")
-    words = patch.with_name(f".{patch.name}.names")
+    large = _large_names(top, [name for name in (*changed, *untracked) if name not in excluded])
+    left_out = large | excluded
+    added = [name for name in untracked if name not in left_out]
+    changed_but_left_out = [name for name in changed if name in left_out]
+    # No digest of a secret: a short secret could be guessed from it.
+    left_out_entries = (
+        *_file_entries(top, large),
+        *(FileEntry(path=_escape_name(name), bytes=0, digest="") for name in sorted(excluded)),
+    )
+    git = msgspec.structs.replace(git, dirty=True, left_out=left_out_entries)
+    # A copy of the index, because untracked files are added to it.
+    index_copy = patch.with_name(f".{patch.name}.index")
+    names_file = patch.with_name(f".{patch.name}.names")
     try:
         if index.exists():
-            shutil.copy2(index, mine)  # with its time: by that git knows which files it has to read again
-        env = {"GIT_INDEX_FILE": str(mine.absolute())}
-        words.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
+            shutil.copy2(index, index_copy)  # with its mtime, by which git detects files to read again
+        env = {"GIT_INDEX_FILE": str(index_copy.absolute())}
+        names_file.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
         if added:
-            names = f"--pathspec-from-file={words.absolute()}"
-            done = _git(top, "--literal-pathspecs", "add", "--intent-to-add", names, "--pathspec-file-nul", env=env)
+            names = f"--pathspec-from-file={names_file.absolute()}"
+            done = _run_git(top, "--literal-pathspecs", "add", "--intent-to-add", names, "--pathspec-file-nul", env=env)
             if done.code:
                 return msgspec.structs.replace(git, problem=f"untracked files are in no patch: {_git_error(done)}")
-        since = git.commit or _git(top, "hash-object", "-t", "tree", "/dev/null").stdout.strip()
-        but = [f":(top,exclude,literal){name}" for name in excluded]
+        base = git.commit or _run_git(top, "hash-object", "-t", "tree", "/dev/null").stdout.strip()
+        excluding = [f":(top,exclude,literal){name}" for name in changed_but_left_out]
         descriptor = os.open(patch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as out:
-            done = _git(top, *_DIFF, since, "--", ".", *but, env=env, stdout=out)
+            done = _run_git(top, *_DIFF, base, "--", ".", *excluding, env=env, stdout=out)
     finally:
-        for path in (mine, words, mine.with_name(f"{mine.name}.lock")):
+        for path in (index_copy, names_file, index_copy.with_name(f"{index_copy.name}.lock")):
             path.unlink(missing_ok=True)
     size, text = digest.digest_file(patch)
     if done.code or size > PATCH_MAX_BYTES:
         patch.unlink()
-        problem = (
-            _git_error(done)
-            if done.code
-            else f"the patch has {size} bytes, more than the {PATCH_MAX_BYTES} that are kept"
-        )
+        problem = _git_error(done) if done.code else f"patch too large: {size} bytes (at most {PATCH_MAX_BYTES})"
         return msgspec.structs.replace(git, problem=problem)
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
 
 
 def _excluded_names(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
-    """Those that no copy of the workdir gets: secrets, and what its `.pitignore` names."""
+    """Return the names that are excluded from the patch: secrets, and those in `.pitignore`."""
     root = workdir.resolve()
     exclusions = CopyRules(root, ())
     return {
@@ -177,78 +179,78 @@ def _excluded_names(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
 
 
 def ignored_paths(workdir: Path) -> list[str] | None:
-    """What git ignores in a workdir, as paths below it, folders whole; None where git gives no answer."""
-    words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    """Return the files and whole folders that git ignores, relative to the workdir; None if git fails."""
+    args = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     try:
-        done = _git(workdir.resolve(), *words)
+        done = _run_git(workdir.resolve(), *args)
     except PitError:
         return None
     return None if done.code else [name.rstrip("/") for name in done.stdout.split("\0") if name]
 
 
-def _too_large(top: Path, names: Sequence[str]) -> set[str]:
-    """Those that do not fit into the patch: large ones, the last ones, and repositories of their own."""
+def _large_names(top: Path, names: Sequence[str]) -> set[str]:
+    """Return the names that do not fit into the patch: large files, files beyond its limit, nested repositories."""
     large, total = set(), 0
     for name in names:
         try:
-            found = (top / name).lstat()
-        except OSError:  # it was removed, which is a change like another; or its name came through as no text
+            status = (top / name).lstat()
+        except OSError:  # removed, which the patch contains; or its name is not UTF-8
             if "\ufffd" in name:
                 large.add(name)
             continue
-        if found.st_size > _PATCH_FILE_MAX_BYTES or total + found.st_size > PATCH_MAX_BYTES or name.endswith("/"):
+        if status.st_size > _PATCH_FILE_MAX_BYTES or total + status.st_size > PATCH_MAX_BYTES or name.endswith("/"):
             large.add(name)
         else:
-            total += found.st_size
+            total += status.st_size
     return large
 
 
 def _file_entries(top: Path, names: Collection[str]) -> tuple[FileEntry, ...]:
-    entries, left = [], _DIGEST_MAX_BYTES
+    entries, remaining_bytes = [], _DIGEST_MAX_BYTES
     sizes = {name: _size(top / name) for name in sorted(names)}
     total = sum(sizes.values())
     with progress_bar("digests", total, unit="bytes", quiet=total < _PROGRESS_BAR_BYTES) as advance:
         for name, size in sizes.items():
             text = ""
-            if 0 < size <= left:
+            if 0 < size <= remaining_bytes:
                 with contextlib.suppress(OSError):
                     _, text = digest.digest_file(top / name, advance)
-                    left -= size
-            entries.append(FileEntry(path=_shown(name), bytes=size, digest=text))
+                    remaining_bytes -= size
+            entries.append(FileEntry(path=_escape_name(name), bytes=size, digest=text))
     return tuple(entries)
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; 0 for what is none."""
+    """Return a file's size in bytes; 0 if missing or not a regular file."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _left_out(top: Path, name: str, without: Collection[Path]) -> bool:
-    above = [top / parent for parent in Path(name).parents if parent.name]
-    return any(one in without or workdir_walk.is_skipped(one) for one in above)
+def _is_in_skipped_dir(top: Path, name: str, without: Collection[Path]) -> bool:
+    parents = [top / parent for parent in Path(name).parents if parent.name]
+    return any(one in without or workdir_walk.is_skipped(one) for one in parents)
 
 
-def _git(
-    at: Path, *words: str, env: Mapping[str, str] = _ENV, stdout: BinaryIO | None = None
+def _run_git(
+    folder: Path, *args: str, env: Mapping[str, str] = _ENV, stdout: BinaryIO | None = None
 ) -> subprocesses.Completed:
-    # Inside one of git's own hooks its variables would lead to another repository.
-    bent = [name for name in os.environ if name.startswith("GIT_")]
-    argv = ["git", *_SAFE_CONFIG, "-C", str(at), *words]
-    return subprocesses.run(argv, timeout_s=_TIMEOUT_S, env={**_ENV, **env}, unset=bent, stdout=stdout)
+    # Within a git hook, GIT_ variables name another repository.
+    git_variables = [name for name in os.environ if name.startswith("GIT_")]
+    argv = ["git", *_SAFE_CONFIG, "-C", str(folder), *args]
+    return subprocesses.run(argv, timeout_s=_TIMEOUT_S, env={**_ENV, **env}, unset=git_variables, stdout=stdout)
 
 
 def _git_error(done: subprocesses.Completed) -> str:
-    said = next((line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:"))), "")
-    if "not a git repository" in said:
+    message = next((line for line in done.stderr.splitlines() if line.startswith(("fatal:", "error:"))), "")
+    if "not a git repository" in message:
         return "the workdir is in no repository"
-    if "dubious ownership" in said:
-        return "git refuses: the repository is another user's (git config safe.directory)"
-    return said.partition(": ")[2] or f"git ended with {done.code}"
+    if "dubious ownership" in message:
+        return "the repository belongs to another user; to allow it: git config --global --add safe.directory PATH"
+    return message.partition(": ")[2] or f"git exited with code {done.code}"
 
 
-def _shown(name: str) -> str:
+def _escape_name(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,8 +1,8 @@
-"""The code that runs is the run's own copy: made so, and then checked, in every rank before its program starts.
+"""Redirect imports to the run's copy of its code, and verify that, in every rank before its program starts.
 
-A copy alone is not enough: an editable install, a .pth file or PYTHONPATH may still lead into the workdir that it was
-taken from, and Python would import what is there now. Each such path is replaced by its place in the copy; then what
-Python finds is compared.
+A copy alone is not enough: an editable install, a .pth file or PYTHONPATH may still name the original workdir, and
+Python would import its current code. Each such path is replaced by its counterpart in the copy; then the paths that
+Python finds are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pitools.run import run_folder
 
 SHIM_DIR = ".path"
 _PROBE_S = 120.0
-# What Python would import, without importing it.
+# Prints the paths that Python would import modules from, without an import.
 _PROBE = """
 import importlib.util, sys
 for name in sys.argv[1:]:
@@ -42,7 +42,7 @@ _OWN_PACKAGE = "pitools"
 
 
 class RankMachine(Record, frozen=True, kw_only=True, tag="pit.rank-machine/1"):
-    """Where rank 0 of an attempt ran. driver: NVIDIA's version, "" for none."""
+    """The machine of rank 0 of an attempt. driver: NVIDIA's version, "" for none."""
 
     node: str
     python: str
@@ -52,7 +52,7 @@ class RankMachine(Record, frozen=True, kw_only=True, tag="pit.rank-machine/1"):
 
 
 class WorkdirPaths:
-    """The workdir that a run's code was copied from, as seen from the run."""
+    """Map paths in the workdir that a run's code was copied from to paths in the copy."""
 
     def __init__(self, workdir: Path, copy: Path) -> None:
         self.workdir, self.copy = Path(os.path.realpath(workdir)), copy
@@ -60,27 +60,27 @@ class WorkdirPaths:
         self.mirror = lru_cache(maxsize=None)(self._mirror)
 
     def _mirror(self, path: str) -> str:
-        """Where the copy has what is at `path`; "" for what is no part of the workdir, or was left out of the copy."""
+        """Return the copy's path of `path`; "" outside the workdir, and for a file left out of the copy."""
         real = Path(os.path.realpath(path))
         if not real.is_relative_to(self.workdir) or real.is_relative_to(self._run_dir):
             return ""
-        inner = real.relative_to(self.workdir)
-        above = [self.workdir / parent for parent in (inner, *inner.parents) if parent.name]
-        if any(workdir_walk.is_skipped(one) for one in above):
+        relative = real.relative_to(self.workdir)
+        folders = [self.workdir / parent for parent in (relative, *relative.parents) if parent.name]
+        if any(workdir_walk.is_skipped(one) for one in folders):
             return ""
-        return str(self.copy / inner)
+        return str(self.copy / relative)
 
-    def mirrored(self, paths: Iterable[str]) -> list[str]:
-        """Paths, with those into the workdir replaced."""
+    def mirror_all(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths, with those in the workdir replaced."""
         return [self.mirror(path) or path for path in paths]
 
 
 def check_imports(plan: Plan) -> None:
-    """Lead this process, and the programs that it starts, to the run's copy of its code, and see that they get there.
+    """Redirect the imports of this process and its children to the run's copy of its code, and verify the result.
 
-    To be called in each rank, before its program; an entry point's module is imported here. Does nothing for a run
-    without a copy. Raises ConfigError naming the package that would be imported from elsewhere, DataError where the
-    copy is gone, and whatever the import raises.
+    Called in each rank before its program; imports an entry point's module. Does nothing for a run without a copy.
+    Raises ConfigError naming a package that would be imported from the workdir, DataError for a missing copy, and any
+    exception of the import.
     """
     copy = Path(plan.request.workdir)
     record = provenance.provenance_of_code(copy)
@@ -88,69 +88,69 @@ def check_imports(plan: Plan) -> None:
     if record is None:
         return
     if not copy.is_dir():
-        raise DataError("the run's copy of its code is gone", where=str(copy), hint="launch it from its workdir")
-    live = WorkdirPaths(Path(record.workdir), copy)
-    names = _redirect_imports(live)
+        raise DataError("the run's copy of its code is missing", where=str(copy), hint="launch it from its workdir")
+    workdir_paths = WorkdirPaths(Path(record.workdir), copy)
+    names = _redirect_imports(workdir_paths)
     os.chdir(copy)
     if plan.request.entry:
-        _check_entry(plan, live, names)
-    elif probed := {*names, *_installed(live, record)}:
-        _check_child_processes(live, sorted(probed))
+        _check_entry(plan, workdir_paths, names)
+    elif names_to_check := {*names, *_editable_modules(workdir_paths, record)}:
+        _check_child_processes(workdir_paths, sorted(names_to_check))
 
 
-def _redirect_imports(live: WorkdirPaths) -> dict[str, str]:
-    """Replace every path by which Python would come to the workdir; the top-level modules that were on such a path."""
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _redirect_imports(workdir_paths: WorkdirPaths) -> dict[str, str]:
+    """Replace every import path in the workdir; return the top-level modules on these paths, and their new paths."""
+    pythonpath = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     names: dict[str, str] = {}
-    # The first place is the program's own, which no other program gets.
+    # sys.path[0] is this program's own folder, which child processes do not inherit.
     for path in sys.path[1:]:
-        if path not in given and (mirror := live.mirror(path)):
-            names |= dict(_modules(Path(mirror)))
+        if path not in pythonpath and (mirror := workdir_paths.mirror(path)):
+            names |= dict(_modules_in(Path(mirror)))
     for mapping in _editable_finders():
         for name, path in list(mapping.items()):
-            if mirror := live.mirror(path):
+            if mirror := workdir_paths.mirror(path):
                 mapping[name] = names[name] = mirror
-    sys.path[:] = live.mirrored(sys.path)
+    sys.path[:] = workdir_paths.mirror_all(sys.path)
     for module in list(sys.modules.values()):
-        places = getattr(module, "__path__", None)
-        if isinstance(places, list) and any(live.mirror(place) for place in places):
-            places[:] = live.mirrored(places)
+        module_path = getattr(module, "__path__", None)
+        if isinstance(module_path, list) and any(workdir_paths.mirror(place) for place in module_path):
+            module_path[:] = workdir_paths.mirror_all(module_path)
     importlib.invalidate_caches()
     for variable in ("PYTHONPATH", "PATH"):
         if paths := os.environ.get(variable):
-            os.environ[variable] = os.pathsep.join(live.mirrored(paths.split(os.pathsep)))
+            os.environ[variable] = os.pathsep.join(workdir_paths.mirror_all(paths.split(os.pathsep)))
     if names:
-        # Whoever this process starts reads the same .pth files: only what comes before them is found first. Links to
-        # what they lead to, and not the folders themselves, where a `types.py` would hide the standard library's.
-        shim = _shim(live.copy.parent / SHIM_DIR, names)
+        # Child processes read the same .pth files; only PYTHONPATH precedes these. It gets a folder of links to the
+        # modules, not their own folders, where a `types.py` would hide the standard library's.
+        shim = _make_shim(workdir_paths.copy.parent / SHIM_DIR, names)
         rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         os.environ["PYTHONPATH"] = os.pathsep.join([shim, *(path for path in rest if path != shim)])
     return names
 
 
 def _editable_finders() -> Iterator[dict[str, str]]:
-    """Where the finders of editable installs look: module → its file or folder."""
+    """Yield the mappings of the finders of editable installs: module → its file or folder."""
     for name, module in list(sys.modules.items()):
         mapping = getattr(module, "MAPPING", None)
         if name.startswith("__editable__") and isinstance(mapping, dict):
             yield mapping
 
 
-def _installed(live: WorkdirPaths, record: provenance.Provenance) -> Iterator[str]:
-    """The modules of the packages that were installed from the workdir, by whatever means."""
+def _editable_modules(workdir_paths: WorkdirPaths, record: provenance.Provenance) -> Iterator[str]:
+    """Yield the modules of the packages that are installed editable from the workdir."""
     for package in record.environment.editable:
-        if mirror := live.mirror(package.path):
-            for place in (Path(mirror), Path(mirror) / "src"):
-                yield from (name for name, path in _modules(place) if (Path(path) / "__init__.py").is_file())
+        if mirror := workdir_paths.mirror(package.path):
+            for folder in (Path(mirror), Path(mirror) / "src"):
+                yield from (name for name, path in _modules_in(folder) if (Path(path) / "__init__.py").is_file())
 
 
-def _modules(place: Path) -> Iterator[tuple[str, str]]:
-    """(name, path) of the modules in a folder that do not hide the standard library's."""
+def _modules_in(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, path) of the modules in a folder, without those named as a module of the standard library."""
     try:
-        found = sorted(place.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError:
         return
-    for path in found:
+    for path in paths:
         name = path.name if path.is_dir() else path.name.partition(".")[0] if _is_module(path.name) else ""
         if name.isidentifier() and name not in sys.stdlib_module_names:
             yield name, str(path)
@@ -160,51 +160,51 @@ def _is_module(name: str) -> bool:
     return any(name.endswith(suffix) for suffix in importlib.machinery.all_suffixes())
 
 
-def _shim(place: Path, names: dict[str, str]) -> str:
-    """A folder with a link to each of these modules; all ranks make the same."""
-    place.mkdir(exist_ok=True)
+def _make_shim(folder: Path, names: dict[str, str]) -> str:
+    """Make a folder with a link to each of these modules, shared by all ranks; return its path."""
+    folder.mkdir(exist_ok=True)
     for path in map(Path, names.values()):
-        link = place / path.name
+        link = folder / path.name
         if not link.is_symlink():
             with contextlib.suppress(FileExistsError):
-                link.symlink_to(os.path.relpath(path, place))
-    return str(place)
+                link.symlink_to(os.path.relpath(path, folder))
+    return str(folder)
 
 
-def _check_entry(plan: Plan, live: WorkdirPaths, names: Iterable[str]) -> None:
-    """Import the entry point, and look at where all that was imported came from."""
-    sys.path.insert(0, str(live.copy))
+def _check_entry(plan: Plan, workdir_paths: WorkdirPaths, names: Iterable[str]) -> None:
+    """Import the entry point, and check the path of every imported module."""
+    sys.path.insert(0, str(workdir_paths.copy))
     module = plan.request.entry.partition(":")[0]
-    found = importlib.import_module(module)
-    _raise_if_workdir(live, module, getattr(found, "__file__", None) or "")
-    for name, one in list(sys.modules.items()):
+    entry_module = importlib.import_module(module)
+    _raise_if_workdir(workdir_paths, module, getattr(entry_module, "__file__", None) or "")
+    for name, imported in list(sys.modules.items()):
         top = name.partition(".")[0]
-        # What started this rank was there before it; it is no part of what is trained.
+        # pitools itself, which starts the rank, is not part of the run's code.
         if top != _OWN_PACKAGE or name == module:
-            _raise_if_workdir(live, top, getattr(one, "__file__", None) or "")
+            _raise_if_workdir(workdir_paths, top, getattr(imported, "__file__", None) or "")
     for name in names:
-        found_spec = importlib.util.find_spec(name)
-        _raise_if_workdir(live, name, (found_spec.origin or "") if found_spec else "")
+        spec = importlib.util.find_spec(name)
+        _raise_if_workdir(workdir_paths, name, (spec.origin or "") if spec else "")
 
 
-def _check_child_processes(live: WorkdirPaths, names: Iterable[str]) -> None:
-    """Ask Python, started anew as a command would start it, where it finds these modules."""
+def _check_child_processes(workdir_paths: WorkdirPaths, names: Iterable[str]) -> None:
+    """Check the paths at which a child process would find these modules."""
     try:
         done = subprocesses.run([sys.executable, "-c", _PROBE, *names], timeout_s=_PROBE_S)
     except PitError as error:
-        raise ConfigError(f"it cannot be told what code would run: {error.message}", where=sys.executable) from error
+        raise ConfigError(f"cannot check the import paths: {error.message}", where=sys.executable) from error
     for line in done.stdout.splitlines():
-        name, _, place = line.partition("\t")
-        _raise_if_workdir(live, name, place)
+        name, _, path = line.partition("\t")
+        _raise_if_workdir(workdir_paths, name, path)
 
 
-def _raise_if_workdir(live: WorkdirPaths, name: str, place: str) -> None:
-    if not place.startswith("/") or not live.mirror(place):
+def _raise_if_workdir(workdir_paths: WorkdirPaths, name: str, path: str) -> None:
+    if not path.startswith("/") or not workdir_paths.mirror(path):
         return
     package = ", ".join(sorted(set(_distributions(name)))) or name
-    what = f'"{package}" would be imported from {place}, and not from the run\'s copy of it'
+    what = f'"{package}" would be imported from {path} (expected the run\'s copy)'
     hint = "install it without --editable, or set snapshot = false"
-    raise ConfigError(what, where=str(live.copy), hint=hint)
+    raise ConfigError(what, where=str(workdir_paths.copy), hint=hint)
 
 
 def _distributions(name: str) -> list[str]:
@@ -214,7 +214,7 @@ def _distributions(name: str) -> list[str]:
 
 
 def _record_machine() -> None:
-    """Where the attempt runs, told by its rank 0."""
+    """Record the machine of the attempt, in rank 0 alone."""
     attempt = os.environ.get("PIT_ATTEMPT_DIR")
     if not attempt or os.environ.get("PIT_RANK") != "0":
         return
@@ -222,7 +222,7 @@ def _record_machine() -> None:
     with contextlib.suppress(OSError, IndexError):
         line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
         driver = line.partition("Module")[2].split()[0]
-    with contextlib.suppress(PitError, OSError):  # it is for the record only
+    with contextlib.suppress(PitError, OSError):  # only `diff` reads it
         run_folder.write_record(
             Path(attempt) / "machine.json",
             RankMachine(

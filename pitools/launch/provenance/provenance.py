@@ -1,13 +1,13 @@
-"""What a run was made from: recorded in its folder before it is submitted, and the code that it runs along with it.
+"""Record a run's code, environment and site in its folder, before its submission, and verify them later.
 
-code/ code.json     the workdir as it was, which is what runs: see code_copy.py
+code/ code.json     a copy of the workdir, which the ranks execute: see code_copy.py
 provenance.json     pit.provenance/1
-site.json           the site as it was resolved, less what its variables may hold of secrets
+site.json           the resolved site, without values of variables that are probably secrets
 environment.txt     the packages: see environment.py
-dirty.patch         what git had not committed: see git_state.py
+dirty.patch         uncommitted changes: see git_state.py
 
-The plan, the script and the request stand beside these; a dataset's version is in the plan, the order of the nodes in
-each attempt's `hostfile`.
+The same folder has the plan, with the versions of the datasets, the script and the request; each attempt's `hostfile`
+has the order of the nodes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ _MASKED_VALUE = "(not kept)"
 
 
 class Provenance(Record, frozen=True, kw_only=True, tag="pit.provenance/1"):
-    """What a run was made from.
+    """The origin of a run.
 
-    pitools: its version. workdir: where the code was copied from, "" where it was not. files, bytes, code: how many,
-    how much, and digest of the copy. site, template: digests of site.json and of what the script is rendered from.
-    variables: of whoever submitted, those that say how a program computes or that the command names; others: names
-    of all others. parent: the run that this one repeats or goes on from, "" for none. warnings: what the copy of
-    the code does not hold.
+    pitools: its version. workdir: the folder that the code was copied from, "" without a copy. files, bytes, code:
+    number, size and digest of the copy. site, template: digests of site.json and of the script's templates. variables:
+    of the submitting process, those that affect a computation or that the command uses. other_variables: names of the
+    others. parent: the run that this one repeats or continues, "" for none. warnings: code missing from the copy.
     """
 
     t: str
@@ -63,46 +62,46 @@ class Provenance(Record, frozen=True, kw_only=True, tag="pit.provenance/1"):
     site: str = ""
     template: str = ""
     variables: dict[str, str] = {}
-    others: tuple[str, ...] = ()
+    other_variables: tuple[str, ...] = ()
     parent: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def read_provenance(run_dir: Path) -> Provenance | None:
-    """A run's provenance; None where there is none. Raises DataError."""
+    """Return a run's provenance; None if not recorded. Raises DataError."""
     return run_folder.read_record(run_dir / PROVENANCE_FILE, Provenance)
 
 
 def capture(plan: Plan, site: Site, building: Path, run_dir: Path) -> Plan:
-    """Record in the folder `building`, which is to become `run_dir`, what the run is made from.
+    """Record the origin of a run in the folder `building`, which is later renamed to `run_dir`.
 
-    Returns the plan that is to be run: its workdir is the copy of the code. Where that workdir is another run's copy
-    already, what that run was made with is what is copied. Raises ConfigError for code that cannot be copied,
-    DataError for another run's that was changed since, NoSpace and ClusterError.
+    Returns the plan with the copy of the code as its workdir. If the workdir is another run's `code/`, only the files
+    that were copied for that run are copied. Raises ConfigError for code that cannot be copied, DataError for another
+    run's code that has changed, NoSpace and ClusterError.
     """
     workdir = Path(plan.request.workdir)
     parent = provenance_of_code(workdir)
-    held, found = _record_code(plan, workdir, parent, building)
-    lock, text = environment.capture_environment(plan.python, site, plan.request.env)
-    told, others = environment.select_variables(command=plan.request.command, env=plan.request.env)
+    listing, git = _record_code(plan, workdir, parent, building)
+    captured, text = environment.capture_environment(plan.python, site, plan.request.env)
+    variables, other_variables = environment.select_variables(command=plan.request.command, env=plan.request.env)
     site_json = site_text(site)
     record = Provenance(
         t=timestamps.now_rfc3339(),
         run=run_dir.name,
         pitools=pitools.__version__,
         python=plan.python,
-        workdir=(parent.workdir if parent else str(workdir.resolve())) if held else "",
-        files=sum(one.kind == "file" for one in held.files) if held else 0,
-        bytes=held.bytes if held else 0,
-        code=held.digest if held else "",
-        git=found,
-        environment=lock,
+        workdir=(parent.workdir if parent else str(workdir.resolve())) if listing else "",
+        files=sum(file.kind == "file" for file in listing.files) if listing else 0,
+        bytes=listing.bytes if listing else 0,
+        code=listing.digest if listing else "",
+        git=git,
+        environment=captured,
         site=digest.digest_bytes(site_json),
         template=template_digest(site),
-        variables=told,
-        others=others,
+        variables=variables,
+        other_variables=other_variables,
         parent=parent.run if parent else "",
-        warnings=tuple(_warnings(plan, workdir, held, lock)),
+        warnings=tuple(_warnings(plan, workdir, listing, captured)),
     )
     write_atomic(building / SITE_FILE, site_json + b"\n", durable=False)
     if text:
@@ -110,28 +109,28 @@ def capture(plan: Plan, site: Site, building: Path, run_dir: Path) -> Plan:
     write_atomic(building / PROVENANCE_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1), durable=False)
     for warning in record.warnings:
         print(f"pit: {warning}", file=sys.stderr)
-    if held is None:
+    if listing is None:
         return plan
     request = msgspec.structs.replace(plan.request, workdir=str(run_dir / code_copy.CODE_DIR))
     return msgspec.structs.replace(plan, request=request)
 
 
 def provenance_of_code(workdir: Path) -> Provenance | None:
-    """The provenance of the run whose copy of its code this folder is; None for any other folder."""
+    """Return the provenance of the run of which this folder is the `code/`; None for any other folder."""
     if workdir.name != code_copy.CODE_DIR or not (workdir.parent / code_copy.LISTING_FILE).is_file():
         return None
     return read_provenance(workdir.parent)
 
 
 def site_text(site: Site) -> bytes:
-    """A site as canonical JSON: the same for the same site, and without what looks like a secret."""
+    """Return a site as canonical JSON, without the values of variables that are probably secrets."""
     network = msgspec.structs.replace(site.network, env=_masked(site.network.env))
-    kept = msgspec.structs.replace(site, environment=_masked(site.environment), network=network)
-    return msgspec.json.encode(kept, order="sorted")
+    masked = msgspec.structs.replace(site, environment=_masked(site.environment), network=network)
+    return msgspec.json.encode(masked, order="sorted")
 
 
 def template_digest(site: Site) -> str:
-    """The digest of what a run's script is rendered from; "" for a site without scripts."""
+    """Return the digest of the templates of a run's script; "" for a site without scripts."""
     if site.scheduler == "none":
         return ""
     paths = [Path(template.find_template(site, "train").path), *sorted(bundled_dir("sbatch_templates").glob("_*"))]
@@ -145,64 +144,67 @@ def _masked(variables: Mapping[str, str]) -> dict[str, str]:
 def _record_code(
     plan: Plan, workdir: Path, parent: Provenance | None, building: Path
 ) -> tuple[code_copy.CodeListing | None, GitState]:
-    """Copy the code, and ask git about it; None where there is to be no copy, or the folder is not to be seen here."""
+    """Copy the code, and return its listing and git state; no listing for snapshot = false, or an absent workdir."""
     runs = Path(plan.runs).resolve()
     try:
         if parent:
-            held = code_copy.restore_code(workdir.parent, building / code_copy.CODE_DIR)
+            listing = code_copy.restore_code(workdir.parent, building / code_copy.CODE_DIR)
             if (workdir.parent / PATCH_FILE).is_file() and parent.git.patch:
                 write_atomic(
                     building / PATCH_FILE, (workdir.parent / PATCH_FILE).read_bytes(), mode=0o600, durable=False
                 )
-            found = parent.git
+            git = parent.git
         else:
-            found = git_state.read_git_state(workdir, building / PATCH_FILE, without={runs})
+            git = git_state.read_git_state(workdir, building / PATCH_FILE, without={runs})
             if not plan.request.snapshot or not workdir.is_dir():
-                return None, found
-            without = {runs, building.resolve()}
-            held = code_copy.copy_workdir(
-                workdir, building / code_copy.CODE_DIR, ignored=git_state.ignored_paths(workdir), excluded_dirs=without
+                return None, git
+            excluded_dirs = {runs, building.resolve()}
+            listing = code_copy.copy_workdir(
+                workdir,
+                building / code_copy.CODE_DIR,
+                ignored=git_state.ignored_paths(workdir),
+                excluded_dirs=excluded_dirs,
             )
     except OSError as error:
         raise from_os_error(error, building) from error
-    write_atomic(building / code_copy.LISTING_FILE, msgspec.json.encode(held), durable=False)
-    return held, found
+    write_atomic(building / code_copy.LISTING_FILE, msgspec.json.encode(listing), durable=False)
+    return listing, git
 
 
-def _warnings(plan: Plan, workdir: Path, held: code_copy.CodeListing | None, lock: Environment) -> Iterator[str]:
-    if held is None:
-        why = "snapshot = false" if not plan.request.snapshot else f"{workdir} is not to be seen from here"
-        yield f"the run uses {workdir} as it will be then, and not a copy of it: {why}"
+def _warnings(plan: Plan, workdir: Path, listing: code_copy.CodeListing | None, captured: Environment) -> Iterator[str]:
+    if listing is None:
+        reason = "snapshot = false" if not plan.request.snapshot else f"{workdir} does not exist on this machine"
+        yield f"no copy of the code, the run uses the files in {workdir} at its start: {reason}"
         return
-    if left_out := _left_out(held):
+    if left_out := _exclusion_warning(listing):
         yield left_out
-    if held.skipped:
-        more = f" and {len(held.skipped) - 1} more" if len(held.skipped) > 1 else ""
-        yield f"no part of the run's code, being no files or having no names: {held.skipped[0]}{more}"
+    if listing.skipped:
+        more = f" and {len(listing.skipped) - 1} more" if len(listing.skipped) > 1 else ""
+        yield f"not in the run's copy of the code, as no regular file, or for its name: {listing.skipped[0]}{more}"
     root = workdir.resolve()
-    for one in held.linked:
-        target = Path(one.link)
+    for link in listing.linked:
+        target = Path(link.link)
         if not target.is_relative_to(root) and (target.suffix == ".py" or (target / "__init__.py").is_file()):
-            yield f"{one.path} leads to {target}, which is no part of the run's code: it counts as it will be then"
+            yield f"{link.path} links to {target}: not copied, the run uses that file at its start"
     entry = plan.request.entry.partition(":")[0].partition(".")[0]
-    for package in lock.editable:
-        # One inside the workdir is in the copy, and led there. Our own code starts the ranks, and is none of theirs.
-        outside = not Path(package.path).is_relative_to(root) and package.name != "pitools-hpc"
-        if outside and entry and any((Path(package.path) / part / entry).exists() for part in (".", "src")):
-            yield f'"{package.name}" is installed editable: {package.path} is no part of the run\'s code'
+    for package in captured.editable:
+        # A package inside the workdir is in the copy, to which imports are redirected. pitools itself is exempt.
+        is_outside = not Path(package.path).is_relative_to(root) and package.name != "pitools-hpc"
+        if is_outside and entry and any((Path(package.path) / part / entry).exists() for part in (".", "src")):
+            yield f'"{package.name}" is installed editable: {package.path} is not copied'
     for key, value in _plan_texts(plan):
         if f"{root}/" in f"{value}/":
-            yield f"{key} names {root}: what is there is not the run's copy of it"
+            yield f"{key} names {root}: the run uses that folder, not its copy"
 
 
-def _left_out(held: code_copy.CodeListing) -> str:
-    """What the exclusions left out of the copy, in a line; "" for nothing."""
+def _exclusion_warning(listing: code_copy.CodeListing) -> str:
+    """Return a line on the files that were excluded from the copy; "" for none."""
     parts = []
-    if held.secrets:
-        parts.append(f"{_first_names(held.secrets)} (secrets)")
-    if held.ignored:
-        # What could be imported is what is missed first.
-        names = sorted(held.ignored, key=lambda name: (not name.endswith((".py", ".so")), name))
+    if listing.secrets:
+        parts.append(f"{_first_names(listing.secrets)} (secrets)")
+    if listing.ignored:
+        # Modules first: a program needs them most.
+        names = sorted(listing.ignored, key=lambda name: (not name.endswith((".py", ".so")), name))
         parts.append(f"{_first_names(names)} (ignored; a line `!{names[0]}` in .pitignore copies it)")
     return f"left out of the run's copy of the code: {'; '.join(parts)}" if parts else ""
 
@@ -216,23 +218,23 @@ def _plan_texts(plan: Plan) -> Iterator[tuple[str, str]]:
     request = plan.request
     yield "command", request.command
     yield from ((f"env.{name}", value) for name, value in request.env.items() if not name.endswith("PATH"))
-    yield from ((f"args.{name}", value) for name, value in _flat(request.args))
+    yield from ((f"args.{name}", value) for name, value in _flatten_texts(request.args))
 
 
-def _flat(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _flatten_texts(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in args.items():
         if isinstance(value, str):
             yield name, value
         elif isinstance(value, dict):
-            yield from ((f"{name}.{key}", text) for key, text in _flat(value))
+            yield from ((f"{name}.{key}", text) for key, text in _flatten_texts(value))
 
 
 def require_no_copy(run_dir: Path, plan: Plan) -> None:
-    """Refuse to go on with a copy of a run's folder: its plan and its script lead to that one, which others may change.
+    """Raise ConfigError for a copy of a run's folder: its plan and script name the original, which others may change.
 
-    The original's path is read from the folder's own plan and records. Raises ConfigError, also where the original does
-    not exist here, or its path goes through another user's link, which may point elsewhere later; ClusterError or
-    Unreachable where it cannot be read.
+    The original's path is read from the folder's own plan and records. Raises ConfigError also for an original that
+    does not exist on this machine, or whose path contains another user's link; ClusterError or Unreachable if
+    unreadable.
     """
     record = read_provenance(run_dir)
     home = Path(plan.runs) / (record.run if record else run_dir.name)
@@ -242,36 +244,35 @@ def require_no_copy(run_dir: Path, plan: Plan) -> None:
         is_home = run_dir.samefile(home)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            what, hint = f"the run's own folder is not here (expected {home})", "continue it where that can be seen"
+            what, hint = f"the run's own folder is missing (expected {home})", "use a machine that has this folder"
             raise ConfigError(what, where=str(run_dir), hint=hint) from error
         kind = ClusterError if isinstance(error, PermissionError) else Unreachable
-        raise kind(f"the run's own folder cannot be read: {error.strerror}", where=str(home)) from error
+        raise kind(f"cannot read the run's own folder: {error.strerror}", where=str(home)) from error
     if not is_home:
-        what = "the folder is a copy of a run's, whose plan and script lead to that one"
-        raise ConfigError(what, where=str(run_dir), hint=f"run it anew: pit launch reproduce {run_dir}")
+        what = f"copy of a run's folder (expected the original, {home})"
+        raise ConfigError(what, where=str(run_dir), hint=f"for a new run: pit launch reproduce {run_dir}")
     trust.require_trusted(home, "the run's own folder", group_above=True)
 
 
-def in_own_code(run_dir: Path, plan: Plan) -> Request:
-    """A run's request, with the verified code of this very folder: its plan names that of the run it was copied from.
+def request_with_own_code(run_dir: Path, plan: Plan) -> Request:
+    """Return a run's request with this folder's verified code as its workdir, also for a copied run folder.
 
-    Raises DataError where the code is not what it was.
+    Raises DataError for changed code.
     """
     verify_provenance(run_dir)
     return msgspec.structs.replace(plan.request, workdir=str(run_dir.absolute() / code_copy.CODE_DIR))
 
 
 def verify_provenance(run_dir: Path) -> Provenance:
-    """A run's provenance, its copy of the code verified. Raises DataError where either is not what it was."""
+    """Verify a run's copy of its code, and return its provenance. Raises DataError for changed or missing records."""
     record = read_provenance(run_dir)
     if record is None:
-        hint = "it was made by a version that kept none"
-        raise DataError("the run does not say what it was made from", where=str(run_dir), hint=hint)
+        raise DataError("provenance.json is missing", where=str(run_dir), hint="launch the run from its workdir")
     if not record.code:
-        raise DataError("the run kept no copy of its code", where=str(run_dir), hint="launch it from its workdir")
+        raise DataError("the run has no copy of its code", where=str(run_dir), hint="launch it from its workdir")
     if code_copy.read_listing(run_dir).digest != record.code:
-        raise DataError("code.json is not what was written there", where=str(run_dir))
-    if wrong := code_copy.changed_paths(run_dir):
-        what = f"code/{wrong[0]} is not what was put there" + (f", nor are {len(wrong) - 1} more" * (len(wrong) > 1))
-        raise DataError(what, where=str(run_dir), hint="put back what was there")
+        raise DataError("code.json has changed", where=str(run_dir), hint="restore the file")
+    if changed := code_copy.changed_paths(run_dir):
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise DataError(f"code/{changed[0]}{more}: changed", where=str(run_dir), hint="restore the files")
     return record

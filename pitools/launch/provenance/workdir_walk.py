@@ -1,4 +1,4 @@
-"""A workdir as it is now, as entries of a stream: what a program needs, and not what can be made again."""
+"""Walk a workdir for a copy of its code, without caches, environments, runs, datasets and excluded files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SKIPPED_DIRS = {
     ".ipynb_checkpoints",
     "node_modules",
 }
-# By what a folder is seen to be an environment, which is no use elsewhere, a run, or a dataset.
+# Files that mark a folder as an environment, which is useless on another machine, a run, or a dataset.
 _ENVIRONMENT_MARKERS = ("pyvenv.cfg", "conda-meta")
 _RUN_MARKERS = ("plan.json", "attempts")
 _DATASET_MARKERS = ("manifest.json", "zarr.json")
@@ -37,40 +37,38 @@ _DATASET_MARKERS = ("manifest.json", "zarr.json")
 def workdir_entries(
     workdir: Path, *, ignored: Iterable[str] | None = None, name: str = "code", limit: int = MAX_UPLOAD_BYTES
 ) -> list[TarEntry]:
-    """All of a folder, below `name`, but for caches, version control, environments, runs, datasets and exclusions.
+    """Return the files of a workdir as tar entries below `name`.
 
-    ignored: what git ignores there, None where that is not known: see copy_rules.py. Links are kept where they stay
-    inside. Raises ConfigError for a link that leads out, for what is neither file nor folder, a name that is not
-    printable, and for more than `limit` bytes or 50,000 files.
+    ignored: files that git ignores, None if unknown: see copy_rules.py. A link to a target inside stays a link. Raises
+    ConfigError for a link to a target outside, a pipe, socket or device, a name that is not printable, and for more
+    than `limit` bytes or 50,000 files.
     """
     root = workdir.resolve()
-    found = [TarEntry(name=name)]
+    entries = [TarEntry(name=name)]
     sizes: dict[str, int] = {}
     for path in walk_workdir(root, CopyRules(root, ignored)):
-        inner = str(path.relative_to(root))
-        if not inner.isprintable():
-            raise _refused_error(workdir, f"{inner!r} is not a printable name", "rename it")
+        relative = str(path.relative_to(root))
+        if not relative.isprintable():
+            raise _upload_error(workdir, f"{relative!r} is not a printable name", "rename the file")
         kind = path.lstat()
         if stat.S_ISREG(kind.st_mode):
-            sizes[inner] = kind.st_size
-            found.append(TarEntry(name=f"{name}/{inner}", path=path))
+            sizes[relative] = kind.st_size
+            entries.append(TarEntry(name=f"{name}/{relative}", path=path))
         elif stat.S_ISLNK(kind.st_mode):
-            found.append(TarEntry(name=f"{name}/{inner}", link=_link_inside(path, root, workdir)))
+            entries.append(TarEntry(name=f"{name}/{relative}", link=_link_inside(path, root, workdir)))
         elif stat.S_ISDIR(kind.st_mode):
-            found.append(TarEntry(name=f"{name}/{inner}"))
+            entries.append(TarEntry(name=f"{name}/{relative}"))
         else:
-            raise _refused_error(workdir, f'"{inner}" is neither a file nor a folder', "remove it")
-        if len(found) > MAX_FILES:
+            raise _upload_error(workdir, f'"{relative}" is neither a file nor a folder', "remove it, or use .pitignore")
+        if len(entries) > MAX_FILES:
             break
     total = sum(sizes.values())
-    if total > limit or len(found) > MAX_FILES:
+    if total > limit or len(entries) > MAX_FILES:
         largest = max(sizes, key=sizes.__getitem__)
-        limits = f"{format_size(limit)} and {MAX_FILES} files"
-        what = f"{format_size(total)} in {len(sizes)} files, more than the {limits} that travel"
-        raise _refused_error(
-            workdir, what, f"the largest is {largest}, {format_size(sizes[largest])}: keep data outside"
-        )
-    return found
+        limits = f"at most {format_size(limit)} and {MAX_FILES} files"
+        hint = f"move data out of the workdir; the largest file is {largest}, {format_size(sizes[largest])}"
+        raise _upload_error(workdir, f"{format_size(total)} in {len(sizes)} files ({limits})", hint)
+    return entries
 
 
 def walk_workdir(
@@ -81,31 +79,31 @@ def walk_workdir(
     left_out: list[Path] | None = None,
     excluded: dict[Path, str] | None = None,
 ) -> Iterator[Path]:
-    """Everything below a folder that is part of a snapshot, each folder before what is in it, in a fixed order.
+    """Yield the paths below a folder that a copy includes, in a fixed order, each folder before its contents.
 
-    without: folders that are none of it, either. left_out: is given the folders that were. excluded: is given what the
-    exclusions left out, with the reason. Raises ConfigError for a folder that cannot be read.
+    without: folders to skip. left_out: receives the skipped environments, runs, datasets and caches. excluded: receives
+    the paths that `exclusions` excludes, with the reason. Raises ConfigError for an unreadable folder.
     """
     excluded = {} if excluded is None else excluded
     for folder, folders, names in os.walk(root, onerror=_raise):
-        here = Path(folder)
-        links = [one for one in folders if (here / one).is_symlink()]
-        kept = [one for one in folders if one not in links and here / one not in without]
-        folders[:] = sorted(one for one in kept if not is_skipped(here / one))
+        parent = Path(folder)
+        links = [one for one in folders if (parent / one).is_symlink()]
+        candidates = [one for one in folders if one not in links and parent / one not in without]
+        folders[:] = sorted(one for one in candidates if not is_skipped(parent / one))
         if left_out is not None:
-            left_out += [here / one for one in kept if one not in folders]
-        reasons = {one: exclusions.exclusion_reason(here / one) for one in (*folders, *links, *names)}
-        excluded |= {here / one: reason for one, reason in reasons.items() if reason}
+            left_out += [parent / one for one in candidates if one not in folders]
+        reasons = {one: exclusions.exclusion_reason(parent / one) for one in (*folders, *links, *names)}
+        excluded |= {parent / one: reason for one, reason in reasons.items() if reason}
         folders[:] = [one for one in folders if not reasons[one]]
-        yield from (here / one for one in sorted(reasons) if not reasons[one])
+        yield from (parent / one for one in sorted(reasons) if not reasons[one])
 
 
 def _raise(error: OSError) -> None:
-    raise ConfigError(f"cannot be read: {error.strerror}", where=str(error.filename)) from error
+    raise ConfigError(f"cannot read: {error.strerror}", where=str(error.filename)) from error
 
 
 def is_skipped(folder: Path) -> bool:
-    """Whether a folder is no part of a snapshot: it can be made again, or is kept elsewhere for good."""
+    """Return whether a copy skips a folder: a cache, version control, an environment, a run or a dataset."""
     return (
         folder.name in _SKIPPED_DIRS
         or is_needed_at_run_time(folder)
@@ -114,20 +112,20 @@ def is_skipped(folder: Path) -> bool:
 
 
 def is_needed_at_run_time(folder: Path) -> bool:
-    """Whether a folder is left out and yet needed by what runs: an environment, or a dataset."""
+    """Return whether the program needs a skipped folder: an environment or a dataset."""
     if any((folder / mark).exists() for mark in _ENVIRONMENT_MARKERS):
         return True
     return all((folder / mark).exists() for mark in _DATASET_MARKERS)
 
 
 def _link_inside(link: Path, root: Path, workdir: Path) -> str:
-    """Where a link leads, relative to itself. Raises ConfigError where that is outside."""
+    """Return a link's target relative to the link's folder. Raises ConfigError for a target outside the workdir."""
     target = Path(os.path.realpath(link))
     if not target.is_relative_to(root):
         inner = link.relative_to(root)
-        raise _refused_error(workdir, f'"{inner}" is a link that leads out of the folder', "put there what it leads to")
+        raise _upload_error(workdir, f'"{inner}" links to a target outside', "replace the link by its target")
     return os.path.relpath(target, link.parent)
 
 
-def _refused_error(workdir: Path, what: str, hint: str) -> ConfigError:
-    return ConfigError(f"the workdir cannot travel: {what}", where=str(workdir), hint=hint)
+def _upload_error(workdir: Path, problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"cannot upload the workdir: {problem}", where=str(workdir), hint=hint)

@@ -98,9 +98,9 @@ def test_too_much_names_what_it_is(work: Path, tmp_path: Path) -> None:
     for number in range(5):
         (work / "outputs" / str(number)).touch()
         os.truncate(work / "outputs" / str(number), 60 << 20)
-    with pytest.raises(ConfigError, match=r"300\.0 MiB, more than the 256\.0 MiB") as caught:
+    with pytest.raises(ConfigError, match=r"300\.0 MiB.*256\.0 MiB") as caught:
         code_copy.copy_workdir(work, tmp_path / "code")
-    assert "outputs is 300.0 MiB" in caught.value.hint
+    assert "outputs: 300.0 MiB" in caught.value.hint
     assert "snapshot = false" in caught.value.hint
     assert not (tmp_path / "code").exists()
 
@@ -135,5 +135,5 @@ def test_a_listing_does_not_lead_out(tmp_path: Path) -> None:
         (tmp_path / code_copy.LISTING_FILE).write_text(
             f'{{"schema":"pit.code/1","files":[{{"path":"{path}","kind":"file","bytes":0,"digest":"","link":""}}]}}'
         )
-        with pytest.raises(DataError, match="no path inside"):
+        with pytest.raises(DataError, match="path inside"):
             code_copy.changed_paths(tmp_path)
