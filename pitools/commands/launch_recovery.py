@@ -1,4 +1,4 @@
-"""`pit launch resume|why|watch|tick|allow`: runs go on, and say why they had to."""
+"""`pit launch resume|why|watch|tick|allow`: continue runs, and show why their attempts ended."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t"
 @click.command()
 @run_argument()
 @site_option
-@click.option("--force", is_flag=True, help="Also a run that has finished or was stopped.")
+@click.option("--force", is_flag=True, help="Also continue a run that has finished or was stopped.")
 @format_option
 def resume(run: str, site_name: str, force: bool, form: str) -> None:
-    """Continue RUN from its last checkpoint if its job is over; one that waits or runs is left alone."""
+    """Continue RUN from its last checkpoint if its job has ended; a pending or running job is left alone."""
     from pitools.core.output import Output
     from pitools.launch.recovery.resume import resume_run
     from pitools.run.move_record import completed_move
@@ -37,10 +37,11 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
     with Output(form, RESUME_COLUMNS) as out:
         out(done)
     if move:
-        command = f"pit launch cancel {move.new_run_id} --site {move.target_site}"
-        click.echo(f"pit: note: {move.new_run_id} at {move.target_site} runs too; to end it: {command}", err=True)
+        hint = f"to cancel it there: pit launch cancel {move.new_run_id} --site {move.target_site}"
+        moved = f"moved to {move.target_site} as {move.new_run_id}, and continues there as well"
+        click.echo(f"pit: note: {moved}; {hint}", err=True)
     if done.action == "already_ended":
-        click.echo(f"pit: to continue it all the same: pit launch resume {run_dir.name} --force", err=True)
+        click.echo(f"pit: to continue it nevertheless: pit launch resume {run_dir.name} --force", err=True)
 
 
 @click.command()
@@ -48,7 +49,7 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
 @site_option
 @format_option
 def why(name: str, site_name: str, form: str) -> None:
-    """Say why each attempt of RUN ended, with the evidence; or why runs keep away from NODE, and until when."""
+    """Show why each attempt of RUN ended, with the evidence; or why NODE is excluded, and until when."""
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
@@ -60,7 +61,7 @@ def why(name: str, site_name: str, form: str) -> None:
     except UsageError as error:
         known = [one for one in exclusions.read_exclusions(runs_dir(site), site.name) if one.node == name]
         if not known:
-            what = f'no run "{name}", and no node that runs were kept away from'
+            what = f'no run "{name}", and no excluded node of this name'
             raise UsageError(what, where=error.where, hint=error.hint) from error
         with Output(form, EXCLUSION_COLUMNS) as out:
             for one in known:
@@ -75,12 +76,12 @@ def _node_status(node: str, site: Site, last: object) -> str:
 
     assert isinstance(last, exclusions.Exclusion)
     if exclusions.is_active(last):
-        return f"jobs keep away from {node} until {last.until}; to end that: pit launch allow {node} --site {site.name}"
-    return f"jobs may have {node} again"
+        return f"{node} is excluded until {last.until}; to allow it: pit launch allow {node} --site {site.name}"
+    return f"{node} is no longer excluded"
 
 
 def _explain_run(run_dir: Path, site: Site, form: str) -> None:
-    """The causes as records; for eyes as sentences, the last one with all its evidence."""
+    """Print the causes as records, or on a terminal as text, the last one with its evidence."""
     import shutil
     import sys
     import textwrap
@@ -109,7 +110,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
 
 
 def _why_not_running(run_dir: Path, site: Site) -> str:
-    """Why a run without a verdict does not run, as far as that is known."""
+    """Return why a run without a verdict is not running, as far as known."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor import status
     from pitools.slurm.states import is_held
@@ -117,18 +118,15 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
     try:
         run = status.run_status(run_dir, site)
     except PitError as error:
-        return f"the run is to go on; how its job is cannot be known now: {error}"
+        return f"the run is unfinished; the state of its job is unknown: {error}"
     if run.cancel_requested:
         return run.reason
     if run.state != "PENDING":
-        return "the run is to go on"
+        return "the run is unfinished"
     if is_held(run.pending_reason):
-        return f"the run is to go on: {status.held_error(run).message}; {status.held_error(run).hint}"
-    why, start = (
-        run.pending_reason or "Slurm had not said why when it was last asked",
-        run.expected_start or "not known",
-    )
-    return f"the run is to go on: job {run.job_id} waits: {why}; expected start: {start}"
+        return f"the run is unfinished: {status.held_error(run).message}; {status.held_error(run).hint}"
+    why, start = run.pending_reason or "unknown reason", run.expected_start or "unknown"
+    return f"the run is unfinished: job {run.job_id} is pending: {why}; expected start: {start}"
 
 
 @click.command()
@@ -137,9 +135,9 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
 @format_option
 @click.pass_context
 def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) -> None:
-    """Follow RUNS, or all of the site's that are to go on, and continue them, until all have ended.
+    """Follow and continue RUNS, or all unfinished runs of the site, until all have ended.
 
-    A record for every change; on a terminal a live table. Exit 1 where one did not finish.
+    Prints a record for every change; on a terminal, a live table. Exit code 1 if a run did not finish.
     """
     import sys
 
@@ -150,12 +148,12 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
     site = load_site(site_name)
     chosen = [find_run_and_site(run, site_name) for run in runs]
     if len({found.name for _, found in chosen}) > 1:
-        raise UsageError("these runs are of several sites", where="pit launch watch", hint="one watch a site")
+        raise UsageError("runs of several sites (expected one)", hint="run one watch per site")
     if chosen:
         site = chosen[0][1]
     paths = [path for path, _ in chosen] or tick.unfinished_runs(runs_dir(site), site, _print_error)
     if not paths:
-        click.echo("pit: no run is to go on", err=True)
+        click.echo("pit: no unfinished run", err=True)
         return
     try:
         if form in ("auto", "table") and sys.stdout.isatty():
@@ -163,14 +161,16 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
         else:
             bad = _watch_as_records(paths, site, "jsonl" if form in ("auto", "table") else form)
     except KeyboardInterrupt:
-        click.echo(f"pit: the runs go on by themselves; where one cannot: pit launch tick --site {site.name}", err=True)
+        click.echo(
+            f"pit: the runs continue without `watch`; for the others: pit launch tick --site {site.name}", err=True
+        )
         raise
     if bad:
         ctx.exit(1)
 
 
 def _watch_as_records(paths: list[Path], site: Site, form: str) -> bool:
-    """Print each change until all are over; whether one of them did not finish."""
+    """Print each change until all runs have ended; return whether a run did not finish."""
     from pitools.core.output import Output
     from pitools.launch.monitor import follow_runs
 
@@ -185,7 +185,7 @@ def _watch_as_records(paths: list[Path], site: Site, form: str) -> bool:
 
 
 def _watch_live(paths: list[Path], site: Site) -> bool:
-    """Show the runs until all are over; whether one of them did not finish."""
+    """Show the runs until all have ended; return whether a run did not finish."""
     from rich.live import Live
 
     from pitools.launch.monitor import follow_runs
@@ -204,10 +204,10 @@ def _watch_live(paths: list[Path], site: Site) -> bool:
 @format_option
 @click.pass_context
 def tick(ctx: click.Context, site_name: str, form: str) -> None:
-    """Continue every run of the site that is due, once. For cron: while another tick is at work it ends at once.
+    """Continue every run of the site that is due, once. For cron: does nothing while another tick is running.
 
-    Judges what has ended, finishes submissions that were begun, submits what comes next; a record for each change.
-    What goes wrong is told when it begins, and on a terminal always; the exit code says it each time.
+    Diagnoses ended attempts, completes unfinished submissions, submits next jobs; prints a record for each change.
+    Errors are printed when they first occur, on a terminal always; the exit code reports them each time.
     """
     import sys
 
@@ -246,7 +246,7 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     if not new:
         ctx.exit(worst.exit_code)
     new[-1].exit_code = worst.exit_code
-    raise new[-1]  # what ended the tick comes last, and was not told yet
+    raise new[-1]  # the error that ended the tick is the last one, and not printed yet
 
 
 def _print_error(path: Path, error: PitError) -> None:
@@ -258,7 +258,7 @@ def _print_error(path: Path, error: PitError) -> None:
 @site_option
 @format_option
 def allow(node: str, site_name: str, form: str) -> None:
-    """Let runs have NODE again that they keep away from."""
+    """Remove NODE from the exclusion list, so that runs may use it again."""
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
     from pitools.site.load import load_site

@@ -1,1 +1,1 @@
-"""Diagnosis: why an attempt ended. Reads files, returns a Cause, never asks Slurm."""
+"""Diagnosis: why an attempt ended. Reads files, returns a Cause, never queries Slurm."""

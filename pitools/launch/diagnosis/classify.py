@@ -1,13 +1,13 @@
-"""Why an attempt ended: the first fault in time over all ranks, and what Slurm knows for certain.
+"""Classify why an attempt ended: the earliest fault of all ranks, and Slurm's statements.
 
-The order in which this is decided:
- 1. the program's own end with code 0, and Slurm's state for the job: certain words;
- 2. a person's cancel, the watch's standstill, Slurm's own words in its messages;
- 3. the first fault over all ranks; what ranks say because another has gone, and how they are then ended, is none;
- 4. the signals that the job was sent;
- 5. the complaints of ranks about others, when nothing came before them;
- 6. that there is no word at all.
-Pure: it reads nothing but what was gathered.
+The first of these rules that applies decides:
+ 1. the program's exit with code 0, and Slurm's state of the job: both are certain;
+ 2. a user's cancel, the hang watch, Slurm's statements in its messages;
+ 3. the earliest fault of all ranks; complaints about lost peers and the termination of ranks are no faults;
+ 4. the signals that the job received;
+ 5. complaints about lost peers without an earlier fault;
+ 6. no evidence.
+Pure: reads only the gathered evidence.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.launch.diagnosis.timeline import FaultTimeline
 from pitools.run.attempt_records import Cause, CauseKind, Evidence, SignalRecord
 
-_MAX_EVIDENCE = 40  # pieces of evidence that a cause carries
+_MAX_EVIDENCE = 40  # the most pieces of evidence in a cause
 _STALLED_S = 600.0
-LIMIT_S = 90.0  # Slurm looks at time limits every half minute or minute, and tells at once
+LIMIT_S = 90.0  # Slurm checks time limits every 30 to 60 s, and then signals without delay
 CLOCK_ERROR_S = -3600.0
 _UNSTARTED = ("code-126", "code-127", "program-unreadable")
 _ROLE_ORDER = {"slurm-statement": 0, "fault": 0, "warning": 1, "cascade": 2, "end": 3}
 
 
 def classify(evidence: AttemptEvidence) -> Cause:
-    """The cause that all this speaks for: the first fault in time, unless Slurm, or the program itself, says more."""
+    """Return the cause of an attempt: the first rule that applies."""
     order = timeline.build_timeline(evidence)
     rules = (
         _finished,
@@ -59,19 +59,19 @@ def _finished(seen: AttemptEvidence, _order: FaultTimeline) -> Cause | None:
         sure: Confidence = "likely" if warned else "certain"
         return make_cause("finished", sure, "the program ended with code 0" + (", after a signal" if warned else ""))
     if seen.exit_code is None and seen.accounting and seen.accounting.state == "COMPLETED":
-        return make_cause("finished", "certain", "Slurm says COMPLETED")
+        return make_cause("finished", "certain", "Slurm's state is COMPLETED")
     return None
 
 
 def _slurm_state(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """Slurm's word for the job, where it is of this attempt; FAILED says nothing of why."""
-    state, who = (seen.accounting.state, "Slurm") if seen.accounting else (seen.state, "the supervisor")
+    """The cause by Slurm's state of the job; None if the state leaves the cause open, as FAILED does."""
+    state, source = (seen.accounting.state, "Slurm") if seen.accounting else (seen.state, "the supervisor")
     kind = patterns.load_table().states.get(state)
     if seen.accounting and seen.accounting.signal == 125:
         kind = "memory"
     if kind is None or kind == "finished":
         return None
-    reason = f"{who} says {state}"
+    reason = f"{source}'s state is {state}"
     if kind == "time-limit":
         return (
             _hang(seen, order) or _earlier_failure(seen, order) or _stalled(seen) or make_cause(kind, "certain", reason)
@@ -89,13 +89,13 @@ def _job_end(seen: AttemptEvidence) -> str:
 
 
 def _earlier_failure(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """A rank that failed long before the time limit, while the others waited for it: that is why."""
+    """The cause by a rank that failed long before the time limit, while the others waited for it."""
     gap = log_timestamps.seconds_between(order.root.t, _job_end(seen)) if order.root else None
     return _first_fault(seen, order) if gap is not None and gap > 2 * LIMIT_S else None
 
 
 def _stalled(seen: AttemptEvidence) -> Cause | None:
-    """A time limit that was reached standing still."""
+    """A hang that lasted until the time limit."""
     last = max((t for _, t in seen.last_step.values()), default="")
     gap = log_timestamps.seconds_between(last, _job_end(seen))
     if gap is None or gap < _STALLED_S:
@@ -104,14 +104,14 @@ def _stalled(seen: AttemptEvidence) -> Cause | None:
 
 
 def _cancelled(seen: AttemptEvidence, _order: FaultTimeline) -> Cause | None:
-    return make_cause("cancelled", "certain", "`pit launch cancel` was asked for") if seen.cancelled else None
+    return make_cause("cancelled", "certain", "cancelled by `pit launch cancel`") if seen.cancelled else None
 
 
 def _hang(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """A standstill that the watch ended, unless something that was seen before explains the standstill itself."""
+    """A hang that the hang watch ended, unless an earlier fault explains the hang."""
     hang, root = seen.hang, order.root
     if hang is None:
-        return make_cause("hang", "likely", "the watch ended it") if seen.exit_code == exit_codes.HUNG else None
+        return make_cause("hang", "likely", "ended by the hang watch") if seen.exit_code == exit_codes.HUNG else None
     gap = log_timestamps.seconds_between(root.t, hang.t) if root else None
     if root and root.confidence != "guess" and gap is not None and gap > log_timestamps.TOLERANCE_S:
         return _first_fault(seen, order)
@@ -124,7 +124,7 @@ def _hang(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
 
 
 def _slurm_statement(_seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """What Slurm's own messages state, unless a rank had failed before."""
+    """The cause that Slurm's messages state, unless a rank had failed before."""
     word, root = order.slurm_statement, order.root
     if word is None:
         return None
@@ -137,17 +137,17 @@ def _slurm_statement(_seen: AttemptEvidence, order: FaultTimeline) -> Cause | No
         and root.kind != word.kind
     ):
         return None
-    # A rank's output may hold what Slurm wrote there; it may also hold anything else.
+    # Slurm writes into a rank's output, but the program may write the same text there.
     sure: Confidence = "likely" if word.rank is not None else patterns.confidence_of(word.rule)
     nodes = (order.lost_nodes or order.silent_nodes) if word.kind == "node" else ()
     return make_cause(word.kind, sure, f"Slurm: {word.text}", nodes=nodes)
 
 
 def classify_unstartable(evidence: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """A program that was not found, or cannot be run: on all nodes it is the user's; on one, where ours is, the node's.
+    """The cause of a program that was not found or cannot be run: of kind `user` or `node`.
 
-    What the user's own program ran has left word by us. Where we could not even begin, it is the node: the same program
-    of ours had just run on the job's first.
+    `user` if it fails on every node, or if the rank left a failure record: then pitools itself could start there.
+    Otherwise `node`: the same interpreter had just started on the job's first node.
     """
     root = order.root
     if root is None or root.rule not in _UNSTARTED:
@@ -166,11 +166,11 @@ def classify_unstartable(evidence: AttemptEvidence, order: FaultTimeline) -> Cau
             "user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint
         )
     if nodes > 1 and len(alike - {""}) >= nodes:
-        reason = f"{reason}; it is so on every node"
+        reason = f"{reason}; the same on every node"
         return make_cause(
             "user", "likely", reason, rank=root.rank, exit_code=root.exit_code, fingerprint=root.fingerprint
         )
-    reason = f"{reason}: this node cannot start a program that others can"
+    reason = f"{reason}: this node cannot start a program that other nodes can"
     return make_cause(
         "node",
         "likely",
@@ -198,7 +198,7 @@ def _first_fault(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
     code, is_own = root.exit_code, _is_on_own_disk(root, seen)
     if root.rule == "stage-refused" and is_own and _is_on_every_node(seen, root.rule):
         return make_cause(
-            "user", "likely", f"{reason}; it is so on every node: see paths.nvme of the site", exit_code=code
+            "user", "likely", f"{reason}; the same on every node: see paths.nvme of the site", exit_code=code
         )
     if root.rule == "stage-refused":
         root = (
@@ -221,13 +221,13 @@ def _first_fault(seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
 
 
 def _is_on_every_node(seen: AttemptEvidence, rule: str) -> bool:
-    """Whether each of several nodes has said the same."""
+    """Whether a rule matched on every node of a job with several."""
     nodes = max(len(set(seen.hosts)), seen.started_record.nodes if seen.started_record else 1)
     return nodes > 1 and len({one.node for one in seen.evidence if one.rule == rule} - {""}) >= nodes
 
 
 def _is_on_own_disk(root: RankExit, seen: AttemptEvidence) -> bool:
-    """Whether a path in the message is on the node's own disk."""
+    """Whether a path in the fault's message is on the node's own disk."""
     own = (*patterns.load_table().local_paths, *([seen.nvme] if len(seen.nvme) > 1 else []))
     found = re.search(r"(?<![\w.])(/[^\s'\":,]+)", root.description)
     shared = seen.shared_path.rstrip("/") + "/"
@@ -235,7 +235,7 @@ def _is_on_own_disk(root: RankExit, seen: AttemptEvidence) -> bool:
 
 
 def classify_signals(evidence: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """What the job was sent: the time limit's warning or end, or somebody's wish."""
+    """The cause by the signals that the job received: time limit, preemption or cancel."""
     stopped = evidence.exit_code == exit_codes.STOPPED_FOR_RESUME
     term = next((one for one in evidence.signals if one.signal == "SIGTERM"), None)
     warned = next((one for one in evidence.signals if one.signal in ("SIGUSR2", "SIGUSR1")), None)
@@ -249,33 +249,33 @@ def classify_signals(evidence: AttemptEvidence, order: FaultTimeline) -> Cause |
         sane = sent.seconds_to_limit is not None and sent.seconds_to_limit > CLOCK_ERROR_S
         rest = f"{sent.seconds_to_limit:.0f} s left" if sane else "no time limit known"
         return make_cause(
-            "preempted", "guess", f"{sent.signal} with {rest}: preempted or cancelled, and only Slurm knows which"
+            "preempted", "guess", f"{sent.signal} with {rest}: preempted or cancelled, by Slurm's state of the job"
         )
     if any(one.signal == "SIGINT" for one in evidence.signals):
         return make_cause("cancelled", "likely", "SIGINT: interrupted")
     if evidence.exit_code in exit_codes.STOPPED_CODES and _ended_at_time_limit(evidence):
         return make_cause(
-            "time-limit", "likely", f"the ranks were told to end, as the time limit was {evidence.notice_s:.0f} s away"
+            "time-limit", "likely", f"the ranks received a signal {evidence.notice_s:.0f} s before the time limit"
         )
     if stopped or any(end.role == "warning" for end in order.rank_exits):
         return make_cause(
             "time-limit",
             "likely",
-            "stopped in good order, to be continued"
+            "saved and stopped, to be continued"
             if stopped
-            else "ended by the warning before the time limit, which the program does not catch",
+            else "ended by the signal before the time limit, which the program does not catch",
         )
     return None
 
 
 def _is_time_limit_signal(sent: SignalRecord, seen: AttemptEvidence) -> bool:
-    """Whether the signal came with the time limit, or as the warning before it that was asked for."""
+    """Whether the signal was sent at the time limit, or as the requested notice before it."""
     notice = seen.notice_s if sent.signal == seen.notice_signal else 0.0
     return sent.seconds_to_limit is not None and CLOCK_ERROR_S < sent.seconds_to_limit <= notice + LIMIT_S
 
 
 def _ended_at_time_limit(seen: AttemptEvidence) -> bool:
-    """Whether it ended by the time limit, or since the warning: Slurm sends that to the ranks alone."""
+    """Whether the attempt ended at the time limit or after its notice, which Slurm sends to the ranks only."""
     left_s = (
         log_timestamps.seconds_between(seen.ended, seen.started_record.time_limit_at) if seen.started_record else None
     )
@@ -283,19 +283,19 @@ def _ended_at_time_limit(seen: AttemptEvidence) -> bool:
 
 
 def _cascade(_seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
-    """Ranks that complain about others, and nothing before: a node without a word, or the network."""
+    """The cause of complaints about lost peers without an earlier fault: an unreachable node, or the network."""
     if not order.cascade:
         return None
     lead = order.cascade[0]
     said = f"rank {lead.rank}: {lead.description}" if lead.rank is not None else lead.description
     if len(order.silent_nodes) == 1:
-        reason = f"{said}; the others have ended, and nothing was heard of {order.silent_nodes[0]}"
+        reason = f"{said}; no end is reported of the ranks on {order.silent_nodes[0]}"
         return make_cause("node", "likely", reason, nodes=order.silent_nodes, fingerprint=lead.fingerprint)
-    suspect = f"; {_ranks(order.silent_ranks)} said nothing" if order.silent_ranks else ""
+    suspect = f"; {_ranks(order.silent_ranks)} reported nothing" if order.silent_ranks else ""
     return make_cause(
         "network",
         "guess" if order.silent_ranks else "likely",
-        f"{said}; nothing came before it{suspect}",
+        f"{said}; no earlier fault{suspect}",
         rank=order.silent_ranks[0] if len(order.silent_ranks) == 1 else None,
         fingerprint=lead.fingerprint,
     )
@@ -304,20 +304,18 @@ def _cascade(_seen: AttemptEvidence, order: FaultTimeline) -> Cause | None:
 def _vanished(seen: AttemptEvidence, order: FaultTimeline) -> Cause:
     code = seen.exit_code
     if code is None and seen.restarted:
-        reason = "it left no word, and Slurm began the job anew: a node failed, or it was preempted"
+        reason = "no exit record, and Slurm restarted the job: a node failed, or the job was preempted"
         return make_cause("node", "guess", reason, nodes=order.lost_nodes)
     if code is None:
-        return make_cause("unknown", "guess", "it left no word of its end")
+        return make_cause("unknown", "guess", "no exit record")
     if code == exit_codes.ATTEMPT_NOT_STARTED:
-        return make_cause("unknown", "guess", f"it did not begin{last_output_line(seen, None)}")
+        return make_cause("unknown", "guess", f"the attempt did not start{last_output_line(seen, None)}")
     if 128 < code < 128 + 65:
-        return make_cause(
-            "unknown", "guess", f"ended by signal {code - 128}, and nothing says by whom", signal=code - 128
-        )
+        return make_cause("unknown", "guess", f"ended by signal {code - 128}, of unknown origin", signal=code - 128)
     return make_cause(
         "unknown",
         "guess",
-        f"exit code {code}, and nothing says why{last_output_line(seen, None)}",
+        f"exit code {code}, without an error message{last_output_line(seen, None)}",
         fingerprint=fingerprint.fingerprint_exit(f"exit code {code}"),
     )
 
@@ -329,18 +327,18 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 
 def make_cause(kind: CauseKind, sure: Confidence, reason: str, **more: object) -> Cause:
-    """A cause, without what `judge` adds to each."""
+    """Return a cause, without the fields that `_with_common_fields` sets."""
     return msgspec.structs.replace(Cause(attempt="", kind=kind, confidence=sure, reason=reason), **more)
 
 
 def last_output_line(evidence: AttemptEvidence, rank: int | None) -> str:
-    """What the output of a rank, or of the job itself, ends with; "" where it says nothing."""
+    """Return the last line of a rank's output (None: of the job's) as the end of a reason; "" without one."""
     line = evidence.last_lines.get(rank, "")
     return f"; its output ends: {line}" if line else ""
 
 
 def _with_common_fields(seen: AttemptEvidence, order: FaultTimeline, cause: Cause) -> Cause:
-    """The cause with what is the same whatever it is."""
+    """Return the cause with the fields that every cause has."""
     before = seen.started_record.saved_steps if seen.started_record else 0
     return msgspec.structs.replace(
         cause,
@@ -355,7 +353,7 @@ def _with_common_fields(seen: AttemptEvidence, order: FaultTimeline, cause: Caus
 
 
 def _evidence(seen: AttemptEvidence, order: FaultTimeline, cause: Cause) -> tuple[Evidence, ...]:
-    """What is worth keeping: what decided first, then the rest by time, of each rule and rank once."""
+    """The most important pieces of evidence: the deciding one first, the rest by time; one per rule and rank."""
     root = [timeline.to_evidence(order.root)] if order.root else []
     own = [
         one for one in (*root, *([order.slurm_statement] if order.slurm_statement else [])) if one.kind == cause.kind
@@ -367,7 +365,7 @@ def _evidence(seen: AttemptEvidence, order: FaultTimeline, cause: Cause) -> tupl
 
 
 def _job_evidence(seen: AttemptEvidence) -> Iterable[Evidence]:
-    """What was seen of the attempt as a whole."""
+    """Yield evidence about the attempt as a whole."""
     place = f"attempts/{seen.attempt}"
     for one in seen.signals[:8]:
         left = (

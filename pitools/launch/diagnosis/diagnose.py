@@ -1,4 +1,4 @@
-"""One call that judges an attempt, and keeps what it found beside it."""
+"""Diagnose an attempt, and write the cause into its folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _CONFIDENCE_ORDER = {"guess": 0, "likely": 1, "certain": 2}
 def diagnose_attempt(
     run_dir: Path, attempt: Path, *, accounting: AccountingRow | None = None, in_job: bool = False
 ) -> Cause:
-    """Why an attempt ended, from its folder and, if given, from Slurm's accounting of its job.
+    """Return why an attempt ended, from its folder and, if given, from Slurm's accounting of its job.
 
-    Writes `cause.json`, where a cause is replaced only by a more certain one; returns the one that then stands. in_job:
-    asked by the job itself, whose node may be gone a moment later: what is written is then synced. Never raises for
-    what the folder holds or lacks.
+    Writes `cause.json` unless the cause in it is at least as certain, which is then returned.
+    in_job: called by the job itself, whose node may fail at any moment: the file is synced.
+    Never raises for files that are missing or damaged.
     """
     before = _read_cause(attempt)
     cause = _diagnose(run_dir, attempt, accounting)
     cause = _raise_confidence_if_repeated(run_dir, attempt, cause)
     if before and _confidence_rank(before) >= _confidence_rank(cause):
         return before
-    with contextlib.suppress(PitError):  # the next look judges again
+    with contextlib.suppress(PitError):  # the next call diagnoses it again
         run_folder.write_record(attempt / "cause.json", cause, durable=in_job)
     return cause
 
@@ -55,32 +55,32 @@ def _read_cause(attempt: Path) -> Cause | None:
 
 
 def _is_program_missing(cause: Cause) -> bool:
-    """Whether a node is blamed that did not find a program, and said no more: what it cannot read is another matter."""
+    """Whether a node is blamed for a program that it did not find, rather than could not read."""
     rules = {one.rule for one in cause.evidence}
     return cause.kind == "node" and bool(rules & {"code-126", "code-127"}) and "program-unreadable" not in rules
 
 
 def _is_staging_refused(cause: Cause) -> bool:
-    """Whether a node's own disk could not be staged to, for another reason than room."""
+    """Whether staging could not use a node's own disk, for a reason other than free space."""
     return cause.kind == "storage" and any(one.rule == "stage-refused" for one in cause.evidence)
 
 
 def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
-    """A user's failure that is the attempt before's again, and no step gained: certain.
+    """Compare a cause with that of the previous attempt, and raise its confidence if the failure repeats.
 
-    And a program that, one after the other, two nodes could not start is not theirs, nor is a place to stage to that
-    cannot be used twice.
+    A repeated failure of kind `user` without progress is certain. A program that two nodes in a row cannot start, and
+    a staging folder that two attempts in a row cannot use, are of kind `user`, not `node` or `storage`.
     """
     order = run_folder.attempt_dirs(run_dir)
     last = _read_cause(order[order.index(attempt) - 1]) if attempt in order[1:] else None
     same = last is not None and bool(cause.fingerprint) and cause.fingerprint == last.fingerprint
     if last and same and _is_program_missing(cause) and _is_program_missing(last) and cause.nodes != last.nodes:
-        what = f"{cause.reason}; and before on {', '.join(last.nodes)}"
+        what = f"{cause.reason}; previously on {', '.join(last.nodes)}"
         return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
     if last and same and not cause.progressed and _is_staging_refused(cause) and _is_staging_refused(last):
         where = f" on {', '.join(last.nodes)}" if last.nodes else ""
-        what = f"{cause.reason}; and before{where}: see paths.nvme of the site"
+        what = f"{cause.reason}; previously{where}: see paths.nvme of the site"
         return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
     if cause.kind == "user" and cause.confidence != "certain" and same and not cause.progressed:
-        return msgspec.structs.replace(cause, confidence="certain", reason=f"{cause.reason}; the same as before")
+        return msgspec.structs.replace(cause, confidence="certain", reason=f"{cause.reason}; repeated")
     return cause

@@ -1,4 +1,4 @@
-"""Everything that was seen in an attempt, gathered from its files. Bounded in bytes, and safe for any content."""
+"""Gather the evidence of an attempt from its files. Reads are bounded in bytes, and safe for any content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pitools.slurm.records import AccountingRow
 
 T = TypeVar("T", bound=Record)
 S = TypeVar("S", bound=msgspec.Struct)
-_MAX_FILES = 512  # rank files of a kind that are read
+_MAX_FILES = 512  # the most rank files of a kind that are read
 _MAX_JSON_BYTES = 1 << 20
 _TERMINATION_SIGNALS = ("SIGTERM", "SIGINT")
 
@@ -42,21 +42,22 @@ class _Job(msgspec.Struct, frozen=True):
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Of plan.json what counts here; a whole Plan would import all of planning."""
+    """The fields of plan.json that diagnosis needs; decoding a Plan would import all of planning."""
 
     job: _Job = _Job()
     nvme: str = ""
 
 
 class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-evidence/1"):
-    """What is known of one attempt.
+    """The evidence about one attempt.
 
-    exit_code, ended: from exit.json; None and "" without it. state: a local run's own word. restarted: whether Slurm
-    has begun this job anew since. is_last: whether no attempt began after this one. cancelled: when it was asked for
-    with `pit launch cancel`. notice_signal, notice_s: the warning before the time limit that was asked for.
-    shared_path: where runs are; nvme: what is below is a node's own, "" where that is not known. hosts: node of rank i.
-    last_step: rank → (step, when). saved_steps: steps that are safe at its end. last_lines: rank, or None for the job
-    itself → what its output ends with.
+    exit_code, ended: from exit.json; None and "" without it. state: of a local run, by its supervisor.
+    restarted: whether Slurm has restarted this job since. is_last: whether no later attempt has started.
+    cancelled: the time of a `pit launch cancel` during the attempt, or "". notice_signal, notice_s: the signal that the
+    request wants before the time limit, and how long before, in seconds.
+    shared_path: the folder of runs. nvme: the folder of a node's own disk, "" if unknown. hosts: the node of each rank.
+    last_step: rank → (step, time). saved_steps: steps in a complete checkpoint at its end.
+    last_lines: rank, or None for the job itself → the last line of its output.
     """
 
     attempt: str
@@ -84,14 +85,14 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     evidence: tuple[Evidence, ...] = ()
 
     def node_of(self, rank: int | None) -> str:
-        """The node of a rank, "" where it is not known."""
+        """Return the node of a rank, "" if unknown."""
         return self.hosts[rank] if rank is not None and 0 <= rank < len(self.hosts) else ""
 
 
 def gather_evidence(
     run_dir: Path, attempt: Path, *, slurm: AccountingRow | None = None, deep: bool = False
 ) -> AttemptEvidence:
-    """Everything that the attempt's files, and Slurm's accounting if given, say of it. deep: read more of the logs."""
+    """Return the evidence in the attempt's files, with Slurm's accounting if given. deep: read more of the logs."""
     start = _record(attempt / "start.json", AttemptStart)
     ended = _record(attempt / "exit.json", run_folder.AttemptExit)
     span = log_timestamps.make_span(start.started if start else "", ended.ended if ended else "")
@@ -133,21 +134,21 @@ def gather_evidence(
 
 
 def saved_steps(run_dir: Path) -> int:
-    """Steps that are safe: of the newest whole checkpoint, or as the program itself counts them; 0 for none."""
+    """Return the saved steps: of the newest complete checkpoint, or by the program's `progress` file; 0 for none."""
     newest = 0
     try:
         from pitools.checkpoint.store import lookup
 
         with contextlib.suppress(PitError, OSError):
             newest = lookup.latest_step(run_dir / "checkpoints") or 0
-    except Exception as error:  # noqa: BLE001 (to know how far it got must not keep a run from going on)
-        print(f"pit: no checkpoint was looked at: {error!r}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 (an unreadable checkpoint must not prevent recovery)
+        print(f"pit: cannot read the checkpoints: {error!r}", file=sys.stderr)
     own = read_head(run_dir / "progress", 64)
     return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
 
 
 def _record(path: Path, kind: type[S]) -> S | None:
-    """A record, or None where there is none that can be read: half of one says nothing."""
+    """Read a record; None if it is missing or cannot be decoded."""
     text = read_head(path, _MAX_JSON_BYTES)
     with contextlib.suppress(msgspec.DecodeError):
         return decode_json(text.text, kind) if text else None
@@ -167,13 +168,13 @@ def _read_plan(run_dir: Path) -> _Plan:
 
 
 def _parse_notice(asked: str) -> tuple[str, float]:
-    """The warning before the time limit, `B:USR2@90`, as (`SIGUSR2`, seconds); ("", 0) for none."""
+    """Return the notice before the time limit, such as `B:USR2@90`, as (`SIGUSR2`, seconds); ("", 0) for none."""
     name, _, seconds = asked.rpartition(":")[2].partition("@")
     return (f"SIG{name.removeprefix('SIG')}", float(seconds) if seconds.isdecimal() else 60.0) if name else ("", 0.0)
 
 
 def _list_rank_files(folder_: Path, suffix: str) -> list[Path]:
-    """The files of single ranks, oldest change first, and no more than are read."""
+    """Return the files of single ranks, least recently changed first, at most _MAX_FILES."""
     made = []
     with contextlib.suppress(OSError), os.scandir(folder_) as entries:
         for entry in entries:
@@ -189,7 +190,7 @@ def _failures(place: Path) -> tuple[RankFailure, ...]:
 
 
 class _UnreachableNode(msgspec.Struct, frozen=True):
-    """Of `unreachable/<node>.json`, written when the ranks were ended."""
+    """The fields of `unreachable/<node>.json`, written when the ranks are terminated."""
 
     t: str
     node: str
@@ -198,7 +199,7 @@ class _UnreachableNode(msgspec.Struct, frozen=True):
 
 
 class _OomKill(msgspec.Struct, frozen=True):
-    """Of `oom/<rank>.json`: a rank that the kernel killed for want of memory."""
+    """The fields of `oom/<rank>.json`: a rank that the kernel's OOM killer ended."""
 
     t: str
     rank: int
@@ -207,22 +208,22 @@ class _OomKill(msgspec.Struct, frozen=True):
 
 
 def _node_evidence(attempt: Path) -> Iterator[Evidence]:
-    """What the job saw of its nodes after the ranks had ended."""
+    """Yield the evidence about nodes that the job recorded after its ranks had ended."""
     place = f"attempts/{attempt.name}"
     for path in sorted((attempt / "unreachable").glob("*.json"))[:_MAX_FILES]:
         if gone := _record(path, _UnreachableNode):
-            what = f"does not answer: {gone.error} ({gone.address})" if gone.address else gone.error
+            what = f"unreachable: {gone.error} ({gone.address})" if gone.address else gone.error
             yield Evidence(
                 t=gone.t,
                 source=f"{place}/unreachable/{path.name}",
                 text=one_line(f"node {gone.node}: {what}"),
                 kind="node",
                 node=gone.node,
-                rule="node-silent",
+                rule="node-unreachable",
             )
     for path in _list_rank_files(attempt / "oom", ".json"):
         if oom := _record(path, _OomKill):
-            # No time: it is found afterwards, and what it found was before the rank's end.
+            # No time: the record is written later than the kill, which preceded the rank's end.
             yield Evidence(
                 t="",
                 source=f"{place}/oom/{path.name}",
@@ -235,17 +236,17 @@ def _node_evidence(attempt: Path) -> Iterator[Evidence]:
 
 
 def signals(attempt: Path) -> tuple[SignalRecord, ...]:
-    """Return what the job was sent while an attempt ran, oldest first."""
+    """Return the signals that the job received during an attempt, oldest first."""
     return tuple(_read_records(attempt / "signals.jsonl", SignalRecord, 65536, end=True))
 
 
 def was_signalled(attempt: Path) -> bool:
-    """Whether Slurm, or a person, told this job to end: what it starts then is killed with it."""
+    """Whether the job received SIGTERM or SIGINT, from Slurm or a user: a new attempt would be killed with it."""
     return any(one.signal in _TERMINATION_SIGNALS for one in signals(attempt))
 
 
 def first_failed_exit_code(attempt: Path, code: int) -> int:
-    """The code of the rank that failed first, by its own word; else srun's, which is the highest of all ranks'."""
+    """Return the exit code of the rank that failed first, if recorded; else srun's, the highest of all ranks."""
     if code == 0 or code == exit_codes.HUNG:
         return code
     failed = first_failure(attempt)
@@ -270,7 +271,7 @@ def _read_last_steps(place: Path) -> dict[int, tuple[int, str]]:
 
 
 def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
-    """When a person asked for the end of this run, if that was while this attempt ran."""
+    """Return when the run was cancelled, if that was during this attempt; else ""."""
     for event in _read_records(run_dir / "events.jsonl", run_folder.Event, 1 << 18, end=True):
         if event.event == "cancel" and log_timestamps.parse_timestamp(event.t) in span:
             return event.t
@@ -278,7 +279,7 @@ def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
 
 
 def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tuple[AttemptStart | None, bool]:
-    """The start of the attempt that came next, and whether it was Slurm that began this one's job anew."""
+    """Return the start record of the next attempt, and whether Slurm restarted this attempt's job for it."""
     order = run_folder.attempt_dirs(run_dir)
     names = [path.name for path in order]
     if attempt.name not in names:
@@ -291,7 +292,7 @@ def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tup
 
 
 def _is_same_start(accounting: AccountingRow, start: AttemptStart | None) -> bool:
-    """Whether accounting's row is of the job and the restart that this attempt was part of."""
+    """Whether the accounting row is about the start of the job that this attempt belongs to."""
     if start is None:
         return True
     before = log_timestamps.seconds_between(start.started, accounting.end)

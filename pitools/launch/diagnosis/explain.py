@@ -1,4 +1,4 @@
-"""A cause as text for people: the reason, what was seen in which order, what only followed, and what would be surer."""
+"""Explain a cause as text: the reason, the evidence by time, its consequences, and what would make it more certain."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pitools.run.attempt_records import AttemptStart, Cause, Decision, Evidence
 _WIDTH = 160
 _MAX_EVIDENCE_LINES = 24
 _ROLE_TEXT = {
-    "cascade": "followed: ranks say it because another one has gone",
-    "end": "followed: this is how ranks are ended",
-    "warning": "came before: a signal",
+    "cascade": "consequence: another rank had ended",
+    "end": "consequence: the remaining ranks were terminated",
+    "warning": "earlier: a signal",
 }
 _MORE_EVIDENCE = {
-    "node": "the node's own log around that time (dmesg, slurmd), and whether it happens there again",
+    "node": "the node's log around that time (dmesg, slurmd), and whether the node fails again",
     "gpu": "`dmesg` and `nvidia-smi -q` of the node",
-    "network": "NCCL_DEBUG=WARN in the request's env, and whether the same pair of nodes is in it again",
-    "memory": "the job's MaxRSS (sacct -j) beside its limit",
-    "storage": "whether the path can be written now, from the node and from others",
+    "network": "NCCL_DEBUG=WARN in the request's env, and whether the same pair of nodes fails again",
+    "memory": "the job's MaxRSS (sacct -j) and its limit",
+    "storage": "whether the node and other nodes can write the path now",
     "hang": "the stacks of the ranks, in the attempt's stacks/",
     "preempted": "Slurm's state of the job (sacct -j)",
     "cancelled": "Slurm's state of the job (sacct -j)",
     "time-limit": "Slurm's state of the job (sacct -j)",
     "user": "whether the next attempt fails at the same place",
-    "unknown": "Slurm's state of the job (sacct -j), and the ranks' whole logs",
-    "finished": "the program's own word that its last step was made",
+    "unknown": "Slurm's state of the job (sacct -j), and the ranks' complete logs",
+    "finished": "a message of the program that its last step is done",
 }
 
 
 def explain_run(run_dir: Path) -> Iterator[str]:
-    """The lines for a run: each attempt and its cause, the last one at length. Raises DataError."""
+    """Yield the lines about a run: each attempt and its cause, the last one with its evidence. Raises DataError."""
     made = run_folder.attempt_dirs(run_dir)
     early = unstarted_jobs.unstarted_causes(run_dir)
     for number, unbegun_for in early:
         yield f"job {number}: {headline(unbegun_for)}"
         yield from (f"  {_evidence_line(one, '')}" for one in unbegun_for.evidence)
     if not made and not early:
-        yield "no attempt has begun"
+        yield "no attempt has started"
     for path in made:
         try:
             cause = run_folder.read_record(path / "cause.json", Cause)
@@ -52,7 +52,7 @@ def explain_run(run_dir: Path) -> Iterator[str]:
             continue
         if cause is None:
             ended = (path / "exit.json").exists()
-            yield f"attempt {path.name}: {'ended, and is not judged yet' if ended else 'no word of its end yet'}"
+            yield f"attempt {path.name}: {'ended, not diagnosed yet' if ended else 'not ended yet'}"
         elif path == made[-1]:
             yield from explain_cause(cause, _read_started(path))
         else:
@@ -60,10 +60,9 @@ def explain_run(run_dir: Path) -> Iterator[str]:
 
 
 def past_attempts(run_dir: Path, already_reported: set[str]) -> Iterator[str]:
-    """Yield a line for each attempt that another follows, and each job that began none, unless its name is in
-    `already_reported`.
+    """Yield a line for each attempt that is followed by another, and each job that ended without one.
 
-    already_reported: gets their names.
+    already_reported: their names, `attempt <n>` or `job <k>`; names in it are skipped, new names are added.
     """
     for number, early in unstarted_jobs.unstarted_causes(run_dir):
         if (name := f"job {number}") not in already_reported:
@@ -79,32 +78,32 @@ def past_attempts(run_dir: Path, already_reported: set[str]) -> Iterator[str]:
             )
             if cause and decided:
                 already_reported.add(name)
-                if decided.action not in ("done", "stop"):  # those the run's verdict says
+                if decided.action not in ("done", "stop"):  # the run's verdict reports those
                     yield f"{name}: {headline(cause, MAX_SHOWN)}: {decided.action}"
 
 
 def headline(cause: Cause, width: int = _WIDTH) -> str:
-    """One line: kind, confidence, reason. width: characters of the reason, at most."""
+    """Return one line: kind, confidence, reason. width: the most characters of the reason."""
     return f"{cause.kind} ({cause.confidence}): {one_line(cause.reason, width)}"
 
 
 def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
-    """The lines for one attempt. started: when it began; times are then given in seconds since."""
+    """Yield the lines about one attempt. started: its start time; if given, times are in seconds since then."""
     yield f"attempt {cause.attempt}: {headline(cause)}"
-    gained = f", {cause.saved_steps} safe" if cause.saved_steps else ""
-    yield f"  reached step {cause.steps - 1}{gained}" if cause.steps else f"  no step is logged{gained}"
+    gained = f", {cause.saved_steps} saved" if cause.saved_steps else ""
+    yield f"  reached step {cause.steps - 1}{gained}" if cause.steps else f"  no step in the step log{gained}"
     if cause.nodes:
         yield f"  at fault: {', '.join(cause.nodes)}"
     lines = cause.evidence[:_MAX_EVIDENCE_LINES]
     notes = [*(_evidence_note(one, cause) for one in lines), ""]
     for one, note, then in zip(lines, notes, notes[1:], strict=False):
         yield "  " + _evidence_line(one, started)
-        if note and note != then:  # lines that mean the same have one note, below the last
+        if note and note != then:  # consecutive lines with the same note share it, below the last
             yield f"      {note}"
     if len(cause.evidence) > _MAX_EVIDENCE_LINES:
         yield f"  … and {len(cause.evidence) - _MAX_EVIDENCE_LINES} more, in attempts/{cause.attempt}/cause.json"
     if cause.confidence != "certain":
-        yield f"  surer with: {_MORE_EVIDENCE[cause.kind]}"
+        yield f"  more certain with: {_MORE_EVIDENCE[cause.kind]}"
 
 
 def _evidence_line(one: Evidence, started: str) -> str:
@@ -120,7 +119,7 @@ def _evidence_note(one: Evidence, cause: Cause) -> str:
     if one.role in _ROLE_TEXT:
         return _ROLE_TEXT[one.role]
     if one == cause.evidence[0] and one.kind == cause.kind:
-        return patterns.exit_reason(one.rule) or "this is what decided"
+        return patterns.exit_reason(one.rule) or "this decided the cause"
     return ""
 
 

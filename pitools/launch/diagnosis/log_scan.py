@@ -1,7 +1,7 @@
-"""What the logs of an attempt say: the ranks' output, staging's, srun's messages, and the job's own output.
+"""Scan the logs of an attempt: the output of ranks, of staging and of the job, and srun's messages.
 
-Only the ends of logs are read, and more of them (`deep`) where the ends explain nothing. Of many ranks those that left
-word come first, then those whose output stopped earliest and latest.
+Only the ends of logs are read; `deep` reads more, for when the ends explain nothing. Of many ranks, those with a
+failure record are read first, then those whose output stopped earliest and latest.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MAX_RANK_LOGS = 512
 _TAIL_BYTES, _DEEP_TAIL_BYTES, _DEEP_HEAD_BYTES = 64 << 10, 2 << 20, 256 << 10
 _MAX_TOTAL_BYTES, _DEEP_MAX_TOTAL_BYTES = 16 << 20, 96 << 20  # bytes of all ranks' logs together
 _PIT_ERROR = re.compile(r"^(pit: error: .*)\n  where: (.*)", re.MULTILINE)
-# What srun and Slurm say while they end the others, and our own words about what follows.
+# Messages of srun and Slurm while they terminate ranks, and of pitools about the next attempt.
 _NOISE = re.compile(r"srun: |slurmstepd|^submitit |^pit: attempt ")
-_MAX_HITS_PER_RULE = 3  # occurrences of one pattern in one file, from its first, and its last
+_MAX_HITS_PER_RULE = 3  # occurrences of a literal in a file: the first ones; the last is added
 
 
 class LogScan(NamedTuple):
-    """How ranks ended, and the lines that patterns know.
+    """How ranks ended, and the lines that match patterns.
 
-    last_lines: rank, or None for the job itself → what its output ends with.
+    last_lines: rank, or None for the job itself → the last line of its output.
     """
 
     rank_exits: tuple[rank_exits.RankExit, ...]
@@ -51,7 +51,7 @@ def scan_logs(
     *,
     deep: bool,
 ) -> LogScan:
-    """Read the logs of an attempt. prominent_ranks: ranks that matter most."""
+    """Read the logs of an attempt. prominent_ranks: ranks whose logs are read even if there are too many."""
     made: list[rank_exits.RankExit] = []
     seen: list[Evidence] = []
     last_lines: dict[int | None, str] = {}
@@ -70,7 +70,7 @@ def scan_logs(
     for path in sorted((attempt / "logs").glob("stage.*.out"))[:_MAX_RANK_LOGS]:
         if end := read_tail(path, _TAIL_BYTES):
             node, number = _stage_node(path.name, start), path.name.split(".")[-2]
-            # One error, one line: whose fault it is may stand in where it was.
+            # Each error on one line: patterns need its message and its `where`.
             end = end._replace(text=_PIT_ERROR.sub(r"\1; where: \2", end.text))
             seen += list(_match_patterns(end, "stage", _relative(path, run_dir), span, None, node))
             if number.isdecimal():
@@ -90,14 +90,14 @@ def scan_logs(
 
 
 def last_line(text: str) -> str:
-    """Return the line that says why a program ended, as far as a guess goes: our own error, else the last line."""
+    """Return the line that most likely explains the end of a program: an error of pitools, else the last line."""
     lines = [line for line in text[-_TAIL_BYTES:].split("\n") if line.strip() and not _NOISE.search(line[:200])]
     ours = [line for line in lines if line.startswith(("pit: error: ", "pit: no attempt: "))]
     return one_line((ours or lines or [""])[-1])
 
 
 def _stage_node(name: str, start: AttemptStart | None) -> str:
-    """The node of `stage.<host name>[.<number in the job>].out`, as Slurm calls it: its host name may be another."""
+    """Return Slurm's name of the node of `stage.<host name>[.<number in the job>].out`; the host name may differ."""
     host, _, number = name.removeprefix("stage.").removesuffix(".out").partition(".")
     with contextlib.suppress(PitError):
         nodes = expand(start.node_list) if start and number.isdecimal() else []
@@ -111,7 +111,7 @@ def _bytes_per_log(count: int, *, deep: bool) -> int:
 
 
 def _slurm_logs(run_dir: Path, attempt: Path, start: AttemptStart | None) -> Iterator[tuple[Path, bool]]:
-    """srun's messages of this attempt, and the job's own output, which all attempts of that job share."""
+    """Yield the files of srun's messages, and of the job's output with True: its attempts share that file."""
     for path in sorted((attempt / "logs").glob("*.err"))[:8]:
         yield path, False
     if start and re.fullmatch(r"[\w.-]{1,64}", start.job_id):
@@ -123,12 +123,12 @@ def _slurm_logs(run_dir: Path, attempt: Path, start: AttemptStart | None) -> Ite
 
 
 def _is_output_of(path: Path, job_id: str) -> bool:
-    """Whether a job's output is this job's, or a task's of it."""
+    """Whether a file is the output of this job, or of one of its array tasks."""
     return path.stem == f"slurm-{job_id}" or path.stem.startswith(f"slurm-{job_id}_")
 
 
 def _read_head_and_tail(path: Path, most: int, first: int) -> list[LogText]:
-    """The end of a log, and its beginning where that is not part of it."""
+    """Return the end of a log, preceded by its beginning if the end does not cover it."""
     end = read_tail(path, most)
     if end is None:
         return []
@@ -137,9 +137,9 @@ def _read_head_and_tail(path: Path, most: int, first: int) -> list[LogText]:
 
 
 def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan) -> LogText:
-    """Of the output that a job's attempts share, the lines from this one's start to its end, as far as times tell.
+    """Blank the lines of other attempts in the output that the attempts of a job share.
 
-    A line without a time is of the same attempt as the last that has one; what comes before any, as the first that has.
+    A line without a time belongs to the attempt of the previous line with one; the first lines, to that of the next.
     """
     kept: list[str] = []
     mine, before = True, True
@@ -157,13 +157,13 @@ def _is_outside(stamp: str, span: log_timestamps.TimeSpan) -> bool:
     moment = log_timestamps.parse_timestamp(stamp)
     if moment is None:
         return False
-    slack_s = 1.0 if stamp.endswith(".000Z") else 0.0  # Slurm's own words have whole seconds
+    slack_s = 1.0 if stamp.endswith(".000Z") else 0.0  # Slurm's times are whole seconds
     early = span.first is not None and (span.first - moment).total_seconds() > slack_s
     return early or (span.last is not None and (moment - span.last).total_seconds() > 60)
 
 
 def _srun_ends(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Iterator[rank_exits.RankExit]:
-    """srun's messages about tasks, up to the one that says that it ends the rest."""
+    """Yield how ranks ended, from srun's messages about tasks."""
     for number, line in enumerate(text.text.split("\n"), 1):
         if "srun" not in line[:200]:
             continue
@@ -188,7 +188,7 @@ def _traceback(
 def _match_patterns(
     text: LogText, kind: LogSource, source: str, span: log_timestamps.TimeSpan, rank: int | None, node: str
 ) -> Iterator[Evidence]:
-    """The lines that patterns know, each as evidence."""
+    """Yield the lines that match a pattern, as evidence."""
     for pattern in patterns.load_table().pattern:
         if kind not in pattern.source:
             continue
@@ -216,7 +216,7 @@ def _match_patterns(
 
 
 def _find_occurrences(text: str, pattern: Pattern) -> list[int]:
-    """Where a pattern's words stand: the first few places and the last."""
+    """Return the offsets of a pattern's literals: the first few of each, and its last."""
     found: list[int] = []
     for words in pattern.literals:
         at = text.find(words)
@@ -231,7 +231,7 @@ def _find_occurrences(text: str, pattern: Pattern) -> list[int]:
 
 
 def _dedupe(seen: Iterable[Evidence]) -> Iterator[Evidence]:
-    """Each line once for a rule: what srun says stands in the job's output as well."""
+    """Yield each line once per rule: srun's messages are in the job's output as well."""
     known: set[tuple[int | None, str, str]] = set()
     for one in seen:
         key = (one.rank, one.rule, one.text)
@@ -241,7 +241,7 @@ def _dedupe(seen: Iterable[Evidence]) -> Iterator[Evidence]:
 
 
 def _rank_logs(place: Path, named: set[int]) -> list[tuple[int, Path]]:
-    """Which ranks' logs to read, by rank."""
+    """Return the rank logs to read, as (rank, path), by rank."""
     made: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:

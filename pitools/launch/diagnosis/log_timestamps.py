@@ -1,7 +1,7 @@
-"""When something was said: the times that log lines carry, in the many ways that programs write them.
+"""Parse the timestamps of log lines, in the formats of common programs.
 
-A time is believed only inside the attempt's own span: a date that a program merely prints is no clock. Nodes' clocks
-differ a little, and so do the zones in which they write: a time without a zone is the reader's, or UTC.
+A time counts only within the attempt's span, because programs also print dates of other things. Clocks of nodes differ
+slightly. A time without a zone is taken as local time or UTC.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pitools.core import timestamps
 
-TOLERANCE_S = 3.0  # clocks that are kept by NTP differ by less; so does what one node sees of another's end
+TOLERANCE_S = 3.0  # clocks synchronised by NTP differ by less; a lost peer is noticed within it
 _LOOSE_TOLERANCE = timedelta(minutes=2)
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _GLOG = re.compile(r"(?:^|[\s\]:\[])[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
@@ -22,7 +22,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 class TimeSpan(NamedTuple):
-    """From the start of an attempt to its end; None where that is not known."""
+    """The start and the end of an attempt; None if unknown."""
 
     first: datetime | None
     last: datetime | None
@@ -35,7 +35,7 @@ class TimeSpan(NamedTuple):
 
 
 def parse_timestamp(text: str) -> datetime | None:
-    """The moment that a record's text stands for; None for "" and for what is none."""
+    """Parse a record's RFC 3339 time; None for "" and for other text."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
@@ -44,12 +44,12 @@ def parse_timestamp(text: str) -> datetime | None:
 
 
 def make_span(started: str, ended: str) -> TimeSpan:
-    """The span between two records' texts, of which either may be ""."""
+    """Return the span between two RFC 3339 times; either may be ""."""
     return TimeSpan(parse_timestamp(started), parse_timestamp(ended))
 
 
 def timestamp_of_line(line: str, within: TimeSpan) -> str:
-    """The time that a log line carries near its beginning, as RFC 3339 UTC text; "" for none that can be true."""
+    """Return the timestamp near the beginning of a log line as RFC 3339 UTC; "" without one inside `within`."""
     head = line[:240]
     try:
         for moment in _parse_candidates(head, within):
@@ -61,19 +61,19 @@ def timestamp_of_line(line: str, within: TimeSpan) -> str:
 
 
 def timestamp_of_file(seconds: float, within: TimeSpan) -> str:
-    """A file's time of change as text; "" where it lies outside the attempt, as after a copy."""
+    """Return a file's time of change (Unix time, seconds) as RFC 3339; "" outside `within`, as after a copy."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return timestamps.to_rfc3339(moment) if moment in within else ""
 
 
 def seconds_between(earlier: str, later: str) -> float | None:
-    """Seconds from one record's text to another's; None where either is not known."""
+    """Return the seconds between two RFC 3339 times; None if either is unknown."""
     first, last = parse_timestamp(earlier), parse_timestamp(later)
     return (last - first).total_seconds() if first and last else None
 
 
 def _parse_candidates(head: str, within: TimeSpan) -> list[datetime]:
-    """The moments that the text may stand for, the likeliest first."""
+    """Return the times that the text may denote, the most likely first."""
     if found := _EPOCH.search(head):
         return [datetime.fromtimestamp(float(f"{found[1]}.{found[2]}"), UTC)]
     if found := _ISO.search(head):
@@ -85,7 +85,7 @@ def _parse_candidates(head: str, within: TimeSpan) -> list[datetime]:
     if found := _GLOG.search(head):
         month, day, hour, minute, second = map(int, found.groups()[:5])
         fraction = int(found[6][:6].ljust(6, "0"))
-        return _candidate_zones(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (zoned right here)
+        return _candidate_zones(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (naive)
     if (found := _SYSLOG.search(head)) and found[1] in _MONTHS:
         day, hour, minute, second = map(int, found.groups()[1:5])
         month = _MONTHS.index(found[1]) + 1

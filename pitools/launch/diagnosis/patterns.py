@@ -1,4 +1,4 @@
-"""The table of patterns, read once: what words in logs, exceptions, signals and exit codes stand for."""
+"""The table patterns.toml, read once: the causes that log lines, exceptions, signals and exit codes stand for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LogSource = Literal["slurm", "rank", "stage", "job"]
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Words in a log. literals: literal texts, one of which is there; line: what the line must fit as well, "" for any.
+    """A pattern of a log line.
 
-    codes: the exit codes that the line explains; () for any end.
+    literals: texts, one of which the line contains. line: a regular expression that the line matches, "" for any.
+    codes: the exit codes that the line explains; () for any exit.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ExceptionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An uncaught exception. raised_by_library: not one that the user's own `raise` made."""
+    """A rule for uncaught exceptions. raised_by_library: does not match exceptions of the user's own `raise`."""
 
     name: str
     kind: CauseKind
@@ -48,7 +49,7 @@ class ExceptionRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ExitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a rank ended: by a signal, or with a code."""
+    """A rule for the exit of a rank: by a signal, or with a code."""
 
     kind: CauseKind
     reason: str
@@ -60,12 +61,12 @@ class ExitRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def name(self) -> str:
-        """The rule's name in evidence."""
+        """The rule's name in evidence, such as `signal-9`."""
         return f"signal-{self.signal}" if self.signal else f"code-{self.code}"
 
 
 class PatternTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of patterns.toml."""
+    """The content of patterns.toml."""
 
     pattern: tuple[Pattern, ...]
     exception: tuple[ExceptionRule, ...]
@@ -76,19 +77,19 @@ class PatternTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @lru_cache(maxsize=1)
 def load_table() -> PatternTable:
-    """The package's table."""
+    """Return the table that comes with the package."""
     path = Path(__file__).with_name("patterns.toml")
     return strict_toml.convert_tables(strict_toml.read_toml(path), PatternTable, str(path))
 
 
 @lru_cache(maxsize=512)
 def compile_cached(expression: str) -> re.Pattern[str]:
-    """A regular expression of the table."""
+    """Compile a regular expression of the table."""
     return re.compile(expression)
 
 
 def match_exception(error: str, message: str, *, own_raise: bool) -> ExceptionRule | None:
-    """The first table that fits an exception; None where none does. own_raise: the user's own code raised it."""
+    """Return the first rule that matches an exception, or None. own_raise: the user's own code raised it."""
     name = error.rpartition(".")[2]
     for raised in load_table().exception:
         if raised.raised_by_library and own_raise:
@@ -99,7 +100,7 @@ def match_exception(error: str, message: str, *, own_raise: bool) -> ExceptionRu
 
 
 def match_exit_code(exit_code: int) -> ExitRule | None:
-    """What an exit code stands for, or the signal behind one of 128 and more; None for a program's own code."""
+    """Return the rule of an exit code, or of the signal that it encodes; None for other codes."""
     for ending in load_table().exit:
         if ending.signal and exit_code in (128 + ending.signal, -ending.signal):
             return ending
@@ -109,22 +110,22 @@ def match_exit_code(exit_code: int) -> ExitRule | None:
 
 
 def confidence_of(rule: str) -> Confidence:
-    """How much a pattern's line says by itself."""
+    """Return the confidence of a pattern; "guess" for other rules."""
     return _by_name()[rule].confidence if rule in _by_name() else "guess"
 
 
 def blames_node(rule: str) -> bool:
-    """Whether the node that a pattern's line is from, or names, is at fault."""
+    """Whether the node that wrote a matching line, or that the line names, is at fault."""
     return rule in _by_name() and _by_name()[rule].blames_node
 
 
 def explained_codes(rule: str) -> tuple[int, ...]:
-    """Return the exit codes that a pattern's line explains; () for any end."""
+    """Return the exit codes that a matching line explains; () for any exit."""
     return _by_name()[rule].codes if rule in _by_name() else ()
 
 
 def match_job_output(line: str) -> Pattern | None:
-    """Return the first pattern that fits a line of a job's own output, written before any attempt; None for none."""
+    """Return the first pattern that matches a line of the output of a job without an attempt, or None."""
     for pattern in load_table().pattern:
         is_asked = pattern.role == "fault" and {"job", "slurm"} & set(pattern.source) and not pattern.codes
         if is_asked and any(words in line for words in pattern.literals) and compile_cached(pattern.line).search(line):
@@ -133,7 +134,7 @@ def match_job_output(line: str) -> Pattern | None:
 
 
 def exit_reason(rule: str) -> str:
-    """What is to be said of an end by this signal or with this code; "" for other rules."""
+    """Return the explanation of an exit rule, such as `signal-9`; "" for other rules."""
     return next((ending.reason for ending in load_table().exit if ending.name == rule), "")
 
 

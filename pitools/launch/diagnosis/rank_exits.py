@@ -1,4 +1,4 @@
-"""How single ranks ended: by their own last word, by a traceback in their output, or by what srun says of them."""
+"""How single ranks ended: from their failure records, tracebacks in their output, and srun's messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pitools.launch.diagnosis.bounded_read import one_line
 from pitools.launch.diagnosis.patterns import Confidence, FaultRole
 from pitools.run.attempt_records import CauseKind, RankFailure
 
-# srun's words for a signal are the C library's.
+# srun prints signals by the C library's descriptions.
 _SIGNALS = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.Signals}
 _SIGNALS |= {"out of memory": 125 - 128}
 _SRUN_TASKS = re.compile(
@@ -25,11 +25,11 @@ _MAX_TASKS = 4096
 
 
 class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
-    """How one rank ended, as one source has it.
+    """How one rank ended, by one source.
 
-    order: the place among srun's messages, which come as ranks end, on one clock; -1 for other sources. exit_code: 128
-    and more for a signal; None where only a traceback is known. rule: the table's name for it, "" for none. is_local:
-    its node is at fault.
+    order: the position among srun's messages, which are in the order of exits; -1 for other sources.
+    exit_code: above 128 for a signal; None if only a traceback is known. rule: its name in patterns.toml, "" for none.
+    is_local: whether its node is at fault.
     """
 
     rank: int | None
@@ -49,7 +49,7 @@ class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
 
 
 def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
-    """A rank's last word: its exception, or the code it gave."""
+    """Return the exit of a rank from its failure record: its exception, or its exit code."""
     if failure.error or failure.trace:
         chain = tracebacks.parse_record(failure.error, failure.message, failure.trace)
         if chain:
@@ -62,12 +62,12 @@ def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
 def exit_from_exception(
     chain: list[tracebacks.ParsedException], rank: int | None, node: str, t: str, source: str
 ) -> RankExit:
-    """An uncaught exception; one that the table does not know is the user's."""
+    """Return the exit of a rank by an uncaught exception; without a rule for it the kind is `user`."""
     raised, known = tracebacks.explaining_exception(chain)
     what = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
     mark = fingerprint.fingerprint_exception(raised.error, raised.message, raised.trace)
-    # What the user's code raised by itself, or an exception of the language's own, is the program's word for it. The
-    # system's refusals (no such file, say) may have other reasons.
+    # An exception without a rule is certainly the program's. Errors of the system, such as a missing file, may have
+    # other reasons, unless the user's own code raised them.
     sure: Confidence = known.confidence if known else "certain"
     if not known and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
         sure = "certain" if raised.raised_by_user else "likely"
@@ -90,7 +90,7 @@ def exit_from_exception(
 def exit_from_code(
     code: int, rank: int | None, node: str, t: str, source: str, description: str = "", order: int = -1
 ) -> RankExit:
-    """An exit code, or 128 + a signal."""
+    """Return the exit of a rank by its exit code, or 128 + its signal."""
     known = patterns.match_exit_code(code)
     text = description or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
     return RankExit(
@@ -111,7 +111,7 @@ def exit_from_code(
 
 
 def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit]:
-    """What one of srun's messages says of tasks; [] where it is no such message."""
+    """Parse srun's message about the end of tasks, such as `n1: tasks 0-3: Killed`; [] for other lines."""
     found = _SRUN_TASKS.search(line)
     if not found:
         return []
@@ -127,7 +127,7 @@ def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit
 
 
 def _expand_tasks(text: str) -> list[int]:
-    """`0,2-4` → 0, 2, 3, 4; no more than a step can have."""
+    """Expand `0,2-4` to 0, 2, 3, 4; at most _MAX_TASKS."""
     found: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, _, last = part.partition("-")

@@ -1,7 +1,7 @@
-"""What came first, over all ranks: from clocks that differ a little, and from orders that need none.
+"""Find the earliest fault of all ranks, although the clocks of nodes differ slightly.
 
-`first_failure` is made by whoever is first, and srun's messages come as ranks end: both are orders on one clock. Times
-of different nodes are compared with a tolerance.
+`first_failure` is created once, by the first rank that fails, and srun prints its messages as ranks end: both give an
+order that needs no common clock. Times of different nodes are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.run.attempt_records import Evidence
 
 _CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
-_EXPLAINS_S = 600.0  # a line that was written longer before an end has nothing to do with it
+_EXPLAINS_S = 600.0  # a line that is older than this at a rank's exit does not explain the exit
 _LAST_ORDER = 1 << 30
+_LOST_NODE_RULES = ("srun-node-failure", "node-unreachable")
 _SRUN_LINE = re.compile(r"/srun\.err:(\d+)$")
 
 
 class FaultTimeline(NamedTuple):
     """An attempt's faults in order.
 
-    root: the first of all. slurm_statement: Slurm's own statement, the earliest. cascade: complaints about others,
-    first first. silent_ranks: ranks that said nothing while others complained; silent_nodes: nodes whose ranks' ends
-    not even srun reports. lost_nodes: those that Slurm, or the job's first node, cannot reach. ends: how each rank
-    ended.
+    root: the earliest. slurm_statement: the earliest statement of Slurm. cascade: complaints about lost peers, the
+    earliest first. silent_ranks: ranks without a complaint or fault while others complained. silent_nodes: nodes of
+    whose ranks srun reports no exit. lost_nodes: nodes that Slurm, or the job's first node, cannot reach.
+    rank_exits: how each rank ended.
     """
 
     root: RankExit | None
@@ -43,7 +44,7 @@ class FaultTimeline(NamedTuple):
 
 
 def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
-    """The order of what was seen."""
+    """Return the order of the faults in the evidence."""
     word = min(
         (one for one in evidence.evidence if one.role == "slurm-statement"), key=lambda one: one.t or "~", default=None
     )
@@ -58,7 +59,7 @@ def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
     lines = [line for line in lines if _as_reaction(line, _signalled_at(evidence, word)).role == "fault"]
     cascade = [end for end in merged if end.role == "cascade"]
     cascade += [_exit_from_evidence(one) for one in evidence.evidence if one.role == "cascade"]
-    lost = [line.node for line in lines if line.rule in ("srun-node-failure", "node-silent") and line.node]
+    lost = [line.node for line in lines if line.rule in _LOST_NODE_RULES and line.node]
     return FaultTimeline(
         root=_root_fault(merged, lines, evidence),
         slurm_statement=word,
@@ -71,15 +72,15 @@ def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
 
 
 def blamable_nodes(nodes: Iterable[str], evidence: AttemptEvidence) -> tuple[str, ...]:
-    """Nodes to blame: never all of a job that has several."""
+    """Return the nodes to blame; () instead of all nodes of a job with several."""
     unique = tuple(sorted(set(nodes) - {""}))
     return () if 1 < len(set(evidence.hosts)) <= len(unique) else unique
 
 
 def _root_fault(merged: Sequence[RankExit], lines: Sequence[RankExit], seen: AttemptEvidence) -> RankExit | None:
-    """The first fault. What a rank's end leaves open, a line in a log may explain; alone it decides only at last."""
+    """Return the earliest fault: of the ranks' exits, explained by log lines; of log lines alone if there is none."""
     faults = [_with_log_line(end, lines) for end in merged if end.role == "fault"]
-    lost = [line for line in lines if line.rule in ("srun-node-failure", "node-silent")]
+    lost = [line for line in lines if line.rule in _LOST_NODE_RULES]
     root = earliest_fault(faults, seen)
     if lost and (root is None or root.confidence != "certain"):
         return earliest_fault(lost, seen)
@@ -87,7 +88,7 @@ def _root_fault(merged: Sequence[RankExit], lines: Sequence[RankExit], seen: Att
 
 
 def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
-    """The first of some faults: by who was first on one clock, else by time, else by which says most."""
+    """Return the earliest fault: by `first_failure`, else by srun's order, else by confidence and time."""
     if not faults:
         return None
     earliest = min((end.t for end in faults if end.t), default="")
@@ -96,7 +97,7 @@ def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> Ran
     ]
     leader = next((end for end in near if evidence.first_failure and end.rank == evidence.first_failure.rank), None)
     if leader:
-        # A rank that was killed left no word, but srun saw it go.
+        # A rank that was killed left no failure record, but srun reported its exit.
         before = [end for end in near if 0 <= end.order < leader.order and _is_uninformative(end, evidence)]
         return min(before, key=lambda end: end.order, default=leader)
     if all(end.order >= 0 for end in near):
@@ -112,13 +113,13 @@ def _is_uninformative(end: RankExit, seen: AttemptEvidence) -> bool:
 
 
 def _signalled_at(seen: AttemptEvidence, word: Evidence | None) -> str:
-    """When the ranks were told to end, by Slurm or a person; "" if that is not known."""
+    """Return when Slurm or a user terminated the ranks; "" if unknown."""
     told = [one.t for one in seen.signals if one.signal in ("SIGTERM", "SIGINT")]
     return min([*told, *([word.t] if word and word.t else [])], default="")
 
 
 def _as_reaction(end: RankExit, told_at: str) -> RankExit:
-    """A fault that follows on being told to end is how that rank ended, and no beginning."""
+    """Give a fault after the termination signal the role `end`: it is a consequence."""
     gap = log_timestamps.seconds_between(told_at, end.t)
     if end.role == "fault" and gap is not None and gap > -0.5 and end.kind not in ("node", "gpu"):
         return msgspec.structs.replace(end, role="end")
@@ -126,14 +127,14 @@ def _as_reaction(end: RankExit, told_at: str) -> RankExit:
 
 
 def _as_cascade(end: RankExit, complained: set[int]) -> RankExit:
-    """An end that says nothing by itself, of a rank that complained about others: their doing."""
+    """Give an unexplained exit the role `cascade` if the rank complained about a lost peer."""
     if end.role == "fault" and end.kind == "unknown" and not end.is_exception and end.rank in complained:
         return msgspec.structs.replace(end, role="cascade", kind="network")
     return end
 
 
 def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
-    """An end that says little, with what a line of the same rank or node, or of Slurm, says of it."""
+    """Complete an exit without an explanation from a log line of the same rank or node, or of Slurm."""
     if end.confidence != "guess":
         return end
     fitting = [line for line in lines if _matches_exit(line, end)]
@@ -166,14 +167,14 @@ def _matches_exit(line: RankExit, end: RankExit) -> bool:
 
 
 def _is_outranked(line: Evidence, merged: Sequence[RankExit]) -> bool:
-    """Whether the rank that wrote a line had a last word, which goes over any line that it wrote before."""
+    """Whether the rank that wrote a line ended with an exception, which outranks its earlier lines."""
     return line.rank is not None and any(
         end.rank == line.rank and end.is_exception and end.role == "fault" for end in merged
     )
 
 
 def _silent_ranks(merged: Sequence[RankExit], cascade: Sequence[RankExit], seen: AttemptEvidence) -> tuple[int, ...]:
-    """Ranks that had nothing to say while others complained, if those are the few."""
+    """Return the ranks without a complaint or fault while others complained, if they are at most half."""
     if not cascade:
         return ()
     spoke = {end.rank for end in cascade} | {end.rank for end in merged if end.role == "fault"}
@@ -182,7 +183,7 @@ def _silent_ranks(merged: Sequence[RankExit], cascade: Sequence[RankExit], seen:
 
 
 def _silent_nodes(merged: Sequence[RankExit], seen: AttemptEvidence) -> tuple[str, ...]:
-    """Nodes of whose ranks nobody has reported an end, where srun reported that of others."""
+    """Return the nodes without a reported exit of a rank, if srun reported exits of other nodes."""
     reported = {end.rank for end in merged}
     if not any(end.order >= 0 for end in merged) or len(seen.hosts) > 100_000:
         return ()
@@ -191,7 +192,7 @@ def _silent_nodes(merged: Sequence[RankExit], seen: AttemptEvidence) -> tuple[st
 
 
 def _one_exit_per_rank(seen: AttemptEvidence) -> list[RankExit]:
-    """One end for each rank: its exception where there is one, with the time and order that others know."""
+    """Return one exit per rank: its exception if there is one, with the time and order of other sources."""
     place = f"attempts/{seen.attempt}"
     words = [rank_exits.exit_from_failure(one, f"{place}/failures/{one.rank}.json") for one in seen.failures]
     if seen.first_failure and all(end.rank != seen.first_failure.rank for end in words):
@@ -205,7 +206,7 @@ def _one_exit_per_rank(seen: AttemptEvidence) -> list[RankExit]:
 
 
 def _merge_exits(group: Sequence[RankExit]) -> RankExit:
-    """What several sources say of one rank's end, as one."""
+    """Merge the exits of one rank from several sources."""
     exceptions = [end for end in group if end.is_exception]
     coded = [end for end in group if end.exit_code is not None]
     best = exceptions[0] if exceptions else min(coded or group, key=lambda end: _CONFIDENCE_ORDER[end.confidence])
@@ -238,7 +239,7 @@ def _exit_from_evidence(one: Evidence) -> RankExit:
 
 
 def to_evidence(end: RankExit) -> Evidence:
-    """An end as evidence."""
+    """Convert a rank's exit to evidence."""
     return Evidence(
         t=end.t,
         source=end.source,

@@ -1,4 +1,4 @@
-"""Python tracebacks in a rank's output, and what an exception is: the user's own, or something that happened to it."""
+"""Parse Python tracebacks in a rank's output, and tell whether the user's own code raised the exception."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHAIN = ("During handling of the above exception", "The above exception was the
 
 
 class ParsedException(NamedTuple):
-    """An uncaught exception. offset: characters into the text; first: the one at the beginning of its chain."""
+    """An uncaught exception. offset: of its traceback in the text, in characters."""
 
     error: str
     message: str
@@ -27,12 +27,12 @@ class ParsedException(NamedTuple):
 
 
 def last_traceback(text: str) -> list[ParsedException]:
-    """The chain of the last traceback in a rank's output, the first exception first; [] where there is none."""
+    """Return the exception chain of the last traceback in a rank's output, the original one first; [] without one."""
     start = text.rfind(_START)
     if start < 0:
         return []
     chain = [start]
-    while len(chain) < 8:  # what it was raised while handling, or from, stands before it
+    while len(chain) < 8:  # the exception during whose handling it was raised, or its cause, is printed before it
         before = text.rfind(_START, 0, chain[0])
         if before < 0 or not any(mark in text[before : chain[0]][-400:] for mark in _CHAIN):
             break
@@ -43,7 +43,7 @@ def last_traceback(text: str) -> list[ParsedException]:
 
 
 def blank_tracebacks(text: str) -> str:
-    """The text with its tracebacks blanked: a line of source that one shows is nothing that was said."""
+    """Return the text with its tracebacks blanked: they quote lines of source, which are no output."""
     out, inside = [], False
     for line in text.split("\n"):
         if _START in line:
@@ -56,14 +56,14 @@ def blank_tracebacks(text: str) -> str:
 
 
 def parse_record(error: str, message: str, trace: str) -> list[ParsedException]:
-    """The same from a rank's last word."""
+    """Return the exception chain of a rank's failure record; without a traceback, the exception alone."""
     if chain := last_traceback(trace):
         return chain
     return [ParsedException(error, message, trace, 0, _is_raised_by_user(trace.splitlines()))] if error else []
 
 
 def explaining_exception(chain: list[ParsedException]) -> tuple[ParsedException, patterns.ExceptionRule | None]:
-    """The exception that says why, and its entry in the table: the first of the chain that is in it, else the last."""
+    """Return the exception of a chain that explains it, and its rule: the first with a rule, else the last and None."""
     for raised in chain:
         if known := patterns.match_exception(raised.error, raised.message, own_raise=raised.raised_by_user):
             return raised, known
@@ -87,7 +87,7 @@ def _parse_block(block: str, at: int) -> ParsedException | None:
 
 
 def _is_raised_by_user(lines: list[str]) -> bool:
-    """Whether the innermost frame is the user's code, at a `raise` of its own or an `assert`."""
+    """Whether the innermost frame is user code at a `raise` or `assert`."""
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return False

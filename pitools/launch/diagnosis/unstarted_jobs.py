@@ -1,7 +1,7 @@
-"""Jobs that ended before their first attempt: why, and where that is kept.
+"""Diagnose jobs that ended before their first attempt.
 
-jobs/<k>/cause.json             of the run's k-th job
-unstarted/<k>/cause.json          of a local run's k-th supervisor: a local run has no `jobs/`
+jobs/<k>/cause.json             the cause, of the run's k-th job
+unstarted/<k>/cause.json        the cause, of a local run's k-th supervisor: a local run has no `jobs/`
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from pitools.slurm.records import AccountingRow
 
 _MAX_READ_BYTES = 64 << 10
 _MAX_LINES = 200
-_NO_OUTPUT = 53  # slurmstepd's code, told as a signal, for a job whose output it cannot open
-_SCRIPT = re.compile(r"^\S*slurm_script: line \d+: ")  # the batch script, as bash names it
-# Slurm's word for a job that never began an attempt → cause, in words.
+_NO_OUTPUT = 53  # slurmstepd reports this, as a signal, for a job whose output it cannot open
+_SCRIPT = re.compile(r"^\S*slurm_script: line \d+: ")  # bash's prefix of errors of the batch script
+# Slurm's state of a job without an attempt → kind and reason of the cause.
 _START_LINES: dict[str, tuple[CauseKind, str]] = {
-    "CANCELLED": ("cancelled", "the job was cancelled before it began"),
-    "PREEMPTED": ("preempted", "the job was preempted before it began"),
-    "NODE_FAIL": ("node", "a node failed before the job began"),
+    "CANCELLED": ("cancelled", "the job was cancelled before its first attempt"),
+    "PREEMPTED": ("preempted", "the job was preempted before its first attempt"),
+    "NODE_FAIL": ("node", "a node failed before the first attempt"),
     "BOOT_FAIL": ("node", "a node did not boot"),
-    "TIMEOUT": ("time-limit", "the time limit came before the job began an attempt"),
+    "TIMEOUT": ("time-limit", "the job reached its time limit before its first attempt"),
     "OUT_OF_MEMORY": ("memory", "the job script ran out of memory"),
 }
 
 
 def cause_path(run_dir: Path, ref: run_folder.JobRef) -> Path:
-    """Return the file that says why a job began no attempt."""
-    # Not in `jobs/`, by which a job knows that it has to ask for leave.
+    """Return the path of the cause of a job that ended before its first attempt."""
+    # A local run gets no folder `jobs/`: that folder means that jobs need a grant.
     at = run_dir / "unstarted" / str(ref.number) if ref.host else submissions.job_dir(run_dir, ref.number)
     return at / "cause.json"
 
 
 def unstarted_causes(run_dir: Path) -> list[tuple[int, Cause]]:
-    """Return the jobs of a run that are known to have begun no attempt, as (number, why), oldest first."""
+    """Return the jobs of a run that ended without an attempt, as (number, cause), oldest first."""
     found = []
     for at in (*run_dir.glob("jobs/*/cause.json"), *run_dir.glob("unstarted/*/cause.json")):
         with contextlib.suppress(DataError, OSError):
@@ -56,7 +56,7 @@ def unstarted_causes(run_dir: Path) -> list[tuple[int, Cause]]:
 
 
 class _OutputEnd(NamedTuple):
-    """What a job's output says of its end. rule: the table's name for it, "" for a line that it does not know."""
+    """The line of a job's output that explains its end. rule: of patterns.toml, "" if none matches."""
 
     source: str
     line: str
@@ -68,10 +68,11 @@ class _OutputEnd(NamedTuple):
 def diagnose_unstarted(
     run_dir: Path, ref: run_folder.JobRef, accounting: AccountingRow | None, state: str, *, python: str
 ) -> Cause:
-    """Return why a job ended that began no attempt, from Slurm's word for it and from the job's own output.
+    """Return why a job ended before its first attempt, from Slurm's accounting and the job's own output.
 
-    state: the job's, where told is None. python: the interpreter of the run's plan. A program that is not there is the
-    run's own fault as long as no attempt of it has ever begun; after that it is the node's, the first time.
+    state: the job's state, used if accounting is None. python: the interpreter of the run's plan.
+    A missing program is of kind `user` if the run has never had an attempt; otherwise of kind `node`, unless the
+    previous job ended in the same way.
     """
     state, code = (accounting.state, accounting.exit_code or None) if accounting else (state, None)
     if state in _START_LINES:
@@ -98,27 +99,27 @@ def diagnose_unstarted(
     )
     node = _first_node(accounting)
     if kind == "user" and run_folder.attempt_dirs(run_dir) and not _repeats_previous(run_dir, ref, made):
-        what = f"{made.reason}; other jobs of the run could begin"
+        what = f"{made.reason}; other jobs of the run have started attempts"
         return replace(made, kind="node", nodes=node, reason=what)
     return replace(made, nodes=node) if said.is_local else made
 
 
 def _repeats_previous(run_dir: Path, ref: run_folder.JobRef, cause: Cause) -> bool:
-    """Whether the job before this one ended in the same way, without an attempt too."""
+    """Whether the previous job ended in the same way, also before its first attempt."""
     return any(
         number == ref.number - 1 and one.fingerprint == cause.fingerprint for number, one in unstarted_causes(run_dir)
     )
 
 
 def _first_node(told: AccountingRow | None) -> tuple[str, ...]:
-    """The node on which a job's script ran; () where that is not known."""
+    """Return the node on which a job's script ran; () if unknown."""
     with contextlib.suppress(PitError):
         return tuple(expand(told.node_list)[:1]) if told and told.node_list else ()
     return ()
 
 
 def _read_output_end(run_dir: Path, ref: run_folder.JobRef) -> _OutputEnd | None:
-    """What the output of a job says of its end: the last line that the table knows, a traceback, or the last line."""
+    """Return the end of a job's output: the last line that matches a pattern, a traceback, or the last line."""
     name = local_process.output_name(ref.number) if ref.host else f"slurm-{ref.job_id}.out"
     text = read_tail(run_dir / name, _MAX_READ_BYTES)
     if text is None:
@@ -129,7 +130,7 @@ def _read_output_end(run_dir: Path, ref: run_folder.JobRef) -> _OutputEnd | None
         if known := patterns.match_job_output(line):
             return _OutputEnd(name, one_line(_SCRIPT.sub("", line)), known.kind, known.name, known.blames_node)
     if chain:
-        raised, one = tracebacks.explaining_exception(chain)  # in our own code: never the user's
+        raised, one = tracebacks.explaining_exception(chain)  # of pitools: not of kind `user`
         return _OutputEnd(name, one_line(f"{raised.error}: {raised.message}"), one.kind if one else "unknown")
     line = log_scan.last_line(own)
     return _OutputEnd(name, _SCRIPT.sub("", line)) if line else None

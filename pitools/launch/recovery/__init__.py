@@ -1,1 +1,1 @@
-"""Recovery: what follows from the end of an attempt, decided and done."""
+"""Recovery: decide what follows an attempt, and do it."""

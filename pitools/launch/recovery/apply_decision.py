@@ -1,8 +1,8 @@
-"""From a cause to what follows: decided, written down, done. Whoever comes second finds it done.
+"""Apply a recovery decision. Idempotent: the first caller wins.
 
-verdict.json                    made by link(2): there is one, and the first to be made holds
-attempts/<n>/decision.json      what was decided after that attempt
-jobs/<k>/cause.json             why a job ended that never began an attempt: see unstarted_jobs.py
+verdict.json                    created by link(2): only the first one is kept
+attempts/<n>/decision.json      the decision after that attempt
+jobs/<k>/cause.json             why a job ended before its first attempt: see unstarted_jobs.py
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from pitools.site.connect import client
 from pitools.site.schema import Connection, Site
 
 RUN_LOCK = ".lock"
-# What a verdict says of what a command asked for; of a failure its cause says it.
+# The reasons of verdicts by a command; a failure's reason is that of its cause.
 REASONS: dict[VerdictCode, str] = {
-    "cancelled": "it was cancelled by `pit launch cancel`",
-    "moving": "it is being moved to {site} as {run}",
+    "cancelled": "cancelled by `pit launch cancel`",
+    "moving": "being moved to {site} as {run}",
     "moved": "moved to {site} as {run}, with {steps} steps",
 }
 _LOCK_WAIT_S = 20.0
 
 
 def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision: Decision) -> Decision:
-    """Do what a job of the run decided about an attempt: a verdict, exclusions, or the next job. Safe to repeat.
+    """Apply the decision of a job of the run about an attempt: a verdict, exclusions, or the next job. Safe to repeat.
 
-    Returns what holds: the verdict, where somebody came first with one. "retry" and "wait" are the caller's to do.
-    Raises TryLater where another process is at it, and what submitting raises: `pit launch tick` does it then.
+    Returns the decision that applies: that of an earlier verdict, if there is one. "retry" and "wait" are left to the
+    caller. Raises TryLater if another process holds the run's lock, and what submitting raises: then `pit launch tick`
+    applies the decision later.
     """
     if decision.action == "wait" and policy.needs_slurm_state(cause):
         cause, decision = _with_slurm_statement(run_dir, plan, site, cause, decision)
@@ -53,7 +54,7 @@ def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision
 def _with_slurm_statement(
     run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision
 ) -> tuple[Cause, Decision]:
-    """The same with Slurm's own word for what ends this job, if it can be had while there is time."""
+    """Diagnose and decide again with Slurm's reason for ending this job, if Slurm reports it in time."""
     attempt = run_dir / "attempts" / cause.attempt
     start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
     told = slurm_query.termination_reason(without_ssh(site), start.job_id, start.started) if start else None
@@ -61,12 +62,12 @@ def _with_slurm_statement(
         return cause, decided
     cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=told, in_job=True)
     past = cause_history(run_dir, before_attempt=cause.attempt)
-    # Its time is over, whatever is left of its limit.
+    # Slurm is ending the job: none of its time limit remains usable.
     return cause, policy.decide(plan, site, cause, past, in_job=True, seconds_left=0.0)
 
 
 def _job_of_attempt(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
-    """The job that made an attempt."""
+    """Return the job that an attempt belongs to."""
     start = run_folder.read_or_none(run_dir / "attempts" / cause.attempt / "start.json", AttemptStart)
     return submissions.read_job(run_dir, start.submission) if start else None
 
@@ -82,11 +83,11 @@ def apply_decision(
     job: run_folder.JobRef | None,
     patience_s: float = next_job.RETRY_FOR_S,
 ) -> Decision:
-    """The same for a caller that has the run's lock.
+    """Apply a decision; the caller holds the run's lock.
 
-    in_job: on a node, so that Slurm is called from there. job: the job that this is about, to be followed.
-    patience_s: with a Slurm that is busy.
-    Raises TryLater where that has begun another attempt meanwhile.
+    in_job: called on a node, where Slurm is called without ssh. job: the job that ended, which the next job follows.
+    patience_s: how long to retry a busy Slurm.
+    Raises TryLater if the job has started another attempt in the meantime.
     """
     if given := read_verdict(run_dir):
         action: policy.Action = "done" if given.state == "finished" else "stop"
@@ -95,12 +96,12 @@ def apply_decision(
         decision = replace(decision, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
     newest = max(submissions.submission_numbers(run_dir), default=0)
     if in_job and job and newest > job.number and decision.action != "done":
-        return replace(decision, action="wait", reason=f"job {newest} of the run goes on with it")
+        return replace(decision, action="wait", reason=f"job {newest} of the run continues it")
     _record_decision(run_dir, site, cause, decision)
     if decision.action in ("done", "stop"):
         write_verdict(run_dir, decision.kind, decision.reason, cause.exit_code)
     elif decision.action == "resubmit":
-        if in_job:  # a job that dies has little time; what it begins and cannot end, `tick` does
+        if in_job:  # a job has little time before it ends; `tick` completes an unfinished submission
             site, patience_s = without_ssh(site), min(patience_s, site.recovery.grace_s / 2)
         _submit_following_job(run_dir, plan, site, in_job, cause, decision, job, patience_s)
     return decision
@@ -109,7 +110,7 @@ def apply_decision(
 def _record_decision(run_dir: Path, site: Site, cause: Cause, decided: Decision) -> None:
     if cause.attempt:
         run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decided)
-    with contextlib.suppress(PitError):  # a list that cannot be kept is no reason to stop
+    with contextlib.suppress(PitError):  # the run continues if the exclusion list cannot be written
         exclusions.exclude_nodes(run_dir.parent, site, decided.exclude, cause, run_dir.name)
     run_folder.append_event(
         run_dir,
@@ -137,7 +138,7 @@ def _submit_following_job(
         run_folder.write_record(run_dir / "job.json", job)
         run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
         return
-    # Only while it runs: what has ended may be forgotten, and a state that was final once is believed for good.
+    # Only while the job runs: Slurm may forget an ended job, and a final state is cached for ever.
     if (
         in_job
         and site.recovery.chain == "requeue"
@@ -149,35 +150,34 @@ def _submit_following_job(
         return
     if previous_job and not in_job:
         _revoke_if_not_restarted(run_dir, previous_job, cause)
-    # By its number: whoever comes to the same decision elsewhere, where no lock keeps us apart, sends the same job.
+    # The number makes concurrent callers, which no lock may keep apart, submit the same job.
     number = previous_job.number + 1 if previous_job else None
     sent = next_job.submit_next_job(run_dir, plan, site, number=number, wait_s=decided.wait_s, retry_for_s=patience_s)
-    if read_verdict(run_dir) or cancel_request.pending_cancel(
-        run_dir
-    ):  # in between: who did that may not have seen the job
+    # A verdict or a cancel in the meantime may have missed the new job.
+    if read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
         with contextlib.suppress(PitError):
             client(site).cancel([sent.job_id])
     if previous_job and in_job:
         revoke_grant(submissions.job_dir(run_dir, previous_job.number))
     if in_job and previous_job and cause.kind == "preempted":
-        # Slurm has put this very job back in the queue as well, for when the new one had not been taken.
+        # Slurm has also requeued the preempted job, which would have continued the run without a new one.
         with contextlib.suppress(PitError):
             client(site).cancel([previous_job.job_id])
 
 
 def _revoke_if_not_restarted(run_dir: Path, previous_job: run_folder.JobRef, cause: Cause) -> None:
-    """Keep a job that is over from beginning again. Raises TryLater where it has: see job/begin_attempt.py."""
+    """Revoke the grant of an ended job. Raises TryLater if Slurm has restarted the job: see job/begin_attempt.py."""
     at = submissions.job_dir(run_dir, previous_job.number)
     revoke_grant(at)
     later = [path for path in run_folder.attempt_dirs(run_dir) if is_later_attempt(path, cause, previous_job)]
     if later:
         revoke_grant(at, grant.grant_token(previous_job.job_id))
-        what = f"job {previous_job.job_id} has begun attempt {later[-1].name} meanwhile"
+        what = f"job {previous_job.job_id} has started attempt {later[-1].name} in the meantime"
         raise TryLater(what, where=str(run_dir), hint="see: pit launch show")
 
 
 def is_later_attempt(attempt: Path, cause: Cause, job: run_folder.JobRef) -> bool:
-    """Whether a job has made this attempt since the one that a cause is of."""
+    """Whether a job started this attempt after the attempt of a cause."""
     start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
     if start is None or start.submission != job.number:
         return False
@@ -185,12 +185,12 @@ def is_later_attempt(attempt: Path, cause: Cause, job: run_folder.JobRef) -> boo
 
 
 def restore_grant(run_dir: Path, job: run_folder.JobRef) -> None:
-    """Let a job begin again of which leave was taken, where none came to follow it."""
+    """Give an ended job its grant back, because no other job follows it."""
     revoke_grant(submissions.job_dir(run_dir, job.number), grant.grant_token(job.job_id))
 
 
 def revoke_grant(job_dir: Path, token: str = grant.REVOKED) -> None:
-    """From now on the job that this was the leave of does not begin again, should Slurm have put it back as well."""
+    """Replace the grant of a job, so that the job starts no further attempt if Slurm requeues it."""
     building = job_dir / f".grant.{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
         building.symlink_to(token)
@@ -200,22 +200,22 @@ def revoke_grant(job_dir: Path, token: str = grant.REVOKED) -> None:
 def _requeue(site: Site, job_id: str) -> bool:
     try:
         client(site).requeue([job_id])
-    except PitError:  # --no-requeue, or forgotten: a fresh job then
+    except PitError:  # --no-requeue, or Slurm has forgotten the job: submit a fresh one
         return False
     return True
 
 
 def without_ssh(site: Site) -> Site:
-    """The site for a process on one of its own nodes, which calls Slurm without ssh."""
+    """Return the site for a process on one of its nodes, which calls Slurm without ssh."""
     return replace(site, connection=Connection(timeout_s=site.connection.timeout_s))
 
 
 def write_verdict(
     run_dir: Path, kind: CauseKind, reason: str = "", exit_code: int | None = None, moved_to: str = ""
 ) -> Verdict:
-    """Write the run's verdict, unless it has one; returns the one that holds. Raises what writing raises.
+    """Write the run's verdict, unless it has one; return the verdict that is on disk. Raises what writing raises.
 
-    reason: "" for a cancel, whose is in REASONS. moved_to: the run at another site that it is to go on as.
+    reason: "" for a cancel, whose reason is in REASONS. moved_to: the run at another site that continues this one.
     """
     ended: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
     code: VerdictCode = "moving" if moved_to else ended
@@ -248,26 +248,26 @@ def write_verdict(
 
 
 def _count_jobs(run_dir: Path) -> int:
-    """How many jobs, or supervisors, a run has had."""
+    """Return the number of jobs, or supervisors, of a run."""
     with contextlib.suppress(DataError):
         return len(submissions.submission_numbers(run_dir)) or submissions.next_number(run_dir)
     return 0
 
 
 def _drop_cancel(run_dir: Path) -> None:
-    with contextlib.suppress(OSError):  # beside a verdict it says nothing
+    with contextlib.suppress(OSError):  # a cancel request has no effect beside a verdict
         (run_dir / cancel_request.CANCEL_FILE).unlink()
 
 
 def read_verdict(run_dir: Path) -> Verdict | None:
-    """The run's verdict; None while it is to go on. Raises DataError for a file that is none."""
+    """Return the run's verdict; None while the run is unfinished. Raises DataError for a damaged file."""
     return run_folder.read_record(run_dir / "verdict.json", Verdict)
 
 
 def reopen(run_dir: Path) -> Verdict | None:
-    """Take back a verdict, with what was spent until then, or a cancel; returns the verdict.
+    """Withdraw a verdict, which resets the retry budgets, or a cancel request; return the verdict.
 
-    The caller has the run's lock.
+    The caller holds the run's lock.
     """
     _drop_cancel(run_dir)
     given = read_verdict(run_dir)
@@ -280,9 +280,9 @@ def reopen(run_dir: Path) -> Verdict | None:
 
 
 def cause_history(run_dir: Path, *, before_attempt: str = "", before_job: int | None = None) -> list[Cause]:
-    """The causes of a run's attempts and of its jobs without one, oldest first, since it was last reopened.
+    """Return the causes of a run's attempts and of its jobs without one since it was last reopened, oldest first.
 
-    before_attempt: leave out this attempt and what came after it. before_job: leave out this job, which began none.
+    before_attempt: leave out this attempt and later ones. before_job: leave out this job, which has no attempt.
     """
     found: list[tuple[int, int, Cause]] = []
     begun: set[int] = set()

@@ -1,10 +1,10 @@
-"""Cancel a run: asked for on disk first, then its jobs are ended, and only then it is the run's verdict.
+"""Cancel a run: write the request, end the run's jobs, then write the verdict.
 
-<run>/cancel.json       pit.cancel/1: asked for, and not carried out; nobody continues the run from then on
+<run>/cancel.json       pit.cancel/1: a request that is not carried out yet; the run is not continued from then on
 
-Slurm silent or without its configuration, or a supervisor on this machine that still ends its ranks: it stays asked
-for, and whoever looks after the run (`tick`, `watch`, `--wait`, `cancel` again, the job itself at its next end) carries
-it out. Slurm denies it: the run goes on, and where nobody was there to be told so, the file says why.
+The request stays pending if Slurm is unreachable or has no configuration, or if a supervisor on this machine is still
+terminating ranks. `tick`, `watch`, `--wait`, a repeated `cancel` or the job at its end then carry it out.
+If Slurm denies the cancel, the run continues; a pending request records the reason.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from pitools.site.schema import Site
 from pitools.slurm import errors
 
 _LOCK_WAIT_S = 20.0
-_END_TIMEOUT_S = 5.0  # what most programs need for their end; for others `cancel` does not wait
+_END_TIMEOUT_S = 5.0  # most programs end within this time; `cancel` waits no longer
 
 
 def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
-    """End a run for good, and every job of it; safe to repeat.
+    """Cancel a run and all of its jobs. Safe to repeat.
 
-    Returns the verdict that it had before: of a run that has ended by itself nothing is cancelled. Where ranks on this
-    machine take longer for their end than some seconds, it stays asked for until they are gone. Raises ConfigError
-    when there is no job; TryLater or ToolMissing where Slurm gives no answer, and the cancel stays asked for;
-    ClusterError where it is refused, and the run goes on.
+    Returns the verdict that the run had before, if any: an ended run is not cancelled. If ranks on this machine take
+    longer than _END_TIMEOUT_S to end, the request stays pending until they have ended.
+    Raises ConfigError if the run has no job; TryLater or ToolMissing if Slurm does not respond (the request stays
+    pending); ClusterError if the cancel is refused (the run continues).
     """
     given = apply_decision.read_verdict(run_dir)
-    if given and given.kind != "cancelled":  # who cancelled it may not have lived to end its jobs
+    if given and given.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
         return given
     if submissions.latest_job(run_dir) is None and not submissions.submission_numbers(run_dir):
-        # It may have lost its word of them: Slurm calls them by the run's name.
+        # Its records of jobs may be lost; Slurm names its first job after the run.
         hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
     moving = given if given and given.code == "moving" else None
@@ -60,7 +60,7 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     try:
         execute_cancel(run_dir, site, wait_s=_END_TIMEOUT_S)
     except (TryLater, ToolMissing) as error:
-        hint = f"it stays asked for: `pit launch tick --site {site.name}` tries again, and so does this command"
+        hint = f"the request stays pending: `pit launch tick --site {site.name}` or this command tries again"
         raise error.with_hint(hint) from error
     except PitError:
         _withdraw_request(run_dir, moving)
@@ -69,30 +69,30 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
 
 
 def execute_cancel(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict | None:
-    """End the jobs of a run whose cancel was asked for, and write its verdict; None while ranks on this machine end.
+    """Carry out a pending cancel: end the run's jobs and return its verdict; None while local ranks are ending.
 
-    wait_s: how long to wait for them. Raises as `cancel`.
+    wait_s: how long to wait for local ranks. Raises as `cancel_run`.
     """
     try:
         _end_jobs(run_dir, site)
     except ClusterError as error:
-        if errors.is_denied(error):  # it would be again, and is not asked for any more
+        if errors.is_denied(error):  # it would be denied again: the request is no longer pending
             run_folder.write_record(
                 run_dir / cancel_request.CANCEL_FILE,
                 cancel_request.CancelRequest(t=timestamps.now_rfc3339(), refused_by_slurm=error.message),
             )
             run_folder.append_event(run_dir, "cancel refused", reason=error.message)
-            raise error.with_hint("the run goes on") from error
+            raise error.with_hint("the run continues") from error
         raise
     if site.scheduler == "none" and not _all_ended(run_dir, wait_s):
         return None
     if _last_attempt_succeeded(run_dir) and _ended_without_signal(run_dir):
-        return apply_decision.write_verdict(run_dir, "finished", "it finished before its cancel was carried out", 0)
+        return apply_decision.write_verdict(run_dir, "finished", "finished before its cancel was carried out", 0)
     return apply_decision.write_verdict(run_dir, "cancelled")
 
 
 def _request_cancel(run_dir: Path, moving: Verdict | None) -> None:
-    """Write down that the run is to be cancelled; one that is being moved is so no longer."""
+    """Write the cancel request, and withdraw the verdict of a run that is being moved."""
     run_folder.write_record(
         run_dir / cancel_request.CANCEL_FILE, cancel_request.CancelRequest(t=timestamps.now_rfc3339()), durable=True
     )
@@ -103,20 +103,20 @@ def _request_cancel(run_dir: Path, moving: Verdict | None) -> None:
 
 
 def _withdraw_request(run_dir: Path, moving: Verdict | None) -> None:
-    """Let a run go on whose cancel was refused."""
+    """Delete the cancel request after a refusal, and restore the verdict of a run that is being moved."""
     (run_dir / cancel_request.CANCEL_FILE).unlink(missing_ok=True)
     if moving and (run_dir / move_record.FILE).exists():
         apply_decision.write_verdict(run_dir, moving.kind, moving.reason, moved_to=moving.moved_to)
 
 
 def _last_attempt_succeeded(run_dir: Path) -> bool:
-    """Whether the run's last attempt ended well, though nobody has given its verdict yet."""
+    """Whether the run's last attempt succeeded, also before a verdict is written."""
     ended = run_folder.last_exit(run_dir)
     return ended is not None and ended.exit_code == 0 and ended.state in ("", "COMPLETED")
 
 
 def _ended_without_signal(run_dir: Path) -> bool:
-    """Whether nobody told the last attempt to end, which a program may call a success; never of an array's tasks."""
+    """Whether the last attempt received no termination signal, after which 0 may mean stopped; False for arrays."""
     last = run_folder.last_attempt(run_dir)
     return last is not None and last.name.isdecimal() and not evidence.was_signalled(last)
 
@@ -124,7 +124,7 @@ def _ended_without_signal(run_dir: Path) -> bool:
 def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
     """End every job of the run. Raises what ending them raises.
 
-    is_over: it has its verdict, perhaps for long, and since then its ids may have become other jobs'.
+    is_over: the run has its verdict, perhaps an old one; Slurm may have given its job ids to other jobs since.
     """
     job = submissions.latest_job(run_dir)
     if site.scheduler == "none":
@@ -134,8 +134,8 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             if job:
                 local_process.terminate_supervisor(job)
         except PermissionError as error:
-            what = f"process {job.pid if job else 0} of the run is another user's"
-            raise ClusterError(what, where=str(run_dir), hint="only they, or root, can cancel it") from error
+            what = f"process {job.pid if job else 0} of the run belongs to another user"
+            raise ClusterError(what, where=str(run_dir), hint="only its owner or root can cancel it") from error
     else:
         if job:
             submissions.require_same_cluster(site, job)
@@ -147,26 +147,26 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
                 client(site).cancel([job_id], name=name, user=user)
         elif known:
             _scancel(run_dir, site, list(known), user)
-        with contextlib.suppress(PitError):  # what is kept grows old by itself
+        with contextlib.suppress(PitError):  # cached states expire in any case
             slurm_cache.invalidate(site)
     run_folder.append_event(run_dir, "cancel", job_id=job.job_id if job else "")
 
 
 def _scancel(run_dir: Path, site: Site, ids: list[str], user: str) -> None:
-    """End jobs. Raises TryLater for whatever is no refusal, such as a configuration that cannot be had just now."""
+    """End jobs. Raises TryLater for errors other than a refusal, such as an unavailable configuration."""
     try:
         client(site).cancel(ids, user=user)
     except ClusterError as error:
         if isinstance(error, ToolMissing) or errors.is_denied(error):
             raise
-        hint = f"to take the cancel back: pit launch resume {run_dir.name} --force"
+        hint = f"to withdraw the cancel: pit launch resume {run_dir.name} --force"
         raise TryLater(
             error.message, where=error.where, hint=f"{error.hint}; {hint}" if error.hint else hint
         ) from error
 
 
 def _all_ended(run_dir: Path, wait_s: float) -> bool:
-    """Whether the run's supervisor has ended, which outlives its ranks, and what one that was killed left has, too."""
+    """Whether the run's supervisor, which outlives its ranks, has ended; then end the ranks of a killed one."""
     deadline = time.monotonic() + wait_s
     while local_process.is_supervised(run_dir) or (
         (job := submissions.latest_job(run_dir)) and local_process.is_alive(job)
@@ -180,7 +180,7 @@ def _all_ended(run_dir: Path, wait_s: float) -> bool:
 
 
 def _kill_orphans(attempt: Path) -> None:
-    """End the ranks of a supervisor that was killed as it would have: SIGTERM, and SIGKILL after its grace."""
+    """End the ranks that a killed supervisor left: SIGTERM, then SIGKILL after its grace."""
     left = slurm_query.orphan_pids(attempt)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -192,34 +192,34 @@ def _kill_orphans(attempt: Path) -> None:
 
 
 def _require_owner(run_dir: Path, pid: int) -> None:
-    """Raise ClusterError for a process that is not the run's owner's: root would end whatever a record names."""
-    with contextlib.suppress(FileNotFoundError):  # it ended just now
+    """Raise ClusterError for a process that does not belong to the run's owner; root could end any process."""
+    with contextlib.suppress(FileNotFoundError):  # it has just ended
         if Path(f"/proc/{pid}").stat().st_uid != run_dir.stat().st_uid:
-            what = f"process {pid}, which its record names, is not of the run's owner"
-            raise ClusterError(what, where=str(run_dir), hint=f"look whose it is: ps -o user,args {pid}")
+            what = f"process {pid} of the run's record does not belong to the run's owner"
+            raise ClusterError(what, where=str(run_dir), hint=f"show its owner: ps -o user,args {pid}")
 
 
 def _require_owners_jobs(run_dir: Path, site: Site, known: Mapping[str, str]) -> str:
-    """The same for jobs, id → name: an operator of Slurm may end anybody's. Returns what Slurm calls the owner, where
-    that is a name. Where a site's host is `user@host` everybody's jobs there are that user's.
+    """Return the Slurm user of the run's jobs, "" if unknown. Raises ClusterError for a job of another user.
 
-    Asked for is the job that an id begins with: squeue passes over tasks, `5_[1-3]`, that scancel ends.
+    known: job id → name. An operator of Slurm could end any job. At a site whose host is `user@host`, all jobs are that
+    user's. The query uses the number at the beginning of an id: squeue skips tasks such as `5_[1-3]`.
     """
     whose = site.connection.host.rpartition("@")[0] or owner(run_dir)
     numbers = list(dict.fromkeys(re.split(r"\D", job_id)[0] for job_id in known))
     found = client(site).jobs(numbers, all_states=True) if numbers else []
     for job in found:
         if job.user != whose:
-            what = f"job {job.job_id}, which its record names, is {job.user}'s (expected {whose}'s, as the run)"
+            what = f"job {job.job_id} of the run's record: wrong user (expected {whose}, got {job.user})"
             hint = f"scancel --user={whose} --name={','.join(known.values())}"
             raise ClusterError(what, where=str(run_dir), hint=hint)
     return whose if found and not whose.isdecimal() else ""
 
 
 def _find_job(run_dir: Path, site: Site, number: int) -> run_folder.JobRef | None:
-    """The run's k-th job, looked for where its sender never heard of it. One that begins later finds the cancel.
+    """Return a job of the run; after an unanswered sbatch search for it by name. A later start reads the request.
 
-    Another user's is not looked for: what their folder says of it would have us end jobs of our own.
+    In another user's folder it is not searched for: their records could make this user end jobs of their own.
     """
     look = submissions.is_unresolved(run_dir, number) and is_owned_by_user(run_dir)
     return exactly_once.find_submitted(run_dir, site, number) if look else submissions.read_job(run_dir, number)

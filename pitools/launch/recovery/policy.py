@@ -1,9 +1,9 @@
-"""What follows from a cause: a table, the budgets of the request, and the rule that a run has to get on.
+"""Decide what follows a cause: a table, the retry budgets of the request, and the progress of the run.
 
-progress            refills every budget; without it, each cause has so many attempts in a row, and all together `max`
-the same again      a failure with the same fingerprint, without progress, would only fail again: that is the program
-nodes               are left out by name where the evidence names them; a node that merely was there, the second time
-the allocation      is used again where it can be: no queue, no waiting for Slurm's own requeue
+progress            resets every budget; without progress each kind of cause has a budget, and all together `retry.max`
+repeated failure    the same fingerprint without progress: the program's own fault, which stops the run
+nodes               excluded if the evidence blames them; a node that was only the place of the failure, at the second
+allocation          used again if possible: that avoids the queue and Slurm's delay after a requeue
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Action = Literal["done", "retry", "resubmit", "wait", "stop"]
 
 _NEVER_COUNT = 1 << 30
 _STORAGE_WAITS_S = (10.0, 30.0, 60.0, 120.0)
-_SIGNAL_BASE = 128  # an exit code from here on is a signal's
-_START_UP_S = 60.0  # staging is done, programs start, a few steps are made
+_SIGNAL_BASE = 128  # exit codes from here on are signals
+_START_UP_S = 60.0  # to start programs and run a few steps, after staging
 
 
 class CauseRule(NamedTuple):
-    """What a cause leads to, counted in its occurrences in a row without progress.
+    """What follows from a kind of cause, by its number of occurrences.
 
-    exclude_from: the occurrence from which on the nodes at fault are left out. suspect_from: from which on a node is,
-    that was only where it happened, each time. resubmit_from: from which on other nodes are asked for.
+    exclude_from: the occurrence from which the nodes at fault are excluded. suspect_from: from which a node is excluded
+    that was the place of this failure and of the previous one. resubmit_from: from which a fresh job is submitted,
+    counted without progress in between.
     """
 
     exclude_from: int = _NEVER_COUNT
@@ -42,7 +43,7 @@ RULES: dict[CauseKind, CauseRule] = {
     "gpu": CauseRule(exclude_from=1, suspect_from=2),
     "network": CauseRule(exclude_from=2, resubmit_from=2),
     "hang": CauseRule(exclude_from=2, suspect_from=2),
-    "storage": CauseRule(exclude_from=1),  # named is only a node whose own disk is full
+    "storage": CauseRule(exclude_from=1),  # such a cause names only nodes whose own disk is full
     "unknown": CauseRule(suspect_from=2),
     "user": CauseRule(),
     "memory": CauseRule(),
@@ -59,14 +60,14 @@ def decide(
     seconds_left: float | None = None,
     allocation_nodes: Sequence[str] | None = None,
 ) -> Decision:
-    """What the run does next. Pure.
+    """Decide what the run does next. Pure.
 
-    history: the causes of the attempts before, oldest first. in_job: asked inside a job. allocation_nodes: asked by a
-    job that was started again, at its beginning: its nodes now; None at the end of the attempt itself. seconds_left: to
-    the job's time limit, None without one.
+    history: the causes of earlier attempts, oldest first. in_job: called inside a job.
+    seconds_left: to the job's time limit, None without one. allocation_nodes: the nodes of a restarted job that decides
+    at its beginning; None at the end of an attempt.
     """
     if in_job and needs_slurm_state(cause):
-        # Preemption and scancel send the same signal; but what Slurm itself starts again was not cancelled.
+        # Preemption and scancel send the same signal; but a job that Slurm has restarted was not cancelled.
         return _make_decision(cause, "retry" if allocation_nodes is not None else "wait", cause.reason)
     decided = _decide(plan, cause, history)
     if decided.action in ("done", "stop"):
@@ -77,18 +78,18 @@ def decide(
     if _must_leave_allocation(cause, history, decided, allocation_nodes):
         return _as_site_allows(site, again, in_job)
     if seconds_left is not None and seconds_left < again.wait_s + useful_attempt_s(plan):
-        what = f"{again.reason}; the {max(0, seconds_left):.0f} s that are left of this job are too few to go on in it"
+        what = f"{again.reason}; too little time left in this job for another attempt: {max(0, seconds_left):.0f} s"
         return _as_site_allows(site, replace(again, reason=what), in_job)
     return again
 
 
 def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
-    """The decision as if an allocation lived for ever."""
+    """Decide as if the allocation had no time limit."""
     kind = cause.kind
     if kind == "finished":
-        return _make_decision(cause, "done", cause.reason or "it finished")
+        return _make_decision(cause, "done", cause.reason or "finished")
     if kind == "cancelled":
-        return _make_decision(cause, "stop", cause.reason or "it was cancelled")
+        return _make_decision(cause, "stop", cause.reason or "cancelled")
     streak = _attempts_without_progress(cause, history)
     if len(streak) >= plan.request.retry.max:
         return _make_decision(
@@ -104,7 +105,7 @@ def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
 def _decide_time_limit(cause: Cause, streak: Sequence[Cause]) -> Decision:
     if sum(one.kind == "time-limit" for one in streak) < 2:
         return _make_decision(cause, "resubmit", cause.reason)
-    what = "twice in a row its time limit came before a new checkpoint: ask for more time, or save more often"
+    what = "two time limits in a row without a new checkpoint: request more time, or save more often"
     return _make_decision(cause, "stop", what)
 
 
@@ -115,10 +116,10 @@ def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Se
     suspects = _suspects(cause, history)
     bad = bool(suspects) and plan.nodes > 1
     if kind == "unknown" and _is_repeated(cause, streak) and not (bad and spent <= 2):
-        what = f"the same failure {spent} times without progress, so the program's own: {cause.reason}"
+        what = f"the same failure {spent} times without progress, thus the program's own: {cause.reason}"
         return _make_decision(cause, "stop", what, kind="user")
     if budget == 0 or spent > budget:
-        tried = f"{budget} retries without progress did not help: " if budget else ""
+        tried = f"{budget} retries without progress: " if budget else ""
         return _make_decision(cause, "stop", f"{tried}{cause.reason}")
     rule = RULES[kind]
     seen = 1 + sum(one.kind == kind for one in history)
@@ -134,7 +135,7 @@ def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Se
 def _must_leave_allocation(
     cause: Cause, history: Sequence[Cause], decided: Decision, here: Sequence[str] | None
 ) -> bool:
-    """Whether the next attempt needs other nodes than it would have in this allocation."""
+    """Whether the next attempt needs other nodes than those of this allocation."""
     if decided.exclude:
         return here is None or bool(set(here) & set(decided.exclude))
     rule = RULES.get(cause.kind, CauseRule())
@@ -145,31 +146,31 @@ def _must_leave_allocation(
 
 
 def _as_site_allows(site: Site, decided: Decision, in_job: bool) -> Decision:
-    """Another job, as the site lets jobs follow each other."""
+    """Return the decision with the action by which this site continues a run in another job."""
     if site.recovery.chain == "none":
-        # Slurm may put a preempted job back all the same: whoever looks once it is gone from the queue knows.
-        what = f"{decided.reason}; on {site.name} no job follows another by itself: pit launch resume --force"
+        # Slurm may still requeue a preempted job: a later call decides, once the job has left the queue.
+        what = f"{decided.reason}; {site.name} has recovery.chain = none: pit launch resume --force"
         return replace(decided, action="wait" if in_job else "stop", reason=what)
     if in_job and site.recovery.submit_from == "login":
-        return replace(decided, action="wait", reason=f"{decided.reason}; {site.name} takes jobs from its login node")
+        return replace(decided, action="wait", reason=f"{decided.reason}; {site.name} takes jobs from login only")
     if in_job and site.recovery.chain == "requeue" and decided.kind == "preempted":
-        return replace(decided, action="wait")  # it is in the queue already
+        return replace(decided, action="wait")  # Slurm has requeued the job
     return replace(decided, action="resubmit")
 
 
 def needs_slurm_state(cause: Cause) -> bool:
-    """Whether only Slurm can tell what this was."""
+    """Whether only Slurm's state of the job tells a preemption from a cancel."""
     return cause.kind in ("preempted", "cancelled") and cause.confidence != "certain"
 
 
 def useful_attempt_s(plan: Plan) -> float:
-    """Seconds that an attempt needs to be of any use: to start, to make a few steps, and to save them in time."""
+    """Return the seconds that an attempt needs to start, run a few steps and save them."""
     warned = plan.job.signal.partition("@")[2]
     return min(_START_UP_S + float(warned or 0), plan.job.time_s / 2)
 
 
 def _attempts_without_progress(cause: Cause, history: Sequence[Cause]) -> list[Cause]:
-    """The attempts without progress up to now, this one among them; preemptions are nobody's fault but count."""
+    """Return the causes since the last progress, this one first; preemptions count as well."""
     found: list[Cause] = []
     for one in (cause, *reversed(history)):
         if one.progressed:
@@ -184,7 +185,7 @@ def _is_repeated(cause: Cause, streak: Sequence[Cause]) -> bool:
 
 
 def _suspects(cause: Cause, history: Sequence[Cause]) -> tuple[str, ...]:
-    """The node where it happened this time and the last time of its kind; () where that is not one."""
+    """Return the only node common to this failure and the previous one of its kind; () without exactly one."""
     before = next((one for one in reversed(history) if one.kind == cause.kind and not _is_program_exit_code(one)), None)
     if before is None or _is_program_exit_code(cause):
         return ()
@@ -193,7 +194,7 @@ def _suspects(cause: Cause, history: Sequence[Cause]) -> tuple[str, ...]:
 
 
 def _is_program_exit_code(cause: Cause) -> bool:
-    """Whether a program that got on ended with a code of its own, such as 75: wherever it ran, no node chose that."""
+    """Whether a program exited with its own code, such as 75, after progress: that does not depend on the node."""
     return cause.kind == "unknown" and cause.progressed and 0 < (cause.exit_code or 0) < _SIGNAL_BASE
 
 

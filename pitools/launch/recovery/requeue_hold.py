@@ -1,7 +1,7 @@
-"""A job that Slurm put back in the queue after a node's failure, and holds there: the run need not wait for it.
+"""Detect a job that Slurm requeued after a node's failure and holds in the queue, so that the run need not wait.
 
-Slurm starts a job that it has requeued no sooner than its credentials expire, which by default is two minutes later;
-and where the node answers again by then, it starts it there.
+Slurm starts a requeued job only after its credentials have expired, by default after two minutes, and may start it on
+the same node if that node responds again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pitools.slurm.states import PendingReason, pending_reason
 
 
 def may_be_held(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
-    """Whether a job that waits has run before, and was not yet seen waiting for its turn. Asks nobody."""
+    """Whether a pending job has run before and is not known to wait for resources. Does not query Slurm."""
     last = _start_by_job(run_dir, ref)
     return last is not None and site.recovery.chain == "fresh" and not _mark_path(run_dir, ref, last).exists()
 
 
 def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> AccountingRow | None:
-    """How the job's last start ended, where a node had failed and Slurm holds the job back since; else None.
+    """Return the accounting of the job's last start if a node failed and Slurm holds the job since; else None.
 
-    Raises what asking Slurm raises.
+    Raises what querying Slurm raises.
     """
     last = _start_by_job(run_dir, ref)
     if last is None or not may_be_held(run_dir, ref, site):
@@ -35,10 +35,10 @@ def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Ac
         return None
     reason = pending_reason(found[0].reason)
     if reason is not PendingReason.BEGIN_TIME:
-        if reason is not PendingReason.NONE:  # it has its place in the queue: that is not given away
+        if reason is not PendingReason.NONE:  # it waits for resources: keep its place in the queue
             mark_waiting(run_dir, ref)
         return None
-    # Slurm keeps whole seconds. An end before that start is of an earlier one: the database has yet to hear of this.
+    # Slurm keeps whole seconds. An end before that start is of an earlier one: the database lags behind.
     ended = [
         one
         for one in client(site).accounting([ref.job_id])
@@ -52,13 +52,13 @@ def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Ac
 
 
 def mark_waiting(run_dir: Path, ref: run_folder.JobRef) -> None:
-    """Ask no more of a job that waits: it begins when Slurm lets it."""
+    """Mark a job as waiting for resources: it is not checked again for a hold."""
     if last := _start_by_job(run_dir, ref):
         _mark_path(run_dir, ref, last).touch(0o644)
 
 
 def _start_by_job(run_dir: Path, ref: run_folder.JobRef) -> AttemptStart | None:
-    """The start of the run's newest attempt, if this job made it."""
+    """Return the start record of the run's newest attempt if it belongs to this job, else None."""
     last = run_folder.last_attempt(run_dir)
     start = run_folder.read_or_none(last / "start.json", AttemptStart) if last else None
     return start if start and start.job_id == ref.job_id else None

@@ -1,7 +1,7 @@
-"""A run goes on: its newest job is asked after, what has ended is judged, and what follows from it is done.
+"""Continue a run: query its newest job, diagnose an ended attempt, and apply the decision.
 
-All that continues a run from outside its jobs comes through here: `pit launch resume`, `tick`, `watch` and `--wait`.
-A job that waits or runs is never touched, and nothing is decided because a question found no answer.
+`pit launch resume`, `tick`, `watch` and `--wait` use this module; jobs use job/job_recovery.py.
+A pending or running job is left alone, and a failed query leads to no decision.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from pitools.slurm.states import UNKNOWN, is_finished
 
 __all__ = ["ResumeResult", "apply_from_job", "resume_run"]
 
-# A controller that lost its memory, or has not yet read it back, knows no jobs either.
+# A controller that lost its state, or has not restored it yet, reports no jobs either.
 _ABSENT_FOR_S = 600.0
-_YOUNG_S = 5.0  # a person who asks for it means the present
+_YOUNG_S = 5.0  # the most seconds that a cached state may be old: a user expects the present one
 
 
 class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1"):
-    """What was found of a run, and done.
+    """What `resume_run` did with a run.
 
-    action: "untouched" (its job waits or runs, or nobody knows), "already_ended" (it had its verdict), "submitted" (a
-    submission that was begun is finished), and those of a decision. job_id: of its newest job, now.
+    action: "untouched" (its job is pending, running or of unknown state), "already_ended" (the run has its verdict),
+    "submitted" (an unfinished submission is completed), or the action of the decision. job_id: of the newest job.
     """
 
     run_id: str
@@ -53,12 +53,13 @@ class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1")
 
 
 def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "") -> ResumeResult:
-    """Continue a run if that is due. Safe to repeat, and for two at once.
+    """Continue a run if it is due. Safe to repeat, also concurrently.
 
-    force: also one that has its verdict, whatever that is. state: Slurm's word for the newest job, where the caller has
-    just asked. Raises TryLater where another process is at it, Slurm is silent, or with `force` the job that a verdict
-    ended is still there; DataError for what is no run any more, ClusterError where Slurm refuses a job or the site is
-    not the run's.
+    force: also continue a run that has its verdict or a cancel request. state: Slurm's state of the newest job, if the
+    caller has just queried it, else "".
+    Raises TryLater if another process holds the run's lock, if Slurm does not respond, or with `force` if the job of a
+    run with a verdict has not ended; DataError for an incomplete run; ClusterError if Slurm refuses a job;
+    ConfigError for another site than the run's.
     """
     _check(run_dir, site)
     with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
@@ -69,7 +70,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
             if not force:
                 done = cancel_run.execute_cancel(run_dir, site)
                 if done is None:
-                    return _result(run_dir, "untouched", "its cancel was asked for, and its ranks still end")
+                    return _result(run_dir, "untouched", "its cancel is pending: its ranks are still ending")
                 return _result(run_dir, "done" if done.state == "finished" else "stop", done.reason, cause=done.kind)
             apply_decision.reopen(run_dir)
         open_one = _unresolved_since(run_dir)
@@ -82,7 +83,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
             if not (is_finished(state) or state == "PENDING"):
                 state = slurm_query.job_states(site, [ref], max_age_s=_YOUNG_S)[ref.job_id]
             if given and not is_finished(state):
-                # Calls for what all share may be spent, and a job that was just cancelled be called RUNNING.
+                # The shared cache may be out of queries, and still hold RUNNING for a job that was just cancelled.
                 state = slurm_query.current_state(site, ref.job_id) or state
             if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
                 told = (
@@ -97,16 +98,16 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                 clear_absence(run_dir, ref)
                 if given:
                     raise _still_ending_error(run_dir, ref, state)
-                return _result(run_dir, "untouched", "its job waits or runs again")
+                return _result(run_dir, "untouched", "its job is pending or running again")
         if given:
-            if move_record.completed_move(run_dir):  # from here on it is no longer away, and may be moved anew
+            if move_record.completed_move(run_dir):  # the run is no longer moved away, and may be moved again
                 (run_dir / move_record.FILE).unlink()
             apply_decision.reopen(run_dir)
         if open_one is not None:
             sent = next_job.submit_next_job(
                 run_dir, load_plan(run_dir), site, number=submissions.submission_numbers(run_dir)[-1]
             )
-            return _result(run_dir, "submitted", f"the submission begun at {open_one} is finished", job_id=sent.job_id)
+            return _result(run_dir, "submitted", f"the submission of {open_one} is completed", job_id=sent.job_id)
         assert ref is not None
         return recover(run_dir, site, ref, slurm_query.accounting_row(site, ref.job_id, state), state, force)
 
@@ -124,28 +125,28 @@ def _check(run_dir: Path, site: Site) -> None:
     missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]
     if missing and site.scheduler == "slurm":
         if not submissions.submission_numbers(run_dir) and not (run_dir / "job.json").exists():
-            what = "the run was never submitted: whoever made it was killed before that"
-            raise DataError(what, where=str(run_dir), hint="start it again: pit launch run; this folder can go")
-        hint = "its checkpoints are in checkpoints/: a new run can be given them"
-        raise DataError(f"a part of the run is gone: {missing[0]}", where=str(run_dir), hint=hint)
+            what = "the run was never submitted: its submitter was killed"
+            raise DataError(what, where=str(run_dir), hint="start it again: pit launch run; this folder can be deleted")
+        hint = "its checkpoints are in checkpoints/: copy them to a new run"
+        raise DataError(f"the run is incomplete: no {missing[0]}", where=str(run_dir), hint=hint)
 
 
 def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
-    """Submit a run whose maker was killed before it came to that.
+    """Submit a run whose submitter was killed before the submission.
 
-    Raises DataError where it left too little, TryLater where it may have come to more.
+    Raises DataError if the run is incomplete, TryLater if a supervisor may be about to start.
     """
     if site.scheduler == "none" and local_process.is_supervised(run_dir):
-        hint = "the same command again in a minute"
-        raise TryLater("a process of the run may be about to begin", where=str(run_dir), hint=hint)
+        hint = "run the same command again in a minute"
+        raise TryLater("a process of the run may be about to start", where=str(run_dir), hint=hint)
     if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
     sent = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
-    return _result(run_dir, "submitted", "it had been made, and never submitted", job_id=sent.job_id)
+    return _result(run_dir, "submitted", "the run was created, but never submitted", job_id=sent.job_id)
 
 
 def _unresolved_since(run_dir: Path) -> str | None:
-    """When the submission was begun of which no job is known; None where there is none."""
+    """Return when the unfinished submission, if any, was begun; a submission is unfinished while its job is unknown."""
     known = submissions.submission_numbers(run_dir)
     if not known or not submissions.is_unresolved(run_dir, known[-1]):
         return None
@@ -156,7 +157,7 @@ def _unresolved_since(run_dir: Path) -> str | None:
 
 
 def _granted_job(run_dir: Path, ref: run_folder.JobRef) -> run_folder.JobRef:
-    """Of two jobs that one doubtful submission made: the one that had leave."""
+    """Return the job with the grant, of the two that an unanswered submission may have created."""
     word = ""
     with contextlib.suppress(OSError):
         word = grant.read_grant(submissions.job_dir(run_dir, ref.number))
@@ -164,7 +165,7 @@ def _granted_job(run_dir: Path, ref: run_folder.JobRef) -> run_folder.JobRef:
 
 
 def _has_ended(run_dir: Path, site: Site, ref: run_folder.JobRef, state: str) -> bool:
-    """Whether a job of which Slurm has no word any more is over: its script said so, or it was missed for long."""
+    """Whether a job unknown to Slurm has ended: its script recorded that, or it has been absent for _ABSENT_FOR_S."""
     if state != UNKNOWN or not slurm_query.is_forgotten(site, ref.job_id):
         clear_absence(run_dir, ref)
         return False
@@ -176,7 +177,7 @@ def _has_ended(run_dir: Path, site: Site, ref: run_folder.JobRef, state: str) ->
 
 
 def clear_absence(run_dir: Path, ref: run_folder.JobRef) -> None:
-    """Its job is known: should it be missed again, that counts from then on."""
+    """Forget that the job was absent: Slurm knows it."""
     _absence_mark(run_dir, ref).unlink(missing_ok=True)
 
 
@@ -185,7 +186,7 @@ def _absence_mark(run_dir: Path, ref: run_folder.JobRef) -> Path:
 
 
 def _script_recorded_end(run_dir: Path, ref: run_folder.JobRef) -> bool:
-    """Whether the job's script wrote down its last end: between two attempts it lives on."""
+    """Whether the job's script recorded the end of its last attempt, and starts no other in the same job."""
     last = _last_attempt_of(run_dir, ref)
     if last is None or not (last / "exit.json").exists():
         return False
@@ -194,38 +195,38 @@ def _script_recorded_end(run_dir: Path, ref: run_folder.JobRef) -> bool:
 
 
 def _last_attempt_of(run_dir: Path, ref: run_folder.JobRef) -> Path | None:
-    """The newest attempt, if it is this job's."""
+    """Return the run's newest attempt if it belongs to this job, else None."""
     last = run_folder.last_attempt(run_dir)
     start = run_folder.read_record(last / "start.json", AttemptStart) if last else None
     return last if start is None or start.job_id in ("", ref.job_id) or start.submission >= ref.number else None
 
 
 def _untouched(run_dir: Path, state: str) -> ResumeResult:
-    why = "Slurm has no word of its job" if state == UNKNOWN else f"its job is {state.lower()}"
+    why = "Slurm does not know its job" if state == UNKNOWN else f"its job is {state.lower()}"
     return _result(run_dir, "untouched", why)
 
 
 def _still_ending_error(run_dir: Path, ref: run_folder.JobRef, state: str) -> TryLater:
-    """The error that a run cannot begin again yet: the job that its verdict ended is not gone."""
+    """Return the error that a run cannot be continued yet, because its last job has not ended."""
     what = f"job {ref.job_id} of the run has not ended yet (state {state})"
-    hint = f"give it its time to save, or: scancel {ref.job_id}; then the same command again"
+    hint = f"let it save, or: scancel {ref.job_id}; then run the same command again"
     return TryLater(what, where=str(run_dir), hint=hint)
 
 
 def bypass_held_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accounting: AccountingRow) -> ResumeResult:
-    """Go on without waiting for a job that Slurm holds back: a fresh one has the run, and this one is withdrawn."""
+    """Submit a fresh job in place of a job that Slurm holds after a node's failure, and cancel the held one."""
     try:
-        # At once or not at all: meanwhile the held one has no leave, and its time may come.
+        # Without retries: until the fresh job is submitted, the held one has no grant, and Slurm may start it.
         done = recover(run_dir, site, ref, accounting, accounting.state, force=False, patience_s=0.0)
     except PitError as error:
         if max(submissions.submission_numbers(run_dir), default=0) > ref.number:
             raise
-        apply_decision.restore_grant(run_dir, ref)  # refused, a limit perhaps: then this one goes on
+        apply_decision.restore_grant(run_dir, ref)  # refused, perhaps by a limit: the held job continues the run
         if not isinstance(error, ClusterError):
             raise
         requeue_hold.mark_waiting(run_dir, ref)
-        return _result(run_dir, "untouched", f"Slurm holds its job back, and takes no other: {error.message}")
-    if done.action == "resubmit":  # should it begin first, it finds that it has no leave
+        return _result(run_dir, "untouched", f"Slurm holds its job, and accepts no other: {error.message}")
+    if done.action == "resubmit":  # if Slurm starts it first, it ends for lack of a grant
         with contextlib.suppress(PitError):
             slurm_query.cancel_job(site, ref.job_id)
     return done
@@ -240,9 +241,10 @@ def recover(
     force: bool,
     patience_s: float = next_job.RETRY_FOR_S,
 ) -> ResumeResult:
+    """Diagnose an ended job, decide what follows and apply it. The caller holds the run's lock."""
     last = _last_attempt_of(run_dir, ref)
     if site.scheduler == "none" and last and (alive := slurm_query.orphan_pids(last)):
-        what = f"its ranks still run, and what started them does not: {', '.join(map(str, alive))}"
+        what = f"the run's supervisor has ended, but its ranks still run: {', '.join(map(str, alive))}"
         raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
     plan = load_plan(run_dir)
     if last is not None:
@@ -257,13 +259,13 @@ def recover(
     )
     decided = policy.decide(plan, site, cause, past)
     if accounting is None and policy.needs_slurm_state(cause):
-        # What a person has cancelled is not begun again because Slurm keeps no account of it.
-        decided = replace(decided, action="stop", reason=f"{cause.reason}; to go on: pit launch resume --force")
+        # Without accounting it may have been cancelled by a user: then it must not continue.
+        decided = replace(decided, action="stop", reason=f"{cause.reason}; to continue: pit launch resume --force")
     if force and decided.action != "resubmit":
-        decided = replace(decided, action="resubmit", reason=f"asked to go on; {decided.reason}")
+        decided = replace(decided, action="resubmit", reason=f"forced; {decided.reason}")
     if decided.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
-        # A callable's pickle is known by the id of the job that it was submitted with.
-        decided = replace(decided, action="stop", reason=f"{cause.reason}; its submitter alone can submit it again")
+        # submitit finds a callable's pickle by the id of the job that it was submitted with.
+        decided = replace(decided, action="stop", reason=f"{cause.reason}; only its submitter can submit it again")
     decided = apply_decision.apply_decision(
         run_dir, plan, site, cause, decided, in_job=False, job=ref, patience_s=patience_s
     )

@@ -1,4 +1,4 @@
-"""What Slurm says of a run's newest job: its state, and how it ended."""
+"""Query Slurm, or this machine's processes, for the state and the end of a run's jobs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
 from pitools.slurm.states import UNKNOWN, is_finished
 
-_TRIES, _PAUSE_S = 4, 0.5  # the job has KillWait, often 30 s, for all that it still wants to do
+_TRIES, _PAUSE_S = 4, 0.5  # the job has only KillWait, often 30 s, for everything after its SIGTERM
 _CLOCK_SLACK = timedelta(seconds=1)  # Slurm keeps whole seconds
 
 
 def job_states(site: Site, refs: Sequence[run_folder.JobRef], *, max_age_s: float = math.inf) -> dict[str, str]:
-    """Job id → state, UNKNOWN where nobody knows; one question for all. Raises what asking raises."""
+    """Return job id → state, UNKNOWN for unknown jobs, by one query for all. Raises what querying raises."""
     if site.scheduler == "none":
         return {ref.job_id: _local_state(ref) for ref in refs}
     return slurm_cache.require_states(site, [ref.job_id for ref in refs], max_age_s=max_age_s) if refs else {}
 
 
 def pending_info(site: Site, ids: Sequence[str]) -> dict[str, slurm_cache.CachedState]:
-    """Why these jobs wait, and when they are expected to start, as Slurm said last. Asks for nothing that is known."""
+    """Return the cached pending reason and expected start of these jobs. Queries Slurm if the cache is due."""
     return slurm_cache.cached_states(site, ids) if ids and site.scheduler == "slurm" else {}
 
 
@@ -42,25 +42,25 @@ def _local_state(ref: run_folder.JobRef) -> str:
 
 
 def orphan_pids(attempt: Path) -> list[int]:
-    """Ids of this machine's processes that were started for an attempt, as `kill -9` of its supervisor leaves them.
+    """Return the ids of this machine's processes that a killed supervisor of an attempt left, ascending.
 
-    None after an orderly end: what left the ranks' sessions by then, such as another run's supervisor, is its own.
+    [] after an orderly end: processes that left the ranks' sessions by then, such as another run's supervisor, stay.
     """
     if (attempt / "exit.json").exists():
         return []
     mark = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if mark in path.read_bytes():
                 found.append(int(path.parent.name))
     return sorted(found)
 
 
 def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
-    """How a job ended, as accounting has it; without accounting its last state; None where neither is known.
+    """Return how a job ended, by accounting, else by its final `state`; None if neither is known.
 
-    Raises TryLater where only accounting can know, and does not answer.
+    Raises TryLater if accounting does not respond and `state` is not final.
     """
     if site.scheduler == "none":
         return None
@@ -76,36 +76,36 @@ def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
 
 
 def is_queued_or_running(site: Site, job_id: str) -> bool:
-    """Whether slurmctld, asked now, has the job waiting or running. Raises what asking raises.
+    """Whether slurmctld reports the job as pending or running now. Raises what querying raises.
 
-    To be asked before a run goes on elsewhere: a state that was final once is kept, and what has ended can be put back.
+    Needed before another job continues a run: final states are cached, but Slurm can requeue an ended job.
     """
     state = current_state(site, job_id)
     return bool(state) and not is_finished(state)
 
 
 def current_state(site: Site, job_id: str) -> str:
-    """The state that slurmctld, asked now, has of the job, "" where it has none. Raises what asking raises."""
+    """Return slurmctld's state of the job, uncached, "" if unknown. Raises what querying raises."""
     known = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
     return min((job.state for job in known), key=is_finished, default="")
 
 
 def cancel_job(site: Site, job_id: str) -> None:
-    """Take a job out of the queue that is not to begin any more. Raises what asking raises."""
+    """Cancel a job that is not to start any more. Raises what scancel raises."""
     client(site).cancel([job_id])
 
 
 def record_lost_nodes(site: Site, attempt: Path) -> None:
-    """After a node's failure: write down which of the attempt's nodes it was, as far as Slurm can still tell."""
+    """Record which of the attempt's nodes Slurm reports as down, after a node's failure."""
     start = run_folder.read_record(attempt / "start.json", AttemptStart)
     if site.scheduler == "slurm" and start and start.node_list:
         unreachable_nodes.nodes_lost_by_slurm(attempt, start, client(site).transport)
 
 
 def is_forgotten(site: Site, job_id: str) -> bool:
-    """Whether slurmctld answers and does not have the job: it neither waits nor runs. False where it cannot be asked.
+    """Whether slurmctld responds and does not know the job. False after a failed query.
 
-    To be asked more than once, and minutes apart, before anything rests on it.
+    Call it repeatedly, minutes apart, before relying on it: a restarting slurmctld has no jobs yet.
     """
     try:
         return site.scheduler == "slurm" and not client(site).jobs([job_id], all_states=True)
@@ -114,10 +114,10 @@ def is_forgotten(site: Site, job_id: str) -> bool:
 
 
 def termination_reason(site: Site, job_id: str, started: str) -> AccountingRow | None:
-    """What ends the job that asks, between its SIGTERM and its SIGKILL; None where Slurm does not say.
+    """Return the accounting of a job that is being terminated, between its SIGTERM and SIGKILL; None if not available.
 
-    slurmctld tells accounting at once that a job was preempted, cancelled or out of time. started: when the attempt
-    began, to tell this start of the job from those before a requeue.
+    slurmctld reports to accounting without delay that a job was preempted, cancelled or out of time.
+    started: the attempt's start, which tells this start of the job from those before a requeue.
     """
     since = datetime.fromisoformat(started)
     for _ in range(_TRIES):

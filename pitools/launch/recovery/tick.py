@@ -1,7 +1,7 @@
-"""All of a site's runs, once: what a lost login session, a dead node or a silent Slurm left undone is done.
+"""Continue all unfinished runs of a site, once: after a lost login session, a failed node or an unreachable Slurm.
 
-For cron. Two at once do no harm: the second ends at once. Slurm is asked one question for all runs; a run that goes on
-by itself costs a look at its folder. A cancel that Slurm had not taken is carried out.
+For cron. Concurrent ticks are harmless: the second one ends immediately. One query covers the jobs of all runs; for a
+run with a pending or running job only its folder is read. Pending cancels are carried out.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from pitools.slurm.states import UNKNOWN, is_finished
 
 TICK_LOCK = ".tick.lock"
 MAX_TICK_S = 300.0
-_YOUNG_S = 60.0  # a submission that was begun just now is still its own process's
+_YOUNG_S = 60.0  # a younger submission is left to the process that began it
 
 T = TypeVar("T")
 ReportError = Callable[[Path, PitError], None]
 
 
 class Troubles(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
-    """What a user's last tick of a site had to tell on stderr."""
+    """What a user's last tick of a site printed on stderr."""
 
     lines: tuple[str, ...] = ()
 
 
 class TickRunning(TryLater):
-    """Another tick is at work on these runs."""
+    """Another tick of these runs is running."""
 
 
 def tick_runs(
     runs: Path, site: Site, report_error: ReportError, *, longest_s: float = MAX_TICK_S
 ) -> Iterator[ResumeResult]:
-    """Continue every run of the site that is due; yields one record for each that changed.
+    """Continue every run of the site that is due; yield one record for each that changed.
 
-    report_error: hears what went wrong with a single run; the others are done all the same. longest_s: no further run
-    is begun after; the next tick goes on. Raises Busy while another tick is at work, and what asking Slurm raises.
+    report_error: called with the error of a single run; the other runs are continued. longest_s: after this time no
+    further run is begun; the next tick continues. Raises TickRunning during another tick, and what querying raises.
     """
     if not runs.is_dir():
         return
@@ -59,12 +59,12 @@ def tick_runs(
         try:
             stack.enter_context(lock(runs / TICK_LOCK, "this folder of runs"))
         except TryLater as error:
-            raise TickRunning("another tick is at work", where=str(runs)) from error
+            raise TickRunning("another tick is running", where=str(runs)) from error
         yield from _tick_locked(runs, site, report_error, time.monotonic() + longest_s)
 
 
 def troubles(runs: Path, site: Site) -> tuple[str, ...]:
-    """Return what this user's last tick of the site had to tell; a file of another user's says nothing of that."""
+    """Return what this user's last tick of the site printed; a file of another user is ignored."""
     path = _troubles_path(runs, site)
     with contextlib.suppress(DataError, OSError):
         if path.lstat().st_uid == os.geteuid() and (last := run_folder.read_record(path, Troubles)):
@@ -73,7 +73,7 @@ def troubles(runs: Path, site: Site) -> tuple[str, ...]:
 
 
 def keep_troubles(runs: Path, site: Site, lines: tuple[str, ...]) -> None:
-    """Write down what this tick had to tell, so that cron does not mail it again; where it cannot, cron does."""
+    """Record what this tick printed, so that cron does not mail it again; if that fails, cron mails it again."""
     if lines != troubles(runs, site):
         with contextlib.suppress(PitError, OSError):
             run_folder.write_record(_troubles_path(runs, site), Troubles(lines=lines))
@@ -93,10 +93,10 @@ def _tick_locked(runs: Path, site: Site, tell: ReportError, until: float) -> Ite
     for path, state in _due(refs, site, tell):
         try:
             if time.monotonic() > until:
-                tell(path, TryLater("no time was left for it: the next tick goes on", where=str(path)))
+                tell(path, TryLater("not checked: the tick is out of time; the next one continues", where=str(path)))
                 return
             done = resume_run(path, site, state=state)
-        except (PitError, OSError) as error:  # an archived run, a stale file handle: no reason to leave the others
+        except (PitError, OSError) as error:  # an archived run or a stale file handle must not stop the other runs
             tell(path, _as_pit_error(error, path))
             continue
         if done.action not in ("untouched", "already_ended"):
@@ -104,7 +104,7 @@ def _tick_locked(runs: Path, site: Site, tell: ReportError, until: float) -> Ite
 
 
 def _due(refs: dict[Path, run_folder.JobRef | None], site: Site, tell: ReportError) -> Iterator[tuple[Path, str]]:
-    """Runs to be looked at closely, and the states of their jobs; first those to be cancelled, which need no state."""
+    """Yield the runs to continue and the states of their jobs; first those to cancel, which need no state."""
     left = dict(refs)
     for path in refs:
         if _call_or_report(path, tell, cancel_request.pending_cancel, path):
@@ -118,7 +118,7 @@ def _due(refs: dict[Path, run_folder.JobRef | None], site: Site, tell: ReportErr
 
 
 def _states(refs: dict[Path, run_folder.JobRef | None], site: Site) -> dict[Path, str]:
-    """The states of the runs' jobs; Slurm is asked once. Of two local runs the processes may have had one id."""
+    """Return the states of the runs' jobs by one query; local runs one by one, as their process ids may be equal."""
     found = {path: ref for path, ref in refs.items() if ref}
     if site.scheduler == "none":
         return {path: slurm_query.job_states(site, [ref])[ref.job_id] for path, ref in found.items()}
@@ -127,7 +127,7 @@ def _states(refs: dict[Path, run_folder.JobRef | None], site: Site) -> dict[Path
 
 
 def _call_or_report(path: Path, tell: ReportError, function: Callable[..., T], *args: object) -> T | None:
-    """What a function says of a run; None, and told, where it cannot."""
+    """Return what a function returns for a run; after an error report it and return None."""
     try:
         return function(*args)
     except (PitError, OSError) as error:
@@ -136,10 +136,10 @@ def _call_or_report(path: Path, tell: ReportError, function: Callable[..., T], *
 
 
 def unfinished_runs(runs: Path, site: Site, report_error: ReportError) -> list[Path]:
-    """This user's runs of a site that have no verdict and may have further jobs, oldest first.
+    """Return this user's runs of a site that have no verdict and may get further jobs, oldest first.
 
-    Not a ticket of `pit place`, whose queue sees to it, nor a run of before there were verdicts; nor one of another
-    user of the same folder: Slurm was asked for this user's jobs, and the next job would be submitted as this user.
+    Left out are tickets of `pit place`, which its dispatcher continues; runs from before there were verdicts; and runs
+    of other users of the folder: the query is for this user's jobs, and the next job would be submitted as this user.
     """
     found = []
     for path in run_folder.run_dirs(runs):
@@ -161,7 +161,7 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
     try:
         if not is_owned_by_user(run_dir):
             return False
-        if cancel_request.pending_cancel(run_dir):  # also of what is continued by nobody, such as an array
+        if cancel_request.pending_cancel(run_dir):  # also of runs that are never continued, such as arrays
             return True
         if site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
             return False
@@ -172,13 +172,13 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
 
 
 def _has_unresolved_submission(run_dir: Path) -> bool:
-    """Whether a submission was begun of which no job is known."""
+    """Whether the newest submission was begun and its job is unknown."""
     known = submissions.submission_numbers(run_dir)
     return bool(known) and submissions.is_unresolved(run_dir, known[-1])
 
 
 def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site) -> bool:
-    """Whether a run is to be looked at closely: its job is over, unknown or perhaps held back, or nobody's any more."""
+    """Whether to continue a run: its job has ended, is unknown or may be held, or its submission is abandoned."""
     if ref is None:
         return _is_abandoned(run_dir)
     if is_finished(state) or state == UNKNOWN or (state == "PENDING" and requeue_hold.may_be_held(run_dir, ref, site)):
@@ -188,7 +188,7 @@ def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site
 
 
 def _is_abandoned(run_dir: Path) -> bool:
-    """Whether a run without a job is nobody's any more: what was begun some time ago, or came to nothing."""
+    """Whether the submission of a run without a job was begun, or its folder created, at least _YOUNG_S ago."""
     known = submissions.submission_numbers(run_dir)
     intent = (
         run_folder.read_record(submissions.job_dir(run_dir, known[-1]) / "intent.json", submissions.SubmissionIntent)
@@ -196,7 +196,7 @@ def _is_abandoned(run_dir: Path) -> bool:
         else None
     )
     if intent is None:
-        # Whoever makes a run writes its script, and then submits it.
+        # The submitter writes the script immediately before it submits the job.
         script = run_dir / "script.sbatch"
         return (run_dir / "jobs").is_dir() and script.exists() and time.time() - script.stat().st_mtime > _YOUNG_S
     return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > _YOUNG_S

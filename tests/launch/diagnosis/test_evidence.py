@@ -342,10 +342,9 @@ def test_why_says_what_only_followed(tmp_path: Path) -> None:
         cascade(made, rank, f"2026-11-22T01:19:58.20{rank}Z")
     judge(tmp_path)
     text = "\n".join(explain.explain_run(tmp_path))
-    assert text.count("followed: ranks say it") == 1  # below the last of the lines it is about
+    assert text.count("consequence: another rank") == 1  # below the last of the lines it is about
     assert "user (certain): rank 1 on n0: ValueError: negative crop" in text
-    assert "this is what decided" in text
-    assert "followed: ranks say it" in text
+    assert "this decided the cause" in text
     assert "attempts/0/failures/0.json" in text
     assert "+1198.2 s" in text
 
@@ -357,10 +356,10 @@ def test_why_a_run_has_finished(tmp_path: Path) -> None:
         made / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=0, ended="2026-11-22T01:20:00.000Z")
     )
     (tmp_path / "progress").write_text("120\n")
-    assert "  no step is logged, 120 safe" in list(explain.explain_run(tmp_path) if judge(tmp_path) else ())
-    assert "followed" not in "\n".join(explain.explain_run(tmp_path))
+    assert "120 saved" in "\n".join(explain.explain_run(tmp_path) if judge(tmp_path) else ())
+    assert "consequence" not in "\n".join(explain.explain_run(tmp_path))
     (tmp_path / "attempts" / "1").mkdir()
-    assert list(explain.explain_run(tmp_path))[-1] == "attempt 1: no word of its end yet"
+    assert list(explain.explain_run(tmp_path))[-1] == "attempt 1: not ended yet"
 
 
 def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:

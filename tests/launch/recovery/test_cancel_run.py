@@ -95,7 +95,7 @@ def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeyp
     slurm = SimpleNamespace(jobs=known, cancel=lambda ids, user: asked.append((ids, user)))
     monkeypatch.setattr(cancel_run, "client", lambda site: slurm)
     monkeypatch.setattr(exactly_once, "find_submitted", lambda *_: pytest.fail("looked for"))
-    with pytest.raises(ClusterError, match=r"is team's \(expected 12345's") as caught:
+    with pytest.raises(ClusterError, match="expected 12345, got team") as caught:
         cancel_run.cancel_run(run_dir, SITE)
     assert caught.value.hint == "scancel --user=12345 --name=t-1"
     assert cancel_run.cancel_run(run_dir, Site(name="s", connection=Connection(kind="ssh", host="team@login"))) is None

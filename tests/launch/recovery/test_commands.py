@@ -42,7 +42,7 @@ def test_why_a_node_and_lift(pit: Pit, tmp_path: Path) -> None:
     assert "alpha03" in pit("launch", "allow", "alpha3", "--site", "alpha", **words).stderr
     assert pit("launch", "allow", "alpha03", "--site", "alpha", **words).returncode == 0
     assert pit("launch", "allow", "alpha03", "--site", "alpha", **words).returncode == 2
-    assert "may have alpha03 again" in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
+    assert "pit launch allow" not in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
     assert pit("launch", "why", "alpha04", "--site", "alpha", **words).returncode == 2
 
 
@@ -55,7 +55,7 @@ def test_tick_has_nothing_to_say(pit: Pit, tmp_path: Path) -> None:
     with lock(runs / TICK_LOCK, "it"):
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout) == (0, "")
-    assert "another tick is at work" in done.stderr
+    assert str(runs) in done.stderr
 
 
 def test_a_tick_tells_what_is_wrong_once(pit: Pit, runs: Any, tmp_path: Path) -> None:
