@@ -32,13 +32,13 @@ def read_tail(path: Path, max_bytes: int) -> LogText | None:
     return _read_range(path, -max_bytes, max_bytes)
 
 
-def _read_range(path: Path, at: int, most: int) -> LogText | None:
+def _read_range(path: Path, offset: int, max_bytes: int) -> LogText | None:
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)
-            start = max(0, size + at) if at < 0 else at
+            start = max(0, size + offset) if offset < 0 else offset
             file.seek(start)
-            data = file.read(most)
+            data = file.read(max_bytes)
             mtime = path.stat().st_mtime
     except (OSError, ValueError):
         return None

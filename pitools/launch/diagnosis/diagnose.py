@@ -25,11 +25,11 @@ def diagnose_attempt(
     in_job: called by the job itself, whose node may fail at any moment: the file is synced.
     Never raises for files that are missing or damaged.
     """
-    before = _read_cause(attempt)
+    previous = _read_cause(attempt)
     cause = _diagnose(run_dir, attempt, accounting)
     cause = _raise_confidence_if_repeated(run_dir, attempt, cause)
-    if before and _confidence_rank(before) >= _confidence_rank(cause):
-        return before
+    if previous and _confidence_rank(previous) >= _confidence_rank(cause):
+        return previous
     with contextlib.suppress(PitError):  # the next call diagnoses it again
         run_folder.write_record(attempt / "cause.json", cause, durable=in_job)
     return cause
@@ -56,13 +56,13 @@ def _read_cause(attempt: Path) -> Cause | None:
 
 def _is_program_missing(cause: Cause) -> bool:
     """Whether a node is blamed for a program that it did not find, rather than could not read."""
-    rules = {one.rule for one in cause.evidence}
+    rules = {piece.rule for piece in cause.evidence}
     return cause.kind == "node" and bool(rules & {"code-126", "code-127"}) and "program-unreadable" not in rules
 
 
 def _is_staging_refused(cause: Cause) -> bool:
     """Whether staging could not use a node's own disk, for a reason other than free space."""
-    return cause.kind == "storage" and any(one.rule == "stage-refused" for one in cause.evidence)
+    return cause.kind == "storage" and any(piece.rule == "stage-refused" for piece in cause.evidence)
 
 
 def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
@@ -71,16 +71,28 @@ def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) ->
     A repeated failure of kind `user` without progress is certain. A program that two nodes in a row cannot start, and
     a staging folder that two attempts in a row cannot use, are of kind `user`, not `node` or `storage`.
     """
-    order = run_folder.attempt_dirs(run_dir)
-    last = _read_cause(order[order.index(attempt) - 1]) if attempt in order[1:] else None
-    same = last is not None and bool(cause.fingerprint) and cause.fingerprint == last.fingerprint
-    if last and same and _is_program_missing(cause) and _is_program_missing(last) and cause.nodes != last.nodes:
-        what = f"{cause.reason}; previously on {', '.join(last.nodes)}"
-        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
-    if last and same and not cause.progressed and _is_staging_refused(cause) and _is_staging_refused(last):
-        where = f" on {', '.join(last.nodes)}" if last.nodes else ""
-        what = f"{cause.reason}; previously{where}: see paths.nvme of the site"
-        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=what)
-    if cause.kind == "user" and cause.confidence != "certain" and same and not cause.progressed:
+    attempts = run_folder.attempt_dirs(run_dir)
+    previous = _read_cause(attempts[attempts.index(attempt) - 1]) if attempt in attempts[1:] else None
+    is_repeated = previous is not None and bool(cause.fingerprint) and cause.fingerprint == previous.fingerprint
+    if (
+        previous
+        and is_repeated
+        and _is_program_missing(cause)
+        and _is_program_missing(previous)
+        and cause.nodes != previous.nodes
+    ):
+        reason = f"{cause.reason}; previously on {', '.join(previous.nodes)}"
+        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=reason)
+    if (
+        previous
+        and is_repeated
+        and not cause.progressed
+        and _is_staging_refused(cause)
+        and _is_staging_refused(previous)
+    ):
+        location = f" on {', '.join(previous.nodes)}" if previous.nodes else ""
+        reason = f"{cause.reason}; previously{location}: see paths.nvme of the site"
+        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=reason)
+    if cause.kind == "user" and cause.confidence != "certain" and is_repeated and not cause.progressed:
         return msgspec.structs.replace(cause, confidence="certain", reason=f"{cause.reason}; repeated")
     return cause

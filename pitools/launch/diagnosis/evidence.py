@@ -93,18 +93,18 @@ def gather_evidence(
     run_dir: Path, attempt: Path, *, slurm: AccountingRow | None = None, deep: bool = False
 ) -> AttemptEvidence:
     """Return the evidence in the attempt's files, with Slurm's accounting if given. deep: read more of the logs."""
-    start = _record(attempt / "start.json", AttemptStart)
-    ended = _record(attempt / "exit.json", run_folder.AttemptExit)
+    start = _read_record(attempt / "start.json", AttemptStart)
+    ended = _read_record(attempt / "exit.json", run_folder.AttemptExit)
     span = log_timestamps.make_span(start.started if start else "", ended.ended if ended else "")
-    hosts = _hosts(attempt)
-    failures = _failures(attempt / "failures")
-    later, restarted = _next_start(run_dir, attempt, start)
+    hosts = _read_hosts(attempt)
+    failures = _read_failures(attempt / "failures")
+    next_start, restarted = _next_start(run_dir, attempt, start)
     first = first_failure(attempt)
-    named = {failure.rank for failure in failures} | ({first.rank} if first else set())
-    hang, plan = _record(attempt / "hang.json", HangReport), _read_plan(run_dir)
+    failed_ranks = {failure.rank for failure in failures} | ({first.rank} if first else set())
+    hang, plan = _read_record(attempt / "hang.json", HangReport), _read_plan(run_dir)
     notice = _parse_notice(plan.job.signal)
-    found = log_scan.scan_logs(
-        run_dir, attempt, start, span, hosts, named | set(hang.slow_ranks if hang else ()), deep=deep
+    scan = log_scan.scan_logs(
+        run_dir, attempt, start, span, hosts, failed_ranks | set(hang.slow_ranks if hang else ()), deep=deep
     )
     return AttemptEvidence(
         attempt=attempt.name,
@@ -113,7 +113,7 @@ def gather_evidence(
         ended=ended.ended if ended else "",
         state=ended.state if ended else "",
         restarted=restarted,
-        is_last=later is None,
+        is_last=next_start is None,
         cancelled=_cancel_requested_at(run_dir, span),
         notice_signal=notice[0],
         notice_s=notice[1],
@@ -122,14 +122,14 @@ def gather_evidence(
         hosts=hosts,
         first_failure=first,
         failures=failures,
-        signals=signals(attempt),
+        signals=read_signals(attempt),
         hang=hang,
         last_step=_read_last_steps(attempt / "steps"),
-        saved_steps=later.saved_steps if later else saved_steps(run_dir),
-        accounting=slurm if slurm and later is None and _is_same_start(slurm, start) else None,
-        last_lines=found.last_lines,
-        rank_exits=found.rank_exits,
-        evidence=(*found.evidence, *_node_evidence(attempt)),
+        saved_steps=next_start.saved_steps if next_start else saved_steps(run_dir),
+        accounting=slurm if slurm and next_start is None and _is_same_start(slurm, start) else None,
+        last_lines=scan.last_lines,
+        rank_exits=scan.rank_exits,
+        evidence=(*scan.evidence, *_node_evidence(attempt)),
     )
 
 
@@ -143,19 +143,19 @@ def saved_steps(run_dir: Path) -> int:
             newest = lookup.latest_step(run_dir / "checkpoints") or 0
     except Exception as error:  # noqa: BLE001 (an unreadable checkpoint must not prevent recovery)
         print(f"pit: cannot read the checkpoints: {error!r}", file=sys.stderr)
-    own = read_head(run_dir / "progress", 64)
-    return max(newest, int(own.text) if own and re.fullmatch(r"\s*\d{1,15}\s*", own.text) else 0)
+    progress = read_head(run_dir / "progress", 64)
+    return max(newest, int(progress.text) if progress and re.fullmatch(r"\s*\d{1,15}\s*", progress.text) else 0)
 
 
-def _record(path: Path, kind: type[S]) -> S | None:
+def _read_record(path: Path, record_type: type[S]) -> S | None:
     """Read a record; None if it is missing or cannot be decoded."""
-    text = read_head(path, _MAX_JSON_BYTES)
+    head = read_head(path, _MAX_JSON_BYTES)
     with contextlib.suppress(msgspec.DecodeError):
-        return decode_json(text.text, kind) if text else None
+        return decode_json(head.text, record_type) if head else None
     return None
 
 
-def _hosts(attempt: Path) -> tuple[str, ...]:
+def _read_hosts(attempt: Path) -> tuple[str, ...]:
     text = read_head(attempt / "hostfile", _MAX_JSON_BYTES)
     return tuple(text.text.split()) if text else ()
 
@@ -167,26 +167,26 @@ def _read_plan(run_dir: Path) -> _Plan:
     return _Plan()
 
 
-def _parse_notice(asked: str) -> tuple[str, float]:
+def _parse_notice(spec: str) -> tuple[str, float]:
     """Return the notice before the time limit, such as `B:USR2@90`, as (`SIGUSR2`, seconds); ("", 0) for none."""
-    name, _, seconds = asked.rpartition(":")[2].partition("@")
+    name, _, seconds = spec.rpartition(":")[2].partition("@")
     return (f"SIG{name.removeprefix('SIG')}", float(seconds) if seconds.isdecimal() else 60.0) if name else ("", 0.0)
 
 
-def _list_rank_files(folder_: Path, suffix: str) -> list[Path]:
+def _list_rank_files(folder: Path, suffix: str) -> list[Path]:
     """Return the files of single ranks, least recently changed first, at most _MAX_FILES."""
-    made = []
-    with contextlib.suppress(OSError), os.scandir(folder_) as entries:
+    dated_paths = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(suffix) and entry.name[: -len(suffix)].isdecimal():
                 with contextlib.suppress(OSError):
-                    made.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-    return [path for _, path in sorted(made)[:_MAX_FILES]]
+                    dated_paths.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
+    return [path for _, path in sorted(dated_paths)[:_MAX_FILES]]
 
 
-def _failures(place: Path) -> tuple[RankFailure, ...]:
-    found = [_record(path, RankFailure) for path in _list_rank_files(place, ".json")]
-    return tuple(sorted((one for one in found if one), key=lambda one: one.t))
+def _read_failures(folder: Path) -> tuple[RankFailure, ...]:
+    failures = [_read_record(path, RankFailure) for path in _list_rank_files(folder, ".json")]
+    return tuple(sorted((failure for failure in failures if failure), key=lambda failure: failure.t))
 
 
 class _UnreachableNode(msgspec.Struct, frozen=True):
@@ -209,24 +209,28 @@ class _OomKill(msgspec.Struct, frozen=True):
 
 def _node_evidence(attempt: Path) -> Iterator[Evidence]:
     """Yield the evidence about nodes that the job recorded after its ranks had ended."""
-    place = f"attempts/{attempt.name}"
+    attempt_path = f"attempts/{attempt.name}"
     for path in sorted((attempt / "unreachable").glob("*.json"))[:_MAX_FILES]:
-        if gone := _record(path, _UnreachableNode):
-            what = f"unreachable: {gone.error} ({gone.address})" if gone.address else gone.error
+        if unreachable := _read_record(path, _UnreachableNode):
+            problem = (
+                f"unreachable: {unreachable.error} ({unreachable.address})"
+                if unreachable.address
+                else unreachable.error
+            )
             yield Evidence(
-                t=gone.t,
-                source=f"{place}/unreachable/{path.name}",
-                text=one_line(f"node {gone.node}: {what}"),
+                t=unreachable.t,
+                source=f"{attempt_path}/unreachable/{path.name}",
+                text=one_line(f"node {unreachable.node}: {problem}"),
                 kind="node",
-                node=gone.node,
+                node=unreachable.node,
                 rule="node-unreachable",
             )
     for path in _list_rank_files(attempt / "oom", ".json"):
-        if oom := _record(path, _OomKill):
+        if oom := _read_record(path, _OomKill):
             # No time: the record is written later than the kill, which preceded the rank's end.
             yield Evidence(
                 t="",
-                source=f"{place}/oom/{path.name}",
+                source=f"{attempt_path}/oom/{path.name}",
                 text=one_line(oom.evidence),
                 kind="memory",
                 rank=oom.rank,
@@ -235,14 +239,14 @@ def _node_evidence(attempt: Path) -> Iterator[Evidence]:
             )
 
 
-def signals(attempt: Path) -> tuple[SignalRecord, ...]:
+def read_signals(attempt: Path) -> tuple[SignalRecord, ...]:
     """Return the signals that the job received during an attempt, oldest first."""
-    return tuple(_read_records(attempt / "signals.jsonl", SignalRecord, 65536, end=True))
+    return tuple(_read_records(attempt / "signals.jsonl", SignalRecord, 65536, from_end=True))
 
 
 def was_signalled(attempt: Path) -> bool:
     """Whether the job received SIGTERM or SIGINT, from Slurm or a user: a new attempt would be killed with it."""
-    return any(one.signal in _TERMINATION_SIGNALS for one in signals(attempt))
+    return any(record.signal in _TERMINATION_SIGNALS for record in read_signals(attempt))
 
 
 def first_failed_exit_code(attempt: Path, code: int) -> int:
@@ -253,26 +257,26 @@ def first_failed_exit_code(attempt: Path, code: int) -> int:
     return failed.exit_code if failed else code
 
 
-def _read_records(path: Path, kind: type[T], most: int, *, end: bool = False) -> list[T]:
-    text = read_tail(path, most) if end else read_head(path, most)
-    found = []
+def _read_records(path: Path, kind: type[T], max_bytes: int, *, from_end: bool = False) -> list[T]:
+    text = read_tail(path, max_bytes) if from_end else read_head(path, max_bytes)
+    records = []
     for line in text.text.splitlines() if text else ():
         with contextlib.suppress(msgspec.DecodeError):
-            found.append(decode_json(line, kind))
-    return found
+            records.append(decode_json(line, kind))
+    return records
 
 
-def _read_last_steps(place: Path) -> dict[int, tuple[int, str]]:
-    found = {}
-    for path in _list_rank_files(place, ".jsonl"):
-        if made := _read_records(path, steps.Step, 2048, end=True):
-            found[int(path.stem)] = (made[-1].step, made[-1].t)
-    return found
+def _read_last_steps(folder: Path) -> dict[int, tuple[int, str]]:
+    last_steps = {}
+    for path in _list_rank_files(folder, ".jsonl"):
+        if records := _read_records(path, steps.Step, 2048, from_end=True):
+            last_steps[int(path.stem)] = (records[-1].step, records[-1].t)
+    return last_steps
 
 
 def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
     """Return when the run was cancelled, if that was during this attempt; else ""."""
-    for event in _read_records(run_dir / "events.jsonl", run_folder.Event, 1 << 18, end=True):
+    for event in _read_records(run_dir / "events.jsonl", run_folder.Event, 1 << 18, from_end=True):
         if event.event == "cancel" and log_timestamps.parse_timestamp(event.t) in span:
             return event.t
     return ""
@@ -280,14 +284,16 @@ def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
 
 def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tuple[AttemptStart | None, bool]:
     """Return the start record of the next attempt, and whether Slurm restarted this attempt's job for it."""
-    order = run_folder.attempt_dirs(run_dir)
-    names = [path.name for path in order]
+    attempts = run_folder.attempt_dirs(run_dir)
+    names = [path.name for path in attempts]
     if attempt.name not in names:
         return None, False
-    for path in order[names.index(attempt.name) + 1 :]:
-        if begun := _record(path / "start.json", AttemptStart):
-            again = start is not None and begun.job_id == start.job_id and begun.restart > start.restart
-            return begun, again
+    for path in attempts[names.index(attempt.name) + 1 :]:
+        if next_start := _read_record(path / "start.json", AttemptStart):
+            was_restarted = (
+                start is not None and next_start.job_id == start.job_id and next_start.restart > start.restart
+            )
+            return next_start, was_restarted
     return None, False
 
 
@@ -295,6 +301,8 @@ def _is_same_start(accounting: AccountingRow, start: AttemptStart | None) -> boo
     """Whether the accounting row is about the start of the job that this attempt belongs to."""
     if start is None:
         return True
-    before = log_timestamps.seconds_between(start.started, accounting.end)
-    after = log_timestamps.seconds_between(accounting.start, start.started)
-    return (before is None or before > -log_timestamps.TOLERANCE_S) and (after is None or after > -60)
+    until_end_s = log_timestamps.seconds_between(start.started, accounting.end)
+    since_start_s = log_timestamps.seconds_between(accounting.start, start.started)
+    return (until_end_s is None or until_end_s > -log_timestamps.TOLERANCE_S) and (
+        since_start_s is None or since_start_s > -60
+    )

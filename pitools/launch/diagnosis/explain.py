@@ -37,14 +37,14 @@ _MORE_EVIDENCE = {
 
 def explain_run(run_dir: Path) -> Iterator[str]:
     """Yield the lines about a run: each attempt and its cause, the last one with its evidence. Raises DataError."""
-    made = run_folder.attempt_dirs(run_dir)
-    early = unstarted_jobs.unstarted_causes(run_dir)
-    for number, unbegun_for in early:
-        yield f"job {number}: {headline(unbegun_for)}"
-        yield from (f"  {_evidence_line(one, '')}" for one in unbegun_for.evidence)
-    if not made and not early:
+    attempts = run_folder.attempt_dirs(run_dir)
+    unstarted = unstarted_jobs.unstarted_causes(run_dir)
+    for number, unstarted_cause in unstarted:
+        yield f"job {number}: {headline(unstarted_cause)}"
+        yield from (f"  {_evidence_line(piece, '')}" for piece in unstarted_cause.evidence)
+    if not attempts and not unstarted:
         yield "no attempt has started"
-    for path in made:
+    for path in attempts:
         try:
             cause = run_folder.read_record(path / "cause.json", Cause)
         except DataError as error:
@@ -53,7 +53,7 @@ def explain_run(run_dir: Path) -> Iterator[str]:
         if cause is None:
             ended = (path / "exit.json").exists()
             yield f"attempt {path.name}: {'ended, not diagnosed yet' if ended else 'not ended yet'}"
-        elif path == made[-1]:
+        elif path == attempts[-1]:
             yield from explain_cause(cause, _read_started(path))
         else:
             yield f"attempt {path.name}: {headline(cause)}"
@@ -64,22 +64,22 @@ def past_attempts(run_dir: Path, already_reported: set[str]) -> Iterator[str]:
 
     already_reported: their names, `attempt <n>` or `job <k>`; names in it are skipped, new names are added.
     """
-    for number, early in unstarted_jobs.unstarted_causes(run_dir):
+    for number, unstarted_cause in unstarted_jobs.unstarted_causes(run_dir):
         if (name := f"job {number}") not in already_reported:
             already_reported.add(name)
-            yield f"{name}: {headline(early, MAX_SHOWN)}"
+            yield f"{name}: {headline(unstarted_cause, MAX_SHOWN)}"
     for path in run_folder.attempt_dirs(run_dir):
         if (name := f"attempt {path.name}") in already_reported:
             continue
         with contextlib.suppress(DataError, OSError):
-            cause, decided = (
+            cause, decision = (
                 run_folder.read_record(path / "cause.json", Cause),
                 run_folder.read_record(path / "decision.json", Decision),
             )
-            if cause and decided:
+            if cause and decision:
                 already_reported.add(name)
-                if decided.action not in ("done", "stop"):  # the run's verdict reports those
-                    yield f"{name}: {headline(cause, MAX_SHOWN)}: {decided.action}"
+                if decision.action not in ("done", "stop"):  # the run's verdict reports those
+                    yield f"{name}: {headline(cause, MAX_SHOWN)}: {decision.action}"
 
 
 def headline(cause: Cause, width: int = _WIDTH) -> str:
@@ -90,15 +90,15 @@ def headline(cause: Cause, width: int = _WIDTH) -> str:
 def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
     """Yield the lines about one attempt. started: its start time; if given, times are in seconds since then."""
     yield f"attempt {cause.attempt}: {headline(cause)}"
-    gained = f", {cause.saved_steps} saved" if cause.saved_steps else ""
-    yield f"  reached step {cause.steps - 1}{gained}" if cause.steps else f"  no step in the step log{gained}"
+    saved = f", {cause.saved_steps} saved" if cause.saved_steps else ""
+    yield f"  reached step {cause.steps - 1}{saved}" if cause.steps else f"  no step in the step log{saved}"
     if cause.nodes:
         yield f"  at fault: {', '.join(cause.nodes)}"
-    lines = cause.evidence[:_MAX_EVIDENCE_LINES]
-    notes = [*(_evidence_note(one, cause) for one in lines), ""]
-    for one, note, then in zip(lines, notes, notes[1:], strict=False):
-        yield "  " + _evidence_line(one, started)
-        if note and note != then:  # consecutive lines with the same note share it, below the last
+    pieces = cause.evidence[:_MAX_EVIDENCE_LINES]
+    notes = [*(_evidence_note(piece, cause) for piece in pieces), ""]
+    for piece, note, next_note in zip(pieces, notes, notes[1:], strict=False):
+        yield "  " + _evidence_line(piece, started)
+        if note and note != next_note:  # consecutive lines with the same note share it, below the last
             yield f"      {note}"
     if len(cause.evidence) > _MAX_EVIDENCE_LINES:
         yield f"  … and {len(cause.evidence) - _MAX_EVIDENCE_LINES} more, in attempts/{cause.attempt}/cause.json"
@@ -106,20 +106,20 @@ def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
         yield f"  more certain with: {_MORE_EVIDENCE[cause.kind]}"
 
 
-def _evidence_line(one: Evidence, started: str) -> str:
-    since = log_timestamps.seconds_between(started, one.t)
-    when = f"{since:+9.1f} s" if since is not None else one.t[11:23] or "       —  "
-    who = " ".join(part for part in (f"rank {one.rank}" if one.rank is not None else "", one.node) if part)
-    return f"{when}  {who + ': ' if who else ''}{one_line(one.text, _WIDTH)}  [{one.source}]"
+def _evidence_line(piece: Evidence, started: str) -> str:
+    seconds = log_timestamps.seconds_between(started, piece.t)
+    time_text = f"{seconds:+9.1f} s" if seconds is not None else piece.t[11:23] or "       —  "
+    origin = " ".join(part for part in (f"rank {piece.rank}" if piece.rank is not None else "", piece.node) if part)
+    return f"{time_text}  {origin + ': ' if origin else ''}{one_line(piece.text, _WIDTH)}  [{piece.source}]"
 
 
-def _evidence_note(one: Evidence, cause: Cause) -> str:
+def _evidence_note(piece: Evidence, cause: Cause) -> str:
     if cause.kind == "finished":
         return ""
-    if one.role in _ROLE_TEXT:
-        return _ROLE_TEXT[one.role]
-    if one == cause.evidence[0] and one.kind == cause.kind:
-        return patterns.exit_reason(one.rule) or "this decided the cause"
+    if piece.role in _ROLE_TEXT:
+        return _ROLE_TEXT[piece.role]
+    if piece == cause.evidence[0] and piece.kind == cause.kind:
+        return patterns.exit_reason(piece.rule) or "this decided the cause"
     return ""
 
 

@@ -52,48 +52,50 @@ def scan_logs(
     deep: bool,
 ) -> LogScan:
     """Read the logs of an attempt. prominent_ranks: ranks whose logs are read even if there are too many."""
-    made: list[rank_exits.RankExit] = []
-    seen: list[Evidence] = []
+    exits: list[rank_exits.RankExit] = []
+    evidence: list[Evidence] = []
     last_lines: dict[int | None, str] = {}
-    has_own = any((attempt / "logs").glob("*.err"))
+    has_srun_log = any((attempt / "logs").glob("*.err"))
     for path, is_shared in _slurm_logs(run_dir, attempt, start):
         for text in _read_head_and_tail(
             path, _DEEP_TAIL_BYTES if deep else 4 * _TAIL_BYTES, _DEEP_HEAD_BYTES if deep else _TAIL_BYTES
         ):
-            own = _lines_of_attempt(text, span) if is_shared else text
+            own_lines = _lines_of_attempt(text, span) if is_shared else text
             source = _relative(path, run_dir)
             if is_shared:
-                last_lines[None] = last_line(own.text)
-            if not is_shared or not has_own:
-                made += _srun_ends(own, source, span)
-            seen += list(_match_patterns(own, "slurm", source, span, None, ""))
+                last_lines[None] = last_line(own_lines.text)
+            if not is_shared or not has_srun_log:
+                exits += _srun_exits(own_lines, source, span)
+            evidence += list(_match_patterns(own_lines, "slurm", source, span, None, ""))
     for path in sorted((attempt / "logs").glob("stage.*.out"))[:_MAX_RANK_LOGS]:
-        if end := read_tail(path, _TAIL_BYTES):
+        if tail := read_tail(path, _TAIL_BYTES):
             node, number = _stage_node(path.name, start), path.name.split(".")[-2]
             # Each error on one line: patterns need its message and its `where`.
-            end = end._replace(text=_PIT_ERROR.sub(r"\1; where: \2", end.text))
-            seen += list(_match_patterns(end, "stage", _relative(path, run_dir), span, None, node))
+            tail = tail._replace(text=_PIT_ERROR.sub(r"\1; where: \2", tail.text))
+            evidence += list(_match_patterns(tail, "stage", _relative(path, run_dir), span, None, node))
             if number.isdecimal():
-                last_lines[int(number)] = last_line(end.text)
-    chosen = _rank_logs(attempt / "logs", prominent_ranks | {end.rank for end in made if end.rank is not None})
-    most = _bytes_per_log(len(chosen), deep=deep)
-    for rank, path in chosen:
+                last_lines[int(number)] = last_line(tail.text)
+    rank_logs = _select_rank_logs(
+        attempt / "logs", prominent_ranks | {end.rank for end in exits if end.rank is not None}
+    )
+    max_bytes = _bytes_per_log(len(rank_logs), deep=deep)
+    for rank, path in rank_logs:
         node = hosts[rank] if rank < len(hosts) else ""
         source = _relative(path, run_dir)
-        for text in _read_head_and_tail(path, most, most // 8 if deep else 0):
-            if text.line == 0 or text.size <= most:
-                made += _traceback(text, source, span, rank, node)
-            said = text._replace(text=tracebacks.blank_tracebacks(text.text)) if "Traceback" in text.text else text
-            seen += list(_match_patterns(said, "rank", source, span, rank, node))
+        for text in _read_head_and_tail(path, max_bytes, max_bytes // 8 if deep else 0):
+            if text.line == 0 or text.size <= max_bytes:
+                exits += _traceback_exits(text, source, span, rank, node)
+            searched = text._replace(text=tracebacks.blank_tracebacks(text.text)) if "Traceback" in text.text else text
+            evidence += list(_match_patterns(searched, "rank", source, span, rank, node))
             last_lines[rank] = last_line(text.text)
-    return LogScan(tuple(made), tuple(_dedupe(seen)), {rank: line for rank, line in last_lines.items() if line})
+    return LogScan(tuple(exits), tuple(_dedupe(evidence)), {rank: line for rank, line in last_lines.items() if line})
 
 
 def last_line(text: str) -> str:
     """Return the line that most likely explains the end of a program: an error of pitools, else the last line."""
     lines = [line for line in text[-_TAIL_BYTES:].split("\n") if line.strip() and not _NOISE.search(line[:200])]
-    ours = [line for line in lines if line.startswith(("pit: error: ", "pit: no attempt: "))]
-    return one_line((ours or lines or [""])[-1])
+    pit_errors = [line for line in lines if line.startswith(("pit: error: ", "pit: no attempt: "))]
+    return one_line((pit_errors or lines or [""])[-1])
 
 
 def _stage_node(name: str, start: AttemptStart | None) -> str:
@@ -106,8 +108,8 @@ def _stage_node(name: str, start: AttemptStart | None) -> str:
 
 
 def _bytes_per_log(count: int, *, deep: bool) -> int:
-    whole, each = (_DEEP_MAX_TOTAL_BYTES, _DEEP_TAIL_BYTES) if deep else (_MAX_TOTAL_BYTES, _TAIL_BYTES)
-    return max(4096, min(each, whole // max(1, count)))
+    total_bytes, log_bytes = (_DEEP_MAX_TOTAL_BYTES, _DEEP_TAIL_BYTES) if deep else (_MAX_TOTAL_BYTES, _TAIL_BYTES)
+    return max(4096, min(log_bytes, total_bytes // max(1, count)))
 
 
 def _slurm_logs(run_dir: Path, attempt: Path, start: AttemptStart | None) -> Iterator[tuple[Path, bool]]:
@@ -127,13 +129,13 @@ def _is_output_of(path: Path, job_id: str) -> bool:
     return path.stem == f"slurm-{job_id}" or path.stem.startswith(f"slurm-{job_id}_")
 
 
-def _read_head_and_tail(path: Path, most: int, first: int) -> list[LogText]:
+def _read_head_and_tail(path: Path, max_bytes: int, head_bytes: int) -> list[LogText]:
     """Return the end of a log, preceded by its beginning if the end does not cover it."""
-    end = read_tail(path, most)
-    if end is None:
+    tail = read_tail(path, max_bytes)
+    if tail is None:
         return []
-    beginning = read_head(path, min(first, end.size - most)) if first and end.size > most else None
-    return [beginning, end] if beginning else [end]
+    head = read_head(path, min(head_bytes, tail.size - max_bytes)) if head_bytes and tail.size > max_bytes else None
+    return [head, tail] if head else [tail]
 
 
 def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan) -> LogText:
@@ -141,16 +143,16 @@ def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan) -> LogText:
 
     A line without a time belongs to the attempt of the previous line with one; the first lines, to that of the next.
     """
-    kept: list[str] = []
-    mine, before = True, True
+    lines: list[str] = []
+    is_own, is_untimed = True, True
     for line in text.text.split("\n"):
         if stamp := log_timestamps.timestamp_of_line(line, log_timestamps.TimeSpan(None, None)):
-            mine = not _is_outside(stamp, span)
-            if before and not mine:
-                kept = [""] * len(kept)
-            before = False
-        kept.append(line if mine else "")
-    return text._replace(text="\n".join(kept))
+            is_own = not _is_outside(stamp, span)
+            if is_untimed and not is_own:
+                lines = [""] * len(lines)
+            is_untimed = False
+        lines.append(line if is_own else "")
+    return text._replace(text="\n".join(lines))
 
 
 def _is_outside(stamp: str, span: log_timestamps.TimeSpan) -> bool:
@@ -158,11 +160,11 @@ def _is_outside(stamp: str, span: log_timestamps.TimeSpan) -> bool:
     if moment is None:
         return False
     slack_s = 1.0 if stamp.endswith(".000Z") else 0.0  # Slurm's times are whole seconds
-    early = span.first is not None and (span.first - moment).total_seconds() > slack_s
-    return early or (span.last is not None and (moment - span.last).total_seconds() > 60)
+    is_early = span.first is not None and (span.first - moment).total_seconds() > slack_s
+    return is_early or (span.last is not None and (moment - span.last).total_seconds() > 60)
 
 
-def _srun_ends(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Iterator[rank_exits.RankExit]:
+def _srun_exits(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Iterator[rank_exits.RankExit]:
     """Yield how ranks ended, from srun's messages about tasks."""
     for number, line in enumerate(text.text.split("\n"), 1):
         if "srun" not in line[:200]:
@@ -173,7 +175,7 @@ def _srun_ends(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Ite
         )
 
 
-def _traceback(
+def _traceback_exits(
     text: LogText, source: str, span: log_timestamps.TimeSpan, rank: int, node: str
 ) -> Iterator[rank_exits.RankExit]:
     chain = tracebacks.last_traceback(text.text)
@@ -192,19 +194,21 @@ def _match_patterns(
     for pattern in patterns.load_table().pattern:
         if kind not in pattern.source:
             continue
-        for at in _find_occurrences(text.text, pattern):
-            begin = text.text.rfind("\n", 0, at) + 1
-            stop = text.text.find("\n", at)
+        for offset in _find_occurrences(text.text, pattern):
+            line_start = text.text.rfind("\n", 0, offset) + 1
+            line_end = text.text.find("\n", offset)
             line = text.text[
-                max(begin, at - MAX_LINE // 2) : min(len(text.text) if stop < 0 else stop, at + MAX_LINE // 2)
+                max(line_start, offset - MAX_LINE // 2) : min(
+                    len(text.text) if line_end < 0 else line_end, offset + MAX_LINE // 2
+                )
             ]
-            found = patterns.compile_cached(pattern.line).search(line) if pattern.line else None
-            if pattern.line and not found:
+            match = patterns.compile_cached(pattern.line).search(line) if pattern.line else None
+            if pattern.line and not match:
                 continue
-            groups = found.groupdict() if found else {}
-            number = text.line + text.text.count("\n", 0, begin) if text.line else 0
+            groups = match.groupdict() if match else {}
+            number = text.line + text.text.count("\n", 0, line_start) if text.line else 0
             yield Evidence(
-                t=log_timestamps.timestamp_of_line(text.text[begin : begin + 240], span),
+                t=log_timestamps.timestamp_of_line(text.text[line_start : line_start + 240], span),
                 source=f"{source}:{number}" if number else source,
                 text=one_line(line),
                 kind=pattern.kind,
@@ -217,45 +221,45 @@ def _match_patterns(
 
 def _find_occurrences(text: str, pattern: Pattern) -> list[int]:
     """Return the offsets of a pattern's literals: the first few of each, and its last."""
-    found: list[int] = []
-    for words in pattern.literals:
-        at = text.find(words)
+    offsets: list[int] = []
+    for literal in pattern.literals:
+        offset = text.find(literal)
         for _ in range(_MAX_HITS_PER_RULE):
-            if at < 0:
+            if offset < 0:
                 break
-            found.append(at)
-            at = text.find(words, at + len(words))
-        if at >= 0:
-            found.append(text.rfind(words))
-    return sorted(found)
+            offsets.append(offset)
+            offset = text.find(literal, offset + len(literal))
+        if offset >= 0:
+            offsets.append(text.rfind(literal))
+    return sorted(offsets)
 
 
-def _dedupe(seen: Iterable[Evidence]) -> Iterator[Evidence]:
+def _dedupe(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
     """Yield each line once per rule: srun's messages are in the job's output as well."""
-    known: set[tuple[int | None, str, str]] = set()
-    for one in seen:
-        key = (one.rank, one.rule, one.text)
-        if key not in known:
-            known.add(key)
-            yield one
+    reported: set[tuple[int | None, str, str]] = set()
+    for piece in evidence:
+        key = (piece.rank, piece.rule, piece.text)
+        if key not in reported:
+            reported.add(key)
+            yield piece
 
 
-def _rank_logs(place: Path, named: set[int]) -> list[tuple[int, Path]]:
+def _select_rank_logs(folder: Path, prominent_ranks: set[int]) -> list[tuple[int, Path]]:
     """Return the rank logs to read, as (rank, path), by rank."""
-    made: list[tuple[float, int, Path]] = []
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
+    dated_logs: list[tuple[float, int, Path]] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             stem, _, suffix = entry.name.partition(".")
             if suffix == "out" and stem.isdecimal() and len(stem) < 8:
                 with contextlib.suppress(OSError):
-                    made.append((entry.stat(follow_symlinks=False).st_mtime, int(stem), Path(entry.path)))
-    made.sort()
-    if len(made) > _MAX_RANK_LOGS:
-        first = [one for one in made if one[1] in named][: _MAX_RANK_LOGS // 2]
-        rest = [one for one in made if one[1] not in named]
-        half = (_MAX_RANK_LOGS - len(first)) // 2
-        made = [*first, *rest[:half], *rest[-half:]]
-    return sorted((rank, path) for _, rank, path in made)
+                    dated_logs.append((entry.stat(follow_symlinks=False).st_mtime, int(stem), Path(entry.path)))
+    dated_logs.sort()
+    if len(dated_logs) > _MAX_RANK_LOGS:
+        prominent = [log for log in dated_logs if log[1] in prominent_ranks][: _MAX_RANK_LOGS // 2]
+        others = [log for log in dated_logs if log[1] not in prominent_ranks]
+        half = (_MAX_RANK_LOGS - len(prominent)) // 2
+        dated_logs = [*prominent, *others[:half], *others[-half:]]
+    return sorted((rank, path) for _, rank, path in dated_logs)
 
 
 def _relative(path: Path, run_dir: Path) -> str:

@@ -74,22 +74,22 @@ def seconds_between(earlier: str, later: str) -> float | None:
 
 def _parse_candidates(head: str, within: TimeSpan) -> list[datetime]:
     """Return the times that the text may denote, the most likely first."""
-    if found := _EPOCH.search(head):
-        return [datetime.fromtimestamp(float(f"{found[1]}.{found[2]}"), UTC)]
-    if found := _ISO.search(head):
-        fraction = (found[3] or "0")[:6].ljust(6, "0")
-        zone = (found[4] or "").replace("Z", "+00:00")
-        moment = datetime.fromisoformat(f"{found[1]}T{found[2]}.{fraction}{zone}")
+    if match := _EPOCH.search(head):
+        return [datetime.fromtimestamp(float(f"{match[1]}.{match[2]}"), UTC)]
+    if match := _ISO.search(head):
+        fraction = (match[3] or "0")[:6].ljust(6, "0")
+        zone = (match[4] or "").replace("Z", "+00:00")
+        moment = datetime.fromisoformat(f"{match[1]}T{match[2]}.{fraction}{zone}")
         return [moment] if moment.tzinfo else _candidate_zones(moment)
     year = (within.last or within.first or datetime.now(UTC)).year
-    if found := _GLOG.search(head):
-        month, day, hour, minute, second = map(int, found.groups()[:5])
-        fraction = int(found[6][:6].ljust(6, "0"))
+    if match := _GLOG.search(head):
+        month, day, hour, minute, second = map(int, match.groups()[:5])
+        fraction = int(match[6][:6].ljust(6, "0"))
         return _candidate_zones(datetime(year, month, day, hour, minute, second, fraction))  # noqa: DTZ001 (naive)
-    if (found := _SYSLOG.search(head)) and found[1] in _MONTHS:
-        day, hour, minute, second = map(int, found.groups()[1:5])
-        month = _MONTHS.index(found[1]) + 1
-        return _candidate_zones(datetime(int(found[6] or year), month, day, hour, minute, second))  # noqa: DTZ001
+    if (match := _SYSLOG.search(head)) and match[1] in _MONTHS:
+        day, hour, minute, second = map(int, match.groups()[1:5])
+        month = _MONTHS.index(match[1]) + 1
+        return _candidate_zones(datetime(int(match[6] or year), month, day, hour, minute, second))  # noqa: DTZ001
     return []
 
 

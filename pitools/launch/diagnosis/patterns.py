@@ -91,21 +91,21 @@ def compile_cached(expression: str) -> re.Pattern[str]:
 def match_exception(error: str, message: str, *, own_raise: bool) -> ExceptionRule | None:
     """Return the first rule that matches an exception, or None. own_raise: the user's own code raised it."""
     name = error.rpartition(".")[2]
-    for raised in load_table().exception:
-        if raised.raised_by_library and own_raise:
+    for rule in load_table().exception:
+        if rule.raised_by_library and own_raise:
             continue
-        if compile_cached(raised.type).fullmatch(name) and compile_cached(raised.message).match(message):
-            return raised
+        if compile_cached(rule.type).fullmatch(name) and compile_cached(rule.message).match(message):
+            return rule
     return None
 
 
 def match_exit_code(exit_code: int) -> ExitRule | None:
     """Return the rule of an exit code, or of the signal that it encodes; None for other codes."""
-    for ending in load_table().exit:
-        if ending.signal and exit_code in (128 + ending.signal, -ending.signal):
-            return ending
-        if ending.code and exit_code == ending.code:
-            return ending
+    for rule in load_table().exit:
+        if rule.signal and exit_code in (128 + rule.signal, -rule.signal):
+            return rule
+        if rule.code and exit_code == rule.code:
+            return rule
     return None
 
 
@@ -127,15 +127,19 @@ def explained_codes(rule: str) -> tuple[int, ...]:
 def match_job_output(line: str) -> Pattern | None:
     """Return the first pattern that matches a line of the output of a job without an attempt, or None."""
     for pattern in load_table().pattern:
-        is_asked = pattern.role == "fault" and {"job", "slurm"} & set(pattern.source) and not pattern.codes
-        if is_asked and any(words in line for words in pattern.literals) and compile_cached(pattern.line).search(line):
+        applies = pattern.role == "fault" and {"job", "slurm"} & set(pattern.source) and not pattern.codes
+        if (
+            applies
+            and any(literal in line for literal in pattern.literals)
+            and compile_cached(pattern.line).search(line)
+        ):
             return pattern
     return None
 
 
 def exit_reason(rule: str) -> str:
     """Return the explanation of an exit rule, such as `signal-9`; "" for other rules."""
-    return next((ending.reason for ending in load_table().exit if ending.name == rule), "")
+    return next((exit_rule.reason for exit_rule in load_table().exit if exit_rule.name == rule), "")
 
 
 @lru_cache(maxsize=1)

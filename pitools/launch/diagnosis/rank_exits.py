@@ -18,7 +18,7 @@ from pitools.run.attempt_records import CauseKind, RankFailure
 _SIGNALS = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.Signals}
 _SIGNALS |= {"out of memory": 125 - 128}
 _SRUN_TASKS = re.compile(
-    r"srun(?:\[\d+\])?: error: (?P<nodes>[\w.\[\],-]{1,4000}): tasks? (?P<ranks>[\d,\s-]{1,100000}): (?P<what>.{1,200})"
+    r"srun(?:\[\d+\])?: error: (?P<nodes>[\w.\[\],-]{1,4000}): tasks? (?P<ranks>[\d,\s-]{1,100000}): (?P<end>.{1,200})"
 )
 _EXIT_CODE = re.compile(r"Exited with exit code (\d{1,3})")
 _MAX_TASKS = 4096
@@ -54,8 +54,8 @@ def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
         chain = tracebacks.parse_record(failure.error, failure.message, failure.trace)
         if chain:
             end = exit_from_exception(chain, failure.rank, failure.node, failure.t, source)
-            mark = failure.fingerprint or end.fingerprint
-            return msgspec.structs.replace(end, exit_code=failure.exit_code, fingerprint=mark)
+            digest = failure.fingerprint or end.fingerprint
+            return msgspec.structs.replace(end, exit_code=failure.exit_code, fingerprint=digest)
     return exit_from_code(failure.exit_code, failure.rank, failure.node, failure.t, source)
 
 
@@ -63,27 +63,27 @@ def exit_from_exception(
     chain: list[tracebacks.ParsedException], rank: int | None, node: str, t: str, source: str
 ) -> RankExit:
     """Return the exit of a rank by an uncaught exception; without a rule for it the kind is `user`."""
-    raised, known = tracebacks.explaining_exception(chain)
-    what = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
-    mark = fingerprint.fingerprint_exception(raised.error, raised.message, raised.trace)
+    raised, rule = tracebacks.explaining_exception(chain)
+    description = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
+    digest = fingerprint.fingerprint_exception(raised.error, raised.message, raised.trace)
     # An exception without a rule is certainly the program's. Errors of the system, such as a missing file, may have
     # other reasons, unless the user's own code raised them.
-    sure: Confidence = known.confidence if known else "certain"
-    if not known and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
-        sure = "certain" if raised.raised_by_user else "likely"
+    confidence: Confidence = rule.confidence if rule else "certain"
+    if not rule and raised.error in ("FileNotFoundError", "OSError", "RuntimeError", "PermissionError"):
+        confidence = "certain" if raised.raised_by_user else "likely"
     return RankExit(
         rank=rank,
         node=node,
         t=t,
         source=source,
-        description=what,
-        fingerprint=mark,
+        description=description,
+        fingerprint=digest,
         is_exception=True,
-        kind=known.kind if known else "user",
-        role=known.role if known else "fault",
-        confidence=sure,
-        rule=known.name if known else "exception",
-        is_local=known.blames_node if known else False,
+        kind=rule.kind if rule else "user",
+        role=rule.role if rule else "fault",
+        confidence=confidence,
+        rule=rule.name if rule else "exception",
+        is_local=rule.blames_node if rule else False,
     )
 
 
@@ -91,7 +91,7 @@ def exit_from_code(
     code: int, rank: int | None, node: str, t: str, source: str, description: str = "", order: int = -1
 ) -> RankExit:
     """Return the exit of a rank by its exit code, or 128 + its signal."""
-    known = patterns.match_exit_code(code)
+    rule = patterns.match_exit_code(code)
     text = description or (f"ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exit code {code}")
     return RankExit(
         rank=rank,
@@ -101,37 +101,37 @@ def exit_from_code(
         description=one_line(text),
         exit_code=code,
         order=order,
-        kind=known.kind if known else "unknown",
-        role=known.role if known else "fault",
-        confidence=known.confidence if known else "guess",
-        rule=known.name if known else "",
-        is_local=known.blames_node if known else False,
+        kind=rule.kind if rule else "unknown",
+        role=rule.role if rule else "fault",
+        confidence=rule.confidence if rule else "guess",
+        rule=rule.name if rule else "",
+        is_local=rule.blames_node if rule else False,
         fingerprint=fingerprint.fingerprint_exit(f"exit code {code}"),
     )
 
 
 def exits_from_srun(line: str, t: str, source: str, order: int) -> list[RankExit]:
     """Parse srun's message about the end of tasks, such as `n1: tasks 0-3: Killed`; [] for other lines."""
-    found = _SRUN_TASKS.search(line)
-    if not found:
+    match = _SRUN_TASKS.search(line)
+    if not match:
         return []
-    ranks = _expand_tasks(found["ranks"])
-    node = found["nodes"] if "[" not in found["nodes"] and "," not in found["nodes"] else ""
-    code = _EXIT_CODE.match(found["what"])
-    word = found["what"].removesuffix("(core dumped)").strip().lower()
-    number = int(code[1]) if code else 128 + _SIGNALS[word] if word in _SIGNALS else None
-    if number is None:
+    ranks = _expand_tasks(match["ranks"])
+    node = match["nodes"] if "[" not in match["nodes"] and "," not in match["nodes"] else ""
+    code_match = _EXIT_CODE.match(match["end"])
+    signal_text = match["end"].removesuffix("(core dumped)").strip().lower()
+    exit_code = int(code_match[1]) if code_match else 128 + _SIGNALS[signal_text] if signal_text in _SIGNALS else None
+    if exit_code is None:
         return []
-    what = one_line(line[found.start() :])
-    return [exit_from_code(number, rank, node, t, source, what, order) for rank in ranks]
+    description = one_line(line[match.start() :])
+    return [exit_from_code(exit_code, rank, node, t, source, description, order) for rank in ranks]
 
 
 def _expand_tasks(text: str) -> list[int]:
     """Expand `0,2-4` to 0, 2, 3, 4; at most _MAX_TASKS."""
-    found: list[int] = []
+    ranks: list[int] = []
     for part in text.replace(" ", "").split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and len(first) < 8 and (not last or (last.isdecimal() and len(last) < 8)):
-            span = range(int(first), int(last or first) + 1)
-            found += span[:_MAX_TASKS]
-    return found[:_MAX_TASKS]
+            expanded = range(int(first), int(last or first) + 1)
+            ranks += expanded[:_MAX_TASKS]
+    return ranks[:_MAX_TASKS]

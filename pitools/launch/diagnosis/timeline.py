@@ -38,36 +38,42 @@ class FaultTimeline(NamedTuple):
     slurm_statement: Evidence | None
     cascade: tuple[RankExit, ...]
     silent_ranks: tuple[int, ...]
-    silent_nodes: tuple[str, ...]
+    unreported_nodes: tuple[str, ...]
     lost_nodes: tuple[str, ...]
     rank_exits: tuple[RankExit, ...]
 
 
 def build_timeline(evidence: AttemptEvidence) -> FaultTimeline:
     """Return the order of the faults in the evidence."""
-    word = min(
-        (one for one in evidence.evidence if one.role == "slurm-statement"), key=lambda one: one.t or "~", default=None
+    statement = min(
+        (piece for piece in evidence.evidence if piece.role == "slurm-statement"),
+        key=lambda piece: piece.t or "~",
+        default=None,
     )
-    complained = {one.rank for one in evidence.evidence if one.role == "cascade" and one.rank is not None}
-    merged = [
-        _as_cascade(_as_reaction(end, _signalled_at(evidence, word)), complained)
+    complaining_ranks = {
+        piece.rank for piece in evidence.evidence if piece.role == "cascade" and piece.rank is not None
+    }
+    exits = [
+        _as_cascade(_as_reaction(end, _signalled_at(evidence, statement)), complaining_ranks)
         for end in _one_exit_per_rank(evidence)
     ]
     lines = [
-        _exit_from_evidence(one) for one in evidence.evidence if one.role == "fault" and not _is_outranked(one, merged)
+        _exit_from_evidence(piece)
+        for piece in evidence.evidence
+        if piece.role == "fault" and not _is_outranked(piece, exits)
     ]
-    lines = [line for line in lines if _as_reaction(line, _signalled_at(evidence, word)).role == "fault"]
-    cascade = [end for end in merged if end.role == "cascade"]
-    cascade += [_exit_from_evidence(one) for one in evidence.evidence if one.role == "cascade"]
-    lost = [line.node for line in lines if line.rule in _LOST_NODE_RULES and line.node]
+    lines = [line for line in lines if _as_reaction(line, _signalled_at(evidence, statement)).role == "fault"]
+    cascade = [end for end in exits if end.role == "cascade"]
+    cascade += [_exit_from_evidence(piece) for piece in evidence.evidence if piece.role == "cascade"]
+    lost_nodes = [line.node for line in lines if line.rule in _LOST_NODE_RULES and line.node]
     return FaultTimeline(
-        root=_root_fault(merged, lines, evidence),
-        slurm_statement=word,
+        root=_root_fault(exits, lines, evidence),
+        slurm_statement=statement,
         cascade=tuple(sorted(cascade, key=lambda end: end.t or "~")),
-        silent_ranks=_silent_ranks(merged, cascade, evidence),
-        silent_nodes=_silent_nodes(merged, evidence),
-        lost_nodes=blamable_nodes(lost, evidence),
-        rank_exits=tuple(merged),
+        silent_ranks=_silent_ranks(exits, cascade, evidence),
+        unreported_nodes=_unreported_nodes(exits, evidence),
+        lost_nodes=blamable_nodes(lost_nodes, evidence),
+        rank_exits=tuple(exits),
     )
 
 
@@ -77,14 +83,14 @@ def blamable_nodes(nodes: Iterable[str], evidence: AttemptEvidence) -> tuple[str
     return () if 1 < len(set(evidence.hosts)) <= len(unique) else unique
 
 
-def _root_fault(merged: Sequence[RankExit], lines: Sequence[RankExit], seen: AttemptEvidence) -> RankExit | None:
+def _root_fault(exits: Sequence[RankExit], lines: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
     """Return the earliest fault: of the ranks' exits, explained by log lines; of log lines alone if there is none."""
-    faults = [_with_log_line(end, lines) for end in merged if end.role == "fault"]
-    lost = [line for line in lines if line.rule in _LOST_NODE_RULES]
-    root = earliest_fault(faults, seen)
-    if lost and (root is None or root.confidence != "certain"):
-        return earliest_fault(lost, seen)
-    return root or earliest_fault([line for line in lines if not patterns.explained_codes(line.rule)], seen)
+    faults = [_with_log_line(end, lines) for end in exits if end.role == "fault"]
+    lost_node_lines = [line for line in lines if line.rule in _LOST_NODE_RULES]
+    root = earliest_fault(faults, evidence)
+    if lost_node_lines and (root is None or root.confidence != "certain"):
+        return earliest_fault(lost_node_lines, evidence)
+    return root or earliest_fault([line for line in lines if not patterns.explained_codes(line.rule)], evidence)
 
 
 def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> RankExit | None:
@@ -92,43 +98,47 @@ def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> Ran
     if not faults:
         return None
     earliest = min((end.t for end in faults if end.t), default="")
-    near = [
+    simultaneous = [
         end for end in faults if (log_timestamps.seconds_between(earliest, end.t) or 0.0) <= log_timestamps.TOLERANCE_S
     ]
-    leader = next((end for end in near if evidence.first_failure and end.rank == evidence.first_failure.rank), None)
+    leader = next(
+        (end for end in simultaneous if evidence.first_failure and end.rank == evidence.first_failure.rank), None
+    )
     if leader:
         # A rank that was killed left no failure record, but srun reported its exit.
-        before = [end for end in near if 0 <= end.order < leader.order and _is_uninformative(end, evidence)]
-        return min(before, key=lambda end: end.order, default=leader)
-    if all(end.order >= 0 for end in near):
-        return min(near, key=lambda end: (end.order, _CONFIDENCE_ORDER[end.confidence]))
+        earlier = [
+            end for end in simultaneous if 0 <= end.order < leader.order and _has_no_failure_record(end, evidence)
+        ]
+        return min(earlier, key=lambda end: end.order, default=leader)
+    if all(end.order >= 0 for end in simultaneous):
+        return min(simultaneous, key=lambda end: (end.order, _CONFIDENCE_ORDER[end.confidence]))
     return min(
-        near,
+        simultaneous,
         key=lambda end: (_CONFIDENCE_ORDER[end.confidence], end.order if end.order >= 0 else _LAST_ORDER, end.t or "~"),
     )
 
 
-def _is_uninformative(end: RankExit, seen: AttemptEvidence) -> bool:
-    return all(failure.rank != end.rank for failure in seen.failures)
+def _has_no_failure_record(end: RankExit, evidence: AttemptEvidence) -> bool:
+    return all(failure.rank != end.rank for failure in evidence.failures)
 
 
-def _signalled_at(seen: AttemptEvidence, word: Evidence | None) -> str:
+def _signalled_at(evidence: AttemptEvidence, statement: Evidence | None) -> str:
     """Return when Slurm or a user terminated the ranks; "" if unknown."""
-    told = [one.t for one in seen.signals if one.signal in ("SIGTERM", "SIGINT")]
-    return min([*told, *([word.t] if word and word.t else [])], default="")
+    times = [record.t for record in evidence.signals if record.signal in ("SIGTERM", "SIGINT")]
+    return min([*times, *([statement.t] if statement and statement.t else [])], default="")
 
 
-def _as_reaction(end: RankExit, told_at: str) -> RankExit:
+def _as_reaction(end: RankExit, signalled_at: str) -> RankExit:
     """Give a fault after the termination signal the role `end`: it is a consequence."""
-    gap = log_timestamps.seconds_between(told_at, end.t)
+    gap = log_timestamps.seconds_between(signalled_at, end.t)
     if end.role == "fault" and gap is not None and gap > -0.5 and end.kind not in ("node", "gpu"):
         return msgspec.structs.replace(end, role="end")
     return end
 
 
-def _as_cascade(end: RankExit, complained: set[int]) -> RankExit:
+def _as_cascade(end: RankExit, complaining_ranks: set[int]) -> RankExit:
     """Give an unexplained exit the role `cascade` if the rank complained about a lost peer."""
-    if end.role == "fault" and end.kind == "unknown" and not end.is_exception and end.rank in complained:
+    if end.role == "fault" and end.kind == "unknown" and not end.is_exception and end.rank in complaining_ranks:
         return msgspec.structs.replace(end, role="cascade", kind="network")
     return end
 
@@ -137,8 +147,8 @@ def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
     """Complete an exit without an explanation from a log line of the same rank or node, or of Slurm."""
     if end.confidence != "guess":
         return end
-    fitting = [line for line in lines if _matches_exit(line, end)]
-    best = min(fitting, key=lambda line: (line.rank != end.rank, _CONFIDENCE_ORDER[line.confidence]), default=None)
+    matches = [line for line in lines if _matches_exit(line, end)]
+    best = min(matches, key=lambda line: (line.rank != end.rank, _CONFIDENCE_ORDER[line.confidence]), default=None)
     if best is None or _CONFIDENCE_ORDER[best.confidence] > _CONFIDENCE_ORDER[end.confidence]:
         return end
     return msgspec.structs.replace(
@@ -166,43 +176,46 @@ def _matches_exit(line: RankExit, end: RankExit) -> bool:
     return not line.node or not end.node or line.node == end.node
 
 
-def _is_outranked(line: Evidence, merged: Sequence[RankExit]) -> bool:
+def _is_outranked(line: Evidence, exits: Sequence[RankExit]) -> bool:
     """Whether the rank that wrote a line ended with an exception, which outranks its earlier lines."""
     return line.rank is not None and any(
-        end.rank == line.rank and end.is_exception and end.role == "fault" for end in merged
+        end.rank == line.rank and end.is_exception and end.role == "fault" for end in exits
     )
 
 
-def _silent_ranks(merged: Sequence[RankExit], cascade: Sequence[RankExit], seen: AttemptEvidence) -> tuple[int, ...]:
+def _silent_ranks(exits: Sequence[RankExit], cascade: Sequence[RankExit], evidence: AttemptEvidence) -> tuple[int, ...]:
     """Return the ranks without a complaint or fault while others complained, if they are at most half."""
     if not cascade:
         return ()
-    spoke = {end.rank for end in cascade} | {end.rank for end in merged if end.role == "fault"}
-    silent = [rank for rank in range(len(seen.hosts)) if rank not in spoke]
-    return tuple(silent) if len(silent) <= max(1, len(seen.hosts) // 2) else ()
+    reporting_ranks = {end.rank for end in cascade} | {end.rank for end in exits if end.role == "fault"}
+    ranks = [rank for rank in range(len(evidence.hosts)) if rank not in reporting_ranks]
+    return tuple(ranks) if len(ranks) <= max(1, len(evidence.hosts) // 2) else ()
 
 
-def _silent_nodes(merged: Sequence[RankExit], seen: AttemptEvidence) -> tuple[str, ...]:
+def _unreported_nodes(exits: Sequence[RankExit], evidence: AttemptEvidence) -> tuple[str, ...]:
     """Return the nodes without a reported exit of a rank, if srun reported exits of other nodes."""
-    reported = {end.rank for end in merged}
-    if not any(end.order >= 0 for end in merged) or len(seen.hosts) > 100_000:
+    reported = {end.rank for end in exits}
+    if not any(end.order >= 0 for end in exits) or len(evidence.hosts) > 100_000:
         return ()
-    heard = {seen.hosts[rank] for rank in reported if rank is not None and rank < len(seen.hosts)}
-    return blamable_nodes(set(seen.hosts) - heard, seen)
+    reported_nodes = {evidence.hosts[rank] for rank in reported if rank is not None and rank < len(evidence.hosts)}
+    return blamable_nodes(set(evidence.hosts) - reported_nodes, evidence)
 
 
-def _one_exit_per_rank(seen: AttemptEvidence) -> list[RankExit]:
+def _one_exit_per_rank(evidence: AttemptEvidence) -> list[RankExit]:
     """Return one exit per rank: its exception if there is one, with the time and order of other sources."""
-    place = f"attempts/{seen.attempt}"
-    words = [rank_exits.exit_from_failure(one, f"{place}/failures/{one.rank}.json") for one in seen.failures]
-    if seen.first_failure and all(end.rank != seen.first_failure.rank for end in words):
-        code, rank, node = seen.first_failure
-        words.append(rank_exits.exit_from_code(code, rank, node, "", f"{place}/first_failure"))
-    known: dict[int | None, list[RankExit]] = {}
-    for end in [*words, *seen.rank_exits]:
-        known.setdefault(end.rank, []).append(end)
-    nameless = known.pop(None, [])
-    return [*nameless, *map(_merge_exits, known.values())]
+    attempt_path = f"attempts/{evidence.attempt}"
+    recorded = [
+        rank_exits.exit_from_failure(failure, f"{attempt_path}/failures/{failure.rank}.json")
+        for failure in evidence.failures
+    ]
+    if evidence.first_failure and all(end.rank != evidence.first_failure.rank for end in recorded):
+        code, rank, node = evidence.first_failure
+        recorded.append(rank_exits.exit_from_code(code, rank, node, "", f"{attempt_path}/first_failure"))
+    by_rank: dict[int | None, list[RankExit]] = {}
+    for end in [*recorded, *evidence.rank_exits]:
+        by_rank.setdefault(end.rank, []).append(end)
+    without_rank = by_rank.pop(None, [])
+    return [*without_rank, *map(_merge_exits, by_rank.values())]
 
 
 def _merge_exits(group: Sequence[RankExit]) -> RankExit:
@@ -210,31 +223,31 @@ def _merge_exits(group: Sequence[RankExit]) -> RankExit:
     exceptions = [end for end in group if end.is_exception]
     coded = [end for end in group if end.exit_code is not None]
     best = exceptions[0] if exceptions else min(coded or group, key=lambda end: _CONFIDENCE_ORDER[end.confidence])
-    known = [end.t for end in group if end.t]
+    times = [end.t for end in group if end.t]
     return msgspec.structs.replace(
         best,
-        t=min((end.t for end in coded if end.t), default=min(known, default="")),
+        t=min((end.t for end in coded if end.t), default=min(times, default="")),
         order=max(end.order for end in group),
         exit_code=best.exit_code if best.exit_code is not None else next((end.exit_code for end in coded), None),
         node=best.node or next((end.node for end in group if end.node), ""),
     )
 
 
-def _exit_from_evidence(one: Evidence) -> RankExit:
-    at = _SRUN_LINE.search(one.source)
+def _exit_from_evidence(piece: Evidence) -> RankExit:
+    match = _SRUN_LINE.search(piece.source)
     return RankExit(
-        rank=one.rank,
-        node=one.node,
-        t=one.t,
-        source=one.source,
-        description=one.text,
-        kind=one.kind,
-        role=one.role,
-        confidence=patterns.confidence_of(one.rule),
-        rule=one.rule,
-        is_local=patterns.blames_node(one.rule),
-        order=int(at[1]) if at else -1,
-        fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(one.text)),
+        rank=piece.rank,
+        node=piece.node,
+        t=piece.t,
+        source=piece.source,
+        description=piece.text,
+        kind=piece.kind,
+        role=piece.role,
+        confidence=patterns.confidence_of(piece.rule),
+        rule=piece.rule,
+        is_local=patterns.blames_node(piece.rule),
+        order=int(match[1]) if match else -1,
+        fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(piece.text)),
     )
 
 

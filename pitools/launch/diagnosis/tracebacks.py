@@ -33,13 +33,13 @@ def last_traceback(text: str) -> list[ParsedException]:
         return []
     chain = [start]
     while len(chain) < 8:  # the exception during whose handling it was raised, or its cause, is printed before it
-        before = text.rfind(_START, 0, chain[0])
-        if before < 0 or not any(mark in text[before : chain[0]][-400:] for mark in _CHAIN):
+        previous = text.rfind(_START, 0, chain[0])
+        if previous < 0 or not any(phrase in text[previous : chain[0]][-400:] for phrase in _CHAIN):
             break
-        chain.insert(0, before)
+        chain.insert(0, previous)
     ends = [*chain[1:], min(len(text), start + 65536)]
-    found = [_parse_block(text[begin:end], begin) for begin, end in zip(chain, ends, strict=True)]
-    return [raised for raised in found if raised]
+    exceptions = [_parse_block(text[begin:end], begin) for begin, end in zip(chain, ends, strict=True)]
+    return [raised for raised in exceptions if raised]
 
 
 def blank_tracebacks(text: str) -> str:
@@ -65,12 +65,12 @@ def parse_record(error: str, message: str, trace: str) -> list[ParsedException]:
 def explaining_exception(chain: list[ParsedException]) -> tuple[ParsedException, patterns.ExceptionRule | None]:
     """Return the exception of a chain that explains it, and its rule: the first with a rule, else the last and None."""
     for raised in chain:
-        if known := patterns.match_exception(raised.error, raised.message, own_raise=raised.raised_by_user):
-            return raised, known
+        if rule := patterns.match_exception(raised.error, raised.message, own_raise=raised.raised_by_user):
+            return raised, rule
     return chain[-1], None
 
 
-def _parse_block(block: str, at: int) -> ParsedException | None:
+def _parse_block(block: str, offset: int) -> ParsedException | None:
     lines = [_PREFIX.sub("", line[:2000], count=1) for line in block[:65536].splitlines()]
     inside = 1
     while inside < len(lines) and (lines[inside].startswith((" ", "\t")) or not lines[inside].strip()):
@@ -83,7 +83,9 @@ def _parse_block(block: str, at: int) -> ParsedException | None:
     message = (end["message"] or "").strip()
     if not message and inside + 1 < len(lines):
         message = lines[inside + 1].strip()
-    return ParsedException(end["type"], message, "\n".join(lines[: inside + 1]), at, _is_raised_by_user(lines[:inside]))
+    return ParsedException(
+        end["type"], message, "\n".join(lines[: inside + 1]), offset, _is_raised_by_user(lines[:inside])
+    )
 
 
 def _is_raised_by_user(lines: list[str]) -> bool:
@@ -91,8 +93,8 @@ def _is_raised_by_user(lines: list[str]) -> bool:
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return False
-    found = _FRAME.match(lines[frames[-1]])
-    if not found or any(part in found["file"] for part in _LIBRARY):
+    frame = _FRAME.match(lines[frames[-1]])
+    if not frame or any(part in frame["file"] for part in _LIBRARY):
         return False
     source = [line.strip() for line in lines[frames[-1] + 1 :] if line.strip().strip("^~ ")]
     return bool(source) and _RAISE.search(source[0]) is not None

@@ -28,7 +28,7 @@ _MAX_LINES = 200
 _NO_OUTPUT = 53  # slurmstepd reports this, as a signal, for a job whose output it cannot open
 _SCRIPT = re.compile(r"^\S*slurm_script: line \d+: ")  # bash's prefix of errors of the batch script
 # Slurm's state of a job without an attempt → kind and reason of the cause.
-_START_LINES: dict[str, tuple[CauseKind, str]] = {
+_STATE_CAUSES: dict[str, tuple[CauseKind, str]] = {
     "CANCELLED": ("cancelled", "the job was cancelled before its first attempt"),
     "PREEMPTED": ("preempted", "the job was preempted before its first attempt"),
     "NODE_FAIL": ("node", "a node failed before the first attempt"),
@@ -41,18 +41,18 @@ _START_LINES: dict[str, tuple[CauseKind, str]] = {
 def cause_path(run_dir: Path, ref: run_folder.JobRef) -> Path:
     """Return the path of the cause of a job that ended before its first attempt."""
     # A local run gets no folder `jobs/`: that folder means that jobs need a grant.
-    at = run_dir / "unstarted" / str(ref.number) if ref.host else submissions.job_dir(run_dir, ref.number)
-    return at / "cause.json"
+    folder = run_dir / "unstarted" / str(ref.number) if ref.host else submissions.job_dir(run_dir, ref.number)
+    return folder / "cause.json"
 
 
 def unstarted_causes(run_dir: Path) -> list[tuple[int, Cause]]:
     """Return the jobs of a run that ended without an attempt, as (number, cause), oldest first."""
-    found = []
-    for at in (*run_dir.glob("jobs/*/cause.json"), *run_dir.glob("unstarted/*/cause.json")):
+    causes = []
+    for path in (*run_dir.glob("jobs/*/cause.json"), *run_dir.glob("unstarted/*/cause.json")):
         with contextlib.suppress(DataError, OSError):
-            if at.parent.name.isdecimal() and (cause := run_folder.read_record(at, Cause)):
-                found.append((int(at.parent.name), cause))
-    return sorted(found, key=lambda one: one[0])
+            if path.parent.name.isdecimal() and (cause := run_folder.read_record(path, Cause)):
+                causes.append((int(path.parent.name), cause))
+    return sorted(causes, key=lambda item: item[0])
 
 
 class _OutputEnd(NamedTuple):
@@ -75,46 +75,47 @@ def diagnose_unstarted(
     previous job ended in the same way.
     """
     state, code = (accounting.state, accounting.exit_code or None) if accounting else (state, None)
-    if state in _START_LINES:
-        kind, reason = _START_LINES[state]
+    if state in _STATE_CAUSES:
+        kind, reason = _STATE_CAUSES[state]
         return Cause(attempt="", kind=kind, confidence="certain", reason=reason, state=state, exit_code=code)
-    said = _read_output_end(run_dir, ref)
-    if said is None and accounting and accounting.signal == _NO_OUTPUT:
-        what = f"the node cannot write to {run_dir}: see paths.runs of the site, and whether it is mounted"
-        said = _OutputEnd("sacct", what, "user", "job-output")
+    output_end = _read_output_end(run_dir, ref)
+    if output_end is None and accounting and accounting.signal == _NO_OUTPUT:
+        problem = f"the node cannot write to {run_dir}: see paths.runs of the site, and whether it is mounted"
+        output_end = _OutputEnd("sacct", problem, "user", "job-output")
     reason = "the job ended before its first attempt" + (f", with exit code {code}" if code else "")
-    if said is None:
+    if output_end is None:
         return Cause(attempt="", kind="unknown", confidence="guess", reason=reason, state=state, exit_code=code)
-    kind = "user" if said.kind == "unknown" and code in (126, 127) else said.kind
-    where = "; see paths.python of the site" if said.line.startswith(f"{python}: ") else ""
-    made = Cause(
+    kind = "user" if output_end.kind == "unknown" and code in (126, 127) else output_end.kind
+    hint = "; see paths.python of the site" if output_end.line.startswith(f"{python}: ") else ""
+    cause = Cause(
         attempt="",
         kind=kind,
         confidence="guess" if kind == "unknown" else "likely",
         state=state,
         exit_code=code,
-        reason=f"{reason}: {said.line}{where}",
-        fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(said.line)),
-        evidence=(Evidence(t="", source=said.source, text=said.line, kind=kind, rule=said.rule),),
+        reason=f"{reason}: {output_end.line}{hint}",
+        fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(output_end.line)),
+        evidence=(Evidence(t="", source=output_end.source, text=output_end.line, kind=kind, rule=output_end.rule),),
     )
     node = _first_node(accounting)
-    if kind == "user" and run_folder.attempt_dirs(run_dir) and not _repeats_previous(run_dir, ref, made):
-        what = f"{made.reason}; other jobs of the run have started attempts"
-        return replace(made, kind="node", nodes=node, reason=what)
-    return replace(made, nodes=node) if said.is_local else made
+    if kind == "user" and run_folder.attempt_dirs(run_dir) and not _repeats_previous(run_dir, ref, cause):
+        problem = f"{cause.reason}; other jobs of the run have started attempts"
+        return replace(cause, kind="node", nodes=node, reason=problem)
+    return replace(cause, nodes=node) if output_end.is_local else cause
 
 
 def _repeats_previous(run_dir: Path, ref: run_folder.JobRef, cause: Cause) -> bool:
     """Whether the previous job ended in the same way, also before its first attempt."""
     return any(
-        number == ref.number - 1 and one.fingerprint == cause.fingerprint for number, one in unstarted_causes(run_dir)
+        number == ref.number - 1 and previous.fingerprint == cause.fingerprint
+        for number, previous in unstarted_causes(run_dir)
     )
 
 
-def _first_node(told: AccountingRow | None) -> tuple[str, ...]:
+def _first_node(accounting: AccountingRow | None) -> tuple[str, ...]:
     """Return the node on which a job's script ran; () if unknown."""
     with contextlib.suppress(PitError):
-        return tuple(expand(told.node_list)[:1]) if told and told.node_list else ()
+        return tuple(expand(accounting.node_list)[:1]) if accounting and accounting.node_list else ()
     return ()
 
 
@@ -124,13 +125,13 @@ def _read_output_end(run_dir: Path, ref: run_folder.JobRef) -> _OutputEnd | None
     text = read_tail(run_dir / name, _MAX_READ_BYTES)
     if text is None:
         return None
-    own = text.text
-    chain = tracebacks.last_traceback(own)
-    for line in reversed(own[chain[0].offset if chain else 0 :].splitlines()[-_MAX_LINES:]):
-        if known := patterns.match_job_output(line):
-            return _OutputEnd(name, one_line(_SCRIPT.sub("", line)), known.kind, known.name, known.blames_node)
+    output = text.text
+    chain = tracebacks.last_traceback(output)
+    for line in reversed(output[chain[0].offset if chain else 0 :].splitlines()[-_MAX_LINES:]):
+        if pattern := patterns.match_job_output(line):
+            return _OutputEnd(name, one_line(_SCRIPT.sub("", line)), pattern.kind, pattern.name, pattern.blames_node)
     if chain:
-        raised, one = tracebacks.explaining_exception(chain)  # of pitools: not of kind `user`
-        return _OutputEnd(name, one_line(f"{raised.error}: {raised.message}"), one.kind if one else "unknown")
-    line = log_scan.last_line(own)
+        raised, rule = tracebacks.explaining_exception(chain)  # of pitools: not of kind `user`
+        return _OutputEnd(name, one_line(f"{raised.error}: {raised.message}"), rule.kind if rule else "unknown")
+    line = log_scan.last_line(output)
     return _OutputEnd(name, _SCRIPT.sub("", line)) if line else None
