@@ -33,14 +33,14 @@ def resume(run: str, site_name: str, force: bool, form: str) -> None:
 
     run_dir, site = find_run_and_site(run, site_name)
     move = completed_move(run_dir) if force else None
-    done = resume_run(run_dir, site, force=force)
+    result = resume_run(run_dir, site, force=force)
     with Output(form, RESUME_COLUMNS) as out:
-        out(done)
+        out(result)
     if move:
         hint = f"to cancel it there: pit launch cancel {move.new_run_id} --site {move.target_site}"
         moved = f"moved to {move.target_site} as {move.new_run_id}, and continues there as well"
         click.echo(f"pit: note: {moved}; {hint}", err=True)
-    if done.action == "already_ended":
+    if result.action == "already_ended":
         click.echo(f"pit: to continue it nevertheless: pit launch resume {run_dir.name} --force", err=True)
 
 
@@ -59,14 +59,14 @@ def why(name: str, site_name: str, form: str) -> None:
     try:
         run_dir, site = find_run_and_site(name, site_name)
     except UsageError as error:
-        known = [one for one in exclusions.read_exclusions(runs_dir(site), site.name) if one.node == name]
-        if not known:
-            what = f'no run "{name}", and no excluded node of this name'
-            raise UsageError(what, where=error.where, hint=error.hint) from error
+        entries = [entry for entry in exclusions.read_exclusions(runs_dir(site), site.name) if entry.node == name]
+        if not entries:
+            problem = f'no run "{name}", and no excluded node of this name'
+            raise UsageError(problem, where=error.where, hint=error.hint) from error
         with Output(form, EXCLUSION_COLUMNS) as out:
-            for one in known:
-                out(one)
-        click.echo(f"pit: {_node_status(name, site, known[-1])}", err=True)
+            for entry in entries:
+                out(entry)
+        click.echo(f"pit: {_node_status(name, site, entries[-1])}", err=True)
         return
     _explain_run(run_dir, site, form)
 
@@ -90,9 +90,9 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
     from pitools.launch.diagnosis import explain
     from pitools.launch.recovery import apply_decision
 
-    is_seen = sys.stdout.isatty()
-    if form == "table" or (form == "auto" and is_seen):
-        width = shutil.get_terminal_size().columns if is_seen else 1 << 20
+    is_terminal = sys.stdout.isatty()
+    if form == "table" or (form == "auto" and is_terminal):
+        width = shutil.get_terminal_size().columns if is_terminal else 1 << 20
         for line in explain.explain_run(run_dir):
             indent = " " * (len(line) - len(line.lstrip()) + 4)
             click.echo("\n".join(textwrap.wrap(line, max(40, width), subsequent_indent=indent, break_on_hyphens=False)))
@@ -100,12 +100,12 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         with Output(form, CAUSE_COLUMNS) as out:
             for cause in apply_decision.cause_history(run_dir):
                 out(cause)
-    given = apply_decision.read_verdict(run_dir)
-    if given is None:
+    verdict = apply_decision.read_verdict(run_dir)
+    if verdict is None:
         text = _why_not_running(run_dir, site)
     else:
-        kind = "" if given.kind == given.state else f"{given.kind}: "
-        text = f"the run {'has finished' if given.state == 'finished' else 'was stopped'}: {kind}{given.reason}"
+        kind = "" if verdict.kind == verdict.state else f"{verdict.kind}: "
+        text = f"the run {'has finished' if verdict.state == 'finished' else 'was stopped'}: {kind}{verdict.reason}"
     click.echo(f"pit: {text}", err=True)
 
 
@@ -125,8 +125,8 @@ def _why_not_running(run_dir: Path, site: Site) -> str:
         return "the run is unfinished"
     if is_held(run.pending_reason):
         return f"the run is unfinished: {status.held_error(run).message}; {status.held_error(run).hint}"
-    why, start = run.pending_reason or "unknown reason", run.expected_start or "unknown"
-    return f"the run is unfinished: job {run.job_id} is pending: {why}; expected start: {start}"
+    reason, start = run.pending_reason or "unknown reason", run.expected_start or "unknown"
+    return f"the run is unfinished: job {run.job_id} is pending: {reason}; expected start: {start}"
 
 
 @click.command()
@@ -147,7 +147,7 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
 
     site = load_site(site_name)
     chosen = [find_run_and_site(run, site_name) for run in runs]
-    if len({found.name for _, found in chosen}) > 1:
+    if len({run_site.name for _, run_site in chosen}) > 1:
         raise UsageError("runs of several sites (expected one)", hint="run one watch per site")
     if chosen:
         site = chosen[0][1]
@@ -157,15 +157,15 @@ def watch(ctx: click.Context, runs: tuple[str, ...], site_name: str, form: str) 
         return
     try:
         if form in ("auto", "table") and sys.stdout.isatty():
-            bad = _watch_live(paths, site)
+            has_failure = _watch_live(paths, site)
         else:
-            bad = _watch_as_records(paths, site, "jsonl" if form in ("auto", "table") else form)
+            has_failure = _watch_as_records(paths, site, "jsonl" if form in ("auto", "table") else form)
     except KeyboardInterrupt:
         click.echo(
             f"pit: the runs continue without `watch`; for the others: pit launch tick --site {site.name}", err=True
         )
         raise
-    if bad:
+    if has_failure:
         ctx.exit(1)
 
 
@@ -190,13 +190,13 @@ def _watch_live(paths: list[Path], site: Site) -> bool:
 
     from pitools.launch.monitor import follow_runs
 
-    said: list[str] = []
-    found = []
+    messages: list[str] = []
+    records = []
     with Live(auto_refresh=False) as live:
-        for found in follow_runs.poll_runs(paths, site, said.append):
-            del said[:-8]
-            live.update(follow_runs.live_table(found, said), refresh=True)
-    return len(found) < len(paths) or any(run.state != "COMPLETED" for run in found)
+        for records in follow_runs.poll_runs(paths, site, messages.append):
+            del messages[:-8]
+            live.update(follow_runs.live_table(records, messages), refresh=True)
+    return len(records) < len(paths) or any(run.state != "COMPLETED" for run in records)
 
 
 @click.command()
@@ -218,35 +218,35 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
 
     site = load_site(site_name)
     runs = runs_dir(site)
-    before = () if sys.stderr.isatty() else tick.troubles(runs, site)
-    wrong: list[PitError] = []
+    reported = () if sys.stderr.isatty() else tick.last_tick_errors(runs, site)
+    errors: list[PitError] = []
     lines: list[str] = []
 
     def tell(path: Path, error: PitError) -> None:
-        wrong.append(error)
+        errors.append(error)
         lines.append(f"{path.name}: {error}")
-        if lines[-1] not in before:
+        if lines[-1] not in reported:
             click.echo(f"pit: {lines[-1]}", err=True)
 
     try:
         with Output(form, RESUME_COLUMNS) as out:
-            for done in tick.tick_runs(runs, site, tell):
-                out(done)
+            for result in tick.tick_runs(runs, site, tell):
+                out(result)
     except tick.TickRunning as error:
         click.echo(f"pit: {error}", err=True)
         return
     except PitError as error:
-        wrong.append(error)
+        errors.append(error)
         lines.append(str(error))
-    tick.keep_troubles(runs, site, tuple(lines))
-    if not wrong:
+    tick.record_tick_errors(runs, site, tuple(lines))
+    if not errors:
         return
-    worst = max(wrong, key=lambda error: not error.retry)
-    new = [error for error, line in zip(wrong, lines, strict=True) if line not in before]
-    if not new:
-        ctx.exit(worst.exit_code)
-    new[-1].exit_code = worst.exit_code
-    raise new[-1]  # the error that ended the tick is the last one, and not printed yet
+    worst_error = max(errors, key=lambda error: not error.retry)
+    new_errors = [error for error, line in zip(errors, lines, strict=True) if line not in reported]
+    if not new_errors:
+        ctx.exit(worst_error.exit_code)
+    new_errors[-1].exit_code = worst_error.exit_code
+    raise new_errors[-1]  # the error that ended the tick is the last one, and not printed yet
 
 
 def _print_error(path: Path, error: PitError) -> None:

@@ -284,7 +284,7 @@ def may_be_held_back(run: run_folder.RunRecord, site: Site) -> bool:
     if run.state != "PENDING" or not run.attempts:
         return False
     ref = run_folder.read_or_none(Path(run.run_dir) / "job.json", run_folder.JobRef)
-    return ref is not None and requeue_hold.may_be_held(Path(run.run_dir), ref, site)
+    return ref is not None and requeue_hold.is_possibly_held(Path(run.run_dir), ref, site)
 
 
 def try_resume(run_dir: Path, site: Site, report: Callable[[str], None]) -> ResumeResult | None:

@@ -52,18 +52,18 @@ def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision
 
 
 def _with_slurm_statement(
-    run_dir: Path, plan: Plan, site: Site, cause: Cause, decided: Decision
+    run_dir: Path, plan: Plan, site: Site, cause: Cause, decision: Decision
 ) -> tuple[Cause, Decision]:
     """Diagnose and decide again with Slurm's reason for ending this job, if Slurm reports it in time."""
     attempt = run_dir / "attempts" / cause.attempt
     start = run_folder.read_or_none(attempt / "start.json", AttemptStart)
-    told = slurm_query.termination_reason(without_ssh(site), start.job_id, start.started) if start else None
-    if told is None:
-        return cause, decided
-    cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=told, in_job=True)
-    past = cause_history(run_dir, before_attempt=cause.attempt)
+    accounting = slurm_query.termination_reason(without_ssh(site), start.job_id, start.started) if start else None
+    if accounting is None:
+        return cause, decision
+    cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=accounting, in_job=True)
+    history = cause_history(run_dir, before_attempt=cause.attempt)
     # Slurm is ending the job: none of its time limit remains usable.
-    return cause, policy.decide(plan, site, cause, past, in_job=True, seconds_left=0.0)
+    return cause, policy.decide(plan, site, cause, history, in_job=True, seconds_left=0.0)
 
 
 def _job_of_attempt(run_dir: Path, cause: Cause) -> run_folder.JobRef | None:
@@ -81,17 +81,17 @@ def apply_decision(
     *,
     in_job: bool,
     job: run_folder.JobRef | None,
-    patience_s: float = next_job.RETRY_FOR_S,
+    retry_for_s: float = next_job.RETRY_FOR_S,
 ) -> Decision:
     """Apply a decision; the caller holds the run's lock.
 
     in_job: called on a node, where Slurm is called without ssh. job: the job that ended, which the next job follows.
-    patience_s: how long to retry a busy Slurm.
+    retry_for_s: how long to retry a busy Slurm.
     Raises TryLater if the job has started another attempt in the meantime.
     """
-    if given := read_verdict(run_dir):
-        action: policy.Action = "done" if given.state == "finished" else "stop"
-        return replace(decision, action=action, kind=given.kind, reason=given.reason)
+    if verdict := read_verdict(run_dir):
+        action: policy.Action = "done" if verdict.state == "finished" else "stop"
+        return replace(decision, action=action, kind=verdict.kind, reason=verdict.reason)
     if decision.action != "done" and cancel_request.pending_cancel(run_dir):
         decision = replace(decision, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
     newest = max(submissions.submission_numbers(run_dir), default=0)
@@ -102,24 +102,24 @@ def apply_decision(
         write_verdict(run_dir, decision.kind, decision.reason, cause.exit_code)
     elif decision.action == "resubmit":
         if in_job:  # a job has little time before it ends; `tick` completes an unfinished submission
-            site, patience_s = without_ssh(site), min(patience_s, site.recovery.grace_s / 2)
-        _submit_following_job(run_dir, plan, site, in_job, cause, decision, job, patience_s)
+            site, retry_for_s = without_ssh(site), min(retry_for_s, site.recovery.grace_s / 2)
+        _submit_following_job(run_dir, plan, site, in_job, cause, decision, job, retry_for_s)
     return decision
 
 
-def _record_decision(run_dir: Path, site: Site, cause: Cause, decided: Decision) -> None:
+def _record_decision(run_dir: Path, site: Site, cause: Cause, decision: Decision) -> None:
     if cause.attempt:
-        run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decided)
+        run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decision)
     with contextlib.suppress(PitError):  # the run continues if the exclusion list cannot be written
-        exclusions.exclude_nodes(run_dir.parent, site, decided.exclude, cause, run_dir.name)
+        exclusions.exclude_nodes(run_dir.parent, site, decision.exclude, cause, run_dir.name)
     run_folder.append_event(
         run_dir,
         "decided",
         attempt=cause.attempt,
-        kind=decided.kind,
-        action=decided.action,
-        reason=decided.reason,
-        exclude=list(decided.exclude),
+        kind=decision.kind,
+        action=decision.action,
+        reason=decision.reason,
+        exclude=list(decision.exclude),
     )
 
 
@@ -129,9 +129,9 @@ def _submit_following_job(
     site: Site,
     in_job: bool,
     cause: Cause,
-    decided: Decision,
+    decision: Decision,
     previous_job: run_folder.JobRef | None,
-    patience_s: float,
+    retry_for_s: float,
 ) -> None:
     if site.scheduler == "none":
         job = local_process.start_supervisor(run_dir, site)
@@ -143,7 +143,7 @@ def _submit_following_job(
         in_job
         and site.recovery.chain == "requeue"
         and previous_job
-        and not decided.exclude
+        and not decision.exclude
         and _requeue(site, previous_job.job_id)
     ):
         run_folder.append_event(run_dir, "requeued", job_id=previous_job.job_id)
@@ -152,11 +152,13 @@ def _submit_following_job(
         _revoke_if_not_restarted(run_dir, previous_job, cause)
     # The number makes concurrent callers, which no lock may keep apart, submit the same job.
     number = previous_job.number + 1 if previous_job else None
-    sent = next_job.submit_next_job(run_dir, plan, site, number=number, wait_s=decided.wait_s, retry_for_s=patience_s)
+    new_job = next_job.submit_next_job(
+        run_dir, plan, site, number=number, wait_s=decision.wait_s, retry_for_s=retry_for_s
+    )
     # A verdict or a cancel in the meantime may have missed the new job.
     if read_verdict(run_dir) or cancel_request.pending_cancel(run_dir):
         with contextlib.suppress(PitError):
-            client(site).cancel([sent.job_id])
+            client(site).cancel([new_job.job_id])
     if previous_job and in_job:
         revoke_grant(submissions.job_dir(run_dir, previous_job.number))
     if in_job and previous_job and cause.kind == "preempted":
@@ -167,13 +169,13 @@ def _submit_following_job(
 
 def _revoke_if_not_restarted(run_dir: Path, previous_job: run_folder.JobRef, cause: Cause) -> None:
     """Revoke the grant of an ended job. Raises TryLater if Slurm has restarted the job: see job/begin_attempt.py."""
-    at = submissions.job_dir(run_dir, previous_job.number)
-    revoke_grant(at)
-    later = [path for path in run_folder.attempt_dirs(run_dir) if is_later_attempt(path, cause, previous_job)]
-    if later:
-        revoke_grant(at, grant.grant_token(previous_job.job_id))
-        what = f"job {previous_job.job_id} has started attempt {later[-1].name} in the meantime"
-        raise TryLater(what, where=str(run_dir), hint="see: pit launch show")
+    job_dir = submissions.job_dir(run_dir, previous_job.number)
+    revoke_grant(job_dir)
+    later_attempts = [path for path in run_folder.attempt_dirs(run_dir) if is_later_attempt(path, cause, previous_job)]
+    if later_attempts:
+        revoke_grant(job_dir, grant.grant_token(previous_job.job_id))
+        problem = f"job {previous_job.job_id} has started attempt {later_attempts[-1].name} in the meantime"
+        raise TryLater(problem, where=str(run_dir), hint="see: pit launch show")
 
 
 def is_later_attempt(attempt: Path, cause: Cause, job: run_folder.JobRef) -> bool:
@@ -191,10 +193,10 @@ def restore_grant(run_dir: Path, job: run_folder.JobRef) -> None:
 
 def revoke_grant(job_dir: Path, token: str = grant.REVOKED) -> None:
     """Replace the grant of a job, so that the job starts no further attempt if Slurm requeues it."""
-    building = job_dir / f".grant.{secrets.token_hex(4)}"
+    temp_path = job_dir / f".grant.{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
-        building.symlink_to(token)
-        os.replace(building, job_dir / grant.GRANT_LINK)
+        temp_path.symlink_to(token)
+        os.replace(temp_path, job_dir / grant.GRANT_LINK)
 
 
 def _requeue(site: Site, job_id: str) -> bool:
@@ -217,9 +219,9 @@ def write_verdict(
 
     reason: "" for a cancel, whose reason is in REASONS. moved_to: the run at another site that continues this one.
     """
-    ended: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
-    code: VerdictCode = "moving" if moved_to else ended
-    made = Verdict(
+    final_code: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
+    code: VerdictCode = "moving" if moved_to else final_code
+    verdict = Verdict(
         state="finished" if code == "finished" else "stopped",
         code=code,
         kind=kind,
@@ -231,20 +233,20 @@ def write_verdict(
         moved_to=moved_to,
     )
     path = run_dir / "verdict.json"
-    building = run_dir / f".verdict.{os.getpid()}.{secrets.token_hex(4)}"
+    temp_path = run_dir / f".verdict.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        write_atomic(building, msgspec.json.encode(made) + b"\n")
-        os.link(building, path)
+        write_atomic(temp_path, msgspec.json.encode(verdict) + b"\n")
+        os.link(temp_path, path)
     except FileExistsError:
         _drop_cancel(run_dir)
-        return read_verdict(run_dir) or made
+        return read_verdict(run_dir) or verdict
     except OSError as error:
         raise from_os_error(error, path) from error
     finally:
-        building.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
     _drop_cancel(run_dir)
-    run_folder.append_event(run_dir, made.state, kind=kind, reason=made.reason)
-    return made
+    run_folder.append_event(run_dir, verdict.state, kind=kind, reason=verdict.reason)
+    return verdict
 
 
 def _count_jobs(run_dir: Path) -> int:
@@ -270,13 +272,13 @@ def reopen(run_dir: Path) -> Verdict | None:
     The caller holds the run's lock.
     """
     _drop_cancel(run_dir)
-    given = read_verdict(run_dir)
-    if given:
-        kept = run_dir / "verdicts"
-        kept.mkdir(mode=0o755, exist_ok=True)
-        os.rename(run_dir / "verdict.json", kept / f"{len(list(kept.iterdir()))}.json")
-        run_folder.append_event(run_dir, "reopened", was=given.reason)
-    return given
+    verdict = read_verdict(run_dir)
+    if verdict:
+        archive_dir = run_dir / "verdicts"
+        archive_dir.mkdir(mode=0o755, exist_ok=True)
+        os.rename(run_dir / "verdict.json", archive_dir / f"{len(list(archive_dir.iterdir()))}.json")
+        run_folder.append_event(run_dir, "reopened", was=verdict.reason)
+    return verdict
 
 
 def cause_history(run_dir: Path, *, before_attempt: str = "", before_job: int | None = None) -> list[Cause]:
@@ -284,23 +286,23 @@ def cause_history(run_dir: Path, *, before_attempt: str = "", before_job: int | 
 
     before_attempt: leave out this attempt and later ones. before_job: leave out this job, which has no attempt.
     """
-    found: list[tuple[int, int, Cause]] = []
-    begun: set[int] = set()
-    taken_back = [
-        one for path in (run_dir / "verdicts").glob("*.json") if (one := run_folder.read_or_none(path, Verdict))
+    causes: list[tuple[int, int, Cause]] = []
+    jobs_with_attempt: set[int] = set()
+    withdrawn = [
+        verdict for path in (run_dir / "verdicts").glob("*.json") if (verdict := run_folder.read_or_none(path, Verdict))
     ]
-    since = max((one.attempts for one in taken_back), default=0)
-    since_job = max((one.submissions for one in taken_back), default=0)
-    for at, path in enumerate(run_folder.attempt_dirs(run_dir)):
+    first_attempt = max((verdict.attempts for verdict in withdrawn), default=0)
+    first_job = max((verdict.submissions for verdict in withdrawn), default=0)
+    for index, path in enumerate(run_folder.attempt_dirs(run_dir)):
         if path.name == before_attempt:
             break
         start = run_folder.read_or_none(path / "start.json", AttemptStart)
         job = start.submission if start else 0
-        begun.add(job)
+        jobs_with_attempt.add(job)
         cause = run_folder.read_or_none(path / "cause.json", Cause)
-        if cause and at >= since:
-            found.append((job, at, cause))
+        if cause and index >= first_attempt:
+            causes.append((job, index, cause))
     for number, cause in unstarted_jobs.unstarted_causes(run_dir):
-        if number >= since_job and number not in begun and number != before_job:
-            found.append((number, -1, cause))
-    return [cause for _, _, cause in sorted(found, key=lambda one: one[:2])]
+        if number >= first_job and number not in jobs_with_attempt and number != before_job:
+            causes.append((number, -1, cause))
+    return [cause for _, _, cause in sorted(causes, key=lambda verdict: verdict[:2])]

@@ -42,17 +42,17 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     Raises ConfigError if the run has no job; TryLater or ToolMissing if Slurm does not respond (the request stays
     pending); ClusterError if the cancel is refused (the run continues).
     """
-    given = apply_decision.read_verdict(run_dir)
-    if given and given.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
-        return given
+    verdict = apply_decision.read_verdict(run_dir)
+    if verdict and verdict.kind != "cancelled":  # an earlier cancel may have been killed before it ended the jobs
+        return verdict
     if submissions.latest_job(run_dir) is None and not submissions.submission_numbers(run_dir):
         # Its records of jobs may be lost; Slurm names its first job after the run.
         hint = f"scancel --name={run_dir.name}" if site.scheduler == "slurm" else "its folder can go"
         raise ConfigError("the run has no job", where=str(run_dir), hint=hint)
-    moving = given if given and given.code == "moving" else None
-    if given and not moving:
+    moving = verdict if verdict and verdict.code == "moving" else None
+    if verdict and not moving:
         _end_jobs(run_dir, site, is_over=True)
-        return given
+        return verdict
     if not moving and _last_attempt_succeeded(run_dir):
         _end_jobs(run_dir, site)
         return None
@@ -134,19 +134,19 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
             if job:
                 local_process.terminate_supervisor(job)
         except PermissionError as error:
-            what = f"process {job.pid if job else 0} of the run belongs to another user"
-            raise ClusterError(what, where=str(run_dir), hint="only its owner or root can cancel it") from error
+            problem = f"process {job.pid if job else 0} of the run belongs to another user"
+            raise ClusterError(problem, where=str(run_dir), hint="only its owner or root can cancel it") from error
     else:
         if job:
             submissions.require_same_cluster(site, job)
-        made = [_find_job(run_dir, site, number) for number in submissions.submission_numbers(run_dir)]
-        known = {one.job_id: submissions.slurm_job_name(run_dir, one.number) for one in (*made, job) if one}
-        user = "" if is_owned_by_user(run_dir) else _require_owners_jobs(run_dir, site, known)
-        if is_over and made:
-            for job_id, name in known.items():
+        refs = [_find_job(run_dir, site, number) for number in submissions.submission_numbers(run_dir)]
+        names = {ref.job_id: submissions.slurm_job_name(run_dir, ref.number) for ref in (*refs, job) if ref}
+        user = "" if is_owned_by_user(run_dir) else _require_owners_jobs(run_dir, site, names)
+        if is_over and refs:
+            for job_id, name in names.items():
                 client(site).cancel([job_id], name=name, user=user)
-        elif known:
-            _scancel(run_dir, site, list(known), user)
+        elif names:
+            _scancel(run_dir, site, list(names), user)
         with contextlib.suppress(PitError):  # cached states expire in any case
             slurm_cache.invalidate(site)
     run_folder.append_event(run_dir, "cancel", job_id=job.job_id if job else "")
@@ -181,39 +181,39 @@ def _all_ended(run_dir: Path, wait_s: float) -> bool:
 
 def _kill_orphans(attempt: Path) -> None:
     """End the ranks that a killed supervisor left: SIGTERM, then SIGKILL after its grace."""
-    left = slurm_query.orphan_pids(attempt)
-    for pid in left:
+    pids = slurm_query.orphan_pids(attempt)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + local_process.KILL_GRACE_S
-    while left and slurm_query.orphan_pids(attempt) and time.monotonic() < deadline:
+    while pids and slurm_query.orphan_pids(attempt) and time.monotonic() < deadline:
         time.sleep(0.1)
-    subprocesses.kill_sessions(*left)
+    subprocesses.kill_sessions(*pids)
 
 
 def _require_owner(run_dir: Path, pid: int) -> None:
     """Raise ClusterError for a process that does not belong to the run's owner; root could end any process."""
     with contextlib.suppress(FileNotFoundError):  # it has just ended
         if Path(f"/proc/{pid}").stat().st_uid != run_dir.stat().st_uid:
-            what = f"process {pid} of the run's record does not belong to the run's owner"
-            raise ClusterError(what, where=str(run_dir), hint=f"show its owner: ps -o user,args {pid}")
+            problem = f"process {pid} of the run's record does not belong to the run's owner"
+            raise ClusterError(problem, where=str(run_dir), hint=f"show its owner: ps -o user,args {pid}")
 
 
-def _require_owners_jobs(run_dir: Path, site: Site, known: Mapping[str, str]) -> str:
+def _require_owners_jobs(run_dir: Path, site: Site, names: Mapping[str, str]) -> str:
     """Return the Slurm user of the run's jobs, "" if unknown. Raises ClusterError for a job of another user.
 
     known: job id → name. An operator of Slurm could end any job. At a site whose host is `user@host`, all jobs are that
     user's. The query uses the number at the beginning of an id: squeue skips tasks such as `5_[1-3]`.
     """
-    whose = site.connection.host.rpartition("@")[0] or owner(run_dir)
-    numbers = list(dict.fromkeys(re.split(r"\D", job_id)[0] for job_id in known))
-    found = client(site).jobs(numbers, all_states=True) if numbers else []
-    for job in found:
-        if job.user != whose:
-            what = f"job {job.job_id} of the run's record: wrong user (expected {whose}, got {job.user})"
-            hint = f"scancel --user={whose} --name={','.join(known.values())}"
-            raise ClusterError(what, where=str(run_dir), hint=hint)
-    return whose if found and not whose.isdecimal() else ""
+    slurm_user = site.connection.host.rpartition("@")[0] or owner(run_dir)
+    numbers = list(dict.fromkeys(re.split(r"\D", job_id)[0] for job_id in names))
+    jobs = client(site).jobs(numbers, all_states=True) if numbers else []
+    for job in jobs:
+        if job.user != slurm_user:
+            problem = f"job {job.job_id} of the run's record: wrong user (expected {slurm_user}, got {job.user})"
+            hint = f"scancel --user={slurm_user} --name={','.join(names.values())}"
+            raise ClusterError(problem, where=str(run_dir), hint=hint)
+    return slurm_user if jobs and not slurm_user.isdecimal() else ""
 
 
 def _find_job(run_dir: Path, site: Site, number: int) -> run_folder.JobRef | None:
@@ -221,5 +221,5 @@ def _find_job(run_dir: Path, site: Site, number: int) -> run_folder.JobRef | Non
 
     In another user's folder it is not searched for: their records could make this user end jobs of their own.
     """
-    look = submissions.is_unresolved(run_dir, number) and is_owned_by_user(run_dir)
-    return exactly_once.find_submitted(run_dir, site, number) if look else submissions.read_job(run_dir, number)
+    must_search = submissions.is_unresolved(run_dir, number) and is_owned_by_user(run_dir)
+    return exactly_once.find_submitted(run_dir, site, number) if must_search else submissions.read_job(run_dir, number)

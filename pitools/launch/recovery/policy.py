@@ -69,18 +69,18 @@ def decide(
     if in_job and needs_slurm_state(cause):
         # Preemption and scancel send the same signal; but a job that Slurm has restarted was not cancelled.
         return _make_decision(cause, "retry" if allocation_nodes is not None else "wait", cause.reason)
-    decided = _decide(plan, cause, history)
-    if decided.action in ("done", "stop"):
-        return decided
-    if not in_job or (decided.action == "resubmit" and allocation_nodes is None):
-        return _as_site_allows(site, decided, in_job)
-    again = replace(decided, action="retry")
-    if _must_leave_allocation(cause, history, decided, allocation_nodes):
-        return _as_site_allows(site, again, in_job)
-    if seconds_left is not None and seconds_left < again.wait_s + useful_attempt_s(plan):
-        what = f"{again.reason}; too little time left in this job for another attempt: {max(0, seconds_left):.0f} s"
-        return _as_site_allows(site, replace(again, reason=what), in_job)
-    return again
+    decision = _decide(plan, cause, history)
+    if decision.action in ("done", "stop"):
+        return decision
+    if not in_job or (decision.action == "resubmit" and allocation_nodes is None):
+        return _as_site_allows(site, decision, in_job)
+    retry = replace(decision, action="retry")
+    if _must_leave_allocation(cause, history, decision, allocation_nodes):
+        return _as_site_allows(site, retry, in_job)
+    if seconds_left is not None and seconds_left < retry.wait_s + useful_attempt_s(plan):
+        reason = f"{retry.reason}; too little time left in this job for another attempt: {max(0, seconds_left):.0f} s"
+        return _as_site_allows(site, replace(retry, reason=reason), in_job)
+    return retry
 
 
 def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
@@ -103,28 +103,28 @@ def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
 
 
 def _decide_time_limit(cause: Cause, streak: Sequence[Cause]) -> Decision:
-    if sum(one.kind == "time-limit" for one in streak) < 2:
+    if sum(past.kind == "time-limit" for past in streak) < 2:
         return _make_decision(cause, "resubmit", cause.reason)
-    what = "two time limits in a row without a new checkpoint: request more time, or save more often"
-    return _make_decision(cause, "stop", what)
+    reason = "two time limits in a row without a new checkpoint: request more time, or save more often"
+    return _make_decision(cause, "stop", reason)
 
 
 def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Sequence[Cause]) -> Decision:
     kind = cause.kind
     budget = int(getattr(plan.request.retry, kind))
-    spent = sum(one.kind == kind for one in streak)
+    spent = sum(past.kind == kind for past in streak)
     suspects = _suspects(cause, history)
-    bad = bool(suspects) and plan.nodes > 1
-    if kind == "unknown" and _is_repeated(cause, streak) and not (bad and spent <= 2):
-        what = f"the same failure {spent} times without progress, thus the program's own: {cause.reason}"
-        return _make_decision(cause, "stop", what, kind="user")
+    has_suspect = bool(suspects) and plan.nodes > 1
+    if kind == "unknown" and _is_repeated(cause, streak) and not (has_suspect and spent <= 2):
+        reason = f"the same failure {spent} times without progress, thus the program's own: {cause.reason}"
+        return _make_decision(cause, "stop", reason, kind="user")
     if budget == 0 or spent > budget:
-        tried = f"{budget} retries without progress: " if budget else ""
-        return _make_decision(cause, "stop", f"{tried}{cause.reason}")
+        prefix = f"{budget} retries without progress: " if budget else ""
+        return _make_decision(cause, "stop", f"{prefix}{cause.reason}")
     rule = RULES[kind]
-    seen = 1 + sum(one.kind == kind for one in history)
-    exclude = cause.nodes if seen >= rule.exclude_from else ()
-    if not exclude and seen >= rule.suspect_from:
+    occurrences = 1 + sum(past.kind == kind for past in history)
+    exclude = cause.nodes if occurrences >= rule.exclude_from else ()
+    if not exclude and occurrences >= rule.suspect_from:
         exclude = suspects
     wait_s = 0.0
     if kind == "storage" and not exclude:
@@ -133,29 +133,29 @@ def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Se
 
 
 def _must_leave_allocation(
-    cause: Cause, history: Sequence[Cause], decided: Decision, here: Sequence[str] | None
+    cause: Cause, history: Sequence[Cause], decision: Decision, allocation_nodes: Sequence[str] | None
 ) -> bool:
     """Whether the next attempt needs other nodes than those of this allocation."""
-    if decided.exclude:
-        return here is None or bool(set(here) & set(decided.exclude))
+    if decision.exclude:
+        return allocation_nodes is None or bool(set(allocation_nodes) & set(decision.exclude))
     rule = RULES.get(cause.kind, CauseRule())
     return (
-        here is None
-        and sum(one.kind == cause.kind for one in _attempts_without_progress(cause, history)) >= rule.resubmit_from
+        allocation_nodes is None
+        and sum(past.kind == cause.kind for past in _attempts_without_progress(cause, history)) >= rule.resubmit_from
     )
 
 
-def _as_site_allows(site: Site, decided: Decision, in_job: bool) -> Decision:
+def _as_site_allows(site: Site, decision: Decision, in_job: bool) -> Decision:
     """Return the decision with the action by which this site continues a run in another job."""
     if site.recovery.chain == "none":
         # Slurm may still requeue a preempted job: a later call decides, once the job has left the queue.
-        what = f"{decided.reason}; {site.name} has recovery.chain = none: pit launch resume --force"
-        return replace(decided, action="wait" if in_job else "stop", reason=what)
+        reason = f"{decision.reason}; {site.name} has recovery.chain = none: pit launch resume --force"
+        return replace(decision, action="wait" if in_job else "stop", reason=reason)
     if in_job and site.recovery.submit_from == "login":
-        return replace(decided, action="wait", reason=f"{decided.reason}; {site.name} takes jobs from login only")
-    if in_job and site.recovery.chain == "requeue" and decided.kind == "preempted":
-        return replace(decided, action="wait")  # Slurm has requeued the job
-    return replace(decided, action="resubmit")
+        return replace(decision, action="wait", reason=f"{decision.reason}; {site.name} takes jobs from login only")
+    if in_job and site.recovery.chain == "requeue" and decision.kind == "preempted":
+        return replace(decision, action="wait")  # Slurm has requeued the job
+    return replace(decision, action="resubmit")
 
 
 def needs_slurm_state(cause: Cause) -> bool:
@@ -165,32 +165,34 @@ def needs_slurm_state(cause: Cause) -> bool:
 
 def useful_attempt_s(plan: Plan) -> float:
     """Return the seconds that an attempt needs to start, run a few steps and save them."""
-    warned = plan.job.signal.partition("@")[2]
-    return min(_START_UP_S + float(warned or 0), plan.job.time_s / 2)
+    notice_s = plan.job.signal.partition("@")[2]
+    return min(_START_UP_S + float(notice_s or 0), plan.job.time_s / 2)
 
 
 def _attempts_without_progress(cause: Cause, history: Sequence[Cause]) -> list[Cause]:
     """Return the causes since the last progress, this one first; preemptions count as well."""
-    found: list[Cause] = []
-    for one in (cause, *reversed(history)):
-        if one.progressed:
+    causes: list[Cause] = []
+    for past in (cause, *reversed(history)):
+        if past.progressed:
             break
-        found.append(one)
-    return found
+        causes.append(past)
+    return causes
 
 
 def _is_repeated(cause: Cause, streak: Sequence[Cause]) -> bool:
-    before = streak[1] if len(streak) > 1 else None
-    return bool(cause.fingerprint and before and before.fingerprint == cause.fingerprint)
+    previous = streak[1] if len(streak) > 1 else None
+    return bool(cause.fingerprint and previous and previous.fingerprint == cause.fingerprint)
 
 
 def _suspects(cause: Cause, history: Sequence[Cause]) -> tuple[str, ...]:
     """Return the only node common to this failure and the previous one of its kind; () without exactly one."""
-    before = next((one for one in reversed(history) if one.kind == cause.kind and not _is_program_exit_code(one)), None)
-    if before is None or _is_program_exit_code(cause):
+    previous = next(
+        (past for past in reversed(history) if past.kind == cause.kind and not _is_program_exit_code(past)), None
+    )
+    if previous is None or _is_program_exit_code(cause):
         return ()
-    both = set(_failed_nodes(cause)) & set(_failed_nodes(before))
-    return tuple(sorted(both)) if len(both) == 1 else ()
+    common = set(_failed_nodes(cause)) & set(_failed_nodes(previous))
+    return tuple(sorted(common)) if len(common) == 1 else ()
 
 
 def _is_program_exit_code(cause: Cause) -> bool:
@@ -199,8 +201,8 @@ def _is_program_exit_code(cause: Cause) -> bool:
 
 
 def _failed_nodes(cause: Cause) -> tuple[str, ...]:
-    first = next((one.node for one in cause.evidence if one.node), "")
-    return cause.nodes or ((first,) if first else ())
+    first_node = next((piece.node for piece in cause.evidence if piece.node), "")
+    return cause.nodes or ((first_node,) if first_node else ())
 
 
 def _make_decision(

@@ -16,10 +16,10 @@ from pitools.slurm.records import AccountingRow
 from pitools.slurm.states import PendingReason, pending_reason
 
 
-def may_be_held(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
+def is_possibly_held(run_dir: Path, ref: run_folder.JobRef, site: Site) -> bool:
     """Whether a pending job has run before and is not known to wait for resources. Does not query Slurm."""
-    last = _start_by_job(run_dir, ref)
-    return last is not None and site.recovery.chain == "fresh" and not _mark_path(run_dir, ref, last).exists()
+    start = _start_by_job(run_dir, ref)
+    return start is not None and site.recovery.chain == "fresh" and not _mark_path(run_dir, ref, start).exists()
 
 
 def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> AccountingRow | None:
@@ -27,34 +27,34 @@ def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Ac
 
     Raises what querying Slurm raises.
     """
-    last = _start_by_job(run_dir, ref)
-    if last is None or not may_be_held(run_dir, ref, site):
+    start = _start_by_job(run_dir, ref)
+    if start is None or not is_possibly_held(run_dir, ref, site):
         return None
-    found = [one for one in client(site).job(ref.job_id) if one.raw_id == ref.job_id]
-    if not found or found[0].state != "PENDING" or (found[0].restarts or 0) <= last.restart:
+    jobs = [row for row in client(site).job(ref.job_id) if row.raw_id == ref.job_id]
+    if not jobs or jobs[0].state != "PENDING" or (jobs[0].restarts or 0) <= start.restart:
         return None
-    reason = pending_reason(found[0].reason)
+    reason = pending_reason(jobs[0].reason)
     if reason is not PendingReason.BEGIN_TIME:
         if reason is not PendingReason.NONE:  # it waits for resources: keep its place in the queue
             mark_waiting(run_dir, ref)
         return None
     # Slurm keeps whole seconds. An end before that start is of an earlier one: the database lags behind.
-    ended = [
-        one
-        for one in client(site).accounting([ref.job_id])
-        if one.raw_id == ref.job_id and one.end[:19] >= last.started[:19]
+    rows = [
+        row
+        for row in client(site).accounting([ref.job_id])
+        if row.raw_id == ref.job_id and row.end[:19] >= start.started[:19]
     ]
-    if ended and ended[-1].state == "NODE_FAIL":
-        return ended[-1]
-    if ended:
+    if rows and rows[-1].state == "NODE_FAIL":
+        return rows[-1]
+    if rows:
         mark_waiting(run_dir, ref)
     return None
 
 
 def mark_waiting(run_dir: Path, ref: run_folder.JobRef) -> None:
     """Mark a job as waiting for resources: it is not checked again for a hold."""
-    if last := _start_by_job(run_dir, ref):
-        _mark_path(run_dir, ref, last).touch(0o644)
+    if start := _start_by_job(run_dir, ref):
+        _mark_path(run_dir, ref, start).touch(0o644)
 
 
 def _start_by_job(run_dir: Path, ref: run_folder.JobRef) -> AttemptStart | None:
@@ -64,5 +64,5 @@ def _start_by_job(run_dir: Path, ref: run_folder.JobRef) -> AttemptStart | None:
     return start if start and start.job_id == ref.job_id else None
 
 
-def _mark_path(run_dir: Path, ref: run_folder.JobRef, last: AttemptStart) -> Path:
-    return run_dir / f".waits.{ref.job_id}.{last.attempt}"
+def _mark_path(run_dir: Path, ref: run_folder.JobRef, start: AttemptStart) -> Path:
+    return run_dir / f".waits.{ref.job_id}.{start.attempt}"

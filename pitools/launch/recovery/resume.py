@@ -33,7 +33,7 @@ __all__ = ["ResumeResult", "apply_from_job", "resume_run"]
 
 # A controller that lost its state, or has not restored it yet, reports no jobs either.
 _ABSENT_FOR_S = 600.0
-_YOUNG_S = 5.0  # the most seconds that a cached state may be old: a user expects the present one
+_MAX_STATE_AGE_S = 5.0  # the most seconds that a cached state may be old: a user expects the present one
 
 
 class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1"):
@@ -63,9 +63,9 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
     """
     _check(run_dir, site)
     with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
-        given = apply_decision.read_verdict(run_dir)
-        if given and not force:
-            return _result(run_dir, "already_ended", f"{given.state}: {given.reason}", cause=given.kind)
+        verdict = apply_decision.read_verdict(run_dir)
+        if verdict and not force:
+            return _result(run_dir, "already_ended", f"{verdict.state}: {verdict.reason}", cause=verdict.kind)
         if cancel_request.pending_cancel(run_dir):
             if not force:
                 done = cancel_run.execute_cancel(run_dir, site)
@@ -73,41 +73,43 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                     return _result(run_dir, "untouched", "its cancel is pending: its ranks are still ending")
                 return _result(run_dir, "done" if done.state == "finished" else "stop", done.reason, cause=done.kind)
             apply_decision.reopen(run_dir)
-        open_one = _unresolved_since(run_dir)
-        ref = submissions.latest_job(run_dir) if open_one is None else None
-        if open_one is None and ref is None:
+        unresolved_at = _unresolved_since(run_dir)
+        ref = submissions.latest_job(run_dir) if unresolved_at is None else None
+        if unresolved_at is None and ref is None:
             return _submit_first_job(run_dir, site)
         if ref:
             submissions.require_same_cluster(site, ref)
             ref = _granted_job(run_dir, ref)
             if not (is_finished(state) or state == "PENDING"):
-                state = slurm_query.job_states(site, [ref], max_age_s=_YOUNG_S)[ref.job_id]
-            if given and not is_finished(state):
+                state = slurm_query.job_states(site, [ref], max_age_s=_MAX_STATE_AGE_S)[ref.job_id]
+            if verdict and not is_finished(state):
                 # The shared cache may be out of queries, and still hold RUNNING for a job that was just cancelled.
                 state = slurm_query.current_state(site, ref.job_id) or state
             if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
-                told = (
-                    requeue_hold.held_job_accounting(run_dir, ref, site) if state == "PENDING" and not given else None
+                accounting = (
+                    requeue_hold.held_job_accounting(run_dir, ref, site) if state == "PENDING" and not verdict else None
                 )
-                if given:
+                if verdict:
                     raise _still_ending_error(run_dir, ref, state)
-                return bypass_held_job(run_dir, site, ref, told) if told else _untouched(run_dir, state)
+                return bypass_held_job(run_dir, site, ref, accounting) if accounting else _untouched(run_dir, state)
             if slurm_query.is_queued_or_running(site, ref.job_id) or (
                 site.scheduler == "none" and local_process.is_supervised(run_dir)
             ):
                 clear_absence(run_dir, ref)
-                if given:
+                if verdict:
                     raise _still_ending_error(run_dir, ref, state)
                 return _result(run_dir, "untouched", "its job is pending or running again")
-        if given:
+        if verdict:
             if move_record.completed_move(run_dir):  # the run is no longer moved away, and may be moved again
                 (run_dir / move_record.FILE).unlink()
             apply_decision.reopen(run_dir)
-        if open_one is not None:
-            sent = next_job.submit_next_job(
+        if unresolved_at is not None:
+            new_job = next_job.submit_next_job(
                 run_dir, load_plan(run_dir), site, number=submissions.submission_numbers(run_dir)[-1]
             )
-            return _result(run_dir, "submitted", f"the submission of {open_one} is completed", job_id=sent.job_id)
+            return _result(
+                run_dir, "submitted", f"the submission of {unresolved_at} is completed", job_id=new_job.job_id
+            )
         assert ref is not None
         return recover(run_dir, site, ref, slurm_query.accounting_row(site, ref.job_id, state), state, force)
 
@@ -125,8 +127,10 @@ def _check(run_dir: Path, site: Site) -> None:
     missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]
     if missing and site.scheduler == "slurm":
         if not submissions.submission_numbers(run_dir) and not (run_dir / "job.json").exists():
-            what = "the run was never submitted: its submitter was killed"
-            raise DataError(what, where=str(run_dir), hint="start it again: pit launch run; this folder can be deleted")
+            problem = "the run was never submitted: its submitter was killed"
+            raise DataError(
+                problem, where=str(run_dir), hint="start it again: pit launch run; this folder can be deleted"
+            )
         hint = "its checkpoints are in checkpoints/: copy them to a new run"
         raise DataError(f"the run is incomplete: no {missing[0]}", where=str(run_dir), hint=hint)
 
@@ -141,27 +145,27 @@ def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
         raise TryLater("a process of the run may be about to start", where=str(run_dir), hint=hint)
     if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
-    sent = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
-    return _result(run_dir, "submitted", "the run was created, but never submitted", job_id=sent.job_id)
+    new_job = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
+    return _result(run_dir, "submitted", "the run was created, but never submitted", job_id=new_job.job_id)
 
 
 def _unresolved_since(run_dir: Path) -> str | None:
     """Return when the unfinished submission, if any, was begun; a submission is unfinished while its job is unknown."""
-    known = submissions.submission_numbers(run_dir)
-    if not known or not submissions.is_unresolved(run_dir, known[-1]):
+    numbers = submissions.submission_numbers(run_dir)
+    if not numbers or not submissions.is_unresolved(run_dir, numbers[-1]):
         return None
     intent = run_folder.read_record(
-        submissions.job_dir(run_dir, known[-1]) / "intent.json", submissions.SubmissionIntent
+        submissions.job_dir(run_dir, numbers[-1]) / "intent.json", submissions.SubmissionIntent
     )
     return intent.intended_at if intent else ""
 
 
 def _granted_job(run_dir: Path, ref: run_folder.JobRef) -> run_folder.JobRef:
     """Return the job with the grant, of the two that an unanswered submission may have created."""
-    word = ""
+    token = ""
     with contextlib.suppress(OSError):
-        word = grant.read_grant(submissions.job_dir(run_dir, ref.number))
-    return replace(ref, job_id=grant.granted_job_id(word) or ref.job_id)
+        token = grant.read_grant(submissions.job_dir(run_dir, ref.number))
+    return replace(ref, job_id=grant.granted_job_id(token) or ref.job_id)
 
 
 def _has_ended(run_dir: Path, site: Site, ref: run_folder.JobRef, state: str) -> bool:
@@ -187,37 +191,37 @@ def _absence_mark(run_dir: Path, ref: run_folder.JobRef) -> Path:
 
 def _script_recorded_end(run_dir: Path, ref: run_folder.JobRef) -> bool:
     """Whether the job's script recorded the end of its last attempt, and starts no other in the same job."""
-    last = _last_attempt_of(run_dir, ref)
-    if last is None or not (last / "exit.json").exists():
+    attempt = _last_attempt_of(run_dir, ref)
+    if attempt is None or not (attempt / "exit.json").exists():
         return False
-    decided = run_folder.read_or_none(last / "decision.json", Decision)
-    return decided is None or decided.action != "retry"
+    decision = run_folder.read_or_none(attempt / "decision.json", Decision)
+    return decision is None or decision.action != "retry"
 
 
 def _last_attempt_of(run_dir: Path, ref: run_folder.JobRef) -> Path | None:
     """Return the run's newest attempt if it belongs to this job, else None."""
-    last = run_folder.last_attempt(run_dir)
-    start = run_folder.read_record(last / "start.json", AttemptStart) if last else None
-    return last if start is None or start.job_id in ("", ref.job_id) or start.submission >= ref.number else None
+    attempt = run_folder.last_attempt(run_dir)
+    start = run_folder.read_record(attempt / "start.json", AttemptStart) if attempt else None
+    return attempt if start is None or start.job_id in ("", ref.job_id) or start.submission >= ref.number else None
 
 
 def _untouched(run_dir: Path, state: str) -> ResumeResult:
-    why = "Slurm does not know its job" if state == UNKNOWN else f"its job is {state.lower()}"
-    return _result(run_dir, "untouched", why)
+    reason = "Slurm does not know its job" if state == UNKNOWN else f"its job is {state.lower()}"
+    return _result(run_dir, "untouched", reason)
 
 
 def _still_ending_error(run_dir: Path, ref: run_folder.JobRef, state: str) -> TryLater:
     """Return the error that a run cannot be continued yet, because its last job has not ended."""
-    what = f"job {ref.job_id} of the run has not ended yet (state {state})"
+    problem = f"job {ref.job_id} of the run has not ended yet (state {state})"
     hint = f"let it save, or: scancel {ref.job_id}; then run the same command again"
-    return TryLater(what, where=str(run_dir), hint=hint)
+    return TryLater(problem, where=str(run_dir), hint=hint)
 
 
 def bypass_held_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accounting: AccountingRow) -> ResumeResult:
     """Submit a fresh job in place of a job that Slurm holds after a node's failure, and cancel the held one."""
     try:
         # Without retries: until the fresh job is submitted, the held one has no grant, and Slurm may start it.
-        done = recover(run_dir, site, ref, accounting, accounting.state, force=False, patience_s=0.0)
+        result = recover(run_dir, site, ref, accounting, accounting.state, force=False, retry_for_s=0.0)
     except PitError as error:
         if max(submissions.submission_numbers(run_dir), default=0) > ref.number:
             raise
@@ -226,10 +230,10 @@ def bypass_held_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accountin
             raise
         requeue_hold.mark_waiting(run_dir, ref)
         return _result(run_dir, "untouched", f"Slurm holds its job, and accepts no other: {error.message}")
-    if done.action == "resubmit":  # if Slurm starts it first, it ends for lack of a grant
+    if result.action == "resubmit":  # if Slurm starts it first, it ends for lack of a grant
         with contextlib.suppress(PitError):
             slurm_query.cancel_job(site, ref.job_id)
-    return done
+    return result
 
 
 def recover(
@@ -239,38 +243,38 @@ def recover(
     accounting: AccountingRow | None,
     state: str,
     force: bool,
-    patience_s: float = next_job.RETRY_FOR_S,
+    retry_for_s: float = next_job.RETRY_FOR_S,
 ) -> ResumeResult:
     """Diagnose an ended job, decide what follows and apply it. The caller holds the run's lock."""
-    last = _last_attempt_of(run_dir, ref)
-    if site.scheduler == "none" and last and (alive := slurm_query.orphan_pids(last)):
-        what = f"the run's supervisor has ended, but its ranks still run: {', '.join(map(str, alive))}"
-        raise ClusterError(what, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, alive))}")
+    attempt = _last_attempt_of(run_dir, ref)
+    if site.scheduler == "none" and attempt and (pids := slurm_query.orphan_pids(attempt)):
+        problem = f"the run's supervisor has ended, but its ranks still run: {', '.join(map(str, pids))}"
+        raise ClusterError(problem, where=str(run_dir), hint=f"end them first: kill {' '.join(map(str, pids))}")
     plan = load_plan(run_dir)
-    if last is not None:
+    if attempt is not None:
         if accounting and accounting.state == "NODE_FAIL":
-            slurm_query.record_lost_nodes(site, last)
-        cause = diagnose.diagnose_attempt(run_dir, last, accounting=accounting)
+            slurm_query.record_lost_nodes(site, attempt)
+        cause = diagnose.diagnose_attempt(run_dir, attempt, accounting=accounting)
     else:
         cause = unstarted_jobs.diagnose_unstarted(run_dir, ref, accounting, state, python=plan.python)
         run_folder.write_record(unstarted_jobs.cause_path(run_dir, ref), cause)
-    past = apply_decision.cause_history(
-        run_dir, before_attempt=cause.attempt, before_job=ref.number if last is None else None
+    history = apply_decision.cause_history(
+        run_dir, before_attempt=cause.attempt, before_job=ref.number if attempt is None else None
     )
-    decided = policy.decide(plan, site, cause, past)
+    decision = policy.decide(plan, site, cause, history)
     if accounting is None and policy.needs_slurm_state(cause):
         # Without accounting it may have been cancelled by a user: then it must not continue.
-        decided = replace(decided, action="stop", reason=f"{cause.reason}; to continue: pit launch resume --force")
-    if force and decided.action != "resubmit":
-        decided = replace(decided, action="resubmit", reason=f"forced; {decided.reason}")
-    if decided.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
+        decision = replace(decision, action="stop", reason=f"{cause.reason}; to continue: pit launch resume --force")
+    if force and decision.action != "resubmit":
+        decision = replace(decision, action="resubmit", reason=f"forced; {decision.reason}")
+    if decision.action == "resubmit" and site.scheduler == "slurm" and not (run_dir / "jobs").is_dir():
         # submitit finds a callable's pickle by the id of the job that it was submitted with.
-        decided = replace(decided, action="stop", reason=f"{cause.reason}; only its submitter can submit it again")
-    decided = apply_decision.apply_decision(
-        run_dir, plan, site, cause, decided, in_job=False, job=ref, patience_s=patience_s
+        decision = replace(decision, action="stop", reason=f"{cause.reason}; only its submitter can submit it again")
+    decision = apply_decision.apply_decision(
+        run_dir, plan, site, cause, decision, in_job=False, job=ref, retry_for_s=retry_for_s
     )
     return _result(
-        run_dir, decided.action, decided.reason, attempt=cause.attempt, cause=decided.kind, exclude=decided.exclude
+        run_dir, decision.action, decision.reason, attempt=cause.attempt, cause=decision.kind, exclude=decision.exclude
     )
 
 

@@ -37,8 +37,8 @@ def pending_info(site: Site, ids: Sequence[str]) -> dict[str, slurm_cache.Cached
 
 
 def _local_state(ref: run_folder.JobRef) -> str:
-    lives = local_process.is_alive(ref)
-    return UNKNOWN if lives is None else "RUNNING" if lives else "FAILED"
+    is_alive = local_process.is_alive(ref)
+    return UNKNOWN if is_alive is None else "RUNNING" if is_alive else "FAILED"
 
 
 def orphan_pids(attempt: Path) -> list[int]:
@@ -48,13 +48,13 @@ def orphan_pids(attempt: Path) -> list[int]:
     """
     if (attempt / "exit.json").exists():
         return []
-    mark = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
-    found = []
+    marker = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if mark in path.read_bytes():
-                found.append(int(path.parent.name))
-    return sorted(found)
+            if marker in path.read_bytes():
+                pids.append(int(path.parent.name))
+    return sorted(pids)
 
 
 def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
@@ -65,13 +65,13 @@ def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
     if site.scheduler == "none":
         return None
     try:
-        known = [one for one in client(site).accounting([job_id], attempts=False) if one.raw_id == job_id]
+        rows = [row for row in client(site).accounting([job_id], attempts=False) if row.raw_id == job_id]
     except PitError as error:
         if isinstance(error, TryLater) and not is_finished(state):
             raise
-        known = []
+        rows = []
     # The database may lag behind the controller.
-    ended = next((one for one in known if is_finished(one.state)), None)
+    ended = next((row for row in rows if is_finished(row.state)), None)
     return ended or (AccountingRow(job_id=job_id, raw_id=job_id, state=state) if is_finished(state) else None)
 
 
@@ -86,8 +86,8 @@ def is_queued_or_running(site: Site, job_id: str) -> bool:
 
 def current_state(site: Site, job_id: str) -> str:
     """Return slurmctld's state of the job, uncached, "" if unknown. Raises what querying raises."""
-    known = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
-    return min((job.state for job in known), key=is_finished, default="")
+    jobs = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
+    return min((job.state for job in jobs), key=is_finished, default="")
 
 
 def cancel_job(site: Site, job_id: str) -> None:
@@ -122,11 +122,11 @@ def termination_reason(site: Site, job_id: str, started: str) -> AccountingRow |
     since = datetime.fromisoformat(started)
     for _ in range(_TRIES):
         try:
-            known = client(site).accounting([job_id])
+            rows = client(site).accounting([job_id])
         except PitError:
             return None
-        for one in reversed(known):
-            if one.raw_id == job_id and one.end and datetime.fromisoformat(one.end) + _CLOCK_SLACK >= since:
-                return one
+        for row in reversed(rows):
+            if row.raw_id == job_id and row.end and datetime.fromisoformat(row.end) + _CLOCK_SLACK >= since:
+                return row
         time.sleep(_PAUSE_S)
     return None

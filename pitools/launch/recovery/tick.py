@@ -29,13 +29,13 @@ from pitools.slurm.states import UNKNOWN, is_finished
 
 TICK_LOCK = ".tick.lock"
 MAX_TICK_S = 300.0
-_YOUNG_S = 60.0  # a younger submission is left to the process that began it
+_SUBMISSION_GRACE_S = 60.0  # a younger submission is left to the process that began it
 
 T = TypeVar("T")
 ReportError = Callable[[Path, PitError], None]
 
 
-class Troubles(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
+class TickErrors(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
     """What a user's last tick of a site printed on stderr."""
 
     lines: tuple[str, ...] = ()
@@ -46,11 +46,11 @@ class TickRunning(TryLater):
 
 
 def tick_runs(
-    runs: Path, site: Site, report_error: ReportError, *, longest_s: float = MAX_TICK_S
+    runs: Path, site: Site, report_error: ReportError, *, max_tick_s: float = MAX_TICK_S
 ) -> Iterator[ResumeResult]:
     """Continue every run of the site that is due; yield one record for each that changed.
 
-    report_error: called with the error of a single run; the other runs are continued. longest_s: after this time no
+    report_error: called with the error of a single run; the other runs are continued. max_tick_s: after this time no
     further run is begun; the next tick continues. Raises TickRunning during another tick, and what querying raises.
     """
     if not runs.is_dir():
@@ -60,78 +60,82 @@ def tick_runs(
             stack.enter_context(lock(runs / TICK_LOCK, "this folder of runs"))
         except TryLater as error:
             raise TickRunning("another tick is running", where=str(runs)) from error
-        yield from _tick_locked(runs, site, report_error, time.monotonic() + longest_s)
+        yield from _tick_locked(runs, site, report_error, time.monotonic() + max_tick_s)
 
 
-def troubles(runs: Path, site: Site) -> tuple[str, ...]:
+def last_tick_errors(runs: Path, site: Site) -> tuple[str, ...]:
     """Return what this user's last tick of the site printed; a file of another user is ignored."""
-    path = _troubles_path(runs, site)
+    path = _tick_errors_path(runs, site)
     with contextlib.suppress(DataError, OSError):
-        if path.lstat().st_uid == os.geteuid() and (last := run_folder.read_record(path, Troubles)):
+        if path.lstat().st_uid == os.geteuid() and (last := run_folder.read_record(path, TickErrors)):
             return last.lines
     return ()
 
 
-def keep_troubles(runs: Path, site: Site, lines: tuple[str, ...]) -> None:
+def record_tick_errors(runs: Path, site: Site, lines: tuple[str, ...]) -> None:
     """Record what this tick printed, so that cron does not mail it again; if that fails, cron mails it again."""
-    if lines != troubles(runs, site):
+    if lines != last_tick_errors(runs, site):
         with contextlib.suppress(PitError, OSError):
-            run_folder.write_record(_troubles_path(runs, site), Troubles(lines=lines))
+            run_folder.write_record(_tick_errors_path(runs, site), TickErrors(lines=lines))
 
 
-def _troubles_path(runs: Path, site: Site) -> Path:
+def _tick_errors_path(runs: Path, site: Site) -> Path:
     return runs / f".tick.{site.name}.{os.geteuid()}.json"
 
 
-def _tick_locked(runs: Path, site: Site, tell: ReportError, until: float) -> Iterator[ResumeResult]:
+def _tick_locked(runs: Path, site: Site, report_error: ReportError, deadline: float) -> Iterator[ResumeResult]:
     refs: dict[Path, run_folder.JobRef | None] = {}
-    for path in unfinished_runs(runs, site, tell):
+    for path in unfinished_runs(runs, site, report_error):
         try:
             refs[path] = None if _has_unresolved_submission(path) else submissions.latest_job(path)
         except (PitError, OSError) as error:
-            tell(path, _as_pit_error(error, path))
-    for path, state in _due(refs, site, tell):
+            report_error(path, _as_pit_error(error, path))
+    for path, state in _due(refs, site, report_error):
         try:
-            if time.monotonic() > until:
-                tell(path, TryLater("not checked: the tick is out of time; the next one continues", where=str(path)))
+            if time.monotonic() > deadline:
+                report_error(
+                    path, TryLater("not checked: the tick is out of time; the next one continues", where=str(path))
+                )
                 return
-            done = resume_run(path, site, state=state)
+            result = resume_run(path, site, state=state)
         except (PitError, OSError) as error:  # an archived run or a stale file handle must not stop the other runs
-            tell(path, _as_pit_error(error, path))
+            report_error(path, _as_pit_error(error, path))
             continue
-        if done.action not in ("untouched", "already_ended"):
-            yield done
+        if result.action not in ("untouched", "already_ended"):
+            yield result
 
 
-def _due(refs: dict[Path, run_folder.JobRef | None], site: Site, tell: ReportError) -> Iterator[tuple[Path, str]]:
+def _due(
+    refs: dict[Path, run_folder.JobRef | None], site: Site, report_error: ReportError
+) -> Iterator[tuple[Path, str]]:
     """Yield the runs to continue and the states of their jobs; first those to cancel, which need no state."""
-    left = dict(refs)
+    remaining = dict(refs)
     for path in refs:
-        if _call_or_report(path, tell, cancel_request.pending_cancel, path):
-            del left[path]
+        if _call_or_report(path, report_error, cancel_request.pending_cancel, path):
+            del remaining[path]
             yield path, ""
-    known = _states(left, site)
-    for path, ref in left.items():
-        state = known.get(path, "")
-        if _call_or_report(path, tell, _is_due, path, ref, state, site):
+    states = _states(remaining, site)
+    for path, ref in remaining.items():
+        state = states.get(path, "")
+        if _call_or_report(path, report_error, _is_due, path, ref, state, site):
             yield path, state
 
 
 def _states(refs: dict[Path, run_folder.JobRef | None], site: Site) -> dict[Path, str]:
     """Return the states of the runs' jobs by one query; local runs one by one, as their process ids may be equal."""
-    found = {path: ref for path, ref in refs.items() if ref}
+    refs_with_job = {path: ref for path, ref in refs.items() if ref}
     if site.scheduler == "none":
-        return {path: slurm_query.job_states(site, [ref])[ref.job_id] for path, ref in found.items()}
-    known = slurm_query.job_states(site, list(found.values()))
-    return {path: known.get(ref.job_id, UNKNOWN) for path, ref in found.items()}
+        return {path: slurm_query.job_states(site, [ref])[ref.job_id] for path, ref in refs_with_job.items()}
+    states = slurm_query.job_states(site, list(refs_with_job.values()))
+    return {path: states.get(ref.job_id, UNKNOWN) for path, ref in refs_with_job.items()}
 
 
-def _call_or_report(path: Path, tell: ReportError, function: Callable[..., T], *args: object) -> T | None:
+def _call_or_report(path: Path, report_error: ReportError, function: Callable[..., T], *args: object) -> T | None:
     """Return what a function returns for a run; after an error report it and return None."""
     try:
         return function(*args)
     except (PitError, OSError) as error:
-        tell(path, _as_pit_error(error, path))
+        report_error(path, _as_pit_error(error, path))
         return None
 
 
@@ -141,16 +145,16 @@ def unfinished_runs(runs: Path, site: Site, report_error: ReportError) -> list[P
     Left out are tickets of `pit place`, which its dispatcher continues; runs from before there were verdicts; and runs
     of other users of the folder: the query is for this user's jobs, and the next job would be submitted as this user.
     """
-    found = []
+    run_dirs = []
     for path in run_folder.run_dirs(runs):
         try:
             if (path / "verdict.json").exists() or not _is_recovered(path, site):
                 continue
             if load_plan(path).site == site.name:
-                found.append(path)
+                run_dirs.append(path)
         except (PitError, OSError) as error:
             report_error(path, _as_pit_error(error, path))
-    return found
+    return run_dirs
 
 
 def _as_pit_error(error: PitError | OSError, path: Path) -> PitError:
@@ -173,30 +177,38 @@ def _is_recovered(run_dir: Path, site: Site) -> bool:
 
 def _has_unresolved_submission(run_dir: Path) -> bool:
     """Whether the newest submission was begun and its job is unknown."""
-    known = submissions.submission_numbers(run_dir)
-    return bool(known) and submissions.is_unresolved(run_dir, known[-1])
+    numbers = submissions.submission_numbers(run_dir)
+    return bool(numbers) and submissions.is_unresolved(run_dir, numbers[-1])
 
 
 def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site) -> bool:
     """Whether to continue a run: its job has ended, is unknown or may be held, or its submission is abandoned."""
     if ref is None:
         return _is_abandoned(run_dir)
-    if is_finished(state) or state == UNKNOWN or (state == "PENDING" and requeue_hold.may_be_held(run_dir, ref, site)):
+    if (
+        is_finished(state)
+        or state == UNKNOWN
+        or (state == "PENDING" and requeue_hold.is_possibly_held(run_dir, ref, site))
+    ):
         return True
     clear_absence(run_dir, ref)
     return False
 
 
 def _is_abandoned(run_dir: Path) -> bool:
-    """Whether the submission of a run without a job was begun, or its folder created, at least _YOUNG_S ago."""
-    known = submissions.submission_numbers(run_dir)
+    """Whether a run without a job was submitted, or its folder created, at least _SUBMISSION_GRACE_S ago."""
+    numbers = submissions.submission_numbers(run_dir)
     intent = (
-        run_folder.read_record(submissions.job_dir(run_dir, known[-1]) / "intent.json", submissions.SubmissionIntent)
-        if known
+        run_folder.read_record(submissions.job_dir(run_dir, numbers[-1]) / "intent.json", submissions.SubmissionIntent)
+        if numbers
         else None
     )
     if intent is None:
         # The submitter writes the script immediately before it submits the job.
         script = run_dir / "script.sbatch"
-        return (run_dir / "jobs").is_dir() and script.exists() and time.time() - script.stat().st_mtime > _YOUNG_S
-    return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > _YOUNG_S
+        return (
+            (run_dir / "jobs").is_dir()
+            and script.exists()
+            and time.time() - script.stat().st_mtime > _SUBMISSION_GRACE_S
+        )
+    return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > _SUBMISSION_GRACE_S

@@ -98,18 +98,18 @@ def test_what_a_tick_told_is_its_users_own() -> None:
     runs.chmod(0o777)
     try:
         os.seteuid(54321)
-        tick.keep_troubles(runs, site, said)
+        tick.record_tick_errors(runs, site, said)
         os.seteuid(os.getuid())
         os.seteuid(54322)
-        assert tick.troubles(runs, site) == ()
-        tick.keep_troubles(runs, site, ("another's",))
+        assert tick.last_tick_errors(runs, site) == ()
+        tick.record_tick_errors(runs, site, ("another's",))
         (theirs,) = [path for path in runs.iterdir() if path.stat().st_uid == 54321]
         (mine,) = [path for path in runs.iterdir() if path != theirs]
         os.seteuid(os.getuid())
         os.seteuid(54321)
-        assert tick.troubles(runs, site) == said
+        assert tick.last_tick_errors(runs, site) == said
         mine.rename(theirs)
-        assert tick.troubles(runs, site) == ()
+        assert tick.last_tick_errors(runs, site) == ()
     finally:
         os.seteuid(os.getuid())
         shutil.rmtree(runs)

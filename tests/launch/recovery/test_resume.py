@@ -325,11 +325,11 @@ def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, t
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
     copy = shutil.copytree(run_dir, tmp_path / "copies" / run_dir.name)
-    with pytest.raises(ConfigError, match="is a copy") as caught:
+    with pytest.raises(ConfigError, match=rf"\(expected the original, {run_dir}\)") as caught:
         resume_run(copy, SITE, force=True)
     assert "reproduce" in caught.value.hint
     runs.root.rename(tmp_path / "away")
-    with pytest.raises(ConfigError, match=rf"is not here \(expected {run_dir}\)") as caught:
+    with pytest.raises(ConfigError, match=rf"missing \(expected {run_dir}\)") as caught:
         resume_run(copy, SITE, force=True)
     assert "reproduce" not in caught.value.hint
     assert cluster.sent == []

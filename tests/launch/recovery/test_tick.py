@@ -188,7 +188,7 @@ def test_its_time_is_bounded(runs: Runs, cluster: Cluster) -> None:
     for name in ("t-1", "t-2"):
         runs.attempt(runs.make(name))
     cluster.states["100"] = "NODE_FAIL"
-    assert ticked(runs, longest_s=-1.0) == ({}, ["t-1"])
+    assert ticked(runs, max_tick_s=-1.0) == ({}, ["t-1"])
     assert len(ticked(runs)[0]) == 2
 
 
