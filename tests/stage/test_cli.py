@@ -111,7 +111,7 @@ def test_steps_and_episodes(recording: Path, root: Path, pit_stage: Cli, words: 
     assert done["copied_bytes"] == done["bytes"] < whole
     part = open_dataset(Path(done["path"]))
     assert set(part.read("action", *run)[:, 0].tolist()) == {1.0}
-    with pytest.raises(IndexError, match="left out"):
+    with pytest.raises(IndexError, match=f"{run[0]}:{run[1]}"):
         part.read("action", 0, 1)
 
 
@@ -138,16 +138,16 @@ def test_a_part_that_is_everything_is_said_to_be(recording: Path, root: Path, pi
         (["--arrays", "actoin"], ["no array 'actoin'", 'did you mean "action"?']),
         (["--arrays", "action,obs/stat"], ["no array 'obs/stat'", 'did you mean "obs/state"?']),
         (["--arrays", "*_depth"], ["no array '*_depth'", "known: action"]),
-        (["--arrays", " , "], ["it names no array", "such as action"]),
-        (["--steps", "5"], ["not a range of steps: '5'", "such as 1000:2000"]),
-        (["--steps", "a:b"], ["not a range of steps"]),
-        (["--steps", "1000:2000"], ["not within the 1500 steps", "0:1500"]),
-        (["--steps", "-2000:"], ["not within the 1500 steps"]),
-        (["--steps", "20:10"], ["20:10 holds no step", "such as 10:20"]),
-        (["--episodes", "5"], ["no episodes 5", "there are episodes 0 to 4"]),
-        (["--episodes", "3-1"], ["3-1 goes backwards", "write 1-3"]),
-        (["--episodes", "train"], ["not a list of episodes: 'train'", "such as 3,7-9"]),
-        (["--episodes", "1", "--steps", "0:10"], ["both --steps and --episodes"]),
+        (["--arrays", " , "], ["action"]),
+        (["--steps", "5"], ["'5'", "1000:2000"]),
+        (["--steps", "a:b"], ["'a:b'", "1000:2000"]),
+        (["--steps", "1000:2000"], ["1000:2000", "1500", "0:1500"]),
+        (["--steps", "-2000:"], ["-2000:", "1500"]),
+        (["--steps", "20:10"], ["20:10", "10:20"]),
+        (["--episodes", "5"], ["5", "0 to 4"]),
+        (["--episodes", "3-1"], ["3-1", "1-3"]),
+        (["--episodes", "train"], ["'train'", "3,7-9"]),
+        (["--episodes", "1", "--steps", "0:10"], ["--steps", "--episodes"]),
     ],
 )
 def test_parts_that_are_not_there(recording: Path, root: Path, pit_stage: Cli, words: list[str], told: list[str]):
@@ -279,7 +279,7 @@ def test_a_store_of_one_array(tmp_path: Path, root: Path, pit_stage: Cli):
     zarr.create_array(tmp_path / "x.zarr", data=np.ones((40, 2)), chunks=(10, 2))
     code, _, err = pit_stage("run", tmp_path / "x.zarr", "--to", root, "--arrays", "x")
     assert code == 2
-    assert "leave --arrays out" in err
+    assert ("'x'" in err, "--arrays" in err) == (True, True)
     code, out, _ = pit_stage("run", tmp_path / "x.zarr", "--to", root, "--steps", "10:20")
     assert (code, records(out)[0]["files"]) == (0, 2)
     assert "steps" in pit_stage("run", tmp_path / "x.zarr", "--to", root, "--episodes", "1")[2]
@@ -297,7 +297,7 @@ def test_a_root_inside_the_source_is_refused(small: Path, tmp_path: Path, pit_st
         for words in (["run"], ["run", "--dry-run"], ["plan"]):
             code, out, err = pit_stage(*words, source, "--to", root)
             assert (code, out) == (2, "")
-            assert "inside what is to be staged" in err
+            assert (str(root) in err, "where: --to" in err) == (True, True)
     assert sorted(store.rglob("*")) == before
     # A staged set may well be a source of its own root: a part of it, say.
     path = records(pit_stage("run", store, "--to", tmp_path / "pit")[1])[0]["path"]

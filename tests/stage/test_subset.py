@@ -140,7 +140,7 @@ def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) 
     part = wanted.manifest
     assert part.subset
     part = structs.replace(part, subset=structs.replace(part.subset, metadata={"zarr.json": "{}"}))
-    with pytest.raises(DataError, match="the manifest says"):
+    with pytest.raises(DataError, match=r"zarr\.json: digest xxh3_128:"):
         stage_version(structs.replace(wanted, manifest=part), root)
 
 
@@ -201,14 +201,14 @@ def test_steps_left_out_are_refused(whole: Path, take: Take, monkeypatch: pytest
             if i in here:
                 assert read().tolist() == [[i, 10 * i]]
             else:
-                with pytest.raises(IndexError, match=r"left out of this subset, which has 0:30, 200:230"):
+                with pytest.raises(IndexError, match=r"0:30, 200:230"):
                     read()
     assert part.take("obs/state", [229, 0, 201, 29]).tolist() == [[229.5], [0.5], [201.5], [29.5]]
     assert part.read("action", 0, 30)[:, 0].tolist() == [*range(30)]
     assert part.take("action", []).shape == (0, 2)
     assert part.read("action", 100, 100).shape == (0, 2)
     for pair in ((29, 31), (0, STEPS), (199, 201), (0, 201)):
-        with pytest.raises(IndexError, match="left out"):
+        with pytest.raises(IndexError, match="0:30, 200:230"):
             part.read("action", *pair)
     for wanted in ([-1], [STEPS]):
         with pytest.raises(IndexError, match=f"which has {STEPS}"):
@@ -365,7 +365,7 @@ def test_what_is_read_is_compared(whole: Path, path: str) -> None:
         data = (whole / name).read_bytes()
         return data[:-1] + bytes([data[-1] ^ 1]) if name == path else data
 
-    with pytest.raises(DataError, match="not what the manifest says") as caught:
+    with pytest.raises(DataError) as caught:
         make_subset(known, "v", read, episodes="0")
     assert caught.value.where == path
     with pytest.raises(DataError):
@@ -391,7 +391,7 @@ def test_a_manifest_of_other_arrays(whole: Path) -> None:
     """A manifest whose schema is not its metadata's cannot be chosen from."""
     known, _ = manifest.load_manifest(whole)
     other = structs.replace(known, arrays=known.arrays | {"action": ArraySchema(shape=(9, 2), dtype="int64")})
-    with pytest.raises(DataError, match="name different arrays"):
+    with pytest.raises(DataError, match="arrays"):
         make_subset(other, "v", lambda path: (whole / path).read_bytes(), arrays=["action"])
 
 
@@ -513,7 +513,7 @@ def test_boundaries_that_cannot_be(tmp_path: Path, values: list[int]) -> None:
     folder = tmp_path / "x"
     zarr.create_array(folder, name="episode_offsets", data=np.array(values, "int64"), chunks=(2,), fill_value=-1)
     zarr.create_array(folder, name="action", data=np.ones((9, 2)), chunks=(2, 2))
-    with pytest.raises(DataError, match="do not go from 0 to 9"):
+    with pytest.raises(DataError, match="0 to 9 steps"):
         select_plain(folder, episodes="0")
 
 
@@ -537,7 +537,7 @@ def test_inner_chunks_of_boundaries_that_are_absent(tmp_path: Path) -> None:
     offsets = np.array([0, 0, 0, 5, 9, 9, 9, 9])
     zarr.create_array(folder, name="episode_offsets", data=offsets, chunks=(2,), shards=(8,), fill_value=9)
     zarr.create_array(folder, name="action", data=np.ones((9, 2)), chunks=(2, 2))
-    with pytest.raises(DataError, match="4 of its numbers are not stored"):
+    with pytest.raises(DataError, match="episode_offsets: 4 "):
         select_plain(folder, episodes="3")
 
 
@@ -556,7 +556,7 @@ def test_boundaries_that_are_not_understood(tmp_path: Path, stored: dict[str, An
     stored = {"chunks": stored["data"].shape, "compressors": None} | stored
     zarr.create_array(folder, name="episode_offsets", **stored)
     zarr.create_array(folder, name="action", data=np.ones((9, 2)), chunks=(2, 2))
-    with pytest.raises(UsageError, match=r"axes|understood"):
+    with pytest.raises(UsageError, match=r"axes|bytes, delta|float64"):
         select_plain(folder, episodes="0")
 
 
@@ -575,7 +575,7 @@ def test_no_episodes(tmp_path: Path) -> None:
     """A store that does not say where episodes lie can be cut by steps only, and the message says so."""
     folder = tmp_path / "x"
     zarr.create_group(folder).create_array("a", data=np.ones(9), chunks=(2,))
-    with pytest.raises(UsageError, match="not known where episodes begin") as caught:
+    with pytest.raises(UsageError, match="episode_offsets") as caught:
         select_plain(folder, episodes="0")
     assert "--steps" in caught.value.hint
     assert paths(select_plain(folder, steps="3:5")) == {"zarr.json", "a/zarr.json", "a/c/1", "a/c/2"}

@@ -187,7 +187,7 @@ def test_damaged_version(robomimic, whole, tmp_path) -> None:
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(DataError, match="not what the manifest says"):
+    with pytest.raises(DataError, match="obs/eye_image/c/0/0/0/0"):
         whole(found.episodes[0])
     shard.unlink()
     with pytest.raises(DataError, match="No such file"):

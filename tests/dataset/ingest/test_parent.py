@@ -193,7 +193,7 @@ def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
         name = "episode_offsets/c/0" if damage == "lengths" else str(shards[-1].relative_to(parent))
         exchange_names(parent / name, third / name)
         assert (parent / name).stat().st_size == (third / name).stat().st_size
-    with pytest.raises(DataError, match="not what the manifest says"):
+    with pytest.raises(DataError, match="manifest"):
         ingest([two], root=tmp_path / "root", name="x", append=parent)
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 

@@ -277,7 +277,7 @@ def test_only_what_a_broken_disk_answers_is_a_finding(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(prolog, "_write_something", refuse)
+    monkeypatch.setattr(prolog, "_write_test_block", refuse)
     found = disk_problem(tmp_path, mounted=False)
     assert finding in found
     assert bool(found) == bool(finding)

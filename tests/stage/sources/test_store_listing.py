@@ -91,7 +91,7 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     for plant, what in [
         (lambda: (deep / "bad").symlink_to("0"), "a link"),
         (lambda: os.mkfifo(deep / "bad"), "neither a file nor a folder"),
-        (lambda: Path(os.fsdecode(bytes(deep) + b"/bad\xff")).touch(), "not UTF-8"),
+        (lambda: Path(os.fsdecode(bytes(deep) + b"/bad\xff")).touch(), "UTF-8"),
     ]:
         plant()
         with pytest.raises(DataError, match=what) as raised:
@@ -202,7 +202,7 @@ def test_names_that_only_look_unfinished(store: Path) -> None:
         (lambda folder: (folder / "link").symlink_to("/etc"), "a link"),
         (lambda folder: (folder / "gone.partial").symlink_to("/etc/passwd"), "a link"),
         (lambda folder: os.mkfifo(folder / "fifo"), "neither a file nor a folder"),
-        (lambda folder: Path(os.fsdecode(bytes(folder) + b"/\xff")).touch(), "not UTF-8"),
+        (lambda folder: Path(os.fsdecode(bytes(folder) + b"/\xff")).touch(), "UTF-8"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "not a Zarr store"),
     ],
 )
@@ -242,7 +242,7 @@ def test_metadata_without_end(tmp_path: Path) -> None:
     """A metadata file larger than any is refused, not read into memory."""
     folder = build(tmp_path / "x")
     os.truncate(folder / "action/zarr.json", METADATA_BYTES + 1)
-    with pytest.raises(DataError, match="are the most"):
+    with pytest.raises(DataError, match=f"{METADATA_BYTES + 1} .*{METADATA_BYTES}"):
         describe_folder(folder)
 
 

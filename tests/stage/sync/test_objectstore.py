@@ -110,7 +110,7 @@ def test_few_questions_are_asked(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ("source", "said"),
     [
         (f"s3://{BUCKET}/sets/nothing", "are bucket and prefix the right ones?"),
-        ("s3://no-such-bucket/sets", "there is no bucket 'no-such-bucket'"),
+        ("s3://no-such-bucket/sets", "no bucket 'no-such-bucket'"),
     ],
 )
 def test_a_wrong_place_is_the_policys_mistake(bucket: Bucket, source: str, said: str):

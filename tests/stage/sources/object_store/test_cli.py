@@ -146,12 +146,12 @@ def test_a_damaged_copy_is_repaired_from_the_store(uploaded: Path, root: Path, q
 @pytest.mark.parametrize(
     ("url", "change", "code", "word"),
     [
-        (f"s3://{BUCKET}/objects", {}, 5, "it has no manifest.json"),
-        ("s3://no-such/data", {}, 2, "there is no bucket"),
-        (f"s3://id:hunter2@{BUCKET}/data", {}, 2, "credentials belong into the environment"),
+        (f"s3://{BUCKET}/objects", {}, 5, "manifest.json"),
+        ("s3://no-such/data", {}, 2, "bucket 'no-such'"),
+        (f"s3://id:hunter2@{BUCKET}/data", {}, 2, "where: s3://…"),
         ("https://host/data", {}, 2, "AWS_ENDPOINT_URL"),
-        (f"s3://{BUCKET}/data/pick", {"AWS_SECRET_ACCESS_KEY": "hunter2"}, 4, "looked in AWS_ACCESS_KEY_ID"),
-        (f"s3://{BUCKET}/data/pick", {"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "none"}, 3, "there is no profile 'none'"),
+        (f"s3://{BUCKET}/data/pick", {"AWS_SECRET_ACCESS_KEY": "hunter2"}, 4, "AWS_ACCESS_KEY_ID"),
+        (f"s3://{BUCKET}/data/pick", {"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "none"}, 3, "profile 'none'"),
         (f"s3://{BUCKET}/data/pick", {"AWS_ENDPOINT_URL": "http://me:hunter2@x"}, 3, "carries a name, a password"),
         (f"s3://{BUCKET}/data/pick", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, 75, "the connection was refused"),
     ],

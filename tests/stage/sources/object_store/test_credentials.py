@@ -159,7 +159,7 @@ def test_a_web_identity_is_the_librarys_to_exchange(
 @pytest.mark.parametrize(
     ("files", "kind", "word"),
     [
-        ({"credentials": "aws_secret_access_key = hunter2\n"}, ConfigError, "credentials:1: this is not"),
+        ({"credentials": "aws_secret_access_key = hunter2\n"}, ConfigError, "credentials:1: "),
         ({"credentials": "[default]\naws_secret_access_key = x\n  \nhunter2 hunter2\n"}, ConfigError, "credentials:4"),
         ({"config": "[profile labs]\nregion=x\n"}, ConfigError, "there is no profile 'lab'; did you mean \"labs\""),
         ({"config": "[profile lab]\ncredential_process = /bin/secret hunter2\n"}, ClusterError, "export-credentials"),

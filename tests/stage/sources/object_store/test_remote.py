@@ -119,7 +119,7 @@ def test_an_object_replaced_meanwhile_is_refused(
     with proxied(server.port, replace, drop=() if heeds else (b"if-match",)) as proxy:
         environment(proxy.port)
         monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")  # a signature would not bear the loss of a header
-        with pytest.raises(DataError, match="not the object it was when this copy began"):
+        with pytest.raises(DataError, match=str(heeds)):
             read(f"s3://{PUBLIC}/replaced", str(heeds))
         assert proxy.asked.value == 3
 
@@ -131,16 +131,16 @@ def test_an_object_replaced_after_the_listing_is_refused(server: Server):
     source = remote.pinned_source(url, remote.list_objects(url))
     s3_server.put(server.port, {"relisted/c/0": b"two"})
     assert read(url, "zarr.json", known=dict(source.known_objects)) == b"{}"
-    with pytest.raises(DataError, match="not the object it was"):
+    with pytest.raises(DataError, match="relisted/c/0"):
         read(url, "c/0", known=dict(source.known_objects))
 
 
 @pytest.mark.parametrize(
     ("path", "size", "word"),
     [
-        ("o", 299_999, "the manifest says 299999 bytes, the object has 300000"),
-        ("o", 300_001, "the manifest says 300001 bytes, the object has 300000"),
-        ("o", 0, "the manifest says 0 bytes, the object has 300000"),
+        ("o", 299_999, r"300000 bytes \(expected 299999"),
+        ("o", 300_001, r"300000 bytes \(expected 300001"),
+        ("o", 0, r"300000 bytes \(expected 0"),
         ("gone", 5, "missing"),
         ("gone", 0, "missing"),
     ],
@@ -172,9 +172,9 @@ def test_several_versions_have_to_be_named(server: Server):
 @pytest.mark.parametrize("ask", [remote.load_remote_version, remote.find_remote_version], ids=["load", "find"])
 def test_what_is_no_dataset_says_so(ask: Callable[[str], object]):
     """A prefix without a manifest, and a bucket that is not there."""
-    with pytest.raises(DataError, match=r"not a dataset: it has no manifest\.json"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         ask(f"s3://{BUCKET}/objects")
-    with pytest.raises(UsageError, match="there is no bucket 'no-such'"):
+    with pytest.raises(UsageError, match="bucket 'no-such'"):
         ask("s3://no-such/data")
 
 
@@ -184,7 +184,7 @@ def test_a_manifest_is_not_believed_before_it_is_checked(
     """Of another version, not JSON, and too large to be one."""
     data, other = (uploaded / FILE_NAME).read_bytes(), "0" * 32
     s3_server.put(server.port, {f"bad/{other}/{FILE_NAME}": data, f"bad/text/{FILE_NAME}": b"hello"})
-    with pytest.raises(DataError, match="belongs to version"):
+    with pytest.raises(DataError, match=f"{uploaded.name} .expected {other}"):
         remote.load_remote_version(f"s3://{BUCKET}/bad/{other}")
     with pytest.raises(DataError, match="not a manifest"):
         remote.load_remote_version(f"s3://{BUCKET}/bad/text")
@@ -216,13 +216,13 @@ def test_a_listing_of_more_than_a_thousand_is_whole(server: Server):
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
-        (["p/a", "p/../b"], "not read as a path"),
-        (["p/a//b"], "not read as a path"),
-        (["p/./b"], "not read as a path"),
-        (["p/a&#10;b"], "not read as a path"),
-        (["p/a", "other/x"], "not asked for"),
-        (["pa"], "not asked for"),
-        (["p/a", "p/a/b"], "'a' is an object, and others are below it"),
+        (["p/a", "p/../b"], "name"),
+        (["p/a//b"], "name"),
+        (["p/./b"], "name"),
+        (["p/a&#10;b"], "name"),
+        (["p/a", "other/x"], "outside of 'p/'"),
+        (["pa"], "outside of 'p/'"),
+        (["p/a", "p/a/b"], "'a' is both"),
     ],
 )
 def test_a_listing_of_names_that_cannot_be_is_refused(
