@@ -1,6 +1,7 @@
-"""Threads that work for another, and never keep the process from ending.
+"""A pool of daemon threads, which do not keep the process from ending.
 
-Those of concurrent.futures are waited for when the interpreter ends, and one that a file system holds never comes.
+The interpreter joins the threads of concurrent.futures at its exit; a thread that is blocked in a file system would
+keep it from ending for ever.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonPool:
-    """At most so many, each begun when there is work for it. A context manager.
+    """A pool of at most `max_threads` threads, started as work is submitted. A context manager.
 
-    Its end waits for what is under way; what no thread has begun by then is cancelled.
+    At its end, calls that are running are waited for, and calls that have not started are cancelled.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
@@ -27,10 +28,10 @@ class DaemonPool:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, call: Callable[..., Value], *args: Any) -> Future[Value]:
-        """Have this called; returns where its value, or what it raised, will be."""
+    def submit(self, function: Callable[..., Value], *args: Any) -> Future[Value]:
+        """Queue a call, and return the future of its value or exception."""
         future: Future[Value] = Future()
-        self._work.put((future, call, args))
+        self._work.put((future, function, args))
         if len(self._threads) < self._max_threads:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._threads.append(thread)
@@ -52,13 +53,13 @@ class DaemonPool:
     def _run(self) -> None:
         while work := self._work.get():
             _call_into_future(*work)
-            del work  # what it was given is not kept until there is more
+            del work  # else its arguments stay in memory until the next call
 
 
-def _call_into_future(future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _call_into_future(future: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(call(*args))
-    except BaseException as error:  # noqa: BLE001  # raised by who asks for the value
+        future.set_result(function(*args))
+    except BaseException as error:  # noqa: BLE001  # raised by Future.result
         future.set_exception(error)

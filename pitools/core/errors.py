@@ -1,11 +1,11 @@
-"""Every error a user can meet, grouped by what a caller would do about it.
+"""The errors that a user can get, grouped by what a caller would do about them.
 
     PitError
     ├── UsageError     2   the command line is wrong           → read the help
     ├── ConfigError    3   a file a human wrote is wrong        → edit that file
     ├── ClusterError   4   the cluster or machine refused       → ask for something else
     │   └── ToolMissing    a program or package is not there    → install it
-    ├── DataError      5   data is not what it claims           → do not use it
+    ├── DataError      5   data are damaged                     → do not use them
     └── TryLater      75   nothing is wrong with the request    → run it again later
         ├── Unreachable    no answer in time
         └── NoSpace        the destination is full
@@ -24,19 +24,19 @@ INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 
 class PitError(Exception):
-    """What was wrong, where, and what to do next.
+    """An error with its place and its remedy.
 
     Args:
-        message: one sentence naming the value that was wrong.
-        where: file, key, line, host or command, as far as it is known.
-        hint: what to do next, as something the reader can type or change.
+        message: one sentence that names the wrong value.
+        where: file, key, line, host or command; "" where unknown.
+        hint: what to do next, as a command to type or a thing to change.
     """
 
     exit_code = 4
     retry = False
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(message)  # errors cross process boundaries: pickle calls this with `what`, then sets the rest
+        super().__init__(message)  # pickle calls this with the message alone, then sets the attributes
         self.message = message
         self.where = where
         self.hint = hint
@@ -58,12 +58,12 @@ class UsageError(PitError):
 
 
 class ConfigError(PitError):
-    """A file a human wrote is wrong. key: the one in it that is, with dots between tables; "" where none is named."""
+    """A file that a human wrote is wrong. key: the wrong key, with dots between tables; "" where no key is wrong."""
 
     exit_code = 3
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "", key: str = "") -> None:
-        super().__init__(what, where=where, hint=hint)
+    def __init__(self, message: str, *, where: str = "", hint: str = "", key: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
         self.key = key
 
 
@@ -78,7 +78,7 @@ class ToolMissing(ClusterError):
 
 
 class DataError(PitError):
-    """Data is not what it claims to be."""
+    """Data are damaged, or differ from their description."""
 
     exit_code = 5
 
@@ -98,16 +98,16 @@ class NoSpace(TryLater):
     """The destination has no room."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """`did you mean "x"?`, or the choices when nothing is near, or nothing when there are none."""
-    choices = sorted(known)
+def suggest(name: str, choices_known: Iterable[str]) -> str:
+    """Return `did you mean "x"?`, or the known names if none is similar; "" without known names."""
+    choices = sorted(choices_known)
     if close := most_similar(name, choices):
         return f'did you mean "{close}"?'
     return f"known: {', '.join(choices)}" if choices else ""
 
 
 def most_similar(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like `name`; "" where none is like it."""
-    import difflib  # 5 ms, and only wanted when something is already wrong
+    """Return the known name that is most similar to `name`; "" if none is similar."""
+    import difflib  # costs 5 ms, and is needed only for errors
 
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), "")

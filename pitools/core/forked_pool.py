@@ -39,19 +39,19 @@ _NUMBER, _LENGTH = struct.Struct("=I"), struct.Struct("=Q")
 
 
 class Worker(Protocol[TaskIn, ResultOut]):
-    """What one thread does with one task after another."""
+    """The function of one thread, called with one task after another."""
 
     def __call__(self, task: TaskIn) -> ResultOut:
-        """Do it. The result is pickled, and so is the exception that ends everything."""
+        """Do a task, and return its result. Result and exception are pickled; an exception ends the pool."""
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and buffers."""
+        """Close descriptors, and free buffers."""
         ...
 
 
 def default_readers() -> int:
-    """Two per core this process may use, 2 to 16: a reader waits for its file system about as long as it works."""
+    """Return two per core of this process's affinity, 2 to 16: a reader waits for its file system half of its time."""
     return max(2, min(16, 2 * len(os.sched_getaffinity(0))))
 
 
@@ -63,38 +63,39 @@ def run_tasks(
     readers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Do every task once, in about this order, with `readers` threads over the cores; `on_result` and `advance` are
-    called here, in the caller's process, and `advance` also with 0 as time passes.
+    """Do every task once, in about this order, with `readers` threads in forked processes, one process per core.
 
-    `make_worker` makes one thread's worker after the fork. The first exception, also one that a signal raises in the
-    caller, stops all workers, is waited for, and raised. Raises Unreachable when nothing moves for minutes.
+    make_worker: creates a thread's worker, after the fork. on_result, advance: called in the caller's process, advance
+    with bytes moved since its last call, also with 0. The first exception of a worker, or of a signal handler in the
+    caller, stops all workers; it is raised after they have ended. Raises Unreachable when no byte moves for
+    STALL_TIMEOUT_S, ClusterError when a process dies.
     """
     if not tasks:
         return
     readers = max(1, min(readers, len(tasks)))
     processes = min(readers, len(os.sched_getaffinity(0)))
     threads = -(-readers // processes)
-    board = SharedProgress(processes * threads)
-    crew = _Processes(tasks, make_worker, board, threads)
-    answered = 0
+    progress = SharedProgress(processes * threads)
+    processes_pool = _Processes(tasks, make_worker, progress, threads)
+    result_count = 0
 
-    def answer(value: Result) -> None:
-        nonlocal answered
-        answered += 1
+    def count_result(value: Result) -> None:
+        nonlocal result_count
+        result_count += 1
         on_result(value)
 
     try:
         for _ in range(processes):
-            crew.fork()
-        crew.feed_and_collect(answer, advance)
-        if answered < len(tasks):
-            left = f"{len(tasks) - answered} of {len(tasks)} pieces of work were not done"
-            raise ClusterError(left, hint="run this again")
+            processes_pool.fork()
+        processes_pool.feed_and_collect(count_result, advance)
+        if result_count < len(tasks):
+            unfinished = f"{len(tasks) - result_count} of {len(tasks)} pieces of work were not done"
+            raise ClusterError(unfinished, hint="run this again")
     except BaseException:
-        board.stop()
+        progress.stop()
         raise
     finally:
-        crew.stop()
+        processes_pool.stop()
 
 
 class _Processes(Generic[Task, Result]):
@@ -103,14 +104,14 @@ class _Processes(Generic[Task, Result]):
     def __init__(
         self,
         tasks: Sequence[Task],
-        start: Callable[[WorkerSlot], Worker[Task, Result]],
-        board: SharedProgress,
+        make_worker: Callable[[WorkerSlot], Worker[Task, Result]],
+        progress: SharedProgress,
         threads: int,
     ) -> None:
-        self._tasks, self._start, self._board, self._threads = tasks, start, board, threads
-        self._take, self._feed = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._feed, False)
-        self._pids: dict[int, int] = {}  # by the descriptor its results come through
+        self._tasks, self._make_worker, self._progress, self._threads = tasks, make_worker, progress, threads
+        self._task_pipe, self._task_pipe_in = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._task_pipe_in, False)
+        self._pids: dict[int, int] = {}  # by the descriptor of its result pipe
         self._received: dict[int, bytearray] = {}
 
     def fork(self) -> None:
@@ -118,82 +119,82 @@ class _Processes(Generic[Task, Result]):
         parent, number = os.getpid(), len(self._pids)
         results, send = os.pipe2(os.O_CLOEXEC)
         # The caller's signal handlers may raise; in the child that would unwind the caller's own clean-up.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
                 _worker_main(
                     self._tasks,
-                    self._start,
-                    self._take,
+                    self._make_worker,
+                    self._task_pipe,
                     send,
-                    [WorkerSlot(self._board, number * self._threads + thread) for thread in range(self._threads)],
+                    [WorkerSlot(self._progress, number * self._threads + thread) for thread in range(self._threads)],
                     parent=parent,
-                    strange=(self._feed, results, *self._pids),
+                    unneeded=(self._task_pipe_in, results, *self._pids),
                 )
             os.close(send)
             self._pids[results], self._received[results] = pid, bytearray()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
     def feed_and_collect(self, result: Callable[[Result], None], advance: Callable[[int], None]) -> None:
-        """Feed tasks and take results until all processes are done. Raises what one of them raised."""
-        os.close(self._take)
-        self._take = -1
+        """Feed tasks and collect results until all processes have ended. Raises the first exception of a worker."""
+        os.close(self._task_pipe)
+        self._task_pipe = -1
         numbers = memoryview(b"".join(_NUMBER.pack(number) for number in range(len(self._tasks))))
-        told, signs, moving = 0, 0, time.monotonic()
+        reported_bytes, heartbeats, last_change = 0, 0, time.monotonic()
         with selectors.DefaultSelector() as selector:
             for descriptor in self._pids:
                 selector.register(descriptor, selectors.EVENT_READ)
-            selector.register(self._feed, selectors.EVENT_WRITE)
-            left = set(self._pids)
-            while left:
+            selector.register(self._task_pipe_in, selectors.EVENT_WRITE)
+            open_pipes = set(self._pids)
+            while open_pipes:
                 for key, _ in selector.select(_POLL_S):
-                    if key.fd == self._feed:
+                    if key.fd == self._task_pipe_in:
                         numbers = self._fill(numbers)
                         if not numbers:
-                            selector.unregister(self._feed)
+                            selector.unregister(self._task_pipe_in)
                             self._close_feed()
                     elif not self._receive(key.fd, result):
                         selector.unregister(key.fd)
-                        left.discard(key.fd)
+                        open_pipes.discard(key.fd)
                         self._reap(key.fd)
-                total, now = self._board.total_bytes, time.monotonic()
-                if total != told or self._board.heartbeats != signs:
-                    moving, signs = now, self._board.heartbeats
-                elif now - moving > STALL_TIMEOUT_S:
+                total, now = self._progress.total_bytes, time.monotonic()
+                if total != reported_bytes or self._progress.heartbeats != heartbeats:
+                    last_change, heartbeats = now, self._progress.heartbeats
+                elif now - last_change > STALL_TIMEOUT_S:
                     raise Unreachable(
                         f"no byte has moved for {STALL_TIMEOUT_S:.0f} s", hint="is the source still there?"
                     )
-                advance(total - told)
-                told = total
+                advance(total - reported_bytes)
+                reported_bytes = total
 
     def stop(self) -> None:
         """Wait for the processes; those that hang in a dead file system are killed."""
         self._close_feed()
-        if self._take >= 0:
-            os.close(self._take)
+        if self._task_pipe >= 0:
+            os.close(self._task_pipe)
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         for descriptor, pid in self._pids.items():
             os.close(descriptor)
             if pid and not _wait_exit(pid, deadline):
                 os.kill(pid, signal.SIGKILL)
-                _wait_exit(pid, time.monotonic() + _EXIT_GRACE_S)  # longer it stays only in uninterruptible sleep
+                _wait_exit(pid, time.monotonic() + _EXIT_GRACE_S)  # survives this only in uninterruptible sleep
         self._pids.clear()
 
     def _close_feed(self) -> None:
-        if self._feed >= 0:
-            os.close(self._feed)
-            self._feed = -1
+        if self._task_pipe_in >= 0:
+            os.close(self._task_pipe_in)
+            self._task_pipe_in = -1
 
     def _fill(self, numbers: memoryview) -> memoryview:
         with contextlib.suppress(BlockingIOError):
             # At most PIPE_BUF, so that a number is never cut in two.
-            numbers = numbers[os.write(self._feed, numbers[:4096]) :]
+            numbers = numbers[os.write(self._task_pipe_in, numbers[:4096]) :]
         return numbers
 
     def _receive(self, descriptor: int, result: Callable[[Result], None]) -> bool:
-        """Take what has come; False at the end."""
+        """Read available results; return False at the end of the pipe."""
         received = self._received[descriptor]
         block = os.read(descriptor, 1 << 16)
         received += block
@@ -213,10 +214,10 @@ class _Processes(Generic[Task, Result]):
         self._pids[descriptor] = 0
         if status:
             code = os.waitstatus_to_exitcode(status)
-            what = (
+            problem = (
                 f"a worker process was ended by signal {-code}" if code < 0 else f"a worker process ended with {code}"
             )
-            raise ClusterError(what, hint="was it out of memory? fewer --readers take less")
+            raise ClusterError(problem, hint="was it out of memory? fewer --readers take less")
 
 
 def _wait_exit(pid: int, deadline: float) -> bool:
@@ -230,34 +231,35 @@ def _wait_exit(pid: int, deadline: float) -> bool:
 
 def _worker_main(
     tasks: Sequence[Task],
-    start: Callable[[WorkerSlot], Worker[Task, Result]],
-    take: int,
-    send: int,
-    seats: list[WorkerSlot],
+    make_worker: Callable[[WorkerSlot], Worker[Task, Result]],
+    task_pipe: int,
+    result_pipe: int,
+    slots: list[WorkerSlot],
     *,
     parent: int,
-    strange: tuple[int, ...],
+    unneeded: tuple[int, ...],
 ) -> NoReturn:
-    """A forked process's whole life. Nothing of the parent's is unwound, flushed or closed here."""
+    """Run a forked process to its end, by os._exit: the parent's clean-up and buffers must not run here."""
     try:
-        # Ctrl-C reaches the whole group; the parent hears it and tells us by the board.
+        # Ctrl-C reaches the whole group; the parent handles it, and stops the workers by the shared memory.
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
-        for descriptor in strange:
+        for descriptor in unneeded:
             os.close(descriptor)
-        os.umask(0o022)  # what a copy's modes are is for its root to say
-        gc.disable()  # short-lived, and collecting would copy the parent's memory page by page
+        os.umask(0o022)  # the staging root sets the modes of a copy
+        gc.disable()  # collecting would copy the parent's memory, page by page
         lock = threading.Lock()
-        others = [
-            threading.Thread(target=_thread_main, args=(tasks, start, take, send, seat, lock)) for seat in seats[1:]
+        threads = [
+            threading.Thread(target=_thread_main, args=(tasks, make_worker, task_pipe, result_pipe, seat, lock))
+            for seat in slots[1:]
         ]
-        for thread in others:
+        for thread in threads:
             thread.start()
-        _thread_main(tasks, start, take, send, seats[0], lock)
-        for thread in others:
+        _thread_main(tasks, make_worker, task_pipe, result_pipe, slots[0], lock)
+        for thread in threads:
             thread.join()
         os._exit(0)
     finally:
@@ -266,27 +268,27 @@ def _worker_main(
 
 def _thread_main(
     tasks: Sequence[Task],
-    start: Callable[[WorkerSlot], Worker[Task, Result]],
-    take: int,
-    send: int,
-    seat: WorkerSlot,
+    make_worker: Callable[[WorkerSlot], Worker[Task, Result]],
+    task_pipe: int,
+    result_pipe: int,
+    slot: WorkerSlot,
     lock: threading.Lock,
 ) -> None:
     try:
-        worker = start(seat)
+        worker = make_worker(slot)
         try:
-            while number := os.read(take, _NUMBER.size):
-                _send(send, lock, (None, worker(tasks[_NUMBER.unpack(number)[0]])))
+            while number := os.read(task_pipe, _NUMBER.size):
+                _send(result_pipe, lock, (None, worker(tasks[_NUMBER.unpack(number)[0]])))
         finally:
             worker.close()
     except WorkerStopped:
         return
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        _send(send, lock, (_picklable_error(error), None))
+    except BaseException as error:  # noqa: BLE001 - raised by the parent
+        _send(result_pipe, lock, (_picklable_error(error), None))
 
 
 def _picklable_error(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it cannot be pickled."""
+    """Return the error, or a ClusterError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - an error's own code runs here
@@ -294,12 +296,12 @@ def _picklable_error(error: BaseException) -> BaseException:
     return error
 
 
-def _send(send: int, lock: threading.Lock, message: Any) -> None:
+def _send(result_pipe: int, lock: threading.Lock, message: Any) -> None:
     payload = pickle.dumps(message)
     frame = memoryview(_LENGTH.pack(len(payload)) + payload)
     with lock:
         try:
             while frame:
-                frame = frame[os.write(send, frame) :]
+                frame = frame[os.write(result_pipe, frame) :]
         except BrokenPipeError:
-            os._exit(0)  # the parent has stopped listening: it knows why
+            os._exit(0)  # the parent has closed the pipe: it is stopping

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, synced, renamed."""
+"""Atomic files, walks of folders, and calls of the file system that Python lacks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _FLATTEN_DEPTH = 400
 
 
-def own(path: str, flags: int) -> int:
-    """Open a file, as `opener` of `open`: one that is made now is its owner's alone to change, under any umask."""
+def open_0644(path: str, flags: int) -> int:
+    """Open a file, as `opener` of `open`; a new file is writable by its owner only, under any umask."""
     return os.open(path, flags, 0o644)
 
 
 def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Write a file so that a reader, at any moment, sees the old content or the new, never a part.
+    """Write a file atomically: a reader gets the old content or the new, never a part.
 
-    Raises NoSpace or ClusterError when the folder cannot take it.
+    durable: sync the file and its folder. Raises NoSpace, or ClusterError if the folder is not writable.
     """
     payload = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -47,27 +47,27 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644, durable: b
         if durable:
             fsync_dir(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # read-only by now, it cannot be removed either
+        with contextlib.suppress(OSError):  # cannot be removed on a file system that became read-only
             temporary.unlink(missing_ok=True)
         raise from_os_error(error, path) from error
 
 
 def make_parents(path: Path, mode: int) -> None:
-    """Make the folders above a path that are missing, each of at most this mode. Raises OSError."""
+    """Create the missing parents of a path, each with this mode less the umask. Raises OSError."""
     for above in reversed(path.parents):
         if not above.exists():
             above.mkdir(mode, exist_ok=True)
 
 
 def require_local_path(path: Path | str, where: str) -> None:
-    """Raises UsageError for a URL in place of a path of this machine. A Path keeps one slash of a URL's two."""
+    """Refuse a URL where a local path is needed. Raises UsageError. A Path keeps one slash of a URL's two."""
     if match := _URL.match(str(path)):
         hint = "name a folder; to and from a bucket: `pit-stage run URL --to ROOT`, `rclone copy ROOT URL`"
-        raise UsageError(f"a path of this machine is wanted, not {match[1]}://", where=where, hint=hint)
+        raise UsageError(f"a {match[1]}:// URL (expected a path of this machine)", where=where, hint=hint)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file opened to be read; a link, or what would keep its reader waiting, raises OSError."""
+    """Open a regular file for reading. Raises OSError for a link, a FIFO or a device too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -75,30 +75,30 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def below(top: Path, *, passed: Collection[int] = ()) -> Iterator[os.DirEntry[str]]:
-    """Yield all that is below a folder, however deep; links to folders are not entered.
+def iter_tree(top: Path, *, ignored_errnos: Collection[int] = ()) -> Iterator[os.DirEntry[str]]:
+    """Yield all entries below a folder, of any depth, without following links.
 
-    passed: errors (numbers of errno) for which a folder is passed over. Raises OSError for any other.
+    ignored_errnos: errors for which a folder is skipped. Raises OSError for any other.
     """
     todo = [str(top)]
     while todo:
         try:
             with os.scandir(todo.pop()) as entries:
-                found = list(entries)
+                children = list(entries)
         except OSError as error:
-            if error.errno not in passed:
+            if error.errno not in ignored_errnos:
                 raise
             continue
-        todo += [entry.path for entry in found if entry.is_dir(follow_symlinks=False)]
-        yield from found
+        todo += [entry.path for entry in children if entry.is_dir(follow_symlinks=False)]
+        yield from children
 
 
-def plain_files(top: Path) -> Iterator[str]:
-    """Yield the paths below a folder, from there, of its files and of links to files.
+def iter_files(top: Path) -> Iterator[str]:
+    """Yield the relative paths of files, and of links to files, below a folder.
 
-    Raises OSError, also for what would keep its reader waiting.
+    Raises OSError, also for a FIFO, socket or device.
     """
-    for entry in below(top):
+    for entry in iter_tree(top):
         if entry.is_file() or not os.path.exists(entry.path):  # noqa: PTH110 (a link that leads nowhere)
             yield os.path.relpath(entry.path, top)
         elif not entry.is_dir():
@@ -106,7 +106,7 @@ def plain_files(top: Path) -> Iterator[str]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, however deep it is; what cannot be removed stays.
+    """Remove a folder and its content, of any depth; entries that cannot be removed stay.
 
     shutil.rmtree holds a descriptor, and up to Python 3.12 a call, for each level.
     """
@@ -119,7 +119,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def _flatten(top: Path) -> None:
-    """Move folders that lie deep below `top` up into it. Raises OSError."""
+    """Move the folders whose path is long up to `top`. Raises OSError."""
     todo, longest = [str(top)], len(str(top)) + _FLATTEN_DEPTH
     while todo:
         with os.scandir(todo.pop()) as entries:
@@ -134,7 +134,7 @@ def _flatten(top: Path) -> None:
 
 
 def fsync_dir(folder: Path) -> None:
-    """Make the names in a folder survive power loss."""
+    """Sync a folder, so that its entries survive power loss. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -143,7 +143,7 @@ def fsync_dir(folder: Path) -> None:
 
 
 def sync_fs(path: Path) -> None:
-    """Make all that was written to the file system of `path` survive power loss. Raises OSError."""
+    """Sync the file system of a path (syncfs(2)). Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc().syncfs(descriptor):
@@ -154,9 +154,9 @@ def sync_fs(path: Path) -> None:
 
 
 def allocate(descriptor: int, offset: int, length: int) -> None:
-    """Give a file its blocks, and its size, before it is written. Raises OSError when there is no room.
+    """Allocate a file's blocks, and set its size, before it is written. Raises OSError if there is no room.
 
-    fallocate(2) itself: where it is not supported nothing happens, while C's posix_fallocate would write zeros.
+    Calls fallocate(2): where it is not supported it does nothing, while posix_fallocate(3) would write zeros.
     """
     while length and _libc().fallocate(descriptor, 0, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()
@@ -172,7 +172,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def exchange_names(first: Path, second: Path) -> bool:
-    """Swap what two names on one file system stand for, in one step; False where that is not supported.
+    """Exchange two paths of one file system atomically; return False where that is not supported.
 
     Raises OSError.
     """
@@ -188,19 +188,19 @@ def exchange_names(first: Path, second: Path) -> bool:
 
 
 def fs_type(path: Path) -> str:
-    """The type of the file system that `path` is on, such as `ext4` or `tmpfs`; "" where that is not to be known."""
-    place, found, longest = f"{path.resolve()}/", "", 0
+    """Return the type of a path's file system, such as `ext4` or `tmpfs`; "" if unknown."""
+    place, kind, longest = f"{path.resolve()}/", "", 0
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
-        mount, _, described = line.partition(" - ")
-        # By place and not by device number: those of Btrfs are not the ones that stat(2) tells.
+        mount, _, description = line.partition(" - ")
+        # By mount point, not by device number: for Btrfs stat(2) returns another number.
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4]).rstrip("/") + "/"
-        if place.startswith(point) and len(point) >= longest:  # of two on one place the later hides the earlier
-            found, longest = described.split(" ")[0], len(point)
-    return found
+        if place.startswith(point) and len(point) >= longest:  # a later mount hides an earlier one at the same place
+            kind, longest = description.split(" ")[0], len(point)
+    return kind
 
 
 def from_os_error(error: OSError, path: Path) -> PitError:
-    """What a failed write means to the user: full → try later, refused → choose another place."""
+    """Translate a failed write: a full disk to NoSpace, any other failure to ClusterError."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 from pitools.core.errors import UsageError
 
-# ClusterShell also reads @groups, set operators and wildcards; Slurm knows none of them, so none is read here.
+# ClusterShell also accepts @groups, set operators and wildcards, which Slurm has not: they are refused.
 _SLURM_LIST = re.compile(r"[\w\[\],.\-\s]*")
 _ITEM = re.compile(r"(?:\[[^\]]*\]|[^,\[\s])+")
 _INSIDE = re.compile(r"\[([^\]]*)\]")
-MAX_HOSTS = 1 << 18  # names of one list: more than any cluster has, and few enough to hold
+MAX_HOSTS = 1 << 18  # names of one list: more than any cluster has
 
 
 def expand(folded: str) -> list[str]:
-    """Names of `n[01-04,07],login1`, each once, in the list's own sorted order; blanks divide names as commas do.
+    """Expand a host list such as `n[01-04,07],login1` to its distinct names, sorted; blanks separate names, too.
 
-    Raises UsageError for what is no list, or stands for more than MOST names.
+    Raises UsageError if it is not a host list, or has more than MAX_HOSTS names.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
@@ -26,7 +26,7 @@ def expand(folded: str) -> list[str]:
     if not _SLURM_LIST.fullmatch(folded) or _ITEM.sub("", folded).replace(",", "").strip():
         raise UsageError(f"{folded!r} is not a host list", hint=hint)
     if count_hosts(folded) > MAX_HOSTS:
-        raise UsageError(f"{folded[:80]!r} stands for more than {MAX_HOSTS} names", hint="write a shorter list")
+        raise UsageError(f"{folded[:80]!r}: more than {MAX_HOSTS} names", hint="write a shorter list")
     try:
         return list(NodeSet(",".join("".join(item.split()) for item in _ITEM.findall(folded))))
     except NodeSetException as error:
@@ -34,7 +34,7 @@ def expand(folded: str) -> list[str]:
 
 
 def count_hosts(folded: str) -> int:
-    """How many names a host list has at most, without making them: a list of ten letters can name a billion."""
+    """Return an upper bound of a host list's names, without expanding it: ten characters can be a billion names."""
     items = _ITEM.findall(folded)
     return sum(math.prod(sum(map(_span_size, part.split(","))) for part in _INSIDE.findall(item)) for item in items)
 
@@ -45,7 +45,7 @@ def _span_size(text: str) -> int:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The shortest folded form that `sbatch -w` accepts: `n[01-04,07]`."""
+    """Fold names to the form that `sbatch -w` accepts: `n[01-04,07]`."""
     from ClusterShell.NodeSet import NodeSet
 
     return str(NodeSet.fromlist(list(names)))

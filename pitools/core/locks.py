@@ -1,8 +1,8 @@
-"""Lock files: flock(2), which the kernel frees on any death; a line in some names the holder and its progress.
+"""Lock files: flock(2), which the kernel releases when the process dies; some contain their owner and its progress.
 
-`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `try_lock` go on without
-one: what they guard is safe without it, for only one process can make a given file, and a submission has a unique name.
-Lock files are never deleted: deleting one while another process waits on it would let two hold "the" lock.
+`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `try_lock` continue
+without a lock there: they guard files that only one process can create, and submissions with unique names.
+Lock files are never deleted: if one were deleted while a process waits for it, two processes could hold the lock.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pitools.core.record import Record, decode_json
 from pitools.core.trust import user_name
 from pitools.core.units import format_size
 
-# Others hold a lock for so long when they only look whether it is held; that is not worth a word.
+# A process that only tests whether a lock is held holds it for less than this; no wait is reported for it.
 PROBE_S = 0.02
 _REPORT_EVERY_S = 1.0
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# A file system without locks: verdicts are safe without one, for only one can make the file; so are submissions, for
-# two of one number have one name, and of such jobs one has leave to run.
+# A file system without locks. Verdicts are safe there, because only one process can create the file; submissions too,
+# because two of one number have the same job name, and only one job of a name may run.
 UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 ReportProgress = Callable[[int, int], None]
 
 
 class LockOwner(Record, frozen=True, kw_only=True, tag="pit.stage-lock/1"):
-    """Who holds a version's lock, and how far it is. job: Slurm's number, or "". All empty where it is not known."""
+    """The process that holds a version's lock, and its progress. job: Slurm's job id, or "". All empty if unknown."""
 
     pid: int = 0
     host: str = ""
@@ -51,7 +51,7 @@ class LockOwner(Record, frozen=True, kw_only=True, tag="pit.stage-lock/1"):
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether all users may read a folder, and hence the small files that are kept in it."""
+    """Return whether all users may read a folder, and therefore the small files in it."""
     try:
         return bool(folder.stat().st_mode & stat.S_IROTH)
     except FileNotFoundError:
@@ -59,10 +59,7 @@ def is_shared(folder: Path) -> bool:
 
 
 def open_readable_lock_file(path: Path) -> int:
-    """A descriptor of a lock or lease file, made where it is missing; all may read it where all may read its folder.
-
-    Raises OSError.
-    """
+    """Open a lock or lease file, and create it if missing: readable by all users if its folder is. Raises OSError."""
     try:
         return os.open(path, os.O_RDWR | _FLAGS)
     except FileNotFoundError:
@@ -73,11 +70,11 @@ def open_readable_lock_file(path: Path) -> int:
 
 
 def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> bool:
-    """Take a lock within a time, calling `on_wait` at most once a second; whether it was had. Raises ClusterError.
+    """Take a lock within a time, and return whether it was taken. on_wait: called at most once a second.
 
-    Polls: a blocking flock(2) can only be ended by a signal, and a library may not claim one.
+    Polls, because only a signal can interrupt a blocking flock(2). Raises ClusterError for a file system without locks.
     """
-    started, told, pause = time.monotonic(), -_REPORT_EVERY_S, 0.001
+    started, reported, pause = time.monotonic(), -_REPORT_EVERY_S, 0.001
     while True:
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
@@ -85,92 +82,96 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
         except BlockingIOError:
             pass
         except OSError as error:
-            what = f"this file system has no locks: {error.strerror}"
-            raise ClusterError(what, hint="stage to a node's own disk") from error
+            problem = f"the file system has no locks: {error.strerror}"
+            raise ClusterError(problem, hint="stage to a node's own disk") from error
         now = time.monotonic()
         if now - started >= timeout_s:
             return False
-        if now - started > PROBE_S and now - told >= _REPORT_EVERY_S:
+        if now - started > PROBE_S and now - reported >= _REPORT_EVERY_S:
             on_wait()
-            told = now
+            reported = now
         time.sleep(pause)
         pause = min(0.05, 2 * pause)
 
 
 @contextmanager
-def taken(path: Path, timeout_s: float) -> Iterator[bool]:
-    """Hold a lock file's lock, the file made where it is missing; yields whether it was had in time.
+def lock_or_timeout(path: Path, timeout_s: float) -> Iterator[bool]:
+    """Hold a lock file, created if missing; yield whether the lock was taken in time.
 
-    Where the file system has no locks it counts as had: for what two may do at once without harm. Raises ClusterError.
+    Yields True on a file system without locks: for work that two processes may do at once. Raises ClusterError.
     """
     try:
         descriptor = open_readable_lock_file(path)
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        had = True
+        is_locked = True
         with contextlib.suppress(ClusterError):
-            had = lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
-        yield had
+            is_locked = lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        yield is_locked
     finally:
         os.close(descriptor)
 
 
 @contextmanager
 def publish_owner(descriptor: int) -> Iterator[ReportProgress]:
-    """Say in a lock file that this process holds it, and free the lock at the end; yields `tell(done, total)` bytes."""
+    """Write this process into a lock file, and release the lock at the end; yield `report(done, total)`, in bytes."""
     job = os.environ.get("SLURM_JOB_ID", "")
-    me = LockOwner(pid=os.getpid(), host=os.uname().nodename, job=job, user=_user(), started=timestamps.now_rfc3339())
-    told = -_REPORT_EVERY_S
+    owner_record = LockOwner(
+        pid=os.getpid(), host=os.uname().nodename, job=job, user=_user(), started=timestamps.now_rfc3339()
+    )
+    written_at = -_REPORT_EVERY_S
 
     def write(data: bytes) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the lock is held all the same, only nobody learns by whom
+        with contextlib.suppress(OSError):  # on a full disk the lock is held without its owner's name
             os.pwrite(descriptor, data, 0)
             os.ftruncate(descriptor, len(data))
 
-    def tell(done_bytes: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _REPORT_EVERY_S:
-            told = time.monotonic()
-            write(msgspec.json.encode(msgspec.structs.replace(me, done_bytes=done_bytes, bytes=total)) + b"\n")
+    def report(done_bytes: int, total: int) -> None:
+        nonlocal written_at
+        if time.monotonic() - written_at >= _REPORT_EVERY_S:
+            written_at = time.monotonic()
+            write(
+                msgspec.json.encode(msgspec.structs.replace(owner_record, done_bytes=done_bytes, bytes=total)) + b"\n"
+            )
 
-    write(msgspec.json.encode(me) + b"\n")
+    write(msgspec.json.encode(owner_record) + b"\n")
     try:
-        yield tell
+        yield report
     finally:
-        if os.getpid() == me.pid:
+        if os.getpid() == owner_record.pid:
             write(b"")
-            # Not by closing alone: a process that was forked meanwhile has this descriptor too.
+            # Closing is not enough: a process forked meanwhile has this descriptor, too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def read_lock_owner(descriptor: int) -> LockOwner:
-    """Who a lock file says has it; true only while the lock is held."""
+    """Return the owner in a lock file; valid only while the lock is held."""
     try:
         return decode_json(os.pread(descriptor, 4096, 0).partition(b"\n")[0], LockOwner)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return LockOwner()  # it has only just begun, or has just ended
+        return LockOwner()  # just taken, or just released
 
 
-def describe_owner(holder: LockOwner) -> str:
-    """A holder as text: `pid 71 of ada on n01, job 4711, 1.2 GiB of 10.0 GiB`."""
-    if not holder.pid:
-        return "not known who"
-    job = f", job {holder.job}" if holder.job else ""
-    far = f", {format_size(holder.done_bytes)} of {format_size(holder.bytes)}" if holder.bytes else ""
-    return f"pid {holder.pid} of {holder.user} on {holder.host}{job}{far}"
+def describe_owner(lock_owner: LockOwner) -> str:
+    """Return an owner as text: `pid 71 of ada on n01, job 4711, 1.2 GiB of 10.0 GiB`."""
+    if not lock_owner.pid:
+        return "an unknown process"
+    job = f", job {lock_owner.job}" if lock_owner.job else ""
+    progress = f", {format_size(lock_owner.done_bytes)} of {format_size(lock_owner.bytes)}" if lock_owner.bytes else ""
+    return f"pid {lock_owner.pid} of {lock_owner.user} on {lock_owner.host}{job}{progress}"
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may know no names
+    except (KeyError, OSError):  # a container may have no user names
         return str(os.getuid())
 
 
 @contextmanager
 def lock(path: Path, description: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file, waiting for it so long at most. Raises TryLater where another process has it, ClusterError."""
+    """Hold a lock file, waiting at most `wait_s`. Raises TryLater if another process holds it, ClusterError."""
     try:
         descriptor = open_lock_file(path)
     except PermissionError as error:
@@ -179,42 +180,49 @@ def lock(path: Path, description: str, *, wait_s: float = 0.0) -> Iterator[None]
         raise from_os_error(error, path) from error
     try:
         if not try_lock(descriptor, path, wait_s=wait_s):
-            raise TryLater(f"{description} is being looked after by another process", where=str(path.parent))
+            raise TryLater(f"{description} is locked by another process", where=str(path.parent))
         yield
     finally:
         os.close(descriptor)
 
 
 def open_lock_file(path: Path, flags: int = 0) -> int:
-    """A descriptor of a file that all who may write in its folder write to, made where it is missing. Raises OSError.
+    """Open a lock file, and create it if missing: writable by the group if its folder is. Raises OSError.
 
-    Whatever the umask of whoever comes first: else nobody of a group's shared folder could take their locks after them.
+    Independent of the umask: otherwise the first user's lock file would exclude the others of a shared folder.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS | flags, 0o600)
-    with contextlib.suppress(OSError):  # who may not give it away has it for themselves
+    with contextlib.suppress(OSError):  # without permission it stays the user's own
         _share_with_group(descriptor, path.parent)
     return descriptor
 
 
 def _share_with_group(descriptor: int, folder: Path) -> None:
-    own, above = os.fstat(descriptor), folder.stat()
-    if not above.st_mode & stat.S_IWGRP or own.st_uid != os.geteuid() or not stat.S_ISREG(own.st_mode):
+    file_stat, folder_stat = os.fstat(descriptor), folder.stat()
+    if (
+        not folder_stat.st_mode & stat.S_IWGRP
+        or file_stat.st_uid != os.geteuid()
+        or not stat.S_ISREG(file_stat.st_mode)
+    ):
         return
-    if own.st_gid != above.st_gid:
-        os.fchown(descriptor, -1, above.st_gid)
-    if own.st_mode & 0o660 != 0o660:
-        os.fchmod(descriptor, stat.S_IMODE(own.st_mode) | 0o660)
+    if file_stat.st_gid != folder_stat.st_gid:
+        os.fchown(descriptor, -1, folder_stat.st_gid)
+    if file_stat.st_mode & 0o660 != 0o660:
+        os.fchmod(descriptor, stat.S_IMODE(file_stat.st_mode) | 0o660)
 
 
 def try_lock(descriptor: int, path: Path, *, wait_s: float = 0.0) -> bool:
-    """Take the lock of an open file within a time; also true where the file system has none. Raises ClusterError."""
-    until = time.monotonic() + wait_s
+    """Take an open file's lock within a time, and return whether it was taken; True on a file system without locks.
+
+    Raises ClusterError.
+    """
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 return False
             time.sleep(0.05)
         except OSError as error:
@@ -224,19 +232,19 @@ def try_lock(descriptor: int, path: Path, *, wait_s: float = 0.0) -> bool:
 
 
 def is_owned_by_user(folder: Path) -> bool:
-    """Whether a folder is this user's: what it says to start would be started as this user. Raises OSError."""
+    """Return whether a folder belongs to this user: commands in its records run as this user. Raises OSError."""
     return folder.stat().st_uid == os.geteuid()
 
 
 def not_owner_error(folder: Path, description: str) -> ClusterError:
-    """The error that something is another user's."""
-    hint = "only they can do this; anybody who may read it can use `pit launch show`, `why` and `logs`"
-    return ClusterError(f"{description} is {owner(folder)}'s", where=str(folder), hint=hint)
+    """Return the error for a folder of another user."""
+    hint = "only that user can do this; with read permission use `pit launch show`, `why` or `logs`"
+    return ClusterError(f"{description} is {owner_name(folder)}'s", where=str(folder), hint=hint)
 
 
-def owner(path: Path) -> str:
-    """The name of a folder's user, or their number."""
+def owner_name(path: Path) -> str:
+    """Return the name of a path's user, or their uid."""
     try:
         return user_name(path.stat().st_uid)
     except OSError:
-        return "somebody else"
+        return "another user"

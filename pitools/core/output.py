@@ -1,4 +1,4 @@
-"""Records to stdout: a table for eyes, JSON Lines for pipes. The one place that decides which."""
+"""Write records to stdout: a table on a terminal, JSON Lines in a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS: tuple[Format, ...] = ("auto", "table", "jsonl", "tsv", "hosts")
 
 
 class Output:
-    """Where a command's records go. Use as a context manager; call it once per record.
+    """The output of a command's records. Use as a context manager; call it once per record.
 
     Args:
         form: `auto` is a table on a terminal and JSON Lines elsewhere; `hosts` is one folded list of the
@@ -35,7 +35,7 @@ class Output:
         self._rows: list[Record] = []
 
     def __call__(self, record: Record) -> None:
-        """Send one record."""
+        """Write one record."""
         if self.form == "jsonl":
             import msgspec
 
@@ -54,7 +54,7 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A failing command still shows what it had: the records of a table are as true as streamed ones.
+        # Also after an error: JSON Lines would have been printed by then, too.
         if self.form == "table" and self._rows:
             self._table()
         elif self.form == "hosts":
@@ -78,9 +78,9 @@ class Output:
 
 
 def format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Plain aligned columns, readable without colour and by `awk`; numbers to the right.
+    """Return the lines of a table with aligned columns, readable by `awk`; numbers are right-aligned.
 
-    Not `rich`: a listing is the most typed command, and this costs nothing to start.
+    Not by `rich`, whose import would slow down every listing.
     """
     rows = [list(row) for row in rows]
     heads = [_format_header(name) for name in names]
@@ -92,26 +92,26 @@ def format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterabl
 
 
 def fit_table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterable[str]:
-    """A table for a terminal of so many characters.
+    """Return the lines of a table for a terminal of `width` characters.
 
-    Where it is too wide, one row stands upright. Of several the longest cells are cut, but not in the first column: it
-    holds the names that are typed again. Then the last columns are left out, and the head says so with `…`.
+    If it is too wide, a single row is printed as one line per column. Of several rows, the longest cells are cut, but
+    not in the first column, whose names are typed again; then the last columns are omitted, marked by `…`.
     """
     heads = [_format_header(name) for name in names]
     widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]
-    over = sum(widths) + 2 * (len(widths) - 1) - width
-    if over > 0 and len(rows) == 1:
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    if excess > 0 and len(rows) == 1:
         side = max(map(len, heads))
         return [f"{head.ljust(side)}  {text}" for head, text in zip(heads, rows[0], strict=True)]
-    while over > 0 and (longest := max(widths[1:], default=0)) > _MIN_COLUMN:
+    while excess > 0 and (longest := max(widths[1:], default=0)) > _MIN_COLUMN:
         widths[widths.index(longest, 1)] -= 1
-        over -= 1
-    left = len(widths)
-    while left > 2 and sum(widths[:left]) + 2 * (left - 1) + (left < len(widths)) * 3 > width:
-        left -= 1
-    cut = [[_truncate(text, w) for text, w in zip(row[:left], widths, strict=False)] for row in rows]
-    head, *lines = format_table(names[:left], cut)
-    return [head + "  …" if left < len(widths) else head, *lines]
+        excess -= 1
+    shown = len(widths)
+    while shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) + (shown < len(widths)) * 3 > width:
+        shown -= 1
+    cut_rows = [[_truncate(text, w) for text, w in zip(row[:shown], widths, strict=False)] for row in rows]
+    head, *lines = format_table(names[:shown], cut_rows)
+    return [head + "  …" if shown < len(widths) else head, *lines]
 
 
 def _truncate(text: str, width: int) -> str:

@@ -24,9 +24,9 @@ _LINE_EVERY_S = 30.0
 
 
 class Progress(Record, frozen=True, kw_only=True, tag="pit.progress/1"):
-    """How far a piece of work is. done, total: in `unit`; parts: files, where those are counted too.
+    """The progress of an operation. done, total: in `unit`. parts: files, if they are counted, too.
 
-    total: 0 where nobody knows it, and then there is no remaining_s.
+    total: 0 if unknown; remaining_s is null then.
     """
 
     title: str
@@ -40,8 +40,7 @@ class Progress(Record, frozen=True, kw_only=True, tag="pit.progress/1"):
 
 
 class ProgressBar:
-    """Counts what is done, and shows it now and then. Call it with more done, also with 0 as time passes; from any
-    thread."""
+    """A counter that is displayed at intervals. Call it with the units done since the last call, also with 0."""
 
     def __init__(
         self, title: str, total: int, unit: str, parts: int, show: Callable[[ProgressBar], None], every_s: float
@@ -53,7 +52,7 @@ class ProgressBar:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """So much more is done."""
+        """Add `count` units; from any thread."""
         with self._lock:
             self.done += count
             if (now := time.monotonic()) >= self._due:
@@ -61,7 +60,7 @@ class ProgressBar:
                 self._due = now + self._every_s
 
     def add_file(self) -> None:
-        """One more file is done; shown with the next call."""
+        """Count a finished file; displayed with the next call."""
         self.parts += 1
 
 
@@ -69,9 +68,9 @@ class ProgressBar:
 def progress_bar(
     title: str, total: int, *, unit: str = "bytes", parts: int = 0, quiet: bool = False
 ) -> Iterator[ProgressBar]:
-    """A bar of `total` bytes (`unit="bytes"`) or of anything counted, and of `parts` files; yields what advances it.
+    """Display a progress bar on a terminal, or lines of JSON elsewhere; yield the counter.
 
-    total: 0 where it is not known. quiet: count, and show nothing.
+    total: in `unit`, 0 if unknown. parts: files. quiet: count, and display nothing.
     """
     if quiet:
         yield ProgressBar(title, total, unit, parts, lambda _: None, _LINE_EVERY_S)
@@ -79,14 +78,14 @@ def progress_bar(
         yield ProgressBar(title, total, unit, parts, _print_line, _LINE_EVERY_S)
     else:
         with _make_drawer(title, total, unit, parts) as show:
-            drawn = ProgressBar(title, total, unit, parts, show, _DRAW_EVERY_S)
-            yield drawn
-            show(drawn)
+            bar = ProgressBar(title, total, unit, parts, show, _DRAW_EVERY_S)
+            yield bar
+            show(bar)
 
 
 def _print_line(bar: ProgressBar) -> None:
     wall_s = time.monotonic() - bar.started
-    left_s = wall_s * max(0, bar.total - bar.done) / bar.done if bar.done and bar.total else None
+    remaining_s = wall_s * max(0, bar.total - bar.done) / bar.done if bar.done and bar.total else None
     record = Progress(
         title=bar.title,
         unit=bar.unit,
@@ -95,7 +94,7 @@ def _print_line(bar: ProgressBar) -> None:
         parts=bar.parts,
         total_parts=bar.all_parts,
         wall_s=round(wall_s, 1),
-        remaining_s=None if left_s is None else round(left_s, 1),
+        remaining_s=None if remaining_s is None else round(remaining_s, 1),
     )
     print(msgspec.json.encode(record).decode(), file=sys.stderr, flush=True)
 
@@ -113,13 +112,13 @@ def _make_drawer(title: str, total: int, unit: str, parts: int) -> Iterator[Call
     if parts:
         columns.append(progress.TextColumn("{task.fields[parts]} files"))
     columns.append(progress.TimeRemainingColumn())
-    # It is drawn when we say so: a thread that draws would be forked along with staging's workers.
-    shown = progress.Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-    with shown:
+    # Without rich's own thread: staging forks its workers.
+    display = progress.Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+    with display:
         fields: dict[str, Any] = {"parts": f"0/{parts}"}
-        task = shown.add_task(title, total=total or None, **fields)
+        task = display.add_task(title, total=total or None, **fields)
 
         def show(bar: ProgressBar) -> None:
-            shown.update(task, completed=bar.done, parts=f"{bar.parts}/{parts}", refresh=True)
+            display.update(task, completed=bar.done, parts=f"{bar.parts}/{parts}", refresh=True)
 
         yield show

@@ -1,4 +1,4 @@
-"""The base of every record that leaves a command or is kept in a file, and how one is read."""
+"""The base class of all records that commands print or files contain, and their decoder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"):
     """A frozen, keyword-only record whose first JSON key is its schema.
 
-    A subclass names its schema with `tag="pit.node/1"`, and says `frozen=True, kw_only=True` again for the type
-    checker. Units stand in key names (`wall_s`, `free_bytes`), times are RFC 3339 UTC text. Fields are only ever
-    added, each with a default.
+    A subclass names its schema with `tag="pit.node/1"`, and repeats `frozen=True, kw_only=True` for the type checker.
+    Keys end with their unit (`wall_s`, `free_bytes`); times are RFC 3339 text in UTC. Fields are only added, each with
+    a default.
     """
 
 
 def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
-    """Decode JSON as a type; in any thread. Raises msgspec.DecodeError for whatever is none.
+    """Decode JSON as a type; from any thread. Raises msgspec.DecodeError if it does not fit.
 
-    msgspec 0.22 crashes the process where two threads decode a type for the first time at once: it is prepared here
-    by one of them.
+    msgspec 0.22 crashes the process when two threads first decode a type at the same time: a lock prevents that.
     """
     key: Any = kind
     decoder = _DECODERS.get(key)
@@ -34,6 +33,6 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T:
             decoder = _DECODERS[key] = msgspec.json.Decoder(key)
     try:
         decoded: T = decoder.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:  # msgspec's own for text that is no UTF-8, or nested deeply
+    except (UnicodeDecodeError, RecursionError) as error:  # raised by msgspec for invalid UTF-8 and deep nesting
         raise msgspec.DecodeError(str(error)) from error
     return decoded

@@ -1,4 +1,4 @@
-"""The one place that starts programs and waits for them: an argv list, a time-out, never a shell."""
+"""Start programs and wait for them: an argv list, a time-out, never a shell. All of pitools starts programs here."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pitools.core.errors import ClusterError, ToolMissing, Unreachable
-from pitools.core.fs import own
+from pitools.core.fs import open_0644
 
-_GRACE_S = 1.0  # for the last words of a program that has ended; whoever holds its output longer is not waited for
-_POLL_S = 0.2  # how often it is looked at whether a program has ended whose output is still open
-_KILL_TIMEOUT_S = 5.0  # within which what was killed has given back its memory
+_GRACE_S = 1.0  # how long output is read after the program's end; a detached process may hold it open
+_POLL_S = 0.2  # how often a program whose output is open is checked for its end
+_KILL_TIMEOUT_S = 5.0  # for killed processes to free their memory
 _KILL_POLL_S = 0.005
-_GROUP_SETTLE_S = 0.2  # in which a signal that goes to every process of a step has reached all of them
+_GROUP_SETTLE_S = 0.2  # within which a signal to a step reaches all of its processes
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Completed(NamedTuple):
-    """What a program answered."""
+    """A finished program's exit code and output."""
 
     argv: tuple[str, ...]
     code: int
@@ -41,18 +41,17 @@ def run(
     stdin: str | BinaryIO | None = None,
     stdout: BinaryIO | None = None,
 ) -> Completed:
-    """Run a program to its end and return its exit code and text, whatever the code is.
+    """Run a program to its end, and return its exit code and output; an exit code other than 0 is not an error.
 
-    The program gets this process's environment, less the names in `unset`, and `env` on top. On time-out the whole
-    process group is killed, so that a client that forked leaves nothing behind. A process that the program detached is
-    left alone and not waited for, though it may hold the program's output. stdin: text, or a file or pipe to read.
-    stdout: where the output goes instead of into the answer. Raises ToolMissing when there is no such program,
-    Unreachable on time-out.
+    The environment is this process's without `unset`, with `env` added. On time-out the whole process group is killed.
+    A detached process is neither killed nor waited for, even if it holds the program's output open. stdin: text, or a
+    file or pipe to read. stdout: a file for the output, which is not returned then. Raises ToolMissing if there is no
+    such program, Unreachable on time-out.
     """
-    with _stdin_file(stdin) as given:
+    with _stdin_file(stdin) as stdin_file:
         process = _popen(
             argv,
-            stdin=given,
+            stdin=stdin_file,
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**{name: value for name, value in os.environ.items() if name not in unset}, **(env or {})},
@@ -67,8 +66,8 @@ def run(
             process.wait(_GRACE_S)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        what = f"no answer within {timeout_s:g} s"
-        raise Unreachable(what, where=" ".join(argv[:3]), hint="try again later") from error
+        problem = f"no answer within {timeout_s:g} s"
+        raise Unreachable(problem, where=" ".join(argv[:3]), hint="try again later") from error
     finally:
         for pipe in (process.stdout, process.stderr):
             if pipe:
@@ -78,7 +77,7 @@ def run(
 
 @contextlib.contextmanager
 def _stdin_file(text: str | BinaryIO | None) -> Iterator[int]:
-    # A file in memory, not a pipe: nobody has to feed it while the program's output is read.
+    # A file in memory: a pipe would have to be fed while the output is read.
     if not isinstance(text, str):
         yield text.fileno() if text else subprocess.DEVNULL
         return
@@ -89,19 +88,19 @@ def _stdin_file(text: str | BinaryIO | None) -> Iterator[int]:
 
 
 def _communicate(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[bytes, bytes]:
-    """Output and errors, complete, or as far as they came _GRACE_S after the program's end. Raises TimeoutExpired."""
+    """Return stdout and stderr, read to their end or for _GRACE_S after the program's end. Raises TimeoutExpired."""
     now = time.monotonic()
-    deadline, last_words = now + timeout_s, float("inf")
+    deadline, output_deadline = now + timeout_s, float("inf")
     while True:
         try:
             out, err = process.communicate(timeout=max(0.0, min(_POLL_S, deadline - now)))
-            return out or b"", err  # None where it went elsewhere
+            return out or b"", err  # None for output to a file
         except subprocess.TimeoutExpired as waited:
             now = time.monotonic()
             if process.poll() is not None:
-                last_words = min(last_words, now + _GRACE_S)
-                # Beyond the deadline, too: what has ended in time has been answered, and half of it would be a lie.
-                if now >= last_words:
+                output_deadline = min(output_deadline, now + _GRACE_S)
+                # Also past the deadline: a program that ended in time gets its whole output read.
+                if now >= output_deadline:
                     return waited.output or b"", waited.stderr or b""
             elif now >= deadline:
                 raise
@@ -110,11 +109,11 @@ def _communicate(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[by
 def start_detached(
     argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None, session: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a program that outlives this call, its output appended to a file; `session` detaches it from this one.
+    """Start a program without waiting for it; its output is appended to a file. session: start it in a new session.
 
     `env` is the whole environment. Raises ToolMissing, or ClusterError when there is no folder `cwd`.
     """
-    with open(log, "ab", opener=own) as out:
+    with open(log, "ab", opener=open_0644) as out:
         return _popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -127,14 +126,14 @@ def start_detached(
 
 
 def kill_sessions(*leaders: int) -> None:
-    """Kill whatever is left of the sessions of programs started with `session`, whether those programs live or not.
+    """Kill the remaining processes of sessions by their leaders' pids; the leaders may have ended.
 
-    Returns when it is gone, ports and files too; at the latest after _DYING_S, as what waits for a dead mount, or is
-    another user's, does not go.
+    Returns when the processes have ended and freed ports and files, at the latest after _KILL_TIMEOUT_S: a process
+    that waits for a dead mount, or of another user, cannot be killed.
     """
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while left := [pid for pid in _pids() if _has_status_bit(os.getsid, pid, *leaders) and _is_running(pid)]:
-        for pid in left:
+    while running := [pid for pid in _iter_pids() if _is_member(os.getsid, pid, *leaders) and _is_running(pid)]:
+        for pid in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -143,53 +142,54 @@ def kill_sessions(*leaders: int) -> None:
 
 
 def run_foreground(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
-    """Run a program on this one's own input and output, passing signals on; returns its exit code, or 128 + signal.
+    """Run a program with this process's input and output, forward signals, and return its exit code, or 128 + signal.
 
     `env` is the whole environment. Main thread only, as Python's signal handlers are. Raises ToolMissing.
     """
-    with _record_signals() as heard:
+    with _record_signals() as received:
         process = _popen(argv, env=dict(env))
-        return _wait(process, heard, process.send_signal)
+        return _wait(process, received, process.send_signal)
 
 
 def run_in_process_group(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None) -> int:
-    """As `run_foreground`, for a rank's program and all that it starts, each signal reaching them once.
+    """Run a rank's program as `run_foreground` does, and deliver each signal once to it and its children.
 
     Slurm signals this process alone (proctrack/cgroup), or every process of the step (linuxproc, or cgroup with
-    SignalChildrenProcesses=yes). A second child, which only waits, tells which: of a signal that went to everybody it
-    dies, and then there is nothing to pass on. Raises ToolMissing, or ClusterError when there is no folder `cwd`.
+    SignalChildrenProcesses=yes). A second child, the probe, only waits: if a signal kills it, Slurm signalled every
+    process, and nothing is forwarded. Raises ToolMissing, or ClusterError if the folder `cwd` is missing.
     """
-    with _record_signals() as heard:
-        return _wait_for_group(_popen(argv, env=dict(env), cwd=cwd, process_group=0), heard)
+    with _record_signals() as received:
+        return _wait_for_group(_popen(argv, env=dict(env), cwd=cwd, process_group=0), received)
 
 
 def _wait_for_group(process: subprocess.Popen[bytes], received: list[int]) -> int:
-    witness = _signal_probe()
+    probe = _signal_probe()
 
-    def pass_on(number: int) -> None:
-        nonlocal witness
+    def forward(number: int) -> None:
+        nonlocal probe
         try:
-            everybody = witness.wait(_GROUP_SETTLE_S) == -number
+            is_for_step = probe.wait(_GROUP_SETTLE_S) == -number
         except subprocess.TimeoutExpired:
-            everybody = False
+            is_for_step = False
         else:
-            _end_probe(witness)
-            witness = _signal_probe()
-        if not everybody:
+            _end_probe(probe)
+            probe = _signal_probe()
+        if not is_for_step:
             _signal_group(process.pid, number)
 
     try:
-        return _wait(process, received, pass_on)
+        return _wait(process, received, forward)
     finally:
-        _end_probe(witness)
+        _end_probe(probe)
 
 
 def _signal_group(group: int, number: int) -> None:
-    """SIGTERM and SIGINT to all; another only to those that catch it: it must not end the `tee` they write to."""
-    for pid in _pids():
-        if _has_status_bit(os.getpgid, pid, group) and (
-            number in (signal.SIGTERM, signal.SIGINT) or _catches(pid, number)
-        ):
+    """Send a signal to a process group: SIGTERM and SIGINT to all, others only to processes that catch them.
+
+    SIGUSR2 would end the `tee` that a program writes to.
+    """
+    for pid in _iter_pids():
+        if _is_member(os.getpgid, pid, group) and (number in (signal.SIGTERM, signal.SIGINT) or _catches(pid, number)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
@@ -203,48 +203,48 @@ def _catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def _pids() -> Iterator[int]:
+def _iter_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _is_running(pid: int) -> bool:
-    """Whether any thread of it does: a process may look dead by its first thread long before it has let go."""
+    """Return whether any thread runs: the first thread can end long before the process frees its ports and files."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone; or hidden, as another user's (hidepid)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or hidden by hidepid
         return False
 
 
-def _has_status_bit(of: Callable[[int], int], pid: int, *numbers: int) -> bool:
+def _is_member(get_id: Callable[[int], int], pid: int, *ids: int) -> bool:
     try:
-        return of(pid) in numbers
+        return get_id(pid) in ids
     except (ProcessLookupError, PermissionError):
         return False
 
 
 def _signal_probe() -> subprocess.Popen[bytes]:
-    # It reads from us, and so ends with us, however we end.
+    # It reads from a pipe of this process, and so ends with it.
     return _popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _end_probe(witness: subprocess.Popen[bytes]) -> None:
-    if witness.stdin:
-        witness.stdin.close()
-    witness.wait()
+def _end_probe(probe: subprocess.Popen[bytes]) -> None:
+    if probe.stdin:
+        probe.stdin.close()
+    probe.wait()
 
 
 @contextlib.contextmanager
 def _record_signals() -> Iterator[list[int]]:
-    """Signals that come before the program can be passed them: they must not end this process beside it."""
-    heard: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _frame: heard.append(number)) for number in _FORWARDED_SIGNALS
+    """Record signals until they can be forwarded: they must not end this process without its program."""
+    received: list[int] = []
+    old_handlers = {
+        number: signal.signal(number, lambda number, _frame: received.append(number)) for number in _FORWARDED_SIGNALS
     }
     try:
-        yield heard
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -262,9 +262,9 @@ def _popen(argv: Sequence[str], *, cwd: Path | None = None, **options: Any) -> s
         return subprocess.Popen(list(argv), cwd=cwd, **options)
     except OSError as error:
         if cwd is not None and str(error.filename) == str(cwd):
-            what = f'cannot run "{argv[0]}" in this folder: {error.strerror}'
-            raise ClusterError(what, where=str(cwd), hint="is it mounted on this host?") from error
+            problem = f'cannot run "{argv[0]}" in this folder: {error.strerror}'
+            raise ClusterError(problem, where=str(cwd), hint="is it mounted on this host?") from error
         if isinstance(error, FileNotFoundError) and not shutil.which(argv[0]):
-            hint = "install it, or run on a host that has it"
+            hint = "install it, or run this on a host where it is installed"
             raise ToolMissing(f'"{argv[0]}" is not on the PATH', hint=hint) from error
         raise ToolMissing(f'"{argv[0]}" cannot be run: {error.strerror}') from error

@@ -1,4 +1,4 @@
-"""Whether only this user and root decide what a file holds: what others can change must not decide what runs as us."""
+"""Check that only this user and root can change a file: its content decides what runs as this user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from pitools.core.errors import ConfigError
 
 _MAX_LINKS = 40  # as the kernel follows
-_OVERFLOW_UID = 65534  # the uid that a container shows for every user of the host whom it does not know
+_OVERFLOW_UID = 65534  # the uid of all unmapped users in a container
 
 
 def require_trusted(
@@ -26,77 +26,83 @@ def require_trusted(
     trusted_user: str = "",
     alternative: str = "",
 ) -> None:
-    """Refuse a file or folder that anybody but this user and root could change or exchange.
+    """Refuse a file or folder that others than this user and root could change or replace.
 
-    description: the thing, for the error, such as "site file". group_above: folders above it may be writable by a group
-    of this user, and may belong to others of that group. inside: what counts is not the folder, but what this user is
-    about to make in it: a sticky one will do. trusted_user: a system account that is trusted as root is. otherwise:
-    what else to do about a folder above it that is a group's. Raises ConfigError, which names the first file, link or
-    folder on the way that others can change.
+    description: the noun in the error, such as "site file". group_above: parent folders may be writable by a group of
+    this user, and may belong to its members. inside: this user is about to create a file in the folder, for which a
+    sticky folder is enough. trusted_user: a system account that is trusted as root is. alternative: another hint for a
+    parent folder that a group can write. Raises ConfigError with the first file, link or folder on the path that others
+    can change.
     """
     users = _trusted(trusted_user)
     try:
-        steps = list(_path_components(path.absolute()))
+        components = list(_path_components(path.absolute()))
     except OSError as error:
         hint = "it is a dangling link" if path.is_symlink() and error.errno == errno.ENOENT else ""
         raise ConfigError(f"{description}: cannot be read: {error.strerror}", where=str(path), hint=hint) from error
-    open_above, last = False, None if inside else steps[-1][0]
-    for at, found in steps:
-        may_be_group_s = group_above and at != last and stat.S_ISDIR(found.st_mode)
-        of_group = may_be_group_s and not open_above and found.st_gid in _groups()
-        hint = f"; {alternative}" if alternative and not group_above and found.st_gid in _groups() else ""
-        if found.st_uid not in users and not of_group:
-            user = user_name(found.st_uid)
+    open_above, target = False, None if inside else components[-1][0]
+    for step, status in components:
+        may_be_group_s = group_above and step != target and stat.S_ISDIR(status.st_mode)
+        of_group = may_be_group_s and not open_above and status.st_gid in _groups()
+        hint = f"; {alternative}" if alternative and not group_above and status.st_gid in _groups() else ""
+        if status.st_uid not in users and not of_group:
+            user = user_name(status.st_uid)
             hint = f"chown it, or use a copy of your own where you trust {user}: cp -r {path} COPY{hint}"
-            raise _untrusted_error(path, description, at, f"belongs to user {user} (expected you or root)", hint)
-        if stat.S_ISLNK(found.st_mode):
+            raise _untrusted_error(path, description, step, f"belongs to user {user} (expected you or root)", hint)
+        if stat.S_ISLNK(status.st_mode):
             continue
-        open_above = bool(found.st_mode & stat.S_IWOTH)
-        keeps_entries = at != last and found.st_mode & stat.S_ISVTX
-        if not keeps_entries and (who := _other_writers(found, allow_group=may_be_group_s)):
-            problem = f"can be written by {who} (expected you and root alone)"
-            raise _untrusted_error(path, description, at, problem, f"chmod {'o-w' if open_above else 'g-w'} {at}{hint}")
+        open_above = bool(status.st_mode & stat.S_IWOTH)
+        keeps_entries = step != target and status.st_mode & stat.S_ISVTX
+        if not keeps_entries and (writer := _other_writers(status, allow_group=may_be_group_s)):
+            problem = f"can be written by {writer} (expected only you and root)"
+            raise _untrusted_error(
+                path, description, step, problem, f"chmod {'o-w' if open_above else 'g-w'} {step}{hint}"
+            )
 
 
-def _untrusted_error(path: Path, what: str, at: Path, problem: str, hint: str) -> ConfigError:
-    which = what if at == path.absolute() else f"{what} {path}: a {'link' if at.is_symlink() else 'folder'} on the way"
-    return ConfigError(f"{which} {problem}: it would decide what runs as you", where=str(at), hint=hint)
+def _untrusted_error(path: Path, description: str, component: Path, problem: str, hint: str) -> ConfigError:
+    which = (
+        description
+        if component == path.absolute()
+        else f"{description} {path}: a {'link' if component.is_symlink() else 'folder'} on its path"
+    )
+    return ConfigError(f"{which} {problem}: it would decide what runs as you", where=str(component), hint=hint)
 
 
 def _path_components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every folder and link that leads to a file, then the file, each with its own status. Raises OSError."""
-    at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
-    yield at, at.lstat()
-    while left:
-        part = left.pop()
+    """Yield each folder and link on a path, then the file, with its own status (lstat). Raises OSError."""
+    folder, remaining, links = Path("/"), list(reversed(path.parts[1:])), 0
+    yield folder, folder.lstat()
+    while remaining:
+        part = remaining.pop()
         if part == "..":
-            at = at.parent
+            folder = folder.parent
             continue
-        found = (at / part).lstat()
-        yield at / part, found
-        if not stat.S_ISLNK(found.st_mode):
-            at = at / part
+        status = (folder / part).lstat()
+        yield folder / part, status
+        if not stat.S_ISLNK(status.st_mode):
+            folder = folder / part
             continue
         links += 1
         if links > _MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        target = (at / part).readlink()
-        at = Path("/") if target.is_absolute() else at
-        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        target = (folder / part).readlink()
+        folder = Path("/") if target.is_absolute() else folder
+        remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
 
 
-def _other_writers(found: os.stat_result, *, allow_group: bool) -> str:
-    """Who else may write there, by its mode: "everybody", a group, or ""."""
-    if found.st_mode & stat.S_IWOTH:
+def _other_writers(status: os.stat_result, *, allow_group: bool) -> str:
+    """Return the others that may write a file, by its mode: "everybody", a group, or ""."""
+    if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid, found.st_uid):
-        return "" if allow_group and found.st_gid in _groups() else f"group {_group(found.st_gid)}"
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid, status.st_uid):
+        return "" if allow_group and status.st_gid in _groups() else f"group {_group(status.st_gid)}"
     return ""
 
 
 @lru_cache(maxsize=64)
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group is root's, or a user's private one: of their name, their first, and with no other member."""
+    """Return whether a group is root's or a user's private group: their primary one, of their name, without others."""
     if gid == 0:
         return True
     try:
@@ -106,9 +112,9 @@ def _is_private_group(gid: int, uid: int) -> bool:
     return user.pw_gid == gid and user.pw_name == group.gr_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _trusted(also: str) -> set[int]:
+def _trusted(account_name: str) -> set[int]:
     users = {os.geteuid(), 0}
-    if also and (account := _account(also)) is not None:
+    if account_name and (account := _account(account_name)) is not None:
         users.add(account)
     return users | ({_OVERFLOW_UID} if _is_uid_mapped() else set())
 
@@ -123,7 +129,7 @@ def _account(name: str) -> int | None:
 
 @lru_cache(maxsize=1)
 def _is_uid_mapped() -> bool:
-    """Whether this process is in a container that shows root of the host, as anybody unknown, as _OVERFLOW."""
+    """Return whether this process is in a container that shows root of the host as _OVERFLOW_UID."""
     try:
         lines = Path("/proc/self/uid_map").read_text().splitlines()
     except OSError:
@@ -137,7 +143,7 @@ def _groups() -> set[int]:
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or their number where no name is known, as in many containers."""
+    """Return a user's name, or the uid if it has none, as in many containers."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Worker processes that do one job after another: as many interpreters and HDF5 libraries as there are workers."""
+"""A pool of worker processes, each with its own interpreter and HDF5 library."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pitools.core.errors import ClusterError
 from pitools.core.signals import defer_sigint
 
 MAX_WORKERS = 8  # each holds a shard, 64 MiB, and its encoded form
-_QUEUED_PER_WORKER = 4  # jobs given out for each worker: enough that none waits
+_QUEUED_PER_WORKER = 4  # jobs queued for each worker, so that none waits
 _PR_SET_PDEATHSIG = 1
-# A job is a shard or a range, 64 MiB: where nobody finishes one for so long, something does not answer.
+# A job is a shard or a range of 64 MiB: if none finishes for this long, a file system does not answer.
 _STALL_TIMEOUT_S = 300.0
-# So long a worker may take to finish when all is over; what it leaves is as good as after kill -9.
+# How long workers may take to end; after it they are killed, which is safe.
 _STOP_TIMEOUT_S = 20.0
-_EXIT_GRACE_S = 1.0  # one that waits for a file system is not even killed before that answers
+_EXIT_GRACE_S = 1.0  # a worker that waits for a file system cannot be killed
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -36,36 +36,36 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 
 
 class Worker(Protocol[JobIn, ResultOut]):
-    """What a process does with its jobs."""
+    """The function of a worker process, called with one job after another."""
 
     def __call__(self, job: JobIn) -> ResultOut:
-        """Do one. The result is pickled, and so is what it raises."""
+        """Do a job, and return its result. Result and exception are pickled."""
         ...
 
     def close(self) -> None:
-        """Let go of files; called where the worker is not a process of its own."""
+        """Close files; called only if the worker runs in the caller's process."""
         ...
 
 
 def default_workers() -> int:
-    """Two a core: each waits for the disk about as long as it works."""
+    """Return two per core, at most MAX_WORKERS: a worker waits for the disk half of its time."""
     return min(MAX_WORKERS, 2 * len(os.sched_getaffinity(0)))
 
 
 def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, workers: int) -> Iterator[Result]:
-    """Results of all jobs, as they are done; begun in about their order. With one worker, done in this process.
+    """Yield the results of all jobs as they finish, started in about their order; one worker runs in this process.
 
-    make_worker: makes a worker, in its process. The first exception stops all, is waited for, and raised. Raises
-    ClusterError when a worker process dies.
+    make_worker: creates a worker, in its process. The first exception stops all workers, and is raised after they have
+    ended. Raises ClusterError when a worker process dies.
     """
     if workers <= 1:
         with contextlib.closing(make_worker()) as worker:
             yield from map(worker, jobs)
         return
-    # A fork costs no imports. Beside other threads, which may hold any lock at that moment, it is not safe.
-    alone = sys.platform == "linux" and threading.active_count() == 1
-    context = multiprocessing.get_context("fork" if alone else "spawn")
-    others = set(multiprocessing.active_children())
+    # A fork needs no imports; with other threads, which may hold a lock at that moment, it is not safe.
+    is_single_threaded = sys.platform == "linux" and threading.active_count() == 1
+    context = multiprocessing.get_context("fork" if is_single_threaded else "spawn")
+    other_processes = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=_init_process, initargs=(make_worker, os.getpid())
     )
@@ -73,71 +73,71 @@ def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job]
         yield from _collect(pool, jobs, workers * _QUEUED_PER_WORKER)
         pool.shutdown(wait=True)
     except BrokenProcessPool as error:
-        hint = "was it out of memory? fewer --workers take less; what is done is kept, so run this again to go on"
-        raise ClusterError("a worker process was killed, or ended without a word", hint=hint) from error
+        hint = "if it ran out of memory, use fewer --workers; finished jobs are kept: run this again to continue"
+        raise ClusterError("a worker process was killed", hint=hint) from error
     finally:
         try:
             with defer_sigint():
                 pool.shutdown(wait=False, cancel_futures=True)
         finally:
-            _stop_processes(set(multiprocessing.active_children()) - others)
+            _stop_processes(set(multiprocessing.active_children()) - other_processes)
 
 
-def _collect(pool: ProcessPoolExecutor, jobs: Iterable[Job], ahead: int) -> Iterator[Any]:
+def _collect(pool: ProcessPoolExecutor, jobs: Iterable[Job], max_pending: int) -> Iterator[Any]:
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     pending = 0
     for job in jobs:
         with defer_sigint():
             pool.submit(_do_job, job).add_done_callback(done.put)
         pending += 1
-        if pending >= ahead:
-            yield _next(done).result()
+        if pending >= max_pending:
+            yield _next_done(done).result()
             pending -= 1
     for _ in range(pending):
-        yield _next(done).result()
+        yield _next_done(done).result()
 
 
-def _next(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
+def _next_done(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
     began = time.monotonic()
     while True:
         try:
             return done.get(timeout=_STALL_TIMEOUT_S)
         except queue.Empty:
             print(
-                f"pit: no worker has finished anything for {(time.monotonic() - began) / 60:.0f} min: does a file "
-                "system not answer? Ctrl-C keeps what is done",
+                f"pit: no job has finished for {(time.monotonic() - began) / 60:.0f} min; check that the file systems "
+                "answer; Ctrl-C keeps finished jobs",
                 file=sys.stderr,
             )
 
 
 def _stop_processes(processes: Collection[BaseProcess]) -> None:
-    """Wait for workers to finish their jobs, but not for ever."""
-    until = time.monotonic() + _STOP_TIMEOUT_S
+    """Wait for workers to finish their jobs, then kill the others."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
     try:
         for process in processes:
-            process.join(max(0.0, until - time.monotonic()))
-    finally:  # also where Ctrl-C comes once more
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:  # also after a second Ctrl-C
         for process in filter(BaseProcess.is_alive, processes):
             process.kill()
             process.join(_EXIT_GRACE_S)
 
 
 _make_worker: Callable[[], Worker[Any, Any]]
-_worker: Worker[Any, Any] | None = None  # of this process, where it is a worker
+_worker: Worker[Any, Any] | None = None  # in a worker process
 
 
-def _init_process(start: Callable[[], Worker[Any, Any]], parent: int) -> None:
+def _init_process(make_worker: Callable[[], Worker[Any, Any]], parent: int) -> None:
     global _make_worker
-    # Ctrl-C reaches the whole group; the parent hears it, and stops us after the job at hand.
+    # Ctrl-C reaches the whole group; the parent handles it, and ends the workers after their current job.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-    _make_worker = start
+    _make_worker = make_worker
 
 
 def _do_job(job: Any) -> Any:
     global _worker
-    if _worker is None:  # made with the first job, so that what goes wrong is told as a job's failure is
+    if _worker is None:  # created with the first job, so that its failure is raised as the job's
         _worker = _make_worker()
     return _worker(job)

@@ -38,7 +38,7 @@ import msgspec
 
 from pitools.core import timestamps, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, UsageError, most_similar
-from pitools.core.fs import make_parents, open_regular, own, write_atomic
+from pitools.core.fs import make_parents, open_0644, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
 
 T = TypeVar("T", bound=Record)
@@ -303,5 +303,5 @@ def read_or_none(path: Path, kind: type[T]) -> T | None:
 
 def append_event(run_dir: Path, event: str, **detail: Any) -> None:
     """Append an event. One short write in append mode is not interleaved with another process's."""
-    with open(run_dir / "events.jsonl", "ab", buffering=0, opener=own) as file:
+    with open(run_dir / "events.jsonl", "ab", buffering=0, opener=open_0644) as file:
         file.write(msgspec.json.encode(Event(t=timestamps.now_rfc3339(), event=event, detail=detail)) + b"\n")

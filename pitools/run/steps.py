@@ -16,7 +16,7 @@ import msgspec
 
 from pitools.core import timestamps
 from pitools.core.errors import DataError
-from pitools.core.fs import own
+from pitools.core.fs import open_0644
 from pitools.core.record import Record, decode_json
 
 CLOSING_TIMEOUT_S = 1800.0
@@ -66,7 +66,7 @@ class StepLog:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.rank = rank
         self._file: IO[bytes] = open(  # noqa: SIM115
-            folder / f"{rank}.jsonl", "ab", buffering=0, opener=own
+            folder / f"{rank}.jsonl", "ab", buffering=0, opener=open_0644
         )
 
     def write(

@@ -172,7 +172,7 @@ class Patient(Square):
 
     def __call__(self, task: int) -> tuple[int, int, int]:
         self.seat.add_bytes(10)
-        self.seat.wait(10)
+        self.seat.wait_for_bandwidth(10)
         return super().__call__(task)
 
 
@@ -197,7 +197,7 @@ def test_a_bandwidth_is_for_those_at_work(monkeypatch: pytest.MonkeyPatch, at_wo
         began = clock.ns
         for number in range(count):
             seats[number % at_work].add_bytes(100)
-            seats[number % at_work].wait(100)
+            seats[number % at_work].wait_for_bandwidth(100)
         return (clock.ns - began) / 1e9
 
     assert move(40) == pytest.approx(40, abs=0.1)

@@ -139,13 +139,13 @@ def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], Ca
 
     However late this process comes to it on a busy machine, a first block has been written, and no second.
     """
-    acted, keep_pace = multiprocessing.get_context("fork").Event(), WorkerSlot.wait
+    acted, keep_pace = multiprocessing.get_context("fork").Event(), WorkerSlot.wait_for_bandwidth
 
     def wait(seat: WorkerSlot, bytes_per_s: float) -> None:
         acted.wait()
         keep_pace(seat, bytes_per_s)
 
-    monkeypatch.setattr(WorkerSlot, "wait", wait)
+    monkeypatch.setattr(WorkerSlot, "wait_for_bandwidth", wait)
 
     def make(action: Callable[[], object]) -> Callable[[int], None]:
         left, lock = [action], threading.Lock()

@@ -32,7 +32,7 @@ WIDE = "host," + ",".join(f"level{i}" for i in range(5000)) + "\n" + ("n1" + ",s
 def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
     """It is counted before it is expanded."""
     began = time.process_time()
-    with pytest.raises(UsageError, match="stands for more than 262144 names"):
+    with pytest.raises(UsageError, match="262144"):
         expand_ordered(folded)
     assert time.process_time() - began < 0.5
     assert len(expand_ordered("n[1-3,7,0010-0012],r[1-2]n[1-2]")) == 11
@@ -41,8 +41,8 @@ def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "what", "where"),
     [
-        ("t.conf", "# ours\nSwitchName=a Nodes=n[1-1000000000]\n", "stands for more", ":2"),
-        ("t.txt", "SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-1000000000]\n", "stands for more", ""),
+        ("t.conf", "# ours\nSwitchName=a Nodes=n[1-1000000000]\n", "262144", ":2"),
+        ("t.txt", "SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-1000000000]\n", "262144", ""),
         ("t.yaml", BOMB, "more than 1000000 values", ""),
         ("t.yaml", "- topology: t\n  ? [a]\n  : x\n", "a key is no text", ":1"),
         ("t.csv", WIDE, "5001 columns", ""),

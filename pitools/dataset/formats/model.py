@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, PitError
-from pitools.core.fs import plain_files
+from pitools.core.fs import iter_files
 
 MAX_ROW_BYTES = 256 << 20
 SEPARATE_HINT = "ingest them separately, or leave the array out with --skip"
@@ -182,7 +182,7 @@ def natural_sort_key(text: str) -> tuple[list[str | int], str]:
 def list_files(path: Path) -> list[str]:
     """List every file of a recording that is a folder, by relative path, sorted. Raises DataError."""
     try:
-        return sorted(plain_files(path))
+        return sorted(iter_files(path))
     except OSError as error:
         hint = "give the folder of the recording itself, with regular files only"
         problem = f"cannot be listed: {error.strerror}"

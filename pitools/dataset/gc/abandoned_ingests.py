@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from pitools.core.fs import below, remove_tree
+from pitools.core.fs import iter_tree, remove_tree
 from pitools.store import version_state
 from pitools.store.publish import STAGING_DIR
 
@@ -45,7 +45,7 @@ def _abandoned_bytes(path: Path, limit: float) -> int | None:
     try:
         if path.is_symlink() or not path.is_dir() or path.stat().st_mtime > limit:
             return None
-        for entry in below(path, passed=_TOO_DEEP):
+        for entry in iter_tree(path, ignored_errnos=_TOO_DEEP):
             try:
                 found = entry.stat(follow_symlinks=False)
             except OSError as error:

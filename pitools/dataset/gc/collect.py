@@ -22,7 +22,7 @@ from typing import Literal
 
 from pitools.core import timestamps
 from pitools.core.errors import ClusterError, PitError
-from pitools.core.fs import below, from_os_error, remove_tree
+from pitools.core.fs import from_os_error, iter_tree, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.gc import abandoned_ingests
 from pitools.dataset.gc.references import References, VersionKey
@@ -259,7 +259,7 @@ def _freed_bytes(versions: Iterable[tuple[VersionKey, Path]]) -> Iterator[tuple[
     links: dict[tuple[int, int], int] = {}
     for key, path in versions:
         size = 0
-        for entry in below(path, passed=(*errno.errorcode,)):
+        for entry in iter_tree(path, ignored_errnos=(*errno.errorcode,)):
             with contextlib.suppress(OSError):
                 if not entry.is_dir(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)

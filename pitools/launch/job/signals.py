@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core import timestamps
-from pitools.core.fs import own
+from pitools.core.fs import open_0644
 from pitools.launch.job.job_context import seconds_to_time_limit
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
@@ -47,7 +47,7 @@ def append_signal(attempt: Path, number: int, seconds_left: float | None) -> Non
         t=timestamps.now_rfc3339(), signal=signal.Signals(number).name, seconds_to_limit=seconds_left
     )
     try:
-        with open(attempt / "signals.jsonl", "ab", buffering=0, opener=own) as file:
+        with open(attempt / "signals.jsonl", "ab", buffering=0, opener=open_0644) as file:
             file.write(msgspec.json.encode(record) + b"\n")
     except OSError:  # a full disk must not prevent the response to the signal
         return

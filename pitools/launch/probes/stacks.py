@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import PitError
-from pitools.core.fs import own
+from pitools.core.fs import open_0644
 from pitools.launch.probes.node_step import run_on_nodes
 from pitools.run import run_folder
 from pitools.run.attempt_records import ranks_on_node
@@ -38,7 +38,7 @@ def register_handler(attempt: Path, rank: int) -> None:
         faulthandler.enable()
         (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
         # Open for as long as the process lives: a handler in C writes to the descriptor, whatever Python is doing.
-        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=own)  # noqa: SIM115
+        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=open_0644)  # noqa: SIM115
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True, chain=False)
         _OPEN_FILES.append(file)
     except (OSError, ValueError, AttributeError) as error:  # stderr closed, or a platform without it
@@ -84,7 +84,7 @@ def _dump_rank(attempt: Path, rank: int, pid: int) -> None:
         head = f"\n== rank {rank}, process {process}, {timestamps.now_rfc3339()}\n"
         python = _is_python(process)
         text = _py_spy_dump(spy, process) if spy and python else ""
-        with open(into, "a", opener=own) as file:
+        with open(into, "a", opener=open_0644) as file:
             file.write(head + (text or _process_state(process)))
         # Of a program of a command's nobody registered a handler, but PYTHONFAULTHANDLER writes into its log, and then
         # ends it, which is about to be done anyway.

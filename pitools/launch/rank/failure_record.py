@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core import timestamps
-from pitools.core.fs import own
+from pitools.core.fs import open_0644
 from pitools.launch import fingerprint
 from pitools.run import run_folder
 from pitools.run.attempt_records import RankFailure
@@ -41,7 +41,10 @@ def record_failure() -> Iterator[None]:
 def _write_failure(attempt: Path, code: int, error: BaseException) -> None:
     rank, node = os.environ.get("SLURM_PROCID", "?"), os.environ.get("SLURMD_NODENAME", "?")
     first = attempt / "first_failure"
-    with contextlib.suppress(OSError), open(first, "x", opener=own) as file:  # only the first failed rank creates it
+    with (
+        contextlib.suppress(OSError),
+        open(first, "x", opener=open_0644) as file,
+    ):  # only the first failed rank creates it
         file.write(f"{code} {rank} {node}\n")
     with contextlib.suppress(Exception):  # if the record cannot be written, the log still has the traceback
         run_folder.write_record(attempt / "failures" / f"{rank}.json", make_failure(error, code, int(rank), node))

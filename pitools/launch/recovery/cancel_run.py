@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing, TryLater
-from pitools.core.locks import is_owned_by_user, lock, owner
+from pitools.core.locks import is_owned_by_user, lock, owner_name
 from pitools.launch import slurm_cache
 from pitools.launch.diagnosis import evidence
 from pitools.launch.recovery import apply_decision, slurm_query
@@ -205,7 +205,7 @@ def _require_owners_jobs(run_dir: Path, site: Site, names: Mapping[str, str]) ->
     known: job id → name. An operator of Slurm could end any job. At a site whose host is `user@host`, all jobs are that
     user's. The query uses the number at the beginning of an id: squeue skips tasks such as `5_[1-3]`.
     """
-    slurm_user = site.connection.host.rpartition("@")[0] or owner(run_dir)
+    slurm_user = site.connection.host.rpartition("@")[0] or owner_name(run_dir)
     numbers = list(dict.fromkeys(re.split(r"\D", job_id)[0] for job_id in names))
     jobs = client(site).jobs(numbers, all_states=True) if numbers else []
     for job in jobs:

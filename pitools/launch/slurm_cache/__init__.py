@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.errors import ClusterError, Unreachable
-from pitools.core.locks import taken
+from pitools.core.locks import lock_or_timeout
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 from pitools.launch.slurm_cache import refresh, store
 from pitools.launch.slurm_cache.store import CachedAnswers, QueryFailure
@@ -70,7 +70,7 @@ def _refresh_if_due(site: Site, ids: Sequence[str], max_age_s: float) -> CachedA
     # A caller with an older answer for all its jobs does not wait for another process's query.
     states = answers.states()
     has_all = all(job_id in states or job_id in answers.accounts for job_id in ids)
-    with taken(path.with_suffix(".lock"), 0 if has_all else 2 * site.connection.timeout_s) as is_locked:
+    with lock_or_timeout(path.with_suffix(".lock"), 0 if has_all else 2 * site.connection.timeout_s) as is_locked:
         answers = store.read_cache(path)
         return refresh.refresh(client(site), path, answers, ids, max_age_s) if is_locked else answers
 
@@ -91,7 +91,7 @@ def require_states(site: Site, ids: Sequence[str], *, max_age_s: float = math.in
 def invalidate(site: Site) -> None:
     """Make a new query due, after a submission or cancellation. Raises as `cached_states`."""
     path = _cache_path(site)
-    with taken(path.with_suffix(".lock"), site.connection.timeout_s) as is_locked:
+    with lock_or_timeout(path.with_suffix(".lock"), site.connection.timeout_s) as is_locked:
         if is_locked:
             store.write_cache(path, msgspec.structs.replace(store.read_cache(path), wait_s=0.0))
 

@@ -18,7 +18,7 @@ import msgspec
 
 from pitools.core.errors import PitError, Unreachable
 from pitools.core.fs import open_regular, write_atomic
-from pitools.core.locks import taken
+from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record, decode_json
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 
@@ -88,7 +88,7 @@ def get_or_query(
 
     if (found := known()) is not None:
         return found
-    with taken(path.with_suffix(".lock"), timeout_s) as had:
+    with lock_or_timeout(path.with_suffix(".lock"), timeout_s) as had:
         if not had:
             what = f"another process has been asking for {timeout_s:g} s"
             raise Unreachable(what, where=name, hint="try again later")

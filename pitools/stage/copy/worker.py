@@ -223,7 +223,7 @@ class CopyWorker:
     def _count_bytes(self, count: int) -> None:
         self._slot.add_bytes(count)
         if self._job.bytes_per_s:
-            self._slot.wait(self._job.bytes_per_s)
+            self._slot.wait_for_bandwidth(self._job.bytes_per_s)
 
     def _create(self, path: str) -> int:
         parent_path, _, name = path.rpartition("/")
