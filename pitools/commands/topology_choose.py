@@ -1,4 +1,4 @@
-"""`pit topology choose`: the best k of the free nodes."""
+"""`pit topology choose`: choose the best k of the free nodes."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ COLUMNS = ("objective", "cost", "runner_up_cost", "leaves", "pods", "ring_hops",
 
 
 @click.command()
-@click.option("--nodes", "k", type=click.IntRange(1), required=True, metavar="K", help="How many.")
+@click.option("--nodes", "k", type=click.IntRange(1), required=True, metavar="K", help="Number of nodes.")
 @click.option(
     "--site",
     "site_name",
     envvar="PIT_SITE",
     metavar="NAME",
     **SINGLE_VALUE,
-    help="Where; inside a job, its own cluster.",
+    help="Site of the nodes; by default the cluster that Slurm's commands use.",
 )
-@click.option("--partition", metavar="NAME", help="Free nodes of this partition, instead of the site's default.")
+@click.option("--partition", metavar="NAME", help="Partition of the nodes; by default the site's.")
 @click.option(
     "--from",
     "source",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The fabric of this file, as `pit topology show --from` reads it.",
+    help="Read the fabric from this file.",
 )
-@click.option("--from-nodes", metavar="LIST", help="Of these nodes, instead of those that are free; - is stdin.")
-@click.option("--costs", type=click.File(), metavar="FILE", help="What nodes cost: lines such as `n[01-04] 2.5`.")
+@click.option("--from-nodes", metavar="LIST", help="Choose from these nodes; by default the free ones; - is stdin.")
+@click.option("--costs", type=click.File(), metavar="FILE", help="Costs of nodes: lines such as `n[01-04] 2.5`.")
 @click.option(
     "--objective",
     type=click.Choice(["level", "leaf", "ring", "pair"]),
     default="level",
     show_default=True,
-    help="Lowest common switch; fewest leaves; links of a ring; distance of all pairs.",
+    help="Minimize the common switch's level, the leaves, the links of a ring, or all pairs' distance.",
 )
-@click.option("--spares", type=click.IntRange(0), default=0, metavar="S", help="So many more, to stand in.")
-@click.option("--segment", type=click.IntRange(0), default=0, metavar="N", help="So many nodes at a time in a leaf.")
-@click.option("--pods-like-slurm", is_flag=True, help="Only the smallest pod with room, to spare the large ones.")
-@click.option("--as-exclude", is_flag=True, help="Print all nodes but those of the chosen leaves, for sbatch -x.")
-@click.option("-H", "as_hosts", is_flag=True, help="Print the nodes and spares as one folded list.")
+@click.option("--spares", type=click.IntRange(0), default=0, metavar="S", help="Spare nodes in addition to K.")
+@click.option(
+    "--segment", type=click.IntRange(0), default=0, metavar="N", help="Choose multiples of N nodes in each leaf."
+)
+@click.option("--pods-like-slurm", is_flag=True, help="Choose within the fullest pod that fits, as Slurm does.")
+@click.option("--as-exclude", is_flag=True, help="Print all nodes except the chosen leaves', for sbatch -x.")
+@click.option("-H", "as_hosts", is_flag=True, help="Print nodes and spares as one host list.")
 @format_option
 def choose(
     k: int,
@@ -65,7 +67,7 @@ def choose(
     as_hosts: bool,
     form: str,
 ) -> None:
-    """Choose the best K of a site's free nodes, and tell what they cost and what the next best would.
+    """Choose the best K of a site's free nodes; print the choice, its cost and the runner-up's cost.
 
     \b
       pit topology choose --nodes 16 --site alpha
@@ -84,56 +86,58 @@ def choose(
     fabric, slurm, site = load_fabric(site_name, source)
     partition = partition or (site.defaults.partition if site else "")
     if slurm is None and from_nodes is None:
-        raise UsageError("nobody tells which nodes are free", hint="give --from-nodes LIST, or --site of a Slurm")
-    everyone = _of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
+        raise UsageError("free nodes are unknown without Slurm", hint="give --from-nodes LIST, or --site of a Slurm")
+    all_nodes = _nodes_of_partition(slurm.nodes(), partition) if slurm and (as_exclude or from_nodes is None) else []
     free = (
         _parse_costs(from_nodes)
         if from_nodes is not None
-        else dict.fromkeys(node_filter.free_nodes(everyone, k + spares), 0.0)
+        else dict.fromkeys(node_filter.free_nodes(all_nodes, k + spares), 0.0)
     )
     if costs:
         from pitools.topology.choose.node_costs import read_costs
 
         extra = read_costs(costs.read(), costs.name)
         free = {node: cost + extra.get(node, 0.0) for node, cost in free.items()}
-    asked = free if any(free.values()) else list(free)
+    available = free if any(free.values()) else list(free)
     choice = choosing.select_nodes(
-        fabric, asked, k, objective=objective, spares=spares, segment=segment, pods_like_slurm=pods_like_slurm
+        fabric, available, k, objective=objective, spares=spares, segment=segment, pods_like_slurm=pods_like_slurm
     )
     chosen = [*choice.nodes, *choice.spares]
     if choice.warning:
         click.echo(f"pit: {choice.warning}", err=True)
     if as_exclude:
-        every = {*fabric_model.nodes_of(fabric), *(node.node for node in everyone), *free}
-        if others := every - node_filter.nodes_of_leaves(chosen, fabric):
-            click.echo(hostlist.fold(others))
+        all_names = {*fabric_model.nodes_of(fabric), *(node.node for node in all_nodes), *free}
+        if excluded := all_names - node_filter.nodes_of_leaves(chosen, fabric):
+            click.echo(hostlist.fold(excluded))
     elif as_hosts or form == "hosts":
         click.echo(hostlist.fold(chosen))
     else:
-        second = choosing.runner_up_cost(fabric, asked, choice, pods_like_slurm=pods_like_slurm)
+        runner_up_cost = choosing.runner_up_cost(fabric, available, choice, pods_like_slurm=pods_like_slurm)
         with Output(form, COLUMNS) as out:
-            out(structs.replace(choice, runner_up_cost=second, node_list=hostlist.fold(choice.nodes)))
+            out(structs.replace(choice, runner_up_cost=runner_up_cost, node_list=hostlist.fold(choice.nodes)))
 
 
-def _of_partition(nodes: list[Node], partition: str) -> list[Node]:
+def _nodes_of_partition(nodes: list[Node], partition: str) -> list[Node]:
     from pitools.core.errors import UsageError, suggest
 
-    found = [node for node in nodes if not partition or partition in node.partitions]
-    if nodes and not found:
-        known = {name for node in nodes for name in node.partitions}
-        raise UsageError(f'no nodes in partition "{partition}"', where="--partition", hint=suggest(partition, known))
-    return found
+    in_partition = [node for node in nodes if not partition or partition in node.partitions]
+    if nodes and not in_partition:
+        partitions = {name for node in nodes for name in node.partitions}
+        raise UsageError(
+            f'no nodes in partition "{partition}"', where="--partition", hint=suggest(partition, partitions)
+        )
+    return in_partition
 
 
 def _parse_costs(text: str) -> dict[str, float]:
-    """Nodes of a host list, or of stdin, with their costs where it tells them."""
+    """Return node → cost, of a host list (cost 0), or of lines on stdin for "-"."""
     import sys
 
     from pitools.core import hostlist
     from pitools.core.errors import UsageError
     from pitools.topology.choose.node_costs import read_costs
 
-    found = read_costs(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hostlist.expand(text), 0.0)
-    if not found:
+    costs = read_costs(sys.stdin.read(), "stdin") if text == "-" else dict.fromkeys(hostlist.expand(text), 0.0)
+    if not costs:
         raise UsageError("no nodes to choose from", where="--from-nodes", hint="give a host list, or - for stdin")
-    return found
+    return costs

@@ -1,4 +1,4 @@
-"""What the commands of topology share: which fabric their options name."""
+"""Load the fabric that the options of a topology command name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def load_fabric(site_name: str | None, source: Path | None = None) -> tuple[Fabric, Client | None, Site | None]:
-    """Return the fabric, the Slurm that knows who is on it, and the site, each None where there is none.
+    """Return the fabric, the Slurm client of its nodes and the site; client and site may be None.
 
-    site_name: without it and without a file, of the cluster that Slurm's commands talk to. source: a file that holds
-    the fabric, instead of the site's. Raises what `discover` and `site.load` raise.
+    site_name: None without `source` means the cluster that Slurm's commands use. source: file of the fabric, instead
+    of the site's. Raises what `discover` and `site.load` raise.
     """
     from pitools.site.connect import client
     from pitools.site.load import load_site

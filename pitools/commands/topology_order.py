@@ -1,4 +1,4 @@
-"""`pit topology order`: nodes in rank order."""
+"""`pit topology order`: put nodes in rank order."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     envvar="PIT_SITE",
     metavar="NAME",
     **SINGLE_VALUE,
-    help="Whose fabric; inside a job, its own.",
+    help="Site of the fabric; by default the cluster that Slurm's commands use.",
 )
 @click.option("--job", metavar="ID", help="Order the nodes of this running job.")
-@click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Short for --as hostfile --gpus N.")
+@click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Same as --as hostfile --gpus N.")
 @click.option(
     "--as",
     "shape",
     type=click.Choice(["hostfile", "torchrun", "rankfile", "jax", "ranks"]),
-    help="For srun, torchrun, Open MPI or JAX; or every rank with its groups.",
+    help="Output for srun, torchrun, Open MPI or JAX, or a record per rank.",
 )
-@click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs of a node, a rank each.")
-@click.option("--cpus", type=click.IntRange(1), default=1, metavar="N", help="Cores of a rank, for rankfile.")
-@click.option("--tensor", type=click.IntRange(1), default=1, metavar="T", help="Ranks of a tensor group.")
-@click.option("--pipeline", type=click.IntRange(1), default=1, metavar="P", help="Stages of a pipeline.")
-@click.option("-H", "as_hosts", is_flag=True, help="One line of nodes, in order.")
+@click.option("--gpus", type=click.IntRange(1), default=1, metavar="N", help="GPUs, and ranks, per node.")
+@click.option("--cpus", type=click.IntRange(1), default=1, metavar="N", help="Cores per rank, for rankfile.")
+@click.option("--tensor", type=click.IntRange(1), default=1, metavar="T", help="Ranks per tensor group.")
+@click.option("--pipeline", type=click.IntRange(1), default=1, metavar="P", help="Pipeline stages.")
+@click.option("-H", "as_hosts", is_flag=True, help="Print one line of nodes, in order.")
 @format_option
 def order(
     nodes: str | None,
@@ -57,9 +57,8 @@ def order(
 ) -> None:
     """Put NODES in rank order: depth first over the switch tree.
 
-    NODES is a host list such as n[01-16], or - to read lists or records from stdin. Without NODES, inside an
-    allocation, its own. With --as hostfile, a fabric that cannot be read is no reason to stop: the order is by name
-    then.
+    NODES is a host list such as n[01-16], or - to read lists or records from stdin; by default the nodes of the
+    current allocation. With --as hostfile, nodes are ordered by name if the fabric cannot be read.
     """
     import os
     import sys
@@ -78,47 +77,47 @@ def order(
         running = [each for each in slurm.jobs(ids=[job]) if each.node_list]
         if len(running) > 1:
             hint = f"name one of them: {', '.join(each.job_id for each in running[:4])}"
-            raise UsageError(f"job {job} is {len(running)} jobs", where="--job", hint=hint)
+            raise UsageError(f"job {job} has {len(running)} running parts", where="--job", hint=hint)
         if not running:
-            raise UsageError(f"job {job} holds no nodes", where="--job", hint="it must run: squeue -j ID")
+            raise UsageError(f"job {job} has no nodes", where="--job", hint=f"check that it runs: squeue -j {job}")
         nodes = running[0].node_list
     elif nodes == "-":
-        nodes = _node_names(sys.stdin.read())
+        nodes = _parse_node_names(sys.stdin.read())
     elif nodes is None:
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
-        raise UsageError("no nodes to order", hint="give a host list, - for stdin, or --job ID of a running job")
+        raise UsageError("no nodes given", hint="give a host list, - for stdin, or --job ID of a running job")
     if hostfile and shape not in (None, "hostfile"):
-        raise UsageError(f"both --hostfile and --as {shape}", hint="give one of them")
+        raise UsageError(f"both --hostfile and --as {shape}", hint="give one of the two")
     if as_hosts and (shape or hostfile):
-        raise UsageError("both -H and --as", hint="give one of them")
+        raise UsageError("both -H and --as", hint="give one of the two")
     shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
-    expand_ordered(nodes)  # before it is expanded: it may stand for more names than there is memory
-    fabric = _fabric(site_name, must=shape != "hostfile")
+    expand_ordered(nodes)  # checks the count first: a list may expand to more names than fit in memory
+    fabric = _load_fabric_or_flat(site_name, is_required=shape != "hostfile")
     slots = rank_order.rank_order(hostlist.expand(nodes), fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
-    if fabric.leaves and (strange := [slot.node for slot in slots if not slot.leaf]):
-        told = ", ".join(strange[:5]) + (", …" if len(strange) > 5 else "")
-        click.echo(f"pit: {len(strange)} of {len(slots)} nodes are not in the topology, so come last: {told}", err=True)
+    if fabric.leaves and (outside := [slot.node for slot in slots if not slot.leaf]):
+        names = ", ".join(outside[:5]) + (", …" if len(outside) > 5 else "")
+        click.echo(f"pit: {len(outside)} of {len(slots)} nodes are not in the topology and are last: {names}", err=True)
     if shape:
         _print_layout(shape, slots, nodes, slurm, gpus=gpus, cpus=cpus, tensor=tensor, pipeline=pipeline, form=form)
     elif as_hosts or form == "hosts":
         click.echo(",".join(slot.node for slot in slots))  # folding would sort
     else:
-        _records(slots, ("position", "node", "leaf"), form)
+        _print_records(slots, ("position", "node", "leaf"), form)
 
 
-def _fabric(site_name: str | None, *, must: bool) -> Fabric:
+def _load_fabric_or_flat(site_name: str | None, *, is_required: bool) -> Fabric:
     from pitools.core.errors import PitError
     from pitools.topology.fabric_model import Fabric
 
     try:
         return load_fabric(site_name)[0]
     except PitError as error:
-        if must:
+        if is_required:
             raise
-        # A job that has waited for hours for its nodes is not ended for want of a better order.
-        click.echo(f"pit: ranks in name order: {error}", err=True)
+        # A job that has waited hours for its nodes must not fail for lack of an order.
+        click.echo(f"pit: ranks are ordered by node name: {error}", err=True)
         return Fabric(leaves=())
 
 
@@ -137,33 +136,31 @@ def _print_layout(
     from pitools.topology import rank_layout
     from pitools.topology.fabric_model import expand_ordered
 
-    seats = rank_layout.place_ranks(
-        slots, gpus, tensor, pipeline
-    )  # also where only the nodes are printed: what cannot be is said
+    seats = rank_layout.place_ranks(slots, gpus, tensor, pipeline)  # validates the axes for every shape
     if shape == "hostfile":
         click.echo(rank_layout.format_hostfile(slots, gpus), nl=False)
     elif shape == "torchrun":
-        click.echo(rank_layout.format_torchrun(slots, gpus, _addresses(slurm, slots[0].node)), nl=False)
+        click.echo(rank_layout.format_torchrun(slots, gpus, _query_address(slurm, slots[0].node)), nl=False)
     elif shape == "rankfile":
         click.echo(rank_layout.format_rankfile(slots, gpus, cpus), nl=False)
     elif shape == "jax":
-        _records([rank_layout.jax_mesh(seats, expand_ordered(nodes))], (), "jsonl" if form == "auto" else form)
+        _print_records([rank_layout.jax_mesh(seats, expand_ordered(nodes))], (), "jsonl" if form == "auto" else form)
     else:
-        _records(seats, ("rank", "node", "local_rank", "data", "pipeline", "tensor", "leaf"), form)
+        _print_records(seats, ("rank", "node", "local_rank", "data", "pipeline", "tensor", "leaf"), form)
 
 
-def _addresses(slurm: Client, node: str) -> dict[str, str]:
-    """Where the first node is reached: its name need not resolve on the others."""
+def _query_address(slurm: Client, node: str) -> dict[str, str]:
+    """Return the node's address: its name may not resolve on other nodes."""
     from pitools.core.errors import PitError
 
     try:
         return {node: slurm.address(node)}
     except PitError as error:
-        click.echo(f"pit: the master by its name: {error}", err=True)
+        click.echo(f"pit: using the node name as master address: {error}", err=True)
         return {}
 
 
-def _records(records: Sequence[Record], columns: tuple[str, ...], form: str) -> None:
+def _print_records(records: Sequence[Record], columns: tuple[str, ...], form: str) -> None:
     from pitools.core.output import Output
 
     with Output(form, columns) as out:
@@ -171,20 +168,22 @@ def _records(records: Sequence[Record], columns: tuple[str, ...], form: str) -> 
             out(record)
 
 
-def _node_names(text: str) -> str:
-    """The nodes that lines of text name: host lists, or records with a `node` or, as of a choice, with `nodes`."""
+def _parse_node_names(text: str) -> str:
+    """Return the nodes in lines of text: host lists, or records with `node` or `nodes`. Raises UsageError."""
     import json
 
     from pitools.core.errors import UsageError
 
-    found = []
+    lists = []
     for line in text.splitlines():
         try:
             if not line.startswith("{"):
-                found.append(line)
+                lists.append(line)
                 continue
             record = json.loads(line)
-            found.append(",".join(record["nodes"] if "nodes" in record else [record["node"]]))
+            lists.append(",".join(record["nodes"] if "nodes" in record else [record["node"]]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UsageError(f"{line[:80]!r} is no record with a node", where="stdin") from error
-    return ",".join(filter(None, found))
+            raise UsageError(
+                f"{line[:80]!r} has no node (expected a record with node or nodes)", where="stdin"
+            ) from error
+    return ",".join(filter(None, lists))

@@ -1,4 +1,4 @@
-"""`pit topology run`: a script on the best free nodes of a site."""
+"""`pit topology run`: run a script on the best free nodes of a site."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ _MAX_SCRIPT_BYTES = 4 << 20  # Slurm's own max_script_size
 @click.command()
 @click.argument("script", type=click.File())
 @site_option
-@click.option("--nodes", type=click.IntRange(1), metavar="K", help="Instead of the script's.")
+@click.option("--nodes", type=click.IntRange(1), metavar="K", help="Number of nodes; by default the script's.")
 @click.option(
     "--by",
     type=click.Choice(["exclude", "nodelist", "reservation"]),
     default="exclude",
     show_default=True,
-    help="Exclude the other leaves, name the nodes, or reserve them (operators only).",
+    help="Exclude the other leaves, list the nodes, or reserve them (operators only).",
 )
 @click.option("--objective", type=click.Choice(["pair", "ring", "level", "leaf"]), default="level", show_default=True)
-@click.option("--segment", type=click.IntRange(0), default=0, metavar="N", help="So many nodes at a time in a leaf.")
-@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Choices at most.")
-@click.option("--timeout", metavar="TIME", default="5m", show_default=True, help="For all tries: 90s, 5m, 1h.")
+@click.option(
+    "--segment", type=click.IntRange(0), default=0, metavar="N", help="Choose multiples of N nodes in each leaf."
+)
+@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Most choices.")
+@click.option(
+    "--timeout", metavar="TIME", default="5m", show_default=True, help="Time limit of all tries: 90s, 5m, 1h."
+)
 @click.option(
     "--on-failure",
     type=click.Choice(["release", "keep", "cancel"]),
     default="release",
     show_default=True,
-    help="After the last try: the constraint is removed or kept, or the job cancelled.",
+    help="After the last try, remove or keep the constraint, or cancel the job.",
 )
-@click.option("-H", "as_hosts", is_flag=True, help="Print the job's nodes as one folded list.")
+@click.option("-H", "as_hosts", is_flag=True, help="Print the job's nodes as one host list.")
 @format_option
 def run(
     script: IO[str],
@@ -54,11 +58,11 @@ def run(
     as_hosts: bool,
     form: str,
 ) -> None:
-    """Submit SCRIPT (- is stdin) to the best free nodes of a site, and choose again when they are lost.
+    """Submit SCRIPT (- is stdin) to the best free nodes of a site, and choose again if other jobs take them.
 
-    SCRIPT is an sbatch file; what it does not say is the site's default, as with psbatch. Returns when the job has
-    started, or waits without a constraint; exit 75 when it was cancelled, 4 when Slurm could not be asked how it is.
-    Interrupted, the job stays, without a constraint.
+    SCRIPT is an sbatch file; options it lacks get the site's defaults, as with psbatch. Returns when the job has
+    started, or is pending without a constraint. Exit 75: the job was cancelled; 4: its state is unknown. After an
+    interrupt the job stays, without a constraint.
     """
     from pitools.core import hostlist
     from pitools.core.errors import ClusterError, TryLater, UsageError
@@ -84,14 +88,16 @@ def run(
     )
     text = script.read(_MAX_SCRIPT_BYTES + 1)
     if len(text) > _MAX_SCRIPT_BYTES:
-        raise UsageError("larger than any script that Slurm takes", where=script.name)
+        raise UsageError(f"script larger than Slurm's {_MAX_SCRIPT_BYTES >> 20} MiB", where=script.name)
     args = submission.sbatch_arguments(site, text, name=script.name, nodes=nodes, segment=segment)
     fabric = discover.fabric_of_site(site, slurm)
     require_choosable(fabric, options)
     exactly_once.require_cluster(site, slurm)
     job_id = slurm.submit(text, args=[*args, *loop.DELAYED_START_ARGS]).job_id
     click.echo(f"pit: job {job_id}: queued", err=True)
-    acquired = loop.run_acquire_loop(slurm, job_id, fabric, options, lambda said: click.echo(f"pit: {said}", err=True))
+    acquired = loop.run_acquire_loop(
+        slurm, job_id, fabric, options, lambda message: click.echo(f"pit: {message}", err=True)
+    )
     if as_hosts:
         if acquired.node_list:
             click.echo(hostlist.fold(hostlist.expand(acquired.node_list)))
@@ -99,7 +105,7 @@ def run(
         with Output(form, COLUMNS) as out:
             out(acquired)
     if acquired.state == "CANCELLED":
-        raise TryLater(f"job {job_id} was cancelled: {acquired.reason or 'by somebody'}", where=site.name)
+        raise TryLater(f"job {job_id} was cancelled: {acquired.reason or 'by a user'}", where=site.name)
     if acquired.state == UNKNOWN:
-        hint = f"before you submit it again: squeue -j {job_id}; sacct -j {job_id}"
-        raise ClusterError(f"what became of job {job_id} is not known: {acquired.reason}", where=site.name, hint=hint)
+        hint = f"check before you submit again: squeue -j {job_id}; sacct -j {job_id}"
+        raise ClusterError(f"the state of job {job_id} is unknown: {acquired.reason}", where=site.name, hint=hint)

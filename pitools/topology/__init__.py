@@ -1,1 +1,1 @@
-"""Tier 2: which rank sits where."""
+"""The network fabric: node selection and rank order."""

@@ -1,4 +1,4 @@
-"""The fabric of a site: what its file says, else what its live Slurm says; and of any file that describes one."""
+"""Load the fabric of a site: from the site's file, else from its live Slurm; or from a given file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _MAX_BYTES = 64 << 20
 
 
 def query_fabric(slurm: Client) -> Fabric:
-    """What `scontrol show topology` tells, whichever plugin runs. Raises what the client raises, and DataError."""
+    """Return the fabric in `scontrol show topology`, of any plugin. Raises DataError and the client's errors."""
     return _fabric_of_records(slurm.topology())
 
 
 def fabric_of_site(site: Site, slurm: Client | None) -> Fabric:
-    """The fabric of a site: of its topology.file, else the torus of its topology.dims, else what Slurm tells.
+    """Return the fabric of a site: from topology.file, else the torus of topology.dims, else from Slurm.
 
-    slurm: None for a site that has none; it is flat then, unless its file says more. Raises what these raise.
+    slurm: None for a site without Slurm; without file and dims the fabric is then flat.
+    Raises what `read_fabric`, `torus_fabric` and `query_fabric` raise.
     """
     topology = site.topology
     if topology.file:
@@ -36,11 +37,11 @@ def fabric_of_site(site: Site, slurm: Client | None) -> Fabric:
 
 
 def read_fabric(path: Path) -> Fabric:
-    """The fabric of a file: topology.conf, topology.yaml (`FILE#NAME` takes the topology of that name), a CSV of hosts
-    and switches, JSON Lines of `pit.nvlink-domain/1`, a measured matrix (.csv, .npz, .npy), or a saved `scontrol show
-    topology`.
+    """Read a fabric from a file.
 
-    Raises ConfigError and DataError naming file, line and switch.
+    path: topology.conf, topology.yaml (`FILE#NAME` selects the topology NAME), a CSV of hosts and switches, JSON Lines
+    of `pit.nvlink-domain/1`, a measured matrix (.csv, .npz, .npy), or saved output of `scontrol show topology`.
+    Raises ConfigError and DataError with file, line and switch.
     """
     path, _, name = (path, "", "") if os.path.isfile(path) else _split_name(path)  # noqa: PTH113 (it raises nothing)
     if path.suffix in (".npz", ".npy"):
@@ -48,30 +49,30 @@ def read_fabric(path: Path) -> Fabric:
 
         return matrix.load_matrix(path)
     text, where = _read_text(path), str(path)
-    first = next((line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")), "")
-    if not first:
-        raise ConfigError("it describes no fabric", where=where)
-    if path.suffix in (".yaml", ".yml") or first == "---" or first.startswith("- "):
+    first_line = next((line for raw in text.splitlines() if (line := raw.strip()) and not line.startswith("#")), "")
+    if not first_line:
+        raise ConfigError("the file is empty (expected a fabric)", where=where)
+    if path.suffix in (".yaml", ".yml") or first_line == "---" or first_line.startswith("- "):
         return yaml.read_yaml(text, where, name)
     if name:
-        raise UsageError(f'"#{name}" is for a topology.yaml', where=where)
-    if first.startswith("{"):
+        raise UsageError(f'"#{name}" selects a topology of topology.yaml only', where=where)
+    if first_line.startswith("{"):
         return nvlink.read_domains(text, where)
-    if " Level=" in first or " BlockIndex=" in first:
-        return _parse_saved(text, where)
-    if "=" in first.split()[0]:
+    if " Level=" in first_line or " BlockIndex=" in first_line:
+        return _read_saved_topology(text, where)
+    if "=" in first_line.split()[0]:
         return conf.read_conf(text, where)
-    return _table(text, first, where)
+    return _read_csv(text, first_line, where)
 
 
 def unknown_nodes(fabric: Fabric, names: Iterable[str]) -> list[str]:
-    """Those of the nodes that the fabric does not know, in the order given."""
-    known = set(nodes_of(fabric))
-    return [name for name in dict.fromkeys(names) if name not in known]
+    """Return the nodes that are not in the fabric, in the order given."""
+    fabric_nodes = set(nodes_of(fabric))
+    return [name for name in dict.fromkeys(names) if name not in fabric_nodes]
 
 
-def _fabric_of_records(parts: Iterable[Switch | Block]) -> Fabric:
-    records = list(parts)
+def _fabric_of_records(topology: Iterable[Switch | Block]) -> Fabric:
+    records = list(topology)
     blocks = [part for part in records if isinstance(part, Block)]
     switches = [part for part in records if isinstance(part, Switch)]
     if not records:
@@ -79,7 +80,7 @@ def _fabric_of_records(parts: Iterable[Switch | Block]) -> Fabric:
     return from_blocks(blocks) if blocks else from_switches(switches)
 
 
-def _parse_saved(text: str, where: str) -> Fabric:
+def _read_saved_topology(text: str, where: str) -> Fabric:
     try:
         return _fabric_of_records(parse_cluster.parse_topology(text))
     except PitError as error:
@@ -87,16 +88,16 @@ def _parse_saved(text: str, where: str) -> Fabric:
         raise kind(error.message, where=f"{where}: {error.where}", hint=error.hint) from error
 
 
-def _table(text: str, first: str, where: str) -> Fabric:
+def _read_csv(text: str, first: str, where: str) -> Fabric:
     from pitools.topology.formats import matrix
 
     return matrix.read_matrix(text, where) if matrix.is_matrix(first) else table.read_table(text, where)
 
 
 def _split_name(path: Path) -> tuple[Path, str, str]:
-    """The file and the topology of FILE#NAME."""
-    file, mark, name = path.name.rpartition("#")
-    return (path.with_name(file), mark, name) if file else (path, "", "")
+    """Split FILE#NAME into file, "#" and name."""
+    file, separator, name = path.name.rpartition("#")
+    return (path.with_name(file), separator, name) if file else (path, "", "")
 
 
 def _read_text(path: Path) -> str:
@@ -104,7 +105,7 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
-            raise ConfigError("larger than any topology", where=str(path))
+            raise ConfigError(f"larger than {_MAX_BYTES >> 20} MiB", where=str(path))
         return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ConfigError("no such file", where=str(path)) from error

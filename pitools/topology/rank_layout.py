@@ -1,8 +1,8 @@
-"""Ranks over ordered nodes: tensor groups inside a node, pipeline neighbours near, data rings over the order.
+"""Assign ranks to ordered nodes, and write them for srun, torchrun, Open MPI and JAX.
 
-With g GPUs a node, rank = position of the node * g + GPU, and also rank = (data * P + pipeline) * T + tensor. So the
-T ranks of a tensor group are consecutive on one node, a pipeline's stages are T apart, and replica d + 1 stands where
-d ends: the data rings go round the fabric as the order of the nodes does.
+With g GPUs per node, rank = node position * g + GPU, and rank = (data * P + pipeline) * T + tensor. So the T ranks of
+a tensor group are consecutive on a node, pipeline stages are T ranks apart, and replica d + 1 starts where replica d
+ends: data-parallel rings follow the order of the nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pitools.topology.rank_order import NodeSlot
 
 
 class RankPlacement(Record, frozen=True, kw_only=True, tag="pit.rank-placement/1"):
-    """One rank. local_rank: its GPU. data, pipeline, tensor: its place along each axis of parallelism."""
+    """One rank. local_rank: its GPU. data, pipeline, tensor: its index along each axis of parallelism."""
 
     rank: int
     node: str
@@ -27,7 +27,7 @@ class RankPlacement(Record, frozen=True, kw_only=True, tag="pit.rank-placement/1
 
 
 class JaxMesh(Record, frozen=True, kw_only=True, tag="pit.jax-mesh/1"):
-    """Devices for `jax.sharding.Mesh`: `np.array(jax.devices())[devices].reshape(shape)` with the names `axes`."""
+    """Arguments of `jax.sharding.Mesh`: `np.array(jax.devices())[devices].reshape(shape)`, and the axis names."""
 
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -35,50 +35,52 @@ class JaxMesh(Record, frozen=True, kw_only=True, tag="pit.jax-mesh/1"):
 
 
 def nodes_per_replica(gpus: int, tensor: int, pipeline: int) -> int:
-    """How many nodes one replica of the model takes; what `order` keeps together."""
+    """Return the nodes per model replica: the `group` of `rank_order`."""
     return max(1, -(-tensor * pipeline // gpus))
 
 
 def place_ranks(slots: Sequence[NodeSlot], gpus: int, tensor: int = 1, pipeline: int = 1) -> list[RankPlacement]:
-    """Every rank in order. gpus: of a node, and ranks on it. Raises UsageError for axes that do not fit the nodes.
+    """Return all ranks, in order. gpus: GPUs and ranks per node.
 
-    A tensor group larger than a node must be whole nodes of one leaf: an NVLink domain.
+    A tensor group larger than a node must fill whole nodes of one leaf (an NVLink domain).
+    Raises UsageError for axes that do not fit the nodes.
     """
-    world, replica = len(slots) * gpus, tensor * pipeline
+    rank_count, replica_size = len(slots) * gpus, tensor * pipeline
     if gpus % tensor and tensor % gpus:
-        hint = "a tensor group stays inside a node: choose a divisor of its GPUs"
+        hint = "choose a divisor, or a multiple, of the GPUs per node"
         raise UsageError(f"tensor groups of {tensor} do not fit nodes of {gpus} GPUs", where="--tensor", hint=hint)
-    if world % replica:
-        what = f"{len(slots)} nodes of {gpus} GPUs cannot be cut into replicas of {tensor} x {pipeline}"
-        raise UsageError(what, where="--tensor, --pipeline", hint=f"ask for a multiple of {replica} GPUs")
+    if rank_count % replica_size:
+        problem = f"{len(slots)} nodes of {gpus} GPUs do not divide into replicas of {tensor} x {pipeline}"
+        raise UsageError(problem, where="--tensor, --pipeline", hint=f"use a multiple of {replica_size} GPUs")
     for first in range(0, len(slots), tensor // gpus) if tensor > gpus else ():
         group = slots[first : first + tensor // gpus]
         if len({slot.path for slot in group}) > 1:
-            what = f"the tensor group of {group[0].node} to {group[-1].node} would span several leaves"
-            raise UsageError(what, where="--tensor", hint="choose nodes in whole groups: pit topology choose --segment")
+            problem = f"the tensor group of {group[0].node} to {group[-1].node} spans several leaves"
+            hint = f"choose whole groups: pit topology choose --segment {tensor // gpus}"
+            raise UsageError(problem, where="--tensor", hint=hint)
     return [
         RankPlacement(
             rank=rank,
             node=slots[rank // gpus].node,
             leaf=slots[rank // gpus].leaf,
             local_rank=rank % gpus,
-            data=rank // replica,
+            data=rank // replica_size,
             pipeline=rank // tensor % pipeline,
             tensor=rank % tensor,
         )
-        for rank in range(world)
+        for rank in range(rank_count)
     ]
 
 
 def format_hostfile(slots: Sequence[NodeSlot], tasks: int) -> str:
-    """SLURM_HOSTFILE for `srun --distribution=arbitrary`: task i runs on line i."""
+    """Return the SLURM_HOSTFILE for `srun --distribution=arbitrary`: task i runs on the host of line i."""
     return "".join(f"{slot.node}\n" * tasks for slot in slots)
 
 
 def format_torchrun(slots: Sequence[NodeSlot], gpus: int, addresses: Mapping[str, str] = {}) -> str:
-    """A line a node: its name, then the flags of its torchrun. addresses: of the nodes, where not their names.
+    """Return a line per node: its name, then its torchrun flags. addresses: node → address, by default its name.
 
-    These flags choose the static rendezvous, which keeps the ranks as given; `--rdzv-backend` would deal them anew.
+    The flags select torchrun's static rendezvous, which keeps these ranks; `--rdzv-backend` would reassign them.
     """
     if not slots:
         return ""
@@ -88,7 +90,7 @@ def format_torchrun(slots: Sequence[NodeSlot], gpus: int, addresses: Mapping[str
 
 
 def format_rankfile(slots: Sequence[NodeSlot], tasks: int, cpus: int = 1) -> str:
-    """Open MPI's rankfile. cpus: cores that each rank is bound to, the node's first rank to its first ones."""
+    """Return Open MPI's rankfile. cpus: cores per rank; a node's ranks are bound to consecutive cores."""
     lines = []
     for rank in range(len(slots) * tasks):
         first = rank % tasks * cpus
@@ -98,13 +100,13 @@ def format_rankfile(slots: Sequence[NodeSlot], tasks: int, cpus: int = 1) -> str
 
 
 def jax_mesh(placements: Sequence[RankPlacement], launched: Sequence[str]) -> JaxMesh:
-    """Where in `jax.devices()` each rank's device is. launched: the nodes in the order of JAX's processes.
+    """Return the mesh with each rank's index in `jax.devices()`. launched: nodes in the order of JAX's processes.
 
-    JAX numbers devices by process, and processes are numbered as srun or mpirun started them: in the order of the host
-    file where one was used, which makes these 0, 1, 2, …, and in that of Slurm's node list where none was.
+    JAX numbers devices by process, and processes in the order in which srun or mpirun started them: the order of the
+    host file if one was used (the indices are then 0, 1, 2, …), else of Slurm's node list.
     """
     gpus = 1 + max(seat.local_rank for seat in placements)
-    first = {node: number * gpus for number, node in enumerate(launched)}
+    first_device = {node: number * gpus for number, node in enumerate(launched)}
     shape = tuple(1 + max(getattr(seat, axis) for seat in placements) for axis in ("data", "pipeline", "tensor"))
-    devices = tuple(first[seat.node] + seat.local_rank for seat in placements)
+    devices = tuple(first_device[seat.node] + seat.local_rank for seat in placements)
     return JaxMesh(axes=("data", "pipeline", "tensor"), shape=shape, devices=devices)

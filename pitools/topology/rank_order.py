@@ -1,7 +1,7 @@
-"""Rank order: depth first over the fabric, so that neighbouring ranks are near each other.
+"""Order nodes depth first over the fabric, so that neighbouring ranks are close.
 
-Every subtree's nodes are consecutive in a depth-first order, so a ring over the ranks crosses each switch's uplink
-once in and once out, which no other order can beat.
+In a depth-first order the nodes of each subtree are consecutive: a ring over the ranks crosses each switch's uplink
+once in each direction, which is the minimum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pitools.topology.torus_order import torus_order
 
 
 class NodeSlot(Record, frozen=True, kw_only=True, tag="pit.node-slot/1"):
-    """A node's place in the order. leaf: its switch or block, "" when the fabric does not know the node."""
+    """A node's position in the order. leaf: its switch or block, "" for a node outside the fabric."""
 
     position: int
     node: str
@@ -22,29 +22,29 @@ class NodeSlot(Record, frozen=True, kw_only=True, tag="pit.node-slot/1"):
     path: tuple[str, ...] = ()
 
 
-_Branch = tuple[tuple[str, ...], list[str]]  # a leaf's path, and those of its nodes that are wanted
+_Branch = tuple[tuple[str, ...], list[str]]  # a leaf's path, and its selected nodes
 
 
 def rank_order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[NodeSlot]:
-    """The nodes in rank order, each once; nodes the fabric does not know come last, by name.
+    """Return the nodes in rank order, without duplicates; nodes outside the fabric are last, by name.
 
-    Of the switches below one, those that hold whole groups of `group` nodes come first, then those with more nodes, so
-    that few groups span switches. Blocks stay in Slurm's own order, in which neighbours are near. A torus is
-    walked from neighbour to neighbour.
+    Below each switch, children with a whole number of groups of `group` nodes are first, then children with more nodes,
+    so that few groups span switches. Blocks keep Slurm's order, in which adjacent blocks are close. On a torus,
+    consecutive nodes are neighbours.
     """
-    wanted = set(nodes)
+    remaining = set(nodes)
     placed: list[tuple[str, tuple[str, ...]]] = []
     if fabric.torus:
-        placed = [(node, ()) for node in torus_order(wanted, fabric.torus)]
+        placed = [(node, ()) for node in torus_order(remaining, fabric.torus)]
     else:
         branches = [
             (leaf.path, sorted(here, key=natural_sort_key))
             for leaf in fabric.leaves
-            if (here := wanted.intersection(leaf.nodes))
+            if (here := remaining.intersection(leaf.nodes))
         ]
         placed = list(_walk(branches, 0, group, fabric.kind == "block"))
-    wanted.difference_update(node for node, _ in placed)
-    placed.extend((node, ()) for node in sorted(wanted, key=natural_sort_key))
+    remaining.difference_update(node for node, _ in placed)
+    placed.extend((node, ()) for node in sorted(remaining, key=natural_sort_key))
     return [
         NodeSlot(position=position, node=node, leaf=path[-1] if path else "", path=path)
         for position, (node, path) in enumerate(placed)
@@ -52,14 +52,14 @@ def rank_order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Nod
 
 
 def _walk(branches: Sequence[_Branch], depth: int, group: int, as_given: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Nodes with their leaves' paths; all branches share the first `depth` names of their paths."""
-    below: dict[str, list[_Branch]] = {}
-    for path, here in branches:
+    """Yield nodes with their leaves' paths. depth: length of the path prefix that all branches share."""
+    children: dict[str, list[_Branch]] = {}
+    for path, selected in branches:
         if len(path) == depth:
-            yield from ((node, path) for node in here)
+            yield from ((node, path) for node in selected)
         else:
-            below.setdefault(path[depth], []).append((path, here))
-    sizes = {name: sum(len(here) for _, here in held) for name, held in below.items()}
-    names = list(below) if as_given else sorted(below, key=lambda name: (sizes[name] % group != 0, -sizes[name]))
+            children.setdefault(path[depth], []).append((path, selected))
+    sizes = {name: sum(len(here) for _, here in held) for name, held in children.items()}
+    names = list(children) if as_given else sorted(children, key=lambda name: (sizes[name] % group != 0, -sizes[name]))
     for name in names:
-        yield from _walk(below[name], depth + 1, group, as_given)
+        yield from _walk(children[name], depth + 1, group, as_given)

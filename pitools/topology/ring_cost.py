@@ -1,4 +1,4 @@
-"""Ring crossings: how often a ring over the ranks goes through the links of a fabric, and how rarely it could."""
+"""Ring hops: how many links of the fabric a ring over the ranks crosses, and the minimum for the same nodes."""
 
 from __future__ import annotations
 
@@ -8,60 +8,65 @@ from pitools.topology.fabric_model import Fabric, torus_coordinates
 
 
 def ring_hops(order: Sequence[str], fabric: Fabric) -> int:
-    """Uplinks of switches that the ring over the nodes in this order goes through, last to first included.
+    """Return the switch uplinks that the ring over the nodes crosses, from the last node to the first included.
 
-    A link counts each time; those of aggregated blocks count too. Between unconnected roots the ring goes over both
-    roots' uplinks; a node that the fabric does not know hangs above every root. On a torus: the hops between neighbours
-    of the ring.
+    Each crossing counts, also those of aggregated blocks. Between unconnected roots the ring crosses both roots'
+    uplinks; a node outside the fabric is attached above all roots. On a torus: the hops between consecutive nodes.
     """
     if fabric.torus:
-        at = torus_coordinates(fabric.torus)
-        return sum(_hops(at[a], at[b], fabric.torus.dims) for a, b in _ring_edges(order) if a in at and b in at)
-    ways = {node: way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) for node in leaf.nodes}
-    return sum(_links(ways.get(a, ()), ways.get(b, ())) for a, b in _ring_edges(order))
+        coordinates = torus_coordinates(fabric.torus)
+        return sum(
+            _hop_count(coordinates[a], coordinates[b], fabric.torus.dims)
+            for a, b in _ring_edges(order)
+            if a in coordinates and b in coordinates
+        )
+    path_by_node = {
+        node: way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) for node in leaf.nodes
+    }
+    return sum(_link_count(path_by_node.get(a, ()), path_by_node.get(b, ())) for a, b in _ring_edges(order))
 
 
 def min_ring_hops(nodes: Collection[str], fabric: Fabric) -> int:
-    """The crossings of the best order of these nodes: each switch with some of them below it, not all, twice.
+    """Return the fewest crossings of any order: two for each switch with some, but not all, of the nodes below it.
 
-    No order has fewer, and a depth-first one has no more. On a torus a bound that need not be reached: a hop a node,
-    less one for each that the torus does not have, where the ring is open.
+    A depth-first order reaches the minimum. On a torus it is a lower bound: one hop per node, less one for each node
+    outside the torus, where the ring is open.
     """
-    wanted = frozenset(nodes)
+    selected = frozenset(nodes)
     if fabric.torus:
-        known = len(wanted.intersection(fabric.torus.nodes))
-        return max(0, 2 * known - len(wanted)) if len(wanted) > 1 else 0
-    below: dict[tuple[str, ...], int] = {}
-    for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True):
-        here = len(wanted.intersection(leaf.nodes))
-        for depth in range(len(way) if here else 0):
-            below[way[: depth + 1]] = below.get(way[: depth + 1], 0) + here
-    return 2 * sum(count < len(wanted) for count in below.values())
+        inside = len(selected.intersection(fabric.torus.nodes))
+        return max(0, 2 * inside - len(selected)) if len(selected) > 1 else 0
+    count_below: dict[tuple[str, ...], int] = {}
+    for leaf, path in zip(fabric.leaves, leaf_paths(fabric), strict=True):
+        count_in_leaf = len(selected.intersection(leaf.nodes))
+        for depth in range(len(path) if count_in_leaf else 0):
+            count_below[path[: depth + 1]] = count_below.get(path[: depth + 1], 0) + count_in_leaf
+    return 2 * sum(count < len(selected) for count in count_below.values())
 
 
 def leaf_paths(fabric: Fabric) -> list[tuple[str, ...]]:
-    """Each leaf's way down from its root; a block's from the one root of all, through its aggregates."""
+    """Return each leaf's path from its root; a block's from one common root through its aggregates."""
     if fabric.kind != "block":
         return [leaf.path for leaf in fabric.leaves]
     base, *sizes = fabric.block_sizes or (1,)
-    over = [
+    aggregates = [
         tuple(f"{size}/{number // (size // base)}" for size in reversed(sizes)) for number in range(len(fabric.leaves))
     ]
-    return [("/", *above, *leaf.path) for above, leaf in zip(over, fabric.leaves, strict=True)]
+    return [("/", *above, *leaf.path) for above, leaf in zip(aggregates, fabric.leaves, strict=True)]
 
 
 def _ring_edges(order: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(order, [*order[1:], *order[:1]], strict=True))
 
 
-def _links(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+def _link_count(left: tuple[str, ...], right: tuple[str, ...]) -> int:
     shared = 0
-    for a, b in zip(one, other, strict=False):
+    for a, b in zip(left, right, strict=False):
         if a != b:
             break
         shared += 1
-    return len(one) + len(other) - 2 * shared
+    return len(left) + len(right) - 2 * shared
 
 
-def _hops(one: tuple[int, ...], other: tuple[int, ...], dims: tuple[int, ...]) -> int:
-    return sum(min((a - b) % size, (b - a) % size) for a, b, size in zip(one, other, dims, strict=True))
+def _hop_count(left: tuple[int, ...], right: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    return sum(min((a - b) % size, (b - a) % size) for a, b, size in zip(left, right, dims, strict=True))

@@ -1,4 +1,4 @@
-"""A way through the nodes of a torus on which each is the next one's neighbour."""
+"""Order the nodes of a torus so that consecutive nodes are neighbours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pitools.topology.fabric_model import Torus, torus_coordinates
 
 
 def torus_order(nodes: Collection[str], torus: Torus) -> list[str]:
-    """Those of the nodes that the torus has, in rank order.
+    """Return the nodes that are in the torus, in rank order.
 
-    Of a whole box with an even side a closed ring of neighbours; of another box a path, whose ends may be apart. Nodes
-    that are no box are taken in the same sweep, with the gaps that there are.
+    A full box with an even side gives a closed ring of neighbours; any other full box gives a path, whose ends may be
+    apart. Nodes that do not fill their box are ordered by the same sweep, with gaps.
     """
-    at = torus_coordinates(torus)
-    places = {node: at[node] for node in nodes if node in at}
+    coordinates = torus_coordinates(torus)
+    places = {node: coordinates[node] for node in nodes if node in coordinates}
     if not places:
         return []
     ranges = [
@@ -23,33 +23,33 @@ def torus_order(nodes: Collection[str], torus: Torus) -> list[str]:
     ]
     cells = {tuple(ranges[axis][value] for axis, value in enumerate(place)): node for node, place in places.items()}
     sides = tuple(len(values) for values in ranges)
-    even = next((axis for axis, side in enumerate(sides) if side % 2 == 0 and prod(sides) > side), None)
-    if even is None or prod(sides) > len(cells):
+    even_axis = next((axis for axis, side in enumerate(sides) if side % 2 == 0 and prod(sides) > side), None)
+    if even_axis is None or prod(sides) > len(cells):
         return [cells[cell] for cell in sorted(cells, key=lambda cell: _boustrophedon_index(cell, sides))]
-    return [cells[cell] for cell in sorted(cells, key=lambda cell: _around(cell, sides, even))]
+    return [cells[cell] for cell in sorted(cells, key=lambda cell: _ring_index(cell, sides, even_axis))]
 
 
 def _positions_from_gap(values: set[int], size: int) -> dict[int, int]:
-    """Coordinate → its place, counted from behind the widest gap: a box may lie over the edge of the grid."""
-    held = sorted(values)
-    gaps = [(value - held[index - 1]) % size for index, value in enumerate(held)]
+    """Return coordinate → position, counted from the end of the widest gap, as a box may wrap around the edge."""
+    ordered = sorted(values)
+    gaps = [(value - ordered[index - 1]) % size for index, value in enumerate(ordered)]
     first = gaps.index(max(gaps))
-    return {value: place for place, value in enumerate(held[first:] + held[:first])}
+    return {value: place for place, value in enumerate(ordered[first:] + ordered[:first])}
 
 
 def _boustrophedon_index(cell: tuple[int, ...], sides: tuple[int, ...]) -> int:
-    """Where a sweep that turns round at the end of each line is at a cell."""
-    at = 0
+    """Return a cell's index in a sweep that reverses at the end of each line."""
+    index = 0
     for value, side in zip(cell, sides, strict=True):
-        at = at * side + (side - 1 - value if at % 2 else value)
-    return at
+        index = index * side + (side - 1 - value if index % 2 else value)
+    return index
 
 
-def _around(cell: tuple[int, ...], sides: tuple[int, ...], even: int) -> int:
-    """Where a closed way is at a cell: to and fro in lines across the even side, and back along their ends."""
-    lane = cell[even]
-    others = cell[:even] + cell[even + 1 :], sides[:even] + sides[even + 1 :]
-    step, length = _boustrophedon_index(*others), prod(others[1])
+def _ring_index(cell: tuple[int, ...], sides: tuple[int, ...], even_axis: int) -> int:
+    """Return a cell's index in a closed ring: back and forth across the even side, then back along the line ends."""
+    lane = cell[even_axis]
+    cross_section = cell[:even_axis] + cell[even_axis + 1 :], sides[:even_axis] + sides[even_axis + 1 :]
+    step, length = _boustrophedon_index(*cross_section), prod(cross_section[1])
     if step == 0:
-        return length * sides[even] - 1 - lane
+        return length * sides[even_axis] - 1 - lane
     return lane * (length - 1) + (length - 1 - step if lane % 2 else step - 1)

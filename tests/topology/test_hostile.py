@@ -32,7 +32,7 @@ WIDE = "host," + ",".join(f"level{i}" for i in range(5000)) + "\n" + ("n1" + ",s
 def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
     """It is counted before it is expanded."""
     began = time.process_time()
-    with pytest.raises(UsageError, match="262144"):
+    with pytest.raises(UsageError, match="more than 262144 names"):
         expand_ordered(folded)
     assert time.process_time() - began < 0.5
     assert len(expand_ordered("n[1-3,7,0010-0012],r[1-2]n[1-2]")) == 11
@@ -41,17 +41,17 @@ def test_a_list_of_more_names_than_there_is_memory(folded: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "what", "where"),
     [
-        ("t.conf", "# ours\nSwitchName=a Nodes=n[1-1000000000]\n", "262144", ":2"),
-        ("t.txt", "SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-1000000000]\n", "262144", ""),
+        ("t.conf", "# ours\nSwitchName=a Nodes=n[1-1000000000]\n", "262144 names", ":2"),
+        ("t.txt", "SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-1000000000]\n", "262144 names", ""),
         ("t.yaml", BOMB, "more than 1000000 values", ""),
-        ("t.yaml", "- topology: t\n  ? [a]\n  : x\n", "a key is no text", ":1"),
-        ("t.csv", WIDE, "5001 columns", ""),
+        ("t.yaml", "- topology: t\n  ? [a]\n  : x\n", "a key is not text", ":1"),
+        ("t.csv", WIDE, "5000 levels", ""),
         ("t.csv", 'host,leaf\n"n1,a\n' + "n2,b\n" * 40_000, "field limit", ""),
-        ("t.csv", 'host,leaf\nn0,a\n"n1\nn2",a\n', "is no name", ":4"),
-        ("t.csv", "# by hand\n\nhost,leaf\n\nn1,a b\n", "'a b' is no name", ":5"),
+        ("t.csv", 'host,leaf\nn0,a\n"n1\nn2",a\n', "is not a valid name", ":4"),
+        ("t.csv", "# by hand\n\nhost,leaf\n\nn1,a b\n", "'a b' is not a valid name", ":5"),
         ("t.csv", "host,leaf\x1b[2J\nn1,\n", r"'leaf\\x1b\[2J' is empty", ":2"),
         ("t.csv", "latency" + "".join(f",n{i}" for i in range(20_000)) + "\n", "matrix of 20000 nodes", ""),
-        ("t.jsonl", '{"schema":"pit.nvlink-domain/1","node":"n","cluster_uuid":"a\\nb"}', "is no name", ":1"),
+        ("t.jsonl", '{"schema":"pit.nvlink-domain/1","node":"n","cluster_uuid":"a\\nb"}', "is not a valid name", ":1"),
     ],
 )
 def test_files_that_do_harm(tmp_path: Path, name: str, text: str, what: str, where: str) -> None:
@@ -78,7 +78,7 @@ def test_a_yaml_that_is_deep(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["x" * 300, "a\0b", "/dev/zero", "/"])
 def test_what_is_no_file(path: str) -> None:
     """A name that cannot be, a device without an end, a folder: each is an error of ours."""
-    with pytest.raises(ConfigError, match=r"cannot be read|larger than any topology"):
+    with pytest.raises(ConfigError, match=r"cannot be read|larger than 64 MiB"):
         discover.read_fabric(Path(path))
 
 
@@ -92,7 +92,7 @@ def test_comments_may_be_indented(tmp_path: Path) -> None:
 def test_arrays_of_no_numbers(tmp_path: Path, kind: type) -> None:
     """Nothing is measured in them."""
     np.savez(tmp_path / "m.npz", nodes=np.array(["a", "b"]), latency=np.zeros((2, 2), kind))
-    with pytest.raises(ConfigError, match="no kind of number"):
+    with pytest.raises(ConfigError, match="expected real numbers"):
         discover.read_fabric(tmp_path / "m.npz")
 
 
@@ -161,7 +161,7 @@ def test_hostile_words_of_the_order_command(pit: Pit, tmp_path: Path) -> None:
     assert call("-", "-H", stdin='{"schema":"pit.node-choice/1","nodes":["n2","n1"]}\n').stdout == "n1,n2\n"
     for stdin in ('{"node":5}', '{"nodes":[1]}', '{"nodes":7}', "{" + "[" * 9, '{"a":1}'):
         done = call("-", stdin=stdin)
-        assert (done.returncode, "is no record" in done.stderr) == (2, True), stdin
+        assert (done.returncode, "has no node" in done.stderr) == (2, True), stdin
     for words in (["n[1-1000000000]"], ["n1", "--hostfile", "2", "--as", "jax"], ["n\x1b[2J"]):
         done = call(*words)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), words

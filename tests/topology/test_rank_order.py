@@ -129,7 +129,7 @@ def test_orders_pipe_into_each_other(pit: Pit, write_conf: Path) -> None:
     done = pit("topology", "order", "-", "--hostfile", "2", stdin=lines, SLURM_CONF=str(write_conf))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["n2", "n2", "n9", "n9", "n10", "n10"]
-    assert "ranks in name order" in done.stderr
+    assert "ordered by node name" in done.stderr
     done = pit("topology", "order", "-", stdin='{"nodes":3}\n', SLURM_CONF=str(write_conf))
     assert done.returncode == 2
 

@@ -1,1 +1,1 @@
-"""The best free nodes, got from a live Slurm."""
+"""Acquire the best free nodes for a job from a live Slurm."""

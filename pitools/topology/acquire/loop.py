@@ -1,7 +1,7 @@
-"""Choose nodes for a pending job, constrain the job to them, and choose again when they are taken.
+"""Choose nodes for a pending job, constrain the job to them, and choose again if other jobs take them.
 
-The job is submitted to begin a minute later (`DELAYED_START_ARGS`); one scontrol update then sets its nodes and its
-begin time. It keeps its id and age through every choice. If this process is killed, the job begins by itself.
+The job is submitted with a start in one minute (`DELAYED_START_ARGS`); one scontrol update then sets its nodes and its
+start time. The job keeps its id and age through every choice. If this process is killed, the job starts without one.
 """
 
 from __future__ import annotations
@@ -28,24 +28,23 @@ from pitools.topology.fabric_model import Fabric
 if TYPE_CHECKING:
     from pitools.topology.choose import NodeChoice
 
-DELAYED_START_ARGS = (
-    "--begin=now+60",
-)  # more than the choice takes; should nobody make it, the job begins without one
+# Longer than a choice takes. Without a choice the job starts then.
+DELAYED_START_ARGS = ("--begin=now+60",)
 
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
-_NOT_STARTED_S = 15.0  # of waiting for nodes that look free: whatever the job lacks there, we do not see it
-_NODES_LACKING = frozenset({PendingReason.RESOURCES, PendingReason.RESERVATION})
+_FIRST_POLL_S, _MAX_POLL_S = 0.5, 5.0
+_NOT_STARTED_S = 15.0  # a longer wait for apparently free nodes means that the job lacks some other resource there
+_WAITS_FOR_NODES = frozenset({PendingReason.RESOURCES, PendingReason.RESERVATION})
 
 
 def run_acquire_loop(
     slurm: Client, job_id: str, fabric: Fabric, options: AcquireOptions, report: Callable[[str], object] = str
 ) -> Acquired:
-    """Choose nodes for a waiting job and follow it until it starts, or the tries or the time are over.
+    """Choose nodes for a pending job and poll until it starts, or the options' tries or time are used up.
 
-    Slurm out of reach is waited through. Interrupted, hung up on or told to end, the constraint is lifted and the job
-    waits on. What goes wrong before the job may begin cancels it and raises: UsageError for a job that names nodes
-    itself, ClusterError where a reservation or the choice is refused. What goes wrong later raises nothing: the job is
-    there, and the record tells, in state UNKNOWN. report: is told of every choice, and of its loss.
+    While Slurm is unreachable, polling continues. On SIGINT, SIGTERM and SIGHUP the constraint is removed and the job
+    stays queued. An error before the job may start cancels the job and is raised: UsageError for a job with its own
+    node list, ClusterError if a reservation or a choice is refused. A later error is returned as a record in state
+    UNKNOWN. report: called with a message for each choice and each loss of nodes.
     """
     require_choosable(fabric, options)
     loop = _AcquireLoop(slurm, job_id, fabric, options, report)
@@ -62,14 +61,14 @@ def run_acquire_loop(
             loop.release(cancel=False)
             raise
         finally:
-            loop.unreserve()
+            loop.delete_reservation()
 
 
 class _AcquireLoop:
     """The state of one job's acquisition.
 
-    constraint: the one sent last, None without. is_held: the begin time is not set yet, as far as Slurm has answered.
-    is_confirmed: Slurm has answered to the last constraint.
+    constraint: the last one sent, or None. is_held: Slurm has not yet confirmed the start time. is_confirmed: Slurm has
+    answered the last update of the constraint.
     """
 
     def __init__(
@@ -82,108 +81,110 @@ class _AcquireLoop:
         self.job: SlurmJob | None = None
         self.constraint: node_filter.Constraint | None = None
         self.choice: NodeChoice | None = None
-        self.own_exclude: str | None = None
+        self.submitted_exclude: str | None = None
         self.reservation, self.reason = "", ""
-        self.avoided: set[str] = set()
+        self.avoided_nodes: set[str] = set()
 
     def require_acquirable(self, job: SlurmJob) -> None:
         """Raise UsageError for a job whose nodes cannot be chosen."""
         if job.array_job_id or "+" in job.job_id:
-            raise UsageError(f"job {self.job_id} is an array or several jobs", hint="give each a job of its own")
+            raise UsageError(f"job {self.job_id} is an array or a hetjob", hint="submit each task as a separate job")
         if job.required_nodes or job.reservation:
-            what = f"job {self.job_id} names its nodes itself: {job.required_nodes or job.reservation}"
-            raise UsageError(what, hint="leave out --nodelist and --reservation, or submit it with psbatch")
-        self.own_exclude = job.excluded_nodes
+            problem = f"job {self.job_id} has its own nodes or reservation: {job.required_nodes or job.reservation}"
+            raise UsageError(problem, hint="omit --nodelist and --reservation, or submit it with psbatch")
+        self.submitted_exclude = job.excluded_nodes
 
     def run(self) -> Acquired:
-        """Poll until the job starts; choose again when chosen nodes are lost."""
-        pause_s = _FIRST_PAUSE_S
+        """Poll until the job starts; choose again if chosen nodes are lost."""
+        pause_s = _FIRST_POLL_S
         while time.monotonic() - self.started_s < self.options.timeout_s + self.options.unreachable_s:
             with contextlib.suppress(TryLater):
-                if ended := self.step():
-                    return ended
+                if result := self.step():
+                    return result
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
+            pause_s = min(pause_s * 1.5, _MAX_POLL_S)
         self.release(cancel=False)
         return self.unknown_result("Slurm does not answer")
 
     def step(self) -> Acquired | None:
-        """Poll once and act; return the record once nothing more is to be done."""
-        nodes, job = self.slurm.nodes(), self.poll_job()  # in this order: nodes that the job itself took are no loss
-        if self.own_exclude is None:
+        """Poll once and act. Returns the record when the acquisition is over, else None."""
+        nodes, job = self.slurm.nodes(), self.poll_job()  # in this order: the job's own allocation is no loss
+        if self.submitted_exclude is None:
             self.require_acquirable(job)
-        tried = self.tries >= self.options.tries
-        if job.state != "PENDING" or (self.constraint is None and tried):
+        is_last_try = self.tries >= self.options.tries
+        if job.state != "PENDING" or (self.constraint is None and is_last_try):
             return self.result(job)
-        if lost := self.lost_reason(job, nodes):
-            self.reason = lost
-            self.report(f"job {self.job_id}: {lost}")
+        if loss_reason := self.lost_reason(job, nodes):
+            self.reason = loss_reason
+            self.report(f"job {self.job_id}: {loss_reason}")
         if time.monotonic() - self.started_s > self.options.timeout_s:
-            self.reason = self.reason or f"it did not start within {self.options.timeout_s:g} s: {job.reason}"
+            self.reason = self.reason or f"not started within {self.options.timeout_s:g} s: {job.reason}"
             return self.give_up(job)
-        if lost and tried:
+        if loss_reason and is_last_try:
             return self.give_up(job)
-        if lost or self.constraint is None or not self.is_confirmed:
+        if loss_reason or self.constraint is None or not self.is_confirmed:
             try:
                 self.choose(job, nodes)
             except ClusterError as error:
                 if self.is_held:
                     raise
-                self.reason = error.message  # no reason to lose a job that may begin by now
+                self.reason = error.message  # the job may have started: do not fail
                 return self.give_up(job)
         return None
 
     def poll_job(self) -> SlurmJob:
-        """Return the job as it is now."""
-        found = self.slurm.job(self.job_id)
-        if not found:
-            raise ClusterError(f"Slurm does not know job {self.job_id}", hint="it may have been cancelled")
-        self.job = found[0]
+        """Return the job's current record. Raises ClusterError if Slurm does not list the job."""
+        jobs = self.slurm.job(self.job_id)
+        if not jobs:
+            raise ClusterError(f"job {self.job_id} not found", hint=f"check: sacct -j {self.job_id}")
+        self.job = jobs[0]
         return self.job
 
     def lost_reason(self, job: SlurmJob, nodes: Sequence[Node]) -> str:
         """Return why the job cannot start under its constraint, or "" while it can."""
         if self.constraint is None:
             return ""
-        left = self.constraint.allowed.intersection(node_filter.free_nodes(nodes, len(nodes) + 1))
-        if len(left) < job.nodes:
-            gone = hostlist.fold(set(self.choice.nodes if self.choice else ()) - left) or "others'"
-            return f"{len(left)} of its {job.nodes} nodes are left, {gone} are lost"
+        free = self.constraint.allowed.intersection(node_filter.free_nodes(nodes, len(nodes) + 1))
+        if len(free) < job.nodes:
+            lost_nodes = hostlist.fold(set(self.choice.nodes if self.choice else ()) - free) or "other nodes"
+            return f"{len(free)} of its {job.nodes} nodes are free, {lost_nodes} lost"
         reason = pending_reason(job.reason)
-        is_stuck = reason in _NODES_LACKING and time.monotonic() - self.chosen_s > _NOT_STARTED_S
+        is_stuck = reason in _WAITS_FOR_NODES and time.monotonic() - self.chosen_s > _NOT_STARTED_S
         if is_stuck or reason is PendingReason.BAD_CONSTRAINTS:
-            self.avoided |= left
-            return f"it does not start on nodes that look free: {job.reason}"
+            self.avoided_nodes |= free
+            return f"not started on free nodes: {job.reason}"
         return ""
 
     def choose(self, job: SlurmJob, nodes: Sequence[Node]) -> None:
-        """Choose among the free nodes and constrain the job; with too few free, the job waits unconstrained."""
-        own = msgspec.structs.replace(job, excluded_nodes=self.own_exclude or "")  # before it was told of a choice
-        found: list[tuple[float, str, NodeChoice]] = []
+        """Choose among the free nodes and constrain the job; with too few free nodes, remove the constraint."""
+        own_job = msgspec.structs.replace(job, excluded_nodes=self.submitted_exclude or "")  # as submitted
+        choices: list[tuple[float, str, NodeChoice]] = []
         reasons: list[tuple[int, str]] = []
-        for partition in own.partition.split(","):  # it will run in one of them, and not across
-            in_partition = msgspec.structs.replace(own, partition=partition)
+        for partition in own_job.partition.split(","):  # a job runs in one partition only
+            in_partition = msgspec.structs.replace(own_job, partition=partition)
             free = [
                 name
                 for name in node_filter.free_nodes(node_filter.fitting_nodes(nodes, in_partition), job.nodes)
-                if name not in self.avoided
+                if name not in self.avoided_nodes
             ]
             try:
                 choice = self.best_choice(job, free)
-                found.append((choice.cost, partition, choice))
+                choices.append((choice.cost, partition, choice))
             except ClusterError as error:
                 reasons.append((len(free), error.message))
-        if not found:
+        if not choices:
             self.reason = max(reasons)[1]
             if self.constraint or self.is_held:
                 self.release_constraint(self.reason)
             return
-        _, partition, choice = min(found, key=lambda each: each[0])
-        self.apply_choice(node_filter.constrain(choice, self.fabric, nodes, own, self.options.by, partition), choice)
+        _, partition, choice = min(choices, key=lambda each: each[0])
+        self.apply_choice(
+            node_filter.constrain(choice, self.fabric, nodes, own_job, self.options.by, partition), choice
+        )
 
     def best_choice(self, job: SlurmJob, free: Sequence[str]) -> NodeChoice:
-        """Return the best choice of the free nodes. Raises ClusterError where they are too few."""
-        from pitools.topology.choose import select_nodes  # numpy comes with it
+        """Return the best choice of the free nodes. Raises ClusterError for too few."""
+        from pitools.topology.choose import select_nodes  # imports numpy
 
         if len(free) < job.nodes:
             raise ClusterError(f"{len(free)} of {job.nodes} nodes are free")
@@ -197,27 +198,24 @@ class _AcquireLoop:
         )
 
     def apply_choice(self, constraint: node_filter.Constraint, choice: NodeChoice) -> None:
-        """Set the constraint and the begin time in one update."""
+        """Set the constraint and the start time in one update."""
         reservation = self.reserve(constraint) if constraint.reserved_nodes else None
         if reservation == "":
             return
-        before = self.constraint, self.choice
-        self.constraint, self.choice, self.is_confirmed = (
-            constraint,
-            choice,
-            False,
-        )  # it may be told, though no answer comes
+        previous = self.constraint, self.choice
+        # Set before the update: Slurm may apply it although no answer arrives.
+        self.constraint, self.choice, self.is_confirmed = constraint, choice, False
         if not self.update(constraint.exclude, constraint.nodelist, reservation):
-            self.constraint, self.choice = before
+            self.constraint, self.choice = previous
             return
         self.chosen_s, self.is_held, self.is_confirmed = time.monotonic(), False, True
         self.tries += 1
         self.report(f"job {self.job_id}: choice {self.tries} is {hostlist.fold(choice.nodes)}, {choice.leaves} leaves")
 
     def update(self, exclude: str | None, nodelist: str | None, reservation: str | None) -> bool:
-        """Tell Slurm, and that the job may begin; False where it has begun, or ended, and cannot be told any more.
+        """Update the job and let it start. Returns False if the job is no longer pending.
 
-        What Slurm says then depends on what it was told ("Invalid node name"): so it is looked at, and not read.
+        Slurm's error then varies ("Invalid node name"), so the job's state decides.
         """
         try:
             self.slurm.update(
@@ -230,11 +228,11 @@ class _AcquireLoop:
         return True
 
     def reserve(self, constraint: node_filter.Constraint) -> str:
-        """A new reservation's name, "" when its nodes were lost; the one before it is removed."""
+        """Replace the reservation. Returns its name, "" if the nodes were lost."""
         if self.reservation:
             if not self.update(None, None, ""):
                 return ""
-            self.unreserve()
+            self.delete_reservation()
         name = f"pit-{self.job_id}-{secrets.token_hex(3)}"
         try:
             self.reservation = name
@@ -243,14 +241,13 @@ class _AcquireLoop:
         except ClusterError as error:
             self.reservation = ""
             if is_denied(error):
-                what = f"this Slurm lets only operators reserve nodes: {error.message}"
-                raise ClusterError(
-                    what, where="--by reservation", hint="use --by exclude, or ask an operator"
-                ) from error
+                problem = f"only operators may reserve nodes: {error.message}"
+                hint = "use --by exclude, or ask an operator"
+                raise ClusterError(problem, where="--by reservation", hint=hint) from error
             self.release_constraint(error.message)
         return self.reservation
 
-    def unreserve(self) -> None:
+    def delete_reservation(self) -> None:
         """Delete the reservation; if Slurm does not answer, it expires by itself."""
         if self.reservation:
             with contextlib.suppress(PitError):
@@ -261,15 +258,15 @@ class _AcquireLoop:
         """Remove the constraint."""
         self.reason = reason
         reservation = "" if self.reservation else None
-        if self.update(self.own_exclude or "", "", reservation):
+        if self.update(self.submitted_exclude or "", "", reservation):
             self.constraint, self.is_held, self.is_confirmed = None, False, True
-            self.report(f"job {self.job_id}: without a constraint: {reason}")
+            self.report(f"job {self.job_id}: constraint removed: {reason}")
 
     def give_up(self, job: SlurmJob) -> Acquired:
         """Apply `on_failure`."""
         if self.options.on_failure == "cancel":
-            if (now := self.poll_job()).state != "PENDING":  # it was in time after all
-                return self.result(now)
+            if (current_job := self.poll_job()).state != "PENDING":  # the job started in the meantime
+                return self.result(current_job)
             self.slurm.cancel([self.job_id])
             return self.result(self.poll_job())
         if self.options.on_failure == "release" and self.constraint:
@@ -277,31 +274,31 @@ class _AcquireLoop:
         return self.result(self.poll_job())
 
     def release(self, *, cancel: bool) -> None:
-        """Cancel the job or remove its constraint, as far as Slurm answers."""
+        """Cancel the job or remove its constraint; errors are ignored."""
         with contextlib.suppress(PitError):
             if cancel:
                 self.slurm.cancel([self.job_id])
-            elif self.own_exclude is not None:
+            elif self.submitted_exclude is not None:
                 self.release_constraint("pit topology run has ended")
-        self.unreserve()
+        self.delete_reservation()
 
     def unknown_result(self, reason: str) -> Acquired:
         """Return the record of a job whose state is not known."""
-        last = self.job or SlurmJob(job_id=self.job_id, raw_id=self.job_id, state=UNKNOWN)
-        return msgspec.structs.replace(self.result(last), state=UNKNOWN, reason=reason)
+        last_job = self.job or SlurmJob(job_id=self.job_id, raw_id=self.job_id, state=UNKNOWN)
+        return msgspec.structs.replace(self.result(last_job), state=UNKNOWN, reason=reason)
 
     def result(self, job: SlurmJob) -> Acquired:
         """Return the record of the job."""
-        got = hostlist.expand(job.node_list) if job.node_list else []
+        allocated = hostlist.expand(job.node_list) if job.node_list else []
         chosen = self.choice.nodes if self.choice else ()
-        within = self.constraint.allowed.issuperset(got) if self.constraint and got else None
+        is_within = self.constraint.allowed.issuperset(allocated) if self.constraint and allocated else None
         return Acquired(
             job_id=self.job_id,
             state=job.state,
             node_list=job.node_list,
-            is_within=within,
+            is_within=is_within,
             by=self.options.by,
-            leaves=node_filter.leaf_count(got or chosen, self.fabric),
+            leaves=node_filter.leaf_count(allocated or chosen, self.fabric),
             chosen=hostlist.fold(chosen) if chosen else "",
             tries=self.tries,
             is_released=self.constraint is None,

@@ -1,4 +1,4 @@
-"""Which nodes a waiting job could run on, which of them are free, and what keeps it to those that were chosen."""
+"""Filter the nodes that a pending job fits and that are free, and build the constraint to the chosen nodes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from pitools.slurm.states import is_schedulable
 from pitools.topology.fabric_model import Fabric
 
 if TYPE_CHECKING:
-    from pitools.topology.choose import NodeChoice  # numpy comes with it
+    from pitools.topology.choose import NodeChoice  # imports numpy
 
 ConstraintKind = Literal["exclude", "nodelist", "reservation"]
 
-_ALL = re.compile(r"[\w.:-]+(&[\w.:-]+)*")
-_ANY = re.compile(r"[\w.:-]+(\|[\w.:-]+)*")
+_ALL_FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*")
+_ANY_FEATURE = re.compile(r"[\w.:-]+(\|[\w.:-]+)*")
 _RESERVED_FLAGS = frozenset({"reserved", "completing"})
 
 
 class Constraint(NamedTuple):
-    """What is asked of Slurm. allowed: the nodes that it leaves; exclude, nodelist: folded; reserved_nodes: nodes to
-    reserve."""
+    """A constraint on a job. allowed: the nodes it may use. exclude, nodelist, reserved_nodes: host lists for Slurm."""
 
     allowed: frozenset[str]
     exclude: str = ""
@@ -35,9 +34,9 @@ class Constraint(NamedTuple):
 
 
 def fitting_nodes(nodes: Iterable[Node], job: SlurmJob) -> list[Node]:
-    """Nodes of the job's partitions that have its features and GPUs and that it does not exclude itself.
+    """Return the nodes of the job's partitions with its features and GPUs, except those it excludes.
 
-    A feature expression beyond `a&b` or `a|b` is left to Slurm: every node passes.
+    Feature expressions other than `a&b` and `a|b` are not evaluated: every node passes.
     """
     partitions = set(job.partition.split(","))
     excluded = _expand_set(job.excluded_nodes)
@@ -58,31 +57,31 @@ def _expand_set(folded: str) -> set[str]:
 
 
 def _has_features(features: Sequence[str], expression: str) -> bool:
-    if _ALL.fullmatch(expression):
+    if _ALL_FEATURES.fullmatch(expression):
         return all(word in features for word in expression.split("&"))
-    if _ANY.fullmatch(expression):
+    if _ANY_FEATURE.fullmatch(expression):
         return any(word in features for word in expression.split("|"))
     return True
 
 
 def free_nodes(nodes: Iterable[Node], k: int) -> list[str]:
-    """Idle nodes that nobody has reserved; without those that Slurm plans for another job, if there are k others."""
+    """Return idle, unreserved nodes; without nodes planned for another job if at least k remain."""
     idle = [
         node
         for node in nodes
         if node.state == "idle" and is_schedulable(node.state, node.flags) and _RESERVED_FLAGS.isdisjoint(node.flags)
     ]
-    open_ = [node.node for node in idle if "planned" not in node.flags]
-    return open_ if len(open_) >= k else [node.node for node in idle]
+    unplanned = [node.node for node in idle if "planned" not in node.flags]
+    return unplanned if len(unplanned) >= k else [node.node for node in idle]
 
 
 def constrain(
     choice: NodeChoice, fabric: Fabric, nodes: Sequence[Node], job: SlurmJob, by: ConstraintKind, partition: str = ""
 ) -> Constraint:
-    """What keeps a job to its choice. nodes: all there are. partition: the one of the job's that was chosen from.
+    """Return the constraint of a job to its choice. nodes: all nodes. partition: the job's partition chosen from.
 
-    exclude: every node of its partitions but those of the chosen leaves, so that a leaf's other nodes stand in for one
-    that is lost. nodelist: the chosen nodes and no others. reservation: as exclude, and the chosen nodes kept free.
+    by: `exclude` excludes all nodes of the job's partitions except the chosen leaves, so that other nodes of a leaf can
+    replace a lost one; `nodelist` requires exactly the chosen nodes; `reservation` is exclude, and reserves the nodes.
     """
     chosen = {*choice.nodes, *choice.spares}
     if by == "nodelist":
@@ -92,19 +91,21 @@ def constrain(
         nodes_of_leaves(chosen, fabric).intersection(node.node for node in fitting_nodes(nodes, in_partition))
     )
     partitions = set(job.partition.split(","))
-    others = {node.node for node in nodes if partitions.intersection(node.partitions)} | _expand_set(job.excluded_nodes)
+    excluded = {node.node for node in nodes if partitions.intersection(node.partitions)} | _expand_set(
+        job.excluded_nodes
+    )
     return Constraint(
-        allowed, hostlist.fold(others - allowed), reserved_nodes=hostlist.fold(chosen) if by == "reservation" else ""
+        allowed, hostlist.fold(excluded - allowed), reserved_nodes=hostlist.fold(chosen) if by == "reservation" else ""
     )
 
 
 def nodes_of_leaves(chosen: Collection[str], fabric: Fabric) -> set[str]:
-    """The chosen nodes and all others of their leaves; on a torus these alone."""
+    """Return the chosen nodes and all others of their leaves; on a torus only the chosen."""
     leaves = [leaf.nodes for leaf in fabric.leaves if not set(chosen).isdisjoint(leaf.nodes)]
     return set(chosen) if fabric.torus else set(chosen).union(*leaves)
 
 
 def leaf_count(nodes: Iterable[str], fabric: Fabric) -> int:
-    """How many leaves nodes are on; one that the fabric does not know counts as a leaf of its own."""
-    home = {node: leaf.path for leaf in fabric.leaves for node in leaf.nodes}
-    return len({home.get(node, (node,)) for node in nodes})
+    """Return the number of leaves with these nodes; a node outside the fabric counts as a leaf."""
+    leaf_by_node = {node: leaf.path for leaf in fabric.leaves for node in leaf.nodes}
+    return len({leaf_by_node.get(node, (node,)) for node in nodes})

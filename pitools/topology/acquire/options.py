@@ -1,4 +1,4 @@
-"""What is wanted of the nodes that a job gets, and how it came to them."""
+"""Options and result of acquiring nodes for a job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pitools.topology.acquire.node_filter import ConstraintKind
 from pitools.topology.fabric_model import Fabric
 
 if TYPE_CHECKING:
-    from pitools.topology.choose import Objective  # numpy comes with it
+    from pitools.topology.choose import Objective  # imports numpy
 
 OnFailure = Literal["release", "keep", "cancel"]
 
 
 class AcquireOptions(NamedTuple):
-    """What is wanted of the nodes.
+    """Options of an acquisition.
 
-    by: how Slurm is told. tries: choices at most. timeout_s: for all of them. unreachable_s: so long it is tried then
-    to lift the constraint of a Slurm that does not answer. spares: nodes beyond the job's own, whose leaves are left
-    open to it too. on_failure: what becomes of the constraint, or of the job, when neither led to a start.
+    by: kind of constraint. tries: most choices. timeout_s: for all tries. unreachable_s: how long after that to retry
+    removing the constraint while Slurm is unreachable. objective, segment: of `select_nodes`. spares: extra nodes whose
+    leaves the job may use. on_failure: after the last try, remove or keep the constraint, or cancel the job.
     """
 
     by: ConstraintKind = "exclude"
@@ -34,11 +34,11 @@ class AcquireOptions(NamedTuple):
 
 
 class Acquired(Record, frozen=True, kw_only=True, tag="pit.acquired/1"):
-    """How a job came to its nodes, or why it did not.
+    """The result of an acquisition.
 
-    node_list: "" while the job waits. is_within: whether node_list lies on the chosen leaves; None without nodes or
-    without a constraint. chosen: the last choice. leaves: of node_list, else of the choice. is_released: the job waits
-    or was started without a constraint. reason: why the last choice failed.
+    node_list: "" while the job is pending. is_within: whether node_list is within the constraint; None without nodes or
+    constraint. chosen: the last choice. leaves: of node_list, else of the choice. tries: choices made. is_released: the
+    job has no constraint. reason: why the last choice failed. waited_s: duration of the acquisition.
     """
 
     job_id: str
@@ -55,10 +55,9 @@ class Acquired(Record, frozen=True, kw_only=True, tag="pit.acquired/1"):
 
 
 def require_choosable(fabric: Fabric, options: AcquireOptions) -> None:
-    """Raise ClusterError where no choice can be made, or none can be kept. Asked before anything is submitted."""
+    """Raise ClusterError if the fabric allows no choice or no such constraint. Call before submission."""
     if not fabric.leaves and not fabric.torus:
-        hint = "submit it with psbatch, or describe the fabric in topology.file of the site"
-        raise ClusterError("the fabric is flat, or unknown: no nodes are better than others", hint=hint)
+        hint = "submit the script with psbatch, or set topology.file of the site"
+        raise ClusterError("the fabric is flat or unknown: all nodes are equal", hint=hint)
     if fabric.kind == "block" and options.by == "nodelist":
-        what = "Slurm's block topology places jobs itself, and does not keep to a list of nodes"
-        raise ClusterError(what, where="--by nodelist", hint="use --by exclude")
+        raise ClusterError("Slurm's block plugin ignores node lists", where="--by nodelist", hint="use --by exclude")

@@ -1,4 +1,4 @@
-"""How a script that somebody else wrote is submitted so that nodes can still be chosen for it."""
+"""Build the sbatch options for a user's script whose nodes are chosen after submission."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from pitools.site.psbatch import SBATCH_VARIABLES, directives, is_given, missing
 from pitools.site.schema import Site
 
 _REFUSED_OPTIONS = {
-    "begin": "it cannot begin later: choose its nodes when it may begin",
-    "array": "submit each task as a job of its own",
-    "nodelist": "leave it out, or submit the script with psbatch",
-    "nodefile": "leave it out, or submit the script with psbatch",
-    "clusters": "submit it to one site",
-    "wait": "leave it out: this returns when the job has started",
-    "reservation": "leave it out, or submit the script with psbatch",
+    "begin": "omit it, and submit the script when it may start",
+    "array": "submit each task as a separate job",
+    "nodelist": "omit it, or submit the script with psbatch",
+    "nodefile": "omit it, or submit the script with psbatch",
+    "clusters": "omit it, and give --site",
+    "wait": "omit it: the command returns when the job has started",
+    "reservation": "omit it, or submit the script with psbatch",
 }
 
 
 def sbatch_arguments(site: Site, script: str, *, name: str, nodes: int | None = None, segment: int = 0) -> list[str]:
-    """sbatch's options for a script: the site's defaults where it says nothing, its name, and how many nodes.
+    """Return sbatch's options for a script: the site's defaults where the script has none, the job name and nodes.
 
-    Raises UsageError for a script that settles itself when or where it runs.
+    name: path of the script, which gives the default job name. nodes: overrides the script's. Raises UsageError for a
+    script that sets its own start time, nodes, array or hetjob.
     """
-    given = {_SHORT_TO_LONG.get(option, option) for option in directives(script)}
-    given |= {"wait"} if _WAIT.search(script) else set()
+    script_options = {_SHORT_TO_LONG.get(option, option) for option in directives(script)}
+    script_options |= {"wait"} if _WAIT.search(script) else set()
     for option, hint in _REFUSED_OPTIONS.items():
-        if is_given(given, option):
-            raise UsageError(f"the script says --{option}", where=name, hint=hint)
+        if is_given(script_options, option):
+            raise UsageError(f"--{option} is not supported in the script", where=name, hint=hint)
     if _HET_JOB.search(script):
-        raise UsageError("the script is several jobs (hetjob)", where=name, hint="submit each as a job of its own")
-    args = [*_of_environment(), *missing_defaults(site, given)]
-    if not is_given(given, "job-name"):
+        raise UsageError("hetjobs are not supported", where=name, hint="submit each component as a separate job")
+    args = [*_environment_options(), *missing_defaults(site, script_options)]
+    if not is_given(script_options, "job-name"):
         args.append(f"--job-name={Path(name).name.strip('<>') or 'stdin'}")
     if nodes:
         args.append(f"--nodes={nodes}")
@@ -43,10 +44,10 @@ def sbatch_arguments(site: Site, script: str, *, name: str, nodes: int | None = 
     return args
 
 
-def _of_environment() -> list[str]:
-    """What SBATCH_* variables say also against the script, as with sbatch: our own sbatch is called without them."""
-    found = {option: os.environ[name] for option, name in SBATCH_VARIABLES.items() if name in os.environ}
-    return [f"--{option}" + (f"={value}" if value else "") for option, value in found.items()]
+def _environment_options() -> list[str]:
+    """Return options from SBATCH_* variables, which override the script; our sbatch is called without them."""
+    overrides = {option: os.environ[name] for option, name in SBATCH_VARIABLES.items() if name in os.environ}
+    return [f"--{option}" + (f"={value}" if value else "") for option, value in overrides.items()]
 
 
 _WAIT = re.compile(r"^#SBATCH(?:[ \t]+\S+)*?[ \t]+-[HIksOQvVhu]*W", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Which of the free nodes: exactly the best ones, by a knapsack over the switch tree, or a free box of a torus."""
+"""Choose the best of the free nodes: an exact knapsack over the switch tree, or the best free box of a torus."""
 
 from pitools.topology.choose.select import cost_by_size, runner_up_cost, select_nodes
 from pitools.topology.choose.types import CostWeights, NodeChoice, Objective

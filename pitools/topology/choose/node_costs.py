@@ -1,4 +1,4 @@
-"""Nodes and what each costs, from lines of text."""
+"""Read the costs of nodes from text."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ class _Line(msgspec.Struct):
 
 
 def read_costs(text: str, where: str) -> dict[str, float]:
-    """Node → cost. A line is a host list and a cost (0 without one), or a record with `node` and, perhaps, `cost`.
+    """Return node → cost, summed over lines.
 
-    What is said of a node in several lines adds up. Raises DataError naming the line.
+    text: lines of a host list and an optional cost, or records with `node` and an optional `cost`; the default is 0.
+    Raises DataError with the line number.
     """
-    found: dict[str, float] = {}
+    costs: dict[str, float] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
         if not line:
             continue
         try:
-            names, cost = _record(line) if line.startswith("{") else _words(line)
+            names, cost = _parse_record(line) if line.startswith("{") else _parse_columns(line)
         except (ValueError, msgspec.MsgspecError, PitError) as error:
             hint = 'a line is `n[01-04] 2.5`, or {"node": "n01", "cost": 2.5}'
-            raise DataError(f"{line[:80]!r} is no cost of a node", where=f"{where}:{number}", hint=hint) from error
+            raise DataError(f"{line[:80]!r} is not a node cost", where=f"{where}:{number}", hint=hint) from error
         for name in names:
-            found[name] = found.get(name, 0.0) + cost
-    return found
+            costs[name] = costs.get(name, 0.0) + cost
+    return costs
 
 
-def _record(line: str) -> tuple[list[str], float]:
-    said = decode_json(line, _Line)
-    return [said.node], said.cost
+def _parse_record(line: str) -> tuple[list[str], float]:
+    record = decode_json(line, _Line)
+    return [record.node], record.cost
 
 
-def _words(line: str) -> tuple[list[str], float]:
-    words = line.replace("\t", " ").split()
+def _parse_columns(line: str) -> tuple[list[str], float]:
+    columns = line.replace("\t", " ").split()
     cost = 0.0
-    if len(words) > 1:
+    if len(columns) > 1:
         try:
-            cost = float(words[-1])
-        except ValueError:  # several lists, no cost
-            return hostlist.expand(",".join(words)), 0.0
-        words.pop()
-    return hostlist.expand(",".join(words)), cost
+            cost = float(columns[-1])
+        except ValueError:  # host lists without a cost
+            return hostlist.expand(",".join(columns)), 0.0
+        columns.pop()
+    return hostlist.expand(",".join(columns)), cost

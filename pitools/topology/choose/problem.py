@@ -1,7 +1,7 @@
-"""One question as numbers: what x units of each leaf cost, and what m units below a switch cost on the link above it.
+"""A node selection as arrays: the cost of x units of each leaf, and of m units below a switch on the switch's uplink.
 
-A unit is a node, or a segment of nodes. Everything that is asked for is a sum over leaves and links, which is what
-makes the knapsack of `knapsack.py` exact.
+A unit is a node, or a segment of nodes. Every objective is a sum over leaves and links, so the knapsack of
+`knapsack.py` is exact.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pitools.core.errors import UsageError
 from pitools.topology.choose.tree_arrays import Floats, Ints, TreeArrays
 from pitools.topology.choose.types import CostWeights, Objective
 
-Free = Mapping[str, float] | Collection[str]
+FreeInput = Mapping[str, float] | Collection[str]
 
-_MAX_COST = 1e100  # of a cost, so that sums of them are numbers
-_TIE_WEIGHT = 0.49  # what all preferences between equals may add up to, where costs are whole numbers
-_NEAR_TIES = 1e-6  # and, in the shortest link's length, where they are not
+_MAX_COST = 1e100  # keeps sums of costs finite
+_TIE_WEIGHT = 0.49  # largest sum of all tie-breaking costs where other costs are integers
+_NEAR_TIES = 1e-6  # the same for fractional costs, as a share of the shortest link
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FreeNodes:
-    """The free nodes: positions leaf by leaf, of a leaf the cheapest first; count by leaf; costs and their sums."""
+    """The free nodes: positions by leaf, cheapest first within a leaf; count per leaf; costs and prefix sums."""
 
     nodes: Ints
     count: Ints
@@ -34,31 +34,31 @@ class FreeNodes:
     prefix_cost: Floats
 
 
-def make_free_nodes(index: TreeArrays, free: Free) -> FreeNodes:
-    """The free nodes that the fabric knows. Raises UsageError for a cost that is negative or no number."""
-    nodes = index.positions(free)
+def make_free_nodes(tree: TreeArrays, free: FreeInput) -> FreeNodes:
+    """Return the free nodes that are in the fabric. Raises UsageError for a negative cost and for NaN."""
+    nodes = tree.positions(free)
     if isinstance(free, Mapping):
         costs = np.fromiter(free.values(), np.float64, len(free))
         require_valid_costs(free, costs)
-        known = (nodes >= 0) & np.isfinite(costs)
-        nodes, costs = nodes[known], costs[known]
-        order = np.lexsort((nodes, costs, index.leaf_of[nodes]))
+        is_usable = (nodes >= 0) & np.isfinite(costs)
+        nodes, costs = nodes[is_usable], costs[is_usable]
+        order = np.lexsort((nodes, costs, tree.leaf_of[nodes]))
         nodes, costs = nodes[order], costs[order]
     else:
         nodes = np.unique(nodes[nodes >= 0])
         costs = np.zeros(len(nodes))
-    return _supply(index, nodes, costs)
+    return _free_nodes(tree, nodes, costs)
 
 
-def take_cheapest(index: TreeArrays, have: FreeNodes, counts: Ints) -> FreeNodes:
-    """So many nodes of each leaf, the cheapest."""
-    place = np.arange(len(have.nodes)) - have.prefix_count[index.leaf_of[have.nodes]]
-    kept = place < counts[index.leaf_of[have.nodes]]
-    return _supply(index, have.nodes[kept], have.costs[kept])
+def take_cheapest(tree: TreeArrays, free: FreeNodes, counts: Ints) -> FreeNodes:
+    """Return the `counts` cheapest nodes of each leaf."""
+    rank = np.arange(len(free.nodes)) - free.prefix_count[tree.leaf_of[free.nodes]]
+    is_kept = rank < counts[tree.leaf_of[free.nodes]]
+    return _free_nodes(tree, free.nodes[is_kept], free.costs[is_kept])
 
 
-def _supply(index: TreeArrays, nodes: Ints, costs: Floats) -> FreeNodes:
-    count = np.bincount(index.leaf_of[nodes], minlength=index.leaf_count)
+def _free_nodes(tree: TreeArrays, nodes: Ints, costs: Floats) -> FreeNodes:
+    count = np.bincount(tree.leaf_of[nodes], minlength=tree.leaf_count)
     return FreeNodes(
         nodes=nodes,
         count=count,
@@ -68,116 +68,116 @@ def _supply(index: TreeArrays, nodes: Ints, costs: Floats) -> FreeNodes:
     )
 
 
-def require_valid_weights(terms: CostWeights) -> None:
-    """Raises UsageError for a weight that is negative or no number."""
-    if not (0 <= terms.node_cost < np.inf and 0 <= terms.broken_leaf < np.inf):
+def require_valid_weights(weights: CostWeights) -> None:
+    """Raise UsageError for a negative, infinite or NaN weight."""
+    if not (0 <= weights.node_cost < np.inf and 0 <= weights.broken_leaf < np.inf):
         raise UsageError(
-            f"{terms.node_cost:g} for a node, {terms.broken_leaf:g} for a broken leaf", where="terms", hint="0 or more"
+            f"{weights.node_cost:g} for a node, {weights.broken_leaf:g} for a broken leaf",
+            where="terms",
+            hint="0 or more",
         )
 
 
 def require_valid_costs(free: Mapping[str, float], costs: Floats) -> None:
-    """Raises UsageError for a cost that is negative, no number, or not to be added; an infinite one means never."""
-    bad = np.flatnonzero(~((costs >= 0) & ((costs <= _MAX_COST) | (costs == np.inf))))
-    if len(bad):
-        name = list(free)[int(bad[0])]
+    """Raise UsageError for a negative, NaN or too large cost; an infinite cost excludes the node."""
+    invalid = np.flatnonzero(~((costs >= 0) & ((costs <= _MAX_COST) | (costs == np.inf))))
+    if len(invalid):
+        name = list(free)[int(invalid[0])]
         raise UsageError(f'cost of node "{name}" is {free[name]:g}', where="costs", hint="0 to 1e100; inf for never")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """Find units, `unit` nodes each.
+    """Select `units` units of `unit` nodes each, at least cost.
 
-    offset: where a leaf's entries 0, 1… its units begin in `leaf_costs`, what they cost, and in `adds`, with its
-    uplink.
-
-    link: of each vertex, what its uplink costs: the length (pair, ring) or the weight of its level (level, leaf).
-    top: weight of the height of the lowest common switch. room: units below each vertex. terms_weight: a term's unit
-    in that of the whole.
+    leaf_costs, adds: cost of 0, 1, … units of each leaf, without and with the leaf's uplink. offset: start of each leaf
+    in both. link: cost of each vertex's uplink: its length (pair, ring) or the weight of its level (level, leaf).
+    top: weight of the height of the lowest common switch. room: units below each vertex. weights: of costs other than
+    links. terms_weight: factor of these in the total cost.
     """
 
-    index: TreeArrays
-    supply: FreeNodes
+    tree: TreeArrays
+    free: FreeNodes
     objective: Objective
     unit: int
     units: int
     room: Ints
     offset: Ints
     leaf_costs: Floats
-    adds: Floats
+    added_costs: Floats
     link: Floats
     top: float
     weights: CostWeights
-    terms_weight: float
+    extra_weight: float
 
-    def crossing(self, vertex: Any, m: Any) -> Any:
-        """What m units below a vertex cost on its uplink; numbers or arrays."""
-        return _crossing(self.objective, self.link[vertex], m * self.unit, self.units * self.unit)
+    def crossing_cost(self, vertex: Any, m: Any) -> Any:
+        """Return the cost of m units below a vertex on its uplink; for numbers or arrays."""
+        return _crossing_cost(self.objective, self.link[vertex], m * self.unit, self.units * self.unit)
 
-    def inside_of(self, leaf: int) -> Floats:
-        """What 0, 1… units of a leaf cost."""
+    def leaf_cost(self, leaf: int) -> Floats:
+        """Return the cost of 0, 1, … units of a leaf."""
         return self.leaf_costs[self.offset[leaf] : self.offset[leaf + 1]]
 
-    def added_by(self, leaf: int) -> Floats:
-        """The same, and its uplink."""
-        return self.adds[self.offset[leaf] : self.offset[leaf + 1]]
+    def added_cost(self, leaf: int) -> Floats:
+        """Return the cost of 0, 1, … units of a leaf, with its uplink."""
+        return self.added_costs[self.offset[leaf] : self.offset[leaf + 1]]
 
 
 def make_problem(
-    index: TreeArrays,
-    have: FreeNodes,
+    tree: TreeArrays,
+    free: FreeNodes,
     k: int,
     *,
     objective: Objective,
     unit: int = 1,
-    terms: CostWeights,
-    ties: bool = True,
+    weights: CostWeights,
+    break_ties: bool = True,
 ) -> Problem:
-    """The question for k nodes. ties: prefer leaves that are used up, then those of which little is left over."""
+    """Return the problem for k nodes. ties: break ties by leaves used completely, then by fewest nodes left over."""
     units = k // unit
-    room = np.minimum(have.count // unit, units)
+    room = np.minimum(free.count // unit, units)
     offset = np.concatenate(([0], np.cumsum(room + 1)))
-    leaf = np.repeat(np.arange(index.leaf_count), room + 1)
-    taken = (np.arange(offset[-1]) - offset[leaf]) * unit
-    left = have.count[leaf] - taken
-    cut = (taken > 0) & (left > 0)
-    link, top = _links(index, objective)
-    inside = np.zeros(len(leaf))
-    weight, scale = 1.0, _TIE_WEIGHT
-    dearer = have.costs[have.costs > 0] * terms.node_cost
-    least = min(float(dearer[dearer > 0].min(initial=np.inf)), terms.broken_leaf or np.inf)
-    with_terms = least < np.inf
-    if with_terms:
-        inside += terms.node_cost * (
-            have.prefix_cost[have.prefix_count[leaf] + taken] - have.prefix_cost[have.prefix_count[leaf]]
+    leaf = np.repeat(np.arange(tree.leaf_count), room + 1)
+    used = (np.arange(offset[-1]) - offset[leaf]) * unit
+    unused = free.count[leaf] - used
+    is_split = (used > 0) & (unused > 0)
+    link, top = _link_weights(tree, objective)
+    leaf_costs = np.zeros(len(leaf))
+    extra_weight, tie_scale = 1.0, _TIE_WEIGHT
+    weighted_costs = free.costs[free.costs > 0] * weights.node_cost
+    least_extra = min(float(weighted_costs[weighted_costs > 0].min(initial=np.inf)), weights.broken_leaf or np.inf)
+    has_extra = least_extra < np.inf
+    if has_extra:
+        leaf_costs += weights.node_cost * (
+            free.prefix_cost[free.prefix_count[leaf] + used] - free.prefix_cost[free.prefix_count[leaf]]
         )
-        inside += terms.broken_leaf * (cut & (have.count[leaf] == index.size[leaf]))
-    if objective in ("level", "leaf") and with_terms:
-        weight = 0.25 / (_max_cost(have.costs, k) * terms.node_cost + terms.broken_leaf * index.leaf_count)
-        inside *= weight
-    if with_terms or (link % 1).any():
-        scale = _NEAR_TIES * min(weight * least, float(link[link > 0].min(initial=np.inf)))
-    if ties:
-        most = len(have.nodes) + 1
-        inside += scale / (most * min(index.leaf_count, k) + most) * np.where(cut, most + left, 0)
+        leaf_costs += weights.broken_leaf * (is_split & (free.count[leaf] == tree.size[leaf]))
+    if objective in ("level", "leaf") and has_extra:
+        extra_weight = 0.25 / (_max_cost(free.costs, k) * weights.node_cost + weights.broken_leaf * tree.leaf_count)
+        leaf_costs *= extra_weight
+    if has_extra or (link % 1).any():
+        tie_scale = _NEAR_TIES * min(extra_weight * least_extra, float(link[link > 0].min(initial=np.inf)))
+    if break_ties:
+        most = len(free.nodes) + 1
+        leaf_costs += tie_scale / (most * min(tree.leaf_count, k) + most) * np.where(is_split, most + unused, 0)
     return Problem(
-        index=index,
-        supply=have,
+        tree=tree,
+        free=free,
         objective=objective,
         unit=unit,
         units=units,
-        room=index.sums(have.count // unit),
+        room=tree.subtree_sums(free.count // unit),
         offset=offset,
-        leaf_costs=inside,
-        adds=inside + _crossing(objective, link[leaf], taken, k),
+        leaf_costs=leaf_costs,
+        added_costs=leaf_costs + _crossing_cost(objective, link[leaf], used, k),
         link=link,
         top=top,
-        weights=terms,
-        terms_weight=weight,
+        weights=weights,
+        extra_weight=extra_weight,
     )
 
 
-def _crossing(objective: Objective, link: Any, n: Any, k: int) -> Any:
+def _crossing_cost(objective: Objective, link: Any, n: Any, k: int) -> Any:
     if objective == "pair":
         return link * n * (k - n)
     return link * (2.0 if objective == "ring" else 1.0) * (n > 0)
@@ -187,33 +187,33 @@ def _max_cost(costs: Floats, k: int) -> float:
     return float(np.partition(costs, len(costs) - k)[-k:].sum()) if k < len(costs) else float(costs.sum())
 
 
-def _links(index: TreeArrays, objective: Objective) -> tuple[Floats, float]:
-    """What each uplink counts, and the height: the length, or a power of ten that all lesser ones cannot outweigh."""
+def _link_weights(tree: TreeArrays, objective: Objective) -> tuple[Floats, float]:
+    """Return the weights of uplinks and of the height: lengths, or powers of ten that outweigh all lower levels."""
     if objective in ("pair", "ring"):
-        return index.length, 0.0
-    tens = [10.0 ** len(str(count)) for count in np.bincount(index.height)]
+        return tree.length, 0.0
+    tens = [10.0 ** len(str(count)) for count in np.bincount(tree.height)]
     if objective == "leaf":
-        return np.array([np.prod(tens[height + 1 :]) for height in range(len(tens))])[index.height], 0.0
+        return np.array([np.prod(tens[height + 1 :]) for height in range(len(tens))])[tree.height], 0.0
     weights = np.array([np.prod(tens[:height]) for height in range(len(tens))])
-    return weights[index.height], float(weights[-1])
+    return weights[tree.height], float(weights[-1])
 
 
 def evaluate(problem: Problem, counts: Ints) -> tuple[float, float]:
-    """What so many nodes of each leaf cost, terms included, and the terms alone, in their own unit."""
-    index, have, terms = problem.index, problem.supply, problem.weights
-    below = index.sums(counts)
+    """Return the total cost of `counts` nodes per leaf, and the part that is not links, before scaling."""
+    tree, free, weights = problem.tree, problem.free, problem.weights
+    below = tree.subtree_sums(counts)
     k = int(counts.sum())
-    partly = (below > 0) & (below < k)
+    is_crossed = (below > 0) & (below < k)
     if problem.objective == "pair":
         cost = float((problem.link * below * (k - below)).sum())
     elif problem.objective == "ring":
-        cost = float(2 * problem.link[partly].sum())
+        cost = float(2 * problem.link[is_crossed].sum())
     else:
-        cost = float(problem.link[partly].sum()) + problem.top * int(index.height[below == k].min())
-    broken = np.count_nonzero((counts > 0) & (counts < have.count) & (have.count == index.size))
+        cost = float(problem.link[is_crossed].sum()) + problem.top * int(tree.height[below == k].min())
+    broken = np.count_nonzero((counts > 0) & (counts < free.count) & (free.count == tree.size))
     extra = (
-        terms.node_cost
-        * float((have.prefix_cost[have.prefix_count + counts] - have.prefix_cost[have.prefix_count]).sum())
-        + terms.broken_leaf * broken
+        weights.node_cost
+        * float((free.prefix_cost[free.prefix_count + counts] - free.prefix_cost[free.prefix_count]).sum())
+        + weights.broken_leaf * broken
     )
-    return float(cost + problem.terms_weight * extra), float(extra)
+    return float(cost + problem.extra_weight * extra), float(extra)

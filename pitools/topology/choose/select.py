@@ -1,4 +1,4 @@
-"""`choose`: the best k of the free nodes, whatever the fabric."""
+"""Select the best k of the free nodes, on any kind of fabric."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pitools.core.errors import ClusterError, UsageError
 from pitools.topology.choose import torus
 from pitools.topology.choose.knapsack import node_costs, solve
 from pitools.topology.choose.problem import (
-    Free,
+    FreeInput,
     FreeNodes,
     Problem,
     evaluate,
@@ -27,12 +27,12 @@ from pitools.topology.choose.types import DEFAULT_WEIGHTS, CostWeights, NodeChoi
 from pitools.topology.fabric_model import Fabric, natural_sort_key
 from pitools.topology.ring_cost import min_ring_hops
 
-_DIGITS = 1e14  # what a float tells from itself and a hundredth more
+_MAX_EXACT = 1e14  # largest float that differs from itself + 0.01
 
 
 def select_nodes(
     fabric: Fabric,
-    free: Free,
+    free: FreeInput,
     k: int,
     *,
     objective: Objective = "level",
@@ -41,199 +41,200 @@ def select_nodes(
     weights: CostWeights = DEFAULT_WEIGHTS,
     pods_like_slurm: bool = False,
 ) -> NodeChoice:
-    """The k + spares nodes of `free` that cost least, and of them the best k as `nodes`, in rank order.
+    """Return the k + spares nodes of `free` with the least cost; `nodes` is the best k of them, in rank order.
 
-    free: may be taken; a mapping gives each a cost (health risk, bytes of data missing, preemption; 0 or more, inf for
-    never). objective: `pair` is the sum over pairs of nodes of the links between them, `ring` the links that a ring
-    over the nodes passes, `level` the lowest common switch, then the fewest switches below it, the leaves last, `leaf`
-    the fewest leaves, then the fewest switches above them; a torus has its own: the box with the least surface, and
-    the fewest free neighbours cut off. segment: so many nodes at a time within one leaf. pods_like_slurm: only below
-    the switch that Slurm would take, the fullest of the lowest that have room. next_cost is for the function of that
-    name to say.
+    free: the available nodes; a mapping also gives costs (health risk, missing bytes, preemption): 0 or more, inf
+    excludes. objective: `pair`: links between all pairs; `ring`: links that a ring over the nodes crosses; `level`: the
+    lowest common switch, then fewest switches below it, leaves last; `leaf`: fewest leaves, then fewest switches above.
+    A torus has its own: the box with the least surface that isolates the fewest free neighbours. segment: allocate
+    leaves in multiples of this. pods_like_slurm: only below the switch that Slurm would select, the fullest of the
+    lowest ones with enough nodes. `runner_up_cost` fills the field of that name.
 
-    Raises ClusterError when there are not so many free, UsageError for a segment that does not divide k and spares.
+    Raises ClusterError for too few free nodes, UsageError for a segment that does not divide k and spares.
     """
-    _check(k, objective, spares, segment)
+    _require_valid_request(k, objective, spares, segment)
     require_valid_weights(weights)
     if fabric.torus is not None:
         if segment:
-            raise UsageError("a torus has no segments", where="segment", hint="leave it out")
+            raise UsageError("segments are not supported on a torus", where="segment", hint="omit it")
         return torus.select_box(fabric, fabric.torus, free, k, spares=spares, weights=weights)
     if not fabric.leaves:
-        return _flat(free, k, spares, segment, weights)
+        return _select_on_flat(free, k, spares, segment, weights)
     tree = tree_arrays(fabric)
-    have = make_free_nodes(tree, free)
-    asked = make_problem(tree, have, k + spares, objective=objective, unit=segment or 1, terms=weights)
-    taken = take_cheapest(
-        tree, have, solve(asked, _lowest_level(asked, _roomy_vertices(asked, len(free), pods_like_slurm)))
+    available = make_free_nodes(tree, free)
+    problem = make_problem(tree, available, k + spares, objective=objective, unit=segment or 1, weights=weights)
+    chosen = take_cheapest(
+        tree, available, solve(problem, _lowest_level(problem, _fitting_vertices(problem, len(free), pods_like_slurm)))
     )
-    active = taken
+    active = chosen
     if spares:
-        within = make_problem(tree, taken, k, objective=objective, unit=segment or 1, terms=weights)
+        inner_problem = make_problem(tree, chosen, k, objective=objective, unit=segment or 1, weights=weights)
         active = take_cheapest(
-            tree, taken, solve(within, _lowest_level(within, _roomy_vertices(within, k, like_slurm=False)))
+            tree,
+            chosen,
+            solve(inner_problem, _lowest_level(inner_problem, _fitting_vertices(inner_problem, k, like_slurm=False))),
         )
-    return _make_choice(fabric, asked, taken, active, len(free))
+    return _make_choice(fabric, problem, chosen, active, len(free))
 
 
 def runner_up_cost(
     fabric: Fabric,
-    free: Free,
+    free: FreeInput,
     choice: NodeChoice,
     *,
     weights: CostWeights = DEFAULT_WEIGHTS,
     pods_like_slurm: bool = False,
 ) -> float | None:
-    """What the best choice with other counts per leaf costs, asked for as `choice` was; None when there is none."""
+    """Return the cost of the best choice with other counts per leaf, by the same objective; None if there is none."""
     if fabric.torus is not None or not fabric.leaves:
         return choice.runner_up_cost
     tree = tree_arrays(fabric)
     chosen = (*choice.nodes, *choice.spares)
-    asked = make_problem(
+    problem = make_problem(
         tree,
         make_free_nodes(tree, free),
         len(chosen),
         objective=_parse_objective(choice.objective),
         unit=choice.segment or 1,
-        terms=weights,
-        ties=False,
+        weights=weights,
+        break_ties=False,
     )
     counts = np.bincount(tree.leaf_of[tree.positions(chosen)], minlength=tree.leaf_count)
-    return runner_up(asked, _roomy_vertices(asked, len(free), pods_like_slurm), counts)
+    return runner_up(problem, _fitting_vertices(problem, len(free), pods_like_slurm), counts)
 
 
 def cost_by_size(
     fabric: Fabric,
-    free: Free,
+    free: FreeInput,
     sizes: Iterable[int],
     *,
     objective: Objective = "level",
     weights: CostWeights = DEFAULT_WEIGHTS,
 ) -> dict[int, float]:
-    """Cost by number of nodes, for jobs that can do with more or fewer; sizes that are not free are left out."""
+    """Return size → least cost, for jobs of flexible size; omits sizes for which too few nodes are free."""
     wanted = sorted(size for size in set(sizes) if size > 0)
-    if fabric.torus is not None or not fabric.leaves or objective == "pair":  # a pair's cost depends on k everywhere
-        return {k: cost for k in wanted if (cost := _cost(fabric, free, k, objective, weights)) is not None}
+    if fabric.torus is not None or not fabric.leaves or objective == "pair":  # `pair`: every link's cost depends on k
+        return {k: cost for k in wanted if (cost := _least_cost(fabric, free, k, objective, weights)) is not None}
     tree = tree_arrays(fabric)
-    have = make_free_nodes(tree, free)
-    most = min(max(wanted, default=0), len(have.nodes))
-    if not most:
+    available = make_free_nodes(tree, free)
+    max_size = min(max(wanted, default=0), len(available.nodes))
+    if not max_size:
         return {}
-    asked = make_problem(tree, have, most, objective=objective, terms=weights, ties=False)
-    least = node_costs(asked, [int(vertex) for vertex in np.flatnonzero(asked.room)])
-    return {k: float(least[k]) for k in wanted if k <= most and least[k] < np.inf}
+    problem = make_problem(tree, available, max_size, objective=objective, weights=weights, break_ties=False)
+    costs = node_costs(problem, [int(vertex) for vertex in np.flatnonzero(problem.room)])
+    return {k: float(costs[k]) for k in wanted if k <= max_size and costs[k] < np.inf}
 
 
-def _cost(fabric: Fabric, free: Free, k: int, objective: Objective, terms: CostWeights) -> float | None:
+def _least_cost(fabric: Fabric, free: FreeInput, k: int, objective: Objective, weights: CostWeights) -> float | None:
     try:
-        return select_nodes(fabric, free, k, objective=objective, weights=terms).cost
+        return select_nodes(fabric, free, k, objective=objective, weights=weights).cost
     except ClusterError:
         return None
 
 
 def _parse_objective(objective: str) -> Objective:
-    for known in get_args(Objective):
-        if objective == known:
-            return known  # type: ignore[no-any-return]
-    raise UsageError(f'no objective "{objective}"', where="objective", hint=" | ".join(get_args(Objective)))
+    for choice in get_args(Objective):
+        if objective == choice:
+            return choice  # type: ignore[no-any-return]
+    raise UsageError(f'unknown objective "{objective}"', where="objective", hint=" | ".join(get_args(Objective)))
 
 
-def _check(k: int, objective: str, spares: int, segment: int) -> None:
+def _require_valid_request(k: int, objective: str, spares: int, segment: int) -> None:
     _parse_objective(objective)
     if k < 1 or spares < 0 or segment < 0:
-        raise UsageError(f"{k} nodes, {spares} spares, segments of {segment}", hint="at least 1, 0 and 0")
-    for what, number in (("nodes", k), ("spares", spares)):
+        raise UsageError(f"{k} nodes, {spares} spares, segments of {segment}", hint="give at least 1, 0 and 0")
+    for option, number in (("nodes", k), ("spares", spares)):
         if segment and number % segment:
             low, high = number - number % segment, number - number % segment + segment
             hint = f"{low} or {high}" if low else f"{high}"
-            raise UsageError(f"{number} {what} are not whole segments of {segment}", where=what, hint=hint)
+            raise UsageError(f"{number} {option} are not a multiple of the segment {segment}", where=option, hint=hint)
 
 
-def _roomy_vertices(asked: Problem, free: int, like_slurm: bool) -> list[int]:
-    """The vertices with room enough. Raises ClusterError when none has."""
-    fits = np.flatnonzero(asked.room >= asked.units)
+def _fitting_vertices(problem: Problem, free: int, like_slurm: bool) -> list[int]:
+    """Return the vertices with enough units below them. Raises ClusterError if there is none."""
+    fits = np.flatnonzero(problem.room >= problem.units)
     if not len(fits):
-        raise _too_few_error(asked, free)
+        raise _too_few_error(problem, free)
     if like_slurm:
-        lowest = fits[asked.index.height[fits] == asked.index.height[fits].min()]
-        fits = lowest[[asked.room[lowest].argmin()]]
+        lowest = fits[problem.tree.height[fits] == problem.tree.height[fits].min()]
+        fits = lowest[[problem.room[lowest].argmin()]]
     return [int(vertex) for vertex in fits]
 
 
-def _lowest_level(asked: Problem, among: list[int]) -> list[int]:
-    """By level, nothing higher than the lowest switch with room can be best: it need not be looked at."""
-    if asked.objective != "level":
-        return among
-    height = asked.index.height
-    least = min(height[vertex] for vertex in among)
-    return [vertex for vertex in among if height[vertex] == least]
+def _lowest_level(problem: Problem, vertices: list[int]) -> list[int]:
+    """Return the vertices of the lowest level: with objective `level`, a higher switch is never better."""
+    if problem.objective != "level":
+        return vertices
+    height = problem.tree.height
+    least = min(height[vertex] for vertex in vertices)
+    return [vertex for vertex in vertices if height[vertex] == least]
 
 
-def _too_few_error(asked: Problem, free: int) -> ClusterError:
-    known, k = len(asked.supply.nodes), asked.units * asked.unit
-    what = f"{k} nodes asked for, {known} free"
-    if known < free:
-        what += f" on this fabric ({free - known} others are not in it or excluded by their cost)"
-    if known >= k and asked.unit > 1:
-        what += f", in whole segments {int(asked.room.max()) * asked.unit}"
-    elif known >= k:
-        what += f", but no more than {int(asked.room.max())} that are connected"
-    return ClusterError(what, where="nodes", hint="ask for fewer, or wait for more to be free")
+def _too_few_error(problem: Problem, free: int) -> ClusterError:
+    usable, k = len(problem.free.nodes), problem.units * problem.unit
+    message = f"{k} nodes requested, {usable} free"
+    if usable < free:
+        message += f" on this fabric ({free - usable} more are outside of it or excluded by their cost)"
+    if usable >= k and problem.unit > 1:
+        message += f", {int(problem.room.max()) * problem.unit} in whole segments"
+    elif usable >= k:
+        message += f", at most {int(problem.room.max())} of them connected"
+    return ClusterError(message, where="nodes", hint="request fewer nodes, or retry later")
 
 
-def _make_choice(fabric: Fabric, asked: Problem, taken: FreeNodes, active: FreeNodes, free: int) -> NodeChoice:
-    tree = asked.index
-    cost, extra = evaluate(asked, taken.count)
-    below = tree.sums(taken.count)
-    used = np.flatnonzero(taken.count)
-    nodes, spares = _names(tree.names, active.nodes), np.setdiff1d(taken.nodes, active.nodes)
+def _make_choice(fabric: Fabric, problem: Problem, chosen: FreeNodes, active: FreeNodes, free: int) -> NodeChoice:
+    tree = problem.tree
+    cost, extra = evaluate(problem, chosen.count)
+    below = tree.subtree_sums(chosen.count)
+    used = np.flatnonzero(chosen.count)
+    nodes, spares = _names_at(tree.names, active.nodes), np.setdiff1d(chosen.nodes, active.nodes)
     return NodeChoice(
         nodes=nodes,
-        spares=_names(tree.names, spares),
-        objective=asked.objective,
+        spares=_names_at(tree.names, spares),
+        objective=problem.objective,
         cost=cost,
         extra_cost=extra,
         height=int(tree.height[below == below.max()].min()),
         pods=len(np.unique(tree.parent[used][tree.parent[used] >= 0])),
         leaves=len(used),
         ring_hops=min_ring_hops(nodes, fabric),
-        per_leaf={tree.leaves[leaf]: int(taken.count[leaf]) for leaf in used},
+        per_leaf={tree.leaves[leaf]: int(chosen.count[leaf]) for leaf in used},
         free=free,
-        segment=asked.unit if asked.unit > 1 else 0,
-        warning=_precision_note(asked),
+        segment=problem.unit if problem.unit > 1 else 0,
+        warning=_precision_warning(problem),
     )
 
 
-def _precision_note(asked: Problem) -> str:
-    """Says so where the digits of a cost are more than a float has."""
-    if asked.objective in ("pair", "ring"):
+def _precision_warning(problem: Problem) -> str:
+    """Return a warning if a cost has more digits than a float, else ""."""
+    if problem.objective in ("pair", "ring"):
         return ""
-    most = max(asked.top * float(asked.index.height.max()), float(asked.link.max()))
-    return "more levels of switches than can be weighed exactly: the least of them decide nothing" * (most > _DIGITS)
+    max_cost = max(problem.top * float(problem.tree.height.max()), float(problem.link.max()))
+    return "too many levels of switches for exact costs: the lowest levels are ignored" * (max_cost > _MAX_EXACT)
 
 
-def _names(names: tuple[str, ...], positions: Ints) -> tuple[str, ...]:
+def _names_at(names: tuple[str, ...], positions: Ints) -> tuple[str, ...]:
     return tuple(names[place] for place in np.sort(positions).tolist())
 
 
-def _flat(free: Free, k: int, spares: int, segment: int, terms: CostWeights) -> NodeChoice:
-    """Of a fabric of which nothing is known: the cheapest, then by name."""
+def _select_on_flat(free: FreeInput, k: int, spares: int, segment: int, weights: CostWeights) -> NodeChoice:
+    """Return the cheapest nodes, then the first by name, of a fabric with unknown wiring."""
     if segment:
-        raise UsageError("nothing tells where a segment is: the fabric is flat", where="segment", hint="leave it out")
-    price_of = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free, 0.0)
-    require_valid_costs(price_of, np.array(list(price_of.values()), np.float64))
-    usable = sorted((name for name, cost in price_of.items() if cost < np.inf), key=natural_sort_key)
+        raise UsageError("segments are not supported on a flat fabric", where="segment", hint="omit it")
+    cost_by_node = dict(free) if isinstance(free, Mapping) else dict.fromkeys(free, 0.0)
+    require_valid_costs(cost_by_node, np.array(list(cost_by_node.values()), np.float64))
+    usable = sorted((name for name, cost in cost_by_node.items() if cost < np.inf), key=natural_sort_key)
     if len(usable) < k + spares:
-        what = f"{k + spares} nodes asked for, {len(usable)} free"
-        raise ClusterError(what, where="nodes", hint="ask for fewer, or wait for more to be free")
-    taken = sorted(usable, key=price_of.__getitem__)[: k + spares]
-    cost = sum(price_of[name] for name in taken)
+        problem = f"{k + spares} nodes requested, {len(usable)} free"
+        raise ClusterError(problem, where="nodes", hint="request fewer nodes, or retry later")
+    chosen = sorted(usable, key=cost_by_node.__getitem__)[: k + spares]
+    cost = sum(cost_by_node[name] for name in chosen)
     return NodeChoice(
-        nodes=tuple(sorted(taken[:k], key=natural_sort_key)),
-        spares=tuple(sorted(taken[k:], key=natural_sort_key)),
+        nodes=tuple(sorted(chosen[:k], key=natural_sort_key)),
+        spares=tuple(sorted(chosen[k:], key=natural_sort_key)),
         objective="flat",
-        cost=terms.node_cost * cost,
-        extra_cost=terms.node_cost * cost,
-        free=len(price_of),
-        warning="the fabric is flat: by cost and name",
+        cost=weights.node_cost * cost,
+        extra_cost=weights.node_cost * cost,
+        free=len(cost_by_node),
+        warning="the fabric is flat: nodes are chosen by cost and name",
     )

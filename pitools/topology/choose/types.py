@@ -1,4 +1,4 @@
-"""What is asked for and what is chosen."""
+"""Records of node selection: cost weights and the choice."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Objective = Literal["pair", "ring", "level", "leaf"]
 
 
 class CostWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts beside the fabric. With `level` and `leaf` it decides only between choices that are otherwise equal.
+    """Weights of costs other than links. With the objectives `level` and `leaf` these only break ties.
 
-    node_cost: weight of the nodes' own costs. broken_leaf: cost of a leaf that was wholly free and is taken in part.
+    node_cost: weight of the nodes' own costs. broken_leaf: cost of using only part of an entirely free leaf.
     """
 
     node_cost: float = 1.0
@@ -25,15 +25,15 @@ DEFAULT_WEIGHTS = CostWeights()
 
 
 class NodeChoice(Record, frozen=True, kw_only=True, tag="pit.node-choice/1"):
-    """The nodes chosen. All numbers are of `nodes` and `spares` together.
+    """The chosen nodes. All numbers are for `nodes` and `spares` together.
 
-    nodes: in rank order. cost: what was made least, terms included; for `level` its digits read: height of the lowest
-    common switch, then the switches used at each level below it, the leaves last; for `leaf`: the leaves, then those
-    at each level above. runner_up_cost: the best choice with other counts per leaf (of a torus: another box); None when
-    there is none, or nobody asked. extra_cost: the part of the terms, in their own unit. height: 0 within one leaf.
-    pods: switches right above the leaves. ring_hops: times that a ring over `nodes` in this order passes a switch's
-    uplink; of a torus, its hops. free: nodes there were to choose from. shape: of a torus' box. warning: what the
-    caller should know. node_list: `nodes`, folded, where it is printed.
+    nodes: in rank order. cost: the minimized cost; with `level` its digits are the height of the lowest common switch,
+    then the switches used at each level below, leaves last; with `leaf` the leaves, then the switches at each level
+    above. runner_up_cost: of the best choice with other counts per leaf (torus: of another box); None if there is none,
+    or it was not computed. extra_cost: the part of the cost that is not links, before scaling. height: of the lowest
+    common switch, 0 within one leaf. pods: switches directly above the leaves. ring_hops: switch uplinks that a ring
+    over `nodes` crosses; on a torus, its hops. free: nodes to choose from. shape: of the box on a torus. warning: for
+    the user. node_list: `nodes` as a host list, when printed.
     """
 
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A CSV of hosts and the switches above them: `host,core,pod,leaf`, any number of levels."""
+"""Read a CSV of hosts and the switches above them: `host,core,pod,leaf`, with any number of levels."""
 
 from __future__ import annotations
 
@@ -17,72 +17,75 @@ _MAX_LEVELS = 64  # of switches
 
 
 def read_table(text: str, where: str) -> Fabric:
-    """The tree of a table whose first line names its columns, one of them `host` or `node`.
+    """Return the tree of a table. Its first line names the columns, one of them `host` or `node`.
 
-    Levels run from the root down, or up where the names themselves show that. Names that stand for several switches,
-    such as S1 of every pod, are joined with those above: G6/P10/S1. Raises ConfigError or DataError naming the line.
+    Levels run from the root down, or from the leaf up if only that gives each switch one parent. Names that several
+    switches share, such as S1 of every pod, are joined with those above: G6/P10/S1.
+    Raises ConfigError or DataError with the line number.
     """
     (_, header), *rows = numbered_rows(text, where) or [(0, [])]
-    heads = [cell.lower() for cell in header]
-    column = next((heads.index(name) for name in HOST_COLUMNS if name in heads), None)
+    lower_header = [cell.lower() for cell in header]
+    column = next((lower_header.index(name) for name in HOST_COLUMNS if name in lower_header), None)
     if column is None or len(header) < 2:
         hint = "begin with a line such as host,core,pod,leaf"
-        raise ConfigError("no column of hosts with columns of switches", where=where, hint=hint)
+        raise ConfigError("no column of hosts, or no column of switches", where=where, hint=hint)
     if len(header) > 1 + _MAX_LEVELS:
-        raise ConfigError(f"{len(header)} columns are no levels of switches", where=where, hint="host,core,pod,leaf")
+        problem = f"{len(header) - 1} levels of switches (at most {_MAX_LEVELS})"
+        raise ConfigError(problem, where=where, hint="host,core,pod,leaf")
     hosts, levels = [], []
     for number, row in rows:
-        at = f"{where}:{number}"
+        origin = f"{where}:{number}"
         if len(row) != len(header):
-            raise ConfigError(f"{len(row)} cells instead of {len(header)}", where=at)
-        if bad := next((cell for cell in row if not NAME_PATTERN.fullmatch(cell)), None):
-            raise ConfigError(f"{bad[:80]!r} is no name of a switch or node", where=at)
+            raise ConfigError(f"{len(row)} cells (expected {len(header)})", where=origin)
+        if invalid := next((cell for cell in row if not NAME_PATTERN.fullmatch(cell)), None):
+            raise ConfigError(f"{invalid[:80]!r} is not a valid name of a switch or node", where=origin)
         if "" in row:
-            raise ConfigError(f"column {header[row.index('')][:80]!r} is empty", where=at)
+            raise ConfigError(f"column {header[row.index('')][:80]!r} is empty", where=origin)
         hosts.append(row[column])
         levels.append(tuple(row[:column] + row[column + 1 :]))
-    held: dict[tuple[str, ...], list[str]] = {}
-    places: dict[str, str] = {}
-    for (number, _), host, path in zip(rows, hosts, _unique(_root_first(levels)), strict=True):
-        held.setdefault(path, []).append(host)
-        places[path[-1]] = f"{where}:{number}"
-    return tree_fabric((Leaf(path=path, nodes=tuple(nodes)) for path, nodes in held.items()), origins=places)
+    nodes_by_path: dict[tuple[str, ...], list[str]] = {}
+    origins: dict[str, str] = {}
+    for (number, _), host, path in zip(rows, hosts, _unique_paths(_root_first_paths(levels)), strict=True):
+        nodes_by_path.setdefault(path, []).append(host)
+        origins[path[-1]] = f"{where}:{number}"
+    return tree_fabric((Leaf(path=path, nodes=tuple(nodes)) for path, nodes in nodes_by_path.items()), origins=origins)
 
 
 def numbered_rows(text: str, where: str) -> list[tuple[int, list[str]]]:
-    """(line it ends in, cells) of each row that is no comment; divided by what the first has most of: `,`, `;` or tab.
+    """Return (last line number, cells) of each row except comments.
 
-    Raises ConfigError for a quote that is not closed, and for a cell that no table has.
+    The delimiter is the most frequent one of the first line: `,`, `;` or tab. Raises ConfigError for invalid CSV.
     """
-    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    first_line = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first_line.count), strict=True)
     try:
-        found = [(rows.line_num, [cell.strip() for cell in row]) for row in rows]
+        numbered = [(rows.line_num, [cell.strip() for cell in row]) for row in rows]
     except csv.Error as error:
-        raise ConfigError(str(error), where=f"{where}:{rows.line_num}", hint="is a quote open?") from error
-    return [(number, row) for number, row in found if any(row) and not row[0].startswith("#")]
+        raise ConfigError(str(error), where=f"{where}:{rows.line_num}", hint="close every quote") from error
+    return [(number, row) for number, row in numbered if any(row) and not row[0].startswith("#")]
 
 
-def _root_first(levels: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Turned over where each switch tells the next column's, but not the other way round."""
+def _root_first_paths(levels: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the paths from the root down: reversed if each switch determines the next column, but not vice versa."""
     pairs = [(set(zip(a, b, strict=True)), set(a), set(b)) for a, b in pairwise(zip(*levels, strict=True))]
     is_upwards = all(len(both) == len(left) for both, left, _ in pairs)
     is_downwards = all(len(both) == len(right) for both, _, right in pairs)
     return [path[::-1] for path in levels] if is_upwards and not is_downwards else list(levels)
 
 
-def _unique(raw: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The same paths with a name for each switch: a level one of whose names repeats is named by whole paths."""
-    taken: set[str] = set()
-    marks: list[str] = []  # what joins the names of a level; "" where they stand alone
-    for depth in range(len(raw[0]) if raw else 0):
-        branches = {path[: depth + 1] for path in raw}
-        mark, found = "", {branch[-1] for branch in branches}
-        while len(found) < len(branches) or not taken.isdisjoint(found):
-            mark += "/"  # several only where names have slashes themselves
-            found = {mark.join(branch) for branch in branches}
-        marks.append(mark)
-        taken |= found
+def _unique_paths(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the paths with unique switch names: a level with repeated names is named by whole paths."""
+    used_names: set[str] = set()
+    separators: list[str] = []  # separator of the joined names of each level; "" for unjoined names
+    for depth in range(len(paths[0]) if paths else 0):
+        branches = {path[: depth + 1] for path in paths}
+        separator, names = "", {branch[-1] for branch in branches}
+        while len(names) < len(branches) or not used_names.isdisjoint(names):
+            separator += "/"  # more than one only where the names contain slashes
+            names = {separator.join(branch) for branch in branches}
+        separators.append(separator)
+        used_names |= names
     return [
-        tuple(mark.join(path[: depth + 1]) if mark else path[depth] for depth, mark in enumerate(marks)) for path in raw
+        tuple(mark.join(path[: depth + 1]) if mark else path[depth] for depth, mark in enumerate(separators))
+        for path in paths
     ]

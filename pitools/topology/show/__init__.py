@@ -1,1 +1,1 @@
-"""A fabric and who is on it, for eyes and for pipes."""
+"""Show a fabric with its occupancy, as text, pictures and records."""

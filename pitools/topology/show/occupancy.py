@@ -1,4 +1,4 @@
-"""Who is where: the state of every node of a fabric, counted by leaf."""
+"""The occupancy of a fabric: the state of each node, counted by leaf."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pitools.slurm.records import Node
 from pitools.slurm.states import is_schedulable
 from pitools.topology.fabric_model import Fabric, Leaf, natural_sort_key, nodes_of
 
-# In the order in which they are drawn. Unknown: Slurm does not know the node, or was not asked.
+# In drawing order. unknown: a node without a state from Slurm.
 STATES = ("allocated", "mixed", "idle", "drained", "down", "unknown")
 
 
 class LeafState(Record, frozen=True, kw_only=True, tag="pit.leaf-state/1"):
-    """One leaf and what its nodes do. path: switches from the root down; () for nodes that the fabric does not know.
+    """A leaf and its nodes by state. path: switches from the root down; () for nodes outside the fabric.
 
-    drained: takes no new job, though one may still run. On a torus a leaf is a line of the last dimension.
+    drained: accepts no new job, although one may still run. On a torus a leaf is a line of the last dimension.
     """
 
     leaf: str
@@ -32,7 +32,7 @@ class LeafState(Record, frozen=True, kw_only=True, tag="pit.leaf-state/1"):
 
 
 def state_of(node: Node) -> str:
-    """One of STATES, of what Slurm says of a node."""
+    """Return the node's state, one of STATES."""
     if is_schedulable(node.state, node.flags):
         return node.state
     is_down = node.state in ("down", "unknown", "error", "future") or "not_responding" in node.flags
@@ -40,46 +40,50 @@ def state_of(node: Node) -> str:
 
 
 def node_states(nodes: Iterable[Node]) -> dict[str, str]:
-    """Node → its state."""
+    """Return node → state."""
     return {node.node: state_of(node) for node in nodes}
 
 
 def leaf_states(fabric: Fabric, states: Mapping[str, str]) -> Iterator[LeafState]:
-    """Each leaf, in the fabric's order, then in one record the nodes that Slurm knows and the fabric does not."""
+    """Yield the leaves in the fabric's order, then one record of the nodes outside the fabric."""
     for leaf in leaf_rows(fabric):
         yield _count_leaf(leaf.path[-1], leaf.path, leaf.nodes, states)
-    known = set(nodes_of(fabric))
-    rest = sorted((node for node in states if node not in known), key=natural_sort_key)
-    if rest:
-        yield _count_leaf("", (), rest, states)
+    fabric_nodes = set(nodes_of(fabric))
+    outside = sorted((node for node in states if node not in fabric_nodes), key=natural_sort_key)
+    if outside:
+        yield _count_leaf("", (), outside, states)
 
 
 def leaf_rows(fabric: Fabric) -> Sequence[Leaf]:
-    """The leaves; of a torus its lines, below its planes."""
+    """Return the leaves; for a torus, its lines below its planes."""
     if not fabric.torus:
         return fabric.leaves
     *outer, length = fabric.torus.dims
     lines = []
     for number in range(len(fabric.torus.nodes) // length):
-        place: list[str] = []
+        coordinates: list[str] = []
         rest = number
         for size in reversed(outer):
-            rest, at = divmod(rest, size)
-            place.insert(0, str(at))
-        names = [f"plane {','.join(place[:-1])}", f"line {','.join(place)}"] if len(outer) > 1 else [f"line {number}"]
+            rest, coordinate = divmod(rest, size)
+            coordinates.insert(0, str(coordinate))
+        names = (
+            [f"plane {','.join(coordinates[:-1])}", f"line {','.join(coordinates)}"]
+            if len(outer) > 1
+            else [f"line {number}"]
+        )
         lines.append(Leaf(path=tuple(names), nodes=fabric.torus.nodes[number * length : (number + 1) * length]))
     return lines
 
 
 def total_states(leaves: Iterable[LeafState]) -> Counter[str]:
-    """Nodes in each state."""
-    found: Counter[str] = Counter()
+    """Return state → number of nodes."""
+    totals: Counter[str] = Counter()
     for leaf in leaves:
-        found.update({state: getattr(leaf, state) for state in STATES})
-    return +found
+        totals.update({state: getattr(leaf, state) for state in STATES})
+    return +totals
 
 
-def _count_leaf(name: str, path: tuple[str, ...], held: Iterable[str], of: Mapping[str, str]) -> LeafState:
-    members = tuple(held)
-    counts = Counter(of.get(node, "unknown") for node in members)
+def _count_leaf(name: str, path: tuple[str, ...], nodes: Iterable[str], states: Mapping[str, str]) -> LeafState:
+    members = tuple(nodes)
+    counts = Counter(states.get(node, "unknown") for node in members)
     return LeafState(leaf=name, path=path, nodes=members, **{state: counts[state] for state in STATES})

@@ -1,4 +1,4 @@
-"""How well a job sits: its leaves, pods and ring crossings, against the best there is for as many nodes."""
+"""Score a job's placement: its leaves, pods and ring hops, against the best possible for its number of nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pitools.topology.ring_cost import leaf_paths, min_ring_hops, ring_hops
 
 
 class PlacementScore(Record, frozen=True, kw_only=True, tag="pit.placement-score/1"):
-    """One job on a fabric. leaves, pods: switches with its nodes, and those right above them. ring_hops: of its ranks.
+    """The placement of a job.
 
-    best_*: for as many nodes of the same fabric, were all of them free. reordered_ring_hops: of its own nodes in their
-    best order. locality: of the crossings, what the best placement and order would need as well; 1.0 is as good as can
-    be. unknown_nodes: nodes that the fabric does not know; they are in no leaf.
+    leaves, pods: leaf switches with its nodes, and switches directly above. ring_hops: of its ranks, in order.
+    best_*, min_ring_hops: the best possible for as many nodes if all were free. reordered_ring_hops: of the job's nodes
+    in their best order. locality: min_ring_hops / ring_hops; 1.0 is optimal. unknown_nodes: nodes outside the fabric,
+    which count in no leaf.
     """
 
     job_id: str
@@ -39,7 +40,7 @@ class PlacementScore(Record, frozen=True, kw_only=True, tag="pit.placement-score
 
 
 class BestPossible(NamedTuple):
-    """The least that so many nodes can need."""
+    """The minimum of each measure for a number of nodes."""
 
     leaves: int
     pods: int
@@ -49,75 +50,75 @@ class BestPossible(NamedTuple):
 def score_job(
     order: Sequence[str], fabric: Fabric, *, among: Collection[str] = (), job_id: str = "", name: str = ""
 ) -> PlacementScore:
-    """The score of nodes in the order of their ranks. among: the nodes that it could have had; all when empty.
+    """Score nodes. order: in rank order. among: the nodes to compare with, all by default.
 
-    Raises ClusterError on a flat fabric, on which all places are alike.
+    Raises ClusterError for a flat fabric, on which all placements are equal.
     """
     if not fabric.leaves and not fabric.torus:
         raise ClusterError(
-            "nothing to score: the fabric is flat", where="topology", hint="set topology.file of the site"
+            "the fabric is flat: placements cannot be scored", where="topology", hint="set topology.file of the site"
         )
-    known = set(all_nodes(fabric))
-    own = list(dict.fromkeys(order))
-    wired = [node for node in own if node in known]
-    leaves, pods = spread(wired, fabric)
-    found = ring_hops(own, fabric)
-    could = best_possible(len(wired), fabric, among)
+    fabric_nodes = set(all_nodes(fabric))
+    nodes = list(dict.fromkeys(order))
+    nodes_in_fabric = [node for node in nodes if node in fabric_nodes]
+    leaves, pods = count_leaves_and_pods(nodes_in_fabric, fabric)
+    hops = ring_hops(nodes, fabric)
+    best = best_possible(len(nodes_in_fabric), fabric, among)
     return PlacementScore(
         job_id=job_id,
         name=name,
-        nodes=len(own),
+        nodes=len(nodes),
         leaves=leaves,
-        best_leaves=could.leaves,
+        best_leaves=best.leaves,
         pods=pods,
-        best_pods=could.pods,
-        ring_hops=found,
-        reordered_ring_hops=min_ring_hops(own, fabric),
-        min_ring_hops=could.ring_hops,
-        locality=round(min(1.0, could.ring_hops / found), 4) if found else 1.0,
-        unknown_nodes=len(own) - len(wired),
+        best_pods=best.pods,
+        ring_hops=hops,
+        reordered_ring_hops=min_ring_hops(nodes, fabric),
+        min_ring_hops=best.ring_hops,
+        locality=round(min(1.0, best.ring_hops / hops), 4) if hops else 1.0,
+        unknown_nodes=len(nodes) - len(nodes_in_fabric),
     )
 
 
-def spread(nodes: Collection[str], fabric: Fabric) -> tuple[int, int]:
-    """How many leaves nodes are on, and how many switches are right above these."""
-    wanted = set(nodes)
-    ways = [
-        way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) if not wanted.isdisjoint(leaf.nodes)
+def count_leaves_and_pods(nodes: Collection[str], fabric: Fabric) -> tuple[int, int]:
+    """Return the numbers of leaves with these nodes, and of switches directly above those leaves."""
+    selected = set(nodes)
+    paths = [
+        way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) if not selected.isdisjoint(leaf.nodes)
     ]
-    return len(ways), len({way[:-1] for way in ways if len(way) > 1})
+    return len(paths), len({way[:-1] for way in paths if len(way) > 1})
 
 
 def best_possible(k: int, fabric: Fabric, among: Collection[str] = ()) -> BestPossible:
-    """The fewest leaves, pods and crossings that k nodes of the fabric can have; each by itself, not all at once."""
-    from pitools.topology.choose import select_nodes  # numpy, and only wanted here
+    """Return the fewest leaves, pods and ring hops of k nodes; each minimum on its own, not all at once."""
+    from pitools.topology.choose import select_nodes  # imports numpy
 
-    room = [node for node in all_nodes(fabric) if not among or node in among]
-    if not 0 < k <= len(room):
+    candidates = [node for node in all_nodes(fabric) if not among or node in among]
+    if not 0 < k <= len(candidates):
         return BestPossible(0, 0, 0)
-    wanted = frozenset(room)
+    selected = frozenset(candidates)
     leaves: list[int] = []
     pods: Counter[tuple[str, ...]] = Counter()
-    for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True):
-        leaves.append(len(wanted.intersection(leaf.nodes)))
-        pods[way[:-1]] += leaves[-1]
-    alone = pods.pop((), 0)  # nodes of leaves that have no switch above them
-    by_ring = select_nodes(_with_common_root(fabric), room, k, objective="ring")
+    for leaf, path in zip(fabric.leaves, leaf_paths(fabric), strict=True):
+        leaves.append(len(selected.intersection(leaf.nodes)))
+        pods[path[:-1]] += leaves[-1]
+    nodes_without_pod = pods.pop((), 0)  # nodes of leaves without a parent switch
+    by_ring = select_nodes(_with_common_root(fabric), candidates, k, objective="ring")
     return BestPossible(
-        _fewest_of(leaves, k), _fewest_of(pods.values(), k - alone), min_ring_hops(by_ring.nodes, fabric)
+        _fewest_for(leaves, k), _fewest_for(pods.values(), k - nodes_without_pod), min_ring_hops(by_ring.nodes, fabric)
     )
 
 
-def _fewest_of(sizes: Iterable[int], k: int) -> int:
-    """How many of these it takes to hold k nodes."""
-    held = accumulate(sorted(sizes, reverse=True), initial=0)
-    return next((count for count, room in enumerate(held) if room >= k), 0)
+def _fewest_for(sizes: Iterable[int], k: int) -> int:
+    """Return how many of the sizes are needed for k nodes, largest first."""
+    capacities = accumulate(sorted(sizes, reverse=True), initial=0)
+    return next((count for count, room in enumerate(capacities) if room >= k), 0)
 
 
 def _with_common_root(fabric: Fabric) -> Fabric:
-    """With one root over all: a job that was started over unconnected roots has a best place there, too.
+    """Return the fabric below one common root, so that jobs across unconnected roots have a best placement, too.
 
-    Without lengths, for crossings are counted and not measured.
+    Lengths are removed, as hops are counted.
     """
     leaves = fabric.leaves
     if fabric.kind == "tree" and len({leaf.path[0] for leaf in leaves}) > 1:

@@ -1,4 +1,4 @@
-"""The rings of a picture: switches around the core, and outside of them every node as a coloured cell."""
+"""Draw a tree as rings: switches around the core, and each node as a coloured cell outside of them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ COLOURS = {
 INK, FAINT = "#22303c", "#7b8794"
 
 _RING = "#e9edf2"
-_CORE, _RIM = 0.20, 1.0  # radii of the middle and of the whole
-_SWITCH, _THIN_SWITCH = 0.075, 0.03  # thickness of a ring of switches, with names and without
-_LETTER = 0.0023  # width of a letter of one point, in radii
-_MAX_NAMED, _MAX_NODES_NAMED = 160, 32  # leaves whose names stand around the rim; nodes named in their cells
-_MAX_ROWS = 16  # of nodes of a leaf, outwards
+_CORE, _RIM = 0.20, 1.0  # radii of the core and of the outer edge
+_SWITCH, _THIN_SWITCH = 0.075, 0.03  # thickness of a ring of switches, with and without names
+_LETTER = 0.0023  # width of a letter per point of font size, in radii
+_MAX_NAMED, _MAX_NODES_NAMED = 160, 32  # most leaves named around the rim; most nodes named in their cells
+_MAX_ROWS = 16  # most rows of nodes per leaf
 
 
 class RingSegment(NamedTuple):
-    """A part of a ring. angles: from and to, in turns, clockwise from the top; radii: inner and outer."""
+    """A part of a ring. start, stop: angles in turns, clockwise from the top. inner, outer: radii."""
 
     start: float
     stop: float
@@ -41,18 +41,18 @@ class RingSegment(NamedTuple):
 
 
 def draw_rings(axes: Axes, leaves: Sequence[LeafState], states: Mapping[str, str]) -> None:
-    """The core, a ring for each level of switches, and the nodes of each leaf outside of it."""
+    """Draw the core, a ring per level of switches, and outside of them the nodes of each leaf."""
     axes.set_xlim(-1.1, 1.1)
     axes.set_ylim(-1.1, 1.1)
     deepest = max(len(leaf.path) for leaf in leaves)
-    rows = _rows([len(leaf.nodes) for leaf in leaves])
+    rows = _row_count([len(leaf.nodes) for leaf in leaves])
     angles = _angles(leaves, rows)
-    has_core = len({leaf.path[0] for leaf in leaves}) == 1 and deepest > 1  # one root is the middle itself
+    has_core = len({leaf.path[0] for leaf in leaves}) == 1 and deepest > 1  # a single root is drawn as the core
     inner = _CORE + 0.02
     for depth in range(int(has_core), deepest - 1):
         for path, start, stop in _spans(leaves, angles, depth):
             _draw_segments(axes, [RingSegment(start, stop, inner, inner + _SWITCH)], _RING)
-            _label(axes, short_name(path), RingSegment(start, stop, inner, inner + _SWITCH), 11)
+            _draw_label(axes, short_name(path), RingSegment(start, stop, inner, inner + _SWITCH), 11)
         inner += _SWITCH + 0.012
     named = [
         (short_name(leaf.path), RingSegment(*angle, inner, inner + _SWITCH))
@@ -63,38 +63,38 @@ def draw_rings(axes: Axes, leaves: Sequence[LeafState], states: Mapping[str, str
     _draw_segments(axes, [wedge._replace(outer=outer) for _, wedge in named], _RING)
     for name, wedge in named:
         if is_wide:
-            _label(axes, name, wedge, 9)
+            _draw_label(axes, name, wedge, 9)
         elif len(named) <= _MAX_NAMED and len(name) <= 6:
-            _rim_label(axes, name, wedge)
+            _draw_rim_label(axes, name, wedge)
     cells: dict[str, list[RingSegment]] = {}
     for leaf, angle in zip(leaves, angles, strict=True):
         for node, wedge in zip(
-            _ordered(leaf, states), _cells(len(leaf.nodes), rows, *angle, outer + 0.012), strict=True
+            _nodes_outwards(leaf, states), _cells(len(leaf.nodes), rows, *angle, outer + 0.012), strict=True
         ):
             cells.setdefault(states.get(node, "unknown"), []).append(wedge)
             if sum(len(leaf.nodes) for leaf in leaves) <= _MAX_NODES_NAMED:
-                _node_label(axes, node, wedge, is_dark=states.get(node) in ("allocated", "down"))
+                _draw_node_label(axes, node, wedge, is_dark=states.get(node) in ("allocated", "down"))
     for state, wedges in cells.items():
         _draw_segments(axes, wedges, COLOURS[state])
-    _core(axes, leaves, short_name(leaves[0].path[:1]) if has_core else "")
+    _draw_core(axes, leaves, short_name(leaves[0].path[:1]) if has_core else "")
 
 
-def _rows(sizes: Sequence[int]) -> int:
-    """Nodes of a leaf that stand outwards behind each other, so that their cells are about square."""
+def _row_count(sizes: Sequence[int]) -> int:
+    """Return the rows of nodes per leaf that make the cells about square."""
     square = round(sqrt(0.136 * sum(sizes)))
     return max(1, min(max(sizes), _MAX_ROWS, square))
 
 
-def _core(axes: Axes, leaves: Sequence[LeafState], name: str) -> None:
+def _draw_core(axes: Axes, leaves: Sequence[LeafState], name: str) -> None:
     from matplotlib.patches import Circle
 
-    found = total_states(leaves)
-    count = sum(found.values())
+    counts = total_states(leaves)
+    count = sum(counts.values())
     axes.add_patch(Circle((0, 0), _CORE, color=_RING, lw=0))
-    if found["unknown"] == count:
+    if counts["unknown"] == count:
         big, small = str(count), "nodes"
     else:
-        big, small = f"{100 * (found['allocated'] + found['mixed']) / count:.0f} %", "in use"
+        big, small = f"{100 * (counts['allocated'] + counts['mixed']) / count:.0f} %", "in use"
     axes.text(0, 0.03, big, ha="center", va="center", size=24, weight="bold", color=INK)
     axes.text(0, -0.055, small, ha="center", va="center", size=11, color=FAINT)
     if name:
@@ -102,42 +102,42 @@ def _core(axes: Axes, leaves: Sequence[LeafState], name: str) -> None:
 
 
 def _angles(leaves: Sequence[LeafState], rows: int) -> list[tuple[float, float]]:
-    """Where each leaf begins and ends, in turns: as wide as its columns of nodes, apart where switches part."""
+    """Return each leaf's first and last angle, in turns: in proportion to its columns, with gaps between switches."""
     widths = [ceil(len(leaf.nodes) / rows) for leaf in leaves]
     deepest = max(len(leaf.path) for leaf in leaves)
-    gaps = [_gap(a.path, b.path, deepest) for a, b in zip(leaves, [*leaves[1:], leaves[0]], strict=True)]
+    gaps = [_gap_width(a.path, b.path, deepest) for a, b in zip(leaves, [*leaves[1:], leaves[0]], strict=True)]
     shrink = min(1.0, 0.02 * sum(widths) / max(gaps))  # few leaves need no wide gaps
     unit = 1 / (sum(widths) + sum(gaps) * shrink)
-    found, at = [], gaps[-1] * shrink * unit / 2
+    angles, angle = [], gaps[-1] * shrink * unit / 2
     for width, gap in zip(widths, gaps, strict=True):
-        found.append((at, at + width * unit))
-        at += (width + gap * shrink) * unit
-    return found
+        angles.append((angle, angle + width * unit))
+        angle += (width + gap * shrink) * unit
+    return angles
 
 
-def _gap(one: Sequence[str], other: Sequence[str], deepest: int) -> float:
-    """Between two leaves, in columns of nodes: the wider, the higher the switches at which they part."""
-    if one[:-1] == other[:-1]:
+def _gap_width(left: Sequence[str], right: Sequence[str], deepest: int) -> float:
+    """Return the gap between two leaves, in columns of nodes: larger the higher their common switch."""
+    if left[:-1] == right[:-1]:
         return 0.22
-    shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    shared = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), 0)
     return 0.22 + 0.9 * (deepest - 1 - shared)
 
 
 def _spans(
     leaves: Sequence[LeafState], angles: Sequence[tuple[float, float]], depth: int
 ) -> list[tuple[tuple[str, ...], float, float]]:
-    """The switches of a level that have switches below, from the first leaf's beginning to the last one's end."""
-    found: dict[tuple[str, ...], tuple[float, float]] = {}
+    """Return the non-leaf switches of a level, from the start of their first leaf to the end of their last."""
+    spans: dict[tuple[str, ...], tuple[float, float]] = {}
     for leaf, (start, stop) in zip(leaves, angles, strict=True):
         if depth < len(leaf.path) - 1:
             path = leaf.path[: depth + 1]
-            found[path] = (found.get(path, (start, 0.0))[0], stop)
-    return [(path, start, stop) for path, (start, stop) in found.items()]
+            spans[path] = (spans.get(path, (start, 0.0))[0], stop)
+    return [(path, start, stop) for path, (start, stop) in spans.items()]
 
 
-def _ordered(leaf: LeafState, of: Mapping[str, str]) -> list[str]:
-    """The nodes from the switch outwards: in use first, so that what is free makes a rim."""
-    return sorted(leaf.nodes, key=lambda node: STATES.index(of.get(node, "unknown")))
+def _nodes_outwards(leaf: LeafState, states: Mapping[str, str]) -> list[str]:
+    """Return the nodes from the switch outwards: nodes in use first, so that idle nodes are at the rim."""
+    return sorted(leaf.nodes, key=lambda node: STATES.index(states.get(node, "unknown")))
 
 
 def _cells(count: int, rows: int, start: float, stop: float, inner: float) -> list[RingSegment]:
@@ -175,8 +175,8 @@ def _label_fits(text: str, wedge: RingSegment, size: float) -> bool:
     return 2 * pi * (wedge.stop - wedge.start) * wedge.inner > _LETTER * size * len(text) + 0.01
 
 
-def _label(axes: Axes, text: str, wedge: RingSegment, size: float) -> None:
-    """A switch's name along its ring, where there is room for it."""
+def _draw_label(axes: Axes, text: str, wedge: RingSegment, size: float) -> None:
+    """Draw a switch's name along its ring, if it fits."""
     if _label_fits(text, wedge, size):
         turn = (wedge.start + wedge.stop) / 2
         angle = 180 - 360 * turn if 0.25 < turn < 0.75 else -360 * turn
@@ -184,7 +184,7 @@ def _label(axes: Axes, text: str, wedge: RingSegment, size: float) -> None:
         axes.text(*place, text, rotation=angle, ha="center", va="center", size=size, color=INK, parse_math=False)
 
 
-def _node_label(axes: Axes, name: str, wedge: RingSegment, *, is_dark: bool) -> None:
+def _draw_node_label(axes: Axes, name: str, wedge: RingSegment, *, is_dark: bool) -> None:
     place = _point((wedge.start + wedge.stop) / 2, (wedge.inner + wedge.outer) / 2)
     axes.text(
         *place,
@@ -197,8 +197,8 @@ def _node_label(axes: Axes, name: str, wedge: RingSegment, *, is_dark: bool) -> 
     )
 
 
-def _rim_label(axes: Axes, text: str, wedge: RingSegment) -> None:
-    """A leaf's name beyond its nodes, outwards."""
+def _draw_rim_label(axes: Axes, text: str, wedge: RingSegment) -> None:
+    """Draw a leaf's name outside of its nodes."""
     turn = (wedge.start + wedge.stop) / 2
     is_right = turn < 0.5
     axes.text(

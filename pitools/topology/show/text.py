@@ -1,4 +1,4 @@
-"""A fabric and who is on it, as text: a heading a switch, a line with a bar a leaf."""
+"""Draw a fabric with its occupancy as text: a heading per switch, a line with a bar per leaf."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from pitools.topology.show.occupancy import STATES, LeafState, leaf_states, tota
 
 MARKS = {"allocated": "█", "mixed": "▓", "idle": "░", "drained": "x", "down": "!", "unknown": "?"}
 _COLOURS = {"allocated": "34", "mixed": "36", "idle": "32", "drained": "33", "down": "31", "unknown": "90"}
-_LEAST_BAR, _MOST_BAR = 8, 64
+_MIN_BAR, _MAX_BAR = 8, 64
 
 
 def draw_text(
     fabric: Fabric, states: Mapping[str, str], *, title: str = "", width: int = 100, colour: bool = False
 ) -> Iterator[str]:
-    """The drawing, line by line. states: node → state; width: columns to keep within; colour: by ANSI codes."""
+    """Yield the lines of the drawing. states: node → state. width: most columns. colour: use ANSI codes."""
     leaves = list(leaf_states(fabric, states))
     wired = [leaf for leaf in leaves if leaf.path]
     yield "  ".join(filter(None, [format_cell(title) if title else "", summary(fabric, wired)]))
-    found = total_states(leaves)
-    yield "  ".join(f"{_paint(MARKS[state], state, colour)} {found[state]} {state}" for state in STATES if found[state])
+    counts = total_states(leaves)
+    yield "  ".join(
+        f"{_paint(MARKS[state], state, colour)} {counts[state]} {state}" for state in STATES if counts[state]
+    )
     names = [short_name(leaf.path) for leaf in leaves]
     label = max((len(name) + 2 * (len(leaf.path) - 1) for name, leaf in zip(names, leaves, strict=True)), default=0)
-    bar = max(_LEAST_BAR, min(_MOST_BAR, width - label - 34, max((len(leaf.nodes) for leaf in leaves), default=0)))
+    bar = max(_MIN_BAR, min(_MAX_BAR, width - label - 34, max((len(leaf.nodes) for leaf in leaves), default=0)))
     scale = min(1.0, bar / max((len(leaf.nodes) for leaf in leaves), default=1))
     shown: tuple[str, ...] = ()
     after_heading = False
@@ -47,7 +49,7 @@ def draw_text(
 
 
 def summary(fabric: Fabric, leaves: Sequence[LeafState]) -> str:
-    """`tree: 847 nodes, 119 leaves, 3 pods`."""
+    """Return a summary such as `tree: 847 nodes, 119 leaves, 3 pods`."""
     count = sum(len(leaf.nodes) for leaf in leaves)
     if fabric.torus:
         return f"torus of {' by '.join(map(str, fabric.torus.dims))}: {_pluralize(count, 'node')}"
@@ -55,7 +57,7 @@ def summary(fabric: Fabric, leaves: Sequence[LeafState]) -> str:
         sizes = f", of {', '.join(map(str, fabric.block_sizes))} nodes" if fabric.block_sizes else ""
         return f"block: {_pluralize(count, 'node')}, {_pluralize(len(leaves), 'block')}{sizes}"
     if not leaves:
-        return "flat: no topology is known"
+        return "flat: the topology is unknown"
     pods = {leaf.path[:-1] for leaf in leaves if len(leaf.path) > 1}
     roots = {leaf.path[0] for leaf in leaves}
     parts = [_pluralize(count, "node"), f"{len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'}"]
@@ -65,7 +67,7 @@ def summary(fabric: Fabric, leaves: Sequence[LeafState]) -> str:
 
 
 def short_name(path: Sequence[str]) -> str:
-    """A switch's name without the part that its parent's says already; for nodes without a switch, so much."""
+    """Return a switch's name without its parent's prefix; for (), the nodes outside the fabric, a label."""
     if not path:
         return "not in the topology"
     *above, name = path
@@ -77,10 +79,10 @@ def short_name(path: Sequence[str]) -> str:
 
 def _heading(path: tuple[str, ...], leaves: Sequence[LeafState]) -> str:
     below = [leaf for leaf in leaves if leaf.path[: len(path)] == path]
-    found = total_states(below)
-    told = "  ".join(f"{found[state]} {state}" for state in STATES if found[state])
+    counts = total_states(below)
+    counts_text = "  ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     nodes = _pluralize(sum(len(leaf.nodes) for leaf in below), "node")
-    return f"{'  ' * (len(path) - 1)}{short_name(path)}: {nodes}  ({told})"
+    return f"{'  ' * (len(path) - 1)}{short_name(path)}: {nodes}  ({counts_text})"
 
 
 def _counts(leaf: LeafState) -> str:
@@ -93,7 +95,7 @@ def _counts(leaf: LeafState) -> str:
 
 
 def _cells(leaf: LeafState, scale: float) -> Counter[str]:
-    """Cells of the bar for each state: a node each, or in proportion, and none that is there is lost."""
+    """Return state → cells of the bar: a cell per node, or scaled with at least one cell per state."""
     counts = {state: getattr(leaf, state) for state in STATES if getattr(leaf, state)}
     if scale == 1.0:
         return Counter(counts)
@@ -101,7 +103,7 @@ def _cells(leaf: LeafState, scale: float) -> Counter[str]:
     cells = Counter({state: max(1, int(count * scale)) for state, count in counts.items()})
     while sum(cells.values()) != room:
         step = 1 if sum(cells.values()) < room else -1
-        # What has more than its share gives way, but not its last cell.
+        # Adjust the state farthest from its share, but keep one cell for each.
         able = [state for state in counts if step > 0 or cells[state] > 1]
         cells[max(able, key=lambda state: step * (counts[state] * scale - cells[state]))] += step
     return cells
@@ -116,5 +118,5 @@ def _paint(text: str, state: str, colour: bool) -> str:
     return f"\033[{_COLOURS[state]}m{text}\033[0m" if colour else text
 
 
-def _pluralize(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

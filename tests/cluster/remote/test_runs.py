@@ -141,7 +141,7 @@ def test_nodes_that_cannot_be_reserved(
     """A Slurm that lets only operators reserve nodes: the job is cancelled, and its folder is gone."""
     if far_side.user == getpass.getuser():
         pytest.skip("the cluster's own user may reserve nodes")
-    with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
+    with pytest.raises(ClusterError, match="--by reservation"):
         remote.submit_ticket(make_plan(nodes=2, topology="reservation"), site, name=name)
     assert not Path(remote.ticket_dir(site, name)).exists()
     assert [job.state for job in alpha.jobs(name=name, all_states=True)] == ["CANCELLED"]

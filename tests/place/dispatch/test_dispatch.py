@@ -292,7 +292,7 @@ def test_nodes_that_cannot_be_reserved(env: dict[str, str], tmp_path: Path, monk
     (bin_folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{env['PATH']}")
     site, name = load_site("alpha"), f"dispatch-kept-{os.getpid()}.1"
-    with pytest.raises(ClusterError, match="lets only operators reserve nodes"):
+    with pytest.raises(ClusterError, match="--by reservation"):
         shared_fs.submit_ticket(_plan(site, tmp_path, topology="reservation"), site, name=name)
     assert shared_fs.revoke(site, [name]) == {name: True}
     assert shared_fs.ticket_states(site, [name])[name].state == "CANCELLED"

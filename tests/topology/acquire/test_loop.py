@@ -142,7 +142,7 @@ def test_reservations_are_for_operators(bench: Bench) -> None:
 
     slurm = Client(bench.slurm.transport, run=as_nobody)
     job = bench.submit()
-    with pytest.raises(ClusterError, match="only operators reserve nodes") as caught:
+    with pytest.raises(ClusterError, match="--by reservation") as caught:
         loop.run_acquire_loop(slurm, job, bench.fabric, AcquireOptions(by="reservation"))
     assert "--by exclude" in caught.value.hint
     assert bench.job().state == "CANCELLED"
@@ -180,7 +180,7 @@ def test_a_silent_slurm_is_waited_through(bench: Bench) -> None:
 
 def test_what_cannot_be_chosen_for(bench: Bench) -> None:
     """A job that names its nodes is refused and cancelled; a flat fabric is said to be none."""
-    with pytest.raises(UsageError, match="names its nodes itself"):
+    with pytest.raises(UsageError, match=r"job \d+ has its own nodes"):
         bench.get(bench.submit("--nodelist=alpha[01-02]"))
     assert bench.job().state == "CANCELLED"
     with pytest.raises(ClusterError, match="flat"):

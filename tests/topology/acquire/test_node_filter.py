@@ -118,14 +118,14 @@ def test_block_topology_of_a_recorded_slurm(repo: Path) -> None:
         "starttime=now",
     ]
     require_choosable(fabric, AcquireOptions())
-    with pytest.raises(ClusterError, match="does not keep to a list") as caught:
+    with pytest.raises(ClusterError, match="--by nodelist") as caught:
         require_choosable(fabric, AcquireOptions(by="nodelist"))
     assert caught.value.hint == "use --by exclude"
 
 
 def test_a_flat_fabric_is_no_choice() -> None:
     """Where nothing is known of the wiring, it says so rather than choosing."""
-    with pytest.raises(ClusterError, match="flat, or unknown"):
+    with pytest.raises(ClusterError, match="flat"):
         require_choosable(Fabric(kind="flat"), AcquireOptions())
 
 

@@ -70,8 +70,8 @@ def test_costs_come_by_file_or_with_the_nodes(pit: Pit, conf: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "code", "what"),
     [
-        (["--nodes", "9"], 4, "9 nodes asked for, 8 free"),
-        (["--nodes", "6", "--segment", "4"], 2, "6 nodes are not whole segments of 4"),
+        (["--nodes", "9"], 4, "9 nodes requested, 8 free"),
+        (["--nodes", "6", "--segment", "4"], 2, "6 nodes are not a multiple of the segment 4"),
         (["--nodes", "2", "--objective", "best"], 2, "'best' is not one of"),
     ],
 )
@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused(pit: Pit, conf: Path, words: list[str], code:
 
 
 @pytest.mark.parametrize(
-    ("words", "what"), [([], "nobody tells which nodes are free"), (["--from-nodes", ""], "no nodes to choose from")]
+    ("words", "what"), [([], "--from-nodes LIST, or --site"), (["--from-nodes", ""], "where: --from-nodes")]
 )
 def test_nodes_that_nobody_names_are_asked_for(pit: Pit, conf: Path, words: list[str], what: str) -> None:
     """Neither a file alone nor an empty variable stands for the free nodes of a Slurm."""

@@ -201,7 +201,7 @@ def test_costs_of_nodes_choose_within_and_among_leaves() -> None:
     free = {f"n{number}": 0.0 for number in range(8)} | {"n1": 5.0, "n6": 0.5, "n7": float("inf")}
     assert select_nodes(fabric, free, 3).nodes == ("n0", "n2", "n3")
     assert select_nodes(fabric, free, 3, objective="ring").extra_cost == 0
-    with pytest.raises(ClusterError, match=r"8 nodes asked for, 7 free on this fabric \(1 others"):
+    with pytest.raises(ClusterError, match=r"8 nodes requested, 7 free on this fabric \(1 "):
         select_nodes(fabric, free, 8)
     for bad in (-1.0, float("nan"), 1e308):
         with pytest.raises(UsageError, match='cost of node "n3"'):
@@ -212,11 +212,11 @@ def test_nodes_it_does_not_know_are_not_chosen() -> None:
     """Except on a flat fabric: there by cost, then by name."""
     fabric = even(1, 2, 2)
     assert select_nodes(fabric, ["x1", "n0", "n3"], 2).nodes == ("n0", "n3")
-    with pytest.raises(ClusterError, match="3 nodes asked for, 2 free on this fabric"):
+    with pytest.raises(ClusterError, match="3 nodes requested, 2 free on this fabric"):
         select_nodes(fabric, ["x1", "n0", "n3"], 3)
     flat = select_nodes(Fabric(), {"x10": 0.0, "x9": 0.0, "x2": 1.0}, 2, spares=1)
     assert (flat.nodes, flat.spares, flat.objective) == (("x9", "x10"), ("x2",), "flat")
-    with pytest.raises(ClusterError, match="4 nodes asked for, 3 free"):
+    with pytest.raises(ClusterError, match="4 nodes requested, 3 free"):
         select_nodes(Fabric(), ["a", "b", "c"], 4)
 
 
@@ -275,10 +275,10 @@ def test_segments_of_blocks_by_brute_force(objective: Objective, sizes: tuple[in
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ({"k": 10, "segment": 4}, "10 nodes are not whole segments of 4"),
-        ({"k": 8, "segment": 4, "spares": 2}, "2 spares are not whole segments of 4"),
+        ({"k": 10, "segment": 4}, "nodes: 10 .* segment 4"),
+        ({"k": 8, "segment": 4, "spares": 2}, "spares: 2 .* segment 4"),
         ({"k": 0}, "0 nodes, 0 spares"),
-        ({"k": 2, "objective": "best"}, 'no objective "best"'),
+        ({"k": 2, "objective": "best"}, 'objective: .*"best"'),
     ],
 )
 def test_a_wrong_question_is_refused(asked: dict[str, object], what: str) -> None:

@@ -38,7 +38,7 @@ def test_boxes_by_brute_force(dims: tuple[int, ...]) -> None:
         k = rng.randint(1, min(len(names), 12))
         volume = next((v for v in range(k, len(names) + 1) if boxes(dims, free, v)), None)
         if volume is None:
-            with pytest.raises(ClusterError, match="no free box holds so many"):
+            with pytest.raises(ClusterError, match=f"{k} nodes requested, .* no free box"):
                 select_nodes(fabric, names, k)
             continue
         known = boxes(dims, free, volume)
@@ -69,5 +69,5 @@ def test_spares_and_costs() -> None:
     risky = {name: 1.0 if name.startswith(("0", "1")) else 0.0 for name in names}
     assert {name[0] for name in select_nodes(fabric, risky, 8).nodes} == {"2", "3"}
     assert cost_by_size(fabric, names, [4, 16]) == {4: 16.0, 16: 0.0}
-    with pytest.raises(UsageError, match="no segments"):
+    with pytest.raises(UsageError, match="^segment: "):
         select_nodes(fabric, names, 4, segment=2)

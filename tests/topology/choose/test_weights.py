@@ -44,10 +44,10 @@ def test_a_weight_is_a_number_from_nought_up(terms: CostWeights) -> None:
 
 
 def test_more_levels_than_a_number_has_digits_are_told() -> None:
-    """Twenty switches in a chain have a cost, and a note that not all of them could be weighed; few have none."""
+    """Twenty switches in a chain have a cost, and a warning that not all of them count; few have none."""
     deep = Fabric(
         leaves=tuple(Leaf(path=("c", *(f"{side}{depth}" for depth in range(20))), nodes=(f"{side}n",)) for side in "ab")
     )
-    assert "weighed" in select_nodes(deep, ["an", "bn"], 2).warning
+    assert "levels" in select_nodes(deep, ["an", "bn"], 2).warning
     assert not select_nodes(deep, ["an", "bn"], 2, objective="ring").warning
     assert not select_nodes(PAIR, FREE, 5).warning

@@ -20,7 +20,7 @@ from pitools.slurm.records import Node
 from pitools.topology.fabric_model import Fabric, Leaf, block_fabric, nodes_of, torus_fabric, tree_fabric
 from pitools.topology.ring_cost import min_ring_hops, ring_hops
 from pitools.topology.show import draw, occupancy, text
-from pitools.topology.show.score import score_job, spread
+from pitools.topology.show.score import count_leaves_and_pods, score_job
 
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -195,8 +195,8 @@ def test_the_best_is_the_best_of_all_choices(fanout: list[list[int]], data: st.D
     every = list(itertools.islice(itertools.combinations(nodes_of(fabric), k), 600))
     told = score_job(every[data.draw(st.integers(0, len(every) - 1))], fabric)
     if len(every) < 600:
-        assert told.best_leaves == min(spread(some, fabric)[0] for some in every)
-        assert told.best_pods == min(spread(some, fabric)[1] for some in every)
+        assert told.best_leaves == min(count_leaves_and_pods(some, fabric)[0] for some in every)
+        assert told.best_pods == min(count_leaves_and_pods(some, fabric)[1] for some in every)
         assert told.min_ring_hops == min(min_ring_hops(some, fabric) for some in every)
     assert told.min_ring_hops <= told.reordered_ring_hops <= told.ring_hops
 
@@ -205,7 +205,7 @@ def test_nodes_that_the_fabric_does_not_know_are_counted_apart() -> None:
     """They are in no leaf; and a flat fabric is not scored."""
     told = score_job(["n1", "x", "n2"], SMALL)
     assert (told.nodes, told.unknown_nodes, told.leaves) == (3, 1, 1)
-    assert spread(["x"], SMALL) == (0, 0)
+    assert count_leaves_and_pods(["x"], SMALL) == (0, 0)
     with pytest.raises(ClusterError, match="flat"):
         score_job(["n1"], Fabric(kind="flat"))
 
@@ -261,7 +261,7 @@ def test_show_and_score_a_live_cluster(clusters: Path, pit: Pit, tmp_path: Path)
     assert (tmp_path / "alpha.png").stat().st_size > 10_000
     gone = pit("topology", "score", "--site", "alpha", "999999")
     assert gone.returncode == 4
-    assert "999999 is not known" in gone.stderr
+    assert "999999 not found" in gone.stderr
 
 
 @pytest.mark.slurm
