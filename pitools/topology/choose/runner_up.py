@@ -10,7 +10,7 @@ from pitools.topology.choose.tree_arrays import Floats, Ints
 
 
 def runner_up(problem: Problem, candidates: list[int], counts: Ints) -> float | None:
-    """Return the least cost of a choice below one of `candidates` with counts other than `counts`; None if there is none.
+    """Return the least cost of a choice below one of `candidates` with counts other than `counts`, or None.
 
     Each switch keeps best[m] of all choices, and of those that differ from `counts` below it. The choice that does not
     differ is unique, so adding it is a shift of the table.

@@ -69,5 +69,5 @@ def test_spares_and_costs() -> None:
     risky = {name: 1.0 if name.startswith(("0", "1")) else 0.0 for name in names}
     assert {name[0] for name in select_nodes(fabric, risky, 8).nodes} == {"2", "3"}
     assert cost_by_size(fabric, names, [4, 16]) == {4: 16.0, 16: 0.0}
-    with pytest.raises(UsageError, match="^segment: "):
+    with pytest.raises(UsageError, match=r"^segment: "):
         select_nodes(fabric, names, 4, segment=2)

@@ -91,7 +91,7 @@ def test_nvlink_domains_are_blocks(tmp_path: Path) -> None:
     assert fabric.block_sizes == (1,)
     with pytest.raises(DataError, match="two NVLink domains"):
         nvlink.read_domains(domain("n1", UUIDS[0]) + domain("n1", UUIDS[1]), "x")
-    with pytest.raises(ConfigError, match="^x:2: "):
+    with pytest.raises(ConfigError, match=r"^x:2: "):
         nvlink.read_domains(domain("n1") + '{"node": "n1"', "x")
 
 
@@ -243,7 +243,7 @@ def test_arrays_that_are_none(tmp_path: Path) -> None:
     """Pickles are not opened, and a file that is no array is an error of ours."""
     np.save(tmp_path / "latency.npy", np.array([{"a": 1}], dtype=object))
     (tmp_path / "latency.nodes").write_text("n1")
-    with pytest.raises(ConfigError, match="latency.npy: not an array"):
+    with pytest.raises(ConfigError, match=r"latency.npy: not an array"):
         discover.read_fabric(tmp_path / "latency.npy")
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 no")
     with pytest.raises(ConfigError):
