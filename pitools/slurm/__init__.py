@@ -1,1 +1,1 @@
-"""Tier 1: what Slurm says, as records; and how to ask it."""
+"""Run Slurm's commands, and parse their output into records."""

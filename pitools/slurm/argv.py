@@ -1,4 +1,4 @@
-"""Requests as command lines. Pure: nothing runs here, and what a caller names cannot become an option."""
+"""Build the command lines of Slurm requests. Pure; a caller's value cannot become an option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[\d,:%-]+\]|\+\d+)?")
 _HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*")
 _RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME = re.compile(r"[^\s,\x00-\x1f\x7f-][^,\x00-\x1f\x7f]*")
-_MAX_ARGV_BYTES = 130_000  # Linux takes 128 KiB in one argument
+_MAX_ARGV_BYTES = 130_000  # Linux's limit is 128 KiB per argument
 
 _ANY_STATE = "--state=BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,S,TO"
 
@@ -31,7 +31,7 @@ QOS = ["sacctmgr", "-n", "-P", "show", "qos", f"format={','.join(QOS_FORMAT)}"]
 
 
 def show_nodes(names: str = "") -> list[str]:
-    """Every node, or those of a folded host list. `-d` adds the GPUs in use."""
+    """Show all nodes, or those of a host list. `-d` adds the allocated GPUs."""
     return ["scontrol", "-d", "-o", "show", "node", *([_require_match(names, _HOSTS, "host list")] if names else [])]
 
 
@@ -44,9 +44,9 @@ def squeue(
     each_task: bool = False,
     sep: str = "|",
 ) -> list[str]:
-    """Jobs that have not ended, narrowed by ids, user and name.
+    """List unfinished jobs, filtered by ids, user and name.
 
-    all_states: also those that ended minutes ago. each_task: a line for every task of a pending array.
+    all_states: include jobs that ended minutes ago. each_task: a line for every task of a pending array.
     """
     narrow = ["--jobs=" + ",".join(_ids(ids))] if ids else []
     narrow += [f"--user={_require_match(user, _NAME, 'user')}"] if user else []
@@ -57,12 +57,12 @@ def squeue(
 
 
 def my_jobs(sep: str = "|") -> list[str]:
-    """Every job of whoever asks, also those that ended minutes ago, a line for every task of a pending array."""
+    """List the calling user's jobs, with those that ended minutes ago; a line for every task of a pending array."""
     return ["squeue", "-h", "--all", "--me", "--states=all", "--array", "-o", sep.join(MY_JOBS_FORMAT)]
 
 
 def show_job(job_id: str) -> list[str]:
-    """One job in detail; every task or component of an array or het job."""
+    """Show a job in detail, or every task or component of an array or het job."""
     return ["scontrol", "-o", "show", "job", *_ids([job_id])]
 
 
@@ -75,17 +75,18 @@ def sacct(
     attempts: bool = True,
     sep: str = "|",
 ) -> list[str]:
-    """What accounting keeps of these jobs, or of those that were in any state since an aware moment.
+    """List accounting rows of these jobs, or of all jobs since a time.
 
-    attempts: every attempt of a requeued job; else the last.
+    since: a time with its zone. attempts: list every attempt of a requeued job, else the last. Raises UsageError
+    without ids and time.
     """
     if not ids and since is None:
-        raise UsageError("accounting needs job ids, or a time to look back to")
+        raise UsageError("accounting needs job ids or a start time")
     narrow = ["--jobs=" + ",".join(_ids(ids))] if ids else []
     narrow += [f"--user={_require_match(user, _NAME, 'user')}"] if user else []
     narrow += [f"--name={_require_match(name, _NAME, 'job name')}"] if name else []
     if since:
-        # Left to itself sacct leaves out what was never eligible to start: held, dependent or begun later.
+        # By default sacct omits jobs that were never eligible to start: held, dependent or delayed.
         narrow += [f"--starttime={since.astimezone(UTC):%Y-%m-%dT%H:%M:%S}", "--endtime=now+52weeks", _ANY_STATE]
     narrow += ["-D"] if attempts else []
     form = ["-P", f"--delimiter={sep}", "-o", ",".join(ACCOUNTING_FORMAT)]
@@ -93,15 +94,15 @@ def sacct(
 
 
 def associations(user: str = "") -> list[str]:
-    """The associations of one user, or all of them."""
+    """List the associations of one user, or all."""
     only = [f"user={_require_match(user, _NAME, 'user')}"] if user else []
     return ["sacctmgr", "-n", "-P", "show", "assoc", *only, f"format={','.join(ASSOCIATION_FORMAT)}"]
 
 
 def default_accounts(user: str) -> list[str]:
-    """The account that a user's jobs are charged to when they name none, one line a cluster and association."""
-    who = _require_match(user, _NAME, "user")
-    return ["sacctmgr", "-n", "-P", "show", "user", who, "withassoc", "format=cluster,defaultaccount"]
+    """Show a user's default accounts, one line per cluster and association."""
+    valid_user = _require_match(user, _NAME, "user")
+    return ["sacctmgr", "-n", "-P", "show", "user", valid_user, "withassoc", "format=cluster,defaultaccount"]
 
 
 def submit(args: Sequence[str] = (), path: str = "") -> list[str]:
@@ -110,19 +111,19 @@ def submit(args: Sequence[str] = (), path: str = "") -> list[str]:
 
 
 def test_only(args: Sequence[str]) -> list[str]:
-    """Ask when the script on stdin would start, without queueing it."""
+    """Estimate the start of the script on stdin, without queueing it."""
     return ["sbatch", "--test-only", *args]
 
 
 def cancel(ids: Sequence[str], name: str = "", user: str = "") -> list[str]:
-    """End these jobs, or those of them of a name, a user; scancel says nothing of an id that it does not know."""
+    """Cancel jobs, only those with this name and user if given. scancel ignores unknown ids."""
     only = [f"--name={_require_match(name, _NAME, 'job name')}"] if name else []
     only += [f"--user={_require_match(user, _NAME, 'user')}"] if user else []
     return ["scancel", *only, *_ids(ids)]
 
 
 def requeue(ids: Sequence[str]) -> list[str]:
-    """Put these batch jobs back in the queue under their own ids."""
+    """Requeue batch jobs under their ids."""
     return ["scontrol", "requeue", ",".join(_ids(ids))]
 
 
@@ -134,24 +135,23 @@ def update_job(
     reservation: str | None = None,
     start_now: bool = False,
 ) -> list[str]:
-    """Change a job that waits: host lists and reservation, of which "" is none and None is left as it is."""
-    said = [("excnodelist", exclude, _HOSTS), ("reqnodelist", nodelist, _HOSTS)]
-    said += [("reservationname", reservation, _RESERVATION)]
-    words = [
-        f"{key}={_require_match(value, form, key) if value else ''}" for key, value, form in said if value is not None
-    ]
-    words += ["starttime=now"] if start_now else []
-    if longest := max((word for word in words if len(word) > _MAX_ARGV_BYTES), key=len, default=""):
-        hint = "name the nodes instead (nodelist, reservation)"
-        raise ClusterError(f"{longest[:40]}… is longer than a command line can be", where="scontrol", hint=hint)
-    return ["scontrol", "update", f"jobid={_ids([job_id])[0]}", *words]
+    """Change a pending job. exclude, nodelist, reservation: "" removes the value, None keeps it."""
+    changes = [("excnodelist", exclude, _HOSTS), ("reqnodelist", nodelist, _HOSTS)]
+    changes += [("reservationname", reservation, _RESERVATION)]
+    present = [(key, value, form) for key, value, form in changes if value is not None]
+    settings = [f"{key}={_require_match(value, form, key) if value else ''}" for key, value, form in present]
+    settings += ["starttime=now"] if start_now else []
+    if longest := max((text for text in settings if len(text) > _MAX_ARGV_BYTES), key=len, default=""):
+        problem = f"{longest[:40]}… is longer than a command line ({_MAX_ARGV_BYTES} bytes)"
+        raise ClusterError(problem, where="scontrol", hint="name the nodes instead (nodelist, reservation)")
+    return ["scontrol", "update", f"jobid={_ids([job_id])[0]}", *settings]
 
 
 def create_reservation(name: str, nodes: str, user: str, minutes: int) -> list[str]:
-    """Keep nodes for a user's jobs from now on.
+    """Reserve nodes for a user's jobs from now on.
 
-    FLEX: a job that has started stays when the reservation ends. NO_HOLD_JOBS_AFTER: one that has not goes on waiting
-    without it. PURGE_COMP: it ends a minute after the last of its jobs; so nothing is left of it, whoever forgets it.
+    FLEX: started jobs survive the end of the reservation. NO_HOLD_JOBS_AFTER: pending jobs then stay queued without
+    it. PURGE_COMP: the reservation ends a minute after its last job, even if no process deletes it.
     """
     return [
         "scontrol",
@@ -167,18 +167,18 @@ def create_reservation(name: str, nodes: str, user: str, minutes: int) -> list[s
 
 
 def delete_reservation(name: str) -> list[str]:
-    """Remove a reservation that no job uses."""
+    """Delete a reservation that no job uses."""
     return ["scontrol", "delete", f"reservationname={_require_match(name, _RESERVATION, 'reservation')}"]
 
 
 def end_reservation(name: str) -> list[str]:
-    """Let a reservation end in two seconds; what runs in it goes on, where it is FLEX."""
+    """Let a reservation end in two seconds; with FLEX its jobs continue."""
     checked = _require_match(name, _RESERVATION, "reservation")
     return ["scontrol", "update", f"reservationname={checked}", "endtime=now+2"]
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a text is a job's id, a task's, a component's."""
+    """Return whether a text is the id of a job, task or component."""
     return bool(_JOB_ID.fullmatch(text))
 
 
@@ -188,7 +188,7 @@ def _ids(ids: Sequence[str]) -> list[str]:
     return [_require_match(job_id, _JOB_ID, "job id") for job_id in ids]
 
 
-def _require_match(text: str, form: re.Pattern[str], what: str) -> str:
+def _require_match(text: str, form: re.Pattern[str], kind: str) -> str:
     if not form.fullmatch(text):
-        raise UsageError(f'"{text}" is not a {what}')
+        raise UsageError(f'"{text}" is not a {kind}')
     return text

@@ -1,7 +1,7 @@
-"""How an answer of Slurm is cut into values. Pure text in, plain values out.
+"""Parse the output of Slurm's commands into values. Pure functions over text.
 
-Slurm prints names, reasons and comments raw, newlines and separators included, and other users choose them. So the
-separator of a live call is one that nobody could have guessed (`separator()`), and rows are found by counting it.
+Slurm does not escape names, reasons and comments, which other users choose: they may contain newlines and separators.
+So each call has a random separator (`new_separator`), and rows are found by counting it.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
 def new_separator() -> str:
-    """A separator for one call: printable, and in nobody's job name."""
+    """Return a random printable separator, which no job name can contain."""
     return f"|{secrets.token_hex(6)}|"
 
 
 def parse_error(command: str, reason: str, line: str) -> ClusterError:
-    """The error of an answer that is not what the command answers, showing the line."""
-    shown = line if len(line) <= 200 else line[:200] + "..."
+    """Return the error for unreadable output of a command, with the line."""
+    excerpt = line if len(line) <= 200 else line[:200] + "..."
     return ClusterError(
-        f"cannot read the answer of {command}: {reason}",
-        where=f"line: {shown!r}",
-        hint="run the command by hand; if it looks whole, this Slurm prints a form that pitools does not know",
+        f"cannot parse the output of {command}: {reason}",
+        where=f"line: {excerpt!r}",
+        hint="run the command by hand; if its output is complete, pitools does not support this Slurm's format",
     )
 
 
 def split_rows(text: str, sep: str, width: int, command: str) -> list[list[str]]:
-    """Rows of `width` (two or more) values between separators, one row to a line of Slurm's.
+    """Split text into rows of `width` (two or more) values.
 
-    Only the separator ends a value: a value between two of them may hold newlines; the first and the last of a row
-    may not, and that is how the next row is found. Raises ClusterError when the values do not make whole rows.
+    Inner values of a row may contain newlines, the first and the last may not: so a newline there ends the row. Raises
+    ClusterError for an incomplete row.
     """
     if not text:
         return []
     if not text.endswith("\n"):
-        raise parse_error(command, "it is cut short", text.rsplit("\n", 1)[-1])
+        raise parse_error(command, "truncated", text.rsplit("\n", 1)[-1])
     cells = text[:-1].split(sep)
     count, rest = divmod(len(cells) - 1, width - 1)
     edges = [cells[i * (width - 1)].split("\n") for i in range(count + 1)]
     if rest or not count or any(len(edge) != (1 if i in (0, count) else 2) for i, edge in enumerate(edges)):
         lines = text[:-1].split("\n")
         line = next((line for line in lines if line.count(sep) != width - 1), lines[0])
-        raise parse_error(command, f"{line.count(sep) + 1} values instead of {width}", line)
+        raise parse_error(command, f"{line.count(sep) + 1} values (expected {width})", line)
     return [[edges[i][-1], *cells[i * (width - 1) + 1 : (i + 1) * (width - 1)], edges[i + 1][0]] for i in range(count)]
 
 
 def key_values(text: str, keys: Collection[str] = ()) -> dict[str, str]:
-    """`Key=value Key=value ...`, where a value may hold spaces; the first of a repeated key counts.
+    """Parse `Key=value Key=value ...`; values may contain spaces, and the first of a repeated key counts.
 
-    With `keys`, only these begin a new value: for text that people write.
+    keys: if given, only these start a new value, for text that users write.
     """
     form = re.compile(rf"(?:^|\s)({'|'.join(keys)})=") if keys else _KEY
     parts = form.split(text)
@@ -68,20 +68,20 @@ def key_values(text: str, keys: Collection[str] = ()) -> dict[str, str]:
 
 
 def none_to_empty(text: str) -> str:
-    """The text, or "" for any of Slurm's spellings of nothing."""
+    """Return the text, or "" for Slurm's forms of an empty value."""
     text = text.strip()
     return "" if text in _EMPTY_VALUES else text
 
 
 def comma_list(text: str) -> tuple[str, ...]:
-    """The parts of a comma list; () for nothing."""
+    """Return the parts of a comma list; () for an empty value."""
     return tuple(part for part in none_to_empty(text).split(",") if part)
 
 
 def parse_slurm_time(text: str, zone: tzinfo | None = None) -> str:
-    """RFC 3339 UTC text of Slurm's zoneless local time, or "". zone: Slurm's; None is this machine's.
+    """Convert Slurm's local time, which has no zone, to RFC 3339 UTC text; "" for an empty value.
 
-    Raises ClusterError.
+    zone: Slurm's time zone; None means this machine's. Raises ClusterError.
     """
     text = none_to_empty(text)
     if not text or text in ("0", "NONE"):
@@ -90,12 +90,12 @@ def parse_slurm_time(text: str, zone: tzinfo | None = None) -> str:
         local = datetime.fromisoformat(text)
     except ValueError as error:
         raise parse_error("a Slurm command", "not a time", text) from error
-    # A zone-aware time cannot come out of Slurm's standard format, but must not be shifted twice if it does.
+    # Slurm's standard format has no zone; if a time has one, it must not be shifted twice.
     return timestamps.to_rfc3339(local if local.tzinfo or zone is None else local.replace(tzinfo=zone))
 
 
 def parse_slurm_duration(text: str, unit_s: int = 1) -> int | None:
-    """Seconds of `7-00:00:00`, `4:00:00`, `10:00`, or of a bare number of units; None for no limit or nothing."""
+    """Return the seconds of `7-00:00:00`, `4:00:00`, `10:00` or a number of units; None for no limit or no value."""
     text = none_to_empty(text)
     if not text or text in _NO_LIMIT:
         return None
@@ -108,7 +108,7 @@ def parse_slurm_duration(text: str, unit_s: int = 1) -> int | None:
 
 
 def parse_count(text: str) -> int | None:
-    """A number, `4K` (4096), or the least of a range `2-4`; None for no limit or nothing. Raises ClusterError."""
+    """Parse a number, `4K` (4096), or the minimum of `2-4`; None for no limit or no value. Raises ClusterError."""
     text = none_to_empty(text)
     if not text or text in _NO_LIMIT:
         return None
@@ -119,12 +119,12 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_tres(text: str) -> dict[str, str]:
-    """`cpu=4,gres/gpu:h100=2` as {"cpu": "4", "gres/gpu:h100": "2"}."""
+    """Parse `cpu=4,gres/gpu:h100=2` into {"cpu": "4", "gres/gpu:h100": "2"}."""
     return {name: value for name, eq, value in (part.partition("=") for part in comma_list(text)) if eq}
 
 
 def parse_gpus(gres: str) -> tuple[str, int]:
-    """Type and number of the GPUs in `gpu:h100:8(S:0-1),shard:16`: ("h100", 8). Types are joined by commas."""
+    """Return type and number of the GPUs in `gpu:h100:8(S:0-1),shard:16`: ("h100", 8). Types are joined by commas."""
     total, types = 0, []
     for part in re.sub(r"\([^)]*\)", "", none_to_empty(gres)).split(","):
         name, *rest = part.removeprefix("gres:").removeprefix("gres/").replace("=", ":").split(":")

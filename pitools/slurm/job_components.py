@@ -1,4 +1,4 @@
-"""A job and its parts: states of arrays and heterogeneous jobs from those of their tasks and components. Pure."""
+"""Combine the states of array tasks and het components into states of their jobs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pitools.slurm.states import combined_state, is_finished
 
 
 class SqueueRow(NamedTuple):
-    """Job id, its number, its state: `6_1`, `14`, `RUNNING`. reason, start: of one that waits, why and until when."""
+    """Job id, raw id and state: `6_1`, `14`, `RUNNING`. reason, start: pending reason and expected start, else ""."""
 
     job_id: str
     raw_id: str
@@ -19,43 +19,43 @@ class SqueueRow(NamedTuple):
 
 
 def pending_by_id(rows: Iterable[SqueueRow]) -> dict[str, SqueueRow]:
-    """The row of a waiting job by every id that it answers to; of an array the first part's that waits."""
-    found: dict[str, SqueueRow] = {}
+    """Return id → row of pending jobs, for each of their ids; for an array, its first pending part."""
+    rows_by_id: dict[str, SqueueRow] = {}
     for row in rows:
         if row.state == "PENDING":
             for name in (row.job_id, row.raw_id, parent_job_id(row.job_id)):
-                found.setdefault(name, row)
-    return found
+                rows_by_id.setdefault(name, row)
+    return rows_by_id
 
 
 def states_from_squeue(rows: Iterable[SqueueRow]) -> dict[str, str]:
-    """State by every id that squeue's rows answer for; a whole array or het job only while a part is unfinished.
+    """Return id → state of squeue's rows; an array or het job is included only while a part is unfinished.
 
-    slurmctld forgets the parts of an array one by one: that all which it still knows have ended decides nothing.
+    slurmctld forgets parts of an array one by one, so the array may have unlisted parts that did not complete.
     """
-    told = list(rows)
-    wholes = {parent_job_id(row.job_id) for row in told if parent_job_id(row.job_id) != row.job_id}
+    row_list = list(rows)
+    parents = {parent_job_id(row.job_id) for row in row_list if parent_job_id(row.job_id) != row.job_id}
     return {
         job_id: combined_state(states)
-        for job_id, states in _states_by_id(told).items()
-        if job_id not in wholes or not all(map(is_finished, states))
+        for job_id, states in _states_by_id(row_list).items()
+        if job_id not in parents or not all(map(is_finished, states))
     }
 
 
 def states_from_accounting(rows: Iterable[SqueueRow]) -> dict[str, str]:
-    """State by every id that accounting's rows answer for: accounting knows all parts."""
+    """Return id → state of accounting's rows, which include all parts of a job."""
     return {job_id: combined_state(states) for job_id, states in _states_by_id(rows).items()}
 
 
 def parent_job_id(job_id: str) -> str:
-    """The array or het job of `6_0`, `6_[3-9]`, `11+1`."""
+    """Return the id of the array or het job of `6_0`, `6_[3-9]`, `11+1`."""
     return job_id.replace("+", "_").partition("_")[0]
 
 
 def _states_by_id(rows: Iterable[SqueueRow]) -> dict[str, list[str]]:
-    """States by every id that a job answers to: its own, its number, and its array's or het job's."""
-    found: dict[str, list[str]] = {}
+    """Return id → states, for the id of each row, its raw id, and its array's or het job's id."""
+    states_by_id: dict[str, list[str]] = {}
     for row in rows:
         for name in dict.fromkeys((row.job_id, row.raw_id, parent_job_id(row.job_id))):
-            found.setdefault(name, []).append(row.state)
-    return found
+            states_by_id.setdefault(name, []).append(row.state)
+    return states_by_id

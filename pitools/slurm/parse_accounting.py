@@ -1,4 +1,4 @@
-"""Accounting: the answers of `sacct -P` and `sacctmgr -n -P show` → records."""
+"""Parse the output of `sacct -P` and `sacctmgr -n -P show` into records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pitools.slurm.fields import (
 )
 from pitools.slurm.records import AccountingRow, Association, Qos
 
-# Every version since 22.05 knows these (`Restarts` came with 24.11). The last column holds no text of users.
+# Every version since 22.05 supports these (`Restarts`: since 24.11). The last column contains no text of users.
 ACCOUNTING_FORMAT = (
     "JobID",
     "JobIDRaw",
@@ -71,33 +71,33 @@ QOS_FORMAT = (
     "UsageFactor",
     "MaxTRES",
 )
-_MIN_COLUMNS = 10  # of both; what is asked for behind these only makes the picture finer
+_MIN_COLUMNS = 10  # of both formats; the columns after these are optional
 
 _CANCELLED_BY = re.compile(r" by (\d+)$")
 
 
 def parse_sacct(text: str, sep: str = "|", zone: tzinfo | None = None) -> list[AccountingRow]:
-    """Jobs of `sacct -X -P [-D]`, its header line included: the header says which column is what.
+    """Parse `sacct -X -P [-D]` by its header line.
 
-    Columns that we do not know are left out. Raises ClusterError when one that we need is missing.
+    Unknown columns are ignored. Raises ClusterError for a missing column or an invalid value.
     """
     header = text.split("\n", 1)[0].split(sep)
     missing = [name for name in ACCOUNTING_FORMAT if name not in header and name not in _OPTIONAL]
     if missing:
-        raise parse_error("sacct", f"it has no column {', '.join(missing)}", sep.join(header))
+        raise parse_error("sacct", f"missing column {', '.join(missing)}", sep.join(header))
     table = split_rows(text, sep, len(header), "sacct")[1:]
-    return [_accounting(dict(zip(header, row, strict=True)), sep.join(row), zone) for row in table]
+    return [_parse_row(dict(zip(header, row, strict=True)), sep.join(row), zone) for row in table]
 
 
-def _accounting(values: dict[str, str], line: str, zone: tzinfo | None) -> AccountingRow:
-    by = _CANCELLED_BY.search(values["State"])
+def _parse_row(values: dict[str, str], line: str, zone: tzinfo | None) -> AccountingRow:
+    cancelled_by = _CANCELLED_BY.search(values["State"])
     try:
         exit_code, _, signal = values["ExitCode"].partition(":")
         return AccountingRow(
             job_id=values["JobID"],
             raw_id=values["JobIDRaw"],
             state=states.parse_job_state(values["State"]),
-            cancelled_by_uid=int(by[1]) if by else None,
+            cancelled_by_uid=int(cancelled_by[1]) if cancelled_by else None,
             exit_code=int(exit_code),
             signal=int(signal or 0),
             derived_exit_code=int(values.get("DerivedExitCode", "").partition(":")[0] or 0),
@@ -125,7 +125,7 @@ def _accounting(values: dict[str, str], line: str, zone: tzinfo | None) -> Accou
 
 
 def parse_associations(text: str) -> list[Association]:
-    """Rows of `sacctmgr -n -P show assoc`. Raises ClusterError."""
+    """Parse `sacctmgr -n -P show assoc`. Raises ClusterError."""
     return [
         Association(
             cluster=row[0],
@@ -140,21 +140,21 @@ def parse_associations(text: str) -> list[Association]:
             fairshare=row[9],
             parent=row[10],
         )
-        for row in _lines(text, ASSOCIATION_FORMAT, "sacctmgr show assoc")
+        for row in _sacctmgr_rows(text, ASSOCIATION_FORMAT, "sacctmgr show assoc")
     ]
 
 
 def parse_default_accounts(text: str) -> dict[str, str]:
-    """Cluster → default account, from `sacctmgr -n -P show user … withassoc`. Raises ClusterError."""
+    """Return cluster → default account of `sacctmgr -n -P show user … withassoc`. Raises ClusterError."""
     rows = (line.split("|") for line in text.split("\n") if line)
     try:
         return {cluster: account for cluster, account in rows if cluster and account}
     except ValueError as error:
-        raise parse_error("sacctmgr show user", "not a cluster and an account", text) from error
+        raise parse_error("sacctmgr show user", "not a cluster with an account", text) from error
 
 
 def parse_qos(text: str) -> list[Qos]:
-    """Rows of `sacctmgr -n -P show qos`. Raises ClusterError."""
+    """Parse `sacctmgr -n -P show qos`. Raises ClusterError."""
     return [
         Qos(
             qos=row[0],
@@ -166,24 +166,24 @@ def parse_qos(text: str) -> list[Qos]:
             grp_tres=parse_tres(row[6]),
             max_tres_per_user=parse_tres(row[7]),
             max_wall_s=parse_slurm_duration(row[8]),
-            usage_factor=_factor(row[9]),
+            usage_factor=_parse_factor(row[9]),
             max_tres=parse_tres(row[10]),
         )
-        for row in _lines(text, QOS_FORMAT, "sacctmgr show qos")
+        for row in _sacctmgr_rows(text, QOS_FORMAT, "sacctmgr show qos")
     ]
 
 
-def _lines(text: str, columns: Sequence[str], command: str) -> Iterator[list[str]]:
-    """sacctmgr takes no separator of ours; what it prints here are administrators' names, which hold no bar."""
+def _sacctmgr_rows(text: str, columns: Sequence[str], command: str) -> Iterator[list[str]]:
+    """Yield rows. sacctmgr always separates by |, which administrators' names do not contain."""
     for line in text.split("\n"):
         if line:
             row = line.split("|")
             if len(row) < _MIN_COLUMNS:
-                raise parse_error(command, f"{len(row)} values instead of {_MIN_COLUMNS}", line)
+                raise parse_error(command, f"{len(row)} values (expected {_MIN_COLUMNS})", line)
             yield row + [""] * (len(columns) - len(row))
 
 
-def _factor(text: str) -> float:
+def _parse_factor(text: str) -> float:
     try:
         return float(text or 1)
     except ValueError as error:

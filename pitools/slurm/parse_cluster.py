@@ -1,4 +1,4 @@
-"""The cluster itself and what sbatch says: configuration, version, topology, start estimate, job id → records."""
+"""Parse configuration, version and topology of a cluster, and sbatch's start estimate and job id, into records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pitools.slurm.records import Block, Config, StartEstimate, Submitted, Switc
 
 _SETTING = re.compile(r"(\S+)\s*= ?(.*)")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
-# 25.05 says ` a using`, and drops nothing else; `on nodes` was `on` where Slurm knew no partition.
+# 25.05 prints ` a using`; `on nodes` is `on` if Slurm has no partition.
 _ESTIMATE = re.compile(
     r"Job \d+ to start at (?P<start>\S+)(?: on cluster (?P<cluster>\S+))?(?: a)? using (?P<cpus>\d+) processors"
     r" on (?:nodes )?(?P<nodes>\S+)(?: in partition (?P<partition>\S+))?"
@@ -20,7 +20,7 @@ _SUBMITTED = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
 
 
 def parse_config(text: str) -> Config:
-    """The settings of `scontrol show config`, those of its further sections too. Raises ClusterError."""
+    """Parse `scontrol show config` with all its sections. Raises ClusterError."""
     values: dict[str, str] = {}
     for line in text.split("\n"):
         match = _SETTING.fullmatch(line)
@@ -28,28 +28,28 @@ def parse_config(text: str) -> Config:
             values.setdefault(match[1], "" if match[2].strip() in ("(null)", "N/A") else match[2].strip())
     missing = [name for name in ("ClusterName", "SLURM_VERSION") if not values.get(name)]
     if missing:
-        raise parse_error("scontrol show config", f"it has no {' and no '.join(missing)}", text)
+        raise parse_error("scontrol show config", f"missing {' and '.join(missing)}", text)
     return Config(cluster=values["ClusterName"], version=parse_version(values["SLURM_VERSION"]), values=values)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """(22, 5, 8) of `slurm-wlm 22.05.8`, as every tool prints for `-V`. Raises ClusterError."""
+    """Parse the output of `-V`: (22, 5, 8) for `slurm-wlm 22.05.8`. Raises ClusterError."""
     match = _VERSION.search(text)
     if not match:
-        raise parse_error("sinfo -V", "it has no version", text)
+        raise parse_error("sinfo -V", "no version", text)
     return tuple(int(part) for part in match[0].split("."))
 
 
 def parse_topology(text: str) -> list[Switch | Block]:
-    """Switches or blocks of `scontrol show topology`; [] where the cluster has none. Raises ClusterError.
+    """Parse the switches or blocks of `scontrol show topology`; [] if there are none.
 
-    Lines of plugins that we do not know are left out, unless there is nothing else.
+    Lines of unknown plugins are ignored. Raises ClusterError if there are only such lines.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    found = [record for line in lines if (record := _parse_topology_line(line))]
-    if lines and not found:
+    records = [record for line in lines if (record := _parse_topology_line(line))]
+    if lines and not records:
         raise parse_error("scontrol show topology", "neither switches nor blocks", lines[0])
-    return found
+    return records
 
 
 def _parse_topology_line(line: str) -> Switch | Block | None:
@@ -73,14 +73,14 @@ def _parse_topology_line(line: str) -> Switch | Block | None:
             is_aggregated="AggregatedBlock" in values,
         )
     except (KeyError, ValueError) as error:
-        raise parse_error("scontrol show topology", f"missing or wrong: {error}", line) from error
+        raise parse_error("scontrol show topology", f"missing or invalid value: {error}", line) from error
 
 
 def parse_estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
-    """What `sbatch --test-only` writes to stderr when the job could run. Raises ClusterError."""
+    """Parse the stderr of `sbatch --test-only`. Raises ClusterError if there is no estimate."""
     match = _ESTIMATE.search(text)
     if not match:
-        raise parse_error("sbatch --test-only", "it names no start", text.strip())
+        raise parse_error("sbatch --test-only", "no start", text.strip())
     preempts = _PREEMPTS.search(text)
     return StartEstimate(
         start=parse_slurm_time(match["start"], zone),
@@ -93,10 +93,8 @@ def parse_estimate(text: str, zone: tzinfo | None = None) -> StartEstimate:
 
 
 def parse_submitted(text: str) -> Submitted:
-    """The job of `sbatch --parsable`: `id` or `id;cluster`. Raises ClusterError."""
-    found = _SUBMITTED.findall(text)
-    if len(found) != 1:
-        raise parse_error(
-            "sbatch --parsable", "it names no job" if not found else "it names several jobs", text.strip()
-        )
-    return Submitted(job_id=found[0][0], cluster=found[0][1])
+    """Parse the output of `sbatch --parsable`: `id` or `id;cluster`. Raises ClusterError."""
+    jobs = _SUBMITTED.findall(text)
+    if len(jobs) != 1:
+        raise parse_error("sbatch --parsable", f"{len(jobs)} jobs (expected 1)", text.strip())
+    return Submitted(job_id=jobs[0][0], cluster=jobs[0][1])

@@ -1,4 +1,4 @@
-"""Jobs: the answers of `squeue -o` and `scontrol -o show job` → records."""
+"""Parse the output of `squeue -o` and `scontrol -o show job` into records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pitools.slurm.fields import (
 )
 from pitools.slurm.records import SlurmJob
 
-# Field of Job → squeue's letter. The first and the last column hold no text that a user chose: see answer.rows.
+# Field of SlurmJob → squeue's format. The first and last column contain no text of users: see fields.split_rows.
 JOB_FORMAT = {
     "job_id": "%i",
     "array_job_id": "%F",
@@ -43,7 +43,7 @@ JOB_FORMAT = {
     "raw_id": "%A",
 }
 
-# In `scontrol show job` the name comes second and may hold anything, so it ends where Slurm's own next keys stand.
+# In `scontrol show job` the name is second and may contain anything; it ends at Slurm's next keys.
 _AFTER_NAME = re.compile(r"(?: HetJobIdSet=\S+)? UserId=\S+\(\d+\) GroupId=\S+\(\d+\) MCS_label=")
 _RECORD = re.compile(r"(?:\A|\n)(?=JobId=\d+ )")
 _TEXT_BEGINS = " Command="
@@ -70,21 +70,21 @@ _TEXT_KEYS = (
 def parse_squeue(
     text: str, sep: str = "|", fields: Sequence[str] = tuple(JOB_FORMAT), zone: tzinfo | None = None
 ) -> list[SlurmJob]:
-    """Jobs of `squeue -h -o`. fields: what each column is, as JOB_FORMAT names it. Raises ClusterError."""
+    """Parse `squeue -h -o`. fields: fields of SlurmJob, one per column. Raises ClusterError."""
     return [
-        _job(dict(zip(fields, row, strict=True)), "squeue", sep.join(row), zone)
+        _parse_job(dict(zip(fields, row, strict=True)), "squeue", sep.join(row), zone)
         for row in split_rows(text, sep, len(fields), "squeue")
     ]
 
 
-def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None) -> SlurmJob:
+def _parse_job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None) -> SlurmJob:
     try:
         job_id = values["job_id"]
         task = none_to_empty(values.get("array_task", ""))
         return SlurmJob(
             job_id=job_id,
             raw_id=values.get("raw_id") or re.split(r"\D", job_id)[0],
-            # squeue gives every job an array id; only a task number makes it an array.
+            # squeue prints an array id for every job; only array tasks have a task number.
             array_job_id=values.get("array_job_id", "") if task else "",
             array_task=task,
             state=states.parse_job_state(values["state"]),
@@ -114,7 +114,7 @@ def _job(values: Mapping[str, str], command: str, line: str, zone: tzinfo | None
             segment=parse_count(values.get("segment", "")) or 0,
         )
     except KeyError as error:
-        raise parse_error(command, f"it has no {error}", line) from error
+        raise parse_error(command, f"missing key {error}", line) from error
 
 
 def _unless_null(text: str) -> str:
@@ -122,16 +122,16 @@ def _unless_null(text: str) -> str:
 
 
 def parse_scontrol_jobs(text: str, zone: tzinfo | None = None) -> list[SlurmJob]:
-    """Jobs of `scontrol -o show job`.
+    """Parse `scontrol -o show job`.
 
-    Raises ClusterError, also where a job's name or comment imitates Slurm's own keys so that its end cannot be told.
+    Raises ClusterError, also if a job's name or comment imitates Slurm's keys, so that its end is ambiguous.
     """
     if text.strip() in ("", "No jobs in the system"):
         return []
     if not text.endswith("\n"):
-        raise parse_error("scontrol show job", "it is cut short", text)
+        raise parse_error("scontrol show job", "truncated", text)
     records = [record for record in _RECORD.split(text.rstrip("\n")) if record]
-    return [_job(_scontrol_values(record), "scontrol show job", record, zone) for record in records]
+    return [_parse_job(_scontrol_values(record), "scontrol show job", record, zone) for record in records]
 
 
 def _scontrol_values(record: str) -> dict[str, str]:
@@ -140,8 +140,8 @@ def _scontrol_values(record: str) -> dict[str, str]:
     if not record.startswith("JobId=") or not named or len(ends) != 1:
         raise parse_error("scontrol show job", "a key is missing, or a user's text imitates one", record)
     ids = key_values(head)
-    said = record[record.find(_TEXT_BEGINS, ends[0].end()) :] if _TEXT_BEGINS in record[ends[0].end() :] else ""
-    body, spoken = key_values(record[ends[0].start() :].removesuffix(said)), key_values(said, _TEXT_KEYS)
+    user_text = record[record.find(_TEXT_BEGINS, ends[0].end()) :] if _TEXT_BEGINS in record[ends[0].end() :] else ""
+    body, user_values = key_values(record[ends[0].start() :].removesuffix(user_text)), key_values(user_text, _TEXT_KEYS)
     values = {
         "job_id": _job_id(ids),
         "raw_id": ids["JobId"],
@@ -149,11 +149,11 @@ def _scontrol_values(record: str) -> dict[str, str]:
         "array_task": ids.get("ArrayTaskId", ""),
         "name": record[len(head + named) : ends[0].start()],
         "user": body["UserId"].split("(")[0],
-        # Here, and only here, Slurm joins the words of a reason.
+        # Only here Slurm joins the words of a reason by "_".
         "reason": body.get("Reason", "").replace("_", " "),
-        "gres": spoken.get("TresPerNode", ""),
-        "comment": spoken.get("Comment", ""),
-        "work_dir": spoken.get("WorkDir", ""),
+        "gres": user_values.get("TresPerNode", ""),
+        "comment": user_values.get("Comment", ""),
+        "work_dir": user_values.get("WorkDir", ""),
     }
     named_in_body = {
         "account": "Account",
@@ -180,7 +180,7 @@ def _scontrol_values(record: str) -> dict[str, str]:
 
 
 def _job_id(ids: Mapping[str, str]) -> str:
-    """The id as squeue prints it: `6_0`, `6_[3-9%3]`, `11+1`."""
+    """Return the id as squeue prints it: `6_0`, `6_[3-9%3]`, `11+1`."""
     if "ArrayJobId" in ids:
         task = ids.get("ArrayTaskId", "")
         return f"{ids['ArrayJobId']}_{task}" if task.isdigit() else f"{ids['ArrayJobId']}_[{task}]"

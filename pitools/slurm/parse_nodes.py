@@ -1,4 +1,4 @@
-"""Nodes, partitions, reservations: `scontrol -o show node|partition|reservation` → records."""
+"""Parse `scontrol -o show node|partition|reservation` into records."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from pitools.slurm.fields import (
 )
 from pitools.slurm.records import Node, Partition, Reservation
 
-# In `scontrol show node`, people's words begin with the first of these; the keys before it are Slurm's alone.
+# In `scontrol show node`, text of users starts at the first of these; all keys before it are Slurm's.
 _TEXT_BEGINS = re.compile(r"\s(?:Reason|Comment|Extra)=")
 _TEXT_KEYS = ("Comment", "Extra", "Reason", "InstanceId", "InstanceType", "ReservationName", "ResumeAfterTime")
 _REASON = re.compile(r"\sReason=(.*?) \[([^\s\[\]@]+)@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\]")
 
 
 def parse_nodes(text: str, zone: tzinfo | None = None) -> list[Node]:
-    """Nodes of `scontrol [-d] -o show node`. Raises ClusterError."""
-    return [_node(line, zone) for line in _lines(text, "NodeName=", "scontrol show node")]
+    """Parse `scontrol [-d] -o show node`. Raises ClusterError."""
+    return [_parse_node(line, zone) for line in _lines(text, "NodeName=", "scontrol show node")]
 
 
-def _node(line: str, zone: tzinfo | None) -> Node:
-    begins = _TEXT_BEGINS.search(line)
-    said = line[begins.start() :] if begins else ""
-    values = key_values(line.removesuffix(said))
+def _parse_node(line: str, zone: tzinfo | None) -> Node:
+    text_start = _TEXT_BEGINS.search(line)
+    user_text = line[text_start.start() :] if text_start else ""
+    values = key_values(line.removesuffix(user_text))
     try:
         state, flags = states.parse_node_state(values["State"])
         gpu_type, n_gpus = parse_gpus(values.get("Gres", ""))
-        reason, user, time = _reason(said, zone)
+        reason, user, time = _parse_reason(user_text, zone)
         return Node(
             node=values["NodeName"],
             state=state,
@@ -61,7 +61,7 @@ def _node(line: str, zone: tzinfo | None) -> Node:
             hostname=values.get("NodeHostName", values["NodeName"]),
         )
     except (KeyError, ValueError) as error:
-        raise parse_error("scontrol show node", f"missing or wrong: {error}", line) from error
+        raise parse_error("scontrol show node", f"missing or invalid value: {error}", line) from error
 
 
 def _gpus_allocated(values: dict[str, str], n_gpus: int) -> int | None:
@@ -69,14 +69,14 @@ def _gpus_allocated(values: dict[str, str], n_gpus: int) -> int | None:
         return 0
     if none_to_empty(values.get("GresUsed", "")):
         return parse_gpus(values["GresUsed"])[1]
-    # Without `-d` only the tracked TRES tell, and many a site does not track gres/gpu.
+    # Without `-d` only tracked TRES are listed, and many sites do not track gres/gpu.
     if "gres/gpu" in parse_tres(values.get("CfgTRES", "")):
         return parse_count(parse_tres(values.get("AllocTRES", "")).get("gres/gpu", "0"))
     return None
 
 
-def _reason(text: str, zone: tzinfo | None) -> tuple[str, str, str]:
-    """Reason, who gave it and when. Its own further lines stand, indented, behind the `[user@time]` of the first."""
+def _parse_reason(text: str, zone: tzinfo | None) -> tuple[str, str, str]:
+    """Return reason, user and time. Further lines of a reason are indented, after the first line's `[user@time]`."""
     first, *further = text.split("\n")
     match = _REASON.search(first)
     if not match:
@@ -85,11 +85,11 @@ def _reason(text: str, zone: tzinfo | None) -> tuple[str, str, str]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Partitions of `scontrol -o show partition`. Raises ClusterError."""
-    return [_partition(line) for line in _lines(text, "PartitionName=", "scontrol show partition")]
+    """Parse `scontrol -o show partition`. Raises ClusterError."""
+    return [_parse_partition(line) for line in _lines(text, "PartitionName=", "scontrol show partition")]
 
 
-def _partition(line: str) -> Partition:
+def _parse_partition(line: str) -> Partition:
     values = key_values(line)
     try:
         return Partition(
@@ -117,7 +117,7 @@ def _partition(line: str) -> Partition:
             is_hidden=values.get("Hidden") == "YES",
         )
     except KeyError as error:
-        raise parse_error("scontrol show partition", f"it has no {error}", line) from error
+        raise parse_error("scontrol show partition", f"missing key {error}", line) from error
 
 
 def _allowed(values: dict[str, str], key: str) -> tuple[str, ...]:
@@ -125,11 +125,11 @@ def _allowed(values: dict[str, str], key: str) -> tuple[str, ...]:
 
 
 def parse_reservations(text: str, zone: tzinfo | None = None) -> list[Reservation]:
-    """Reservations of `scontrol -o show reservation`. Raises ClusterError."""
-    return [_reservation(line, zone) for line in _lines(text, "ReservationName=", "scontrol show reservation")]
+    """Parse `scontrol -o show reservation`. Raises ClusterError."""
+    return [_parse_reservation(line, zone) for line in _lines(text, "ReservationName=", "scontrol show reservation")]
 
 
-def _reservation(line: str, zone: tzinfo | None) -> Reservation:
+def _parse_reservation(line: str, zone: tzinfo | None) -> Reservation:
     values = key_values(line)
     try:
         return Reservation(
@@ -144,14 +144,14 @@ def _reservation(line: str, zone: tzinfo | None) -> Reservation:
             accounts=comma_list(values.get("Accounts", "")),
         )
     except KeyError as error:
-        raise parse_error("scontrol show reservation", f"it has no {error}", line) from error
+        raise parse_error("scontrol show reservation", f"missing key {error}", line) from error
 
 
 def _lines(text: str, begin: str, command: str) -> Iterator[str]:
-    """The text of each record: a line that begins with its first key, and the lines of its own that follow."""
-    if text.strip() in ("", *(f"No {what} in the system" for what in ("nodes", "partitions", "reservations"))):
+    """Yield the text of each record: the line that starts with `begin`, and further lines of its values."""
+    if text.strip() in ("", *(f"No {kind} in the system" for kind in ("nodes", "partitions", "reservations"))):
         return
     if not text.startswith(begin) or not text.endswith("\n"):
-        raise parse_error(command, "it is cut short" if text.startswith(begin) else "an unknown beginning", text)
+        raise parse_error(command, "truncated" if text.startswith(begin) else f"it does not start with {begin}", text)
     for record in text.rstrip("\n").split("\n" + begin):
         yield record if record.startswith(begin) else begin + record

@@ -1,6 +1,6 @@
-"""What Slurm says, as records. Times are RFC 3339 UTC text or "", durations whole seconds or None for no limit.
+"""Records of Slurm's output. Times are RFC 3339 UTC text or "", durations whole seconds or None for no limit.
 
-Host lists stay folded, as Slurm printed them (`h[01-04]`); `core/hostlist.py` expands them.
+Host lists stay folded, as Slurm prints them (`h[01-04]`); `core/hostlist.py` expands them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from pitools.core.record import Record
 
 
 class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
-    """One node.
+    """A node.
 
-    state: its base state (`idle`, `mixed`, `allocated`, `down`, ...). flags: what qualifies it (`drain`,
+    state: base state (`idle`, `mixed`, `allocated`, `down`, ...). flags: flags of the state (`drain`,
     `not_responding`, ...). gres: as configured. gpu_type: `h100`, or several joined by commas, or "".
-    gpus_allocated: None where Slurm does not say. address: what slurmctld connects to; hostname: what the machine
-    calls itself.
+    gpus_allocated: None if unknown. address: address for slurmctld. hostname: the machine's own name.
     """
 
     node: str
@@ -39,7 +38,7 @@ class Node(Record, frozen=True, kw_only=True, tag="pit.node/1"):
 
 
 class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
-    """One partition. allow_*: () means anyone. max_nodes, max_time_s: None means no limit; tres: totals by name."""
+    """A partition. allow_*: () means all. max_nodes, max_time_s: None means no limit. tres: totals by name."""
 
     partition: str
     state: str
@@ -66,9 +65,9 @@ class Partition(Record, frozen=True, kw_only=True, tag="pit.partition/1"):
 
 
 class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
-    """Nodes that are kept from start to end, for whoever names it. cpus: kept of all its nodes together, 0 if untold.
+    """Nodes reserved from start to end. cpus: reserved CPUs of all nodes, 0 if unknown.
 
-    flags: in lower case, `maint` among them; users, accounts: who may use it, () for none.
+    flags: in lower case, such as `maint`. users, accounts: permitted users and accounts, () for none.
     """
 
     reservation: str
@@ -83,14 +82,13 @@ class Reservation(Record, frozen=True, kw_only=True, tag="pit.reservation/1"):
 
 
 class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
-    """One job, array task, het component, or the tasks of an array that are still pending.
+    """A job, array task, het component, or all pending tasks of an array.
 
-    job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: the number behind it. array_job_id,
-    array_task: "" outside arrays. nodes: how many. start, end: expected ones while pending or running.
-    priority: None while Slurm has none. restarts, batch_host and what follows: from `scontrol show job` only.
-    preempted: when it was told to make room; it may go on for the grace time of its QOS or partition. features:
-    as asked for with `--constraint`. required_nodes, excluded_nodes: host lists as Slurm keeps them. segment: nodes of
-    a block, 0 for none.
+    job_id: as Slurm prints it (`4`, `6_0`, `6_[3-9%3]`, `11+1`). raw_id: Slurm's number of the job. array_job_id,
+    array_task: "" outside arrays. nodes: number of nodes. start, end: expected times while pending or running.
+    priority: None if not set yet. restarts, batch_host and all later fields: from `scontrol show job` only.
+    preempted: time of the preemption; the job may run on for the grace time of its QOS or partition. features: the
+    `--constraint`. required_nodes, excluded_nodes: host lists. segment: nodes per segment, 0 for none.
     """
 
     job_id: str
@@ -125,10 +123,10 @@ class SlurmJob(Record, frozen=True, kw_only=True, tag="pit.job/1"):
 
 
 class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
-    """What accounting keeps of one job, or of one of its attempts.
+    """Accounting row of a job or of one attempt.
 
-    cancelled_by_uid: who cancelled it. exit_code, signal: the batch script's. derived_exit_code: the highest of its
-    steps. time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
+    cancelled_by_uid: user id of the canceller. exit_code, signal: of the batch script. derived_exit_code: highest of
+    its steps. time_limit_s: None means no limit. req_tres, alloc_tres: amounts as Slurm prints them, by name.
     """
 
     job_id: str
@@ -159,9 +157,9 @@ class AccountingRow(Record, frozen=True, kw_only=True, tag="pit.accounting/1"):
 
 
 class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
-    """One row of the accounting tree: user "" is the account itself, partition "" is every partition.
+    """A row of the accounting tree: user "" is the account itself, partition "" is every partition.
 
-    parent: the account above this account; "" for a user, who is below `account`.
+    parent: the account's parent account; "" for a user's row, whose parent is `account`.
     """
 
     cluster: str
@@ -178,7 +176,7 @@ class Association(Record, frozen=True, kw_only=True, tag="pit.association/1"):
 
 
 class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
-    """One quality of service. preempt: the QOS whose jobs it may preempt. max_tres: of one job."""
+    """A quality of service. preempt: the QOS that it may preempt. max_tres: limits per job."""
 
     qos: str
     priority: int = 0
@@ -194,7 +192,7 @@ class Qos(Record, frozen=True, kw_only=True, tag="pit.qos/1"):
 
 
 class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):
-    """What slurmctld runs with. values: by name as in slurm.conf, "" where unset. version: (25, 5, 9)."""
+    """Configuration of slurmctld. values: by name as in slurm.conf, "" if unset. version: (25, 5, 9)."""
 
     cluster: str
     version: tuple[int, ...]
@@ -202,7 +200,7 @@ class Config(Record, frozen=True, kw_only=True, tag="pit.config/1"):
 
 
 class Switch(Record, frozen=True, kw_only=True, tag="pit.switch/1"):
-    """One switch of a tree: level 0 is a leaf; node_list: every node below it; switches: folded, "" at a leaf."""
+    """A switch of a tree. level: 0 for a leaf. node_list: all nodes below it. switches: folded list, "" for a leaf."""
 
     switch: str
     level: int
@@ -211,7 +209,7 @@ class Switch(Record, frozen=True, kw_only=True, tag="pit.switch/1"):
 
 
 class Block(Record, frozen=True, kw_only=True, tag="pit.block/1"):
-    """One block. is_aggregated: made of the blocks that its folded name lists. size: nodes a block has, when whole."""
+    """A block. is_aggregated: consists of the blocks in its folded name. size: configured nodes per block."""
 
     block: str
     index: int
@@ -221,7 +219,7 @@ class Block(Record, frozen=True, kw_only=True, tag="pit.block/1"):
 
 
 class StartEstimate(Record, frozen=True, kw_only=True, tag="pit.estimate/1"):
-    """When and where Slurm, at this moment, would start a job. preempts: the jobs that it would stop for it."""
+    """Estimated start and nodes of a job. preempts: the jobs that it would preempt."""
 
     start: str
     cpus: int
@@ -232,7 +230,7 @@ class StartEstimate(Record, frozen=True, kw_only=True, tag="pit.estimate/1"):
 
 
 class Submitted(Record, frozen=True, kw_only=True, tag="pit.submitted/1"):
-    """A job that slurmctld took. cluster: "" unless Slurm named it."""
+    """A submitted job. cluster: "" unless Slurm printed it."""
 
     job_id: str
     cluster: str = ""

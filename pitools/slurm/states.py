@@ -1,4 +1,4 @@
-"""The vocabulary of states: what Slurm's words mean, however it shortened them."""
+"""Parse and classify Slurm's states of jobs and nodes, in long and short forms."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _JOB_STATES = frozenset(_COMPACT.values())
 
 
 class PendingReason(StrEnum):
-    """Why a job waits, as far as callers treat the cases differently."""
+    """Why a job is pending: the cases that callers treat differently."""
 
-    BAD_CONSTRAINTS = "bad-constraints"  # no node can ever be what it asks for
+    BAD_CONSTRAINTS = "bad-constraints"  # no node can satisfy the request
     BEGIN_TIME = "begin-time"
-    HELD = "held"  # until somebody releases it
-    NONE = "none"  # Slurm has not said
+    HELD = "held"  # until a user or operator releases it
+    NONE = "none"  # not set yet
     OTHER = "other"  # dependent, at a limit, ...
     PRIORITY = "priority"
     RESERVATION = "reservation"
     RESOURCES = "resources"  # its nodes are in use, or down
 
 
-# How Slurm's reason begins; more words may follow, such as which nodes are not available.
+# Prefix of Slurm's reason; details may follow, such as the unavailable nodes.
 _PENDING_REASONS = {
     "BadConstraints": PendingReason.BAD_CONSTRAINTS,
     "BeginTime": PendingReason.BEGIN_TIME,
@@ -67,7 +67,7 @@ _PENDING_REASONS = {
     "Resources": PendingReason.RESOURCES,
 }
 
-# A state that a later Slurm adds is in neither set: it is not finished until Slurm says one of these.
+# States of later Slurm versions are not listed and count as unfinished.
 _FINISHED = frozenset(
     {
         "BOOT_FAIL",
@@ -83,7 +83,7 @@ _FINISHED = frozenset(
     }
 )
 
-# The mark that sinfo puts behind a node's state, as the flag that scontrol spells out.
+# Suffix of sinfo's node state → the flag that scontrol prints.
 _NODE_SUFFIXES = {
     "*": "not_responding",
     "~": "powered_down",
@@ -112,54 +112,55 @@ _BLOCKING = frozenset(
 
 
 def parse_job_state(text: str) -> str:
-    """One whole upper-case word: `CANCELLED by 7` is CANCELLED, `OUT_OF_ME+` is OUT_OF_MEMORY, `PD` is PENDING.
+    """Return the full state: CANCELLED for `CANCELLED by 7`, OUT_OF_MEMORY for `OUT_OF_ME+`, PENDING for `PD`.
 
-    A word that is not known, or that could be cut from several, is kept as it came; nothing at all is UNKNOWN.
+    An unknown or ambiguous state is returned as it is; an empty one is UNKNOWN.
     """
-    word = text.split(" ", 1)[0].strip().upper()
-    if word.endswith("+"):
-        whole = [state for state in _JOB_STATES if state.startswith(word[:-1])]
-        return whole[0] if len(whole) == 1 else word
-    return _COMPACT.get(word, word) or UNKNOWN
+    state_text = text.split(" ", 1)[0].strip().upper()
+    if state_text.endswith("+"):
+        matches = [state for state in _JOB_STATES if state.startswith(state_text[:-1])]
+        return matches[0] if len(matches) == 1 else state_text
+    return _COMPACT.get(state_text, state_text) or UNKNOWN
 
 
 def pending_reason(text: str) -> PendingReason:
-    """Slurm's reason for a job that waits, classified; scontrol has `_` for a space."""
-    said = text.replace("_", " ") or "None"
-    return next((reason for words, reason in _PENDING_REASONS.items() if said.startswith(words)), PendingReason.OTHER)
+    """Classify Slurm's reason of a pending job; scontrol prints `_` for a space."""
+    reason_text = text.replace("_", " ") or "None"
+    matches = (reason for prefix, reason in _PENDING_REASONS.items() if reason_text.startswith(prefix))
+    return next(matches, PendingReason.OTHER)
 
 
 def is_held(reason: str) -> bool:
-    """Whether a job that waits for this reason begins only when somebody releases it."""
+    """Return whether a pending job with this reason needs a release to start."""
     return pending_reason(reason) is PendingReason.HELD
 
 
 def is_finished(state: str) -> bool:
-    """Whether a job in this state will not run again of itself; False for UNKNOWN and for states we do not know."""
+    """Return whether a state is final; False for UNKNOWN and for unlisted states."""
     return parse_job_state(state) in _FINISHED
 
 
 def combined_state(states: Iterable[str]) -> str:
-    """The one state of a job made of several: the first unfinished, else the first that is not COMPLETED."""
-    seen = list(states)
-    unfinished = [state for state in seen if not is_finished(state)]
-    bad = [state for state in seen if state != "COMPLETED"]
-    return (unfinished or bad or seen or [UNKNOWN])[0]
+    """Return the state of a job with several parts: the first unfinished, else the first that is not COMPLETED."""
+    state_list = list(states)
+    unfinished = [state for state in state_list if not is_finished(state)]
+    failed = [state for state in state_list if state != "COMPLETED"]
+    return (unfinished or failed or state_list or [UNKNOWN])[0]
 
 
 def parse_node_state(text: str) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags of `IDLE+DRAIN` or `DOWN*+DRAIN`, in lower case. Words that we do not know are kept."""
+    """Return base state and flags of `IDLE+DRAIN` or `DOWN*+DRAIN`, in lower case. Unknown ones are kept."""
     base, *flags = [part for part in text.lower().rstrip("+").split("+") if part] or ["unknown"]
     if text.endswith("+"):
         flags.append(_NODE_SUFFIXES["+"])
-    word = base.rstrip("*~#!%$@^-")
-    flags = [*(_NODE_SUFFIXES[mark] for mark in base[len(word) :]), *flags]
-    return word or "unknown", tuple(dict.fromkeys(flags))
+    base_state = base.rstrip("*~#!%$@^-")
+    flags = [*(_NODE_SUFFIXES[mark] for mark in base[len(base_state) :]), *flags]
+    return base_state or "unknown", tuple(dict.fromkeys(flags))
 
 
 def is_schedulable(state: str, flags: Iterable[str]) -> bool:
-    """Whether a node of this base state and these flags could start a job, now or once its present ones end."""
-    held = set(flags) & _BLOCKING
+    """Return whether a node in this state could start a job, now or after its current jobs."""
+    blocking = set(flags) & _BLOCKING
     if "powered_down" in flags:
-        held.discard("not_responding")  # a cloud node that was never started: Slurm starts it for a job
-    return state in {"idle", "mixed", "allocated"} and not held
+        blocking.discard("not_responding")  # a cloud node that was never started; Slurm starts it for a job
+    return state in {"idle", "mixed", "allocated"} and not blocking

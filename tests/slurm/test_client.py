@@ -155,13 +155,13 @@ def test_submitting_in_doubt_is_said(told: Make, stdout: str, stderr: str, kind:
         client.submit("#!/bin/sh\n")
     assert type(caught.value) is kind
     if kind is OutcomeUnknown:
-        assert "look for its name" in caught.value.hint
+        assert "its name with squeue" in caught.value.hint
 
 
 def test_an_answer_without_an_id_is_in_doubt(told: Make) -> None:
-    """sbatch that succeeds and names no job has probably queued one."""
+    """sbatch that succeeds and 0 jobs has probably queued one."""
     client, _ = told(lambda argv: (0, "thank you\n", ""))
-    with pytest.raises(OutcomeUnknown, match="names no job"):
+    with pytest.raises(OutcomeUnknown, match="0 jobs"):
         client.submit("#!/bin/sh\n")
 
 

@@ -103,7 +103,7 @@ def test_a_controller_that_is_gone(recorded: Recorded, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "hint"),
     [
-        ("test_only_never", "Requested node configuration is not available", "ask for fewer"),
+        ("test_only_never", "Requested node configuration is not available", "fewer GPUs"),
         ("test_only_bad_partition", "invalid partition specified: nope; Invalid partition name specified", "sinfo -s"),
         ("test_only_bad_account", "Invalid account or account/partition combination specified", "show assoc"),
         ("test_only_bad_qos", "Invalid qos specification", "format=account,qos"),
@@ -151,7 +151,7 @@ def test_the_hint_is_about_what_was_refused(said: str, hint: str) -> None:
 def test_a_block_refusal(repo: Path) -> None:
     """The block topology refuses in the same words."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment_bad.txt.err").read_text()
-    assert "ask for fewer" in errors.error_for("sbatch", "", 1, text).hint
+    assert "fewer GPUs" in errors.error_for("sbatch", "", 1, text).hint
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_row_of_wrong_width_is_shown() -> None:
     """The error names the counts and shows the line that is wrong."""
     with pytest.raises(ClusterError) as caught:
         fields.split_rows("a|b|c\nd|e\n", "|", 3, "squeue")
-    assert caught.value.message == "cannot read the answer of squeue: 2 values instead of 3"
+    assert caught.value.message == "cannot parse the output of squeue: 2 values (expected 3)"
     assert caught.value.where == "line: 'd|e'"
 
 
@@ -121,7 +121,7 @@ def test_counts(text: str, number: int | None) -> None:
 @pytest.mark.parametrize("function", [fields.parse_count, fields.parse_slurm_duration])
 def test_what_is_no_number(function: object) -> None:
     """A word where a number belongs is an error that shows it."""
-    with pytest.raises(ClusterError, match="cannot read") as caught:
+    with pytest.raises(ClusterError, match="cannot parse") as caught:
         function("many")  # type: ignore[operator]
     assert "many" in caught.value.where
 

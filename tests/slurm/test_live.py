@@ -249,7 +249,7 @@ def test_a_controller_that_never_answers(clusters: Path, tmp_path: Path) -> None
         assert caught.value.where == "scontrol"
         with pytest.raises(OutcomeUnknown, match="no answer within") as caught:
             client.submit(SCRIPT)
-        assert "look for its name" in caught.value.hint
+        assert "its name with squeue" in caught.value.hint
 
 
 def test_states_while_the_database_is_gone(clusters: Path, tmp_path: Path) -> None:

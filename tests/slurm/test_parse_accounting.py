@@ -42,7 +42,7 @@ def test_recorded_accounting_with_a_later_column(repo: object, recorded: Recorde
     text = recorded("sacct.txt")
     if version != "25.05":
         assert text == ""
-        with pytest.raises(ClusterError, match="it has no column JobID"):
+        with pytest.raises(ClusterError, match="column JobID"):
             parse_accounting.parse_sacct(text)
         return
     jobs = parse_accounting.parse_sacct(text, zone=UTC)
@@ -53,14 +53,14 @@ def test_recorded_accounting_with_a_later_column(repo: object, recorded: Recorde
 
 def test_a_missing_column_is_named(recorded: Recorded) -> None:
     """A header without what we need is an error that names the columns."""
-    with pytest.raises(ClusterError, match="it has no column JobIDRaw, JobName, User"):
+    with pytest.raises(ClusterError, match="JobIDRaw, JobName, User"):
         parse_accounting.parse_sacct(recorded("sacct_gone.txt"))
 
 
 @pytest.mark.parametrize("spoil", [lambda text: text[:-5], lambda text: text.replace("|FAILED|3:0|", "|FAILED|")])
 def test_half_a_row_is_refused(recorded: Recorded, spoil: Callable[[str], str]) -> None:
     """A row that is cut short, or lacks a value, is an error and not a shifted record."""
-    with pytest.raises(ClusterError, match="cannot read the answer of sacct"):
+    with pytest.raises(ClusterError, match="the output of sacct"):
         parse_accounting.parse_sacct(spoil(recorded("sacct_portable.txt")))
 
 
@@ -106,7 +106,7 @@ def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:
     assert parse_accounting.parse_qos(recorded("qos.txt").replace("\n", "|more\n")) == parse_accounting.parse_qos(
         recorded("qos.txt")
     )
-    with pytest.raises(ClusterError, match="2 values instead of 10") as caught:
+    with pytest.raises(ClusterError, match=r"2 values \(expected 10\)") as caught:
         parse_accounting.parse_qos("normal|0\n")
     assert caught.value.where == "line: 'normal|0'"
 
@@ -114,5 +114,5 @@ def test_sacctmgr_rows_may_grow_but_not_shrink(recorded: Recorded) -> None:
 @pytest.mark.parametrize("text", ["normal|x|||||||1|1\n", "normal|0||cluster|soon|||||1\n", "normal|0|||0||||1|much\n"])
 def test_values_of_the_wrong_kind_are_refused(text: str) -> None:
     """A word where a number or a duration belongs is an error."""
-    with pytest.raises(ClusterError, match="cannot read"):
+    with pytest.raises(ClusterError, match="cannot parse"):
         parse_accounting.parse_qos(text)

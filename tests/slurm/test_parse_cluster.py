@@ -34,7 +34,7 @@ def test_config_of_a_further_section_and_of_garbage() -> None:
     text = "ClusterName = c\nSLURM_VERSION = 26.05.1\n\nCgroup Support Configuration:\nAllowedRAMSpace = 100.0%\n"
     config = parse_cluster.parse_config(text)
     assert (config.version, config.values["AllowedRAMSpace"]) == ((26, 5, 1), "100.0%")
-    with pytest.raises(ClusterError, match="it has no SLURM_VERSION"):
+    with pytest.raises(ClusterError, match="SLURM_VERSION"):
         parse_cluster.parse_config("ClusterName = c\n")
 
 
@@ -114,7 +114,7 @@ def test_estimates_with_blocks_clusters_and_victims(repo: Path) -> None:
 
 def test_what_is_no_estimate(recorded: Recorded) -> None:
     """A refusal is no estimate."""
-    with pytest.raises(ClusterError, match="names no start"):
+    with pytest.raises(ClusterError, match="no start"):
         parse_cluster.parse_estimate(recorded("test_only_never.txt.err"))
 
 
@@ -134,5 +134,5 @@ def test_job_ids(text: str, job: Submitted) -> None:
 @pytest.mark.parametrize("text", ["", "Submitted batch job\n", "16\n17\n"])
 def test_what_is_no_job_id(text: str) -> None:
     """No id, or two, is an error."""
-    with pytest.raises(ClusterError, match="it names"):
+    with pytest.raises(ClusterError, match=r"jobs \(expected 1\)"):
         parse_cluster.parse_submitted(text)

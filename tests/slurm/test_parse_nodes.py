@@ -136,14 +136,14 @@ def test_later_versions_may_add(recorded: Recorded) -> None:
 )
 def test_bad_answers_are_refused(text: str) -> None:
     """Garbage, half an answer and missing keys are errors that show the line."""
-    with pytest.raises(ClusterError, match="cannot read the answer") as caught:
+    with pytest.raises(ClusterError, match="cannot parse") as caught:
         parse_nodes.parse_nodes(text)
     assert caught.value.where.startswith("line: ")
 
 
 def test_a_partition_without_a_needed_key_is_refused(recorded: Recorded) -> None:
     """A partition that lacks its nodes is an error that names the key."""
-    with pytest.raises(ClusterError, match="it has no 'Nodes'"):
+    with pytest.raises(ClusterError, match="'Nodes'"):
         parse_nodes.parse_partitions(recorded("partitions_o.txt").replace(" Nodes=", " Knots="))
 
 

@@ -89,7 +89,7 @@ class Bench:
 @pytest.fixture
 def bench(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Alpha, with whatever the test made of it undone in the end; it is asked twice a second, however long it takes."""
-    monkeypatch.setattr(loop, "_MAX_PAUSE_S", 0.5)
+    monkeypatch.setattr(loop, "_MAX_POLL_S", 0.5)
     made = Bench(client(load_site("alpha")), clusters / "alpha" / "slurm.conf")
     yield made
     if made.made:
