@@ -1,8 +1,8 @@
-"""Submissions of one user from one host follow each other at a pace, however many shells make them.
+"""Limit the rate of one user's submissions from one host, over all processes.
 
-slurmctld takes its write locks for every sbatch, and two hundred at once keep everybody else waiting. Each takes the
-next free moment out of a file that only this user can write, and waits for it; whatever is not as it should be there is
-answered by not waiting.
+slurmctld takes write locks for every sbatch, so two hundred at once block all other requests. Each submission reserves
+the next free slot in a file that only this user can write, and sleeps until then. On any problem with the file,
+submissions do not wait.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from pitools.slurm.ssh_mux import is_private
 
 MIN_INTERVAL_S = 0.1
-_MAX_WAIT_S = 60.0  # a moment further away than this was left by a clock that has been set since
-_LOCK_TIMEOUT_S = 1.0  # the file is held for the time of a read and a write; longer, and its holder has been stopped
+_MAX_WAIT_S = 60.0  # a later slot in the file is of an earlier boot
+_LOCK_TIMEOUT_S = 1.0  # the lock lasts a read and a write; a longer one is of a stopped process
 
 
 def wait_turn() -> None:
-    """Return when it is this submission's turn."""
+    """Sleep until this submission's slot."""
     with contextlib.suppress(OSError, ValueError):
         time.sleep(_reserve_slot(Path(f"/tmp/pitools-{os.geteuid()}")))  # noqa: S108 (ours alone, or not used)
 
 
 def _reserve_slot(folder: Path) -> float:
-    """Seconds to this submission's turn."""
+    """Reserve the next free slot. Returns the seconds until then."""
     if not is_private(folder):
         return 0.0
-    # Not the wall clock's time: this one is the same for every process of a host, and nobody sets it.
+    # CLOCK_BOOTTIME is the same for all processes of a host and cannot be set, unlike the wall clock.
     with open(os.open(folder / "sbatch", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
         _lock(file.fileno())
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -42,12 +42,12 @@ def _reserve_slot(folder: Path) -> float:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises OSError where somebody holds it for longer than it takes."""
-    until = time.monotonic() + _LOCK_TIMEOUT_S
+    """Lock the file. Raises BlockingIOError on time-out."""
+    deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.002)
