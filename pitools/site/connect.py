@@ -1,4 +1,4 @@
-"""A site's Slurm, reached the way its file says."""
+"""Make the Slurm client of a site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pitools.slurm.client import Client, Transport
 
 
 def client(site: Site) -> Client:
-    """The client of a site's Slurm. Raises UsageError for a site that has none."""
+    """Return the client of a site's Slurm. Raises UsageError for a site without Slurm."""
     if site.scheduler != "slurm":
         raise UsageError(f'site "{site.name}" has no Slurm', hint="choose another with --site; see: pit site list")
     environment = {"SLURM_CONF": site.slurm.conf} if site.slurm.conf else {}

@@ -1,6 +1,6 @@
-"""Finding and merging site files: shipped → /etc → yours → PIT_SITE_PATH → PIT_* variables; the last one wins.
+"""Find and merge site files: shipped → /etc → the user's → PIT_SITE_PATH → PIT_* variables; the last one wins.
 
-A later file of the same name may hold only the keys it changes.
+A later file of the same name may contain only the keys that it changes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pitools.core.errors import ConfigError, PitError, UsageError, suggest
 from pitools.site import dialect
 from pitools.site.schema import Site, SiteSetting
 
-# Variables that stand in for one key each. Flags come later still: they change the request, not the site. A variable
-# is set for every site and few can use its value, so `dialect` judges it where it is used, not `load`.
+# Variable → the key that it overrides. Options override the request, not the site. A variable applies to every site,
+# though its value may be invalid for most, so `dialect` checks it on use, not `load`.
 VARIABLE_KEYS = {
     "PIT_ACCOUNT": "defaults.account",
     "PIT_PARTITION": "defaults.partition",
@@ -30,19 +30,19 @@ VARIABLE_KEYS = {
 
 
 def bundled_dir(folder: str) -> Path:
-    """`site_configs`, `sbatch_templates` or `scripts`: part of the package, so that they are wherever it is.
+    """Return a folder of the installed package: `site_configs`, `sbatch_templates` or `scripts`.
 
-    In a checkout they are links to the folders of these names. Raises ConfigError where they were left out.
+    In a checkout these are links to the folders of these names. Raises ConfigError if the folder is missing.
     """
-    # Not by importlib.resources, whose import takes longer than `pit site list`; a package in a zip has no folders.
+    # importlib.resources takes longer to import than `pit site list` runs; packages in a zip are not supported.
     path = Path(pitools.__file__).parent / "shipped" / folder
     if not path.is_dir():
-        raise ConfigError("pitools is installed without its files", where=str(path), hint="install it anew with pip")
+        raise ConfigError("pitools is installed without its files", where=str(path), hint="reinstall it with pip")
     return path
 
 
 def search_path() -> list[Path]:
-    """Folders that may hold site files, weakest first."""
+    """Return the folders of site files, lowest priority first."""
     extra = os.environ.get("PIT_SITE_PATH", "")
     return [
         bundled_dir("site_configs"),
@@ -53,41 +53,41 @@ def search_path() -> list[Path]:
 
 
 def site_names() -> list[str]:
-    """Every site that some layer has a file for."""
-    found: set[str] = set()
+    """Return the names of all sites."""
+    names: set[str] = set()
     for folder in search_path():
         if folder.is_dir():
-            found.update(path.stem for path in folder.glob("*.toml"))
-    return sorted(found)
+            names.update(path.stem for path in folder.glob("*.toml"))
+    return sorted(names)
 
 
 def load_site(name: str, *, variables: bool = True) -> Site:
-    """The site of this name, its files merged and checked, then the variables. Raises UsageError or ConfigError."""
+    """Return the site, merged from its files and the variables, and checked. Raises UsageError or ConfigError."""
     return _load(name, variables)[0]
 
 
 def setting_origins(name: str) -> list[SiteSetting]:
-    """Every key of the site in force, with where its value came from."""
-    site, came_from = _load(name, variables=True)
+    """Return every setting of the site, with the origin of its value."""
+    site, origins = _load(name, variables=True)
     values = msgspec.to_builtins(site)
     return [
-        SiteSetting(key=key, value=json.dumps(value, ensure_ascii=False), origin=_origin(key, came_from))
+        SiteSetting(key=key, value=json.dumps(value, ensure_ascii=False), origin=_origin(key, origins))
         for key, value in _flatten(values, "")
     ]
 
 
 def site_files(name: str) -> list[Path]:
-    """The files of a site, weakest first. Raises UsageError when there is none."""
+    """Return the files of a site, lowest priority first. Raises UsageError if there is none."""
     # A name becomes a path: it must be one plain component.
-    found = (
+    files = (
         [path for folder in search_path() if os.path.lexists(path := folder / f"{name}.toml")]
         if _is_plain(name)
         else []
     )
-    if not found:
+    if not files:
         hint = suggest(name, site_names()) or "write one: see site_configs/README.md"
         raise UsageError(f'no site "{name}"', where="--site or PIT_SITE", hint=hint)
-    return found
+    return files
 
 
 def _is_plain(name: str) -> bool:
@@ -96,7 +96,7 @@ def _is_plain(name: str) -> bool:
 
 def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
     merged: dict[str, Any] = {}
-    came_from: dict[str, str] = {}
+    origins: dict[str, str] = {}
     for path in site_files(name):
         tables = _tables(path)
         # Checked one by one, so that an error names the file it stands in.
@@ -107,36 +107,36 @@ def _load(name: str, variables: bool) -> tuple[Site, dict[str, str]]:
             }
         if said.topology.file:
             tables["topology"]["file"] = _relative_to_file(path, said.topology.file)
-        _merge(merged, tables, came_from, str(path), "")
+        _merge(merged, tables, origins, str(path), "")
     where = " + ".join(str(path) for path in site_files(name))
     site = strict_toml.convert_tables(merged, Site, where)
     _check(site, name, where)
     if site.connection.kind == "ssh":
-        _check_remote_paths(site, came_from)
+        _check_remote_paths(site, origins)
     for variable, key in VARIABLE_KEYS.items():
         if variables and (value := os.environ.get(variable)):
             section, field = key.split(".")
-            _merge(merged, {section: {field: value}}, came_from, f"env {variable}", "")
-    return strict_toml.convert_tables(merged, Site, where), came_from
+            _merge(merged, {section: {field: value}}, origins, f"env {variable}", "")
+    return strict_toml.convert_tables(merged, Site, where), origins
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    """What a site file says, if nobody else could have written it. Raises ConfigError."""
-    if path.parent != bundled_dir("site_configs"):  # who could write there could write this program
+    """Read a site file. Raises ConfigError, also if another user could have written the file."""
+    if path.parent != bundled_dir("site_configs"):  # writers of that folder can change this program anyway
         trust.require_trusted(path, "site file")
     if not path.is_file():
-        raise ConfigError("a site is a file, and this is none", where=str(path), hint="move it away, or write the file")
+        raise ConfigError("not a file (expected a site file)", where=str(path), hint="move it away, or write the file")
     return strict_toml.read_toml(path)
 
 
 def _relative_to_file(file: Path, path: str) -> str:
-    """A path in a file, relative to the file's own folder."""
+    """Return a path in a file as absolute, relative to the file's folder."""
     return str((file.parent / Path(path).expanduser()).absolute())
 
 
-def _merge(into: dict[str, Any], tables: Mapping[str, Any], origins: dict[str, str], origin: str, at: str) -> None:
+def _merge(into: dict[str, Any], tables: Mapping[str, Any], origins: dict[str, str], origin: str, table: str) -> None:
     for key, value in tables.items():
-        path = f"{at}.{key}" if at else key
+        path = f"{table}.{key}" if table else key
         if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
             _merge(into.setdefault(key, {}), value, origins, origin, path)
         else:
@@ -144,12 +144,12 @@ def _merge(into: dict[str, Any], tables: Mapping[str, Any], origins: dict[str, s
             origins[path] = origin
 
 
-def _flatten(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+def _flatten(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _flatten(item, f"{at}.{key}" if at else key)
+            yield from _flatten(item, f"{path}.{key}" if path else key)
     else:
-        yield at, value
+        yield path, value
 
 
 def _origin(key: str, origins: Mapping[str, str]) -> str:
@@ -157,20 +157,21 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
 
 
 def _check(site: Site, name: str, where: str) -> None:
-    """What types alone cannot say. Raises ConfigError naming the key."""
+    """Check values beyond their types. Raises ConfigError with the key."""
     if site.name != name:
         raise ConfigError(f'name = "{site.name}" differs from the file\'s name', where=where, hint=f'name = "{name}"')
-    known = site.partitions
-    if site.defaults.partition and site.defaults.partition not in known:
-        hint = suggest(site.defaults.partition, known)
-        raise ConfigError(f'defaults.partition = "{site.defaults.partition}" is no partition', where=where, hint=hint)
+    partitions = site.partitions
+    if site.defaults.partition and site.defaults.partition not in partitions:
+        hint = suggest(site.defaults.partition, partitions)
+        problem = f'defaults.partition = "{site.defaults.partition}" is not a partition'
+        raise ConfigError(problem, where=where, hint=hint)
     if site.tiers and site.defaults.tier not in site.tiers:
         hint = suggest(site.defaults.tier, site.tiers)
-        raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is no tier', where=where, hint=hint)
+        raise ConfigError(f'defaults.tier = "{site.defaults.tier}" is not a tier', where=where, hint=hint)
     _check_units(site, where)
     if site.slurm.bin and (not site.slurm.bin.startswith("/") or ":" in site.slurm.bin):
-        what = f'slurm.bin = "{site.slurm.bin}" is no folder in full'
-        raise ConfigError(what, where=where, hint='bin = "/opt/slurm/bin"')
+        problem = f'slurm.bin = "{site.slurm.bin}" is not an absolute path'
+        raise ConfigError(problem, where=where, hint='bin = "/opt/slurm/bin"')
     for name in (*site.environment, *site.network.env):
         try:
             dialect.require_settable(name, by_site=True)
@@ -178,7 +179,7 @@ def _check(site: Site, name: str, where: str) -> None:
             raise ConfigError(f"environment: {error.message}", where=where, hint=error.hint) from error
     if site.connection.kind == "ssh" and (not site.connection.host or site.connection.host.startswith("-")):
         raise ConfigError(
-            f'connection.host = "{site.connection.host}" is no host', where=where, hint='host = "login.example"'
+            f'connection.host = "{site.connection.host}" is not a host', where=where, hint='host = "login.example"'
         )
     first, last = site.network.ports
     if not (first >= 1024 and last <= 65535):
@@ -188,16 +189,16 @@ def _check(site: Site, name: str, where: str) -> None:
     for key, value in _flatten(msgspec.to_builtins(site), ""):
         texts = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(text, str) and not text.isprintable() for text in [key, *texts]):
-            raise ConfigError(f'key "{key}" holds a control character', where=where, hint="values become script text")
+            raise ConfigError(f'key "{key}": control character', where=where, hint="values become script text")
 
 
 def _check_remote_paths(site: Site, origins: Mapping[str, str]) -> None:
-    """Raise ConfigError for a path of a site over ssh that is relative: there is no folder here that it starts from."""
+    """Raise ConfigError for a relative path of a site over ssh: this machine has no folder to start from."""
     for key in ("runs", "data", "python"):
         value, origin = getattr(site.paths, key), origins.get(f"paths.{key}")
         if origin and value and not value.startswith("/"):
             raise ConfigError(
-                f'paths.{key} = "{value}" is relative (expected a path in full, as the site reaches it over ssh)',
+                f'paths.{key} = "{value}" is relative (expected an absolute path, for a site over ssh)',
                 where=origin,
                 hint=f'{key} = "/shared/{{user}}/{key}"',
             )
@@ -213,21 +214,23 @@ def _check_units(site: Site, where: str) -> None:
         units.parse_duration(site.defaults.time)
         key = "place.bandwidth"
         if not units.parse_size(site.place.bandwidth):
-            raise ConfigError("nothing would ever arrive", hint='bandwidth = "100MiB"')
+            raise ConfigError("0 bytes per second", hint='bandwidth = "100MiB"')
         key = "recovery.exclude_for"
         units.parse_duration(site.recovery.exclude_for)
         key = "recovery.exclude_share and grace_s"
         if not 0 <= site.recovery.exclude_share <= 1 or site.recovery.grace_s < 0:
-            raise ConfigError("a share is between 0 and 1, a time 0 or more", hint="exclude_share = 0.1")
+            raise ConfigError(
+                "out of range (expected a share from 0 to 1, a time of 0 or more)", hint="exclude_share = 0.1"
+            )
         for name, partition in site.partitions.items():
             for counted in ("nodes", "gpus_per_node", "gpu_memory_gib"):
                 key = f"partitions.{name}.{counted}"
                 if getattr(partition, counted) < 0:
-                    raise ConfigError("less than none", hint="0 is not known")
+                    raise ConfigError("negative", hint="0 means unknown")
             key = f"partitions.{name}.max_time"
             dialect.time_limit_s(partition)
             key = f"partitions.{name}.speed and throughput"
             if min((partition.speed, *partition.throughput.values())) <= 0:
-                raise ConfigError("0 or less: a job there would never end", hint="speed = 1.0")
+                raise ConfigError("not positive: a job would never end", hint="speed = 1.0")
     except PitError as error:
         raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error

@@ -47,7 +47,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         (GOOD + 'time = "soon"\n', "time:", "2h"),
         (GOOD + '[env]\nWANDB_API_KEY = "x"\n', "looks like a secret", "export WANDB_API_KEY"),
         (GOOD + '[env]\n"A-B" = "x"\n', "not a variable name", ""),
-        (GOOD + '[env]\nPIT_ATTEMPT_DIR = "/etc"\n', "PIT_ATTEMPT_DIR", "leave PIT_ATTEMPT_DIR out"),
+        (GOOD + '[env]\nPIT_ATTEMPT_DIR = "/etc"\n', "PIT_ATTEMPT_DIR", "omit PIT_ATTEMPT_DIR"),
         (GOOD + '[env]\nPATH = "/tmp"\n', "PATH", "command ="),
         (GOOD + '[env]\nA = "x\\ny"\n', "newline", ""),
         (GOOD + 'constraint = "a\\u0000b"\n', "newline, NUL", ""),

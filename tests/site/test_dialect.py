@@ -145,5 +145,5 @@ def test_no_partition_at_all_is_said_as_that(write_site: Callable[[str, str], ob
     write_site("bare", 'name = "bare"\n[partitions.train]\n')
     with pytest.raises(ConfigError) as caught:
         dialect.require_partition(load.load_site("bare"), "", "r.toml")
-    assert "no partition is asked for" in caught.value.message
+    assert "no partition is given" in caught.value.message
     assert ["[defaults]" in caught.value.hint, "train" in caught.value.hint] == [True, True]
