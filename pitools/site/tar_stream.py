@@ -1,6 +1,6 @@
-"""Folders as streams: what goes to a site, and what comes back from one, which is believed nothing.
+"""Send folders to a site and receive them as plain tar streams, which every site can read and write.
 
-A stream is a plain tar, because every site has something that reads and writes it.
+Received streams are not trusted: every member is validated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_MEMBERS = 1_000_000
 
 
 class TarEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing in a stream: its name there, and the file here, the bytes, or the link that it is; else a folder."""
+    """A member of a stream: a file (`path`), bytes (`data`), a symbolic link (`link`), or a folder (none of them)."""
 
     name: str
     path: Path | None = None
@@ -35,7 +35,7 @@ class TarEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entries_of_dir(folder: Path) -> Iterator[TarEntry]:
-    """All that is in a folder, by name. Raises DataError for a link, a device, or a name that is not printable."""
+    """Yield the entries of a folder, sorted by path. Raises DataError for a link, a device or an unprintable name."""
     for path in sorted(folder.rglob("*")):
         kind = path.lstat().st_mode
         name = str(path.relative_to(folder))
@@ -45,13 +45,13 @@ def entries_of_dir(folder: Path) -> Iterator[TarEntry]:
 
 
 def write_tar(entries: Iterable[TarEntry], out: BinaryIO) -> int:
-    """Write entries as a tar; bytes of their files. Owners stay behind, and of modes all but what is executable.
+    """Write entries as a tar without owners; of modes only the executable bit is kept. Returns the bytes of the files.
 
-    Raises DataError for a file that shrinks while it is read, and what reading it raises.
+    Raises DataError for a file that shrinks during the read, and the errors of reading.
     """
     total = 0
     with tarfile.open(fileobj=out, mode="w|", bufsize=_BLOCK) as tar:
-        tar.copybufsize = _BLOCK  # type: ignore[attr-defined]  # of tarfile's own; 16 KiB without
+        tar.copybufsize = _BLOCK  # type: ignore[attr-defined]  # tarfile's copy buffer; default 16 KiB
         for entry in entries:
             info = tarfile.TarInfo(entry.name)
             if entry.path is not None:
@@ -74,35 +74,35 @@ def _write_file(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> int:
     except OSError as error:
         raise from_os_error(error, path) from error
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError("not a file any more", where=str(path), hint="it is being changed: try again")
-        info.size, info.mtime = found.st_size, found.st_mtime
-        info.mode = 0o755 if found.st_mode & 0o100 else 0o644
-        left = _FixedSizeReader(file, path, found.st_size)
-        tar.addfile(info, left)  # type: ignore[arg-type]  # it needs no more than `read`
-    return found.st_size
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError("no longer a file", where=str(path), hint="another process changes it: try again")
+        info.size, info.mtime = status.st_size, status.st_mtime
+        info.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        reader = _FixedSizeReader(file, path, status.st_size)
+        tar.addfile(info, reader)  # type: ignore[arg-type]  # only `read` is needed
+    return status.st_size
 
 
 class _FixedSizeReader:
-    """A file as long as it was: what is appended meanwhile is not sent, and what is cut off is told."""
+    """Reads a file up to its initial size. Raises DataError if the file shrinks."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
-        self._file, self._path, self._left = file, path, size
+        self._file, self._path, self._remaining = file, path, size
 
     def read(self, size: int) -> bytes:
-        block = self._file.read(min(size, self._left))
-        if len(block) < min(size, self._left):
-            raise DataError("it shrank while it was read", where=str(self._path), hint="try again")
-        self._left -= len(block)
+        block = self._file.read(min(size, self._remaining))
+        if len(block) < min(size, self._remaining):
+            raise DataError("shrank during the read", where=str(self._path), hint="try again")
+        self._remaining -= len(block)
         return block
 
 
 def unpack_tar(stream: BinaryIO, to: Path, *, limit: int) -> int:
-    """Unpack a tar that somebody sent into a folder; bytes of its files.
+    """Unpack a received tar into a folder. Returns the bytes of its files.
 
-    Only files and folders come through, by plain relative names, with modes of ours. Raises DataError for anything
-    else, for more bytes than `limit`, and for half a tar.
+    Only files and folders with plain relative names are accepted, with default modes. Raises DataError for any other
+    member, for more bytes than `limit`, and for a truncated tar.
     """
     total = 0
     try:
@@ -113,8 +113,8 @@ def unpack_tar(stream: BinaryIO, to: Path, *, limit: int) -> int:
                     raise DataError(f"more than {format_size(limit)}, or {_MAX_MEMBERS} files", where=member.name)
                 _unpack(tar, member, to)
     except tarfile.TarError as error:
-        raise DataError(f"half an answer, or none: {error}") from error
-    while stream.read(_BLOCK):  # who writes it is to end in peace
+        raise DataError(f"truncated or missing output: {error}") from error
+    while stream.read(_BLOCK):  # drain, so that the writer can finish
         pass
     return total
 
@@ -122,7 +122,7 @@ def unpack_tar(stream: BinaryIO, to: Path, *, limit: int) -> int:
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> None:
     name = member.name.rstrip("/")
     if not (member.isreg() or member.isdir()) or not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
-        raise DataError(f"it sent something that is neither file nor folder, or with a strange name: {name!r}")
+        raise DataError(f"received a member that is no file or folder, or has an invalid name: {name!r}")
     path = to / name
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
@@ -130,38 +130,39 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, to: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     source = tar.extractfile(member)
     assert source is not None
-    left = member.size
+    remaining = member.size
     with path.open("xb") as file:
         while block := source.read(_BLOCK):
             file.write(block)
-            left -= len(block)
-    if left:
-        raise DataError("half a file", where=name)
+            remaining -= len(block)
+    if remaining:
+        raise DataError("truncated file", where=name)
 
 
 class TarPipe:
-    """A pipe with a thread at one end, for a program at the other.
+    """A pipe between a thread and a program.
 
-    is_source: whether the thread writes, and the program reads. The `with` gives the program's end, and closes it.
+    work: run in the thread with its end. is_source: the thread writes and the program reads. `with` returns the
+    program's end and closes it.
     """
 
     def __init__(self, work: Callable[[BinaryIO], object], *, is_source: bool) -> None:
-        back, front = os.pipe()
-        mine, theirs = (front, back) if is_source else (back, front)
-        self.end: BinaryIO = os.fdopen(theirs, "rb" if is_source else "wb", buffering=0)
+        read_end, write_end = os.pipe()
+        own_end, program_end = (write_end, read_end) if is_source else (read_end, write_end)
+        self.end: BinaryIO = os.fdopen(program_end, "rb" if is_source else "wb", buffering=0)
         self._outcome: list[object] = []
         self._failed: list[BaseException] = []
-        hand = os.fdopen(mine, "wb" if is_source else "rb")
-        self._thread = threading.Thread(target=self._run, args=(work, hand), daemon=True)
+        stream = os.fdopen(own_end, "wb" if is_source else "rb")
+        self._thread = threading.Thread(target=self._run, args=(work, stream), daemon=True)
         self._thread.start()
 
-    def _run(self, work: Callable[[BinaryIO], object], hand: BinaryIO) -> None:
+    def _run(self, work: Callable[[BinaryIO], object], stream: BinaryIO) -> None:
         try:
-            with hand:
-                self._outcome.append(work(hand))
-        except BrokenPipeError:  # the program has its own reasons, and tells them
+            with stream:
+                self._outcome.append(work(stream))
+        except BrokenPipeError:  # the program reports its own error
             pass
-        except BaseException as error:  # noqa: BLE001 (raised where the result is asked for)
+        except BaseException as error:  # noqa: BLE001 (raised by `failed`)
             self._failed.append(error)
 
     def __enter__(self) -> BinaryIO:
@@ -169,11 +170,11 @@ class TarPipe:
 
     def __exit__(self, *_: object) -> None:
         self.end.close()
-        # Not for ever: what holds the other end open may be nobody of ours.
+        # With a time-out: a foreign process may hold the other end open.
         self._thread.join(_JOIN_S)
 
     def failed(self) -> PitError | None:
-        """What went wrong in the thread."""
+        """Return the thread's error, or None."""
         error = self._failed[0] if self._failed else None
         if error is None or isinstance(error, PitError):
             return error
@@ -182,5 +183,5 @@ class TarPipe:
         raise error
 
     def result(self) -> object:
-        """What the thread's work returned; None where it was cut short."""
+        """Return the result of `work`, or None if it did not finish."""
         return self._outcome[0] if self._outcome else None

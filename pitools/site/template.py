@@ -1,4 +1,4 @@
-"""Jinja templates → sbatch text. Templates are dumb: what differs between sites arrives as values."""
+"""Render Jinja templates to sbatch scripts. Differences between sites are passed as values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pitools.site.schema import Site
 
 SUFFIX = ".sbatch.j2"
 
-# Where a script that was rendered for a person keeps its attempts: beside where they submit it.
+# Run folder of a script rendered for a user: in the folder of its submission.
 SUBMIT_RUN_DIR = '"$SLURM_SUBMIT_DIR/runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
 SUBMIT_PYTHON = '"${PIT_PYTHON:-python3}"'
 
@@ -35,31 +35,31 @@ class Template(Record, frozen=True, kw_only=True, tag="pit.template/1"):
 
 
 class TemplateDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset a job stages: the name ranks know it by, and the folder it is copied from."""
+    """A dataset that a job stages. name: for the ranks. source: the folder to copy from."""
 
     name: str
     source: str
 
 
 def list_templates(site: Site) -> list[Template]:
-    """The scripts a site can render: the shipped ones, and those its file names."""
-    found = {
+    """Return the script templates of a site: the shipped ones and those of its file."""
+    templates = {
         path.name.removesuffix(SUFFIX): Template(
             script=path.name.removesuffix(SUFFIX), path=str(path), origin="shipped"
         )
         for path in sorted(bundled_dir("sbatch_templates").glob(f"*{SUFFIX}"))
     }
     for name, path in site.templates.items():
-        found[name] = Template(script=name, path=path, origin=f"site {site.name}")
-    return [found[name] for name in sorted(found)]
+        templates[name] = Template(script=name, path=path, origin=f"site {site.name}")
+    return [templates[name] for name in sorted(templates)]
 
 
 def find_template(site: Site, script: str) -> Template:
-    """The script of this name. Raises UsageError naming the nearest."""
-    known = {template.script: template for template in list_templates(site)}
-    if script not in known:
-        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=suggest(script, known))
-    return known[script]
+    """Return the template of this name. Raises UsageError with a suggestion."""
+    templates = {template.script: template for template in list_templates(site)}
+    if script not in templates:
+        raise UsageError(f'no script "{script}"', where=f"site {site.name}", hint=suggest(script, templates))
+    return templates[script]
 
 
 def render_template(
@@ -73,26 +73,26 @@ def render_template(
     run_dir: str = "",
     python: str = "",
 ) -> str:
-    """The sbatch text of one job on one site.
+    """Render the sbatch script of a job for a site.
 
     Args:
-        script: template name, as `templates` lists it.
-        payload: what every rank runs: an argv, or shell text that is already quoted.
-        environment: variables of the job, over the site's own.
-        run_dir: the run's folder; "" lets the submitter's folder decide.
-        python: interpreter on the nodes; "" takes the site's, or what PIT_PYTHON says when the script runs.
+        script: template name, as `list_templates` returns it.
+        payload: the command of every rank: an argv, or quoted shell text.
+        environment: variables of the job, which override the site's.
+        run_dir: the run's folder; "" means SUBMIT_RUN_DIR.
+        python: interpreter on the nodes; "" means the site's, or PIT_PYTHON when the script runs.
 
     Raises:
         UsageError: unknown script, or a value with a newline or NUL in it.
-        ConfigError: a template that uses a value we do not give, or that cannot be read.
+        ConfigError: a template that uses an unknown value, or cannot be read.
     """
     merged = {**_staging_variables(site), **site.environment, **site.network.env, **(environment or {})}
     for name, value in merged.items():
         dialect.require_variable(name)
         dialect.require_printable(value, name)
     line = payload if isinstance(payload, str) else shlex.join(payload)
-    for what, text in (("command", line), ("run folder", run_dir), *(("dataset", d.source) for d in datasets)):
-        dialect.require_printable(text, what)
+    for description, text in (("command", line), ("run folder", run_dir), *(("dataset", d.source) for d in datasets)):
+        dialect.require_printable(text, description)
     interpreter = python or site.paths.python
     values = {
         "directives": [dialect.sbatch_directive(flag) for flag in dialect.sbatch_flags(site, job)],
@@ -117,7 +117,7 @@ def render_template(
 
 
 def _staging_variables(site: Site) -> dict[str, str]:
-    """What pit-stage reads of the site's limits."""
+    """Return the site's limits as variables of pit-stage."""
     limits = {"PIT_STAGE_QUOTA": site.stage.quota, "PIT_STAGE_MIN_FREE": site.stage.min_free}
     return {name: text for name, text in limits.items() if text}
 
@@ -127,7 +127,7 @@ def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
     import jinja2.sandbox
 
     path = Path(find_template(site, script).path)
-    # A template lays values out: it has no business with the objects and modules behind them.
+    # Sandboxed: a template only formats values, and must not access objects or modules.
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.FunctionLoader(lambda name: _source(path.parent, name)),
         undefined=jinja2.StrictUndefined,
@@ -145,7 +145,7 @@ def _render(site: Site, script: str, values: Mapping[str, object]) -> str:
 
 
 def _source(folder: Path, name: str) -> tuple[str, str, None] | None:
-    """A template's text, from its own folder or the shipped ones; None where there is none. Raises ConfigError."""
+    """Return a template's text, from its own folder or the shipped ones; None if missing. Raises ConfigError."""
     if not name.isprintable() or {"", ".", ".."} & set(name.split("/")):
         return None
     for parent in dict.fromkeys((folder, bundled_dir("sbatch_templates"))):
@@ -159,7 +159,7 @@ def _source(folder: Path, name: str) -> tuple[str, str, None] | None:
 
 
 def _container_flags(site: Site) -> list[str]:
-    """srun's flags for the site's container, for the ranks' step only."""
+    """Return srun's flags for the site's container, for the step of the ranks only."""
     if site.container.runtime != "pyxis":
         return []
     flags = [f"--container-image={site.container.image}"]
@@ -168,11 +168,11 @@ def _container_flags(site: Site) -> list[str]:
     return flags
 
 
-def rank_command(site: Site, *words: str) -> str:
-    """Return what each rank runs, as shell text: our entry with these words, in the site's container if it has one."""
+def rank_command(site: Site, *arguments: str) -> str:
+    """Return the command of each rank as shell text, in the site's container if it has one."""
     # PIT_PYTHON is set in the script itself, so it must reach the shell unquoted.
     python = '"$PIT_PYTHON"' if site.container.runtime == "none" else "python3"
-    command = f"{python} -u -m pitools.launch.rank.main {shlex.join(words)}"
+    command = f"{python} -u -m pitools.launch.rank.main {shlex.join(arguments)}"
     if site.container.runtime != "apptainer":
         return command
     binds = [f"--bind={mount}" for mount in site.container.mounts]
@@ -180,7 +180,7 @@ def rank_command(site: Site, *words: str) -> str:
 
 
 def expand_placeholders(path: str, *, node: str = "", job: str = "") -> str:
-    """A path with `{node}`, `{user}` and `{job}` filled in, from Slurm's variables where not given.
+    """Replace `{node}`, `{user}` and `{job}` in a path, by default from Slurm's variables.
 
     Raises UsageError for any other placeholder.
     """
@@ -193,7 +193,7 @@ def expand_placeholders(path: str, *, node: str = "", job: str = "") -> str:
     def value(match: re.Match[str]) -> str:
         if match.group(1) not in values:
             raise UsageError(
-                f'"{match.group(0)}" cannot be filled in', where=path, hint=suggest(match.group(1), values)
+                f'"{match.group(0)}" is not a placeholder', where=path, hint=suggest(match.group(1), values)
             )
         return values[match.group(1)]()
 
@@ -201,7 +201,7 @@ def expand_placeholders(path: str, *, node: str = "", job: str = "") -> str:
 
 
 def _user() -> str:
-    """The user's name, or their number where no name is known, as in many containers."""
+    """Return the user's name, or the user id if it has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -78,7 +78,7 @@ def test_what_is_just_being_written_stays(site: Site, tmp_path: Path) -> None:
 def test_what_is_refused(site: Site, folder: Path, tmp_path: Path) -> None:
     """Links and devices do not travel, nor more than was allowed, which names the largest; nothing is left there."""
     to = f"{tmp_path}/there/run"
-    with pytest.raises(DataError, match=r"3\.0 MiB are more than the 1\.0 MiB") as caught:
+    with pytest.raises(DataError, match=r"3\.0 MiB .* 1\.0 MiB") as caught:
         remote_files.put_tree(site, folder, to, limit=1 << 20)
     assert "large, 3.0 MiB" in caught.value.hint
     (folder / "link").symlink_to("/etc/passwd")
@@ -184,7 +184,7 @@ HOSTILE = [
 def test_hostile_answers(info: tarfile.TarInfo, tmp_path: Path) -> None:
     """Names that lead out, links, devices: nothing of it is made."""
     (tmp_path / "in").mkdir()
-    with pytest.raises(DataError, match="neither file nor folder"):
+    with pytest.raises(DataError, match="received a member"):
         tar_stream.unpack_tar(made(lambda archive: archive.addfile(info)), tmp_path / "in", limit=1 << 20)
     assert not list((tmp_path / "in").iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
