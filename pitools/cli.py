@@ -23,9 +23,9 @@ NOUNS = {
     "launch": "Run a training job on a site, as a folder you can follow.",
     "place": "Which site, when, and what it costs; one queue over several sites.",
     "script": "The sbatch files of a site: list, render, check.",
-    "site": "Clusters as files: list, show, check, probe.",
+    "site": "List, show, check and generate site files.",
     "stage": "Move datasets to a node's own NVMe, verified (also: pit-stage).",
-    "topology": "Which nodes of a site, and which rank on which of them.",
+    "topology": "Choose nodes and order ranks by the network fabric.",
 }
 
 

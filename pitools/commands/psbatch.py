@@ -1,4 +1,4 @@
-"""`psbatch`: what people type instead of `sbatch`, for the scripts they already have."""
+"""`psbatch`: sbatch with the defaults of a site."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import click
 def command(args: tuple[str, ...]) -> int:
     """Run sbatch with a site's defaults added: [--site NAME] [--dry-run] SBATCH-OPTIONS… SCRIPT [ARGS…].
 
-    What the command line, the script or SBATCH_* variables already say is left as it is, and everything else is passed
-    on untouched. --dry-run prints what would be run.
+    Settings of the command line, the script and SBATCH_* override the defaults. Other arguments are passed unchanged.
+    --dry-run prints the command.
     """
     import sys
     from contextlib import nullcontext
@@ -26,8 +26,8 @@ def command(args: tuple[str, ...]) -> int:
         click.echo(command.get_help(click.get_current_context()))
         return 0
     site_name, dry_run, rest = psbatch.parse_own_options(args)
-    # A script is bytes to sbatch: one that is not UTF-8 goes through all the same. Python was started without a stdin
-    # (`<&-`) where it has none, and descriptor 0 may be any file by now.
+    # Scripts need not be UTF-8. sys.stdin is None if Python was started without stdin (`<&-`): descriptor 0 may then be
+    # another file.
     closed = sys.stdin is None
     with nullcontext() if closed else open(0, encoding="utf-8", errors="surrogateescape", closefd=False) as stdin:
         call = psbatch.prepare_call(load_site(site_name), rest, None if stdin is None or stdin.isatty() else stdin)

@@ -1,4 +1,4 @@
-"""`pit site`: clusters as files."""
+"""`pit site`: list, show and check site files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def group() -> None:
-    """Clusters as files: list, show, check, probe."""
+    """List, show, check and generate site files."""
 
 
 @group.command("list")
 @format_option
 def list_command(form: str) -> None:
-    """List the sites this machine knows."""
+    """List the sites of this machine."""
     from pitools.core.errors import PitError
     from pitools.core.output import Output
     from pitools.site import load, schema
@@ -36,7 +36,7 @@ def list_command(form: str) -> None:
 
 
 def _raise_last(failed: list[PitError]) -> None:
-    """Raise what went wrong last, when everything before it has been said."""
+    """Print all errors but the last, and raise the last."""
     for error in failed[:-1]:
         click.echo(f"pit: {error}" + (f"; {error.hint}" if error.hint else ""), err=True)
     if failed:
@@ -45,10 +45,10 @@ def _raise_last(failed: list[PitError]) -> None:
 
 @group.command()
 @click.argument("name")
-@click.option("--origin", is_flag=True, help="Say which file or variable each value came from.")
+@click.option("--origin", is_flag=True, help="Print the file or variable of each value.")
 @format_option
 def show(name: str, origin: bool, form: str) -> None:
-    """Show every setting of a site in force."""
+    """Show the effective settings of a site."""
     from pitools.core.output import Output
     from pitools.site import load
 
@@ -63,10 +63,10 @@ def show(name: str, origin: bool, form: str) -> None:
 @format_option
 @click.pass_context
 def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> None:
-    """Judge site files; exit 1 when one has a finding, 75 when one is away."""
+    """Check site files. Exit 1: a site has a finding; 75: a site is unreachable."""
     from pitools.core.errors import PitError, UsageError
     from pitools.core.output import Output
-    from pitools.site import check as judge
+    from pitools.site import check as site_check
     from pitools.site import load
 
     findings = 0
@@ -74,12 +74,12 @@ def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> 
     with Output(form, ("site", "key", "problem", "hint")) as out:
         for name in names or load.site_names():
             try:
-                for finding in judge.check_site(name, live=live):
+                for finding in site_check.check_site(name, live=live):
                     findings += 1
                     out(finding)
             except UsageError:
                 raise
-            except PitError as error:  # a site that is away is no reason not to judge the next one
+            except PitError as error:  # an unreachable site must not prevent the check of the next one
                 error.where = f"site {name}: {error.where}" if error.where else f"site {name}"
                 failed.append(error)
     _raise_last(failed)
@@ -89,10 +89,10 @@ def check(ctx: click.Context, names: tuple[str, ...], live: bool, form: str) -> 
 
 @group.command()
 @click.argument("name")
-@click.option("--host", metavar="HOST", default="", help="Reach the cluster through ssh to this host.")
+@click.option("--host", metavar="HOST", default="", help="Run the cluster's commands over ssh on this host.")
 @click.option("--conf", metavar="FILE", default="", help="SLURM_CONF of the cluster, if not the host's own.")
 def probe(name: str, host: str, conf: str) -> None:
-    """Print a site file for the cluster that is reached here, filled in from Slurm's own answers."""
+    """Print a site file for the running cluster, generated from its Slurm."""
     from pitools.site import probe
 
     click.echo(probe.make_site_file(name, host=host, conf=conf), nl=False)

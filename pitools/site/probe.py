@@ -1,4 +1,4 @@
-"""A site file for a cluster that exists, from what its own Slurm says."""
+"""Generate a site file for a running cluster from its Slurm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pitools.slurm.client import Client, Transport
 from pitools.slurm.records import Association, Config, Node, Partition, Qos
 from pitools.slurm.transport import run_command
 
-# Folders of Slurm's commands, a line each: "." where the PATH has them, then the login shell's, then those that
-# ParallelCluster, other clouds' images, Bright and people who build it use. A shell over ssh is no login shell. One
-# line, as csh, where it is the login shell, takes no other.
+# Print the folders of Slurm's commands, one per line: "." if in the PATH, then the login shell's, then those of
+# ParallelCluster, other cloud images, Bright and builds from source. A shell over ssh is not a login shell. One line,
+# because csh as login shell accepts no other.
 _FIND_SLURM_SCRIPT = (
     "command -v scontrol > /dev/null && echo .; "
     "said=$(\"${SHELL:-/bin/sh}\" -lc 'command -v scontrol' 2> /dev/null < /dev/null | tail -n 1); "
@@ -26,27 +26,27 @@ _FIND_SLURM_SCRIPT = (
 
 
 def make_site_file(name: str, *, host: str, conf: str) -> str:
-    """TOML text of a site: facts filled in, and ?? where a person must say more. Raises what the client raises."""
+    """Return the TOML text of a site file, with ?? at values for the user to set. Raises the errors of the client."""
     if not name.replace("-", "_").isidentifier():
-        raise UsageError(f'"{name}" is not a name for a site', hint="letters, digits, - and _")
+        raise UsageError(f'"{name}" is not a name for a site', hint="use letters, digits, - and _")
     slurm, config = _find_client(Transport(host=host, env={"SLURM_CONF": conf} if conf else {}))
     partitions = slurm.partitions()
     qos: list[Qos] = []
-    mine: list[Association] = []
-    charged: Mapping[str, str] = {}
+    own_associations: list[Association] = []
+    default_accounts: Mapping[str, str] = {}
     missing = ""
     try:
         user = slurm.user()
-        qos, charged = slurm.qos(), slurm.default_accounts(user)
-        mine = [row for row in slurm.associations(user) if row.user and row.cluster == config.cluster]
-    except PitError as error:  # many sites run without accounting; the rest of the file is as good
+        qos, default_accounts = slurm.qos(), slurm.default_accounts(user)
+        own_associations = [row for row in slurm.associations(user) if row.user and row.cluster == config.cluster]
+    except PitError as error:  # many sites have no accounting; the rest of the file is still useful
         missing = error.message
     lines = [
-        *_head(name, config, sorted({row.account for row in mine})),
+        *_head(name, config, sorted({row.account for row in own_associations})),
         *_connection_table(slurm.transport, conf, config),
         *_paths_table(config, slurm.home() if host else ""),
         *_tiers_table(qos, missing),
-        *_defaults_table(charged.get(config.cluster, ""), mine, qos, partitions),
+        *_defaults_table(default_accounts.get(config.cluster, ""), own_associations, qos, partitions),
         *_recovery_table(config, partitions, qos),
         *_partition_tables(partitions, slurm.nodes()),
     ]
@@ -54,7 +54,7 @@ def make_site_file(name: str, *, host: str, conf: str) -> str:
 
 
 def _find_client(transport: Transport) -> tuple[Client, Config]:
-    """The client whose commands get an answer, those of the controller's own version first. Raises as the client."""
+    """Return a client whose commands work, preferably of the controller's version. Raises the errors of the client."""
     folders = dict.fromkeys(run_command(transport, ["sh", "-c", _FIND_SLURM_SCRIPT], env={}).stdout.split("\n"))
     answered: list[tuple[Client, Config]] = []
     failed: PitError | None = None
@@ -64,7 +64,7 @@ def _find_client(transport: Transport) -> tuple[Client, Config]:
             answered.append((slurm, config := slurm.config()))
             if slurm.version()[:2] == config.version[:2]:
                 return slurm, config
-        except PitError as error:  # another Slurm's commands; or the controller is away, as the first of them says
+        except PitError as error:  # commands of another Slurm, or an unreachable controller: the first error is raised
             failed = failed or error
     if not answered and failed:
         raise failed
@@ -72,7 +72,7 @@ def _find_client(transport: Transport) -> tuple[Client, Config]:
 
 
 def _head(name: str, config: Config, accounts: Sequence[str]) -> list[str]:
-    lines = [f"# Filled in by `pit site probe {name}`; what only a person knows is marked with ??."]
+    lines = [f"# Filled in by `pit site probe {name}`; set the values marked with ??."]
     lines += [f"name = {_quote(name)}", f"description = {_quote(f'Slurm cluster {config.cluster}')}"]
     return [*lines, f"accounts = [{', '.join(map(_quote, accounts))}]"] if accounts else lines
 
@@ -85,7 +85,7 @@ def _connection_table(transport: Transport, conf: str, config: Config) -> list[s
 
 
 def _paths_table(config: Config, home: str) -> list[str]:
-    """home: of the user on the far side; "" where there is none."""
+    """Return the [paths] table. home: the user's home over ssh, "" for a local site."""
     runs = f"{home}/runs" if home else "runs"
     lines = ["", "[paths]", "# ?? storage that login and compute nodes share", f"runs = {_quote(runs)}"]
     if home:
@@ -107,13 +107,13 @@ def _tiers_table(qos: Iterable[Qos], missing: str) -> list[str]:
 
 
 def _defaults_table(
-    account: str, mine: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]
+    account: str, own_associations: Sequence[Association], qos: Sequence[Qos], partitions: Sequence[Partition]
 ) -> list[str]:
     lines = ["", "[defaults]"]
     lines += [f"partition = {_quote(part.partition)}" for part in partitions if part.is_default]
     lines += [f"account = {_quote(account)}"] if account else []
     names = {row.qos for row in qos}
-    of_account = [row for row in mine if row.account == account] or mine
+    of_account = [row for row in own_associations if row.account == account] or own_associations
     tier = next((row.default_qos for row in of_account if row.default_qos in names), "")
     if names:
         lines.append(f"tier = {_quote(tier or ('normal' if 'normal' in names else min(names)))}")
@@ -121,16 +121,16 @@ def _defaults_table(
 
 
 def _recovery_table(config: Config, partitions: Sequence[Partition], qos: Iterable[Qos]) -> list[str]:
-    """How jobs end here, and how the next one comes."""
-    said = config.values
-    # What is preempted gets the grace time of its partition or QOS, if they give one, and KillWait in any case.
+    """Return the [recovery] table."""
+    settings = config.values
+    # A preempted job gets the grace time of its partition or QOS, if set, and KillWait in any case.
     graces = [part.grace_s for part in partitions if part.grace_s] + [row.grace_s for row in qos if row.grace_s]
-    grace_s = min(graces) if graces else _seconds(said.get("KillWait", ""), 30)
+    grace_s = min(graces) if graces else _seconds(settings.get("KillWait", ""), 30)
     lines = ["", "[recovery]", f"grace_s = {grace_s}"]
     lines += ['# ?? "login" where compute nodes may not call sbatch', 'submit_from = "node"']
-    mode, back = said.get("PreemptMode", "OFF").upper(), said.get("JobRequeue", "1") == "1"
+    mode, back = settings.get("PreemptMode", "OFF").upper(), settings.get("JobRequeue", "1") == "1"
     if "REQUEUE" in mode and back:
-        delay_s = _seconds(said.get("AuthInfo", "").partition("cred_expire=")[2].partition(",")[0], 120)
+        delay_s = _seconds(settings.get("AuthInfo", "").partition("cred_expire=")[2].partition(",")[0], 120)
         lines.append(
             f"# Slurm puts back what it preempts, after {delay_s} s (cred_expire); a fresh job starts at once."
         )
@@ -142,15 +142,15 @@ def _recovery_table(config: Config, partitions: Sequence[Partition], qos: Iterab
 
 
 def _seconds(text: str, default: int) -> int:
-    word = text.split(" ")[0]
-    return int(word) if word.isdecimal() else default
+    number = text.split(" ")[0]
+    return int(number) if number.isdecimal() else default
 
 
 def _partition_tables(partitions: Iterable[Partition], nodes: Iterable[Node]) -> list[str]:
-    held = list(nodes)
+    node_list = list(nodes)
     lines: list[str] = []
     for partition in partitions:
-        members = [node for node in held if partition.partition in node.partitions]
+        members = [node for node in node_list if partition.partition in node.partitions]
         lines += ["", f"[partitions.{_key(partition.partition)}]", f"nodes = {partition.nodes}"]
         if members:
             least = min(members, key=lambda node: (node.gpus, node.cpus))
@@ -162,7 +162,7 @@ def _partition_tables(partitions: Iterable[Partition], nodes: Iterable[Node]) ->
 
 
 def _quote(text: str) -> str:
-    # TOML's basic strings escape as JSON's do.
+    # Basic strings of TOML have the escapes of JSON.
     return json.dumps(text)
 
 

@@ -1,6 +1,6 @@
-"""What a site file says. Every key, its unit and its default; `site_configs/README.md` is the same for readers.
+"""Schema of site files: keys, units and defaults. `site_configs/README.md` documents them for users.
 
-A site is data: a misspelt key is an error, and nothing in it is executed.
+A site file is data: an unknown key is an error, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Connection(Section, frozen=True, kw_only=True):
-    """How commands get to the site: on this host, or through `ssh host`."""
+    """How commands run at the site: on this host, or over `ssh host`."""
 
     kind: Literal["local", "ssh"] = "local"
     host: str = ""
@@ -25,11 +25,10 @@ class Connection(Section, frozen=True, kw_only=True):
 
 
 class Slurm(Section, frozen=True, kw_only=True):
-    """The site's Slurm. conf: value of SLURM_CONF for its commands, when it is not the host's default.
+    """The site's Slurm. conf: SLURM_CONF for its commands, if not the host's default.
 
-    bin: the folder of its commands, there and on the nodes, where the PATH does not lead to them or to another Slurm's.
-
-    cluster: its ClusterName; jobs are placed here only when it answers to that. "" is not compared.
+    bin: folder of its commands, at the site and on nodes, if the PATH does not have them or has another Slurm's.
+    cluster: its ClusterName; jobs are placed only if the controller reports this name. "": not checked.
     """
 
     conf: str = ""
@@ -38,11 +37,11 @@ class Slurm(Section, frozen=True, kw_only=True):
 
 
 class Dialect(Section, frozen=True, kw_only=True):
-    """Which spelling of each sbatch flag the site accepts.
+    """The form of sbatch flags that the site accepts.
 
-    gpus: how GPUs are asked for; `none` emits nothing. gpu_type: put the type in (`gpu:h100:8`).
-    account, qos, memory, exclusive, signal, requeue: whether the flag is emitted at all. `memory="all"` asks for all
-    memory of the node (`--mem=0`). segment: `--segment` of block topologies. extra: flags added as they stand.
+    gpus: the flag that requests GPUs; `none` for no flag. gpu_type: include the type (`gpu:h100:8`).
+    account, qos, memory, exclusive, signal, requeue: whether the flag is used. `memory="all"` requests all memory of
+    the node (`--mem=0`). segment: `--segment` of block topologies. extra: additional flags, unchanged.
     """
 
     gpus: Literal["gres", "gpus-per-node", "none"] = "gres"
@@ -58,11 +57,10 @@ class Dialect(Section, frozen=True, kw_only=True):
 
 
 class SitePartition(Section, frozen=True, kw_only=True):
-    """One partition. Prices are in the site's currency per node and hour.
+    """A partition. Prices are in the site's currency per node and hour.
 
-    max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE are no limit. speed: of one node, beside any other
-    partition's, for requests that nobody has measured. throughput: request name → samples per second and node, as
-    measured or known.
+    max_time: as in sbatch; "" and Slurm's UNLIMITED and INFINITE mean no limit. speed: of a node, relative to other
+    partitions, for requests without a measurement. throughput: request name → samples per second and node.
     """
 
     nodes: int = 0
@@ -76,7 +74,7 @@ class SitePartition(Section, frozen=True, kw_only=True):
 
 
 class Defaults(Section, frozen=True, kw_only=True):
-    """What is used when a request does not say."""
+    """Defaults for requests."""
 
     partition: str = ""
     account: str = ""
@@ -85,11 +83,11 @@ class Defaults(Section, frozen=True, kw_only=True):
 
 
 class Paths(Section, frozen=True, kw_only=True):
-    """Folders. `{node}`, `{user}` and `{job}` are filled in on the node.
+    """Folders. `{node}`, `{user}` and `{job}` are replaced on the node.
 
-    runs: run folders, on storage that the login and compute nodes share. data: datasets, likewise.
-    nvme: where pit-stage puts datasets on each node. python: an interpreter that has pitools, as the nodes see it.
-    runs_access: who may read a run's folder: its owner alone, or its group too. Nobody else may write there.
+    runs: run folders, on storage shared by login and compute nodes. data: datasets, on shared storage too.
+    nvme: folder of pit-stage on each node. python: path on the nodes of an interpreter with pitools.
+    runs_access: readers of a run's folder: its owner, or its group too. Only the owner may write there.
     """
 
     runs: str = "runs"
@@ -100,9 +98,9 @@ class Paths(Section, frozen=True, kw_only=True):
 
 
 class Network(Section, frozen=True, kw_only=True):
-    """How ranks meet. ports: first and last coordinator port, below the ephemeral range and open between nodes.
+    """Rendezvous of ranks. ports: first and last coordinator port, below the ephemeral range and open between nodes.
 
-    host_suffix: appended to rank 0's node address where the fast network has names of its own (`n01` → `n01i`).
+    host_suffix: appended to rank 0's node name for its address in the fast network (`n01` → `n01i`).
     env: variables of every rank, such as NCCL_SOCKET_IFNAME.
     """
 
@@ -112,10 +110,10 @@ class Network(Section, frozen=True, kw_only=True):
 
 
 class Stage(Section, frozen=True, kw_only=True):
-    """How jobs stage to `paths.nvme`. fanout: nodes of a job read the source once and pass it on to each other.
+    """Staging to `paths.nvme`. fanout: the nodes of a job read the source once and copy from each other.
 
-    quota: the most that a user's folder there may hold. min_free: what must stay free on the disk. Both such as
-    `500GiB`, "" for no limit; the least recently used sets make room.
+    quota: limit of a user's folder. min_free: minimum free space of the disk. Both such as `500GiB`, "" for no limit;
+    the least recently used sets are evicted.
     """
 
     fanout: bool = False
@@ -124,7 +122,7 @@ class Stage(Section, frozen=True, kw_only=True):
 
 
 class Topology(Section, frozen=True, kw_only=True):
-    """What describes the fabric better than Slurm does.
+    """A description of the fabric that replaces Slurm's.
 
     file: a topology.conf, topology.yaml, a CSV of host and switches, or a measured matrix; relative to the site file.
     dims, nodes: a torus and its nodes, the last dimension the fastest.
@@ -136,11 +134,10 @@ class Topology(Section, frozen=True, kw_only=True):
 
 
 class Place(Section, frozen=True, kw_only=True):
-    """What `pit place` may do here. max_queued_jobs: the most of its jobs that may wait in the site's queue at a time.
+    """Parameters of `pit place`. max_queued_jobs: limit of its pending jobs at the site.
 
-    bandwidth: what a second of copying brings to `paths.data`, such as `200MiB`, until it was measured.
-    failures_per_node_day: how often a node is lost, as far as accounting has not seen it. gpu_hours: what all our jobs
-    may use in 30 days; 0 is no limit.
+    bandwidth: bytes per second of copies to `paths.data`, such as `200MiB`, until measured. failures_per_node_day:
+    expected node failures, until accounting has data. gpu_hours: limit of all our jobs in 30 days; 0 means none.
     """
 
     max_queued_jobs: int = 4
@@ -150,12 +147,12 @@ class Place(Section, frozen=True, kw_only=True):
 
 
 class Recovery(Section, frozen=True, kw_only=True):
-    """How runs go on here after a fault, a preemption, or their time limit.
+    """Recovery of runs after a fault, a preemption or their time limit.
 
-    chain: "fresh" submits a new job, "requeue" puts the same one back in the queue wherever that will do, "none" leaves
-    it to a person. submit_from: "node" where compute nodes may call sbatch, else "login": `pit launch tick`, `watch`
-    and `--wait` do it. grace_s: between SIGTERM and SIGKILL at preemption. exclude_share: of a partition's nodes, the
-    most that runs keep away from at a time; exclude_for: how long they do.
+    chain: "fresh" submits a new job, "requeue" requeues the job where possible, "none" does nothing. submit_from:
+    "node" if compute nodes may call sbatch, else "login": `pit launch tick`, `watch` and `--wait` submit. grace_s: from
+    SIGTERM to SIGKILL at preemption. exclude_share: maximum share of a partition's nodes that runs exclude;
+    exclude_for: duration of an exclusion.
     """
 
     chain: Literal["fresh", "requeue", "none"] = "fresh"
@@ -166,7 +163,7 @@ class Recovery(Section, frozen=True, kw_only=True):
 
 
 class Container(Section, frozen=True, kw_only=True):
-    """What ranks run in. Staging and rank order always run on the host."""
+    """The container of ranks. Staging and rank order always run on the host."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: str = ""
@@ -176,9 +173,9 @@ class Container(Section, frozen=True, kw_only=True):
 class Site(Section, frozen=True, kw_only=True):
     """One site file, all layers merged.
 
-    accounts: names you may charge. tiers: a request's tier → the site's QOS. modules: `module load` lines.
-    environment: variables of the whole job, never secrets. templates: script name → file, beside the shipped ones; a
-    relative path starts at the site file's folder.
+    accounts: permitted accounts. tiers: a request's tier → the site's QOS. modules: `module load` lines.
+    environment: variables of the whole job, never secrets. templates: script name → file, in addition to
+    the shipped ones; a relative path starts at the site file's folder.
     """
 
     name: str
@@ -216,7 +213,7 @@ class SiteRow(Record, frozen=True, kw_only=True, tag="pit.site/1"):
 
 
 class SiteSetting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
-    """One key of a site, its value as JSON, and the file, variable or `default` it came from."""
+    """A key of a site. value: as JSON. origin: its file, its variable or `default`."""
 
     key: str
     value: str
@@ -224,7 +221,7 @@ class SiteSetting(Record, frozen=True, kw_only=True, tag="pit.setting/1"):
 
 
 def site_row(site: Site) -> SiteRow:
-    """A site as one line."""
+    """Return the row of a site."""
     gpus = {f"{part.gpu}:{part.gpus_per_node}" for part in site.partitions.values() if part.gpus_per_node}
     return SiteRow(
         site=site.name,
