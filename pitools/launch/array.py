@@ -1,4 +1,4 @@
-"""Run one function on many nodes as a Slurm array and wait for it. Results are the files that it writes."""
+"""Run one function on many nodes as a Slurm job array, and wait for it. Its results are the files that it writes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from pitools.store.version_state import revalidate_nfs
 
 DoneCounter = Callable[[], int]
 
-_PROGRESS_EVERY_S, _PROGRESS_LONGEST_S = 0.5, 5.0  # at first, and when it takes long: many files are looked at
+_PROGRESS_EVERY_S, _PROGRESS_LONGEST_S = 0.5, 5.0  # polling reads many files: less often as the array runs longer
 _STATE_EVERY_S = 15.0
-_UNREACHABLE_S = 60.0  # so long a result may need to show on a shared file system after its task is gone
-_HINT = "what is done is kept: run the same command again, and it goes on with the rest"
+_UNREACHABLE_S = 60.0  # a shared file system may show a result this much later than its task's end
+_HINT = "finished jobs are kept: run the same command again for the rest"
 
 
 class _TaskBackend(Protocol):
-    """What runs the tasks."""
+    """The tasks of one array, in Slurm or on this machine."""
 
     def state(self) -> str:
-        """The state of all of them together, as Slurm says it."""
+        """Return one Slurm state for all tasks."""
 
     def cancel(self) -> None:
-        """End what is left."""
+        """End the tasks that still run."""
 
 
 def run_array(
@@ -54,12 +54,12 @@ def run_array(
     count_done: DoneCounter,
     cpus: int = 1,
 ) -> None:
-    """Call `function` with each of `argument_tuples` in an array task of its own, and wait until all have returned.
+    """Call `function` with each of `argument_tuples` in a separate array task, and wait until all have returned.
 
-    work_dir: a folder that all nodes see. total, count_done: pieces of work in all, and how many are done now; shown on
-    the way. A site without Slurm runs the tasks here, all at once, with their logs in `work_dir`. Interrupted, or when
-    a task fails, it cancels the others. Raises what a task raises, ClusterError for one that ends without a word, and
-    what the site's Slurm raises.
+    work_dir: a folder on storage that all nodes share. total, count_done: the number of pieces of work, and a function
+    that returns how many are done; for the progress bar. A site without Slurm runs all tasks on this machine at the
+    same time, with their logs in `work_dir`. An interrupt or a failed task cancels the others. Raises the PitError of a
+    task, ClusterError for another error of a task and for a task without a result, and the errors of Slurm.
     """
     request = Request(name=_slurm_name(name), command="true", cpus_per_task=cpus, workdir=str(Path.cwd()))
     plan = planning.make_plan(request, site, f"--site {site.name}")
@@ -83,7 +83,7 @@ def run_array(
 
 
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
-    """An executor whose array is a run like any other, to be looked at with `pit launch`."""
+    """Create the executor of the array. The array is a run: `pit launch show` and `logs` take it."""
     run_dir = Path(plan.runs) / run_folder.new_run_id(plan.name)
     exactly_once.require_cluster(site, slurm)
     try:
@@ -115,7 +115,7 @@ class _SlurmTasks:
     def state(self) -> str:
         with contextlib.suppress(TryLater):
             return self._slurm.state_of([self._id])[self._id]
-        return "RUNNING"  # as far as we know: Slurm did not answer
+        return "RUNNING"  # Slurm did not answer: assume that it runs
 
     def cancel(self) -> None:
         self._slurm.cancel([self._id])
@@ -144,7 +144,7 @@ def _wait_for_tasks(
             if gone_since and queried_at - gone_since > _UNREACHABLE_S:
                 where = str(pending[0].paths.folder.parent)
                 raise ClusterError(
-                    f"array task {pending[0].job_id} ended without a word: {state}", where=where, hint=_HINT
+                    f"array task {pending[0].job_id} ended without a result: {state}", where=where, hint=_HINT
                 )
 
 
@@ -152,7 +152,7 @@ def _raise_task_error(job: submitit.Job[Any]) -> None:
     """Raise the error that a task raised."""
     error = job.exception()
     if error is not None:
-        last = (str(error).strip().splitlines() or ["it says no more"])[-1]
+        last = (str(error).strip().splitlines() or ["no message"])[-1]
         where = str(job.paths.folder.parent)
         raise ClusterError(f"array task {job.job_id} failed: {last}", where=where, hint=_HINT) from error
     result = job.result()
@@ -161,7 +161,7 @@ def _raise_task_error(job: submitit.Job[Any]) -> None:
 
 
 def _call_on_node(function: Callable[..., object], *arguments: Any) -> PitError | None:
-    """Call it on the node. An error of ours is handed back whole, others as submitit does it."""
+    """Call `function` on the node. Return its PitError with all fields; submitit passes on other errors as text."""
     try:
         function(*arguments)
     except PitError as error:

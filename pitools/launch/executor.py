@@ -1,8 +1,8 @@
-"""submitit's SlurmExecutor with our script, our Slurm client, and the exit code of the ranks.
+"""submitit's SlurmExecutor with pitools' script, Slurm client and rank logs.
 
-Stock submitit renders one fixed script, calls `sbatch` by name, and forgets a subclass when it submits an array
-(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). Each of the overrides below is one of these;
-`tests/launch/test_executor.py` holds them against the installed version.
+Stock submitit renders one fixed script, calls `sbatch` by name, and drops the subclass when it submits an array
+(1.5.4: `_internal_process_submissions` builds a literal SlurmExecutor). Each override below replaces one of these;
+`tests/launch/test_executor.py` checks them against the installed version.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pitools.site.template import rank_command
 
 
 class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
-    """submitit's files, and our logs: a rank's output is kept by attempt, and not under the job's id."""
+    """submitit's files, with a rank's output in its attempt's folder instead of under the job's id."""
 
     @property
     def stdout(self) -> Path:
-        """The rank's output in the newest attempt of its job; before there is one, the job's own."""
+        """The rank's log in the newest attempt of its job; the job's own output before the first attempt."""
         run_dir, (_, _, index) = self.folder.parent, str(self.job_id).partition("_")
         for attempt in reversed(run_folder.attempt_dirs(run_dir)):
             log = attempt / "logs" / f"{self.task_id}.out"
@@ -42,7 +42,7 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
 
     @property
     def stderr(self) -> Path:
-        """The same file: a rank has one log for both."""
+        """The same file as `stdout`: a rank has one log for both."""
         return self.stdout
 
     def _is_attempt(self, attempt: Path, index: str) -> bool:
@@ -55,7 +55,7 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
 
 
 class PitJob(submitit.SlurmJob):  # type: ignore[misc]
-    """submitit's job, whose `stdout()` is the rank's output."""
+    """submitit's job. Its `stdout()` returns the rank's output."""
 
     def __init__(self, folder: Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
         super().__init__(folder=folder, job_id=job_id, tasks=tasks)
@@ -65,14 +65,14 @@ class PitJob(submitit.SlurmJob):  # type: ignore[misc]
 class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
     """Submits a plan's ranks (`submit_plan`), or callables as its jobs (submitit's `submit`, `map_array`, `batch`).
 
-    Its folder is a run, to be looked at with `pit launch show` and `logs`; a callable that failed is not repeated.
+    Its folder is a run: `pit launch show` and `logs` take it. A failed callable is not repeated.
 
     Args:
-        plan, site: what every job asks for, and how it is spelled.
+        plan, site: the resources of every job, and the site that it runs on.
         run_dir: the run's folder; pickles and results of callables go to `<run_dir>/submitit`.
-        submit_script: gives a script to the site and returns the job id. Raises ClusterError or Unreachable.
+        submit_script: submits a script to the site and returns the job id. Raises ClusterError or Unreachable.
 
-    Raises ConfigError for a folder that others made or could change.
+    Raises ConfigError for a run_dir that another user created or can write to.
     """
 
     job_class = PitJob
@@ -84,21 +84,21 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
             run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
         else:
             run_folder.make_run_dir(run_dir, site.paths.runs_access)
-        # submitit counts time-outs against this, in minutes.
+        # submitit's limit for time-outs, in minutes.
         self.parameters["time"] = max(1, plan.job.time_s // 60)
 
     @classmethod
     def affinity(cls) -> int:
-        """Always available: the site may be reached over ssh, with no `srun` here."""
+        """Return submitit's "available": a site over ssh needs no `srun` on this machine."""
         return 2
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         raise UsageError(
-            f"{', '.join(kwargs)}: resources come from the plan", hint="change the request, and plan again"
+            f"{', '.join(kwargs)}: set by the plan", hint="change the request, then: pit launch plan REQUEST"
         )
 
     def submit_plan(self) -> str:
-        """Submit one job whose ranks run the plan itself, and return its id."""
+        """Submit one job in which the ranks run the plan itself, and return its id."""
         return str(self._submit_command(rank_command(self.site, "plan", f"{self.run_dir}/plan.json")).job_id)
 
     @property
@@ -116,7 +116,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
     def _submit_command(self, command: str) -> core.Job[Any]:
         self._make_run()
         script = self.run_dir / "script.sbatch"
-        # Whole or absent: where a script is there, `pit launch tick` may find that nobody has submitted it.
+        # Written atomically: `pit launch tick` may submit a script that has no job yet.
         write_atomic(script, self._make_submission_file_text(command, ""), durable=False)
         job_id = self.submit_script(script)
         recorded = run_folder.read_record(self.run_dir / "job.json", run_folder.JobRef)
@@ -126,7 +126,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         return self.job_class(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
 
     def _make_run(self) -> None:
-        """Let the folder be a run, unless it is one. Raises NoSpace, ClusterError."""
+        """Write plan.json and the first event, unless the folder is a run already. Raises NoSpace, ClusterError."""
         path = self.run_dir / "plan.json"
         if path.exists():
             return
@@ -138,7 +138,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         run_folder.append_event(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
-        # Pickles are code: whoever could put one here would run as this user.
+        # Pickles are code: a user who can write one here can run code as this user.
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if len(delayed_submissions) == 1:
             return list(super()._internal_process_submissions(delayed_submissions))

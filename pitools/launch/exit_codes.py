@@ -1,4 +1,4 @@
-"""The exit codes that are ours: the package's docstring is their table."""
+"""The exit codes that pitools gives a job; the docstring of `pitools.launch.job` explains each."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ ATTEMPT_NOT_STARTED = 94
 STOPPED_FOR_RESUME = 95
 NO_PORTS = 96
 
-# What a program ends with that saved and stopped because it was told to.
+# Exit codes of a program that saved and stopped because of a signal.
 STOPPED_CODES = (STOPPED_FOR_RESUME, 128 + signal.SIGTERM, 128 + signal.SIGUSR2)

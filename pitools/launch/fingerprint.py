@@ -1,8 +1,7 @@
-"""The same failure at the same place has the same fingerprint, whichever run, rank, node or day it was.
+"""Fingerprints of failures: the same failure at the same place has the same one in every run, rank, node and day.
 
-It is made of the exception's type, the innermost frames (file names without their folders, and functions; no line
-numbers, which an edit elsewhere in the file would move), and the message with everything taken out that differs from
-one time to the next.
+A hash over the exception's type, the innermost frames (file name without folder, and function; no line numbers, because
+an edit elsewhere in the file moves them), and the message without its varying parts: numbers, addresses, paths.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _VARYING = (
 
 
 def fingerprint_exception(error: str, message: str, trace: str) -> str:
-    """16 hex digits for an exception's type, message and traceback; "" for no type at all."""
+    """Return 16 hex digits for an exception's type, message and traceback; "" without a type."""
     if not error:
         return ""
     frames = [f"{path.rpartition('/')[2]}:{function}" for path, function in _FRAME.findall(trace)][-_TOP_FRAMES:]
@@ -32,18 +31,18 @@ def fingerprint_exception(error: str, message: str, trace: str) -> str:
 
 
 def fingerprint_exit(description: str) -> str:
-    """The same for an end without an exception, such as `exit code 7` or `Segmentation fault`."""
+    """Return 16 hex digits for an end without an exception, such as `exit code 7` or `Segmentation fault`."""
     return hashlib.blake2b(normalize_exit(description).encode(), digest_size=8).hexdigest()
 
 
 def normalize_message(message: str) -> str:
-    """A message without numbers, addresses and paths, which differ from one time to the next."""
+    """Return a message with its numbers, addresses and paths replaced by placeholders."""
     text = message[:2000]
-    for pattern, instead in _VARYING:
-        text = pattern.sub(instead, text)
+    for pattern, placeholder in _VARYING:
+        text = pattern.sub(placeholder, text)
     return text.strip()
 
 
-def normalize_exit(what: str) -> str:
-    """The words of an end; its numbers are its meaning and stay."""
-    return " ".join(what[:2000].split())
+def normalize_exit(description: str) -> str:
+    """Return the description of an end with single spaces. Its numbers tell ends apart, and stay."""
+    return " ".join(description[:2000].split())

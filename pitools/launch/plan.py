@@ -22,7 +22,7 @@ from pitools.store.resolve import exists
 
 
 class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset of the plan: where it is copied from, which version, and how many bytes each node will hold."""
+    """A dataset of the plan. source: the folder of the version to copy. bytes: its size on each node."""
 
     name: str
     source: str
@@ -31,7 +31,7 @@ class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
-    """Everything that was decided before anything is done. `pit launch run -` accepts it."""
+    """A request resolved for a site. `pit launch run -` reads it from stdin."""
 
     name: str
     site: str
@@ -45,12 +45,12 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
 
     @property
     def nodes(self) -> int:
-        """How many nodes the job asks for."""
+        """The job's number of nodes."""
         return self.job.nodes
 
     @property
     def ranks(self) -> int:
-        """How many ranks run on them, all together."""
+        """The job's number of ranks, on all nodes."""
         return self.job.nodes * self.job.tasks_per_node
 
     @property
@@ -60,30 +60,30 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
 
     @property
     def time(self) -> str:
-        """The job's time limit, as Slurm writes it."""
+        """The job's time limit, in Slurm's format."""
         return units.to_slurm_time(self.job.time_s)
 
     @property
     def bytes_per_node(self) -> int:
-        """What each node will hold of staged data."""
+        """The staged data of each node, in bytes."""
         return sum(data.bytes for data in self.data)
 
 
 def make_plan(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
     """Resolve a request for a site. Reads the manifests of its datasets, and nothing else.
 
-    Raises ConfigError for a partition, tier, account or size the site does not have, DataError for a dataset that is
-    not one.
+    where: the name of the request in errors. Raises ConfigError for a partition, tier, account or size that the site
+    does not have, DataError for a folder that is no dataset.
     """
     partition = request.partition or site.defaults.partition
     time_s = _time_limit_s(request, site, where)
     if partition or site.partitions:
         _require_fits(request, site, partition, time_s, where)
     if request.nodelist and (named := len(hostlist.expand(request.nodelist))) > request.nodes:
-        what = f"nodelist names {named} nodes, and nodes = {request.nodes}"
-        raise ConfigError(what, where=where, hint="the job gets all that it names: name no more than it has")
+        message = f"nodelist: {named} nodes (expected at most {request.nodes}, from nodes = {request.nodes})"
+        raise ConfigError(message, where=where, hint=f"nodes = {named}, or a shorter nodelist")
     if request.data and not site.paths.nvme:
-        raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="add it to the site")
+        raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="set it in its file")
     job = dialect.JobSpec(
         name=request.name,
         nodes=request.nodes,
@@ -102,7 +102,7 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         signal=_time_limit_signal(request, site, time_s),
         requeue=site.recovery.chain != "none",
     )
-    dialect.sbatch_flags(site, job)  # what the site has no flag for is refused now, not when the script is written
+    dialect.sbatch_flags(site, job)  # raises here, not later in the script, for an option without a flag at this site
     return Plan(
         name=request.name,
         site=site.name,
@@ -117,7 +117,7 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
 
 
 def load_plan(run_dir: Path) -> Plan:
-    """Return the plan that a run was made from. Raises DataError."""
+    """Return the plan of a run. Raises DataError."""
     plan = run_folder.read_record(run_dir / "plan.json", Plan)
     if plan is None:
         raise DataError("not a run: it has no plan.json", where=str(run_dir))
@@ -125,7 +125,7 @@ def load_plan(run_dir: Path) -> Plan:
 
 
 def require_workdir(plan: Plan, site: Site) -> None:
-    """Raise ConfigError where the plan's workdir, a folder of this machine, is none. Over ssh it may be there alone."""
+    """Raise ConfigError if the plan's workdir is no folder here. A site over ssh may have it only there: unchecked."""
     if site.connection.kind == "local" and not Path(plan.request.workdir).is_dir():
         raise ConfigError(f'workdir = "{plan.request.workdir}" is no folder', where=plan.name)
 
@@ -134,59 +134,59 @@ def _time_limit_s(request: Request, site: Site, where: str) -> int:
     time = request.time or site.defaults.time
     time_s = units.parse_duration(time)
     if time_s < 60:
-        # To Slurm, --time=0 is no limit at all.
+        # For Slurm, --time=0 means no limit.
         raise ConfigError(f'time = "{time}" is less than a minute', where=where, hint='write minutes, or "2h"')
     return time_s
 
 
 def _time_limit_signal(request: Request, site: Site, time_s: int) -> str:
-    """What ranks are sent before the time limit: as asked, else as the framework's programs understand it."""
+    """Return the signal sent to ranks before the time limit, by the request, else by the framework: `USR2@120`."""
     if request.signal:
         return "" if request.signal == "none" else request.signal
     if request.command or request.framework == "none":
-        return ""  # a command saves nothing unless its writer thought of it: a signal would only end it sooner
+        return ""  # a signal ends a command that has no handler for it
     name, _, before_s = time_limit_signal.default_signal(request.framework, site.recovery.grace_s).partition("@")
-    # A short job is there to run, not to be told that it ends.
+    # A short job would otherwise get its signal near its start.
     return f"{name}@{min(int(before_s), time_s // 4)}"
 
 
 def _require_fits(request: Request, site: Site, name: str, time_s: int, where: str) -> None:
-    """Raise ConfigError where the request asks for more than the partition has."""
+    """Raise ConfigError if the request needs more than the partition has."""
     partition = dialect.require_partition(site, name, where)
     if site.scheduler == "slurm" and partition.nodes and request.nodes > partition.nodes:
-        what = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
-        raise ConfigError(what, where=where, hint=f"ask for at most {partition.nodes}")
+        message = f'nodes = {request.nodes}, but partition "{name}" of "{site.name}" has {partition.nodes}'
+        raise ConfigError(message, where=where, hint=f"nodes = {partition.nodes} or fewer")
     if request.gpus_per_node > partition.gpus_per_node:
-        what = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
-        raise ConfigError(what, where=where, hint="ask for fewer, or choose another partition")
+        message = f'gpus_per_node = {request.gpus_per_node}, but partition "{name}" has {partition.gpus_per_node}'
+        raise ConfigError(message, where=where, hint=f"{partition.gpus_per_node} or fewer, or another partition")
     _require_gpu_fits(request, partition, name, where)
     limit_s = dialect.time_limit_s(partition)
     if limit_s is not None and time_s > limit_s:
-        what = f'time = {units.to_slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
-        raise ConfigError(what, where=where, hint=f'time = "{partition.max_time}" or less')
+        message = f'time = {units.to_slurm_time(time_s)} is over the limit of partition "{name}", {partition.max_time}'
+        raise ConfigError(message, where=where, hint=f'time = "{partition.max_time}" or less')
 
 
 def _require_gpu_fits(request: Request, partition: SitePartition, name: str, where: str) -> None:
-    """Raise ConfigError where the partition's GPUs are not those that will do."""
+    """Raise ConfigError if the partition's GPUs are of another type than requested, or have less memory."""
     kinds = {kind.strip().lower() for kind in request.gpu.split(",") if kind.strip()}
     if kinds and partition.gpu.lower() not in kinds:
-        what = f'gpu = "{request.gpu}", but partition "{name}" has {partition.gpu or "none that its site names"}'
-        raise ConfigError(what, where=where, hint="choose another partition, or name the type in the site file")
+        message = f'gpu = "{request.gpu}", but partition "{name}" has {partition.gpu or "no type in the site file"}'
+        raise ConfigError(message, where=where, hint="choose another partition, or set its gpu in the site file")
     if request.gpu_memory_gib > partition.gpu_memory_gib:
-        held = f"{partition.gpu_memory_gib} GiB" if partition.gpu_memory_gib else "what its site does not say"
-        what = f'gpu_memory_gib = {request.gpu_memory_gib}, but a GPU of partition "{name}" has {held}'
-        raise ConfigError(what, where=where, hint="choose another partition")
+        size = f"{partition.gpu_memory_gib} GiB" if partition.gpu_memory_gib else "no size in the site file"
+        message = f'gpu_memory_gib = {request.gpu_memory_gib}, but a GPU of partition "{name}" has {size}'
+        raise ConfigError(message, where=where, hint="choose another partition")
 
 
 def _stage_dataset(name: str, source: str, site: Site, where: str) -> StagedDataset:
-    """Return the version that a request's `data.NAME` is. Raises ConfigError where it is none, DataError, and as its
-    file system does."""
+    """Return the dataset version of a request's `data.NAME`. Raises ConfigError if there is none, DataError, and the
+    errors of its file system."""
     path = Path(source)
     if not exists(path) and site.paths.data and not path.is_absolute():
         path = Path(expand_placeholders(site.paths.data)) / source
     try:
         folder = find_version_dir(path)
-    except UsageError as error:  # of a command line, where it would stand on one
+    except UsageError as error:  # the path comes from a file here, not from the command line
         raise ConfigError(f'data.{name} = "{source}": {error}', where=where, hint=error.hint) from error
     version_manifest, raw = manifest.load_manifest(folder)
     return StagedDataset(
@@ -195,7 +195,7 @@ def _stage_dataset(name: str, source: str, site: Site, where: str) -> StagedData
 
 
 def render_script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "") -> str:
-    """The sbatch text of a plan; the payload is what every rank runs, as shell text."""
+    """Return the sbatch script of a plan. payload: the shell command of every rank."""
     logs = f"{run_dir}/slurm-%A_%a.out" if array else f"{run_dir}/slurm-%j.out"
     job = msgspec.structs.replace(plan.job, name=Path(run_dir).name, output=logs, array=array)
     datasets = [TemplateDataset(name=data.name, source=data.source) for data in plan.data]

@@ -1,4 +1,4 @@
-"""The request: what a person wants to run, in their words. Strict TOML."""
+"""Read and check a request: a TOML file that describes one training job, for any site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
 _SIGNAL = re.compile(r"(TERM|INT|HUP|USR1|USR2)@\d{1,5}|none")
-# Each would make a world of its own on every rank, and train N models that know nothing of each other.
+# Each of these starts a separate process group on every rank, and so trains N independent models.
 _LAUNCHER = re.compile(
     r"(?:^|&&|\|\||[;\n])\s*(?:(?:[A-Za-z_]\w*=\S*|env|exec)\s+)*(?:\S*/)?"
     r"(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec"
@@ -30,7 +30,7 @@ _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIALECT = 'a flag of sbatch: extra = ["--{}=…"] under [dialect] of the site file, for all jobs there'
 _SBATCH_FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
-# What sbatch calls otherwise, or takes and a request does not: where it is said.
+# Options of sbatch that a request spells otherwise, or that belong elsewhere: key → what to write instead.
 _KEYS_ELSEWHERE = {
     "qos": "tier = …, which the site file maps to a QOS under [tiers]",
     "job_name": "name = …",
@@ -41,8 +41,8 @@ _KEYS_ELSEWHERE = {
     **dict.fromkeys(("time_limit", "timelimit"), 'time = "2h"'),
     "chdir": "workdir = …",
     **dict.fromkeys(("export", "environment"), "a table [env]"),
-    **dict.fromkeys(("output", "error"), "nowhere: the run keeps each rank's output, see: pit launch logs"),
-    "requeue": "a table [retry]; requeue under [dialect] of the site file says whether Slurm may",
+    **dict.fromkeys(("output", "error"), "no key: the run keeps each rank's output, see: pit launch logs"),
+    "requeue": "a table [retry]; for Slurm's own requeue: requeue under [dialect] of the site file",
     **dict.fromkeys(("exclusive", "gpu_type"), "under [dialect] of the site file"),
     **dict.fromkeys(("modules", "module"), "modules = […] in the site file"),
     "container": "a table [container] in the site file",
@@ -54,9 +54,9 @@ _KEYS_ELSEWHERE = {
 
 
 class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often in a row a run goes on after each cause without progress: a newer whole checkpoint refills all.
+    """The number of retries in a row for each cause. A newer complete checkpoint resets all counts.
 
-    max: over all causes. Preemption, and a time limit that was reached with progress, cost nothing.
+    max: for all causes together. Preemption, and a time limit after progress, do not count.
     """
 
     node: int = 5
@@ -71,10 +71,10 @@ class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class HangWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When ranks that write no step are taken to hang.
+    """The time without a new step after which the ranks count as hung.
 
-    hang_factor: so many times the usual step, and min_stall at least; start: for the first step of an attempt. Times as
-    `2m`; "0" for min_stall turns the watch off.
+    hang_factor: multiple of the usual step time, but min_stall at least. start: for the first step of an attempt.
+    min_stall, start: durations such as `2m`; min_stall = "0" turns the hang watch off.
     """
 
     hang_factor: float = 10.0
@@ -83,18 +83,18 @@ class HangWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One training job, for any site.
+    """One training job, for any site. Give either entry or command.
 
-    entry: `package.module:function`, called with `args` as keywords on every rank. command: shell text, run on every
-    rank; exactly one of the two. data: name → a dataset as `pitools.store.resolve` says (its folder, ROOT/NAME,
-    ROOT/NAME@TAG or six digits of a version), here or below the site's `paths.data`; ranks read it at
-    `PIT_DATA_<NAME>`. time: a minute or more, as `sbatch --time`, or `2h`. tier: looked up in the site's tiers.
-    partition, account, tier: "" is the site's. gpu: the types that will do, divided by commas, as site files name them;
-    gpu_memory_gib: what each needs at least. segment: nodes that must share a block, where the site's topology has
-    blocks; 0 leaves it to Slurm. topology: how Slurm is kept to the best free nodes, "none" to leave the choice to it.
-    signal: sent to every rank before the time limit, as `USR2@90` (seconds); "" is the framework's own, "none" for
-    none. workdir: where ranks run, relative to the request file. snapshot: whether they run in a copy of it as it was
-    at submission, which is kept with the run. memory: of each node, as `sbatch --mem`. retry, watch: see there.
+    entry: `package.module:function`, called on every rank with `args` as keywords. command: shell command of every
+    rank. data: name → dataset (a folder, ROOT/NAME, ROOT/NAME@TAG or six digits of a version, see
+    `pitools.store.resolve`), here or below the site's `paths.data`; ranks read it at `PIT_DATA_<NAME>`. time: at least
+    a minute, as `sbatch --time`, or `2h`. tier: a key of the site's tiers. partition, account, tier: "" is the site's
+    default. gpu: accepted types, as in site files, separated by commas. gpu_memory_gib: least memory of each GPU.
+    segment: nodes that must share a block, where the site's topology has blocks; 0 leaves it to Slurm. topology: how
+    Slurm is restricted to the best free nodes; "none" for no restriction. signal: sent to every rank before the time
+    limit, as `USR2@90` (seconds); "" is the framework's default, "none" for no signal. workdir: the ranks' working
+    directory, relative to the request file. snapshot: run in a copy of the workdir, made at submission and kept with
+    the run. memory: of each node, as `sbatch --mem`. retry, watch: see RetryBudget, HangWatch.
     """
 
     name: str
@@ -128,7 +128,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def load_request(path: Path) -> Request:
-    """The request in a file, checked. Raises ConfigError naming the key, and the nearest known one."""
+    """Read and check a request file. Raises ConfigError with the key, and the nearest known one."""
     request = strict_toml.convert_tables(strict_toml.read_toml(path), Request, str(path), elsewhere=_KEYS_ELSEWHERE)
     check_request(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
@@ -137,16 +137,16 @@ def load_request(path: Path) -> Request:
 
 
 def _resolve_dataset(source: str, folder: Path) -> str:
-    """Return a dataset's path if there is one of this name in `folder`, else the name, which the site may know."""
+    """Return the absolute path of a dataset in `folder`; if there is none, `source` unchanged, for the site."""
     return str((folder / source).resolve()) if source and exists(folder / source) else source
 
 
 def check_request(request: Request, where: str) -> None:
-    """What types alone cannot say. Raises ConfigError naming the key."""
+    """Check what the types of a request do not. where: its name in errors. Raises ConfigError with the key."""
 
-    def require(condition: bool, what: str, hint: str = "") -> None:
+    def require(condition: bool, message: str, hint: str = "") -> None:
         if not condition:
-            raise ConfigError(what, where=where, hint=hint)
+            raise ConfigError(message, where=where, hint=hint)
 
     require(bool(_NAME.fullmatch(request.name)), f"name = {request.name!r}", "lower case, digits, - and _; at most 48")
     both = bool(request.entry and request.command)
@@ -154,9 +154,9 @@ def check_request(request: Request, where: str) -> None:
     require(bool(request.entry or request.command), "give either entry or command", 'entry = "module:function"')
     require(not request.entry or bool(_ENTRY.fullmatch(request.entry)), f"entry = {request.entry!r}", "module:function")
     launcher = _LAUNCHER.search(_QUOTED.sub("''", request.command))
-    hint = "the ranks are started for you: name the program itself, and set tasks_per_node"
+    hint = "pitools starts the ranks: name the program itself, and set tasks_per_node"
     named = launcher.group(1) if launcher else ""
-    require(not launcher, f'command runs "{named}", which would start ranks of its own', hint)
+    require(not launcher, f'command: runs "{named}", which starts more ranks', hint)
     require(bool(request.entry) or not request.args, "args go with entry; a command has its own arguments")
     for key in ("nodes", "tasks_per_node", "cpus_per_task"):
         require(getattr(request, key) >= 1, f"{key} = {getattr(request, key)} must be 1 or more")
@@ -165,13 +165,13 @@ def check_request(request: Request, where: str) -> None:
         require(getattr(request, key) >= 0, f"{key} = {getattr(request, key)} must be 0 or more")
     needs_gpu = bool(request.gpu or request.gpu_memory_gib)
     require(
-        bool(request.gpus_per_node) or not needs_gpu, "gpu and gpu_memory_gib say which GPUs", "set gpus_per_node too"
+        bool(request.gpus_per_node) or not needs_gpu, "gpu or gpu_memory_gib without gpus_per_node", "set gpus_per_node"
     )
     require(not request.memory or bool(_MEMORY.fullmatch(request.memory)), f"memory = {request.memory!r}", '"64G"')
     for key in ("nodelist", "exclude"):
         try:
-            if named := getattr(request, key):  # without one ClusterShell is not imported
-                hostlist.expand(named)
+            if node_list := getattr(request, key):  # import ClusterShell only if needed
+                hostlist.expand(node_list)
         except PitError as error:
             raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
     settled = bool(request.nodelist) and request.topology != "none"
@@ -184,9 +184,9 @@ def check_request(request: Request, where: str) -> None:
         except PitError as error:
             raise ConfigError(f"env: {error.message}", where=where, hint=error.hint) from error
     for key, value in _texts(request):
-        # A command may hold newlines: it travels in plan.json, never in a script.
-        whole = value.replace("\n", "") if key == "command" else value
-        require(whole.isprintable(), f"{key} holds a newline, NUL or other control character")
+        # A command may hold newlines: plan.json carries it, not a script.
+        text = value.replace("\n", "") if key == "command" else value
+        require(text.isprintable(), f"{key} holds a newline, NUL or other control character")
     for key in RetryBudget.__struct_fields__:
         count, least = getattr(request.retry, key), int(key == "max")
         require(count >= least, f"retry.{key} = {count} must be {least} or more")
@@ -205,7 +205,7 @@ def _texts(request: Request) -> list[tuple[str, str]]:
 
 
 def fill_datasets(request: Request, pairs: dict[str, str]) -> Request:
-    """The request with `--data NAME=PATH` filled in. Raises ConfigError for a name it has not, or one still open."""
+    """Return the request with `--data NAME=PATH` filled in. Raises ConfigError for an unknown name or an empty path."""
     for name in pairs:
         if name not in request.data:
             hint = suggest(name, request.data) or f'add `{name} = ""` under [data]'

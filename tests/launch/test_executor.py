@@ -1,4 +1,4 @@
-"""Our submitit executor, against the installed submitit and the real Slurm."""
+"""PitExecutor, against the installed submitit and the real Slurm."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MakePlan = Callable[..., planning.Plan]
 
 
 def square(number: int) -> tuple[int, str]:
-    """Runs on the node."""
+    """Return the square and the node it was computed on."""
     print(f"squaring {number}")
     return number * number, os.environ["SLURMD_NODENAME"]
 
 
 def fail(code: int) -> None:
-    """Ends the rank with a code of its own."""
+    """End the rank with its own exit code."""
     raise SystemExit(code)
 
 
@@ -42,7 +42,7 @@ def executor(plan: planning.Plan, run_dir: Path) -> PitExecutor:
     return PitExecutor(plan, site, run_dir, submit_script=lambda path: client(site).submit(path=str(path)).job_id)
 
 
-def test_what_we_override_is_still_there() -> None:
+def test_overridden_methods_exist_in_submitit() -> None:
     """submitit calls these, with these arguments; a release that changes them fails here and not on a cluster."""
     expected = {
         (submitit.SlurmExecutor, "_make_submission_file_text"): ["self", "command", "uid"],
@@ -60,41 +60,41 @@ def test_what_we_override_is_still_there() -> None:
 
 def test_resources_come_from_the_plan_only(make_plan: MakePlan, tmp_path: Path) -> None:
     """A parameter given submitit's way is refused, not silently ignored."""
-    made = executor(make_plan("alpha"), tmp_path / "r")
-    with pytest.raises(UsageError, match="resources come from the plan"):
-        made.update_parameters(nodes=8)
+    pit_executor = executor(make_plan("alpha"), tmp_path / "r")
+    with pytest.raises(UsageError, match="nodes"):
+        pit_executor.update_parameters(nodes=8)
 
 
 def test_a_plan_is_submitted_without_a_pickle(make_plan: MakePlan, tmp_path: Path) -> None:
     """Its ranks read the plan from the run's folder, and there is no folder of submitit's."""
-    run_dir, sent = tmp_path / "r", list[Path]()
+    run_dir, scripts = tmp_path / "r", list[Path]()
 
-    def send(script: Path) -> str:
-        sent.append(script)
+    def submit_script(script: Path) -> str:
+        scripts.append(script)
         return "7"
 
-    made = PitExecutor(make_plan("alpha"), load.load_site("alpha"), run_dir, send)
-    assert made.submit_plan() == "7"
-    assert sent == [run_dir / "script.sbatch"]
-    assert f'"$PIT_PYTHON" -u -m pitools.launch.rank.main plan {run_dir}/plan.json\n' in sent[0].read_text()
+    pit_executor = PitExecutor(make_plan("alpha"), load.load_site("alpha"), run_dir, submit_script)
+    assert pit_executor.submit_plan() == "7"
+    assert scripts == [run_dir / "script.sbatch"]
+    assert f'"$PIT_PYTHON" -u -m pitools.launch.rank.main plan {run_dir}/plan.json\n' in scripts[0].read_text()
     assert not (run_dir / "submitit").exists()
-    made.submit(square, 2)
-    assert f"pitools.launch.rank.main submitit {run_dir}/submitit\n" in sent[1].read_text()
+    pit_executor.submit(square, 2)
+    assert f"pitools.launch.rank.main submitit {run_dir}/submitit\n" in scripts[1].read_text()
     assert (run_dir / "submitit" / "7_submitted.pkl").is_file()
     assert (run_dir / "submitit").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_of_another_user_is_refused(make_plan: MakePlan, tmp_path: Path) -> None:
-    """Whoever made the run's folder first could exchange the pickles in it, which are code."""
-    theirs = tmp_path / "r"
-    theirs.mkdir()
-    theirs.chmod(0o777)
+    """Another user who created the run's folder could replace the pickles in it, and pickles are code."""
+    run_dir = tmp_path / "r"
+    run_dir.mkdir()
+    run_dir.chmod(0o777)
     with pytest.raises(ConfigError):
-        executor(make_plan("alpha"), theirs)
-    assert list(theirs.iterdir()) == []
+        executor(make_plan("alpha"), run_dir)
+    assert list(run_dir.iterdir()) == []
 
 
-class Sent(NamedTuple):
+class SubmittedJobs(NamedTuple):
     """An array of three and a job that fails, submitted together, with the folders of both."""
 
     array: list[Any]
@@ -104,23 +104,23 @@ class Sent(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def sent(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Sent:
-    """Both on alpha."""
+def submitted(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> SubmittedJobs:
+    """Submit both on alpha."""
     base = tmp_path_factory.mktemp("runs")
 
-    def plan(**asked: Any) -> planning.Plan:
-        request = Request(name="t", time="5m", workdir=str(base), command="true", **asked)
+    def plan(**keys: Any) -> planning.Plan:
+        request = Request(name="t", time="5m", workdir=str(base), command="true", **keys)
         return planning.make_plan(request, load.load_site("alpha"), "test")
 
     array_dir, failing_dir = base / run_folder.new_run_id("array"), base / run_folder.new_run_id("code")
     array = executor(plan(), array_dir).map_array(square, [1, 2, 3])
-    return Sent(array, array_dir, executor(plan(nodes=2), failing_dir).submit(fail, 7), failing_dir)
+    return SubmittedJobs(array, array_dir, executor(plan(nodes=2), failing_dir).submit(fail, 7), failing_dir)
 
 
 @pytest.mark.slurm
-def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
-    """map_array submits once, every task runs our template, and each result comes back to its own call."""
-    jobs, run_dir = sent.array, sent.array_dir
+def test_an_array_is_one_job_of_our_script(submitted: SubmittedJobs) -> None:
+    """map_array submits once, every task runs pitools' template, and each call gets its own result."""
+    jobs, run_dir = submitted.array, submitted.array_dir
     assert {job.job_id.split("_")[0] for job in jobs} == {jobs[0].job_id.split("_")[0]}
     until(lambda: all(job.paths.result_pickle.exists() for job in jobs))
     assert [job.result()[0] for job in jobs] == [1, 4, 9]
@@ -131,24 +131,24 @@ def test_an_array_is_one_job_of_our_script(sent: Sent) -> None:
 
 
 @pytest.mark.slurm
-def test_its_folder_is_a_run(sent: Sent) -> None:
-    """`show` and `logs` know it, and the jobs' own stdout() is what each task printed."""
-    until(lambda: all(job.paths.result_pickle.exists() for job in sent.array))
-    assert ["squaring 2" in (job.stdout() or "") for job in sent.array] == [False, True, False]
-    assert sent.array[1].paths.stdout == sent.array_dir / "attempts" / "1.0" / "logs" / "0.out"
+def test_its_folder_is_a_run(submitted: SubmittedJobs) -> None:
+    """`show` and `logs` find the run, and a job's stdout() returns the output of its task."""
+    until(lambda: all(job.paths.result_pickle.exists() for job in submitted.array))
+    assert ["squaring 2" in (job.stdout() or "") for job in submitted.array] == [False, True, False]
+    assert submitted.array[1].paths.stdout == submitted.array_dir / "attempts" / "1.0" / "logs" / "0.out"
     site = load.load_site("alpha")
-    run = status.run_status(sent.array_dir, site)
-    assert (run.job_id, run.attempts) == (sent.array[0].job_id.partition("_")[0], 3)
-    assert "squaring 3" in "".join(rank_log.read_log(sent.array_dir, site, 0, follow=False))
+    run = status.run_status(submitted.array_dir, site)
+    assert (run.job_id, run.attempts) == (submitted.array[0].job_id.partition("_")[0], 3)
+    assert "squaring 3" in "".join(rank_log.read_log(submitted.array_dir, site, 0, follow=False))
     # Before its ranks begin, a job's output is the job's own file.
-    until(lambda: sent.failing.task(1).paths.stdout.name == "1.out")
-    assert not (sent.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
+    until(lambda: submitted.failing.task(1).paths.stdout.name == "1.out")
+    assert not (submitted.failing_dir / "verdict.json").exists()  # what failed is its caller's to repeat
 
 
 @pytest.mark.slurm
-def test_the_job_s_exit_code_is_the_ranks(clusters: Path, sent: Sent) -> None:
+def test_the_job_s_exit_code_is_the_ranks(clusters: Path, submitted: SubmittedJobs) -> None:
     """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
-    job, run_dir = sent.failing, sent.failing_dir
+    job, run_dir = submitted.failing, submitted.failing_dir
     until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
     ended = run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
     assert ended is not None

@@ -21,26 +21,26 @@ MakePlan = Callable[..., planning.Plan]
 
 
 @pytest.mark.parametrize(
-    ("site", "asked", "what", "hint"),
+    ("site", "keys", "message", "hint"),
     [
         ("alpha", {"partition": "trian"}, 'no partition "trian"', "train"),
         ("alpha", {"tier": "hihg"}, 'no tier "hihg"', "high"),
         ("alpha", {"account": "labs"}, 'no account "labs"', "lab"),
-        ("alpha", {"nodes": 9}, "nodes = 9", "at most 8"),
+        ("alpha", {"nodes": 9}, "nodes = 9", "8 or fewer"),
         ("alpha", {"gpus_per_node": 1}, "gpus_per_node = 1", ""),
         ("alpha", {"partition": "dev", "time": "5h"}, "over the limit", "4:00:00"),
         ("alpha", {"segment": 2}, "has no --segment", ""),
-        ("alpha", {"nodelist": "alpha[01-03]", "nodes": 2}, "nodelist names 3 nodes, and nodes = 2", "no more"),
+        ("alpha", {"nodelist": "alpha[01-03]", "nodes": 2}, "nodelist: 3 nodes (expected at most 2", "nodes = 3"),
         ("h100-ib", {"gpus_per_node": 9}, "gpus_per_node = 9", ""),
     ],
 )
-def test_what_a_site_has_not_is_refused_before_slurm(
-    make_plan: MakePlan, site: str, asked: dict[str, object], what: str, hint: str
+def test_request_beyond_the_site_is_refused_before_slurm(
+    make_plan: MakePlan, site: str, keys: dict[str, object], message: str, hint: str
 ) -> None:
-    """Exit code 3, with what the site has instead."""
+    """It raises ConfigError, and its hint names a value that the site has."""
     with pytest.raises(ConfigError) as caught:
-        make_plan(site, **asked)
-    assert what in caught.value.message
+        make_plan(site, **keys)
+    assert message in caught.value.message
     assert hint in caught.value.hint
 
 
@@ -53,7 +53,7 @@ def test_data_that_is_no_dataset_is_refused(make_plan: MakePlan, tmp_path: Path)
 def test_a_dataset_is_found_where_the_site_keeps_them(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that is no folder here is looked for below the site's paths.data, and its one version is meant."""
+    """A name that is no folder here is searched below the site's paths.data, and means its one version."""
     raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=0, steps=0, arrays={}, files=()))
     version = tmp_path / "data" / "pick" / manifest.version_of(raw)
     version.mkdir(parents=True)
@@ -65,13 +65,13 @@ def test_a_dataset_is_found_where_the_site_keeps_them(
 
 
 def test_a_plan_survives_a_pipe(make_plan: MakePlan) -> None:
-    """What `plan` prints is what `run -` reads."""
+    """`run -` reads the plan that `plan` prints."""
     plan = make_plan("alpha", nodes=4, env={"A": "b"})
     assert msgspec.json.decode(msgspec.json.encode(plan), type=planning.Plan) == plan
 
 
 def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
-    """The same request is spelt as each site wants it; a flag that a site rejects is not there."""
+    """The same request gets each site's flags, and no flag that the site rejects."""
     texts = {
         site: planning.render_script(make_plan(site, nodes=2), load.load_site(site), run_dir="/r/t-1", payload="true")
         for site in ("alpha", "aws-p5-efa", "gb200-nvl72")
@@ -89,7 +89,7 @@ def test_the_script_has_only_flags_of_the_dialect(make_plan: MakePlan) -> None:
 
 
 def test_hostile_values_stay_values(make_plan: MakePlan) -> None:
-    """What looks like shell in a value reaches the script quoted."""
+    """Shell syntax in a value is quoted in the script."""
     plan = make_plan("alpha", env={"A": "$(touch /tmp/owned); `id` 'x' \"y\""}, constraint="a&b")
     text = planning.render_script(plan, load.load_site("alpha"), run_dir="/r/it's", payload="true")
     assert """export A='$(touch /tmp/owned); `id` '"'"'x'"'"' "y"'""" in text
@@ -111,7 +111,7 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
     site = load.load_site("alpha")
     site = msgspec.structs.replace(site, paths=msgspec.structs.replace(site.paths, data=str(tmp_path / "data")))
     monkeypatch.chdir(tmp_path)
-    for text, meant in (
+    for location, version in (
         ("data/bridge@good", old),
         ("data/bridge", new),
         (f"data/bridge/{old[:6]}", old),
@@ -119,16 +119,16 @@ def test_a_dataset_by_its_tag(make_plan: MakePlan, tmp_path: Path, monkeypatch: 
         ("bridge", new),
         (f"bridge/{new[:6]}", new),
     ):
-        asked = Request(name="t", command="true", time="5m", workdir=str(tmp_path), data={"demo": ""})
-        made = planning.make_plan(fill_datasets(asked, {"demo": text}), site, "test")
-        assert (made.data[0].version, made.data[0].source) == (meant, str(home / meant)), text
+        request = Request(name="t", command="true", time="5m", workdir=str(tmp_path), data={"demo": ""})
+        (staged,) = planning.make_plan(fill_datasets(request, {"demo": location}), site, "test").data
+        assert (staged.version, staged.source) == (version, str(home / version)), location
     retire_version(home / new)
-    assert planning.make_plan(fill_datasets(asked, {"demo": "bridge"}), site, "test").data[0].version == old
+    assert planning.make_plan(fill_datasets(request, {"demo": "bridge"}), site, "test").data[0].version == old
 
 
 @pytest.mark.parametrize("framework", ["none", "jax", "torch"])
-def test_a_command_is_warned_where_it_asks(make_plan: MakePlan, framework: str) -> None:
-    """Whatever its framework: a program that does not expect a signal is ended by it. An entry gets its framework's."""
+def test_command_gets_a_signal_only_on_request(make_plan: MakePlan, framework: str) -> None:
+    """For any framework: a signal ends a program without a handler. An entry gets its framework's signal."""
     entry = {"none": "", "jax": "TERM@75", "torch": "USR2@75"}[framework]
     assert make_plan("local", framework=framework).job.signal == ""
     assert make_plan("local", framework=framework, signal="USR2@90").job.signal == "USR2@90"

@@ -41,7 +41,7 @@ def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
         ({"gpus_per_node": 9}, {}, {}, 'gpus_per_node = 9, but partition "gpu" has 8'),
         ({"gpu": "b200"}, {}, {}, 'gpu = "b200", but partition "gpu" has h100'),
         ({"gpu_memory_gib": 141}, {}, {}, "gpu_memory_gib = 141, but a GPU of partition"),
-        ({"gpu_memory_gib": 1}, {"gpu": {"gpu_memory_gib": 0}}, {}, "what its site does not say"),
+        ({"gpu_memory_gib": 1}, {"gpu": {"gpu_memory_gib": 0}}, {}, "gpu_memory_gib = 1, but a GPU of partition"),
         ({"time": "3h"}, {"gpu": {"max_time": "2:00:00"}}, {}, "over the limit of partition"),
         ({"partition": "nosuch"}, {}, {}, "the site file has no such partition"),
         ({"tasks_per_node": 9, "cpus_per_task": 8}, {}, {}, "0 of its 4 nodes have what is asked"),
