@@ -22,15 +22,15 @@ def complete_runs(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 
     if "/" in incomplete or incomplete.startswith((".", "~")):
         return [CompletionItem(incomplete, type="dir")]
-    found = sorted({one for root in _run_roots() for one in _run_ids(root, incomplete)}, reverse=True)
-    made: list[CompletionItem[str]] = []
-    for _, path in found:
-        if len(made) == _MAX_ITEMS:
+    candidates = sorted({candidate for root in _run_roots() for candidate in _run_ids(root, incomplete)}, reverse=True)
+    items: list[CompletionItem[str]] = []
+    for _, path in candidates:
+        if len(items) == _MAX_ITEMS:
             break
         if (path / "plan.json").is_file():
             name = _STAMP.sub("", path.name)
-            made.append(CompletionItem(path.name, help=f"{name}: {_state(path)}"))
-    return made
+            items.append(CompletionItem(path.name, help=f"{name}: {_state(path)}"))
+    return items
 
 
 def complete_sites(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -56,11 +56,11 @@ def _run_roots() -> set[Path]:
     from pitools.core.errors import PitError
     from pitools.site.load import load_site, site_names
 
-    found = set()
+    roots = set()
     for name in site_names():
         with contextlib.suppress(PitError):  # another site's file may be wrong
-            found.add(runs_dir(load_site(name)))
-    return found
+            roots.add(runs_dir(load_site(name)))
+    return roots
 
 
 def _run_ids(root: Path, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -82,8 +82,8 @@ def _state(run_dir: Path) -> str:
     import json
 
     try:
-        said = json.loads((run_dir / "verdict.json").read_bytes())
-        return "finished" if said["state"] == "finished" else f"stopped, {said['kind']}"
+        verdict = json.loads((run_dir / "verdict.json").read_bytes())
+        return "finished" if verdict["state"] == "finished" else f"stopped, {verdict['kind']}"
     except FileNotFoundError:
         return "goes on"
     except (OSError, ValueError, KeyError, TypeError):

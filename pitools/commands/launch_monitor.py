@@ -73,31 +73,31 @@ def list_command(sites: tuple[str, ...], form: str) -> None:
     from pitools.run import run_folder as folder
     from pitools.site.load import load_site
 
-    wrong: list[PitError] = []
+    errors: list[PitError] = []
 
-    def tell(path: Path, error: PitError) -> None:
-        wrong.append(error)
+    def report_error(path: Path, error: PitError) -> None:
+        errors.append(error)
         click.echo(f"pit: {path.name}: {error}", err=True)
 
-    found: list[RunRecord] = []
+    all_runs: list[RunRecord] = []
     for name in dict.fromkeys(sites):
         try:
             site = load_site(name)
-            runs = _runs_of_site(site, tell)
+            runs = _runs_of_site(site, report_error)
         except PitError as error:  # one site must not hide the others
             if len(sites) == 1:
                 raise
-            tell(Path(name), error)
+            report_error(Path(name), error)
             continue
         if not runs:
             click.echo(f"pit: no runs of {site.name} in {runs_dir(site)}", err=True)
-        found += runs
-    show_runs(form, sorted(found, key=lambda run: folder.run_id_sort_key(run.run_id)))
-    if wrong:
-        raise wrong[-1]
+        all_runs += runs
+    show_runs(form, sorted(all_runs, key=lambda run: folder.run_id_sort_key(run.run_id)))
+    if errors:
+        raise errors[-1]
 
 
-def _runs_of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[RunRecord]:
+def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:
     """The runs of a site, oldest first; one broken folder does not hide the others."""
     from pitools.core.errors import PitError, TryLater
     from pitools.core.fs import from_os_error
@@ -105,18 +105,18 @@ def _runs_of_site(site: Site, tell: Callable[[Path, PitError], None]) -> list[Ru
     from pitools.launch.plan import load_plan
     from pitools.run import run_folder as folder
 
-    found: list[Path] = []
+    run_dirs: list[Path] = []
     for path in folder.run_dirs(runs_dir(site)):
         try:
             if load_plan(path).site == site.name:
-                found.append(path)
+                run_dirs.append(path)
         except (PitError, OSError) as error:
-            tell(path, error if isinstance(error, PitError) else from_os_error(error, path))
+            report_error(path, error if isinstance(error, PitError) else from_os_error(error, path))
     try:
-        return status.run_statuses(found, site, report_error=tell)
+        return status.run_statuses(run_dirs, site, report_error=report_error)
     except TryLater as error:
         click.echo(f"pit: by their folders alone: {error}", err=True)
-        return status.run_statuses(found, site, query_slurm=False, report_error=tell)
+        return status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_error)
 
 
 @click.command()
@@ -155,8 +155,8 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
 
     run_dir, site = find_run_and_site(run, site_name)
     if rank is None:
-        last = folder.last_attempt(run_dir)
-        failed = first_failure(last) if last else None
+        attempt = folder.last_attempt(run_dir)
+        failed = first_failure(attempt) if attempt else None
         rank = failed.rank if failed else 0
     is_empty = True
     for text in rank_log.read_log(run_dir, site, rank, follow=follow):
@@ -175,10 +175,10 @@ def cancel(run: str, site_name: str, form: str) -> None:
     from pitools.launch.monitor import status
 
     run_dir, site = find_run_and_site(run, site_name)
-    given = status.cancel_run(run_dir, site)
-    if given:
-        ended = "has finished" if given.state == "finished" else "was stopped"
-        click.echo(f"pit: it {ended} before, {given.t}: {given.reason}", err=True)
+    earlier_verdict = status.cancel_run(run_dir, site)
+    if earlier_verdict:
+        outcome = "has finished" if earlier_verdict.state == "finished" else "was stopped"
+        click.echo(f"pit: it {outcome} before, {earlier_verdict.t}: {earlier_verdict.reason}", err=True)
     show_runs(form, [status.run_status(run_dir, site)])
 
 

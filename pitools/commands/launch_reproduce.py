@@ -53,19 +53,23 @@ def reproduce(
 
     run_dir = _find_run_dir(run, site_name)
     site = load_site(site_name or load_plan(run_dir).site)
-    planned, found = rerun.plan_rerun(run_dir, site, same_nodes=same_nodes)
-    _print_differences(found, form)
-    weighty = [one for one in found if one.part not in rerun.HARMLESS_PARTS]
+    new_plan, differences = rerun.plan_rerun(run_dir, site, same_nodes=same_nodes)
+    _print_differences(differences, form)
+    blocking = [difference for difference in differences if difference.part not in rerun.HARMLESS_PARTS]
     if dry_run:
-        ctx.exit(1 if weighty else 0)
-    if weighty and not yes:
+        ctx.exit(1 if blocking else 0)
+    if blocking and not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"{len(weighty)} things differ", where=str(run_dir), hint="look at them, then add --yes")
-        click.confirm(f"{len(weighty)} things differ. Run it all the same?", abort=True, err=True)
-    made = rerun.start_rerun(planned, site)
-    click.echo(f"pit: run {Path(made).name} in {made}", err=True)
+            raise UsageError(f"{len(blocking)} things differ", where=str(run_dir), hint="look at them, then add --yes")
+        click.confirm(f"{len(blocking)} things differ. Run it all the same?", abort=True, err=True)
+    new_run_dir = rerun.start_rerun(new_plan, site)
+    click.echo(f"pit: run {Path(new_run_dir).name} in {new_run_dir}", err=True)
     with Output(form) as out:
-        out(rerun.RerunResult(run_id=run_dir.name, new_run_id=Path(made).name, site=site.name, run_dir=made))
+        out(
+            rerun.RerunResult(
+                run_id=run_dir.name, new_run_id=Path(new_run_dir).name, site=site.name, run_dir=new_run_dir
+            )
+        )
 
 
 @click.command()
@@ -87,9 +91,9 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
         lines = list(compare.code_diff(*runs))
         click.echo("".join(lines), nl=False)
         ctx.exit(1 if lines else 0)
-    found = compare.compare_runs(*runs)
-    _print_differences(found, form)
-    ctx.exit(1 if found else 0)
+    differences = compare.compare_runs(*runs)
+    _print_differences(differences, form)
+    ctx.exit(1 if differences else 0)
 
 
 @click.command()
@@ -117,20 +121,20 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     from pitools.site.load import load_site
 
     run_dir = _find_run_dir(run, "")
-    site, other = load_site(load_plan(run_dir).site), load_site(site_name)
-    moved = move_run.move_run(run_dir, site, other, stop_s=units.parse_duration(stop_within))
-    click.echo(f"pit: it goes on at {moved.site} as {moved.new_run_id}, from step {moved.step}", err=True)
+    site, target_site = load_site(load_plan(run_dir).site), load_site(site_name)
+    result = move_run.move_run(run_dir, site, target_site, stop_s=units.parse_duration(stop_within))
+    click.echo(f"pit: it goes on at {result.site} as {result.new_run_id}, from step {result.step}", err=True)
     with Output(form, MOVE_COLUMNS) as out:
-        out(moved)
+        out(result)
 
 
-def _print_differences(found: Sequence[Difference], form: str) -> None:
+def _print_differences(differences: Sequence[Difference], form: str) -> None:
     from pitools.core.output import Output
 
     with Output(form, DIFFERENCE_COLUMNS) as out:
-        for one in found:
-            out(one)
-    if not found:
+        for difference in differences:
+            out(difference)
+    if not differences:
         click.echo("pit: nothing differs", err=True)
 
 

@@ -35,10 +35,10 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
     from pitools.site.load import load_site
 
     site = load_site(site_name)
-    made = _make_plan(request, site, data, nodes)
-    require_workdir(made, site)
+    job_plan = _make_plan(request, site, data, nodes)
+    require_workdir(job_plan, site)
     with Output(form, PLAN_COLUMNS) as out:
-        out(made)
+        out(job_plan)
 
 
 @click.command()
@@ -72,11 +72,11 @@ def run(
     if ended and not ended.is_over:
         raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
-        last = run_folder.last_attempt(run_dir)
-        failed = first_failure(last) if last else None
-        who = f"rank {failed.rank} on {failed.node} ended first, with {failed.exit_code}; " if failed else ""
+        attempt = run_folder.last_attempt(run_dir)
+        failed = first_failure(attempt) if attempt else None
+        first_rank = f"rank {failed.rank} on {failed.node} ended first, with {failed.exit_code}; " if failed else ""
         click.echo(f"pit: the run {ended.state.lower()}: {ended.cause}: {ended.reason}", err=True)
-        click.echo(f"pit: {who}see: pit launch why {run_dir}", err=True)
+        click.echo(f"pit: {first_rank}see: pit launch why {run_dir}", err=True)
         ctx.exit(1)
 
 
@@ -87,12 +87,12 @@ def _make_plan(request: str, site: Site, data: tuple[str, ...], nodes: int | Non
     from pitools.launch import request as requests
 
     path = Path(request)
-    wanted = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
+    loaded = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
     if nodes:
-        wanted = replace(wanted, nodes=nodes)
-    made = plan.make_plan(wanted, site, str(path), request_text=path.read_text())
-    warn_of_unusable(made)
-    return made
+        loaded = replace(loaded, nodes=nodes)
+    job_plan = plan.make_plan(loaded, site, str(path), request_text=path.read_text())
+    warn_of_unusable(job_plan)
+    return job_plan
 
 
 def warn_of_unusable(plan: Plan) -> None:

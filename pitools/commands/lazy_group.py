@@ -20,8 +20,8 @@ def complete_group(
     """A group's commands, with a line of help each, and then its options."""
     from click.shell_completion import CompletionItem
 
-    found = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(prefix)]
-    return [*found, *click.Command.shell_complete(group, ctx, prefix)]
+    items = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(prefix)]
+    return [*items, *click.Command.shell_complete(group, ctx, prefix)]
 
 
 class LazyGroup(click.Group):

@@ -82,20 +82,20 @@ def parse_pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
     """`NAME=VALUE` flags as a dictionary. Raises UsageError naming the flag."""
     from pitools.core.errors import UsageError
 
-    found = {}
+    pairs = {}
     for value in values:
-        name, equals, rest = value.partition("=")
-        if not name or not equals or not rest:
+        name, equals, text = value.partition("=")
+        if not name or not equals or not text:
             raise UsageError(f'"{value}" is not NAME=PATH', where=flag, hint=f"{flag} demo=/path/to/dataset")
-        found[name] = rest
-    return found
+        pairs[name] = text
+    return pairs
 
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Say what the code within warns of, without the file and the line that did."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("default", UserWarning)
         yield
-    for warning in found:
+    for warning in recorded:
         click.echo(f"pit: note: {warning.message}", err=True)

@@ -57,9 +57,9 @@ def _runs_dirs_of_other_sites(site_name: str) -> list[Path]:
     from pitools.core.errors import PitError
     from pitools.site.load import load_site, site_names
 
-    found = []
+    dirs = []
     for name in site_names():
         with contextlib.suppress(PitError):  # another site's file may be wrong
             if name != site_name:
-                found.append(runs_dir(load_site(name)))
-    return found
+                dirs.append(runs_dir(load_site(name)))
+    return dirs

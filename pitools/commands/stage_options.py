@@ -160,8 +160,8 @@ def stop_on_signals() -> Iterator[None]:
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def stop(number: int, _: FrameType | None) -> None:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
+        for other_number in numbers:
+            signal.signal(other_number, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     handlers = [(number, signal.signal(number, stop)) for number in numbers]

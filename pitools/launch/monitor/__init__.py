@@ -1,1 +1,1 @@
-"""Monitoring: what a run is now, for people."""
+"""Monitoring: the state, the logs and the progress of runs."""

@@ -1,4 +1,4 @@
-"""Runs followed, and continued where that is due, until all of them are over."""
+"""Follow runs until all have ended, and continue interrupted ones on the way."""
 
 from __future__ import annotations
 
@@ -20,82 +20,83 @@ if TYPE_CHECKING:
 
 _POLL_S = 2.0
 _MAX_MESSAGES = 8
-_RESUME_AGAIN_S = 30.0  # between two tries to continue one run
+_RESUME_AGAIN_S = 30.0  # between two attempts to continue one run
 
 
 def poll_runs(
     run_dirs: Sequence[Path], site: Site, report: Callable[[str], None], *, every_s: float = _POLL_S
 ) -> Iterator[list[RunRecord]]:
-    """The runs' records every few seconds, until all are over. Continues those that are due; tells what went wrong.
+    """Yield the runs' records every `every_s` seconds until all runs have ended, and continue interrupted runs.
 
-    Slurm out of reach is waited through. A job that Slurm holds until somebody releases it is not waited for.
+    report: gets a line for each problem. An unreachable Slurm is reported and polled again. Ends earlier if all other
+    runs wait for a job that Slurm holds until it is released.
     """
-    tried: dict[str, float] = {}
-    told: set[str] = set()
+    tried_at: dict[str, float] = {}
+    reported: set[str] = set()
     began = time.monotonic()
 
-    def once(text: str) -> None:
-        if text not in told:
-            told.add(text)
+    def report_once(text: str) -> None:
+        if text not in reported:
+            reported.add(text)
             report(text)
 
-    def broken(run_dir: Path, error: PitError) -> None:
-        once(f"{run_dir.name}: {error}")
+    def report_broken(run_dir: Path, error: PitError) -> None:
+        report_once(f"{run_dir.name}: {error}")
 
     while True:
         try:
-            found = status.run_statuses(run_dirs, site, report_error=broken)
+            runs = status.run_statuses(run_dirs, site, report_error=report_broken)
         except TryLater as error:
             report(str(error))
-            found = status.run_statuses(run_dirs, site, query_slurm=False, report_error=broken)
-        yield found
-        held = [run for run in found if status.is_still_held(run, site, began)]
-        for run in held:
-            released = status.held_error(run)
-            once(f"{run.run_id}: {released.message}; {released.hint}")
-        if all(run.is_over or run in held for run in found):
+            runs = status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_broken)
+        yield runs
+        held_runs = [run for run in runs if status.is_still_held(run, site, began)]
+        for run in held_runs:
+            hold = status.held_error(run)
+            report_once(f"{run.run_id}: {hold.message}; {hold.hint}")
+        if all(run.is_over or run in held_runs for run in runs):
             return
-        for run in found:
-            if _is_due(run, site, tried):
-                tried[run.run_id] = time.monotonic()
-                _resume_run(Path(run.run_dir), site, report, once)
+        for run in runs:
+            if _is_due(run, site, tried_at):
+                tried_at[run.run_id] = time.monotonic()
+                _resume_run(Path(run.run_dir), site, report, report_once)
         time.sleep(every_s)
 
 
-def _is_due(run: RunRecord, site: Site, tried: dict[str, float]) -> bool:
-    if run.is_over or time.monotonic() - tried.get(run.run_id, -_RESUME_AGAIN_S) < _RESUME_AGAIN_S:
+def _is_due(run: RunRecord, site: Site, tried_at: dict[str, float]) -> bool:
+    if run.is_over or time.monotonic() - tried_at.get(run.run_id, -_RESUME_AGAIN_S) < _RESUME_AGAIN_S:
         return False
-    # A job that Slurm has forgotten is looked at as well: `resume` knows when that means something.
+    # Also for a job that Slurm has forgotten: `resume` decides when that means that it has ended.
     ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
     return (ended or bool(run.cancel_requested) or status.may_be_held_back(run, site)) and is_owned_by_user(
         Path(run.run_dir)
     )
 
 
-def _resume_run(run_dir: Path, site: Site, tell: Callable[[str], None], once: Callable[[str], None]) -> None:
+def _resume_run(run_dir: Path, site: Site, report: Callable[[str], None], report_once: Callable[[str], None]) -> None:
     try:
-        done = status.try_resume(run_dir, site, once)
+        result = status.try_resume(run_dir, site, report_once)
     except PitError as error:
-        tell(f"{run_dir.name}: {error}")
+        report(f"{run_dir.name}: {error}")
         return
-    if done and done.action not in ("untouched", "already_ended"):
-        tell(f"{run_dir.name}: {done.action}: {done.reason}")
+    if result and result.action not in ("untouched", "already_ended"):
+        report(f"{run_dir.name}: {result.action}: {result.reason}")
 
 
 def changed_runs(rounds: Iterator[list[RunRecord]]) -> Iterator[RunRecord]:
-    """Each run when it is first seen, and whenever its state, job, attempt, cause or what it waits for has changed."""
-    last: dict[str, tuple[object, ...]] = {}
+    """Yield each run once at first, and after each change of its state, job, attempt, cause or reason to wait."""
+    last_states: dict[str, tuple[object, ...]] = {}
     for runs in rounds:
         for run in runs:
             waits = (run.pending_reason, run.cancel_requested)
-            now = (run.state, run.job_id, run.attempts, run.cause, run.is_over, waits)
-            if last.get(run.run_id) != now:
-                last[run.run_id] = now
+            run_state = (run.state, run.job_id, run.attempts, run.cause, run.is_over, waits)
+            if last_states.get(run.run_id) != run_state:
+                last_states[run.run_id] = run_state
                 yield run
 
 
 def live_table(runs: Sequence[RunRecord], messages: Sequence[str]) -> Table:
-    """The runs as a table for a terminal, with the last things that were said below it."""
+    """Return the runs as a table for a terminal, with the newest messages below it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -103,10 +104,10 @@ def live_table(runs: Sequence[RunRecord], messages: Sequence[str]) -> Table:
     for name in ("run", "state", "job", "attempt", "steps", "loss", "cause", "waits for", "expected start"):
         table.add_column(name, no_wrap=True, min_width=22 if name == "run" else None)
     for run in runs:
-        last = run_folder.last_attempt(Path(run.run_dir))
-        step = status.last_step(last) if last else None
+        attempt = run_folder.last_attempt(Path(run.run_dir))
+        step = status.last_step(attempt) if attempt else None
         loss = f"{step.loss:.5g}" if step and step.loss is not None else ""
-        # Reasons quote logs: nothing in them is markup.
+        # Reasons quote logs: Text keeps rich from reading them as markup.
         cells = (
             run.run_id,
             run.state,

@@ -1,4 +1,4 @@
-"""A rank's output, from files: following a log asks Slurm for nothing but whether the run has ended."""
+"""Read a rank's output from its files. Slurm is queried only for the end of the run."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from pitools.slurm.states import is_finished
 
 
 def log_path(run_dir: Path, rank: int) -> Path | None:
-    """The rank's log of the last attempt, or that of the staging in which it ended; the job's own before; or None."""
-    last = run_folder.last_attempt(run_dir)
-    if last and (log := last / "logs" / f"{rank}.out").exists():
+    """Return the rank's log of the last attempt; else the log of a failed staging, else the job's output, or None."""
+    attempt = run_folder.last_attempt(run_dir)
+    if attempt and (log := attempt / "logs" / f"{rank}.out").exists():
         return log
-    if last and (last / "exit.json").exists() and (failed := _failed_staging(last / "logs")):
-        return failed
+    if attempt and (attempt / "exit.json").exists() and (staging_log := _failed_staging(attempt / "logs")):
+        return staging_log
     # supervisor.out, supervisor.1.out, …, supervisor.10.out
     supervisors = sorted(run_dir.glob("supervisor*.out"), key=lambda path: (len(path.name), path.name))
-    own = [*run_folder.job_output_files(run_dir), *supervisors]
-    return own[-1] if own else None
+    job_logs = [*run_folder.job_output_files(run_dir), *supervisors]
+    return job_logs[-1] if job_logs else None
 
 
 def _failed_staging(logs: Path) -> Path | None:
-    """The output of staging on the node that says why it failed; None where none does."""
-    found = sorted(logs.glob("stage.*.out"))
-    return next((log for log in found if b"pit: error:" in log.read_bytes()), None)
+    """Return the first staging log that holds an error of pitools, or None."""
+    log_files = sorted(logs.glob("stage.*.out"))
+    return next((log for log in log_files if b"pit: error:" in log.read_bytes()), None)
 
 
 def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
-    """The log's text, and with `follow` what comes after, until the run has ended. Raises UsageError."""
+    """Yield the log's text; with `follow`, also later text until the run has ended. Raises UsageError for the rank."""
     plan = load_plan(run_dir)
     ranks = plan.job.nodes * plan.job.tasks_per_node
     if rank >= ranks:
         raise UsageError(f"no rank {rank}: there are {ranks}", where=str(run_dir), hint=f"--rank 0 to {ranks - 1}")
     shown: Path | None = None
-    at, watch, ended = 0, status.RunPoller(run_dir, site), not follow
+    offset, poller, ended = 0, status.RunPoller(run_dir, site), not follow
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while True:
         log = log_path(run_dir, rank)
         if log != shown:
             yield decoder.decode(b"", final=True)
-            shown, at = log, 0
+            shown, offset = log, 0
             decoder.reset()
         if log:
             with log.open("rb") as file:
-                file.seek(at)
+                file.seek(offset)
                 data = file.read()
-            at += len(data)
+            offset += len(data)
             if text := decoder.decode(data):
                 yield text
         if ended:
             yield decoder.decode(b"", final=True)
             return
         time.sleep(0.5)
-        ended = is_finished(watch.poll().state) or watch.lost
+        ended = is_finished(poller.poll().state) or poller.lost

@@ -1,4 +1,4 @@
-"""What a run's folder holds at one moment: what `status` makes a run's record of."""
+"""Read a run's folder once, for `status`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from pitools.launch.submission import submissions
 from pitools.run import cancel_request, run_folder, steps
 from pitools.run.attempt_records import Cause, Decision, Verdict
 
-_TAIL_BYTES = 4096  # bytes: a step's line is a few hundred
+_TAIL_BYTES = 4096  # a step's line has a few hundred bytes
 
 
 class RunSnapshot(NamedTuple):
-    """What a run's folder holds at one moment. attempt: the newest's name. exit: how it did.
+    """The records in a run's folder at one moment.
 
-    damaged: what is wrong with the record of that, "" for nothing: it has ended, and only Slurm knows how. created:
-    when the folder was made, however many jobs it has had since; where that is not known, when its job was.
+    attempt, exit: the newest attempt's name and end. damaged: the problem of its unreadable exit.json, else "": the
+    attempt has then ended, and only Slurm has the exit code. created: when the folder was created; if that is not
+    recorded, when the newest job was submitted.
     """
 
     run_dir: Path
@@ -42,28 +43,28 @@ class RunSnapshot(NamedTuple):
 
     @classmethod
     def read(cls, run_dir: Path) -> RunSnapshot:
-        """Read it. Raises DataError for what is no run."""
-        made = run_folder.attempt_dirs(run_dir)
-        last = made[-1] if made else run_dir / "attempts"
-        step = last_step(last)
-        ended, damaged = None, ""
+        """Read the records in `run_dir`. Raises DataError if the folder is no run."""
+        attempt_dirs = run_folder.attempt_dirs(run_dir)
+        attempt_dir = attempt_dirs[-1] if attempt_dirs else run_dir / "attempts"
+        step = last_step(attempt_dir)
+        exit_record, damaged = None, ""
         try:
-            ended = run_folder.read_record(last / "exit.json", run_folder.AttemptExit)
+            exit_record = run_folder.read_record(attempt_dir / "exit.json", run_folder.AttemptExit)
         except DataError as error:
-            is_empty = not (last / "exit.json").stat().st_size
-            what = "empty, as a full disk leaves a file" if is_empty else error.message
-            damaged = f"attempts/{last.name}/exit.json is {what}"
+            is_empty = not (attempt_dir / "exit.json").stat().st_size
+            problem = "empty, as a full disk leaves a file" if is_empty else error.message
+            damaged = f"attempts/{attempt_dir.name}/exit.json is {problem}"
         job, first = _newest_job(run_dir), run_folder.first_event(run_dir)
         return cls(
             run_dir,
             load_plan(run_dir),
             job,
-            made[-1].name if made else "",
-            len(made),
+            attempt_dirs[-1].name if attempt_dirs else "",
+            len(attempt_dirs),
             step.step + 1 if step else evidence.saved_steps(run_dir),
-            ended,
-            run_folder.read_or_none(last / "cause.json", Cause),
-            run_folder.read_or_none(last / "decision.json", Decision),
+            exit_record,
+            run_folder.read_or_none(attempt_dir / "cause.json", Cause),
+            run_folder.read_or_none(attempt_dir / "decision.json", Decision),
             apply_decision.read_verdict(run_dir),
             cancel_request.last_cancel(run_dir),
             damaged,
@@ -72,17 +73,17 @@ class RunSnapshot(NamedTuple):
 
     @property
     def job_id(self) -> str:
-        """Its newest job's, "" where it has none."""
+        """The id of the newest job, "" without one."""
         return self.job.job_id if self.job else ""
 
     @property
     def continues(self) -> bool:
-        """Whether the last attempt was decided not to be the last."""
+        """Whether the last attempt's decision is to continue the run."""
         return bool(self.decision and self.decision.action in ("retry", "resubmit", "wait"))
 
 
 def _newest_job(run_dir: Path) -> run_folder.JobRef | None:
-    """The run's newest job; from its own folder where `<run>/job.json` cannot be read. Raises DataError."""
+    """Return the run's newest job; from `<run>/jobs` if `<run>/job.json` cannot be read. Raises DataError."""
     try:
         return run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
     except DataError:
@@ -90,7 +91,7 @@ def _newest_job(run_dir: Path) -> run_folder.JobRef | None:
 
 
 def last_step(attempt: Path) -> steps.Step | None:
-    """The last step that rank 0 wrote down, from the end of its log; None before there is one."""
+    """Return the last step in rank 0's step log, or None."""
     try:
         with (attempt / "steps" / "0.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))

@@ -1,1 +1,1 @@
-"""Probes: what is read on the nodes of a job, or about them."""
+"""Probes: collect stacks, out-of-memory kills and unreachable nodes of a job."""

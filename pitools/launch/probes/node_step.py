@@ -1,4 +1,4 @@
-"""One command on each node of a list, in a job step of its own beside the ranks' step."""
+"""Run one command on each node of a list, in a separate job step that overlaps the ranks' step."""
 
 from __future__ import annotations
 

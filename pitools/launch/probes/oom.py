@@ -1,11 +1,11 @@
-"""Whether it was the kernel, for want of memory, that killed a rank: its log says so, or at least its count.
+"""Find out whether the kernel's OOM killer ended a rank, by the kernel's log or its oom_kill counter.
 
-    python -m pitools.launch.probes.oom ATTEMPT     on the node of a rank that SIGKILL ended, once it has
+    python -m pitools.launch.probes.oom ATTEMPT     on the node of a rank that SIGKILL ended, after its end
 
 <attempt>/oom/<rank>.json    pit.oom/1
 
-Where Slurm keeps each step in a cgroup it says so itself. Where it does not, the kernel's log names the process, if
-one may read it; and it counts what it killed so, which every rank noted at its start.
+Slurm reports an OOM kill itself if it keeps each step in a cgroup. Otherwise the kernel's log names the process, if
+this user may read it; else the node's oom_kill counter is compared with its value at the rank's start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pitools.run.attempt_records import AttemptStart, ranks_on_node
 
 _KMSG = Path("/dev/kmsg")
 _SRUN_TIMEOUT_S = 8.0
-# srun's first words about a rank that was killed, itself or what it had started.
+# srun's first message about a killed rank: SIGKILL of the rank itself, or of a child (exit code 137).
 _SRUN_TASK_KILLED = re.compile(
     rb"srun: error: ([\w.\[\],-]{1,1000}): tasks? [\d,-]+: (?:Killed|Exited with exit code 137)"
 )
@@ -34,7 +34,7 @@ _OOM_PID = re.compile(r"(?:Killed process (\d+)|oom-kill:.*[,:]pid=(\d+))\b")
 
 
 class OomKill(Record, frozen=True, kw_only=True, tag="pit.oom/1"):
-    """A rank that the kernel killed for want of memory. evidence: how that is known."""
+    """A rank that the kernel's OOM killer ended. evidence: the line of the kernel's log, or the counter's change."""
 
     t: str
     rank: int
@@ -43,23 +43,23 @@ class OomKill(Record, frozen=True, kw_only=True, tag="pit.oom/1"):
 
 
 def detect_on_nodes(attempt: Path, srun_stderr: bytes) -> None:
-    """Look on the nodes of the ranks that srun names first as killed; says nothing where it cannot be known."""
-    found = _SRUN_TASK_KILLED.search(srun_stderr)
-    if not found:
+    """Record OOM kills on the nodes that srun names first as having killed ranks. Prints failures to stderr."""
+    match = _SRUN_TASK_KILLED.search(srun_stderr)
+    if not match:
         return
     try:
-        nodes = hostlist.expand(found[1].decode())
+        nodes = hostlist.expand(match[1].decode())
         if nodes == [os.environ.get("SLURMD_NODENAME")]:
             record_for_node(attempt, nodes[0])
             return
         python = os.environ.get("PIT_PYTHON", sys.executable)
         run_on_nodes([python, "-m", "pitools.launch.probes.oom", str(attempt)], ",".join(nodes), _SRUN_TIMEOUT_S)
     except (PitError, OSError) as error:
-        print(f"pit: whether memory ran out is not known: {error}", file=sys.stderr)
+        print(f"pit: out-of-memory check failed: {error}", file=sys.stderr)
 
 
 def record_for_node(attempt: Path, node: str) -> None:
-    """Write down which of this node's ranks the kernel killed."""
+    """Write a record for each of this node's ranks that the OOM killer ended."""
     start = run_folder.read_record(attempt / "start.json", AttemptStart)
     since = datetime.fromisoformat(start.started) if start else datetime.now(UTC) - timedelta(minutes=5)
     oom_lines = read_kernel_log(since)
@@ -78,29 +78,29 @@ def record_for_node(attempt: Path, node: str) -> None:
 
 
 def read_kernel_log(since: datetime) -> dict[int, str] | None:
-    """Process → the line that says that it was killed for want of memory; None where the log may not be read."""
+    """Return process id → line of its OOM kill in the kernel's log; None if the log is not readable."""
     try:
         log = os.open(_KMSG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    found: dict[int, str] = {}
+    oom_lines: dict[int, str] = {}
     booted = datetime.now(UTC) - timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME))
     try:
         while True:
             try:
                 age, pid, text = parse_kmsg_record(os.read(log, 8192))
-            except BrokenPipeError:  # overwritten meanwhile: the next one is read
+            except BrokenPipeError:  # the record was overwritten: read the next one
                 continue
             if pid and booted + age > since - timedelta(seconds=5):
-                found[pid] = text
-    except OSError:  # EAGAIN: that was all
-        return found
+                oom_lines[pid] = text
+    except OSError:  # EAGAIN: end of the log
+        return oom_lines
     finally:
         os.close(log)
 
 
 def parse_kmsg_record(record: bytes) -> tuple[timedelta, int, str]:
-    """When after boot, of which process (0: it is not about that), and what a record of the kernel's log says."""
+    """Parse a record of /dev/kmsg: return its time since boot, the OOM-killed process (0: none), and its text."""
     head, _, text = record.decode(errors="replace").partition(";")
     stamp, process = head.split(",")[2:3], _OOM_PID.search(text)
     age = timedelta(microseconds=int(stamp[0]) if stamp and stamp[0].isdecimal() else 0)
@@ -108,12 +108,12 @@ def parse_kmsg_record(record: bytes) -> tuple[timedelta, int, str]:
 
 
 def oom_kill_count() -> int | None:
-    """How many processes this node's kernel has killed for want of memory since it started; None if it does not say."""
+    """Return the number of OOM kills on this node since boot; None if the kernel does not count them."""
     try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 if __name__ == "__main__":

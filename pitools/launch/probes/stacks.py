@@ -1,11 +1,10 @@
-"""Where every rank is: the stack of each of its threads, in `<attempt>/stacks/<rank>.txt`.
+"""Dump the stacks of all threads of every rank to `<attempt>/stacks/<rank>.txt`.
 
     python -m pitools.launch.probes.stacks ATTEMPT     on each node, in a step beside the ranks': the node's own ranks
 
-Two ways at once, because each can fail. py-spy, where it is installed, reads a process from outside, which needs the
-right to trace it. faulthandler writes from inside: every rank registers it for SIGQUIT (`register_handler`), the signal
-by which the JVM and Go tell their stacks too; Slurm, NCCL, JAX and torch use others, and it is sent only to processes
-that catch it.
+Two methods, because each can fail. py-spy, if installed, reads a process from outside, and needs the right to trace it.
+faulthandler writes from inside: every rank registers it for SIGQUIT (`register_handler`). The JVM and Go dump their
+stacks at SIGQUIT too; Slurm, NCCL, JAX and torch use other signals. It is sent only to processes that catch it.
 """
 
 from __future__ import annotations
@@ -29,46 +28,46 @@ from pitools.run.attempt_records import ranks_on_node
 DUMP_SIGNAL = signal.SIGQUIT
 _ALL_NODES_S = 20.0
 _PY_SPY_TIMEOUT_S = 6.0
-_FAULTHANDLER_S = 0.3  # in which faulthandler has written
+_FAULTHANDLER_S = 0.3  # time for faulthandler to write
 
 
 def register_handler(attempt: Path, rank: int) -> None:
-    """Let this process write its stacks to the attempt's folder at SIGNAL, and to its log when it dies of a fault."""
+    """Let this process write its stacks to the attempt's folder at DUMP_SIGNAL, and to its log on a fatal error."""
     try:
         faulthandler.enable()
         (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
-        # Open for as long as the process lives: a handler in C writes to the descriptor, whatever Python is doing.
-        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=open_0644)  # noqa: SIM115
+        # Open until the process ends: the handler, in C, writes to the descriptor without Python.
+        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=own)  # noqa: SIM115
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True, chain=False)
         _OPEN_FILES.append(file)
     except (OSError, ValueError, AttributeError) as error:  # stderr closed, or a platform without it
-        print(f"pit: no stacks of this rank: {error}", file=sys.stderr)
+        print(f"pit: stack dumps are not available for this rank: {error}", file=sys.stderr)
 
 
-_OPEN_FILES: list[object] = []  # nobody else holds the file
+_OPEN_FILES: list[object] = []  # keeps the files open: nothing else refers to them
 
 
 def dump_all_nodes(attempt: Path, node_list: str) -> None:
-    """Collect the stacks of all ranks of this job, on all its nodes, or give up after 20 s."""
+    """Dump the stacks of all ranks of this job, on all its nodes. Time-out: 20 s."""
     python = os.environ.get("PIT_PYTHON", sys.executable)
     try:
         run_on_nodes([python, "-m", "pitools.launch.probes.stacks", str(attempt)], node_list, _ALL_NODES_S)
     except PitError as error:
-        print(f"pit: not all stacks: {error}", file=sys.stderr)
+        print(f"pit: stack dump incomplete: {error}", file=sys.stderr)
 
 
 def dump_here(attempt: Path, node: str) -> list[int]:
-    """Collect the stacks of this node's ranks; returns their numbers."""
-    found = {rank.rank: rank.pid for rank in ranks_on_node(attempt, node) if _is_rank_process(rank, attempt)}
+    """Dump the stacks of this node's ranks, and return the ranks."""
+    pids = {rank.rank: rank.pid for rank in ranks_on_node(attempt, node) if _is_rank_process(rank, attempt)}
     (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        list(pool.map(lambda rank: _dump_rank(attempt, rank, found[rank]), found))
-    return sorted(found)
+        list(pool.map(lambda rank: _dump_rank(attempt, rank, pids[rank]), pids))
+    return sorted(pids)
 
 
 def _is_rank_process(rank: run_folder.RankRecord, attempt: Path) -> bool:
-    """Whether the process of this number is that rank, and not another's that was given the number after it."""
-    import psutil  # not wanted by a rank, which takes `register_handler` from here
+    """Return whether the process with the rank's pid is still that rank: the pid may have been reused."""
+    import psutil  # here, so that ranks, which import this module for `register_handler`, do not load it
 
     try:
         environ = psutil.Process(rank.pid).environ()
@@ -78,35 +77,35 @@ def _is_rank_process(rank: run_folder.RankRecord, attempt: Path) -> bool:
 
 
 def _dump_rank(attempt: Path, rank: int, pid: int) -> None:
-    into = attempt / "stacks" / f"{rank}.txt"
-    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    path = attempt / "stacks" / f"{rank}.txt"
+    py_spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     for process in _process_tree(pid):
         head = f"\n== rank {rank}, process {process}, {timestamps.now_rfc3339()}\n"
         python = _is_python(process)
-        text = _py_spy_dump(spy, process) if spy and python else ""
-        with open(into, "a", opener=open_0644) as file:
+        text = _py_spy_dump(py_spy, process) if py_spy and python else ""
+        with open(path, "a", opener=own) as file:
             file.write(head + (text or _process_state(process)))
-        # Of a program of a command's nobody registered a handler, but PYTHONFAULTHANDLER writes into its log, and then
-        # ends it, which is about to be done anyway.
+        # A program started by a command has no handler. With PYTHONFAULTHANDLER, SIGABRT writes the stacks to its log
+        # and ends it, which happens next anyway.
         _ = _send_if_caught(process, DUMP_SIGNAL) or (python and not text and _send_if_caught(process, signal.SIGABRT))
     time.sleep(_FAULTHANDLER_S)
 
 
-def _py_spy_dump(spy: str, pid: int) -> str:
+def _py_spy_dump(py_spy: str, pid: int) -> str:
     try:
-        done = subprocesses.run([spy, "dump", "--pid", str(pid)], timeout_s=_PY_SPY_TIMEOUT_S)
+        done = subprocesses.run([py_spy, "dump", "--pid", str(pid)], timeout_s=_PY_SPY_TIMEOUT_S)
     except PitError as error:
         return f"py-spy: {error}\n"
     return done.stdout if done.code == 0 else f"py-spy: {done.stderr.strip()}\n"
 
 
 def _process_state(pid: int) -> str:
-    """What the kernel says of a process: of one that sleeps in a file system or a driver, this is all there is."""
+    """Return a process's state and wait channel, all that is known of a process blocked in the kernel."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return "\n".join(line for line in lines if line.startswith("State:")) + f" in {_wchan(pid)}\n"
     except OSError:
-        return "it has ended\n"
+        return "the process has ended\n"
 
 
 def _wchan(pid: int) -> str:
@@ -124,7 +123,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _send_if_caught(pid: int, number: int) -> bool:
-    """Send a signal to a process that catches it; whether it does."""
+    """Send a signal to a process that catches it. Return False if it does not."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
@@ -137,7 +136,7 @@ def _send_if_caught(pid: int, number: int) -> bool:
 
 
 def _process_tree(pid: int) -> list[int]:
-    """A process and all that it started, oldest first."""
+    """Return a process and all its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -146,10 +145,10 @@ def _process_tree(pid: int) -> list[int]:
             except (OSError, ValueError, IndexError):
                 continue
             children.setdefault(parent, []).append(int(path.name))
-    found = [pid]
-    for one in found:
-        found += sorted(children.get(one, []))
-    return found
+    pids = [pid]
+    for parent in pids:
+        pids += sorted(children.get(parent, []))
+    return pids
 
 
 if __name__ == "__main__":

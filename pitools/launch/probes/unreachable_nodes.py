@@ -1,4 +1,4 @@
-"""Nodes of which nothing is heard any more: a node whose slurmd has gone does not say that its ranks have.
+"""Find nodes of a job with an unreachable slurmd: such a node does not report that its ranks have ended.
 
 <attempt>/unreachable/<node>.json    pit.unreachable-node/1
 """
@@ -24,14 +24,14 @@ _CONNECT_S = 3.0
 _CALL_TIMEOUT_S = 8.0
 _SLURMD_PORT = 6818
 _STATE = re.compile(r"NodeName=(?P<node>\S+) .*? State=(?P<state>\S+) .*? SlurmdStartTime=(?P<begun>\S+)")
-# DOWN, DOWN*, IDLE+NOT_RESPONDING; not POWERED_DOWN or POWERING_DOWN, which is how an idle node of a cloud rests.
-_LOST = re.compile(r"\bDOWN\b|NOT_RESPONDING|\*")
+# DOWN, DOWN*, IDLE+NOT_RESPONDING; not POWERED_DOWN or POWERING_DOWN, the states of an idle cloud node.
+_LOST_STATE = re.compile(r"\bDOWN\b|NOT_RESPONDING|\*")
 _POWER_SAVING = re.compile(r"^(?!DOWN).*POWER(ED_DOWN|ING_DOWN|ING_UP)")
 _NODE = re.compile(r"NodeName=(\S+).*? NodeAddr=(\S+)(?:.*? Port=(\d+))?")
 
 
 class UnreachableNode(Record, frozen=True, kw_only=True, tag="pit.unreachable-node/1"):
-    """A node whose slurmd could not be reached from the job's first node; or, address "", that Slurm itself lost."""
+    """A node with a slurmd that the job's first node cannot reach. address: "" if Slurm itself lost the node."""
 
     t: str
     node: str
@@ -40,66 +40,66 @@ class UnreachableNode(Record, frozen=True, kw_only=True, tag="pit.unreachable-no
 
 
 def probe_slurmds(attempt: Path, node_list: str) -> list[UnreachableNode]:
-    """Try the slurmd of each node of the job once, side by side; what does not answer is written down and returned."""
+    """Connect once to the slurmd of each node of the job, in parallel; record and return failures."""
     try:
         argv = ["scontrol", "-o", "show", "node", node_list]
         output = subprocesses.run(argv, timeout_s=_CALL_TIMEOUT_S, env={"SLURM_TIME_FORMAT": "standard"}).stdout
-    except PitError:  # no controller: nothing is known of any node
+    except PitError:  # no controller, so no addresses
         return []
     addresses = [(name, address, int(port or _SLURMD_PORT)) for name, address, port in _NODE.findall(output)]
     with ThreadPoolExecutor(max_workers=64) as pool:
-        unreachable = [one for one in pool.map(_probe_slurmd, addresses) if one]
+        unreachable = [result for result in pool.map(_probe_slurmd, addresses) if result]
     _write_records(attempt, unreachable)
     return unreachable
 
 
-def _probe_slurmd(place: tuple[str, str, int]) -> UnreachableNode | None:
-    node, address, port = place
+def _probe_slurmd(node_address: tuple[str, str, int]) -> UnreachableNode | None:
+    node, address, port = node_address
     try:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno else str(error)
-        return UnreachableNode(t=timestamps.now_rfc3339(), node=node, address=f"{address}:{port}", error=said)
+        problem = os.strerror(error.errno) if error.errno else str(error)
+        return UnreachableNode(t=timestamps.now_rfc3339(), node=node, address=f"{address}:{port}", error=problem)
     return None
 
 
-def nodes_lost_by_slurm(attempt: Path, start: AttemptStart, reach: Transport) -> list[UnreachableNode]:
-    """Which of an attempt's nodes Slurm has lost, after it said NODE_FAIL; they are written down and returned.
+def nodes_lost_by_slurm(attempt: Path, start: AttemptStart, transport: Transport) -> list[UnreachableNode]:
+    """Record and return the nodes of an attempt that Slurm has lost, after a NODE_FAIL.
 
-    Where it has all of them again it is the first, which ran the job's script, if its slurmd has begun anew since.
+    If all nodes are back, return the first, which ran the job's script, if its slurmd has restarted since.
     """
     try:
-        answer = run_command(reach, ["scontrol", "-o", "show", "node", start.node_list], env=QUERY_ENV)
+        answer = run_command(transport, ["scontrol", "-o", "show", "node", start.node_list], env=QUERY_ENV)
     except PitError:
         return []
     states = [match for match in map(_STATE.match, answer.stdout.splitlines()) if match]
-    lost = [
+    lost_nodes = [
         UnreachableNode(
-            t=timestamps.now_rfc3339(), node=one["node"], address="", error=f"Slurm has lost it: {one['state']}"
+            t=timestamps.now_rfc3339(), node=fields["node"], address="", error=f"Slurm has lost it: {fields['state']}"
         )
-        for one in states
-        if _LOST.search(one["state"]) and not _POWER_SAVING.match(one["state"])
+        for fields in states
+        if _LOST_STATE.search(fields["state"]) and not _POWER_SAVING.match(fields["state"])
     ]
     first = next(iter(hostlist.expand(start.node_list)), "")
     slurmd_started = next((f"{one['begun']}.000Z" for one in states if one["node"] == first), "")
     if (
-        not lost and slurmd_started[:1].isdecimal() and slurmd_started > start.started
+        not lost_nodes and slurmd_started[:1].isdecimal() and slurmd_started > start.started
     ):  # "None" of one that is powered off
-        lost = [
+        lost_nodes = [
             UnreachableNode(
-                t=slurmd_started, node=first, address="", error="its slurmd began anew, and the job's script was gone"
+                t=slurmd_started, node=first, address="", error="slurmd restarted; the job's script was lost"
             )
         ]
-    _write_records(attempt, lost)
-    return lost
+    _write_records(attempt, lost_nodes)
+    return lost_nodes
 
 
 def _write_records(attempt: Path, nodes: Sequence[UnreachableNode]) -> None:
-    for one in nodes:
-        with contextlib.suppress(PitError, OSError):  # the log has it too
-            run_folder.write_record(attempt / "unreachable" / f"{one.node}.json", one)
+    for record in nodes:
+        with contextlib.suppress(PitError, OSError):  # the caller also logs it
+            run_folder.write_record(attempt / "unreachable" / f"{record.node}.json", record)
 
 
 def as_log_lines(nodes: Sequence[UnreachableNode]) -> str:
-    """The same as lines for a log."""
-    return "".join(f"pit: error: node {one.node} does not answer: {one.error} ({one.address})\n" for one in nodes)
+    """Return a line for a log for each node."""
+    return "".join(f"pit: error: node {node.node} does not answer: {node.error} ({node.address})\n" for node in nodes)

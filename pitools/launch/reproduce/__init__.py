@@ -1,1 +1,1 @@
-"""What a run was made from, so that it can be made again: code, environment, data, site."""
+"""Repeat a run from its recorded code, environment, data and site, and compare runs."""

@@ -1,4 +1,4 @@
-"""A run as facts, each a line of text under a part and a key, so that any two runs, or a run and now, compare alike."""
+"""Facts about a run: (part, key) → text. Two runs, or a run and a repetition now, are compared by their facts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Facts = dict[tuple[str, str], str]
 
 
 class Difference(Record, frozen=True, kw_only=True, tag="pit.difference/1"):
-    """One fact that is not the same. part: see PARTS. a, b: "" where one side has nothing there."""
+    """One fact that differs. part: one of PARTS. a, b: the texts of both sides, "" if a side has no such fact."""
 
     part: str
     key: str
@@ -46,7 +46,7 @@ class Difference(Record, frozen=True, kw_only=True, tag="pit.difference/1"):
 
 
 def compare_facts(a: Facts, b: Facts) -> list[Difference]:
-    """Every difference, in the order of PARTS."""
+    """Return every difference, in the order of PARTS."""
     keys = sorted({*a, *b}, key=lambda key: (PARTS.index(key[0]), key[1]))
     return [
         Difference(part=part, key=key, a=a.get((part, key), ""), b=b.get((part, key), ""))
@@ -56,7 +56,7 @@ def compare_facts(a: Facts, b: Facts) -> list[Difference]:
 
 
 def facts_of_run(run_dir: Path) -> Facts:
-    """What is known of a run, its end included. Raises DataError for records that are none."""
+    """Return the facts of a run, with its outcome. Raises DataError for damaged records."""
     record = provenance.read_provenance(run_dir)
     facts = _plan_facts(load_plan(run_dir))
     for part, pairs in (
@@ -68,31 +68,31 @@ def facts_of_run(run_dir: Path) -> Facts:
         facts |= {(part, key): value for key, value in pairs}
     if record is None:
         return facts | {(part, ""): _NOT_RECORDED for part in ("git", "environment", "site")}
-    text = _text(run_dir / environment.ENVIRONMENT_FILE)
-    site = _text(run_dir / provenance.SITE_FILE)
-    return facts | _provenance_facts(record, text, json.loads(site) if site else {})
+    packages = _read_text(run_dir / environment.ENVIRONMENT_FILE)
+    site_json = _read_text(run_dir / provenance.SITE_FILE)
+    return facts | _provenance_facts(record, packages, json.loads(site_json) if site_json else {})
 
 
 def facts_now(plan: Plan, site: Site, run_dir: Path) -> Facts:
-    """What a new run of this plan, with the code of the run `run_dir`, would be made from at this moment."""
+    """Return the facts of a new run of `plan` started now, with the code of the run `run_dir`."""
     record = provenance.read_provenance(run_dir)
-    assert record is not None  # its code was found by it
-    lock, text = environment.capture_environment(plan.python, site, plan.request.env)
-    raw = provenance.site_text(site)
+    assert record is not None  # the caller has read the code through it
+    lock, packages = environment.capture_environment(plan.python, site, plan.request.env)
+    site_json = provenance.site_text(site)
     record = msgspec.structs.replace(
         record,
         environment=lock,
-        site=digest.digest_bytes(raw),
+        site=digest.digest_bytes(site_json),
         template=provenance.template_digest(site),
         variables=environment.select_variables(command=plan.request.command, env=plan.request.env)[0],
     )
-    facts = _plan_facts(plan) | _provenance_facts(record, text, json.loads(raw))
+    facts = _plan_facts(plan) | _provenance_facts(record, packages, json.loads(site_json))
     return facts | {("code", key): value for key, value in _code_facts(run_dir, record)}
 
 
 def _plan_facts(plan: Plan) -> Facts:
     request = msgspec.to_builtins(plan.request)
-    for key in ("workdir", "data"):  # the code, and the data's versions, stand for themselves
+    for key in ("workdir", "data"):  # compared by the parts `code` and `data`
         del request[key]
     job = {**msgspec.to_builtins(plan.job), "site": plan.site, "python": plan.python, "nvme": plan.nvme}
     facts = {("request", key): value for key, value in flatten(request)}
@@ -101,11 +101,11 @@ def _plan_facts(plan: Plan) -> Facts:
 
 
 def _provenance_facts(record: provenance.Provenance, packages: str, site: Mapping[str, Any]) -> Facts:
-    git, found = record.git, record.environment
-    told = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.problem}
-    facts = {("git", key): value for key, value in told.items() if value}
-    python = {"python": found.python, "implementation": found.implementation, "said": found.problem}
-    python |= {f"{one.name} at {one.path}": one.git_describe for one in found.editable}
+    git, lock = record.git, record.environment
+    git_facts = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.problem}
+    facts = {("git", key): value for key, value in git_facts.items() if value}
+    python = {"python": lock.python, "implementation": lock.implementation, "said": lock.problem}
+    python |= {f"{one.name} at {one.path}": one.git_describe for one in lock.editable}
     python |= environment.parse_packages(packages)
     facts |= {("environment", key): value for key, value in python.items() if value}
     facts |= {("site", key): value for key, value in flatten(site)}
@@ -117,10 +117,10 @@ def _code_facts(run_dir: Path, record: provenance.Provenance | None) -> Iterator
     if record is None or not record.code:
         yield "", _NOT_RECORDED
         return
-    held = code_copy.read_listing(run_dir)
-    for one in (*held.files, *held.linked):
-        if one.kind != "folder":
-            yield one.path, f"{one.bytes} bytes, {one.digest}" if one.kind == "file" else f"→ {one.link}"
+    listing = code_copy.read_listing(run_dir)
+    for file in (*listing.files, *listing.linked):
+        if file.kind != "folder":
+            yield file.path, f"{file.bytes} bytes, {file.digest}" if file.kind == "file" else f"→ {file.link}"
 
 
 def _node_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
@@ -129,32 +129,32 @@ def _node_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def rank_nodes(run_dir: Path) -> list[str]:
-    """The node of each rank, in the newest attempt that got as far as to have an order of nodes."""
-    for made in reversed(run_folder.attempt_dirs(run_dir)):
-        if lines := _text(made / "hostfile").split():
-            return lines
+    """Return the node of each rank in the newest attempt with a host file; [] without one."""
+    for attempt in reversed(run_folder.attempt_dirs(run_dir)):
+        if nodes := _read_text(attempt / "hostfile").split():
+            return nodes
     return []
 
 
 def _machine_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
-    for made in reversed(run_folder.attempt_dirs(run_dir)):
-        if machine := run_folder.read_record(made / "machine.json", import_guard.RankMachine):
-            told = msgspec.structs.asdict(machine)
-            yield from ((key, value) for key, value in told.items() if key != "node" and value)
+    for attempt in reversed(run_folder.attempt_dirs(run_dir)):
+        if machine := run_folder.read_record(attempt / "machine.json", import_guard.RankMachine):
+            fields = msgspec.structs.asdict(machine)
+            yield from ((key, value) for key, value in fields.items() if key != "node" and value)
             return
 
 
 def _outcome_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
-    made = run_folder.attempt_dirs(run_dir)
+    attempt_dirs = run_folder.attempt_dirs(run_dir)
     verdict = run_folder.read_record(run_dir / "verdict.json", attempts.Verdict)
     if verdict:
         yield "verdict", f"{verdict.state}: {verdict.kind}"
-    if made:
-        yield "attempts", str(len(made))
-    if ended := run_folder.last_exit(run_dir):
-        yield "exit code", str(ended.exit_code)
-    for one in reversed(made):
-        log = one / "steps" / "0.jsonl"
+    if attempt_dirs:
+        yield "attempts", str(len(attempt_dirs))
+    if last_exit := run_folder.last_exit(run_dir):
+        yield "exit code", str(last_exit.exit_code)
+    for attempt in reversed(attempt_dirs):
+        log = attempt / "steps" / "0.jsonl"
         if log.is_file() and (lines := steps.read_step_log(log)):
             yield "steps", str(lines[-1].step + 1)
             yield "loss", repr(lines[-1].loss)
@@ -162,15 +162,15 @@ def _outcome_facts(run_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(key, text) of every leaf of nested dictionaries and lists."""
+    """Yield (dotted key, text) for each leaf of nested dictionaries. Lists become JSON; empty values are left out."""
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from flatten(one, f"{prefix}.{key}" if prefix else str(key))
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
     elif value not in (None, "", [], ()):
         yield prefix, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:
