@@ -1,4 +1,4 @@
-"""`pit launch list|show|logs|cancel`: what runs are there, and how are they."""
+"""`pit launch list|show|logs|cancel`: list runs, show their state and logs, cancel them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PENDING_COLUMNS = ("pending_reason", "expected_start")
 
 
 def run_columns(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """RUN_COLUMNS for a table that is read: why a job waits comes after its state, and only where one does."""
+    """Return RUN_COLUMNS for a terminal: the reason to wait follows the state, and only if a job waits."""
     rest = [name for name in RUN_COLUMNS[2:] if name not in _PENDING_COLUMNS]
     waits = _PENDING_COLUMNS if any(run.pending_reason or run.expected_start for run in runs) else ()
     return (*RUN_COLUMNS[:2], *waits, *rest)
@@ -64,11 +64,11 @@ def show_runs(form: str, runs: Sequence[RunRecord]) -> None:
     metavar="NAME",
     multiple=True,
     shell_complete=completion.complete_sites,
-    help="The site, as `pit site list` names it; may be given again.",
+    help="The site, as `pit site list` names it; repeatable.",
 )
 @format_option
 def list_command(sites: tuple[str, ...], form: str) -> None:
-    """List the runs of sites, oldest first; each Slurm is asked once for all that have not ended."""
+    """List the runs of sites, oldest first. Queries each Slurm once, for the runs that have not ended."""
     from pitools.core.errors import PitError
     from pitools.run import run_folder as folder
     from pitools.site.load import load_site
@@ -84,7 +84,7 @@ def list_command(sites: tuple[str, ...], form: str) -> None:
         try:
             site = load_site(name)
             runs = _runs_of_site(site, report_error)
-        except PitError as error:  # one site must not hide the others
+        except PitError as error:  # list the other sites too
             if len(sites) == 1:
                 raise
             report_error(Path(name), error)
@@ -98,7 +98,7 @@ def list_command(sites: tuple[str, ...], form: str) -> None:
 
 
 def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:
-    """The runs of a site, oldest first; one broken folder does not hide the others."""
+    """Return the runs of a site, oldest first. A damaged folder goes to `report_error`."""
     from pitools.core.errors import PitError, TryLater
     from pitools.core.fs import from_os_error
     from pitools.launch.monitor import status
@@ -115,18 +115,18 @@ def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) ->
     try:
         return status.run_statuses(run_dirs, site, report_error=report_error)
     except TryLater as error:
-        click.echo(f"pit: by their folders alone: {error}", err=True)
+        click.echo(f"pit: note: states from the folders alone: {error}", err=True)
         return status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_error)
 
 
 @click.command()
 @run_argument()
 @site_option
-@click.option("--steps", is_flag=True, help="Show what its step log adds up to instead.")
+@click.option("--steps", is_flag=True, help="Show the totals of its step logs instead.")
 @format_option
 @click.pass_context
 def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -> None:
-    """Show a run, by id or folder, as it is now."""
+    """Show the state of RUN (id or folder)."""
     from pitools.core.output import Output
     from pitools.launch.monitor import status
 
@@ -146,9 +146,9 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 @run_argument()
 @site_option
 @click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run ends or you interrupt.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log until the run ends; Ctrl-C stops.")
 def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
-    """Print one rank's output of the last attempt; before the ranks start, the job's own, or why staging failed."""
+    """Print one rank's output of the last attempt; before the ranks start, the job's output, or a failed staging's."""
     from pitools.launch.monitor import rank_log
     from pitools.run import run_folder as folder
     from pitools.run.attempt_records import first_failure
@@ -163,7 +163,7 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
         click.echo(text, nl=False)
         is_empty = is_empty and not text
     if is_empty:
-        click.echo(f"pit: rank {rank} has said nothing; see: pit launch show {run_dir.name}", err=True)
+        click.echo(f"pit: rank {rank} has printed nothing; see: pit launch show {run_dir.name}", err=True)
 
 
 @click.command()
@@ -171,7 +171,7 @@ def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
 @site_option
 @format_option
 def cancel(run: str, site_name: str, form: str) -> None:
-    """End a run for good, and its jobs; safe to repeat. One that is over is left as it is."""
+    """Cancel RUN (id or folder) and its jobs. Safe to repeat; a run that has ended stays as it is."""
     from pitools.launch.monitor import status
 
     run_dir, site = find_run_and_site(run, site_name)
@@ -183,7 +183,7 @@ def cancel(run: str, site_name: str, form: str) -> None:
 
 
 def find_run_and_site(run: str, site_name: str) -> tuple[Path, Site]:
-    """A run's folder and the site it is on, which its plan knows better than a flag."""
+    """Return a run's folder and its site, by its plan, not by `site_name`."""
     from pitools.launch.plan import load_plan
     from pitools.site.load import load_site
 

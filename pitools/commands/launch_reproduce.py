@@ -1,4 +1,4 @@
-"""`pit launch reproduce`, `diff` and `move`: a run once more, two runs side by side, and a run somewhere else."""
+"""`pit launch reproduce`, `diff` and `move`: repeat a run, compare two runs, continue a run at another site."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ MOVE_COLUMNS = ("run_id", "new_run_id", "site", "job_id", "step", "run_dir")
     metavar="NAME",
     default=[""],
     shell_complete=complete_sites,
-    help="Where to run it; default: where it was.",
+    help="The site to run at; default: the original one.",
     **SINGLE_VALUE,
 )
-@click.option("--same-nodes", is_flag=True, help="On just the nodes that it had.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask where something differs.")
-@click.option("--dry-run", is_flag=True, help="Only show what differs; exit 1 where something does.")
+@click.option("--same-nodes", is_flag=True, help="Request exactly the original nodes.")
+@click.option("--yes", "-y", is_flag=True, help="Run without confirmation of the differences.")
+@click.option("--dry-run", is_flag=True, help="Only show the differences; exit 1 if there are any.")
 @format_option
 @click.pass_context
 def reproduce(
     ctx: click.Context, run: str, site_name: str, same_nodes: bool, yes: bool, dry_run: bool, form: str
 ) -> None:
-    """Run RUN (id or folder) again, from its own copy of the code and the same data; what differs is shown first.
+    """Repeat RUN (id or folder) from its copy of the code and the same data, after showing the differences.
 
-    `a` is what it was made from, `b` what it would be now. Other nodes, and other variables of your shell, are shown
-    and not asked about.
+    Column `a` is the original run, `b` the new one. Differences of nodes and of shell variables need no confirmation,
+    and do not count for --dry-run.
     """
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
@@ -60,8 +60,8 @@ def reproduce(
         ctx.exit(1 if blocking else 0)
     if blocking and not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"{len(blocking)} things differ", where=str(run_dir), hint="look at them, then add --yes")
-        click.confirm(f"{len(blocking)} things differ. Run it all the same?", abort=True, err=True)
+            raise UsageError(f"{len(blocking)} differences", where=str(run_dir), hint="check them, then add --yes")
+        click.confirm(f"{len(blocking)} differences. Run anyway?", abort=True, err=True)
     new_run_dir = rerun.start_rerun(new_plan, site)
     click.echo(f"pit: run {Path(new_run_dir).name} in {new_run_dir}", err=True)
     with Output(form) as out:
@@ -76,13 +76,13 @@ def reproduce(
 @run_argument("a")
 @run_argument("b")
 @site_option
-@click.option("--patch", is_flag=True, help="Print the code's differences instead, as a unified diff.")
+@click.option("--patch", is_flag=True, help="Print a unified diff of the code instead.")
 @format_option
 @click.pass_context
 def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: str) -> None:
-    """Every difference between the runs A and B: request, code, environment, data, site, nodes, outcome.
+    """Show every difference between the runs A and B: request, code, environment, data, site, nodes, outcome.
 
-    Exit 1 where there is any.
+    Exit 1 if there are any.
     """
     from pitools.launch.reproduce import compare
 
@@ -104,15 +104,17 @@ def diff(ctx: click.Context, a: str, b: str, site_name: str, patch: bool, form: 
     metavar="NAME",
     shell_complete=complete_sites,
     required=True,
-    help="Where it is to go on.",
+    help="The site to continue at.",
     **SINGLE_VALUE,
 )
-@click.option("--stop-within", default="10m", show_default=True, metavar="TIME", help="What it may take to save.")
+@click.option(
+    "--stop-within", default="10m", show_default=True, metavar="TIME", help="Time limit for RUN to save and end."
+)
 @format_option
 def move(run: str, site_name: str, stop_within: str, form: str) -> None:
-    """Let RUN (id or folder) save and end, and go on at another site from its newest good checkpoint.
+    """Let RUN (id or folder) save and end, and continue it at another site from its newest good checkpoint.
 
-    What fails on the way is taken back, and the run goes on where it was. Safe to repeat.
+    If the move fails, it is undone, and the run continues at its first site. Safe to repeat.
     """
     from pitools.core import units
     from pitools.core.output import Output
@@ -123,7 +125,7 @@ def move(run: str, site_name: str, stop_within: str, form: str) -> None:
     run_dir = _find_run_dir(run, "")
     site, target_site = load_site(load_plan(run_dir).site), load_site(site_name)
     result = move_run.move_run(run_dir, site, target_site, stop_s=units.parse_duration(stop_within))
-    click.echo(f"pit: it goes on at {result.site} as {result.new_run_id}, from step {result.step}", err=True)
+    click.echo(f"pit: continues at {result.site} as {result.new_run_id}, from step {result.step}", err=True)
     with Output(form, MOVE_COLUMNS) as out:
         out(result)
 
@@ -135,11 +137,11 @@ def _print_differences(differences: Sequence[Difference], form: str) -> None:
         for difference in differences:
             out(difference)
     if not differences:
-        click.echo("pit: nothing differs", err=True)
+        click.echo("pit: no differences", err=True)
 
 
 def _find_run_dir(run: str, site_name: str) -> Path:
-    """A run's folder; no site is PIT_SITE's, or `local`."""
+    """Return a run's folder. site_name: "" for PIT_SITE, else `local`."""
     import os
 
     return find_run_dir(run, site_name or os.environ.get("PIT_SITE", "local"))

@@ -1,4 +1,4 @@
-"""`pit launch plan|run`: a request becomes a plan, a plan becomes a run."""
+"""`pit launch plan|run`: make a plan from a request, and run it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
 @format_option
 def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
-    """Show what `run` would do with REQUEST (a TOML file), as a record that `run -` accepts.
+    """Show the plan that `run` would make from REQUEST (a TOML file). `run -` accepts it on stdin.
 
-    The cluster is not asked: what its nodes have, and whether it would take the job, says `pit place plan`.
+    Does not query the cluster: `pit place plan` checks its nodes, and whether it would accept the job.
     """
     from pitools.core.output import Output
     from pitools.launch.plan import require_workdir
@@ -46,13 +46,13 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
 @site_option
 @click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
-@click.option("--wait", is_flag=True, help="Return when the run has ended; exit 1 unless it finished.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended; exit 1 unless it finished.")
 @format_option
 @click.pass_context
 def run(
     ctx: click.Context, request: str, site_name: str, data: tuple[str, ...], nodes: int | None, wait: bool, form: str
 ) -> None:
-    """Run REQUEST, a TOML file, or - for a plan on stdin. Returns at once, or with --wait at the end."""
+    """Run REQUEST (a TOML file, or - for a plan on stdin). Returns after the submission, or with --wait at the end."""
     from pitools.core.errors import TryLater
     from pitools.launch.submission import submit
     from pitools.run import run_folder
@@ -70,7 +70,7 @@ def run(
     ended = _follow(run_dir, site, planned.request.args.get("steps")) if wait else None
     show_runs(form, [ended or _current_record(run_dir, site)])
     if ended and not ended.is_over:
-        raise TryLater(f"Slurm no longer knows job {ended.job_id}, and the run left no word", where=str(run_dir))
+        raise TryLater(f"job {ended.job_id} is not in Slurm, and the run has no verdict", where=str(run_dir))
     if ended and ended.state != "COMPLETED":
         attempt = run_folder.last_attempt(run_dir)
         failed = first_failure(attempt) if attempt else None
@@ -96,7 +96,7 @@ def _make_plan(request: str, site: Site, data: tuple[str, ...], nodes: int | Non
 
 
 def warn_of_unusable(plan: Plan) -> None:
-    """Say which datasets of a plan nobody is to begin with any more: their versions were named outright."""
+    """Print a note for each dataset version of a plan that should not be used any more, but was named explicitly."""
     from pitools.store.resolve import warning_for
 
     for data in plan.data:
@@ -115,7 +115,7 @@ def _plan_from_stdin() -> Plan:
 
     text = sys.stdin.read()
     if not text.strip():
-        raise UsageError("no plan came", where="stdin", hint="did `pit launch plan` say what was wrong?")
+        raise UsageError("plan: empty input", where="stdin", hint="pit launch plan REQUEST | pit launch run -")
     try:
         planned = decode_json(text, Plan)
     except msgspec.DecodeError as error:
@@ -125,7 +125,7 @@ def _plan_from_stdin() -> Plan:
 
 
 def _current_record(run_dir: Path, site: Site) -> RunRecord:
-    """The run just begun; a Slurm that took it and then falls silent is no failure."""
+    """Return the record of the run just started, from its folder alone if Slurm does not answer."""
     from pitools.core.errors import TryLater
     from pitools.launch.monitor import status
 
@@ -136,7 +136,7 @@ def _current_record(run_dir: Path, site: Site) -> RunRecord:
 
 
 def _reject_flags(ctx: click.Context, *names: str) -> None:
-    """A plan is resolved: flags that would change it are not ignored but refused."""
+    """Raise UsageError for options that would change a plan from stdin: it is already resolved."""
     from pitools.core.errors import UsageError
 
     for name in names:
@@ -146,7 +146,7 @@ def _reject_flags(ctx: click.Context, *names: str) -> None:
 
 
 def _follow(run_dir: Path, site: Site, steps: object) -> RunRecord:
-    """Wait for the run, with a bar of its steps. Ctrl-C ends a local run; a Slurm job goes on without us."""
+    """Wait for the run, with a progress bar of its steps. Ctrl-C cancels a local run; a Slurm job continues."""
     from pitools.core.progress import progress_bar
     from pitools.launch.monitor import status
 
@@ -158,5 +158,5 @@ def _follow(run_dir: Path, site: Site, steps: object) -> RunRecord:
             status.cancel_run(run_dir, site)
             click.echo("pit: the run is being cancelled", err=True)
         else:
-            click.echo(f"pit: the job goes on; end it with: pit launch cancel {run_dir}", err=True)
+            click.echo(f"pit: the job continues; to end it: pit launch cancel {run_dir}", err=True)
         raise

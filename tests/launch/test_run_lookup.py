@@ -58,7 +58,7 @@ def test_an_id_is_found_at_any_site(pit: Pit, run: Path, tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
     said = json.loads(done.stdout)
     assert (said["site"], said["run_dir"], said["steps"]) == ("other", str(run), 20)
-    assert pit("launch", "diff", NAME, NAME, **sites).stderr == "pit: nothing differs\n"
+    assert pit("launch", "diff", NAME, NAME, **sites).stderr == "pit: no differences\n"
     assert pit("checkpoint", "list", NAME, **sites).stderr == f"pit: no checkpoints in {run}/checkpoints\n"
     assert pit("launch", "cancel", NAME[:-1] + "4", **sites).returncode == 2
 

@@ -38,4 +38,4 @@ def test_logs_are_the_programs_own(pit: Pit, log: Path) -> None:
     assert pit("launch", "logs", run).stdout == "pit: error: no space left\n"
     log.write_text("")
     done = pit("launch", "logs", run)
-    assert (done.returncode, done.stdout, "rank 0 has said nothing" in done.stderr) == (0, "", True)
+    assert (done.returncode, done.stdout, "rank 0 has printed nothing" in done.stderr) == (0, "", True)

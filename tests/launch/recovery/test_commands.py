@@ -156,4 +156,4 @@ def test_a_lock_is_its_folders_group_s(tmp_path: Path, shared: int, mode: int) -
 def test_an_empty_pipe_is_no_plan(pit: Pit) -> None:
     """As where the `plan` before it failed: exit 2, and the reason is looked for there."""
     done = pit("launch", "run", "-")
-    assert (done.returncode, "no plan came" in done.stderr) == (2, True)
+    assert (done.returncode, "plan: empty input" in done.stderr) == (2, True)
