@@ -1,4 +1,4 @@
-"""`pit checkpoint`: what a run could go on from, whether it is good, and how much of it stays."""
+"""`pit checkpoint`: list, verify and prune the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHECK_COLUMNS = ("checkpoint", "path", "problem", "expected", "got")
 
 @click.group()
 def group() -> None:
-    """What a run could go on from: list, check, prune. RUN is a run's id or folder, or a folder of checkpoints."""
+    """List, check and prune checkpoints. RUN is a run's id or folder, or a folder of checkpoints."""
 
 
 @group.command("list")
@@ -26,9 +26,9 @@ def group() -> None:
 @site_option
 @format_option
 def list_command(run: str, site_name: str, form: str) -> None:
-    """List checkpoints, newest first: whole and damaged ones, what is in quarantine, what killed saves left.
+    """List checkpoints, newest first: complete, damaged and quarantined ones, and leftovers of killed saves.
 
-    Names, sizes and manifests are looked at; `check` reads the bytes.
+    Checks names, sizes and manifests only; `check` reads every byte.
     """
     from pitools.checkpoint.store.listing import list_checkpoints
 
@@ -43,19 +43,20 @@ def list_command(run: str, site_name: str, form: str) -> None:
 
 @group.command()
 @run_argument()
-@click.option("--step", type=click.IntRange(0), help="Only the checkpoint after so many steps.")
-@click.option("--quarantine", is_flag=True, help="Move what is damaged to quarantine/, with the reason.")
-@click.option("--threads", type=click.IntRange(1, 64), help="Files read at once (default: one per core, 8 at most).")
+@click.option("--step", type=click.IntRange(0), help="Only the checkpoint of this step.")
+@click.option("--quarantine", is_flag=True, help="Move damaged checkpoints to quarantine/, with the reason.")
+@click.option(
+    "--threads", type=click.IntRange(1, 64), help="Files read in parallel (default: one per core, at most 8)."
+)
 @site_option
 @format_option
 def check(run: str, step: int | None, quarantine: bool, threads: int | None, site_name: str, form: str) -> int:
-    """Read every byte and compare it with the manifest: one record per finding, then a summary. Exit 1 on findings.
+    """Compare every byte with the manifests: one record per finding, then a summary. Exit 1 on findings.
 
     RUN may also be one checkpoint, `…/step_<n>`.
     """
     from pitools.checkpoint.store import layout
-    from pitools.checkpoint.store.check_folder import FolderCheck
-    from pitools.checkpoint.store.check_folder import check_folder as judge
+    from pitools.checkpoint.store.check_folder import FolderCheck, check_folder
 
     folder, named_step = _checkpoint_dir(run, site_name)
     steps = layout.listed_steps(folder)
@@ -64,7 +65,7 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
         raise UsageError(f"no checkpoint of step {selected_step}", where=str(folder), hint=f"pit checkpoint list {run}")
     summary: FolderCheck | None = None
     with Output(form, _CHECK_COLUMNS) as out:
-        for record in judge(
+        for record in check_folder(
             folder, steps if selected_step is None else [selected_step], threads=threads or 0, move_aside=quarantine
         ):
             if isinstance(record, FolderCheck):
@@ -79,16 +80,16 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 
 @group.command()
 @run_argument()
-@click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="So many of the newest stay.")
-@click.option("--keep-every", type=click.IntRange(0), default=0, help="And those whose steps this divides.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="Keep this many of the newest.")
+@click.option("--keep-every", type=click.IntRange(0), default=0, help="Also keep steps that are multiples of this.")
+@click.option("--dry-run", is_flag=True, help="Only show the checkpoints that would be removed.")
 @site_option
 @format_option
 def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> int:
-    """Remove old checkpoints, and what killed saves left. The newest that is good stays: its bytes are read first.
+    """Remove old checkpoints, and leftovers of killed saves. Keeps the newest good one, after reading its bytes.
 
-    What another process reads stays too, and what is damaged: see `check --quarantine`. Exit 1 when one that was to go
-    could not be removed.
+    Also keeps checkpoints that another process reads, and damaged ones: see `check --quarantine`. Exit 1 if a
+    checkpoint could not be removed.
     """
     from pitools.checkpoint.store import check_folder, retention
 
@@ -102,12 +103,12 @@ def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: s
         for record in pruned:
             out(record)
     if not dry_run and (removed := retention.remove_leftovers(folder)):
-        click.echo(f"pit: removed what {len(removed)} killed save{'s' * (len(removed) > 1)} left", err=True)
+        click.echo(f"pit: removed the leftovers of {len(removed)} killed save{'s' * (len(removed) > 1)}", err=True)
     return 1 if any(record.state == "failed" for record in pruned) else 0
 
 
 def _checkpoint_dir(run: str, site_name: str) -> tuple[Path, int | None]:
-    """The folder of checkpoints, and the step where one of them was named."""
+    """Return the folder of checkpoints, and the step if `run` names one checkpoint."""
     from pitools.checkpoint.store import layout, owner
 
     path = Path(run).absolute()

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 _RUN_COLUMNS = ("dataset", "version", "state", "files", "bytes", "copied_bytes", "wall_s", "path")
 _PLAN_COLUMNS = ("dataset", "version", "state", "files", "copy_bytes", "evict_bytes", "free_bytes", "fits", "path")
-_EXITS = """Exit codes: 0 done, 1 the answer is no, 2 usage, 3 a file that a human wrote is wrong, 4 refused, 5 data is
-not what it claims, 75 no room or another process is at it: try again later."""
+_EXITS = """Exit codes: 0 done, 1 negative result, 2 usage, 3 wrong configuration file, 4 refused by the system, 5 data
+does not match its manifest, 75 no space, or locked by another process: try again later."""
 
 
 @click.group("stage", context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXITS)
 @click.version_option(__version__)
 def group() -> None:
-    """Move datasets to a node's own NVMe, verified; a reader sees a whole dataset or none."""
+    """Copy datasets to a node's local NVMe, verified. A dataset appears there only when complete."""
 
 
 @group.command(epilog=_EXITS)
@@ -67,7 +67,7 @@ def plan(
     min_free: int | None,
     form: str,
 ) -> int:
-    """Show what `run` would copy and evict, and whether it fits then. Exit 1 when it does not.
+    """Show the bytes that `run` would copy and evict, and whether they fit. Exit 1 if they do not.
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
     <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store.
@@ -99,17 +99,20 @@ def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=SOURCE_TYPE)
 @to_option(required=False)
 @selection_options
-@click.option("--dry-run", is_flag=True, help="Only say what would be done, as `plan` does.")
-@click.option("--verify", is_flag=True, help="Read a copy that is already there, and replace it if it is damaged.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, as `plan` does.")
+@click.option("--verify", is_flag=True, help="Verify an existing copy too, and replace it if it is damaged.")
 @click.option(
     "--fanout",
     is_flag=True,
-    help="In a job step, one task a node: read the source once for all nodes, and pass it on between them. "
+    help="In a job step with one task per node: read the source once, and pass the data on between the nodes. "
     "The job's script exports a secret, PIT_NONCE, before srun.",
 )
 @readers_option
 @click.option(
-    "--bwlimit", metavar="SIZE", callback=size_callback, help="The most bytes a second to read, such as 200MiB."
+    "--bwlimit",
+    metavar="SIZE",
+    callback=size_callback,
+    help="Limit of the read rate, in bytes per second, such as 200MiB.",
 )
 @limit_options
 @click.option(
@@ -120,7 +123,7 @@ def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
     callback=duration_callback,
     help="Wait this long for another process that stages the same version: 90s, 30m; a bare number is minutes.",
 )
-@click.option("--receipt", type=FILE_TYPE, metavar="FILE", help="Also write the records here, when all are staged.")
+@click.option("--receipt", type=FILE_TYPE, metavar="FILE", help="Also write the records to FILE, when all are staged.")
 @format_option
 def run(
     sources: tuple[str, ...],
@@ -143,8 +146,8 @@ def run(
 
     SOURCE is <root>/<name>/<version> or its first 6 digits, <root>/<name> for the newest version that is not retired,
     <root>/<name>@TAG, or any Zarr store; s3://, gs:// and az:// of a version or a store; or - for `plan`'s records.
-    Several are staged in turn, up to the first that cannot be. An
-    interrupted copy goes on where it stopped when the same command is run again.
+    Several sources are staged one after another, up to the first failure. To resume an interrupted copy, run the same
+    command again.
 
     \b
       pit-stage run /data/pick --to '/nvme/{user}/pit' --min-free 100GiB
@@ -191,7 +194,7 @@ def run(
 
 
 def _check_receipt_writable(receipt: Path) -> None:
-    """Find out whether it can be written before the copy, which may take an hour."""
+    """Raise before the copy, which may take an hour, if the receipt cannot be written."""
     from pitools.core.fs import from_os_error
 
     if receipt.is_dir():
@@ -208,7 +211,7 @@ def _report_interrupt() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        _print_note("stopped; files that were done are kept, and the same command goes on from there")
+        _print_note("stopped; finished files are kept, and the same command resumes the copy")
         raise
 
 
@@ -246,7 +249,7 @@ def _stage_store(store: UnmanagedStore, root: Path, group: Group | None, setting
     from pitools.stage.unmanaged.stage_store import stage_store
 
     if group:
-        message = "a store without a manifest cannot be passed on between nodes: nothing says what its bytes should be"
+        message = "a store without a manifest cannot be passed on between nodes: its bytes cannot be verified"
         raise UsageError(message, where="--fanout", hint="stage it once to shared storage, then from there")
     return stage_store(store, root, warn=_print_note, **settings)
 

@@ -1,4 +1,4 @@
-"""`pit stage list | pin | unpin | evict | check`: what stands at a staging root, what stays, and whether it is good."""
+"""`pit stage list | pin | unpin | evict | check`: list, keep, remove and verify the versions at a staging root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVICT_COLUMNS = ("version", "state", "bytes", "reason", "path")
 @click.argument("root", type=ROOT_TYPE)
 @format_option
 def list_command(root: Path, form: str) -> None:
-    """List the dataset versions at ROOT: whole, damaged and unfinished ones, their last use, and what keeps them."""
+    """List the dataset versions at ROOT: complete, damaged and unfinished ones, their last use, leases and pins."""
     from pitools.stage.cache.inventory import list_sets
 
     with Output(form, _LIST_COLUMNS) as out:
@@ -39,7 +39,7 @@ def list_command(root: Path, form: str) -> None:
 @to_option(required=True)
 @format_option
 def pin(versions: tuple[str, ...], root: Path, form: str) -> None:
-    """Keep sets from being evicted. VERSION is one, the beginning of one, or a dataset's name."""
+    """Protect sets from eviction. VERSION is a version, its first characters, or a dataset's name."""
     _pin(versions, root, form, pinned=True)
 
 
@@ -48,21 +48,21 @@ def pin(versions: tuple[str, ...], root: Path, form: str) -> None:
 @to_option(required=True)
 @format_option
 def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
-    """Let sets be evicted again. VERSION is one, the beginning of one, or a dataset's name."""
+    """Allow the eviction of sets again. VERSION is a version, its first characters, or a dataset's name."""
     _pin(versions, root, form, pinned=False)
 
 
 @click.command()
 @click.argument("versions", metavar="[VERSION...]", nargs=-1)
 @to_option(required=True)
-@click.option("--need", metavar="SIZE", help="Evict, the least recently used first, until so much is free.")
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
-@click.option("--force", is_flag=True, help="Also named sets whose source is unknown or gone.")
+@click.option("--need", metavar="SIZE", help="Evict until this much is free, the least recently used first.")
+@click.option("--dry-run", is_flag=True, help="Only show the sets that would be removed.")
+@click.option("--force", is_flag=True, help="Also remove named sets with an unknown or missing source.")
 @format_option
 def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool, force: bool, form: str) -> int:
-    """Remove sets that nobody leases, stages or has pinned: the named ones, or as many as make room.
+    """Remove sets that are not leased, pinned or being staged: the named ones, or as many as --need requires.
 
-    VERSION is one, the beginning of one, or a dataset's name. Exit 1 when a named one stays.
+    VERSION is a version, its first characters, or a dataset's name. Exit 1 if a named set stays.
     """
     from pitools.stage.cache import evict as evicting
     from pitools.stage.cache import inventory
@@ -92,15 +92,14 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
 
 @click.command()
 @click.argument("path", type=ROOT_TYPE)
-@click.option("--repair", "repair_sets", is_flag=True, help="Stage damaged sets again, from where they came from.")
+@click.option("--repair", "repair_sets", is_flag=True, help="Stage damaged sets again from their source.")
 @readers_option
 @format_option
 def check(path: Path, repair_sets: bool, readers: int | None, form: str) -> int:
-    """Read everything and compare it with the manifest: one record per finding, then a summary. Exit 1 on findings.
+    """Compare every byte with the manifests: one record per finding, then a summary. Exit 1 on findings.
 
-    PATH is a staging ROOT, a dataset, or one version of it. With --repair, of a ROOT or one of its sets: a record per
-    damaged set, and exit 1 when one is not repaired. A set of which nobody knows where it came from is moved to
-    ROOT/.quarantine.
+    PATH is a staging ROOT, a dataset, or one version of it. With --repair (a ROOT or one of its sets): also a record
+    per damaged set, and exit 1 if one is not repaired. A set with an unknown source is moved to ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
     from pitools.stage.verify import CheckTotals, FileFinding, check_versions

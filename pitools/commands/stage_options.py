@@ -1,4 +1,4 @@
-"""What the commands of `pit stage` share: places, options, and how they end when they are told to stop."""
+"""Options, path types and signal handling that the commands of `pit stage` share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _SourcePath(click.Path):
-    """A path on this node, or anything else that a user may mean by SOURCE; the shell completes it."""
+    """A SOURCE: a path on this node, a URL, or `-`. The shell completes paths."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text; refuse an empty one, which an unset variable leaves behind."""
@@ -64,7 +64,7 @@ def _option_name(param: click.Parameter | None) -> str:
     return "" if param is None else param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
 
 
-SOURCE_TYPE = _SourcePath(file_okay=False)  # what the shell completes; nothing is looked at here
+SOURCE_TYPE = _SourcePath(file_okay=False)  # for completion only: the path is not checked here
 ROOT_TYPE = _ExpandedPath(file_okay=False)
 FILE_TYPE = _ExpandedPath()
 
@@ -87,7 +87,7 @@ def readers_option(function: F) -> F:
         "--readers",
         type=click.IntRange(1, 64),
         default=None,
-        help="Files read at once (default: by the kind of source, at most 16).",
+        help="Files read in parallel (default: by the kind of source, at most 16).",
     )(function)
 
 
@@ -116,7 +116,7 @@ def limit_options(function: F) -> F:
             callback=size_callback,
             envvar="PIT_STAGE_MIN_FREE",
             show_envvar=True,
-            help="What must stay free on ROOT's disk; the least recently used sets go first.",
+            help="Space to keep free on ROOT's disk; the least recently used sets are evicted first.",
         ),
         click.option(
             "--quota",
@@ -124,7 +124,7 @@ def limit_options(function: F) -> F:
             callback=size_callback,
             envvar="PIT_STAGE_QUOTA",
             show_envvar=True,
-            help="The most that ROOT may hold; the least recently used sets go first.",
+            help="Limit of ROOT's size; the least recently used sets are evicted first.",
         ),
     ):
         function = option(function)
@@ -156,7 +156,7 @@ def _parse_option(parse: Callable[[str], int], text: str, ctx: click.Context, pa
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into exceptions, so that the work is cleaned up; ignore further ones meanwhile."""
+    """Turn SIGINT and SIGTERM into exceptions, so that the work is cleaned up; ignore further ones."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -169,7 +169,7 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        stopped = True  # and still deaf: the process is about to end, with the code of the first signal
+        stopped = True  # keep ignoring signals: the process ends with the code of the first one
         raise
     finally:
         for number, handler in handlers if not stopped else ():

@@ -1,4 +1,4 @@
-"""`pit stage sync`: keep on this node, or in a site's shared cache, what a policy says; made for cron."""
+"""`pit stage sync`: keep the dataset versions of a policy on this node, or in a site's shared cache; for cron."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _FILE = click.Path(path_type=Path)
 
 @click.command()
 @click.option("--policy", "path", required=True, type=_FILE, metavar="FILE", help="The rules, in TOML.")
-@click.option("--metrics", type=_FILE, metavar="FILE", help="Write what was done for node_exporter to NAME.prom.")
-@click.option("--dry-run", is_flag=True, help="Say what would be staged and evicted, and change nothing.")
+@click.option("--metrics", type=_FILE, metavar="FILE", help="Write metrics for node_exporter to FILE, NAME.prom.")
+@click.option("--dry-run", is_flag=True, help="Only show the versions that would be staged and evicted.")
 @click.option(
     "--timeout",
     default="10m",
@@ -38,11 +38,11 @@ _FILE = click.Path(path_type=Path)
 )
 @format_option
 def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: str) -> int:
-    """Keep at each rule's root the newest versions it names, and evict what its runs brought before.
+    """Keep at each rule's root the newest versions it names, and evict older ones that earlier syncs staged.
 
-    One record a change, and a line an error. Without a terminal and --format, as in cron, nothing is said of a run
-    that changed nothing, and one line of another. While a run is at work another of the same policy does nothing,
-    with exit code 0; --metrics shows how long ago the last success was.
+    Prints a record per change, and a line per error. Without a terminal and --format, as in cron: nothing if nothing
+    changed, else one line. While a sync of the same policy runs, a second one does nothing, with exit code 0;
+    --metrics shows the time of the last success.
 
     An example of a policy and of a crontab: scripts/cron, which pip puts into pitools/shipped/scripts/cron.
     """
@@ -85,7 +85,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
 def _run_sync(run: SyncRun, report: MetricsReport) -> int:
     """Run, and write the metrics of how it ended, also after a signal."""
 
-    code = INTERNAL  # what a mistake of ours ends with
+    code = INTERNAL  # the exit code of an unexpected error
     try:
         report.begin()
         with stop_on_signals():

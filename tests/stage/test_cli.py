@@ -439,7 +439,7 @@ def test_it_is_stopped_and_goes_on(
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == code
-    assert "the same command goes on from there" in err
+    assert "the same command resumes" in err
     [done] = records(pit_stage(*words)[1])
     assert done["state"] == "staged"
     assert done["resumed_bytes"] > 0
