@@ -42,7 +42,7 @@ def run(
     place = store.queue_dir()
     known = _sites(sites)
     wanted = [_check_request(path, known) for path in _paths(requests)]
-    survey.refuse_what_never_fits([request for request, _, _ in wanted], known)
+    survey.require_feasible([request for request, _, _ in wanted], known)
     who = owner or template.expand_placeholders("{user}")
     jobs = store.enqueue(
         place, [store.make_request(request, may, user=who, request_text=text) for request, may, text in wanted]

@@ -1,7 +1,7 @@
 """The input and output records of a placement decision: jobs, pools, tickets, submissions, withdrawals.
 
-The dispatcher and the simulator both make them; `policy.decide` takes nothing else. Times are seconds on one clock,
-Unix time or a trace's own.
+The dispatcher and the simulator both build them; `policy.decide` reads nothing else. Times are seconds on one clock:
+Unix time, or the clock of a trace.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pitools.core.record import Record
 class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
 
-    units: GPUs that the job would hold, or nodes in a pool without GPUs. run_s: expected run time, with topology and
-    failures. limit_s: time limit of the submission. stage_s: time to copy missing data, which overlaps with the wait.
+    units: GPUs that the job would hold, or nodes in a pool without GPUs. run_s: expected run time, with the effects of
+    topology and failures. limit_s: time limit of the submission. stage_s: time to copy missing data, which overlaps
+    with the wait.
     """
 
     pool: str
@@ -28,7 +29,7 @@ class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One pending job of the queue over all sites. tier: higher tiers first."""
+    """One pending job of the queue over all sites. tier: jobs of higher tiers go first."""
 
     job_id: str
     submit_s: float
@@ -37,12 +38,13 @@ class PendingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition of one site, as last seen.
+    """One partition of one site, as of its last snapshot.
 
-    units: schedulable, in use or not. free: idle and not needed by others' pending jobs. running: (end by time limit,
-    units) of every running job, ascending. others_pending: units that others' pending jobs request. max_pending: how
-    many of our tickets may wait there. is_unreachable: the site does not answer; nothing is submitted there.
-    maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into one starts after it.
+    units: schedulable units, in use or not. free: idle units that no pending job of others needs. running: (end by time
+    limit, units) of every running job, ascending. others_pending: units that pending jobs of others request.
+    max_pending: how many of our tickets may wait in this pool. is_unreachable: the site does not answer; nothing is
+    submitted to it. maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into a window
+    starts after it.
     """
 
     pool: str
@@ -55,7 +57,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     maintenance_windows: Sequence[tuple[float, float]] = ()
 
     def opens_s(self, start_s: float, limit_s: float) -> float:
-        """Return the first time from start_s on at which a job of this limit overlaps no maintenance window."""
+        """Return the first time, not before start_s, at which a job with this limit overlaps no maintenance window."""
         for from_s, to_s in sorted(self.maintenance_windows):
             if start_s < to_s and start_s + limit_s > from_s:
                 start_s = to_s
@@ -63,10 +65,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of ours pending in a pool's queue since submitted_s.
-
-    A job has at most one; it runs as soon as Slurm starts it.
-    """
+    """Our job in the queue of a pool, pending since submitted_s. A job has at most one ticket; Slurm starts it."""
 
     job_id: str
     pool: str
@@ -82,7 +81,7 @@ class Submit(Record, frozen=True, kw_only=True, tag="pit.submit/1"):
 
 
 class Withdraw(Record, frozen=True, kw_only=True, tag="pit.withdraw/1"):
-    """Decision: withdraw this job's ticket from this pool; a ticket that has started stays."""
+    """Decision: withdraw this job's ticket from this pool. A ticket that has started is left to run."""
 
     job_id: str
     pool: str

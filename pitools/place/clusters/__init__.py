@@ -1,1 +1,1 @@
-"""What several sites are now, and what became of what they foretold."""
+"""Snapshots of sites, and the records of past waits, transfers and failures."""

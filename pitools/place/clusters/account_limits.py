@@ -1,4 +1,4 @@
-"""Who we are at a site: our associations, the QOS, and the GPU hours we used, as accounting has them."""
+"""The user's limits at a site from Slurm's accounting: associations, QOS, and GPU hours used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ QUOTA_DAYS = 30
 
 
 class AccountLimits(Record, frozen=True, kw_only=True, tag="pit.account-limits/1"):
-    """What accounting says of us. associations: ours, and those of the accounts themselves (user "").
+    """The user's limits and usage. associations: the user's, and those of the accounts themselves (user "").
 
-    groups: those of the system that we are in. gpu_hours: that our jobs of the last 30 days used.
+    groups: the user's Unix groups. gpu_hours: used by the user's jobs in the last 30 days.
     """
 
     user: str
@@ -30,13 +30,13 @@ class AccountLimits(Record, frozen=True, kw_only=True, tag="pit.account-limits/1
 
 
 def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
-    """Ask who we are, and slurmdbd, in one call. Raises Unreachable, ClusterError where there is no accounting."""
+    """Query the user's name, groups and accounting in one call. Raises Unreachable, ClusterError."""
     sep = new_separator()
     since = datetime.now(UTC) - timedelta(days=QUOTA_DAYS)
-    # sacct without a user's name asks for the jobs of whoever asks, except for those who may see all.
-    ours = ["sh", "-c", 'user=$(id -un) && exec "$@" --user="$user"', "sh", *argv.sacct(since=since, sep=sep)]
-    done = run_batch(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, ours])
-    user, groups, associations, qos, jobs = (stdout_or_raise(transport, one) for one in done)
+    # Without --user, sacct lists only the caller's jobs, but all users' jobs for an operator.
+    sacct_own_jobs = ["sh", "-c", 'user=$(id -un) && exec "$@" --user="$user"', "sh", *argv.sacct(since=since, sep=sep)]
+    outputs = run_batch(transport, [argv.USER, ["id", "-Gn"], argv.associations(), argv.QOS, sacct_own_jobs])
+    user, groups, associations, qos, jobs = (stdout_or_raise(transport, output) for output in outputs)
     name = user.strip()
     per_node = {name: partition.gpus_per_node for name, partition in site.partitions.items()}
     return AccountLimits(
@@ -49,11 +49,11 @@ def query_account_limits(site: Site, transport: Transport) -> AccountLimits:
 
 
 def _gpu_hours(job: AccountingRow, since: datetime, per_node: Mapping[str, int]) -> float:
-    """What a job used of its GPUs since a moment: one that ran across it counts from there on."""
+    """Return the GPU hours of a job since a time. A job that started earlier counts from that time on."""
     if not job.start:
         return 0.0
-    # A Slurm that does not track gres/gpu says nothing of them: whole nodes then.
+    # A Slurm that does not track gres/gpu reports no GPUs: count whole nodes.
     tracked = job.alloc_tres.get("gres/gpu")
     gpus = parse_count(tracked) or 0 if tracked else job.nodes * per_node.get(job.partition, 0)
-    before_s = max(0.0, (since - datetime.fromisoformat(job.start)).total_seconds())
-    return gpus * max(0.0, job.elapsed_s - before_s) / 3600
+    skipped_s = max(0.0, (since - datetime.fromisoformat(job.start)).total_seconds())
+    return gpus * max(0.0, job.elapsed_s - skipped_s) / 3600

@@ -1,7 +1,7 @@
-"""What sites said, kept for a moment for all terminals and cron jobs of one user: a folder of files, one lock each.
+"""A cache of sites' answers, shared by all processes of a user: a folder with one file and one lock file an answer.
 
-Of many that want the same answer at once, one asks; the others wait for its answer. Whoever dies while asking frees
-its lock, and leaves what was there before.
+If several processes want the same answer, one queries and the others wait for it. A process that dies during a query
+frees its lock and leaves the old file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 
 T = TypeVar("T", bound=Record)
 
-_MAX_CACHED = 20  # failures are counted up to here
+_MAX_FAILURE_COUNT = 20
 _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-# What `kept` read: (file, kind) → the file's state, and what is in it.
+# (file, kind) → the file's inode, size and mtime, and the record in it. Filled by `peek`.
 _memory_cache: dict[tuple[Path, type[Record]], tuple[tuple[int, int, int], Record | None]] = {}
 
 
 class CachedFailure(Record, frozen=True, kw_only=True, tag="pit.cached-failure/1"):
-    """Why a site gave no answer. times: how often in a row."""
+    """The error of a site that did not answer. times: number of consecutive failures."""
 
     message: str
     where: str
@@ -40,19 +40,19 @@ class CachedFailure(Record, frozen=True, kw_only=True, tag="pit.cached-failure/1
 
 
 class CacheEntry(Record, frozen=True, kw_only=True, tag="pit.cache-entry/1"):
-    """A record. began_s: Unix time; nothing in it is older."""
+    """A cached record. began_s: start of its query, Unix time."""
 
     began_s: float
     value: msgspec.Raw
 
 
 def cache_dir() -> Path:
-    """Where answers are kept, made if it is missing. Raises ClusterError when others can write there."""
+    """Return the cache folder, and create it if missing. Raises ClusterError if other users can write to it."""
     return ensure_private_dir(xdg_dir("XDG_CACHE_HOME", ".cache") / "pitools" / "place")
 
 
 def _writable_cache_dir() -> Path | None:
-    """That folder; None where nothing can be written, as on a disk that is read-only. Raises ClusterError, too."""
+    """Return the cache folder, or None on a read-only or full disk. Raises ClusterError as `cache_dir`."""
     try:
         folder = cache_dir()
     except PitError as error:
@@ -65,92 +65,95 @@ def _writable_cache_dir() -> Path | None:
 def get_or_query(
     name: str, kind: type[T], query: Callable[[float], T], *, max_age_s: float, timeout_s: float, failure_s: float = 0.0
 ) -> T:
-    """The kept answer of this name, or that of `query`, which gets the seconds that it has.
+    """Return the cached answer of this name, or that of `query`, which gets the remaining seconds as its argument.
 
-    Nothing is returned that was asked for longer than `max_age_s` before this call. A failure is not asked for again
-    within `failure_s`, and each further one for twice as long, up to `max_age_s`. Where nothing can be kept, each asks
-    for itself. Raises what `query` does, Unreachable where another process still asks when the time is up.
+    max_age_s: a cached answer's query began at most this long ago. failure_s: after a failure, `query` is not repeated
+    for this time, twice as long after each further failure, up to `max_age_s`. If the cache is not writable, every
+    process queries for itself. Raises as `query` does, and Unreachable if another process still queries at the
+    time-out.
     """
     if (folder := _writable_cache_dir()) is None:
         return query(timeout_s)
-    now = time.time()
+    now_s = time.time()
     deadline = time.monotonic() + timeout_s
     path = folder / f"{name}.json"
     failure_path = path.with_suffix(".failed")
 
-    def known() -> T | None:
-        if (found := _read_if_newer(path, kind, now - max_age_s)) is not None:
-            return found
+    def read_cached() -> T | None:
+        if (record := _read_if_newer(path, kind, now_s - max_age_s)) is not None:
+            return record
         wait_s = min(max_age_s, failure_s * 2.0 ** (failure_count(name) - 1))
-        if (failure := _read_if_newer(failure_path, CachedFailure, now - wait_s)) is not None:
+        if (failure := _read_if_newer(failure_path, CachedFailure, now_s - wait_s)) is not None:
             raise Unreachable(failure.message, where=failure.where, hint=failure.hint)
         return None
 
-    if (found := known()) is not None:
-        return found
-    with lock_or_timeout(path.with_suffix(".lock"), timeout_s) as had:
-        if not had:
-            what = f"another process has been asking for {timeout_s:g} s"
-            raise Unreachable(what, where=name, hint="try again later")
-        # Whoever had the lock before us may have asked meanwhile.
-        if (found := known()) is not None:
-            return found
-        began_s = time.time()
+    if (cached := read_cached()) is not None:
+        return cached
+    with taken(path.with_suffix(".lock"), timeout_s) as has_lock:
+        if not has_lock:
+            message = f"the query of another process took longer than {timeout_s:g} s"
+            raise Unreachable(message, where=name, hint="try again later")
+        # The previous holder of the lock may have written the answer.
+        if (cached := read_cached()) is not None:
+            return cached
+        query_start_s = time.time()
         try:
             answer = query(max(0.0, deadline - time.monotonic()))
         except PitError as error:
-            # By its end: whoever came while it was asked has the same answer.
-            times = min(failure_count(name) + 1, _MAX_CACHED)
+            # Dated by the query's end, so that processes that waited for it get the same error.
+            times = min(failure_count(name) + 1, _MAX_FAILURE_COUNT)
             _write_entry(
                 failure_path,
                 time.time(),
                 CachedFailure(message=error.message, where=error.where, hint=error.hint, times=times),
             )
             raise
-        _write_entry(path, began_s, answer)
+        _write_entry(path, query_start_s, answer)
         with contextlib.suppress(OSError):
             failure_path.unlink(missing_ok=True)
         return answer
 
 
 def failure_count(name: str) -> int:
-    """How often in a row the answer of this name was asked for in vain."""
+    """Return the number of consecutive failures of this query."""
     folder = _writable_cache_dir()
     failure = _read_if_newer(folder / f"{name}.failed", CachedFailure, 0.0) if folder else None
     return failure.times if failure else 0
 
 
 def peek(name: str, kind: type[T], *, max_age_s: float) -> T | None:
-    """The kept answer of this name, if it is no older; None, and nobody is asked, where there is none.
+    """Return the cached answer of this name without a query; None if it is missing or older.
 
-    Cheap to ask for again: a file that has not changed since is not read again.
+    Repeated calls are cheap: a file that has not changed is not read again.
     """
     if (folder := _writable_cache_dir()) is None:
         return None
     path = folder / f"{name}.json"
     with contextlib.suppress(OSError):
-        now = path.stat()
-        state = (now.st_ino, now.st_size, now.st_mtime_ns)
+        file_stat = path.stat()
+        file_id = (file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns)
         cached = _memory_cache.get((path, kind))
-        if cached is None or cached[0] != state or time.time() - max_age_s > now.st_mtime:
-            cached = _memory_cache[path, kind] = state, _read_if_newer(path, kind, time.time() - max_age_s)
+        if cached is None or cached[0] != file_id or time.time() - max_age_s > file_stat.st_mtime:
+            cached = _memory_cache[path, kind] = file_id, _read_if_newer(path, kind, time.time() - max_age_s)
         return cast("T | None", cached[1])
     return None
 
 
-def _read_if_newer(path: Path, kind: type[T], since: float) -> T | None:
-    """The record that is kept here, if it was asked for since a moment; what is no record is none."""
+def _read_if_newer(path: Path, kind: type[T], min_began_s: float) -> T | None:
+    """Return the record in a cache file if its query began at this time or later; None otherwise, and for an invalid
+    file.
+    """
     try:
         with open_regular(path) as file:
             entry = decode_json(file.read(), CacheEntry)
-        # A clock that was set back makes an answer come from the future: nobody knows how old that is.
-        return decode_json(entry.value, kind) if since <= entry.began_s <= time.time() else None
+        # After the clock was set back, an answer may be dated in the future; its age is unknown.
+        return decode_json(entry.value, kind) if min_began_s <= entry.began_s <= time.time() else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _write_entry(path: Path, began_s: float, record: Record) -> None:
-    entry = CacheEntry(began_s=began_s, value=msgspec.Raw(msgspec.json.encode(record)))
-    # A full disk costs the next one an answer, not this one.
+def _write_entry(path: Path, query_start_s: float, record: Record) -> None:
+    entry = CacheEntry(began_s=query_start_s, value=msgspec.Raw(msgspec.json.encode(record)))
+    # On a full disk, only the next reader has to query again.
     with contextlib.suppress(PitError):
         write_atomic(path, msgspec.json.encode(entry), mode=0o600, durable=False)

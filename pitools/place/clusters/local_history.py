@@ -1,11 +1,11 @@
-"""What happened at each site: how long jobs waited beside what was foretold, and how fast data got there.
+"""A log for each site of predicted and actual waits, and of transfer rates.
 
-One file of lines a site, only ever appended to, and halved when it is full.
+One file of JSON lines a site, opened for appending. At its size limit the older half is dropped.
 """
 
 from __future__ import annotations
 
-import fcntl
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.fs import from_os_error, open_regular, write_atomic
-from pitools.core.locks import open_readable_lock_file
+from pitools.core.locks import taken
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 
@@ -23,10 +23,10 @@ _RECENT_TRANSFERS = 20
 
 
 class WaitPredicted(Record, frozen=True, kw_only=True, tag="pit.wait-predicted/1"):
-    """A job was put into a pool's queue.
+    """A job was submitted to a pool.
 
-    slurm_s: the wait that Slurm foretold; quantiles: the quantiles that were made of it, where there were any;
-    features: what was known then, as `estimate.features` has it.
+    slurm_s: Slurm's estimate of the wait. quantiles: our estimate, if any. features: the input of that estimate, see
+    `estimate.features`.
     """
 
     t_s: float
@@ -38,7 +38,7 @@ class WaitPredicted(Record, frozen=True, kw_only=True, tag="pit.wait-predicted/1
 
 
 class WaitEnded(Record, frozen=True, kw_only=True, tag="pit.wait-ended/1"):
-    """A job of the queue has started, at `t_s`; or it was taken back before that."""
+    """A job started at `t_s`, or was withdrawn before it started."""
 
     t_s: float
     job: str
@@ -47,7 +47,7 @@ class WaitEnded(Record, frozen=True, kw_only=True, tag="pit.wait-ended/1"):
 
 
 class TransferRecord(Record, frozen=True, kw_only=True, tag="pit.transfer-record/1"):
-    """Data was copied to the site."""
+    """Data was copied to the site in wall_s seconds."""
 
     t_s: float
     bytes: int
@@ -61,21 +61,21 @@ def record_predicted(
     site: str,
     job: str,
     pool: str,
-    raw_s: float,
+    slurm_s: float,
     features: Mapping[str, float],
     quantiles: tuple[float, float, float] | None = None,
 ) -> None:
-    """Note that a job is put into a pool's queue now. job: a name that no other has. Raises ClusterError, NoSpace."""
+    """Record that a job is submitted to a pool now. job: a unique name. Raises ClusterError, NoSpace."""
     line = WaitPredicted(
-        t_s=time.time(), job=job, pool=pool, slurm_s=raw_s, quantiles=quantiles, features=dict(features)
+        t_s=time.time(), job=job, pool=pool, slurm_s=slurm_s, quantiles=quantiles, features=dict(features)
     )
     _append(site, line)
 
 
 def record_ended(site: str, job: str, pool: str, *, started_s: float | None) -> None:
-    """Note that it waits no more: it started at this Unix time of our clock, or, if None, was taken back now.
+    """Record the end of a wait: the start of the job (started_s, Unix time of our clock), or its withdrawal now (None).
 
-    Safe to repeat: the first counts.
+    Idempotent: the first record counts.
     """
     is_started = started_s is not None
     _append(
@@ -84,53 +84,49 @@ def record_ended(site: str, job: str, pool: str, *, started_s: float | None) -> 
 
 
 def record_transfer(site: str, n_bytes: int, wall_s: float) -> None:
-    """Note that data was copied to the site's `paths.data`."""
+    """Record that data was copied to the site's `paths.data`."""
     _append(site, TransferRecord(t_s=time.time(), bytes=n_bytes, wall_s=wall_s))
 
 
 def read_waits(site: str) -> list[WaitLine]:
-    """What was noted of waits at a site, in order of time, each end behind its beginning and only once."""
-    found: list[WaitLine] = []
-    waiting: dict[tuple[str, str], float] = {}
-    for line in _read(site):
+    """Return the recorded waits of a site by time: each prediction, and each end once and after its prediction."""
+    lines: list[WaitLine] = []
+    predicted_s: dict[tuple[str, str], float] = {}
+    for line in _read_lines(site):
         if isinstance(line, WaitPredicted):
-            waiting[line.job, line.pool] = line.t_s
-            found.append(line)
-        elif isinstance(line, WaitEnded) and (line.job, line.pool) in waiting:
-            # Slurm's times are whole seconds, and clocks are set back: a start may seem to come before its beginning.
-            began_s = waiting.pop((line.job, line.pool))
-            found.append(msgspec.structs.replace(line, t_s=max(began_s, line.t_s)))
-    return sorted(found, key=lambda line: line.t_s)
+            predicted_s[line.job, line.pool] = line.t_s
+            lines.append(line)
+        elif isinstance(line, WaitEnded) and (line.job, line.pool) in predicted_s:
+            # Slurm's times are whole seconds, and clocks are set back: a start may be dated before the submission.
+            queued_s = predicted_s.pop((line.job, line.pool))
+            lines.append(msgspec.structs.replace(line, t_s=max(queued_s, line.t_s)))
+    return sorted(lines, key=lambda line: line.t_s)
 
 
 def measured_transfer_rate(site: str) -> float | None:
-    """Bytes a second of the last transfers to the site, all together; None where there was none."""
-    recent = [line for line in _read(site) if isinstance(line, TransferRecord)][-_RECENT_TRANSFERS:]
-    seconds = sum(one.wall_s for one in recent)
-    return sum(one.bytes for one in recent) / seconds if seconds > 0 else None
+    """Return the mean rate of the last transfers to the site, in bytes per second; None without any."""
+    transfers = [line for line in _read_lines(site) if isinstance(line, TransferRecord)][-_RECENT_TRANSFERS:]
+    seconds = sum(transfer.wall_s for transfer in transfers)
+    return sum(transfer.bytes for transfer in transfers) / seconds if seconds > 0 else None
 
 
-def _path(site: str) -> Path:
+def _history_path(site: str) -> Path:
     state = xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools"
     return ensure_private_dir(state / "place-history") / f"{site}.jsonl"
 
 
 def _append(site: str, record: Record) -> None:
-    path = _path(site)
+    path = _history_path(site)
     line = msgspec.json.encode(record) + b"\n"
     try:
-        lock = open_readable_lock_file(path.with_suffix(".lock"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with taken(path.with_suffix(".lock"), math.inf):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "ab", buffering=0) as file:
-                # Whoever was killed within a line must not take this one with it.
+                # A writer may have been killed within the last line: do not append to that.
                 file.write(line if _ends_with_newline(path) else b"\n" + line)
                 size = file.tell()
             if size > MAX_LOG_BYTES:
                 _drop_older_half(path)
-        finally:
-            os.close(lock)
     except OSError as error:
         raise from_os_error(error, path) from error
 
@@ -147,18 +143,18 @@ def _drop_older_half(path: Path) -> None:
     write_atomic(path, b"".join(lines[len(lines) // 2 :]), mode=0o600, durable=False)
 
 
-def _read(site: str) -> Sequence[Record]:
-    """Every line that is whole."""
+def _read_lines(site: str) -> Sequence[Record]:
+    """Return every complete record of a site's log."""
     try:
-        with open_regular(_path(site)) as file:
+        with open_regular(_history_path(site)) as file:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return []
-    found: list[Record] = []
+    records: list[Record] = []
     decoder = msgspec.json.Decoder(WaitPredicted | WaitEnded | TransferRecord)
     for line in lines:
         try:
-            found.append(decoder.decode(line))
+            records.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # cut short by a kill
-    return found
+            continue  # the writer was killed within the line
+    return records

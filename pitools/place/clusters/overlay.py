@@ -1,4 +1,4 @@
-"""A snapshot of a moment ago with our own jobs as they are now: others may be late in it, we must not be."""
+"""Update a cached snapshot with the current states of our own jobs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pitools.slurm.states import is_finished
 
 
 def overlay_own_jobs(snapshot: Snapshot, tickets: Mapping[str, TicketState]) -> Snapshot:
-    """The snapshot with the jobs of `tickets` (by name) in their present states, and the nodes accordingly."""
-    now = {one.job.raw_id: one.job for one in tickets.values() if one.job}
-    others = [job for job in snapshot.jobs if job.raw_id not in now]
-    before = [job for job in snapshot.jobs if job.raw_id in now]
-    ours = [job for job in now.values() if not is_finished(job.state)]
-    change = _gpus_by_node(ours)
-    change.subtract(_gpus_by_node(before))
-    busy = _gpus_by_node(others) + _gpus_by_node(ours)
-    nodes = tuple(_node(node, change[node.node], busy[node.node]) for node in snapshot.nodes)
-    return replace(snapshot, jobs=(*others, *ours), nodes=nodes)
+    """Return the snapshot with the current jobs of `tickets` (by name), and with its nodes' states updated to match."""
+    current = {ticket.job.raw_id: ticket.job for ticket in tickets.values() if ticket.job}
+    other_jobs = [job for job in snapshot.jobs if job.raw_id not in current]
+    stale_jobs = [job for job in snapshot.jobs if job.raw_id in current]
+    own_jobs = [job for job in current.values() if not is_finished(job.state)]
+    change = _gpus_by_node(own_jobs)
+    change.subtract(_gpus_by_node(stale_jobs))
+    busy = _gpus_by_node(other_jobs) + _gpus_by_node(own_jobs)
+    nodes = tuple(_update_node(node, change[node.node], busy[node.node]) for node in snapshot.nodes)
+    return replace(snapshot, jobs=(*other_jobs, *own_jobs), nodes=nodes)
 
 
 def _gpus_by_node(jobs: list[SlurmJob]) -> Counter[str]:
-    """GPUs, or 1 where it has none, that running jobs hold of each node."""
-    held: Counter[str] = Counter()
+    """Return the GPUs of each node that running jobs hold; a job without GPUs counts as 1."""
+    gpus: Counter[str] = Counter()
     for job in jobs:
         if job.state != "PENDING" and job.node_list:
-            _, each = parse_gpus(job.gres)
+            _, node_gpus = parse_gpus(job.gres)
             for name in hostlist.expand(job.node_list):
-                held[name] += each or 1
-    return held
+                gpus[name] += node_gpus or 1
+    return gpus
 
 
-def _node(node: Node, change: int, busy: int) -> Node:
+def _update_node(node: Node, change: int, busy: int) -> Node:
     if not change or node.state not in ("idle", "mixed", "allocated"):
         return node
     state = "idle" if not busy else "mixed" if node.state == "idle" else node.state

@@ -14,11 +14,11 @@ from pitools.core.fs import from_os_error
 
 T = TypeVar("T")
 
-GRACE_S = 0.5  # whoever asks ends by itself at the deadline, and is then given so long to say so
+GRACE_S = 0.5  # a query times out at its deadline; its error may arrive this much later
 
 
 class SiteAnswer(NamedTuple, Generic[T]):
-    """A site's answer, or its error. queried_s: when it was queried, Unix time."""
+    """A site's answer, or its error. queried_s: start of the query, Unix time."""
 
     queried_s: float
     value: T | PitError
@@ -31,69 +31,71 @@ def site_error(site: str, error: Exception) -> PitError:
     if isinstance(error, OSError):
         return from_os_error(error, Path(str(error.filename or site)))
     last = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-    return ClusterError(f"unexpected error: {what}", where=site, hint="please report it with the site's output")
+    message = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    return ClusterError(f"unexpected error: {message}", where=site, hint="please report it with the site's output")
 
 
 class SitePoller(Generic[T]):
-    """Asks sites at once, each in a thread of its own. One that is slower than others by `patience_s` is left to its
-    thread, and asked again once that has ended; its late answer counts in the round after. hint: for silent ones."""
+    """Queries sites in parallel, with a thread for each. hint: for the error of a site that does not answer.
+
+    A query that is `straggler_s` slower than the others is left running. Its late answer is returned by the next call
+    of `query`, which does not query that site again.
+    """
 
     straggler_s = 2.0
 
-    def __init__(self, hint: str = "it is asked again and again") -> None:
+    def __init__(self, hint: str = "the query is repeated") -> None:
         self._hint = hint
         self._changed = threading.Condition()
         self._answers: dict[str, SiteAnswer[T]] = {}
-        self._asked: dict[str, float] = {}
+        self._query_starts: dict[str, float] = {}
 
-    def query(self, questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, SiteAnswer[T]]:
-        """The answer to each question, by site and in their order; Unreachable for one that is still silent.
+    def query(self, queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, SiteAnswer[T]]:
+        """Return the answer of each query by site, in their order; Unreachable for a site without an answer.
 
-        Each is called with the seconds that it has. What goes wrong with one is its answer, and nobody else's concern.
+        Each query gets the remaining seconds as its argument. An error is the answer of its own site only.
         """
         deadline = time.monotonic() + timeout_s
-        new = [name for name in questions if name not in self._asked and name not in self._answers]
+        new = [name for name in queries if name not in self._query_starts and name not in self._answers]
         for name in new:
-            self._asked[name] = time.time()
-            # Daemons: a file system that hangs must not keep the process from ending.
+            self._query_starts[name] = time.time()
+            # Daemon threads: a file system that hangs must not block the exit of the process.
             threading.Thread(
-                target=self._run, args=(name, questions[name], deadline), name=f"ask {name}", daemon=True
+                target=self._run, args=(name, queries[name], deadline), name=f"query {name}", daemon=True
             ).start()
         with self._changed:
-            # A site that was silent before gets no more time than the others take.
-            while waiting := [name for name in new if name not in self._answers]:
-                some = deadline + GRACE_S - time.monotonic()
-                some = min(some, self.straggler_s) if len(waiting) < len(new) else some
-                if some <= 0 or not self._changed.wait(some):
+            # After each answer the next has straggler_s; queries of earlier rounds that still run have none.
+            while unanswered := [name for name in new if name not in self._answers]:
+                wait_s = deadline + GRACE_S - time.monotonic()
+                wait_s = min(wait_s, self.straggler_s) if len(unanswered) < len(new) else wait_s
+                if wait_s <= 0 or not self._changed.wait(wait_s):
                     break
             return {
                 name: self._answers.pop(name) if name in self._answers else self._timeout_answer(name)
-                for name in questions
+                for name in queries
             }
 
-    def _run(self, name: str, question: Callable[[float], T], deadline: float) -> None:
-        said: T | PitError
+    def _run(self, name: str, query: Callable[[float], T], deadline: float) -> None:
+        answer: T | PitError
         try:
-            said = question(max(0.0, deadline - time.monotonic()))
-        except Exception as error:  # noqa: BLE001 - an answer can be wrong in ways that nobody thought of
-            said = site_error(name, error)
+            answer = query(max(0.0, deadline - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 - an answer can be malformed in any way
+            answer = site_error(name, error)
         with self._changed:
-            self._answers[name] = SiteAnswer(self._asked.pop(name), said)
+            self._answers[name] = SiteAnswer(self._query_starts.pop(name), answer)
             self._changed.notify_all()
 
     def _timeout_answer(self, name: str) -> SiteAnswer[T]:
-        silent_s = time.time() - self._asked[name]
+        silent_s = time.time() - self._query_starts[name]
         error = Unreachable(f"no answer within {silent_s:.1f} s", where=name, hint=self._hint)
-        return SiteAnswer(self._asked[name], error)
+        return SiteAnswer(self._query_starts[name], error)
 
 
-def query_all(questions: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:
-    """The answer to each question, or the error that it raised, in the order of the questions: one round of
-    `SitePoller`.
+def query_all(queries: Mapping[str, Callable[[float], T]], timeout_s: float) -> dict[str, T | PitError]:
+    """Run one round of `SitePoller`: return the answer of each query, or its error, in the order of the queries.
 
-    One that is silent at the deadline is left behind, and its answer is Unreachable.
+    A site without an answer at the deadline is Unreachable.
     """
-    asking: SitePoller[T] = SitePoller("try again later, or with a longer --timeout")
-    asking.straggler_s = timeout_s  # nobody is asked again: whoever is slower than others has time all the same
-    return {name: answer.value for name, answer in asking.query(questions, timeout_s).items()}
+    poller: SitePoller[T] = SitePoller("try again later, or with a longer --timeout")
+    poller.straggler_s = timeout_s  # there is no next round: every site may use the whole time
+    return {name: answer.value for name, answer in poller.query(queries, timeout_s).items()}

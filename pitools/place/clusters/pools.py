@@ -1,4 +1,4 @@
-"""A site's partitions as pools: what is free, what runs until when, and what others wait for, in GPUs or nodes."""
+"""A site's partitions as pools: free units, running jobs, and others' pending jobs, in GPUs or nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import Node, SlurmJob
 from pitools.slurm.states import PendingReason, is_schedulable, pending_reason
 
-NO_END_S = 365 * 86400.0  # of a job without a time limit
+NO_END_S = 365 * 86400.0  # assumed rest of a job without a time limit
 _HOLDING_STATES = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
-_PASSING_STATES = frozenset({"maintenance"})  # of a node, by itself
-# Of these reasons only does a job wait for nodes; the others (held, dependent, at a limit) take none from anybody.
+_TEMPORARY_STATES = frozenset({"maintenance"})  # node states that end without an operator
+# With these reasons a pending job waits for nodes. With others (held, dependent, at a limit) it needs none yet.
 _COMPETING_REASONS = frozenset({PendingReason.RESOURCES, PendingReason.PRIORITY, PendingReason.NONE})
 
 
 class JobShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job has, or asks for, of a pool. gpus: None where Slurm does not say how many."""
+    """The part of a pool that a job holds. gpus: None if Slurm does not report the number."""
 
     job: SlurmJob
     nodes: int
@@ -34,192 +34,195 @@ class JobShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pool_name(site: str, partition: str) -> str:
-    """What a pool is called everywhere: `alpha/train`."""
+    """Return the name of a partition's pool: `alpha/train`."""
     return f"{site}/{partition}"
 
 
 def pool_states(snapshot: Snapshot, own_jobs: Collection[str], site: Site | None = None) -> list[PoolState]:
-    """Each partition of the site file (the loaded one, if none is given) that the cluster has, up and with nodes.
+    """Return a pool for each partition of the site file that is up in the cluster and has nodes.
 
-    own_jobs: names or ids of our own jobs, which do not count as others'. Partitions may share nodes: then each of them
-    is as free as the nodes are, and holds whatever runs on them.
+    own_jobs: names or ids of our own jobs, which do not count as others'. site: by default the loaded site file.
+    Partitions may share nodes: each of them then counts the same free nodes and the same running jobs.
     """
     site = site or load_site(snapshot.site)
     own_jobs = frozenset(own_jobs)
     nodes = {node.node: node for node in snapshot.nodes}
-    found = []
+    pools = []
     for partition in snapshot.partitions:
         if partition.partition in site.partitions and partition.state == "up":
             site_partition = site.partitions[partition.partition]
             partition_nodes = [nodes[node] for node in _expand(partition.node_list)]
             if partition_nodes:
-                found.append(_pool(snapshot, own_jobs, site, partition.partition, site_partition, partition_nodes))
-    return found
+                pools.append(_make_pool(snapshot, own_jobs, site, partition.partition, site_partition, partition_nodes))
+    return pools
 
 
-def _pool(
+def _make_pool(
     snapshot: Snapshot,
-    ours: frozenset[str],
+    own_jobs: frozenset[str],
     site: Site,
     partition: str,
     site_partition: SitePartition,
     nodes: list[Node],
 ) -> PoolState:
     per_node = gpus_per_node(site_partition, nodes)
-    able = [node for node in nodes if is_schedulable(node.state, node.flags)]
+    schedulable = [node for node in nodes if is_schedulable(node.state, node.flags)]
     names = {node.node for node in nodes}
     running = [_job_share(job, names) for job in snapshot.jobs if job.state in _HOLDING_STATES]
-    running = [held for held in running if held.nodes]
-    units = _units(running, nodes, per_node)
-    ends = [_end_s(held.job, snapshot) for held in running]
-    wanted = sum(_requested_units(job, per_node) for job in snapshot.jobs if _is_competing(job, partition, ours))
-    idle = sum(_idle(node, per_node) for node in able if node.state != "allocated")
+    running = [share for share in running if share.nodes]
+    units = _held_units(running, nodes, per_node)
+    ends = [_end_s(share.job, snapshot) for share in running]
+    pending = sum(_requested_units(job, per_node) for job in snapshot.jobs if _is_competing(job, partition, own_jobs))
+    idle = sum(_idle_units(node, per_node) for node in schedulable if node.state != "allocated")
     return PoolState(
         pool=pool_name(site.name, partition),
-        units=sum(_size(node, per_node) for node in able),
-        free=max(0, idle - wanted),
+        units=sum(_node_units(node, per_node) for node in schedulable),
+        free=max(0, idle - pending),
         running=sorted(zip(ends, units, strict=True)),
-        others_pending=wanted,
+        others_pending=pending,
         max_pending=site.place.max_queued_jobs,
         maintenance_windows=_maintenance_windows(
-            snapshot, [node for node in nodes if is_schedulable(node.state, {*node.flags} - _PASSING_STATES)], site
+            snapshot, [node for node in nodes if is_schedulable(node.state, {*node.flags} - _TEMPORARY_STATES)], site
         ),
     )
 
 
 def _maintenance_windows(snapshot: Snapshot, nodes: list[Node], site: Site) -> list[tuple[float, float]]:
-    """The windows (from, to), on our clock, in which reservations keep all these nodes from our jobs.
+    """Return the windows (from, to), on our clock, in which reservations exclude our jobs from all these nodes.
 
-    One that is MAGNETIC draws them in, one that the site's own flags name is ours, and one of some cores leaves others.
+    Not counted: a MAGNETIC reservation (it attracts our jobs), one that the site file's flags name, and one of only
+    some cores.
     """
-    ours = {flag.removeprefix("--reservation=") for flag in site.dialect.extra if flag.startswith("--reservation=")}
-    ours = {name for names in ours for name in names.split(",")}
+    flags = [flag for flag in site.dialect.extra if flag.startswith("--reservation=")]
+    own_names = {name for flag in flags for name in flag.removeprefix("--reservation=").split(",")}
     cpus, names = {node.node: node.cpus for node in snapshot.nodes}, {node.node for node in nodes}
-    kept: list[tuple[float, float, set[str]]] = []
-    for one in snapshot.reservations:
-        mine = names.intersection(every := _expand(one.node_list))
-        is_whole = not one.cpus or one.cpus >= sum(cpus.get(node, 0) for node in every)
-        is_others = "magnetic" not in one.flags and one.reservation not in ours
-        if mine and is_whole and is_others and one.start and one.end:
-            kept.append((_to_local_time(one.start, snapshot), _to_local_time(one.end, snapshot), mine))
-    if not kept or set().union(*(mine for _, _, mine in kept)) != names:
+    reserved: list[tuple[float, float, set[str]]] = []
+    for row in snapshot.reservations:
+        covered = names.intersection(every := _expand(row.node_list))
+        takes_whole_nodes = not row.cpus or row.cpus >= sum(cpus.get(node, 0) for node in every)
+        excludes_us = "magnetic" not in row.flags and row.reservation not in own_names
+        if covered and takes_whole_nodes and excludes_us and row.start and row.end:
+            reserved.append((_to_local_time(row.start, snapshot), _to_local_time(row.end, snapshot), covered))
+    if not reserved or set().union(*(covered for _, _, covered in reserved)) != names:
         return []
-    edges = sorted({edge for from_s, to_s, _ in kept for edge in (from_s, to_s)})
+    edges = sorted({edge for from_s, to_s, _ in reserved for edge in (from_s, to_s)})
     windows: list[tuple[float, float]] = []
     for from_s, to_s in pairwise(edges):
-        if set().union(*(mine for first, last, mine in kept if first <= from_s and to_s <= last)) == names:
+        if set().union(*(covered for first, last, covered in reserved if first <= from_s and to_s <= last)) == names:
             if windows and windows[-1][1] == from_s:
                 from_s, _ = windows.pop()
             windows.append((from_s, to_s))
     return [window for window in windows if window[1] > snapshot.seen_s]
 
 
-def _to_local_time(moment: str, snapshot: Snapshot) -> float:
-    """Unix time, on our clock, of a moment on the cluster's."""
-    return datetime.fromisoformat(moment).timestamp() - snapshot.skew_s
+def _to_local_time(time: str, snapshot: Snapshot) -> float:
+    """Convert a time of the cluster's clock to Unix time of our clock."""
+    return datetime.fromisoformat(time).timestamp() - snapshot.skew_s
 
 
 def gpus_per_node(site_partition: SitePartition, nodes: Iterable[Node]) -> int:
-    """GPUs of a node of the partition, as its site file says, or the cluster; 0 where a unit is a node."""
+    """Return the GPUs of a node from the site file, else from the cluster; 0 if units are nodes."""
     return site_partition.gpus_per_node or max((node.gpus for node in nodes), default=0)
 
 
-def _is_competing(job: SlurmJob, partition: str, ours: frozenset[str]) -> bool:
-    """Whether this is somebody else's job that waits for nodes of the partition."""
+def _is_competing(job: SlurmJob, partition: str, own_jobs: frozenset[str]) -> bool:
+    """Return whether this is another user's job that waits for nodes of the partition."""
     if job.state != "PENDING" or partition not in job.partition.split(","):
         return False
     if pending_reason(job.reason) not in _COMPETING_REASONS:
         return False
-    return ours.isdisjoint((job.name, job.raw_id, job.job_id))
+    return own_jobs.isdisjoint((job.name, job.raw_id, job.job_id))
 
 
 def _job_share(job: SlurmJob, names: Collection[str]) -> JobShare:
-    """What a running job has of the nodes of these names, whichever partition it came by."""
-    on = [node for node in _expand(job.node_list) if node in names]
-    _, each = parse_gpus(job.gres)
-    return JobShare(job=job, nodes=len(on), gpus=each * len(on) if each else None)
+    """Return the share of these nodes that a running job holds, submitted to this or another partition."""
+    shared_nodes = [node for node in _expand(job.node_list) if node in names]
+    _, node_gpus = parse_gpus(job.gres)
+    return JobShare(job=job, nodes=len(shared_nodes), gpus=node_gpus * len(shared_nodes) if node_gpus else None)
 
 
-def _units(running: list[JobShare], nodes: list[Node], per_node: int) -> list[int]:
-    """What each of these jobs holds. GPUs that are in use and nobody's are shared by those that do not say."""
+def _held_units(running: list[JobShare], nodes: list[Node], per_node: int) -> list[int]:
+    """Return the units that each job holds. GPUs in use that no job reports are divided among jobs that report none."""
     if not per_node:
-        return [held.nodes for held in running]
-    known = sum(held.gpus or 0 for held in running)
-    in_use = sum(_in_use(node, per_node) for node in nodes)
-    silent = sum(held.nodes for held in running if held.gpus is None)
-    each = min(per_node, max(0.0, in_use - known) / silent) if silent else 0.0
-    return [held.gpus if held.gpus is not None else round(each * held.nodes) for held in running]
+        return [share.nodes for share in running]
+    reported = sum(share.gpus or 0 for share in running)
+    used_gpus = sum(_used_units(node, per_node) for node in nodes)
+    uncounted = sum(share.nodes for share in running if share.gpus is None)
+    guess = min(per_node, max(0.0, used_gpus - reported) / uncounted) if uncounted else 0.0
+    return [share.gpus if share.gpus is not None else round(guess * share.nodes) for share in running]
 
 
-def _in_use(node: Node, per_node: int) -> int:
+def _used_units(node: Node, per_node: int) -> int:
     if node.gpus and node.gpus_allocated is not None:
         return node.gpus_allocated
-    return _size(node, per_node) if node.state in ("allocated", "mixed") else 0
+    return _node_units(node, per_node) if node.state in ("allocated", "mixed") else 0
 
 
-def _size(node: Node, per_node: int) -> int:
-    """Units of a node: its GPUs, where it has any to count, or itself."""
+def _node_units(node: Node, per_node: int) -> int:
+    """Return the units of a node: its GPUs, or 1 in a pool without GPUs."""
     return (node.gpus or per_node) if per_node else 1
 
 
-def _idle(node: Node, per_node: int) -> int:
+def _idle_units(node: Node, per_node: int) -> int:
     if "reserved" in (node.state, *node.flags):
         return 0
     if not per_node:
         return int(node.state == "idle")
-    return max(0, _size(node, per_node) - _in_use(node, per_node))
+    return max(0, _node_units(node, per_node) - _used_units(node, per_node))
 
 
 def _requested_units(job: SlurmJob, per_node: int) -> int:
-    """What a pending job asks for: of an array, all its tasks."""
-    _, each = parse_gpus(job.gres)
-    return task_count(job.job_id) * max(1, job.nodes) * ((each or per_node) if per_node else 1)
+    """Return the units that a pending job requests; for an array, those of all its tasks."""
+    _, node_gpus = parse_gpus(job.gres)
+    return task_count(job.job_id) * max(1, job.nodes) * ((node_gpus or per_node) if per_node else 1)
 
 
 def task_count(job_id: str) -> int:
-    """How many jobs a line of squeue stands for: `6_[3-9,12%2]` is 8, of which 2 run at once."""
-    _, bracket, inside = job_id.partition("[")
+    """Return the number of jobs in a row of squeue: `6_[3-9,12]` is 8 jobs; with `%2` at the end, at most 2."""
+    _, bracket, indices = job_id.partition("[")
     if not bracket:
         return 1
-    inside, _, at_once = inside.rstrip("]").partition("%")
+    indices, _, limit = indices.rstrip("]").partition("%")
     total = 0
-    for part in inside.split(","):
-        span, _, step = part.partition(":")
+    for index_range in indices.split(","):
+        span, _, step = index_range.partition(":")
         first, dash, last = span.partition("-")
         if first.isdigit() and (last.isdigit() or not dash):
             total += (int(last) - int(first)) // max(1, int(step or 1)) + 1 if dash else 1
-    return max(1, min(total, int(at_once)) if at_once.isdigit() and int(at_once) else total)
+    return max(1, min(total, int(limit)) if limit.isdigit() and int(limit) else total)
 
 
 def _end_s(job: SlurmJob, snapshot: Snapshot) -> float:
-    """When a running job ends at the latest, on our clock."""
+    """Return the latest end of a running job, on our clock."""
     if not job.end:
         return snapshot.seen_s + NO_END_S
     return max(snapshot.seen_s, _to_local_time(job.end, snapshot))
 
 
-def held_until(snapshot: Snapshot, per_node: int, holds: Callable[[SlurmJob], bool]) -> list[tuple[float, int]]:
-    """(expected end, units) of what runs of some jobs, ascending.
+def units_by_end(snapshot: Snapshot, per_node: int, holds: Callable[[SlurmJob], bool]) -> list[tuple[float, int]]:
+    """Return (expected end, units) of the running jobs that `holds` selects, ascending.
 
-    per_node: GPUs of a node, for a job that does not say how many it has; 0 counts nodes.
+    per_node: GPUs of a node, for a job that does not report its GPUs; 0 counts nodes.
     """
-    ours = [job for job in snapshot.jobs if job.state in _HOLDING_STATES and holds(job)]
-    units = [job.nodes * ((parse_gpus(job.gres)[1] or per_node) if per_node else 1) for job in ours]
-    return sorted((_end_s(job, snapshot), n) for job, n in zip(ours, units, strict=True))
+    selected = [job for job in snapshot.jobs if job.state in _HOLDING_STATES and holds(job)]
+    units = [job.nodes * ((parse_gpus(job.gres)[1] or per_node) if per_node else 1) for job in selected]
+    return sorted((_end_s(job, snapshot), n) for job, n in zip(selected, units, strict=True))
 
 
-def wait_until_free_s(held_until: list[tuple[float, int]], need: int, now_s: float) -> float:
-    """Seconds until so many units have been given back by these (end, units), ascending; inf if they never are."""
-    if need <= 0:
+def wait_until_free_s(by_end: list[tuple[float, int]], units_needed: int, now_s: float) -> float:
+    """Return the seconds until jobs of these (end, units), ascending, have freed the units needed; inf if they never
+    do.
+    """
+    if units_needed <= 0:
         return 0.0
-    for end_s, units in held_until:
-        need -= units
-        if need <= 0:
+    for end_s, units in by_end:
+        units_needed -= units
+        if units_needed <= 0:
             return max(0.0, end_s - now_s)
     return float("inf")
 
 
 @lru_cache(maxsize=65536)
 def _expand(folded: str) -> tuple[str, ...]:
-    # Most jobs are on one node, and reading a name as a list of one costs a hundred times as much.
+    # Most jobs have one node, and parsing its name as a hostlist takes a hundred times as long.
     return tuple(hostlist.expand(folded)) if "[" in folded or "," in folded else ((folded,) if folded else ())

@@ -1,6 +1,7 @@
-"""A site at one moment: its partitions, nodes and jobs, and what we may use there. Several sites are read at once.
+"""A snapshot of a site: its partitions, nodes and jobs, and the limits of the user there. Sites are queried in
+parallel.
 
-What a site says is checked before anything is decided by it; a site that is silent, or makes no sense, is skipped.
+Answers are checked for consistency first. A site that does not answer, or whose answer is inconsistent, is skipped.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pitools.slurm.records import Node, Partition, Reservation, SlurmJob
 from pitools.slurm.transport import Transport
 
 MAX_AGE_S = 30.0
-ACCOUNT_TTL_S = 3600.0  # accounts and limits change with a person's mail, not with a job
-_RETRY_FAILED_S = 60.0  # a database that did not answer is not asked again at once: the cluster does without
+ACCOUNT_TTL_S = 3600.0  # administrators change accounts and limits by hand, rarely
+_RETRY_FAILED_S = 60.0  # back-off for slurmdbd: a snapshot does without its answer
 _FIELDS = (
     "job_id",
     "state",
@@ -51,10 +52,11 @@ _ENFORCES = "AccountingStorageEnforce"
 
 
 class ControllerState(Record, frozen=True, kw_only=True, tag="pit.controller-state/1"):
-    """The answer of slurmctld at `seen_s`, Unix time. Times inside are of the cluster's clock, `skew_s` ahead of ours.
+    """The answer of slurmctld at `seen_s`, Unix time. Times in the rows are of the cluster's clock, `skew_s` ahead of
+    ours.
 
-    enforced_limits: what slurmctld enforces of accounting (`associations`, `limits`, `qos`). jobs: running or pending,
-    of every user that we may see.
+    enforced_limits: AccountingStorageEnforce of slurm.conf (`associations`, `limits`, `qos`). jobs: running or pending
+    jobs of every user that we may list.
     """
 
     seen_s: float
@@ -71,7 +73,7 @@ class ControllerState(Record, frozen=True, kw_only=True, tag="pit.controller-sta
 class Snapshot(ControllerState, frozen=True, kw_only=True, tag="pit.snapshot/1"):
     """A site's controller state with its accounting.
 
-    account: limits and usage of this user, None where accounting does not answer. notes: what is not known, as text.
+    account: limits and usage of this user, None if accounting does not answer. notes: missing data, as text.
     """
 
     site: str
@@ -88,11 +90,11 @@ class SkippedSite(Record, frozen=True, kw_only=True, tag="pit.skipped-site/1"):
 
 
 def load_sites(names: Sequence[str] = ()) -> tuple[list[Site], list[SkippedSite]]:
-    """The sites of these names; without names, every site with a Slurm whose host could exist.
+    """Return the sites of these names; without names, every site with Slurm, except reserved host names.
 
-    Raises UsageError or ConfigError for a named site that is wrong; of those that nobody named it is skipped.
+    Raises UsageError or ConfigError for an invalid named site; without names, an invalid site is skipped.
     """
-    found: list[Site] = []
+    sites: list[Site] = []
     skipped: list[SkippedSite] = []
     for name in dict.fromkeys(names or load.site_names()):
         try:
@@ -104,23 +106,23 @@ def load_sites(names: Sequence[str] = ()) -> tuple[list[Site], list[SkippedSite]
             continue
         if names and site.scheduler != "slurm":
             raise UsageError(f'site "{name}" has no Slurm to place jobs on', hint="see: pit site list")
-        # `.example` is nobody's (RFC 2606): a file to copy, not a site.
+        # RFC 2606 reserves `.example`: such a file is a template, not a site.
         if names or (site.scheduler == "slurm" and not site.connection.host.endswith((".example", ".invalid"))):
-            found.append(site)
-    return found, skipped
+            sites.append(site)
+    return sites, skipped
 
 
 def read_snapshots(
     sites: Sequence[Site], timeout_s: float, max_age_s: float = MAX_AGE_S
 ) -> tuple[list[Snapshot], list[SkippedSite]]:
-    """Every site's snapshot, all asked at once, and the sites that gave none by the deadline."""
-    questions = {
+    """Return the snapshots of all sites, queried in parallel, and the sites that gave none by the deadline."""
+    queries = {
         site.name: lambda left_s, site=site: read_snapshot(site, timeout_s=left_s, max_age_s=max_age_s)
         for site in sites
     }
-    answers = query_all(questions, timeout_s)
+    answers = query_all(queries, timeout_s)
     skipped = [skipped_site(name, error) for name, error in answers.items() if isinstance(error, PitError)]
-    return [one for one in answers.values() if isinstance(one, Snapshot)], skipped
+    return [snapshot for snapshot in answers.values() if isinstance(snapshot, Snapshot)], skipped
 
 
 def skipped_site(site: str, error: PitError) -> SkippedSite:
@@ -129,22 +131,23 @@ def skipped_site(site: str, error: PitError) -> SkippedSite:
 
 
 def read_snapshot(site: Site, *, timeout_s: float = 0.0, max_age_s: float = MAX_AGE_S) -> Snapshot:
-    """The site, as of `max_age_s` ago or later, within `timeout_s` (its transport's own if 0). At most two calls.
+    """Return the site's snapshot, at most `max_age_s` old. At most two calls.
 
-    Raises Unreachable, and ClusterError for an answer that cannot be this site's.
+    timeout_s: at most the time-out of the site file, which is the default (0). Raises Unreachable, and ClusterError for
+    an inconsistent answer.
     """
     timeout_s = min(timeout_s or site.connection.timeout_s, site.connection.timeout_s)
     answers = query_all(
         {
             "slurmctld": lambda left_s: cache.get_or_query(
-                cache_key(site, "seen"),
+                cache_key(site, "controller"),
                 ControllerState,
                 lambda left_s: query_controller(site, left_s),
                 max_age_s=max_age_s,
                 timeout_s=left_s,
             ),
             "accounting": lambda left_s: cache.get_or_query(
-                cache_key(site, "standing"),
+                cache_key(site, "account"),
                 AccountLimits,
                 lambda left_s: query_account_limits(site, make_transport(site, left_s)),
                 max_age_s=ACCOUNT_TTL_S,
@@ -154,13 +157,13 @@ def read_snapshot(site: Site, *, timeout_s: float = 0.0, max_age_s: float = MAX_
         },
         timeout_s,
     )
-    seen, standing = answers["slurmctld"], answers["accounting"]
-    if isinstance(seen, PitError):
-        raise seen
-    assert isinstance(seen, ControllerState)
-    known = standing if isinstance(standing, AccountLimits) else None
-    notes = (f"limits and quota are not known: {standing}",) if isinstance(standing, PitError) else ()
-    return Snapshot(site=site.name, account=known, notes=notes, **msgspec.structs.asdict(seen))
+    controller, limits = answers["slurmctld"], answers["accounting"]
+    if isinstance(controller, PitError):
+        raise controller
+    assert isinstance(controller, ControllerState)
+    account = limits if isinstance(limits, AccountLimits) else None
+    notes = (f"limits and quota are not known: {limits}",) if isinstance(limits, PitError) else ()
+    return Snapshot(site=site.name, account=account, notes=notes, **msgspec.structs.asdict(controller))
 
 
 def make_transport(site: Site, timeout_s: float) -> Transport:
@@ -172,24 +175,24 @@ def make_transport(site: Site, timeout_s: float) -> Transport:
 
 def cache_key(site: Site, query: str) -> str:
     """Return the cache key of a query to a site; it differs for another host or cluster of the same name."""
-    asked = hashlib.sha256(msgspec.json.encode((site.connection, site.slurm))).hexdigest()[:12]
-    return f"{site.name}-{asked}-{query}"
+    config_hash = hashlib.sha256(msgspec.json.encode((site.connection, site.slurm))).hexdigest()[:12]
+    return f"{site.name}-{config_hash}-{query}"
 
 
 def query_controller(site: Site, timeout_s: float) -> ControllerState:
-    """Ask slurmctld: five requests in one call. Raises as `read`."""
+    """Query slurmctld: five requests in one call. Raises Unreachable, and ClusterError for an inconsistent answer."""
     sep = new_separator()
     squeue = ["squeue", "-h", "--noconvert", "-o", sep.join(parse_jobs.JOB_FORMAT[name] for name in _FIELDS)]
     transport = make_transport(site, timeout_s)
-    before = time.time()
-    done = run_batch(
+    before_s = time.time()
+    outputs = run_batch(
         transport, [["date", "+%s"], argv.CONFIG, argv.PARTITIONS, argv.show_nodes(), argv.RESERVATIONS, squeue]
     )
-    clock, config, partitions, nodes, reservations, jobs = (stdout_or_raise(transport, one) for one in done)
+    clock, config, partitions, nodes, reservations, jobs = (stdout_or_raise(transport, output) for output in outputs)
     config_values = parse_cluster.parse_config(config)
-    seen = ControllerState(
-        seen_s=before,
-        skew_s=_skew_s(clock, before),
+    state = ControllerState(
+        seen_s=before_s,
+        skew_s=_skew_s(clock, before_s),
         cluster=config_values.cluster,
         enforced_limits=tuple(
             word.strip() for word in config_values.values.get(_ENFORCES, "").split(",") if word.strip() != "none"
@@ -200,48 +203,49 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
         version=config_values.version,
         reservations=tuple(parse_nodes.parse_reservations(reservations, UTC)),
     )
-    _check(site, seen)
-    return seen
+    _check_answer(site, state)
+    return state
 
 
-def _skew_s(clock: str, before: float) -> float:
+def _skew_s(clock: str, now_s: float) -> float:
     try:
-        skew_s = int(clock) - before
+        skew_s = int(clock) - now_s
     except ValueError as error:
         raise ClusterError(
-            f"its clock says {clock[:40]!r}", where="date", hint="log in and see what it prints"
+            f"not a time: {clock[:40]!r} (expected seconds)", where="date", hint="log in and run: date +%s"
         ) from error
-    # Whole seconds, asked over a network: less than that is no skew.
+    # `date` prints whole seconds, over a network: a smaller difference is not skew.
     return skew_s if abs(skew_s) > 5 else 0.0
 
 
-def _check(site: Site, seen: ControllerState) -> None:
-    """Raise ClusterError for an answer that is cut or is another cluster's."""
+def _check_answer(site: Site, state: ControllerState) -> None:
+    """Raise ClusterError for an answer that is incomplete or from another cluster."""
 
-    def refuse(what: str, hint: str) -> ClusterError:
-        return ClusterError(what, where=site.name, hint=hint)
+    def bad_answer(message: str, hint: str) -> ClusterError:
+        return ClusterError(message, where=site.name, hint=hint)
 
-    if site.slurm.cluster and seen.cluster != site.slurm.cluster:
-        what = f'cluster "{seen.cluster}" answered, and not "{site.slurm.cluster}"'
-        raise refuse(what, "see slurm.cluster, slurm.conf and connection.host in the site file")
-    names = {node.node for node in seen.nodes}
-    if not seen.nodes or len(names) < len(seen.nodes):
-        raise refuse(f"it names {len(seen.nodes)} nodes, {len(names)} of them different", "run: scontrol show node")
-    partitions = {partition.partition for partition in seen.partitions}
+    if site.slurm.cluster and state.cluster != site.slurm.cluster:
+        message = f'the wrong cluster answered: "{state.cluster}" (expected "{site.slurm.cluster}")'
+        raise bad_answer(message, "see slurm.cluster, slurm.conf and connection.host in the site file")
+    names = {node.node for node in state.nodes}
+    if not state.nodes or len(names) < len(state.nodes):
+        raise bad_answer(f"{len(state.nodes)} nodes with {len(names)} distinct names", "run: scontrol show node")
+    partitions = {partition.partition for partition in state.partitions}
     if site.partitions and partitions.isdisjoint(site.partitions):
         hint = suggest(next(iter(site.partitions)), partitions)
-        raise refuse("it has none of the partitions of the site file", hint or "is it the right cluster?")
-    lists = [one.node_list for one in seen.partitions] + [one.node_list for one in seen.jobs]
-    for named in (*lists, *(one.node_list for one in seen.reservations)):
-        if hostlist.count_hosts(named) > 1000 + len(names):  # those that are merely not there are named below
-            raise refuse(f"{named[:80]!r} is more nodes than it has", "run: scontrol show partition, squeue -o %N")
-    for partition in seen.partitions:
+        raise bad_answer("no partition of the site file exists there", hint or "run: scontrol show partition")
+    node_lists = [row.node_list for row in state.partitions] + [row.node_list for row in state.jobs]
+    for node_list in (*node_lists, *(row.node_list for row in state.reservations)):
+        if hostlist.count_hosts(node_list) > 1000 + len(names):  # an unknown node is reported below
+            message = f"more nodes in a list than in the cluster ({len(names)}): {node_list[:80]!r}"
+            raise bad_answer(message, "run: scontrol show partition, squeue -o %N")
+    for partition in state.partitions:
         try:
             unknown = set(hostlist.expand(partition.node_list)) - names
         except UsageError as error:
-            raise refuse(
+            raise bad_answer(
                 f'partition "{partition.partition}": {error.message}', "run: scontrol show partition"
             ) from error
         if unknown:
-            what = f'partition "{partition.partition}" has node {min(unknown)}, which the list of nodes has not'
-            raise refuse(what, "the answer was cut, or nodes are hidden: ask the site's people")
+            message = f'partition "{partition.partition}": node {min(unknown)} is missing in the list of nodes'
+            raise bad_answer(message, "the answer is incomplete, or nodes are hidden: ask the site's administrators")

@@ -31,7 +31,7 @@ class OptionCache:
     """What each job could have; kept for a while."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, frozenset[str], survey.Offered]] = {}
+        self._known: dict[str, tuple[float, frozenset[str], survey.PlacementOptions]] = {}
         self._until = 0.0
 
     def begin_tick(self) -> None:

@@ -1,4 +1,4 @@
-"""Every partition of every site that a request could go to, and what speaks against the others."""
+"""List every partition of a site as a candidate for a request, with the reasons against those that do not fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from pitools.place.clusters.account_limits import QUOTA_DAYS
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.estimate import slurm_limits
 from pitools.site.schema import Site, SitePartition
-from pitools.slurm.records import Node
-from pitools.slurm.records import Partition as Seen
+from pitools.slurm.records import Node, Partition
 from pitools.slurm.states import is_schedulable
 
-_ALL_OF = re.compile(r"[\w.:-]+(&[\w.:-]+)*")  # other constraints are left to Slurm, which reads them best
-# A reservation for maintenance ends, and a cloud's node that is put to sleep is woken: Slurm says when.
-_PASSING_STATES = frozenset({"maintenance", "power_down", "powering_down"})
+_ALL_OF = re.compile(r"[\w.:-]+(&[\w.:-]+)*")  # only Slurm evaluates other constraints
+# Maintenance ends, and Slurm powers a cloud node up again when a job needs it.
+_TEMPORARY_STATES = frozenset({"maintenance", "power_down", "powering_down"})
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 
@@ -33,10 +32,10 @@ _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of one site, for one request.
 
-    plan: what `pit launch run -` would do; None where there can be no such plan. reasons: what speaks against it; ()
-    where it fits; never: those of them that no waiting changes. units: GPUs that it would hold, or nodes where there
-    are none. able_nodes, suited_nodes: how many of the partition's nodes could serve the request, and how many there
-    are; unhealthy: that are down, drained or the like.
+    plan: that of `pit launch run -`; None if it cannot be made. reasons: why it does not fit, () if it does. never:
+    those reasons that no waiting changes. units: GPUs that the job would hold, or nodes in a pool without GPUs.
+    able_nodes: nodes that can run the job, now or later. total_nodes: of the partition. unhealthy_nodes:
+    down, drained or the like.
     """
 
     site: Site
@@ -46,51 +45,52 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     never: tuple[str, ...] = ()
     units: int = 0
     able_nodes: int = 0
-    suited_nodes: int = 0
+    total_nodes: int = 0
     unhealthy_nodes: int = 0
     node_names: frozenset[str] = frozenset()
 
     @property
     def pool(self) -> str:
-        """Its name among all pools."""
+        """Return the name of the pool."""
         return pools.pool_name(self.site.name, self.partition)
 
     @property
     def fits(self) -> bool:
-        """Whether the request could run there."""
+        """Return whether the request could run there."""
         return self.plan is not None and not self.reasons
 
     @property
     def site_partition(self) -> SitePartition:
-        """The partition in the site file."""
+        """Return the partition of the site file."""
         return self.site.partitions[self.partition]
 
 
 def candidates(
     request: Request, site: Site, snapshot: Snapshot, where: str = "request", text: str = ""
 ) -> list[Candidate]:
-    """Each partition of the site file, or the one that the request names, with a plan or reasons against it.
+    """Return each partition of the site file, or the requested one, with a plan or with reasons against it.
 
-    where: the request's file, for errors; text: what stands in it, for the run's folder.
+    where: the request's file, for errors. text: its content, for the run folder.
     """
     names = [request.partition] if request.partition else list(site.partitions)
-    bare = [_candidate(msgspec.structs.replace(request, data={}), site, name, snapshot, where, text) for name in names]
-    if not request.data or not any(one.plan for one in bare):
+    no_data = msgspec.structs.replace(request, data={})
+    bare = [_make_candidate(no_data, site, name, snapshot, where, text) for name in names]
+    if not request.data or not any(c.plan for c in bare):
         return bare
-    # Reading the manifests of large datasets takes its time, and is the same for every partition.
-    chosen = next(one.plan.partition for one in bare if one.plan)
+    # Reading the manifests of large datasets is slow, and the result is the same for every partition.
+    partition = next(c.plan.partition for c in bare if c.plan)
     try:
-        data = planning.make_plan(with_time_for_speed(request, site, chosen), site, where).data
+        data = planning.make_plan(with_time_for_speed(request, site, partition), site, where).data
     except PitError as error:
-        return [msgspec.structs.replace(one, plan=None, reasons=(*one.reasons, str(error))) for one in bare]
-    return [_with_data(one, request, data) for one in bare]
+        return [msgspec.structs.replace(c, plan=None, reasons=(*c.reasons, str(error))) for c in bare]
+    return [_with_data(c, request, data) for c in bare]
 
 
-def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, where: str, text: str) -> Candidate:
-    there = next((one for one in snapshot.partitions if one.partition == name), None)
-    if there is None or name not in site.partitions:
-        whose = "cluster" if name in site.partitions else "site file"
-        reason = f"the {whose} has no such partition"
+def _make_candidate(request: Request, site: Site, name: str, snapshot: Snapshot, where: str, text: str) -> Candidate:
+    partition = next((row for row in snapshot.partitions if row.partition == name), None)
+    if partition is None or name not in site.partitions:
+        source = "cluster" if name in site.partitions else "site file"
+        reason = f"the {source} has no partition of this name"
         return Candidate(site=site, partition=name, reasons=(reason,), never=(reason,))
     reasons: list[str] = []
     never: list[str] = []
@@ -102,7 +102,7 @@ def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, wher
         plan = None
         reasons.append(error.message)
         never += [error.message] if isinstance(error, ConfigError) else []
-    names = frozenset(_expand(there.node_list))
+    names = frozenset(_expand(partition.node_list))
     nodes = [node for node in snapshot.nodes if node.node in names]
     healthy = [node for node in nodes if _is_usable(node)]
     suited = [node for node in nodes if _meets_request(request, site, name, node)]
@@ -110,28 +110,28 @@ def _candidate(request: Request, site: Site, name: str, snapshot: Snapshot, wher
     if plan:
         reasons += [
             *_node_reasons(request, nodes, suited, able),
-            *slurm_limits.refusal_reasons(plan.job, there, snapshot),
+            *slurm_limits.refusal_reasons(plan.job, partition, snapshot),
         ]
         reasons += _quota_reasons(plan, site, snapshot)
-        # Which features a node has may change; how large it is does not.
+        # The features of a node may change; its size does not.
         bare = msgspec.structs.replace(request, constraint="")
-        never += _of_size(request, nodes, [node for node in nodes if _meets_request(bare, site, name, node)])
+        never += _size_reasons(request, nodes, [node for node in nodes if _meets_request(bare, site, name, node)])
     return Candidate(
         site=site,
         partition=name,
         plan=plan,
         reasons=tuple(dict.fromkeys(reasons)),
         never=tuple(never),
-        units=_capacity_units(request, site, there, nodes),
+        units=_capacity_units(request, site, partition, nodes),
         able_nodes=len(able),
-        suited_nodes=len(nodes),
+        total_nodes=len(nodes),
         unhealthy_nodes=len(nodes) - len(healthy),
         node_names=names,
     )
 
 
 def with_time_for_speed(request: Request, site: Site, partition: str) -> Request:
-    """The request for one partition: on nodes slower than others it is given more time, in whole minutes."""
+    """Return the request for one partition; a slower partition gets a longer time limit, in whole minutes."""
     speed = site.partitions[partition].speed
     time = request.time or site.defaults.time
     if speed < 1:
@@ -146,27 +146,27 @@ def _with_data(candidate: Candidate, request: Request, data: tuple[StagedDataset
     return msgspec.structs.replace(candidate, plan=msgspec.structs.replace(candidate.plan, request=whole, data=data))
 
 
-def _capacity_units(request: Request, site: Site, seen: Seen, nodes: list[Node]) -> int:
-    """What it would hold, in the units of the partition's pool."""
-    per_node = pools.gpus_per_node(site.partitions[seen.partition], nodes)
+def _capacity_units(request: Request, site: Site, partition: Partition, nodes: list[Node]) -> int:
+    """Return what the job would hold, in the units of the partition's pool."""
+    per_node = pools.gpus_per_node(site.partitions[partition.partition], nodes)
     if not per_node:
         return request.nodes
-    # Who has a node alone has its GPUs as well; and where Slurm does not count GPUs, a node in use is in use.
-    is_whole = site.dialect.exclusive or site.dialect.gpus == "none" or seen.over_subscribe == "EXCLUSIVE"
-    # What asks for no GPU is not for nothing all the same.
+    # An exclusive job holds all GPUs of its nodes; so does any job if Slurm does not count GPUs.
+    is_whole = site.dialect.exclusive or site.dialect.gpus == "none" or partition.over_subscribe == "EXCLUSIVE"
+    # A job without GPUs counts as one GPU a node: it is not free.
     return request.nodes * (per_node if is_whole else max(1, request.gpus_per_node))
 
 
 def _is_usable(node: Node) -> bool:
-    """Whether it could serve a job, now or later, without anybody's repairing it."""
-    return is_schedulable(node.state, set(node.flags) - _PASSING_STATES)
+    """Return whether the node can run jobs, now or later, without a repair."""
+    return is_schedulable(node.state, set(node.flags) - _TEMPORARY_STATES)
 
 
 def _meets_request(request: Request, site: Site, partition: str, node: Node) -> bool:
-    """Whether the node has what the request asks of each, in use or not."""
-    said = site.partitions[partition]
-    # Where GPUs are no resource of Slurm's, only the site file knows of them.
-    gpus = said.gpus_per_node if site.dialect.gpus == "none" else node.gpus
+    """Return whether the node has the resources that the request needs on each node, in use or not."""
+    site_partition = site.partitions[partition]
+    # If GPUs are not a resource of Slurm, their number is in the site file only.
+    gpus = site_partition.gpus_per_node if site.dialect.gpus == "none" else node.gpus
     if gpus < request.gpus_per_node or node.cpus < request.tasks_per_node * request.cpus_per_task:
         return False
     memory = _MEMORY.fullmatch(request.memory.upper())
@@ -178,21 +178,21 @@ def _meets_request(request: Request, site: Site, partition: str, node: Node) -> 
 
 
 def _node_reasons(request: Request, nodes: list[Node], suited: list[Node], able: list[Node]) -> Iterator[str]:
-    wanted = set(_expand(request.nodelist))
-    if missing := wanted - {node.node for node in able}:
-        yield f"{hostlist.fold(missing)} of the node list cannot serve"
-    yield from _of_size(request, nodes, suited)
+    required = set(_expand(request.nodelist))
+    if missing := required - {node.node for node in able}:
+        yield f"{hostlist.fold(missing)} of the node list cannot run the job"
+    yield from _size_reasons(request, nodes, suited)
     if len(able) < request.nodes <= len(suited):
         down = [node for node in suited if not _is_usable(node)]
-        flags = sorted({word for node in down for word in (node.flags or (node.state,))})
-        yield f"{len(able)} of {len(suited)} nodes can serve, the others are {', '.join(flags)}"
+        flags = sorted({flag for node in down for flag in (node.flags or (node.state,))})
+        yield f"{len(able)} of {len(suited)} nodes can run the job, the others are {', '.join(flags)}"
 
 
-def _of_size(request: Request, nodes: list[Node], suited: list[Node]) -> Iterator[str]:
+def _size_reasons(request: Request, nodes: list[Node], suited: list[Node]) -> Iterator[str]:
     if len(suited) < request.nodes:
-        what = f"{request.gpus_per_node} GPUs, " if request.gpus_per_node else ""
+        gpus = f"{request.gpus_per_node} GPUs, " if request.gpus_per_node else ""
         cpus = request.tasks_per_node * request.cpus_per_task
-        yield f"{len(suited)} of its {len(nodes)} nodes have what is asked of each ({what}{cpus} CPUs, …)"
+        yield f"{len(suited)} of its {len(nodes)} nodes have the requested resources ({gpus}{cpus} CPUs, …)"
 
 
 def _quota_reasons(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
@@ -200,29 +200,29 @@ def _quota_reasons(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
     if not quota or not gpus:
         return
     if snapshot.account is None:
-        yield f"there is a quota of {quota:g} GPU hours, and what is left of it is not known"
+        yield f"quota of {quota:g} GPU hours: usage unknown, accounting does not answer"
         return
     used, needed = snapshot.account.gpu_hours, gpus * plan.job.time_s / 3600
     if used + needed > quota:
-        yield f"quota: {used:.0f} of {quota:g} GPU hours used in {QUOTA_DAYS} days, and this may use {needed:.0f}"
+        yield f"quota: {used:.0f} of {quota:g} GPU hours used in {QUOTA_DAYS} days, this job may need {needed:.0f}"
 
 
 @lru_cache(maxsize=1024)
 def _expand(folded: str) -> frozenset[str]:
-    """The names of a list that a person or Slurm wrote; what is no list is left to Slurm to refuse."""
+    """Expand a host list; an invalid list gives none, and Slurm reports its error."""
     try:
         return frozenset(hostlist.expand(folded)) if folded else frozenset()
     except UsageError:
         return frozenset()
 
 
-def never(request: Request, seen: Sequence[tuple[Site, Snapshot]]) -> list[str]:
-    """Why no partition of these sites can ever take the request, one sentence each; [] where one may."""
+def never_reasons(request: Request, snapshots: Sequence[tuple[Site, Snapshot]]) -> list[str]:
+    """Return why no partition of these sites can ever run the request, a reason for each; [] if one may."""
     bare = msgspec.structs.replace(request, data={})
-    found = [one for site, said in seen for one in candidates(bare, site, said)]
-    return [f"{one.pool}: {one.never[0]}" for one in found if one.never] if all(one.never for one in found) else []
+    every = [c for site, state in snapshots for c in candidates(bare, site, state)]
+    return [f"{c.pool}: {c.never[0]}" for c in every if c.never] if all(c.never for c in every) else []
 
 
-def same_nodes(left: Candidate, right: Candidate) -> bool:
-    """Whether two partitions are two names for the same nodes."""
-    return left.site.name == right.site.name and left.node_names == right.node_names
+def has_same_nodes(a: Candidate, b: Candidate) -> bool:
+    """Return whether two partitions of a site consist of the same nodes."""
+    return a.site.name == b.site.name and a.node_names == b.node_names

@@ -1,4 +1,4 @@
-"""Which of a plan's data is not at a site yet: asked there, in one call, by the digests of the manifests."""
+"""Find which datasets of a plan a site lacks, in one call, by the digests of their manifests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pitools.slurm.batch import run_batch, stdout_or_raise
 from pitools.store import manifest
 from pitools.store.manifest import FILE_NAME
 
-# A version is named by the digest of its manifest: whoever has that file has, or is just getting, the version.
+# A version's name is the digest of its manifest: a site with that file has the version, or is receiving it.
 _DIGEST_SCRIPT = f'for d; do sha256sum "$d/{FILE_NAME}" 2>/dev/null | cut -c1-32 | grep . || echo -; done'
 _DIGEST = re.compile(r"[0-9a-f]{32}|-")
 
 
 class DataTransfer(msgspec.Struct, frozen=True, kw_only=True):
-    """What has to be copied to a site before the job can start. wall_s: how long that takes."""
+    """Data to copy to a site before the job can start. wall_s: expected duration."""
 
     bytes: int = 0
     wall_s: float = 0.0
 
 
 def candidate_paths(site: Site, data: StagedDataset, user: str = "") -> list[str]:
-    """Where a dataset of a plan may be at the site: where it is here, or where `launch.far` puts it.
+    """Return where a dataset may be at the site: its path here, and the path where a submission would copy it.
 
-    user: ours at the site. Raises DataError for a dataset that is gone.
+    user: our user name at the site. Raises DataError for a missing dataset.
     """
     if not site.paths.data:
         return [data.source]
@@ -45,27 +45,28 @@ def candidate_paths(site: Site, data: StagedDataset, user: str = "") -> list[str
 
 
 def missing_data(data: Sequence[StagedDataset], site: Site, snapshot: Snapshot, timeout_s: float) -> DataTransfer:
-    """The bytes of these datasets that the site lacks, and how long they take. No call, or one.
+    """Return the bytes of these datasets that the site lacks, and the time to copy them. At most one call.
 
-    A site on this machine's own storage lacks nothing. Raises Unreachable, ClusterError, DataError.
+    A site on this machine lacks nothing. Raises Unreachable, ClusterError, DataError.
     """
     if not data or site.connection.kind == "local":
         return DataTransfer()
     user = snapshot.account.user if snapshot.account else ""
-    asked = [(one, place) for one in data for place in candidate_paths(site, one, user)]
-    where = make_transport(site, timeout_s)
-    (done,) = run_batch(where, [["sh", "-c", _DIGEST_SCRIPT, "sh", *(place for _, place in asked)]])
-    said = stdout_or_raise(where, done).split("\n")[:-1]
-    if len(said) != len(asked) or not all(map(_DIGEST.fullmatch, said)):
-        raise ClusterError("it does not say which data it has", where=site.name, hint="log in, and see what it prints")
-    held = {one.name for (one, _), digest in zip(asked, said, strict=True) if digest == one.version}
-    n_bytes = sum(one.bytes for one in data if one.name not in held)
+    checks = [(dataset, path) for dataset in data for path in candidate_paths(site, dataset, user)]
+    transport = make_transport(site, timeout_s)
+    (output,) = run_batch(transport, [["sh", "-c", _DIGEST_SCRIPT, "sh", *(path for _, path in checks)]])
+    digests = stdout_or_raise(transport, output).split("\n")[:-1]
+    if len(digests) != len(checks) or not all(map(_DIGEST.fullmatch, digests)):
+        message = f"{len(digests)} lines (expected {len(checks)} digests of manifests)"
+        raise ClusterError(message, where=site.name, hint="log in, and check that the shell prints nothing else")
+    present = {dataset.name for (dataset, _), digest in zip(checks, digests, strict=True) if digest == dataset.version}
+    n_bytes = sum(dataset.bytes for dataset in data if dataset.name not in present)
     return DataTransfer(bytes=n_bytes, wall_s=n_bytes / assumed_transfer_rate(site))
 
 
 def assumed_transfer_rate(site: Site) -> float:
-    """Bytes a second to the site: as the last transfers went, or, where that cannot be read too, as its file says."""
-    seen = None
+    """Return the bytes per second to the site: of the last transfers, else from the site file."""
+    measured = None
     with contextlib.suppress(PitError):
-        seen = local_history.measured_transfer_rate(site.name)
-    return seen or units.parse_size(site.place.bandwidth)
+        measured = local_history.measured_transfer_rate(site.name)
+    return measured or units.parse_size(site.place.bandwidth)

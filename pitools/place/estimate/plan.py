@@ -1,4 +1,4 @@
-"""Every candidate of a request at several sites, each with its estimate: all sites at once, one deadline for all."""
+"""Plan a placement: every candidate of a request, with its estimate. All sites are queried in parallel."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pitools.place.clusters.accounting_history import AccountingHistory
 from pitools.place.clusters.parallel import GRACE_S, query_all
 from pitools.place.clusters.snapshot import SkippedSite, Snapshot
 from pitools.place.estimate import data_transfer, estimate, throughput
-from pitools.place.estimate.candidates import Candidate, candidates, never
+from pitools.place.estimate.candidates import Candidate, candidates, never_reasons
 from pitools.place.estimate.data_transfer import DataTransfer
 from pitools.place.estimate.estimate import CandidateEstimate, RunEstimate, WaitEstimate
 from pitools.place.estimate.throughput import Throughput
 from pitools.place.types import PlacementOption
 from pitools.site.schema import Site
 
-_ASK_S, _NODES_AGE_S = 5.0, 3600.0  # nodes get no CPUs while one looks
-_SNAPSHOT_SHARE = 0.5  # of the time that is left, for what can be done without
+_QUERY_TIMEOUT_S, _NODES_AGE_S = 5.0, 3600.0  # the sizes of nodes seldom change
+_HISTORY_SHARE = 0.5  # of the remaining time: a plan does without the history
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be placed. origin: its file, for errors; text: what stands in it."""
+    """A request to place. origin: its file, for errors. text: its content."""
 
     request: Request
     origin: str = "request"
@@ -37,24 +37,25 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one site said of a request. starts: pool → when; rates: pool → how fast it ran there before.
+    """The answers of one site. waits: pool → wait. rates: pool → throughput of earlier runs.
 
-    past: what became of jobs there, None where accounting does not tell. timed_out: some of it did not come in time.
+    history: None if accounting does not answer. timed_out: an answer that matters did not arrive in time.
     """
 
     candidates: tuple[Candidate, ...]
-    starts: dict[str, WaitEstimate]
+    waits: dict[str, WaitEstimate]
     missing: DataTransfer
     rates: dict[str, Throughput]
-    past: AccountingHistory | None
+    history: AccountingHistory | None
     notes: tuple[str, ...]
     timed_out: bool
 
 
 class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. candidates: those that fit first, best first; estimates: pool → of those that fit.
+    """The plan of all sites. candidates: those that fit first, best first. estimates: pool → estimate, for those that
+    fit.
 
-    is_complete: every site has answered every question, so that to ask again changes nothing.
+    is_complete: every site has answered every query; a repeated plan would be the same.
     """
 
     candidates: tuple[Candidate, ...]
@@ -65,45 +66,45 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate whose results are there first; None where none fits."""
-        return next((one for one in self.candidates if one.fits), None)
+        """Return the candidate with the earliest expected end; None if none fits."""
+        return next((candidate for candidate in self.candidates if candidate.fits), None)
 
 
 def plan_placement(
     request: PlacementRequest, sites: Sequence[Site], *, timeout_s: float, max_age_s: float = snapshot.MAX_AGE_S
 ) -> PlacementPlan:
-    """Ask every site at once. A site that is silent, or makes no sense, is skipped and delays nobody.
+    """Query all sites in parallel. A site without a valid answer is skipped and does not delay the others.
 
-    Raises UsageError for no sites at all.
+    Raises UsageError without sites.
     """
     if not sites:
-        raise UsageError("there is no site to ask", hint="write a site file: see site_configs/README.md")
+        raise UsageError("no site to plan for", hint="write a site file: see site_configs/README.md")
     answers = query_all({site.name: partial(_estimate_site, request, site, max_age_s) for site in sites}, timeout_s)
     skipped = [snapshot.skipped_site(site, error) for site, error in answers.items() if isinstance(error, PitError)]
-    known = [one for one in answers.values() if isinstance(one, SiteEstimate)]
-    found = [one for at in known for one in at.candidates]
-    rates = {pool: rate for at in known for pool, rate in at.rates.items()}
-    past = {name: at.past for name, at in answers.items() if isinstance(at, SiteEstimate)}
-    works = estimate.estimate_runs(request.request, found, rates, past)
-    found = [reject_if_too_long(one, works) for one in found]
-    starts = {pool: start for at in known for pool, start in at.starts.items()}
-    missing = {one.pool: at.missing for at in known for one in at.candidates}
+    complete = [answer for answer in answers.values() if isinstance(answer, SiteEstimate)]
+    ranked = [c for answer in complete for c in answer.candidates]
+    rates = {pool: rate for answer in complete for pool, rate in answer.rates.items()}
+    histories = {name: answer.history for name, answer in answers.items() if isinstance(answer, SiteEstimate)}
+    runs = estimate.estimate_runs(request.request, ranked, rates, histories)
+    ranked = [reject_if_too_long(c, runs) for c in ranked]
+    waits = {pool: start for answer in complete for pool, start in answer.waits.items()}
+    missing = {c.pool: answer.missing for answer in complete for c in answer.candidates}
     estimates = {
-        one.pool: CandidateEstimate(wait=starts[one.pool], run=works[one.pool], transfer=missing[one.pool])
-        for one in found
-        if one.fits
+        c.pool: CandidateEstimate(wait=waits[c.pool], run=runs[c.pool], transfer=missing[c.pool])
+        for c in ranked
+        if c.fits
     }
     return PlacementPlan(
-        candidates=tuple(sorted(found, key=lambda one: _sort_key(one, estimates))),
+        candidates=tuple(sorted(ranked, key=lambda c: _sort_key(c, estimates))),
         estimates=estimates,
         skipped=tuple(skipped),
-        notes=tuple(note for at in known for note in at.notes),
-        is_complete=not skipped and not any(at.timed_out for at in known),
+        notes=tuple(note for answer in complete for note in answer.notes),
+        is_complete=not skipped and not any(answer.timed_out for answer in complete),
     )
 
 
-class Offered(NamedTuple):
-    """Where a dispatcher may put a request. why: what speaks against each partition where there is none, else ""."""
+class PlacementOptions(NamedTuple):
+    """Options for the dispatcher. reason: without an option, what excludes each partition; else ""."""
 
     options: tuple[PlacementOption, ...]
     reason: str
@@ -111,112 +112,112 @@ class Offered(NamedTuple):
 
 def options_from_snapshots(
     request: PlacementRequest, snapshots: Sequence[tuple[Site, Snapshot]], *, timeout_s: float
-) -> Offered:
-    """Where a dispatcher may put the request, given what the sites said: no start is asked for.
+) -> PlacementOptions:
+    """Return the dispatcher's options for a request from snapshots, without querying the start.
 
-    At most one call a site, and only where it is far and the request has data; a site that does not tell which data
-    it has is left out.
+    Makes one call to a remote site if the request has data. A site that does not answer which data it has is left out.
     """
-    found = [
-        one for site, said in snapshots for one in candidates(request.request, site, said, request.origin, request.text)
-    ]
+    job, origin, text = request.request, request.origin, request.text
+    every = [c for site, state in snapshots for c in candidates(job, site, state, origin, text)]
     rates = {
         pools.pool_name(site.name, part): rate
         for site, _ in snapshots
         for part, rate in throughput.measured_throughput(request.request, site).items()
     }
-    works = estimate.estimate_runs(
-        request.request, found, rates, {site.name: accounting_history.peek_history(site) for site, _ in snapshots}
+    runs = estimate.estimate_runs(
+        request.request, every, rates, {site.name: accounting_history.peek_history(site) for site, _ in snapshots}
     )
-    found = [reject_if_too_long(one, works) for one in found]
-    data = {one.site.name: one.plan.data for one in found if one.plan and one.fits}
-    questions = {
-        site.name: partial(data_transfer.missing_data, data[site.name], site, said)
-        for site, said in snapshots
+    every = [reject_if_too_long(c, runs) for c in every]
+    data = {c.site.name: c.plan.data for c in every if c.plan and c.fits}
+    queries = {
+        site.name: partial(data_transfer.missing_data, data[site.name], site, state)
+        for site, state in snapshots
         if site.name in data
     }
-    missing = query_all(questions, timeout_s)
-    known = {name: one for name, one in missing.items() if isinstance(one, DataTransfer)}
-    fit = [one for one in found if one.fits and one.site.name in known]
-    options = estimate.placement_options(fit, works, {one.pool: known[one.site.name] for one in fit})
-    against = [f"{one.pool}: {one.reasons[0] if one.reasons else missing.get(one.site.name)}" for one in found]
-    return Offered(options, "" if options else "; ".join(against))
+    transfers = query_all(queries, timeout_s)
+    received = {name: transfer for name, transfer in transfers.items() if isinstance(transfer, DataTransfer)}
+    fit = [c for c in every if c.fits and c.site.name in received]
+    options = estimate.placement_options(fit, runs, {c.pool: received[c.site.name] for c in fit})
+    reasons = [f"{c.pool}: {c.reasons[0] if c.reasons else transfers.get(c.site.name)}" for c in every]
+    return PlacementOptions(options, "" if options else "; ".join(reasons))
 
 
-def refuse_what_never_fits(requests: Iterable[Request], sites: Sequence[Site]) -> None:
-    """Raise ConfigError for a request that no site's nodes are made for; one that does not answer soon may take it."""
-    seen, _ = snapshot.read_snapshots(sites, _ASK_S, max_age_s=_NODES_AGE_S)
-    said = {one.site: one for one in seen}
-    if len(said) < len(sites):
+def require_feasible(requests: Iterable[Request], sites: Sequence[Site]) -> None:
+    """Raise ConfigError for a request that is larger than all sites' nodes; not if a site has not answered in time."""
+    snapshots, _ = snapshot.read_snapshots(sites, _QUERY_TIMEOUT_S, max_age_s=_NODES_AGE_S)
+    by_site = {row.site: row for row in snapshots}
+    if len(by_site) < len(sites):
         return
     for request in requests:
-        if why := never(request, [(site, said[site.name]) for site in sites]):
-            raise ConfigError(f'no site could take "{request.name}"', hint="; ".join(why))
+        if reasons := never_reasons(request, [(site, by_site[site.name]) for site in sites]):
+            raise ConfigError(f'no site can run "{request.name}"', hint="; ".join(reasons))
 
 
-def _sort_key(one: Candidate, estimates: Mapping[str, CandidateEstimate]) -> tuple[bool, float, float, bool, str]:
-    """The first results first; of equals the cheaper, then the site's default."""
-    other = one.partition != one.site.defaults.partition
-    if one.fits:
-        return False, round(estimates[one.pool].done_s), estimates[one.pool].run.cost, other, one.pool
-    return True, 0.0, 0.0, other, one.pool
+def _sort_key(candidate: Candidate, estimates: Mapping[str, CandidateEstimate]) -> tuple[bool, float, float, bool, str]:
+    """Earliest end first; on a tie the cheaper, then the site's default partition."""
+    is_other_partition = candidate.partition != candidate.site.defaults.partition
+    if candidate.fits:
+        estimated = estimates[candidate.pool]
+        return False, round(estimated.done_s), estimated.run.cost, is_other_partition, candidate.pool
+    return True, 0.0, 0.0, is_other_partition, candidate.pool
 
 
-def reject_if_too_long(candidate: Candidate, works: Mapping[str, RunEstimate]) -> Candidate:
-    """The candidate; with a reason against it where the run would outlast its time limit."""
-    if not candidate.plan or works[candidate.pool].run_s <= candidate.plan.job.time_s:
+def reject_if_too_long(candidate: Candidate, runs: Mapping[str, RunEstimate]) -> Candidate:
+    """Return the candidate, with a reason against it if the run would exceed its time limit."""
+    if not candidate.plan or runs[candidate.pool].run_s <= candidate.plan.job.time_s:
         return candidate
-    took, limit = units.format_duration(works[candidate.pool].run_s), units.format_duration(candidate.plan.job.time_s)
-    reason = f"it would take {took}, as it ran before, and its time limit is {limit}"
+    took, limit = units.format_duration(runs[candidate.pool].run_s), units.format_duration(candidate.plan.job.time_s)
+    reason = f"expected run time {took} by earlier runs (time limit {limit})"
     return msgspec.structs.replace(candidate, reasons=(*candidate.reasons, reason))
 
 
-def _estimate_site(wanted: PlacementRequest, site: Site, max_age_s: float, timeout_s: float) -> SiteEstimate:
-    """What the site says: a snapshot, then everything else at once. Raises what the snapshot does."""
+def _estimate_site(request: PlacementRequest, site: Site, max_age_s: float, timeout_s: float) -> SiteEstimate:
+    """Query a site: first a snapshot, then everything else in parallel. Raises as `snapshot.read_snapshot`."""
     deadline = time.monotonic() + timeout_s
-    seen = snapshot.read_snapshot(site, timeout_s=timeout_s, max_age_s=max_age_s)
-    found = candidates(wanted.request, site, seen, wanted.origin, wanted.text)
-    data = next((one.plan.data for one in found if one.plan), ())
-    fit = {one.pool: one for one in found if one.fits}
-    questions: dict[str, Callable[[float], float | AccountingHistory | DataTransfer | dict[str, Throughput]]] = {
-        pool: partial(estimate.query_start, one, seen) for pool, one in fit.items()
+    state = snapshot.read_snapshot(site, timeout_s=timeout_s, max_age_s=max_age_s)
+    every = candidates(request.request, site, state, request.origin, request.text)
+    data = next((c.plan.data for c in every if c.plan), ())
+    fit = {c.pool: c for c in every if c.fits}
+    queries: dict[str, Callable[[float], float | AccountingHistory | DataTransfer | dict[str, Throughput]]] = {
+        pool: partial(estimate.query_start, c, state) for pool, c in fit.items()
     }
     if fit:
-        questions |= {
-            " waits": lambda left_s: accounting_history.read_history(site, left_s * _SNAPSHOT_SHARE),
-            " data": lambda left_s: data_transfer.missing_data(data, site, seen, left_s),
-            " rates": lambda _left_s: throughput.measured_throughput(wanted.request, site),
+        queries |= {
+            " waits": lambda left_s: accounting_history.read_history(site, left_s * _HISTORY_SHARE),
+            " data": lambda left_s: data_transfer.missing_data(data, site, state, left_s),
+            " rates": lambda _left_s: throughput.measured_throughput(request.request, site),
         }
-    # Before the deadline of all sites: of two partitions, one that is silent must not take the other's answer with it.
-    said = query_all(questions, max(0.0, deadline - GRACE_S - time.monotonic()))
-    known, missing, rates = (said.get(f" {what}") for what in ("waits", "data", "rates"))
-    notes = [f"{site.name}: {note}" for note in seen.notes]
-    notes += [f"{site.name}: no history of jobs: {known}"] if isinstance(known, PitError) else []
+    # End before the deadline of all sites: one partition without an answer must not discard the others' answers.
+    answers = query_all(queries, max(0.0, deadline - GRACE_S - time.monotonic()))
+    history, missing, rates = (answers.get(f" {query}") for query in ("waits", "data", "rates"))
+    notes = [f"{site.name}: {note}" for note in state.notes]
+    notes += [f"{site.name}: no history of jobs: {history}"] if isinstance(history, PitError) else []
     if isinstance(missing, PitError):
-        # Without it nobody can say when the job could start.
-        found = [msgspec.structs.replace(one, reasons=(*one.reasons, f"its data: {missing}")) for one in found]
-    starts = {}
-    full = {pool.pool: pool for pool in pools.pool_states(seen, (), site)} if fit else {}
-    noted: list[local_history.WaitLine] = []
+        # The start depends on the time to copy missing data.
+        every = [msgspec.structs.replace(c, reasons=(*c.reasons, f"its data: {missing}")) for c in every]
+    waits = {}
+    pool_states = {pool.pool: pool for pool in pools.pool_states(state, (), site)} if fit else {}
+    wait_log: list[local_history.WaitLine] = []
     try:
-        noted = local_history.read_waits(site.name) if fit else []
+        wait_log = local_history.read_waits(site.name) if fit else []
     except PitError as error:
-        notes.append(f"{site.name}: planned without what was learnt of its waits: {error}")
-    past = known if isinstance(known, AccountingHistory) else None
-    for position, one in enumerate(found):
-        raw_s = said.get(one.pool)
-        if isinstance(raw_s, PitError):
-            found[position] = msgspec.structs.replace(one, reasons=(*one.reasons, raw_s.message))
-        elif isinstance(raw_s, float):
-            starts[one.pool] = estimate.estimate_wait(one, raw_s, seen, full.get(one.pool), past, noted)
+        notes.append(f"{site.name}: the log of past waits is not readable: {error}")
+    accounting = history if isinstance(history, AccountingHistory) else None
+    for position, candidate in enumerate(every):
+        slurm_s = answers.get(candidate.pool)
+        if isinstance(slurm_s, PitError):
+            every[position] = msgspec.structs.replace(candidate, reasons=(*candidate.reasons, slurm_s.message))
+        elif isinstance(slurm_s, float):
+            pool = pool_states.get(candidate.pool)
+            waits[candidate.pool] = estimate.estimate_wait(candidate, slurm_s, state, pool, accounting, wait_log)
     return SiteEstimate(
-        candidates=tuple(found),
-        starts=starts,
+        candidates=tuple(every),
+        waits=waits,
         missing=missing if isinstance(missing, DataTransfer) else DataTransfer(),
         rates={pools.pool_name(site.name, part): rate for part, rate in rates.items()}
         if isinstance(rates, dict)
         else {},
-        past=past,
+        history=accounting,
         notes=tuple(notes),
-        timed_out=isinstance(missing, TryLater) or any(isinstance(said.get(pool), TryLater) for pool in fit),
+        timed_out=isinstance(missing, TryLater) or any(isinstance(answers.get(pool), TryLater) for pool in fit),
     )

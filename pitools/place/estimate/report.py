@@ -1,4 +1,4 @@
-"""A survey as records and as a table for eyes: what was chosen, and why not each of the others."""
+"""A placement plan as records and as a table: the chosen candidate, and the reasons against each other one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pitools.place.estimate.candidates import Candidate
 from pitools.place.estimate.estimate import CandidateEstimate
 from pitools.place.estimate.plan import PlacementPlan
 
-_EQUAL_WITHIN_S = 60.0  # less than that is no reason
+_MIN_DIFFERENCE_S = 60.0  # smaller differences are not reported
 
 
 class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candidate/1"):
     """One candidate. rank: 1 is the best, 0 does not fit. partition: "" for a site that was skipped.
 
-    Times are seconds from now: start_*: until it starts, in 10, 50 and 90 % of cases; stage_s: copying stage_bytes,
-    which goes on while it waits; run_s: the run, loss_s: what failures add to it on average; done_s: until the results
-    are there. p_fail: of at least one failure. reason: it was chosen, or not.
+    Times are seconds from now. start_*: percentiles of the start. raw_start_s: Slurm's estimate. stage_s: copying
+    stage_bytes, during the wait. run_s: the run. loss_s: expected loss by failures. done_s: the expected end. p_fail:
+    of at least one failure. reason: why it was chosen or not.
     """
 
     rank: int
@@ -50,50 +50,52 @@ class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candida
     reason: str = ""
 
 
-def rank_candidates(plan: PlacementPlan, broken: Sequence[SkippedSite] = ()) -> list[RankedCandidate]:
-    """Every candidate, best first, then those that do not fit, then the sites that were skipped.
+def rank_candidates(plan: PlacementPlan, unloadable: Sequence[SkippedSite] = ()) -> list[RankedCandidate]:
+    """Return every candidate, best first, then those that do not fit, then the sites that were skipped.
 
-    broken: sites of which there was nothing to ask.
+    unloadable: sites whose files could not be loaded.
     """
     best = plan.best
-    rows = [_ranked_candidate(plan, rank, one, best) for rank, one in enumerate(plan.candidates, start=1)]
-    skipped = (*plan.skipped, *broken)
+    rows = [_ranked_candidate(plan, rank, candidate, best) for rank, candidate in enumerate(plan.candidates, start=1)]
+    skipped = (*plan.skipped, *unloadable)
     return rows + [
-        RankedCandidate(rank=0, site=one.site, partition="", reason=f"skipped: {one.reason}") for one in skipped
+        RankedCandidate(rank=0, site=site.site, partition="", reason=f"skipped: {site.reason}") for site in skipped
     ]
 
 
-def _ranked_candidate(survey: PlacementPlan, rank: int, one: Candidate, best: Candidate | None) -> RankedCandidate:
+def _ranked_candidate(plan: PlacementPlan, rank: int, candidate: Candidate, best: Candidate | None) -> RankedCandidate:
     row = RankedCandidate(
         rank=0,
-        site=one.site.name,
-        partition=one.partition,
-        units=one.units,
-        able_nodes=one.able_nodes,
-        nodes=one.suited_nodes,
-        unhealthy_nodes=one.unhealthy_nodes,
-        reason="; ".join(one.reasons),
+        site=candidate.site.name,
+        partition=candidate.partition,
+        units=candidate.units,
+        able_nodes=candidate.able_nodes,
+        nodes=candidate.total_nodes,
+        unhealthy_nodes=candidate.unhealthy_nodes,
+        reason="; ".join(candidate.reasons),
     )
-    if not one.fits or best is None or one.plan is None:
+    if not candidate.fits or best is None or candidate.plan is None:
         return row
-    said = survey.estimates[one.pool]
+    estimate = plan.estimates[candidate.pool]
     return msgspec.structs.replace(
         row,
         rank=rank,
-        start_q10_s=_round_s(said.wait.q10_s),
-        start_q50_s=_round_s(said.wait.q50_s),
-        start_q90_s=_round_s(said.wait.q90_s),
-        raw_start_s=_round_s(said.wait.slurm_s),
-        stage_s=_round_s(said.transfer.wall_s),
-        stage_bytes=said.transfer.bytes,
-        run_s=_round_s(said.run.run_s),
-        loss_s=_round_s(said.run.loss_s),
-        done_s=_round_s(said.done_s),
-        limit_s=one.plan.job.time_s,
-        cost=round(said.run.cost, 2),
-        currency=one.site.currency,
-        p_fail=round(said.run.p_fail, 4),
-        reason=basis_text(said) if one.pool == best.pool else reason_against(said, survey.estimates[best.pool], best),
+        start_q10_s=_round_s(estimate.wait.q10_s),
+        start_q50_s=_round_s(estimate.wait.q50_s),
+        start_q90_s=_round_s(estimate.wait.q90_s),
+        raw_start_s=_round_s(estimate.wait.slurm_s),
+        stage_s=_round_s(estimate.transfer.wall_s),
+        stage_bytes=estimate.transfer.bytes,
+        run_s=_round_s(estimate.run.run_s),
+        loss_s=_round_s(estimate.run.loss_s),
+        done_s=_round_s(estimate.done_s),
+        limit_s=candidate.plan.job.time_s,
+        cost=round(estimate.run.cost, 2),
+        currency=candidate.site.currency,
+        p_fail=round(estimate.run.p_fail, 4),
+        reason=basis_text(estimate)
+        if candidate.pool == best.pool
+        else reason_against(estimate, plan.estimates[best.pool], best),
     )
 
 
@@ -102,12 +104,12 @@ def _round_s(seconds: float) -> float:
 
 
 def basis_text(estimate: CandidateEstimate) -> str:
-    """On what the estimate of the best stands."""
-    return f"its results are there first; the start is {estimate.wait.basis}, the run {estimate.run.basis}"
+    """Return the basis of the best candidate's estimate, as text."""
+    return f"earliest end; start: {estimate.wait.basis}, run: {estimate.run.basis}"
 
 
 def reason_against(estimate: CandidateEstimate, best: CandidateEstimate, chosen: Candidate) -> str:
-    """Why a candidate that fits is not the best: what takes it longer, the longest first, and what does not."""
+    """Return why a candidate that fits is not the best: its differences in time, longest first."""
     parts = [
         (estimate.wait.q50_s - best.wait.q50_s, "waits"),
         (
@@ -117,31 +119,31 @@ def reason_against(estimate: CandidateEstimate, best: CandidateEstimate, chosen:
         (estimate.run.run_s - best.run.run_s, "runs"),
         (estimate.run.loss_s - best.run.loss_s, "loses to failures"),
     ]
-    later = estimate.done_s - best.done_s
-    said_of = [
+    later_s = estimate.done_s - best.done_s
+    differences = [
         f"{verb} {format_duration(abs(by_s))} {'longer' if by_s > 0 else 'less'}"
         for by_s, verb in sorted(parts, reverse=True)
-        if abs(by_s) >= min(_EQUAL_WITHIN_S, max(1.0, later))
+        if abs(by_s) >= min(_MIN_DIFFERENCE_S, max(1.0, later_s))
     ]
-    if not said_of:
+    if not differences:
         dearer = estimate.run.cost - best.run.cost
         same = f"as good as {chosen.pool}"
-        return f"{same}, and costs {dearer:.2f} more" if dearer >= 0.01 else same
-    return f"done {format_duration(max(0.0, later))} after {chosen.pool}: {', '.join(said_of)}"
+        return f"{same}, but costs {dearer:.2f} more" if dearer >= 0.01 else same
+    return f"done {format_duration(max(0.0, later_s))} after {chosen.pool}: {', '.join(differences)}"
 
 
 def plan_table(rows: Sequence[RankedCandidate], *, all_candidates: bool, width: int = 0) -> Iterator[str]:
-    """Lines for eyes, durations as people say them; without `all_candidates`, those that fit, and no reasons.
+    """Yield the lines of a table; without `all_candidates`, only those that fit, and no reasons.
 
-    width: of the terminal, 0 for none: where that is too narrow, the reasons stand below the rest.
+    width: of the terminal, 0 for none. If the table is wider, the reasons follow below.
     """
     names = ["rank", "site", "partition", "start_10/50/90%", "stage", "run", "done_by", "cost", "p_fail", "reason"]
     cells = [_cells(row) for row in rows if row.rank or all_candidates]
     if not cells:
         return
-    whole = list(output.format_table(names, cells))
-    if all_candidates and (not width or max(map(len, whole)) <= width):
-        yield from whole
+    full_table = list(output.format_table(names, cells))
+    if all_candidates and (not width or max(map(len, full_table)) <= width):
+        yield from full_table
         return
     fit = [row[:-1] for row in cells if row[0] != "-"]
     if fit:
@@ -151,10 +153,10 @@ def plan_table(rows: Sequence[RankedCandidate], *, all_candidates: bool, width: 
 
 
 def _cells(row: RankedCandidate) -> list[str]:
-    why = output.format_cell(row.reason)
+    reason = output.format_cell(row.reason)
     if not row.rank:
-        return ["-", row.site, row.partition or "-", "-", "-", "-", "-", "-", "-", why]
-    start = " / ".join(_format_duration(one) for one in (row.start_q10_s, row.start_q50_s, row.start_q90_s))
+        return ["-", row.site, row.partition or "-", "-", "-", "-", "-", "-", "-", reason]
+    start = " / ".join(_format_duration(quantile) for quantile in (row.start_q10_s, row.start_q50_s, row.start_q90_s))
     stage = f"{_format_duration(row.stage_s)} ({format_size(row.stage_bytes)})" if row.stage_bytes else "-"
     cost = f"{row.cost:.2f} {row.currency}" if row.cost else "-"
     risk = f"{row.p_fail:.1%}" if row.p_fail else "-"
@@ -168,12 +170,12 @@ def _cells(row: RankedCandidate) -> list[str]:
         _format_duration(row.done_s),
         cost,
         risk,
-        why,
+        reason,
     ]
 
 
 def _format_duration(seconds: float | None) -> str:
-    """`now`, `40s`, `12m`, `3h05m`, `2d04h`."""
+    """Format a duration: `now`, `40s`, `12m`, `3h05m`, `2d04h`."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     if seconds < 1:

@@ -1,8 +1,8 @@
-"""What stands between a job and a partition: who may use it, how much, for how long; one sentence each.
+"""Slurm's limits that keep a job out of a partition: access, size and time, each reason as text.
 
-Of limits on one job the first that names a resource counts: the partition's QOS, the job's, the user's association, the
-account's, and so on upwards. What a group may hold at a time counts at every account above the job, unless a QOS says
-it first. That is Slurm's order, of which `sbatch --test-only` knows nothing: a job over such a limit waits for ever.
+For limits per job, the first level that sets a resource applies: the partition's QOS, the job's QOS, the user's
+association, the account's, then the accounts above. A limit of a group applies at every account above the job, unless a
+QOS sets it. This is Slurm's order. `sbatch --test-only` ignores these limits: a job over one stays pending for ever.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pitools.site import dialect
 from pitools.slurm.fields import parse_count
 from pitools.slurm.records import Association, Partition, Qos, SlurmJob
 
-_WITH_CHILDREN = (24, 5)  # since when an account that a partition names stands for those below it, at the latest
+_WITH_CHILDREN = (24, 5)  # from this version on, an account that a partition names includes the accounts below it
 _NAMES = {"node": "nodes", "cpu": "CPUs", "gres/gpu": "GPUs"}
 
 
 class LimitGroup(NamedTuple):
-    """What some jobs may hold together. description: for people; limits: by the names of Slurm's TRES; counts: which
-    jobs."""
+    """A limit that several jobs share. description: as text. limits: TRES name → maximum. counts: selects the jobs."""
 
     description: str
     limits: dict[str, int]
@@ -32,22 +31,22 @@ class LimitGroup(NamedTuple):
 
 
 def refusal_reasons(job: dialect.JobSpec, partition: Partition, snapshot: Snapshot) -> Iterator[str]:
-    """Why this partition would never take the job, as far as the cluster tells."""
-    standing = snapshot.account
-    named = {
+    """Return the reasons why this partition would never run the job, as far as the snapshot shows them."""
+    limits = snapshot.account
+    accounts = {
         job.account,
-        *(_accounts_above(job.account, _parents(snapshot)) if snapshot.version >= _WITH_CHILDREN else ()),
+        *(_accounts_above(job.account, _parent_accounts(snapshot)) if snapshot.version >= _WITH_CHILDREN else ()),
     }
-    yield from _partition_reasons(job, partition, named, standing)
-    if standing is None or not snapshot.enforced_limits:
+    yield from _partition_reasons(job, partition, accounts, limits)
+    if limits is None or not snapshot.enforced_limits:
         return
-    mine = [row for row in associations(job, partition.partition, snapshot) if row.user]
-    if "associations" in snapshot.enforced_limits and not mine:
+    user_rows = [row for row in associations(job, partition.partition, snapshot) if row.user]
+    if "associations" in snapshot.enforced_limits and not user_rows:
         account = f'account "{job.account}"' if job.account else "any account"
-        yield f"{standing.user} has no association with {account}"
-    allowed = {name for row in mine for name in row.qos}
+        yield f"{limits.user} has no association with {account}"
+    allowed = {name for row in user_rows for name in row.qos}
     if "qos" in snapshot.enforced_limits and job.qos and allowed and job.qos not in allowed:
-        yield f'QOS "{job.qos}" is not among those of the account: {", ".join(sorted(allowed))}'
+        yield f'QOS "{job.qos}" is not allowed for the account (allowed: {", ".join(sorted(allowed))})'
     if "limits" in snapshot.enforced_limits:
         yield from _per_job_reasons(job, partition, snapshot)
         for group in limit_groups(job, partition, snapshot):
@@ -55,41 +54,41 @@ def refusal_reasons(job: dialect.JobSpec, partition: Partition, snapshot: Snapsh
 
 
 def associations(job: dialect.JobSpec, partition: str, snapshot: Snapshot) -> list[Association]:
-    """The rows of accounting that the job comes under, the nearest first: the user's, the account's, those above it.
+    """Return the associations that apply to the job, nearest first: the user's, the account's, those of accounts above.
 
-    Of a job without an account the user's rows alone: which of them is the default, the answer does not tell.
+    For a job without an account only the user's: the snapshot does not contain the default account.
     """
-    standing = snapshot.account
-    if standing is None:
+    account = snapshot.account
+    if account is None:
         return []
-    there = [row for row in standing.associations if row.cluster == snapshot.cluster]
-    mine = [
+    rows = [row for row in account.associations if row.cluster == snapshot.cluster]
+    user_rows = [
         row
-        for row in there
-        if row.user == standing.user and row.partition in ("", partition) and job.account in ("", row.account)
+        for row in rows
+        if row.user == account.user and row.partition in ("", partition) and job.account in ("", row.account)
     ]
-    accounts = {row.account: row for row in there if not row.user}
-    above = [
-        accounts[name] for name in (job.account, *_accounts_above(job.account, _parents(snapshot))) if name in accounts
-    ]
-    return sorted(mine, key=lambda row: not row.partition) + (above if job.account else [])
+    accounts = {row.account: row for row in rows if not row.user}
+    names = (job.account, *_accounts_above(job.account, _parent_accounts(snapshot)))
+    above = [accounts[name] for name in names if name in accounts]
+    return sorted(user_rows, key=lambda row: not row.partition) + (above if job.account else [])
 
 
-def _parents(snapshot: Snapshot) -> dict[str, str]:
+def _parent_accounts(snapshot: Snapshot) -> dict[str, str]:
+    """Return account → its parent account."""
     rows = snapshot.account.associations if snapshot.account else ()
     return {row.account: row.parent for row in rows if not row.user and row.cluster == snapshot.cluster}
 
 
 def _accounts_above(account: str, parents: Mapping[str, str]) -> list[str]:
-    """The accounts above one, the nearest first."""
-    found: list[str] = []
-    while (account := parents.get(account, "")) and account not in found:
-        found.append(account)
-    return found
+    """Return the accounts above this one, nearest first."""
+    ancestors: list[str] = []
+    while (account := parents.get(account, "")) and account not in ancestors:
+        ancestors.append(account)
+    return ancestors
 
 
 def requested_tres(job: dialect.JobSpec) -> dict[str, int]:
-    """What the job would hold, by the names of Slurm's TRES."""
+    """Return the resources that the job requests, by TRES name."""
     return {
         "node": job.nodes,
         "cpu": job.nodes * job.tasks_per_node * job.cpus_per_task,
@@ -98,113 +97,114 @@ def requested_tres(job: dialect.JobSpec) -> dict[str, int]:
 
 
 def limit_groups(job: dialect.JobSpec, partition: Partition, snapshot: Snapshot) -> Iterator[LimitGroup]:
-    """Whatever the job would hold a part of, with how much of it there may be."""
-    standing = snapshot.account
-    if standing is None or "limits" not in snapshot.enforced_limits:
+    """Return the limits that the job would share with other jobs."""
+    account = snapshot.account
+    if account is None or "limits" not in snapshot.enforced_limits:
         return
-    taken: set[str] = set()
-    for qos in _qos(job, partition, standing):
-        those = _counts_for_qos(qos.qos, qos.qos == job.qos, partition.partition)
-        most = {name: n for name, n in parse_limits(qos.grp_tres).items() if name not in taken}
-        taken |= most.keys()
-        yield LimitGroup(f'all of QOS "{qos.qos}"', most, those)
+    limited: set[str] = set()
+    for qos in _qos_by_precedence(job, partition, account):
+        counts = _counts_for_qos(qos.qos, qos.qos == job.qos, partition.partition)
+        limits = {name: n for name, n in parse_limits(qos.grp_tres).items() if name not in limited}
+        limited |= limits.keys()
+        yield LimitGroup(f'all of QOS "{qos.qos}"', limits, counts)
     per_user: set[str] = set()
-    for qos in _qos(job, partition, standing):
-        those = _counts_for_qos(qos.qos, qos.qos == job.qos, partition.partition)
-        most = {name: n for name, n in parse_limits(qos.max_tres_per_user).items() if name not in per_user}
-        per_user |= most.keys()
-        yield LimitGroup(f'one user of QOS "{qos.qos}"', most, _of_user(those, standing.user))
+    for qos in _qos_by_precedence(job, partition, account):
+        counts = _counts_for_qos(qos.qos, qos.qos == job.qos, partition.partition)
+        limits = {name: n for name, n in parse_limits(qos.max_tres_per_user).items() if name not in per_user}
+        per_user |= limits.keys()
+        yield LimitGroup(f'one user of QOS "{qos.qos}"', limits, _counts_for_user(counts, account.user))
     if not job.account:
         return
     for row in associations(job, partition.partition, snapshot):
-        most = {name: n for name, n in parse_limits(row.grp_tres).items() if name not in taken}
-        yield LimitGroup(f"all of {_association_name(row)}", most, _counts_below(row, _parents(snapshot)))
+        limits = {name: n for name, n in parse_limits(row.grp_tres).items() if name not in limited}
+        yield LimitGroup(f"all of {_association_name(row)}", limits, _counts_below(row, _parent_accounts(snapshot)))
 
 
-def _counts_for_qos(name: str, is_the_job_s: bool, partition: str) -> Callable[[SlurmJob], bool]:
-    """Jobs that count for a QOS: those that ask for it, or, where it is the partition's, that are there."""
-    return lambda one: one.qos == name or (not is_the_job_s and one.partition == partition)
+def _counts_for_qos(name: str, is_own_qos: bool, partition: str) -> Callable[[SlurmJob], bool]:
+    """Return a filter for the jobs of a QOS; for the partition's own QOS, also every job in the partition."""
+    return lambda other: other.qos == name or (not is_own_qos and other.partition == partition)
 
 
-def _of_user(those: Callable[[SlurmJob], bool], user: str) -> Callable[[SlurmJob], bool]:
-    return lambda one: one.user == user and those(one)
+def _counts_for_user(counts: Callable[[SlurmJob], bool], user: str) -> Callable[[SlurmJob], bool]:
+    return lambda other: other.user == user and counts(other)
 
 
 def _counts_below(row: Association, parents: Mapping[str, str]) -> Callable[[SlurmJob], bool]:
     if row.user:
-        return lambda one: (one.user, one.account) == (row.user, row.account)
+        return lambda other: (other.user, other.account) == (row.user, row.account)
     within = {row.account} | {account for account in parents if row.account in _accounts_above(account, parents)}
-    return lambda one: one.account in within
+    return lambda other: other.account in within
 
 
-def _qos(job: dialect.JobSpec, partition: Partition, standing: AccountLimits) -> list[Qos]:
-    """The partition's QOS, then the job's; the other way round where the job's says that it goes over it."""
-    named = {row.qos: row for row in standing.qos}
+def _qos_by_precedence(job: dialect.JobSpec, partition: Partition, account: AccountLimits) -> list[Qos]:
+    """Return the partition's QOS, then the job's; the job's first if it has the flag OverPartQOS."""
+    named = {row.qos: row for row in account.qos}
     over = job.qos in named and "OverPartQOS" in named[job.qos].flags
     order = (job.qos, partition.qos) if over else (partition.qos, job.qos)
     return [named[name] for name in dict.fromkeys(order) if name in named]
 
 
 def _partition_reasons(
-    job: dialect.JobSpec, partition: Partition, accounts: set[str], standing: AccountLimits | None
+    job: dialect.JobSpec, partition: Partition, accounts: set[str], account: AccountLimits | None
 ) -> Iterator[str]:
     if partition.state != "up":
-        yield f"the partition starts no jobs: its state is {partition.state}"
+        yield f"the partition is {partition.state} (expected up)"
     if partition.max_nodes is not None and job.nodes > partition.max_nodes:
-        yield f"{job.nodes} nodes, and a job may have {partition.max_nodes}"
+        yield f"{job.nodes} nodes (at most {partition.max_nodes} a job)"
     if job.nodes < partition.min_nodes:
-        yield f"{job.nodes} nodes, and a job must have {partition.min_nodes}"
+        yield f"{job.nodes} nodes (at least {partition.min_nodes} a job)"
     if partition.max_time_s is not None and job.time_s > partition.max_time_s:
         limit = units.to_slurm_time(partition.max_time_s)
-        yield f"it asks for {units.to_slurm_time(job.time_s)}, and a job may have {limit}"
+        yield f"time limit {units.to_slurm_time(job.time_s)} (at most {limit})"
     if job.account and not _is_allowed(accounts, partition.allow_accounts, partition.deny_accounts):
-        yield f'account "{job.account}" may not use it'
+        yield f'account "{job.account}" may not use the partition'
     if job.qos and not _is_allowed({job.qos}, partition.allow_qos, partition.deny_qos):
-        yield f'QOS "{job.qos}" may not use it'
-    if partition.allow_groups and standing and standing.groups and standing.groups.isdisjoint(partition.allow_groups):
-        yield f"it is for the groups {', '.join(partition.allow_groups)}"
+        yield f'QOS "{job.qos}" may not use the partition'
+    if partition.allow_groups and account and account.groups and account.groups.isdisjoint(partition.allow_groups):
+        yield f"only the groups {', '.join(partition.allow_groups)} may use the partition"
 
 
 def _is_allowed(names: set[str], allowed: Sequence[str], denied: Sequence[str]) -> bool:
-    # Where some are allowed, Slurm does not look who is denied.
+    # With an allow list, Slurm ignores the deny list.
     return not names.isdisjoint(allowed) if allowed else names.isdisjoint(denied)
 
 
 def _per_job_reasons(job: dialect.JobSpec, partition: Partition, snapshot: Snapshot) -> Iterator[str]:
-    """What one job may have at most."""
+    """Return the reasons by limits on a single job."""
     assert snapshot.account
-    qos = _qos(job, partition, snapshot.account)
+    qos = _qos_by_precedence(job, partition, snapshot.account)
     rows = associations(job, partition.partition, snapshot) if job.account else []
-    levels = [(f'a job of QOS "{one.qos}"', one.max_tres) for one in qos]
+    levels = [(f'a job of QOS "{row.qos}"', row.max_tres) for row in qos]
     levels += [(f"a job of {_association_name(row)}", row.max_tres) for row in rows]
-    taken: set[str] = set()
-    for who, limits in levels:
-        most = {name: n for name, n in parse_limits(limits).items() if name not in taken}
-        taken |= most.keys()
-        yield from _excess_reasons(requested_tres(job), most, who)
-    timed = next((one for one in qos if one.max_wall_s is not None), None)
+    limited: set[str] = set()
+    for description, limits in levels:
+        applied = {name: n for name, n in parse_limits(limits).items() if name not in limited}
+        limited |= applied.keys()
+        yield from _excess_reasons(requested_tres(job), applied, description)
+    timed = next((row for row in qos if row.max_wall_s is not None), None)
     if timed and timed.max_wall_s is not None and job.time_s > timed.max_wall_s:
-        yield f'{units.to_slurm_time(job.time_s)}, and QOS "{timed.qos}" gives {units.to_slurm_time(timed.max_wall_s)}'
+        limit = units.to_slurm_time(timed.max_wall_s)
+        yield f'time limit {units.to_slurm_time(job.time_s)} (at most {limit} in QOS "{timed.qos}")'
 
 
 def _association_name(row: Association) -> str:
     return f'{row.user} in account "{row.account}"' if row.user else f'account "{row.account}"'
 
 
-def _excess_reasons(wanted: Mapping[str, int], most: Mapping[str, int], who: str) -> Iterator[str]:
-    for name, n in most.items():
-        if wanted.get(name, 0) > n:
-            yield f"{wanted[name]} {_NAMES[name]}, and {who} may have {n}"
+def _excess_reasons(requested: Mapping[str, int], limits: Mapping[str, int], description: str) -> Iterator[str]:
+    for name, n in limits.items():
+        if requested.get(name, 0) > n:
+            yield f"{requested[name]} {_NAMES[name]} (at most {n} for {description})"
 
 
 def parse_limits(limits: Mapping[str, str]) -> dict[str, int]:
-    """Slurm's limits as numbers; what is no number is no limit."""
-    found = {}
+    """Parse Slurm's limits as numbers; a value that is not a number is not a limit."""
+    numbers = {}
     for name, text in limits.items():
         try:
-            most = parse_count(text)
+            number = parse_count(text)
         except PitError:
             continue
-        if most is not None:
-            found[name] = most
-    return found
+        if number is not None:
+            numbers[name] = number
+    return numbers

@@ -1,4 +1,4 @@
-"""How fast a request runs on a partition: as our own runs' step logs say, or the site file."""
+"""Measure how fast a request runs on a partition, from the step logs of earlier runs; else from the site file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from pitools.run.steps import Step
 from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
 
-_MAX_RUNS = 20  # of one request, the newest
-_TAIL_BYTES = 1 << 18  # of a step log: its last thousand steps
+_MAX_RUNS = 20  # the newest runs of a request
+_TAIL_BYTES = 1 << 18  # about a thousand steps at the end of a step log
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request was seen to run. samples_per_node_s: a second and node. samples: of the whole run, None where none
-    ended."""
+    """Measured throughput. samples_per_node_s: samples per second and node. samples: of a complete run; None without
+    one.
+    """
 
     samples_per_node_s: float
     step_s: float = 0.0
@@ -42,7 +43,7 @@ class _PlannedRequest(msgspec.Struct):
 
 
 class _RecordedPlan(msgspec.Struct):
-    """What is needed here of a plan.json, whichever version wrote it."""
+    """The fields of a plan.json that are needed here, of any version."""
 
     name: str
     site: str
@@ -51,9 +52,9 @@ class _RecordedPlan(msgspec.Struct):
 
 
 def measured_throughput(request: Request, site: Site) -> dict[str, Throughput]:
-    """Partition → rate, from the newest runs of this name at this site; none where its runs cannot be seen from here.
+    """Return partition → throughput, from the newest runs of this name at the site; {} if run folders are not readable.
 
-    A run of other `args` tells the rate, but not how much there is to do, unless `steps` is what differs.
+    A run with other `args` gives the rate, but gives the number of samples only if `steps` alone differs.
     """
     try:
         root = Path(expand_placeholders(site.paths.runs)).absolute()
@@ -62,21 +63,21 @@ def measured_throughput(request: Request, site: Site) -> dict[str, Throughput]:
         return {}
     rates: dict[str, list[Throughput]] = {}
     for name in reversed(names[-_MAX_RUNS:]):
-        if found := _of_run(root / name, request, site):
-            rates.setdefault(found[0], []).append(found[1])
-    return {partition: _combine(seen) for partition, seen in rates.items()}
+        if run_rate := _read_run(root / name, request, site):
+            rates.setdefault(run_rate[0], []).append(run_rate[1])
+    return {partition: _combine(run_rates) for partition, run_rates in rates.items()}
 
 
-def _combine(seen: list[Throughput]) -> Throughput:
-    whole = [rate.samples for rate in seen if rate.samples]
+def _combine(rates: list[Throughput]) -> Throughput:
+    samples = [rate.samples for rate in rates if rate.samples]
     return Throughput(
-        samples_per_node_s=median(rate.samples_per_node_s for rate in seen),
-        step_s=median(rate.step_s for rate in seen),
-        samples=whole[0] if whole else None,
+        samples_per_node_s=median(rate.samples_per_node_s for rate in rates),
+        step_s=median(rate.step_s for rate in rates),
+        samples=samples[0] if samples else None,
     )
 
 
-def _of_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Throughput] | None:
+def _read_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Throughput] | None:
     try:
         plan = decode_json((run_dir / "plan.json").read_bytes(), _RecordedPlan)
         last = run_folder.last_attempt(run_dir)
@@ -85,24 +86,24 @@ def _of_run(run_dir: Path, request: Request, site: Site) -> tuple[str, Throughpu
         ranks = len(list((last / "steps").glob("*.jsonl")))
         steps = _read_last_steps(last / "steps" / "0.jsonl")
     except (OSError, msgspec.DecodeError, PitError):
-        return None  # a run that cannot be read says nothing of speed
-    settled = [step.wall_s for step in steps if step.step > 0 and step.wall_s > 0]
-    if not settled or not steps[-1].samples:
+        return None  # unreadable run: no measurement
+    step_times_s = [step.wall_s for step in steps if step.step > 0 and step.wall_s > 0]
+    if not step_times_s or not steps[-1].samples:
         return None
-    step_s, batch = median(settled), steps[-1].samples * ranks
-    ended = run_folder.last_exit(run_dir)
-    whole = ended is not None and ended.exit_code == 0
-    share = _work_ratio(request.args, plan.request.args)
-    samples = batch * (steps[-1].step + 1) * share if whole and share else None
+    step_s, batch = median(step_times_s), steps[-1].samples * ranks
+    exit_record = run_folder.last_exit(run_dir)
+    is_complete = exit_record is not None and exit_record.exit_code == 0
+    work_ratio = _work_ratio(request.args, plan.request.args)
+    samples = batch * (steps[-1].step + 1) * work_ratio if is_complete and work_ratio else None
     return plan.job.partition, Throughput(
         samples_per_node_s=batch / step_s / plan.job.nodes, step_s=step_s, samples=samples
     )
 
 
-def _work_ratio(wanted: dict[str, Any], done: dict[str, Any]) -> float:
-    """How much of the work of a run with the arguments `done` is to do with `wanted`; 0.0 where that is not known."""
-    steps = wanted.get("steps"), done.get("steps")
-    if {**wanted, "steps": 0} != {**done, "steps": 0}:
+def _work_ratio(requested: dict[str, Any], done: dict[str, Any]) -> float:
+    """Return the work with `requested` arguments ÷ the work with `done`; 0.0 if unknown."""
+    steps = requested.get("steps"), done.get("steps")
+    if {**requested, "steps": 0} != {**done, "steps": 0}:
         return 0.0
     if steps[0] == steps[1]:
         return 1.0
@@ -110,7 +111,7 @@ def _work_ratio(wanted: dict[str, Any], done: dict[str, Any]) -> float:
 
 
 def _read_last_steps(path: Path) -> list[Step]:
-    """The last whole lines of a step log."""
+    """Return the last complete records of a step log."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
@@ -118,13 +119,13 @@ def _read_last_steps(path: Path) -> list[Step]:
     return [decode_json(line, Step) for line in (lines if size <= _TAIL_BYTES else lines[1:])]
 
 
-def relative_speeds(rates: Mapping[str, Throughput], declared: Mapping[str, float]) -> dict[str, float]:
-    """Pool → speed on one scale: that of the measured, set so that none is slower than its site declares.
+def relative_speeds(rates: Mapping[str, Throughput], site_speeds: Mapping[str, float]) -> dict[str, float]:
+    """Return pool → relative speed: measured ones, scaled so that no pool is slower than its site file states.
 
-    rates: of the pools that were measured; declared: of all pools.
+    rates: of the measured pools. site_speeds: of all pools, from the site files.
     """
-    # Whoever asks for two hours has the slowest in mind.
-    scale = min((rate.samples_per_node_s / declared[pool] for pool, rate in rates.items()), default=1.0)
+    # The requested time is assumed to fit the slowest measured pool.
+    scale = min((rate.samples_per_node_s / site_speeds[pool] for pool, rate in rates.items()), default=1.0)
     return {
-        pool: rates[pool].samples_per_node_s / scale if pool in rates else speed for pool, speed in declared.items()
+        pool: rates[pool].samples_per_node_s / scale if pool in rates else speed for pool, speed in site_speeds.items()
     }

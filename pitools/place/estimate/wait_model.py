@@ -1,12 +1,12 @@
-"""How long a job will wait, as quantiles, learnt from what was foretold before and how long those jobs then waited.
+"""Predict the wait of a job as quantiles, from past predictions and the actual waits of those jobs.
 
-What Slurm foretells is made of time limits and is mostly far too late, by a factor that depends on the site, the size
-of the job and the hour. Here the factors of similar jobs, the recent ones above all, become a distribution:
+Slurm's estimate assumes full time limits and is mostly far too late, by a factor that depends on the site, the job's
+size and the hour. The model is the distribution of that factor over similar jobs, recent ones first:
 
-- Jobs that still wait count too, as longer than they have waited so far (Kaplan and Meier's estimate): a history of
-  those that started alone would be one of the lucky.
-- Of few similar jobs the quantiles lie further out (the job itself counts as one that could be anywhere), and what
-  failed to cover lately is widened, what covered too much is narrowed (adaptive conformal inference).
+- Pending jobs count as censored (Kaplan and Meier): each has waited at least so long. Started jobs alone would bias the
+quantiles to short waits. - With few similar jobs the quantiles are wider: the job itself counts as one more, of any
+wait. Quantiles that failed to cover recent waits are widened, and those that covered too many are narrowed (adaptive
+conformal inference).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEVELS = (0.1, 0.5, 0.9)
-MIN_WAITS = 20  # of fewer, nothing is said
+MIN_WAITS = 20  # no prediction from fewer
 _MAX_WAITS = 1000
-_HALF_WEIGHT = 400  # this many starts later a wait weighs half
-_OFFSET_S = 60.0  # a minute more or less is no difference
+_HALF_WEIGHT = 400  # a wait's weight halves after so many later starts
+_OFFSET_S = 60.0  # added to waits before taking logs: differences below a minute do not matter
 _STEP = 0.12
 _MAX_CORRECTION = (
     (-1.2, -1.0, -0.6),
     (0.6, 1.0, 1.2),
-)  # how far what is learnt may move each quantile, as a log of a factor
-_MIN_WEIGHT = 1e-3  # what a job that is not at all similar weighs
-_FORGET_AFTER_S = 14 * 86400.0  # of a job that has waited longer nobody noted the end
+)  # bounds of the correction of each quantile, as the log of a factor
+_MIN_WEIGHT = 1e-3  # weight of a dissimilar job
+_FORGET_AFTER_S = 14 * 86400.0  # the end of a job that seems to wait longer was never recorded
 
 
 class Quantiles(NamedTuple):
-    """Seconds that a job waits no longer than, in one, five and nine of ten cases."""
+    """10th, 50th and 90th percentile of the wait, in seconds."""
 
     q10: float
     q50: float
@@ -45,8 +45,7 @@ class Quantiles(NamedTuple):
 
 
 class WaitFeatures(NamedTuple):
-    """What is known of a job when it is put into a queue. queued_ahead: units asked for before it ÷ units of the
-    pool."""
+    """Features of a job at submission. queued_ahead: units requested by earlier pending jobs ÷ units of the pool."""
 
     units: int
     limit_s: float
@@ -54,145 +53,146 @@ class WaitFeatures(NamedTuple):
 
     @classmethod
     def from_log(cls, logged: Mapping[str, float]) -> WaitFeatures:
-        """Those that a log has kept."""
+        """Return the features from a log record."""
         return cls(int(logged.get("units", 1)), logged.get("limit_s", 3600.0), logged.get("ahead", 0.0))
 
 
 class _PendingWait(NamedTuple):
-    asked_s: float
-    raw_s: float
-    position: tuple[float, ...]
+    submitted_s: float
+    slurm_s: float
+    vector: tuple[float, ...]
     predicted: Quantiles | None
 
 
 class WaitModel:
-    """What one pool has taught. Tell it what happens in order of time: `add_submission`, `add_start`, `remove`."""
+    """The wait model of one pool. Call `add_submission`, `add_start` and `remove` in order of time."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _PendingWait] = {}
-        self._late: list[tuple[float, str]] = []  # when each open job outstays its q90
-        self._at: list[tuple[float, ...]] = []
-        self._factor: list[float] = []
-        self._shift = [0.0, 0.0, 0.0]
+        self._pending: dict[str, _PendingWait] = {}
+        self._overdue_times: list[tuple[float, str]] = []  # (time at which a pending job exceeds its q90, job)
+        self._vectors: list[tuple[float, ...]] = []
+        self._log_ratios: list[float] = []
+        self._corrections = [0.0, 0.0, 0.0]
 
     def add_submission(
-        self, job: str, now_s: float, raw_s: float, features: WaitFeatures, predicted: Quantiles | None
+        self, job: str, now_s: float, slurm_s: float, features: WaitFeatures, predicted: Quantiles | None
     ) -> None:
-        """A job was put into the queue. raw_s: the wait that Slurm foretold; predicted: what `quantiles` did."""
-        self._open[job] = _PendingWait(now_s, raw_s, _position(raw_s, features), predicted)
+        """Add a submitted job. slurm_s: Slurm's estimate of the wait. predicted: what `predict` returned."""
+        self._pending[job] = _PendingWait(now_s, slurm_s, _feature_vector(slurm_s, features), predicted)
         if predicted:
-            heappush(self._late, (now_s + predicted.q90, job))
+            heappush(self._overdue_times, (now_s + predicted.q90, job))
 
     def add_start(self, job: str, now_s: float) -> None:
-        """It has started; unknown jobs are left alone."""
+        """Add the start of a job; an unknown job is ignored."""
         self._record_overdue(now_s)
-        wait = self._open.pop(job, None)
+        wait = self._pending.pop(job, None)
         if wait is None:
             return
-        wait_s = max(0.0, now_s - wait.asked_s)
-        self._at.append(wait.position)
-        self._factor.append(_log_ratio(wait_s, wait.raw_s))
-        if len(self._at) > 2 * _MAX_WAITS:
-            del self._at[:_MAX_WAITS], self._factor[:_MAX_WAITS]
+        wait_s = max(0.0, now_s - wait.submitted_s)
+        self._vectors.append(wait.vector)
+        self._log_ratios.append(_log_ratio(wait_s, wait.slurm_s))
+        if len(self._vectors) > 2 * _MAX_WAITS:
+            del self._vectors[:_MAX_WAITS], self._log_ratios[:_MAX_WAITS]
         if wait.predicted:
-            self._adjust(0, LEVELS[0] - (wait_s < wait.predicted.q10))
-            self._adjust(1, 0.3 * (LEVELS[1] - (wait_s <= wait.predicted.q50)))
+            self._correct(0, LEVELS[0] - (wait_s < wait.predicted.q10))
+            self._correct(1, 0.3 * (LEVELS[1] - (wait_s <= wait.predicted.q50)))
             if wait_s <= wait.predicted.q90:
-                self._adjust(2, LEVELS[2] - 1)
+                self._correct(2, LEVELS[2] - 1)
 
     def remove(self, job: str) -> None:
-        """It was withdrawn before it started, and teaches nothing."""
-        self._open.pop(job, None)
+        """Remove a job that was withdrawn before it started."""
+        self._pending.pop(job, None)
 
-    def predict(self, now_s: float, raw_s: float, features: WaitFeatures) -> Quantiles | None:
-        """The wait of a job that is put into the queue now; None as long as too little was seen."""
+    def predict(self, now_s: float, slurm_s: float, features: WaitFeatures) -> Quantiles | None:
+        """Return the predicted wait of a job submitted now; None with too few waits."""
         import numpy as np
 
-        if len(self._at) < MIN_WAITS:
+        if len(self._vectors) < MIN_WAITS:
             return None
         self._record_overdue(now_s)
-        waiting = list(self._open.values())
-        at = np.array(self._at[-_MAX_WAITS:] + [wait.position for wait in waiting])
-        n_done = min(len(self._at), _MAX_WAITS)
-        factor = np.array(
-            self._factor[-_MAX_WAITS:] + [_log_ratio(now_s - wait.asked_s, wait.raw_s) for wait in waiting]
+        pending = list(self._pending.values())
+        vectors = np.array(self._vectors[-_MAX_WAITS:] + [wait.vector for wait in pending])
+        n_done = min(len(self._vectors), _MAX_WAITS)
+        log_ratios = np.array(
+            self._log_ratios[-_MAX_WAITS:] + [_log_ratio(now_s - wait.submitted_s, wait.slurm_s) for wait in pending]
         )
-        age = np.r_[np.arange(n_done)[::-1], np.zeros(len(waiting))]
-        near = np.exp(-0.5 * ((at - np.array(_position(raw_s, features))) ** 2).sum(axis=1))
-        weight = (near + _MIN_WEIGHT) * 0.5 ** (age / _HALF_WEIGHT)
-        found = _survival(factor, weight, np.arange(len(at)) >= n_done)
-        shifted = np.sort(found + np.array(self._shift)).clip(factor.min(), max(0.0, factor.max()))
-        low, middle, high = (max(0.0, exp(x) * (raw_s + _OFFSET_S) - _OFFSET_S) for x in shifted)
+        age = np.r_[np.arange(n_done)[::-1], np.zeros(len(pending))]
+        similarity = np.exp(-0.5 * ((vectors - np.array(_feature_vector(slurm_s, features))) ** 2).sum(axis=1))
+        weights = (similarity + _MIN_WEIGHT) * 0.5 ** (age / _HALF_WEIGHT)
+        quantiles = _censored_quantiles(log_ratios, weights, np.arange(len(vectors)) >= n_done)
+        corrected = np.sort(quantiles + np.array(self._corrections)).clip(log_ratios.min(), max(0.0, log_ratios.max()))
+        low, middle, high = (max(0.0, exp(log_ratio) * (slurm_s + _OFFSET_S) - _OFFSET_S) for log_ratio in corrected)
         return Quantiles(low, middle, high)
 
     def _record_overdue(self, now_s: float) -> None:
-        """Whoever waits longer than nine in ten should is known to be late before it starts."""
-        while self._late and self._late[0][0] < now_s:
-            _, job = heappop(self._late)
-            if job in self._open:
-                self._adjust(2, LEVELS[2])
+        """Correct the 90th percentile for pending jobs that have already waited longer."""
+        while self._overdue_times and self._overdue_times[0][0] < now_s:
+            _, job = heappop(self._overdue_times)
+            if job in self._pending:
+                self._correct(2, LEVELS[2])
 
-    def _adjust(self, which: int, step: float) -> None:
-        moved = self._shift[which] + _STEP * step
-        self._shift[which] = min(max(moved, _MAX_CORRECTION[0][which]), _MAX_CORRECTION[1][which])
+    def _correct(self, level: int, step: float) -> None:
+        correction = self._corrections[level] + _STEP * step
+        self._corrections[level] = min(max(correction, _MAX_CORRECTION[0][level]), _MAX_CORRECTION[1][level])
 
 
-def calibrate(raw_s: float, features: Mapping[str, float], noted: Sequence[WaitLine], now_s: float) -> Quantiles | None:
-    """The wait of a job that is put into a pool's queue now, from what was noted of that pool, oldest first."""
-    waits = WaitModel()
-    recent = noted[-4 * _MAX_WAITS :]
+def calibrate(slurm_s: float, features: Mapping[str, float], log: Sequence[WaitLine], now_s: float) -> Quantiles | None:
+    """Predict the wait of a job submitted to a pool now. log: the pool's records, oldest first."""
+    model = WaitModel()
+    recent = log[-4 * _MAX_WAITS :]
     ended = {line.job for line in recent if not isinstance(line, WaitPredicted)}
     for line in recent:
         if isinstance(line, WaitPredicted):
             if line.job not in ended and line.t_s < now_s - _FORGET_AFTER_S:
                 continue
-            said = Quantiles(*line.quantiles) if line.quantiles else None
-            waits.add_submission(line.job, line.t_s, line.slurm_s, WaitFeatures.from_log(line.features), said)
+            quantiles = Quantiles(*line.quantiles) if line.quantiles else None
+            model.add_submission(line.job, line.t_s, line.slurm_s, WaitFeatures.from_log(line.features), quantiles)
         elif line.started:
-            waits.add_start(line.job, line.t_s)
+            model.add_start(line.job, line.t_s)
         else:
-            waits.remove(line.job)
-    return waits.predict(now_s, raw_s, WaitFeatures.from_log(features))
+            model.remove(line.job)
+    return model.predict(now_s, slurm_s, WaitFeatures.from_log(features))
 
 
-def combine(learnt: Quantiles, others: Sequence[float]) -> Quantiles:
-    """Our quantiles and those of how long others waited lately, made one: half-way between both, as factors.
+def combine(predicted: Quantiles, observed: Sequence[float]) -> Quantiles:
+    """Combine predicted quantiles with observed waits of other jobs: the geometric mean of each pair.
 
-    Neither knows what the other does; together they lose a fifth less than the better one (perf/place/bench_wait.py).
-    The lower quantile stays where it is, unless others waited less: whoever did not wait is not among the others.
+    Each has information that the other lacks: combined, they lose a fifth less than the better of the two
+    (perf/place/bench_wait.py). The lower quantile stays, unless others waited less: jobs that did not wait are not in
+    `observed`.
     """
     low, middle, high = (
-        exp((log(mine + _OFFSET_S) + log(theirs + _OFFSET_S)) / 2) - _OFFSET_S
-        for mine, theirs in zip(learnt, others, strict=True)
+        exp((log(ours + _OFFSET_S) + log(others + _OFFSET_S)) / 2) - _OFFSET_S
+        for ours, others in zip(predicted, observed, strict=True)
     )
-    return Quantiles(max(0.0, min(low, learnt.q10)), middle, high)
+    return Quantiles(max(0.0, min(low, predicted.q10)), middle, high)
 
 
-def _position(raw_s: float, features: WaitFeatures) -> tuple[float, ...]:
-    """Where a job lies among others: two are similar when they are less than one apart."""
+def _feature_vector(slurm_s: float, features: WaitFeatures) -> tuple[float, ...]:
+    """Return a job's features on scales where a distance below 1 means similar."""
     return (
-        log(max(0.0, raw_s) + _OFFSET_S) / 0.7,
+        log(max(0.0, slurm_s) + _OFFSET_S) / 0.7,
         log2(max(1, features.units)) / 1.5,
         log(max(1.0, features.limit_s)) / 1.5,
         log(max(0.0, features.queued_ahead) + 0.1) / 1.5,
     )
 
 
-def _log_ratio(wait_s: float, raw_s: float) -> float:
-    # A clock that was set back makes a wait less than none.
-    return log((max(0.0, wait_s) + _OFFSET_S) / (max(0.0, raw_s) + _OFFSET_S))
+def _log_ratio(wait_s: float, slurm_s: float) -> float:
+    # After the clock was set back, a wait may be negative.
+    return log((max(0.0, wait_s) + _OFFSET_S) / (max(0.0, slurm_s) + _OFFSET_S))
 
 
-def _survival(
-    factor: NDArray[np.float64], weight: NDArray[np.float64], waits: NDArray[np.bool_]
+def _censored_quantiles(
+    log_ratios: NDArray[np.float64], weights: NDArray[np.float64], is_censored: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """LEVELS of the weighted factors, where those of jobs that still wait are lower bounds."""
+    """Return the quantiles LEVELS of weighted log ratios, of which censored ones are lower bounds (Kaplan-Meier)."""
     import numpy as np
 
-    order = np.argsort(factor, kind="stable")
-    factor, weight, waits = factor[order], weight[order], waits[order]
-    at_risk = np.cumsum(weight[::-1])[::-1]
-    share = 1 - np.cumprod(1 - np.where(waits, 0, weight / at_risk))
-    alike = 0.35 * weight.sum()
-    outward = [max(0.0, 0.1 - 0.9 / alike), 0.5, min(1.0, 0.9 * (alike + 1) / alike)]
-    return factor[np.minimum(np.searchsorted(share, outward), len(factor) - 1)]
+    order = np.argsort(log_ratios, kind="stable")
+    log_ratios, weights, is_censored = log_ratios[order], weights[order], is_censored[order]
+    at_risk = np.cumsum(weights[::-1])[::-1]
+    share = 1 - np.cumprod(1 - np.where(is_censored, 0, weights / at_risk))
+    similar_weight = 0.35 * weights.sum()
+    levels = [max(0.0, 0.1 - 0.9 / similar_weight), 0.5, min(1.0, 0.9 * (similar_weight + 1) / similar_weight)]
+    return log_ratios[np.minimum(np.searchsorted(share, levels), len(log_ratios) - 1)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pitools.core import timestamps
-from pitools.place.clusters.pools import held_until, pool_states, task_count, wait_until_free_s
+from pitools.place.clusters.pools import pool_states, task_count, units_by_end, wait_until_free_s
 from pitools.site.schema import Dialect
 from pitools.slurm.records import Reservation
 
@@ -56,8 +56,8 @@ def test_the_cluster_s_clock_is_not_ours(made: Any, monkeypatch: pytest.MonkeyPa
     (pool,) = pool_states(seen, (), made.site())
     assert pool.running[0][0] == pytest.approx(now_s + 3600, abs=1)
     assert pool.running[1][0] > now_s + 86400 * 300
-    assert [units for _, units in held_until(seen, 8, lambda job: job.account == "lab")] == [8, 8]
-    assert held_until(seen, 8, lambda job: job.user == "me") == []
+    assert [units for _, units in units_by_end(seen, 8, lambda job: job.account == "lab")] == [8, 8]
+    assert units_by_end(seen, 8, lambda job: job.user == "me") == []
 
 
 def test_partitions_that_share_nodes_are_equally_full(made: Any) -> None:

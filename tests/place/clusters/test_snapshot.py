@@ -39,14 +39,14 @@ def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
     ("host", "kind", "what"),
     [
         ("closed", Unreachable, 'ssh to "closed" failed'),
-        ("garbage", ClusterError, "truncated"),
-        ("nothing", ClusterError, "truncated"),
-        ("half", ClusterError, "truncated"),
-        ("lines", ClusterError, "which the list of nodes has not"),
-        ("twice", ClusterError, "8 of them different"),
-        ("billion", ClusterError, "is more nodes than it has"),
-        ("noclock", ClusterError, "its clock says"),
-        ("wrong", ClusterError, 'cluster "beta" answered, and not "alpha"'),
+        ("garbage", ClusterError, "it is cut short"),
+        ("nothing", ClusterError, "it is cut short"),
+        ("half", ClusterError, "it is cut short"),
+        ("lines", ClusterError, "is missing in the list of nodes"),
+        ("twice", ClusterError, "16 nodes with 8 distinct names"),
+        ("billion", ClusterError, "more nodes in a list"),
+        ("noclock", ClusterError, "not a time"),
+        ("wrong", ClusterError, '"beta" (expected "alpha")'),
     ],
 )
 def test_an_answer_that_cannot_be_the_site_s_is_none(far: Any, host: str, kind: type[PitError], what: str) -> None:

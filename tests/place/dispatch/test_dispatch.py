@@ -314,7 +314,7 @@ def test_what_fits_no_site_is_not_queued(env: dict[str, str], tmp_path: Path) ->
         assert pit(env, "list", "--all").stdout == ""
         assert pit({**env, "PIT_SITES": "beta"}, "run", str(small)).returncode == 0
         assert pit(env, "tick").returncode == 0
-        assert "fits nowhere now: beta/train: 0 of 8 nodes can serve" in pit(env, "list").stdout
+        assert "fits nowhere now: beta/train: 0 of 8 nodes can run" in pit(env, "list").stdout
     finally:
         subprocess.run([*update, "state=resume"], env=slurm, check=True)
     shutil.rmtree(env["XDG_CACHE_HOME"])  # what beta said of itself before

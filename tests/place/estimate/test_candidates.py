@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pitools.launch.request import Request
-from pitools.place.estimate.candidates import candidates, never
+from pitools.place.estimate.candidates import candidates, never_reasons
 from pitools.site.schema import Dialect, Place
 from pitools.slurm.records import Association, Qos
 
@@ -24,11 +24,11 @@ def mine(**values: Any) -> Association:
     return Association(**{"cluster": "x", "account": "lab", "user": "me", "qos": ("normal",), **values})
 
 
-def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
+def test_candidate_that_fits_has_a_plan_and_no_reason(made: Any) -> None:
     """The plan is the one that `pit launch run -` takes, for that partition."""
     (one,) = candidates(asks(), made.site(), made.snapshot(), "r.toml", "name = 'r'")
     assert one.fits
-    assert (one.pool, one.units, one.able_nodes, one.suited_nodes, one.unhealthy_nodes) == ("x/gpu", 16, 4, 4, 0)
+    assert (one.pool, one.units, one.able_nodes, one.total_nodes, one.unhealthy_nodes) == ("x/gpu", 16, 4, 4, 0)
     assert one.plan
     assert (one.plan.site, one.plan.partition, one.plan.nodes, one.plan.request_text) == ("x", "gpu", 2, "name = 'r'")
 
@@ -37,32 +37,32 @@ def test_what_fits_has_a_plan_and_no_reason(made: Any) -> None:
     ("request_", "site", "seen", "reason"),
     [
         ({"nodes": 5}, {}, {}, 'nodes = 5, but partition "gpu" of "x" has 4'),
-        ({"nodes": 5}, {"gpu": {"nodes": 0}}, {}, "4 of its 4 nodes have what is asked"),
+        ({"nodes": 5}, {"gpu": {"nodes": 0}}, {}, "4 of its 4 nodes"),
         ({"gpus_per_node": 9}, {}, {}, 'gpus_per_node = 9, but partition "gpu" has 8'),
         ({"gpu": "b200"}, {}, {}, 'gpu = "b200", but partition "gpu" has h100'),
         ({"gpu_memory_gib": 141}, {}, {}, "gpu_memory_gib = 141, but a GPU of partition"),
         ({"gpu_memory_gib": 1}, {"gpu": {"gpu_memory_gib": 0}}, {}, "gpu_memory_gib = 1, but a GPU of partition"),
         ({"time": "3h"}, {"gpu": {"max_time": "2:00:00"}}, {}, "over the limit of partition"),
-        ({"partition": "nosuch"}, {}, {}, "the site file has no such partition"),
-        ({"tasks_per_node": 9, "cpus_per_task": 8}, {}, {}, "0 of its 4 nodes have what is asked"),
-        ({"memory": "513G"}, {}, {}, "0 of its 4 nodes have what is asked"),
-        ({"constraint": "nvme&ib"}, {}, {}, "0 of its 4 nodes have what is asked"),
-        ({"exclude": "n[1-3]"}, {}, {}, "1 of its 4 nodes have what is asked"),
-        ({"nodelist": "n[4-5]"}, {}, {}, "n5 of the node list cannot serve"),
+        ({"partition": "nosuch"}, {}, {}, "the site file has no partition"),
+        ({"tasks_per_node": 9, "cpus_per_task": 8}, {}, {}, "0 of its 4 nodes"),
+        ({"memory": "513G"}, {}, {}, "0 of its 4 nodes"),
+        ({"constraint": "nvme&ib"}, {}, {}, "0 of its 4 nodes"),
+        ({"exclude": "n[1-3]"}, {}, {}, "1 of its 4 nodes"),
+        ({"nodelist": "n[4-5]"}, {}, {}, "n5 of the node list"),
         ({"account": "nosuch"}, {"accounts": ("lab",)}, {}, 'no account "nosuch"'),
         ({"tier": "nosuch"}, {"tiers": {"normal": "normal"}}, {}, 'no tier "nosuch"'),
         ({"segment": 2}, {}, {}, "has no --segment"),
         ({"workdir": "/nosuch"}, {}, {}, 'workdir = "/nosuch" is no folder'),
-        ({}, {}, {"state": "drain"}, "its state is drain"),
-        ({}, {}, {"max_nodes": 1}, "2 nodes, and a job may have 1"),
-        ({}, {}, {"min_nodes": 3}, "2 nodes, and a job must have 3"),
-        ({}, {}, {"max_time_s": 3600}, "it asks for 02:00:00, and a job may have 01:00:00"),
-        ({"account": "lab"}, {}, {"deny_accounts": ("lab",)}, 'account "lab" may not use it'),
-        ({"account": "lab"}, {}, {"allow_accounts": ("infra",)}, 'account "lab" may not use it'),
-        ({"tier": "high"}, {"tiers": {"normal": "n", "high": "h"}}, {"allow_qos": ("n",)}, 'QOS "h" may not use it'),
+        ({}, {}, {"state": "drain"}, "the partition is drain"),
+        ({}, {}, {"max_nodes": 1}, "2 nodes (at most 1 a job)"),
+        ({}, {}, {"min_nodes": 3}, "2 nodes (at least 3 a job)"),
+        ({}, {}, {"max_time_s": 3600}, "time limit 02:00:00 (at most 01:00:00)"),
+        ({"account": "lab"}, {}, {"deny_accounts": ("lab",)}, 'account "lab" may not'),
+        ({"account": "lab"}, {}, {"allow_accounts": ("infra",)}, 'account "lab" may not'),
+        ({"tier": "high"}, {"tiers": {"normal": "n", "high": "h"}}, {"allow_qos": ("n",)}, 'QOS "h" may not'),
     ],
 )
-def test_what_does_not_fit_has_the_reason(
+def test_candidate_that_does_not_fit_has_the_reason(
     made: Any, request_: dict[str, Any], site: dict[str, Any], seen: dict[str, Any], reason: str
 ) -> None:
     """Size, type, memory, time, features, names, accounts and QOS: one sentence that says which."""
@@ -84,13 +84,13 @@ def test_what_does_not_fit_has_the_reason(
         ({}, {"state": "drain"}, False),
     ],
 )
-def test_what_no_waiting_changes(made: Any, request_: dict[str, Any], seen: dict[str, Any], is_never: bool) -> None:
+def test_permanent_reasons(made: Any, request_: dict[str, Any], seen: dict[str, Any], is_never: bool) -> None:
     """The size of nodes and partitions; not their state, nor what somebody may give them. One site that may will do."""
     small = (made.site(), made.snapshot(partition=seen))
-    assert bool(never(asks(**request_), [small])) == is_never
+    assert bool(never_reasons(asks(**request_), [small])) == is_never
     large = (made.site(name="y"), made.snapshot(nodes=tuple(made.node(f"n{n}", cpus=9999) for n in range(1, 5))))
     if "cpus_per_task" in request_:
-        assert never(asks(**request_), [small, large]) == []
+        assert never_reasons(asks(**request_), [small, large]) == []
 
 
 @pytest.mark.parametrize(
@@ -99,28 +99,28 @@ def test_what_no_waiting_changes(made: Any, request_: dict[str, Any], seen: dict
         ([mine(user="you")], [], 'me has no association with account "lab"'),
         ([mine(cluster="y")], [], 'me has no association with account "lab"'),
         ([mine(partition="cpu")], [], 'me has no association with account "lab"'),
-        ([mine(qos=("low",))], [], 'QOS "normal" is not among those of the account: low'),
-        ([mine(max_tres={"node": "1"})], [], '2 nodes, and a job of me in account "lab" may have 1'),
-        ([mine(grp_tres={"gres/gpu": "8"})], [], "16 GPUs, and all of me"),
-        ([mine(), mine(user="", grp_tres={"cpu": "1"})], [], '2 CPUs, and all of account "lab" may have 1'),
-        ([mine()], [Qos(qos="normal", max_wall_s=60)], '02:00:00, and QOS "normal" gives 00:01:00'),
+        ([mine(qos=("low",))], [], 'QOS "normal" is not allowed for the account (allowed: low)'),
+        ([mine(max_tres={"node": "1"})], [], '2 nodes (at most 1 for a job of me in account "lab")'),
+        ([mine(grp_tres={"gres/gpu": "8"})], [], "16 GPUs (at most 8 for all of me"),
+        ([mine(), mine(user="", grp_tres={"cpu": "1"})], [], '2 CPUs (at most 1 for all of account "lab")'),
+        ([mine()], [Qos(qos="normal", max_wall_s=60)], 'time limit 02:00:00 (at most 00:01:00 in QOS "normal")'),
         ([mine(max_tres={"node": "2"}), mine(user="", max_tres={"node": "1"})], [], ""),
-        ([mine(), mine(user="", max_tres={"node": "1"})], [], '2 nodes, and a job of account "lab" may have 1'),
+        ([mine(), mine(user="", max_tres={"node": "1"})], [], '2 nodes (at most 1 for a job of account "lab")'),
         ([mine(max_tres={"node": "1"})], [Qos(qos="normal", max_tres={"node": "2"})], ""),
-        ([mine()], [Qos(qos="normal", max_tres={"gres/gpu": "8"})], '16 GPUs, and a job of QOS "normal" may have 8'),
+        ([mine()], [Qos(qos="normal", max_tres={"gres/gpu": "8"})], '16 GPUs (at most 8 for a job of QOS "normal")'),
         ([mine(grp_tres={"node": "1"})], [Qos(qos="normal", grp_tres={"node": "2"})], ""),
         (
             [mine(), mine(user="", parent="dept"), mine(user="", account="dept", grp_tres={"node": "1"})],
             [],
-            '2 nodes, and all of account "dept" may have 1',
+            '2 nodes (at most 1 for all of account "dept")',
         ),
         (
             [mine(user="", cluster="y", parent="dept"), mine(), mine(user="", account="dept", grp_tres={"node": "1"})],
             [],
             "",
         ),
-        ([mine()], [Qos(qos="normal", grp_tres={"gres/gpu": "15"})], '16 GPUs, and all of QOS "normal"'),
-        ([mine()], [Qos(qos="normal", max_tres_per_user={"node": "0"})], "2 nodes, and one user of QOS"),
+        ([mine()], [Qos(qos="normal", grp_tres={"gres/gpu": "15"})], '16 GPUs (at most 15 for all of QOS "normal")'),
+        ([mine()], [Qos(qos="normal", max_tres_per_user={"node": "0"})], "2 nodes (at most 0 for one user of QOS"),
         ([mine(max_tres={"node": "2"}, grp_tres={"gres/gpu": "16"})], [Qos(qos="normal", max_wall_s=7200)], ""),
     ],
 )
@@ -138,7 +138,7 @@ def test_accounting_s_limits_count_where_they_are_enforced(
     assert free.fits
 
 
-def test_what_is_just_allowed_fits(made: Any) -> None:
+def test_request_at_the_limits_fits(made: Any) -> None:
     """As many nodes as a job must have, and no more than it may; as long as it may."""
     seen = made.snapshot(partition={"min_nodes": 2, "max_nodes": 2, "max_time_s": 7200})
     assert candidates(asks(memory="512G"), made.site(gpu={"max_time": "2:00:00"}), seen)[0].fits
@@ -150,7 +150,7 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
     small, other = Qos(qos="small", max_tres={"node": "1"}, max_wall_s=60), Qos(qos="other", max_tres={"node": "0"})
     normal = Qos(qos="normal", max_tres={"node": "2"}, max_wall_s=7200)
     for flags, reasons in (
-        ((), ('2 nodes, and a job of QOS "small" may have 1', '02:00:00, and QOS "small" gives 00:01:00')),
+        ((), ('2 nodes (at most 1 for a job of QOS "small")', 'time limit 02:00:00 (at most 00:01:00 in QOS "small")')),
         (("OverPartQOS",), ()),
     ):
         qos = (other, msgspec.structs.replace(normal, flags=flags), small)
@@ -220,8 +220,8 @@ def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
     """With too few healthy nodes it does not fit, and the reason says what the others are."""
     nodes = (made.node("n1"), made.node("n2", flags=("drain",)), made.node("n3", state="down"), made.node("n4", gpus=7))
     (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
-    assert (one.able_nodes, one.suited_nodes, one.unhealthy_nodes) == (1, 4, 2)
-    assert one.reasons == ("1 of 3 nodes can serve, the others are down, drain",)
+    assert (one.able_nodes, one.total_nodes, one.unhealthy_nodes) == (1, 4, 2)
+    assert one.reasons == ("1 of 3 nodes can run the job, the others are down, drain",)
     (small,) = candidates(asks(nodes=1), made.site(), made.snapshot(nodes=nodes))
     assert small.fits
 
@@ -232,9 +232,9 @@ def test_a_quota_counts_what_was_used(made: Any) -> None:
     for used, fits in ((68.0, True), (68.5, False)):
         (one,) = candidates(asks(), site, made.snapshot(account=made.standing(gpu_hours=used)))
         assert one.fits == fits
-    assert one.reasons == ("quota: 68 of 100 GPU hours used in 30 days, and this may use 32",)
+    assert one.reasons == ("quota: 68 of 100 GPU hours used in 30 days, this job may need 32",)
     (unknown,) = candidates(asks(), site, made.snapshot())
-    assert "is not known" in unknown.reasons[0]
+    assert "100 GPU hours: usage unknown" in unknown.reasons[0]
 
 
 def test_slow_nodes_are_given_more_time(made: Any) -> None:

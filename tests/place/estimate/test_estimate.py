@@ -101,7 +101,7 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
 def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """14 days, then 7, 3, 1 and 1: not the same question again; the next after an answer is for 14 days."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
-    monkeypatch.setattr(accounting_history, "_REFUSED_RETRY_S", -1.0)
+    monkeypatch.setattr(accounting_history, "_RETRY_FAILED_S", -1.0)
     asked: list[str] = []
 
     def batch(_: object, commands: list[list[str]]) -> None:
@@ -387,7 +387,7 @@ def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
     work = estimate.RunEstimate(run_s=7200.0, loss_s=0, p_fail=0, cost=0, basis="")
     assert plan.reject_if_too_long(one, {"x/gpu": work}).fits
     over = plan.reject_if_too_long(one, {"x/gpu": msgspec.structs.replace(work, run_s=9000.0)})
-    assert over.reasons == ("it would take 2h30m, as it ran before, and its time limit is 2h00m",)
+    assert over.reasons == ("expected run time 2h30m by earlier runs (time limit 2h00m)",)
 
 
 def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
