@@ -1,4 +1,4 @@
-"""Which job goes where, now: the one decision that the live dispatcher and the simulator share."""
+"""Decide which pending job is submitted to which pool now; shared by the live dispatcher and the simulator."""
 
 from pitools.place.policy.decide import decide
 from pitools.place.policy.job_table import JobTableBuilder

@@ -1,4 +1,4 @@
-"""Waiting jobs as columns: one row a job, one column a pool."""
+"""Pending jobs as arrays: a row for each job, a column for each pool."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Row = tuple[float, ...]
 
 
 class JobTable(NamedTuple):
-    """Jobs as numbers. submit_s, tier: (jobs,). The others (jobs, pools), where a job cannot run inf, or 0 for
-    stage_s."""
+    """The arrays. submit_s, tier: (jobs,). The others: (jobs, pools); where a job cannot run, inf, and 0 in stage_s."""
 
     submit_s: Array
     tier: Array
@@ -29,44 +28,41 @@ class JobTable(NamedTuple):
 
 
 class JobTableBuilder:
-    """Makes tables of jobs; remembers the rows of jobs that it has seen, for whoever decides again and again.
-
-    A job that changed is another record, and gets another row: with or without a memory, the table is the same.
-    """
+    """Builds tables of jobs, and caches their rows for the next decision. A changed job is a new record: a new row."""
 
     def __init__(self) -> None:
         self.pools: tuple[str, ...] = ()
         self.rows: dict[str, tuple[PendingJob, Row]] = {}
 
     def build(self, jobs: Sequence[PendingJob], pools: Sequence[str]) -> JobTable:
-        """The table of these jobs, in their order, in these pools, in theirs."""
+        """Return the table of these jobs in these pools, both in the given order."""
         import numpy as np
 
         if tuple(pools) != self.pools or len(self.rows) > 4 * len(jobs) + 1000:
             self.pools, self.rows = tuple(pools), {}
-        made = np.array([self._row(job) for job in jobs]).reshape(len(jobs), 2 + 4 * len(pools))
-        return JobTable(made[:, 0], made[:, 1], *(made[:, 2 + n * len(pools) :][:, : len(pools)] for n in range(4)))
+        rows = np.array([self._row(job) for job in jobs]).reshape(len(jobs), 2 + 4 * len(pools))
+        return JobTable(rows[:, 0], rows[:, 1], *(rows[:, 2 + n * len(pools) :][:, : len(pools)] for n in range(4)))
 
     def _row(self, job: PendingJob) -> Row:
-        known = self.rows.get(job.job_id)
-        if known and known[0] is job:
-            return known[1]
-        options = {option.pool: option for option in job.options}
-        found = [options.get(pool) for pool in self.pools]
+        cached = self.rows.get(job.job_id)
+        if cached and cached[0] is job:
+            return cached[1]
+        by_pool = {option.pool: option for option in job.options}
+        options = [by_pool.get(pool) for pool in self.pools]
         row = (
             job.submit_s,
             float(job.tier),
-            *(option.units if option else inf for option in found),
-            *(option.run_s if option else inf for option in found),
-            *(option.limit_s if option else inf for option in found),
-            *(option.stage_s if option else 0.0 for option in found),
+            *(option.units if option else inf for option in options),
+            *(option.run_s if option else inf for option in options),
+            *(option.limit_s if option else inf for option in options),
+            *(option.stage_s if option else 0.0 for option in options),
         )
         self.rows[job.job_id] = job, row
         return row
 
 
 def runnable(jobs: Sequence[PendingJob], table: JobTable) -> tuple[Sequence[PendingJob], JobTable]:
-    """The jobs that could run in any of the table's pools, and their rows."""
+    """Return the jobs that can run in at least one of the table's pools, and their rows."""
     import numpy as np
 
     can: Any = np.isfinite(table.run_s).any(axis=1)

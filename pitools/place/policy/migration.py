@@ -1,4 +1,4 @@
-"""Tickets that are taken back because the job could start elsewhere now."""
+"""Withdraw tickets of jobs that could start in another pool now."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from pitools.place.types import PendingJob, PlacementOption, Ticket, Withdraw
 def withdrawals(
     now_s: float, jobs: Mapping[str, PendingJob], capacity: PoolCapacity, queued: Sequence[Ticket], policy: PolicyParams
 ) -> list[Withdraw]:
-    """Withdrawals worth their cost, oldest ticket first; the room that a job is withdrawn for is kept for it.
+    """Return the withdrawals worth their cost, oldest ticket first, and take the units of the target pools.
 
-    Only what waits in a pool that answers is withdrawn.
+    Tickets in unreachable pools are left alone.
     """
     import numpy as np
 
-    found = []
+    moves = []
     column = {name: number for number, name in enumerate(capacity.names)}
     for ticket in queued:
         job = jobs.get(ticket.job_id)
         if not job or now_s - ticket.submitted_s < policy.min_wait_before_move_s:
             continue
         options = {option.pool: option for option in job.options if option.pool in column}
-        here = options.pop(ticket.pool, None)
-        if not here:
+        current = options.pop(ticket.pool, None)
+        if not current:
             continue
-        at = column[ticket.pool]
-        opens_s = float(capacity.opens_s(at, np.array([now_s]), np.array([here.limit_s]))[0])
-        if capacity.shadow_s[at] == inf and opens_s == now_s:
-            continue  # nothing waits there that does not fit: it is about to start
-        waits_until_s = opens_s if capacity.shadow_s[at] == inf else max(opens_s, float(capacity.shadow_s[at]))
-        stays_s = waits_until_s - now_s + here.run_s
+        pool = column[ticket.pool]
+        opens_s = float(capacity.opens_s(pool, np.array([now_s]), np.array([current.limit_s]))[0])
+        if capacity.shadow_s[pool] == inf and opens_s == now_s:
+            continue  # every ticket of this pool fits: the job is about to start
+        start_s = opens_s if capacity.shadow_s[pool] == inf else max(opens_s, float(capacity.shadow_s[pool]))
+        stays_s = start_s - now_s + current.run_s
         for option in sorted(options.values(), key=lambda option: (_turnaround_s(option), option.pool)):
             units, end_s = np.array([option.units]), np.array([now_s + option.limit_s])
             gain_s = stays_s - _turnaround_s(option) - policy.move_s
             opens = capacity.is_open(column[option.pool], option.limit_s)
-            can = opens and capacity.admits(column[option.pool], units, end_s)[0]
-            if can and gain_s > policy.hysteresis * policy.move_s:
-                why = f"{option.pool} could start it now and end it {gain_s / 60:.0f} min earlier"
-                found.append(Withdraw(job_id=ticket.job_id, pool=ticket.pool, reason=why))
+            can_start = opens and capacity.admits(column[option.pool], units, end_s)[0]
+            if can_start and gain_s > policy.hysteresis * policy.move_s:
+                reason = f"{option.pool} can start it now and end it {gain_s / 60:.0f} min earlier"
+                moves.append(Withdraw(job_id=ticket.job_id, pool=ticket.pool, reason=reason))
                 capacity.start_job(column[option.pool], option.units, float(end_s[0]))
                 break
-    return found
+    return moves
 
 
 def _turnaround_s(option: PlacementOption) -> float:

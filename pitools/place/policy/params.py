@@ -1,4 +1,4 @@
-"""The constants of a decision, each in terms that can be explained to whoever waits."""
+"""The parameters of a decision."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ HOUR_S = 3600.0
 
 
 class PolicyParams(Record, frozen=True, kw_only=True, tag="pit.policy-params/1"):
-    """How jobs are ordered, what they wait for, and what is done for those that wait long.
+    """Parameters of the order of jobs, their placement, and the treatment of starving jobs.
 
-    The shortest go first, by expected run time on the best pool; tiers come before any order.
+    Jobs are ordered by tier, then by expected run time on their best pool, shortest first.
 
-    max_slowdown: a job starts in a pool with room only if it would end within so many times the time to its best end
-    anywhere; else it waits for a faster one. queue_weight: what waits ahead of it is expected to cost it so many times
-    the time that all pools together need for it. limit_usage: of the time up to a running job's limit, so much is
-    expected to be used.
+    max_slowdown: a job starts in a pool only if its time to the end there is at most this many times the best of all
+    pools; else it waits for a faster pool. queue_weight: weight of the work ahead of a job in its expected wait.
+    limit_usage: expected used share of the rest of a running job's time limit.
 
-    reserve: of the jobs that do not fit, so many that are first in order keep a pool from filling up before them.
-    starvation_s, starvation_share: a job is old at the age of starvation_s, but not before starvation_share x the time
-    that all pools together need for whatever waits, which is how long it would have waited in one fair line. Old jobs
-    come first within their tier, as submitted, take any pool, and wait in its queue where they do not fit:
-    starvation_tickets of them at a time. Only brief jobs, expected to run no longer than short_job_s on their best
-    pool, come before them: all of those together delay nobody by much, and hundreds of them must not wait for one long
-    job.
+    reserve: number of jobs, first in order, that get a reservation if they do not fit. starvation_s, starvation_share:
+    a job starves once it is older than starvation_s and than starvation_share x the time that all pools together need
+    for all pending jobs (its wait in one fair queue). Starving jobs come first within their tier, in the order of
+    submission. They take any pool; up to starvation_tickets of them wait in pools' queues if they do not fit.
+    short_job_s: jobs with a shorter expected run on their best pool come before starving ones: together they delay
+    others little, and hundreds of them must not wait for one long job.
 
-    hysteresis, move_s, min_wait_before_move_s: a waiting ticket is withdrawn where another pool could start the job now
-    and end it earlier by more than hysteresis x move_s, what a move costs, and not within min_wait_before_move_s of its
-    placing.
+    hysteresis, move_s, min_wait_before_move_s: a pending ticket older than min_wait_before_move_s is withdrawn if
+    another pool can start the job now and end it earlier by more than hysteresis x move_s, the cost of a move.
     """
 
     max_slowdown: float = 2.0

@@ -1,4 +1,4 @@
-"""Who comes first, and where each job would be best off."""
+"""Order pending jobs by priority, and estimate each job's end in each pool."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 class PriorityOrder(NamedTuple):
     """Jobs in the order in which they are served; every array is in this order.
 
-    index: into the jobs as given. is_starving: (jobs,). takes_s: (jobs, pools), from a start to the end, staging
-    included. ends_s: (jobs, pools), the expected end from now, waiting included. start_pool: pools that a job would
-    take now.
+    index: into the jobs as given. is_starving: (jobs,). takes_s: (jobs, pools), staging and run. ends_s: (jobs, pools),
+    expected time from now to the end. start_pool: (jobs, pools), pools that a job accepts now.
     """
 
     index: Any
@@ -31,33 +30,33 @@ class PriorityOrder(NamedTuple):
 
 
 def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: PolicyParams) -> PriorityOrder:
-    """The jobs in order, and what each can expect."""
+    """Return the jobs in order of priority, with the expected end of each."""
     import numpy as np
 
     takes = table.stage_s + table.run_s
     share_s = _ideal_s(table, capacity)
-    old = now_s - table.submit_s > max(policy.starvation_s, policy.starvation_share * float(share_s.sum()))
+    is_starving = now_s - table.submit_s > max(policy.starvation_s, policy.starvation_share * float(share_s.sum()))
     best = takes.min(axis=1)
-    brief = best <= policy.short_job_s
-    key = np.where(old & ~brief, table.submit_s, best)
-    index = np.lexsort((key, ~old | brief, ~brief, -table.tier))
+    is_short = best <= policy.short_job_s
+    key = np.where(is_starving & ~is_short, table.submit_s, best)
+    index = np.lexsort((key, ~is_starving | is_short, ~is_short, -table.tier))
     table = JobTable(*(column[index] for column in table))
-    takes, old, share_s = takes[index], old[index], share_s[index]
-    ahead = (np.cumsum(share_s) - share_s) * policy.queue_weight
+    takes, is_starving, share_s = takes[index], is_starving[index], share_s[index]
+    queue_s = (np.cumsum(share_s) - share_s) * policy.queue_weight
     starts = [
         capacity.start_s(pool, table.units[:, pool], table.limit_s[:, pool]) for pool in range(len(capacity.names))
     ]
     wait = np.column_stack(starts) - now_s
-    # What waits is staged meanwhile.
-    ends = np.where(wait > 0, np.maximum(np.maximum(wait, ahead[:, None]), table.stage_s) + table.run_s, takes)
-    will = (takes <= policy.max_slowdown * ends.min(axis=1)[:, None]) | old[:, None]
-    return PriorityOrder(index, old, table, takes, ends, will & np.isfinite(takes))
+    # Data is staged during the wait.
+    ends = np.where(wait > 0, np.maximum(np.maximum(wait, queue_s[:, None]), table.stage_s) + table.run_s, takes)
+    accepts = (takes <= policy.max_slowdown * ends.min(axis=1)[:, None]) | is_starving[:, None]
+    return PriorityOrder(index, is_starving, table, takes, ends, accepts & np.isfinite(takes))
 
 
-def _ideal_s(table: JobTable, rooms: PoolCapacity) -> Array:
-    """How long all pools together would need for each job, if it could be spread over them."""
+def _ideal_s(table: JobTable, capacity: PoolCapacity) -> Array:
+    """Return the time that all pools together need for each job, if it were spread over them."""
     import numpy as np
 
-    rate = np.where(table.units <= rooms.size, rooms.size / (table.units * table.run_s), 0.0).sum(axis=1)
-    found: Array = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
-    return found
+    rate = np.where(table.units <= capacity.size, capacity.size / (table.units * table.run_s), 0.0).sum(axis=1)
+    times_s: Array = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
+    return times_s

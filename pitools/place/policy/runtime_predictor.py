@@ -1,9 +1,8 @@
-"""How long a job will run, learnt from the jobs that ended before it.
+"""Predict a job's run time from the jobs that ended before it.
 
-What is learnt is run time ÷ time limit, a number in (0, 1], as a histogram over its powers of two: bounded, so that no
-single job spoils a mean.
-Histograms are kept for all jobs, for jobs of one limit, of one limit and size, and of one limit, size and kind; each
-begins as a copy of the wider one before it, and leaves it as its own jobs end.
+The predicted quantity is run time ÷ time limit, in (0, 1], as a histogram over powers of two; being bounded, no single
+job distorts the mean. There are histograms of all jobs, of jobs of one limit, of one limit and size, and of one limit,
+size and kind. Each has the wider one before it as its prior.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
     Histogram = np.ndarray[Any, np.dtype[np.float64]]
 
 BINS = 18  # 2^-18 of a week's limit is two seconds
-PRIOR_JOBS = 10.0  # with so many jobs of its own, a histogram counts as much as the wider one that it began with
-MEMORY_JOBS = 1000.0  # so many jobs a histogram remembers; older ones fade
+PRIOR_JOBS = 10.0  # weight of the wider histogram, in jobs
+MEMORY_JOBS = 1000.0  # older jobs fade exponentially beyond this number
 
 
 class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job before it runs.
+    """The properties of a job before its run.
 
-    limit_s: the time limit it was submitted with. units: GPUs, or nodes. kind: jobs of one kind run alike: owner and
-    job name, or a trace's own class; empty where nothing is known.
+    limit_s: time limit at submission. units: GPUs, or nodes. kind: class of similar jobs, as owner and job name, or a
+    trace's own class; empty if unknown.
     """
 
     limit_s: float
@@ -37,39 +36,39 @@ class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimePredictor:
-    """Run times from `add_run` jobs, in the order in which they ended."""
+    """Predicts run times from the jobs passed to `add_run`, in the order in which they ended."""
 
     def __init__(self) -> None:
         import numpy as np
 
         self.counts: dict[Hashable, Histogram] = {}
         self.uppers = 2.0 ** -np.arange(BINS)
-        self.middles = 0.72 * self.uppers  # the mean of a bin whose numbers are even on a log scale
+        self.middles = 0.72 * self.uppers  # the mean of a bin with a log-uniform density
         self.middles[-1] = 0.5 * self.uppers[-1]
-        # Nothing has ended yet: a limit is a few times what is used of it.
+        # Before the first job has ended: limits are assumed to be a few times the run time.
         self.prior: Histogram = 0.5 ** np.arange(1.0, BINS + 1.0)
         self.prior /= self.prior.sum()
 
     def add_run(self, job: JobFeatures, run_s: float) -> None:
-        """Learn from a job that ran so long, whatever made it end."""
+        """Add the run time of a job that ended for any reason."""
         import numpy as np
 
         used = min(max(run_s / job.limit_s, 1e-9), 1.0)
-        at = min(int(-log2(used)), BINS - 1)
+        bin_index = min(int(-log2(used)), BINS - 1)
         for key in _similarity_keys(job):
             counts = self.counts.get(key)
             if counts is None:
                 counts = self.counts[key] = np.zeros(BINS)
             else:
                 counts *= 1.0 - 1.0 / MEMORY_JOBS
-            counts[at] += 1.0
+            counts[bin_index] += 1.0
 
     def mean_s(self, job: JobFeatures) -> float:
-        """The mean run time, as this job's limit and kind have it; never above its limit."""
+        """Return the mean run time for this job's limit, size and kind; at most its limit."""
         return job.limit_s * float(self._shares(job) @ self.middles)
 
     def _shares(self, job: JobFeatures) -> Histogram:
-        """What share of such jobs ended in each bin."""
+        """Return the share of similar jobs that ended in each bin."""
         shares = self.prior
         for key in _similarity_keys(job):
             counts = self.counts.get(key)
@@ -80,7 +79,7 @@ class RuntimePredictor:
 
 
 def _similarity_keys(job: JobFeatures) -> Iterator[Hashable]:
-    """From wide to narrow."""
+    """Yield the histogram keys of a job, from wide to narrow."""
     yield ()
     limit = round(log2(job.limit_s))
     yield (limit,)
