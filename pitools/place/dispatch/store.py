@@ -1,17 +1,17 @@
 """The queue over all sites: a folder, and one folder in it for each job.
 
-<place>/                        PIT_PLACE, else <XDG state>/pitools/place; nobody else's to read
-    tick.lock                   flock(2) of the tick at work
-    sites.json                  pit.dispatch-status/1: what the last tick saw
+<place>/                        PIT_PLACE, else <XDG state>/pitools/place; private to the user (mode 0700)
+    tick.lock                   flock(2), held during a tick
+    sites.json                  pit.dispatch-status/1: the sites as of the last tick
     jobs/<job-id>/
-        job.json                pit.queued-request/1: what was asked for; it never changes
-        journal.jsonl           pit.journal-entry/1: what was decided and what was seen, oldest first
-        cancel                  somebody wants it withdrawn
-        lost.<n>                somebody answers for it that its ticket of this number will not run; void, and
-                                removed, as soon as its site answers for the ticket
-    done/<job-id>/              the same for KEEP_S, once the job is over, with what its runs over ssh brought home
+        job.json                pit.queued-request/1: the request; it never changes
+        journal.jsonl           pit.journal-entry/1: decisions and observations, oldest first
+        cancel                  mark: the user cancelled the job
+        lost.<n>                mark: the user declared that ticket n will not run; removed as soon as its site
+                                answers for the ticket
+    done/<job-id>/              a job that is over, for KEEP_S; with the fetched files of its runs over ssh
 
-What a job is now follows from its journal alone (journal.py), which only the tick writes.
+A job's state follows from its journal alone (journal.py), which only the tick writes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _SUBMITTED = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+$")
 
 
 def queue_dir() -> Path:
-    """The queue's folder, made where there is none, for its owner alone. Raises ClusterError."""
-    given = os.environ.get("PIT_PLACE", "")
+    """Return the queue's folder; create it, private to the user, if it is missing. Raises ClusterError."""
+    override = os.environ.get("PIT_PLACE", "")
     place = ensure_private_dir(
-        Path(given).absolute() if given else xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "place"
+        Path(override).absolute() if override else xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools" / "place"
     )
     for part in ("jobs", "done"):
         ensure_private_dir(place / part)
@@ -54,7 +54,7 @@ def queue_dir() -> Path:
 
 
 def make_request(request: Request, sites: tuple[str, ...], *, user: str, request_text: str = "") -> QueuedRequest:
-    """A request as the queue will know it."""
+    """Return the queue's record of a request, with a new job id."""
     return QueuedRequest(
         job_id=run_folder.new_run_id(request.name),
         request=request,
@@ -67,22 +67,22 @@ def make_request(request: Request, sites: tuple[str, ...], *, user: str, request
 
 
 def enqueue(queue_dir: Path, requests: Sequence[QueuedRequest]) -> list[QueueJob]:
-    """Put jobs into the queue; from the moment that one is seen there it is whole and durable."""
-    made = [QueueJob(request=one, path=queue_dir / "jobs" / one.job_id) for one in requests]
+    """Add jobs to the queue. A job's folder appears by a rename, complete and durable."""
+    jobs = [QueueJob(request=request, path=queue_dir / "jobs" / request.job_id) for request in requests]
     try:
-        for job in made:
+        for job in jobs:
             building = _staging_path(job.path)
             building.mkdir(mode=0o700)
             write_atomic(building / "job.json", msgspec.json.encode(job.request) + b"\n", mode=0o600, durable=False)
-        sync_fs(queue_dir)  # once for all: two hundred files on their own take seconds
-        for job in made:
+        sync_fs(queue_dir)  # one sync for all: fsync of two hundred files takes seconds
+        for job in jobs:
             os.rename(_staging_path(job.path), job.path)
         fsync_dir(queue_dir / "jobs")
     except OSError as error:
-        for job in made:
+        for job in jobs:
             shutil.rmtree(_staging_path(job.path), ignore_errors=True)
         raise from_os_error(error, queue_dir) from error
-    return made
+    return jobs
 
 
 def _staging_path(path: Path) -> Path:
@@ -90,43 +90,43 @@ def _staging_path(path: Path) -> Path:
 
 
 def read_jobs(queue_dir: Path, *, done: bool = False) -> tuple[list[QueueJob], list[DataError]]:
-    """Every job that is not put away, oldest first, and what is wrong with those that cannot be read; or the others."""
-    found: list[QueueJob] = []
+    """Return the queue's jobs, oldest first, and the errors of unreadable ones. done: the archived jobs instead."""
+    jobs: list[QueueJob] = []
     broken: list[DataError] = []
     for path in (queue_dir / ("done" if done else "jobs")).iterdir():
         try:
             if _ID.fullmatch(path.name) and (job := _read(path)):
-                found.append(job)
-        except DataError as error:  # one broken folder must not stop the others
+                jobs.append(job)
+        except DataError as error:  # one damaged folder must not stop the other jobs
             broken.append(error)
         except OSError as error:
             broken.append(DataError(error.strerror or str(error), where=str(error.filename or path)))
-    return sorted(found, key=lambda job: (job.request.submitted, job.job_id)), broken
+    return sorted(jobs, key=lambda job: (job.request.submitted, job.job_id)), broken
 
 
 def find_job(queue_dir: Path, job_id: str) -> QueueJob:
-    """The job of this id, over or not. Raises UsageError naming the nearest."""
+    """Return the job of this id, archived or not. Raises UsageError with the nearest id."""
     if _ID.fullmatch(job_id):
-        for part in ("jobs", "done", "jobs"):  # it may move while it is looked for
+        for part in ("jobs", "done", "jobs"):  # a tick may archive the job during the search
             if job := _read(queue_dir / part / job_id):
                 return job
-    known = [path.name for path in (queue_dir / "jobs").iterdir()]
-    raise UsageError(f'no job "{job_id}" in the queue', where=str(queue_dir), hint=suggest(job_id, known[-20:]))
+    job_ids = [path.name for path in (queue_dir / "jobs").iterdir()]
+    raise UsageError(f'no job "{job_id}" in the queue', where=str(queue_dir), hint=suggest(job_id, job_ids[-20:]))
 
 
 def _read(path: Path) -> QueueJob | None:
-    asked = run_folder.read_record(path / "job.json", QueuedRequest)
-    if asked is None:
+    request = run_folder.read_record(path / "job.json", QueuedRequest)
+    if request is None:
         return None
-    if asked.job_id != path.name:
-        raise DataError(f'job_id = "{asked.job_id}" is not the folder\'s name', where=str(path))
+    if request.job_id != path.name:
+        raise DataError(f'job_id = "{request.job_id}" is not the folder\'s name', where=str(path))
     lost = frozenset(int(n) for mark in path.glob("lost.*") if (n := mark.name.removeprefix("lost.")).isdecimal())
-    job = QueueJob(request=asked, path=path, is_cancelled=(path / "cancel").exists(), declared_lost=lost)
+    job = QueueJob(request=request, path=path, is_cancelled=(path / "cancel").exists(), declared_lost=lost)
     return fold_entries(job, read_journal(path / "journal.jsonl"))
 
 
 def archive(queue_dir: Path, job: QueueJob) -> None:
-    """Put a job that is over away."""
+    """Move a job that is over into `done`."""
     try:
         os.rename(job.path, queue_dir / "done" / job.job_id)
     except OSError as error:
@@ -134,17 +134,17 @@ def archive(queue_dir: Path, job: QueueJob) -> None:
 
 
 def archived(queue_dir: Path) -> list[tuple[str, str]]:
-    """The jobs that are put away, in the order of their submission: (when, id), as the ids tell. Looks into none.
+    """Return (submission time, id) of the archived jobs, in order, from the names of their folders alone.
 
-    When: UTC, as `20261121-013341`; "" for what has no such name.
+    The time is UTC, as `20261121-013341`; "" for other names.
     """
-    with os.scandir(queue_dir / "done") as found:
-        names = [one.name for one in found]
-    return sorted((when[1] if (when := _SUBMITTED.search(name)) else "", name) for name in names)
+    with os.scandir(queue_dir / "done") as entries:
+        names = [entry.name for entry in entries]
+    return sorted((match[1] if (match := _SUBMITTED.search(name)) else "", name) for name in names)
 
 
 def prune_archive(queue_dir: Path) -> None:
-    """Remove the jobs that have been over for KEEP_S; what cannot be removed stays."""
+    """Remove the jobs that have been over for KEEP_S. A folder that cannot be removed stays."""
     until_s = time.time() - KEEP_S
     latest = time.strftime("%Y%m%d-%H%M%S", time.gmtime(until_s))
     for submitted, name in archived(queue_dir):
@@ -156,7 +156,7 @@ def prune_archive(queue_dir: Path) -> None:
 
 
 def _ended_s(path: Path) -> float:
-    """When something last became of a job; 0 where a removal was cut short."""
+    """Return the time of a job's last journal entry; 0 without a journal, as after an interrupted removal."""
     try:
         return (path / "journal.jsonl").stat().st_mtime
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def _ended_s(path: Path) -> float:
 
 
 def write_mark(job: QueueJob, name: str) -> None:
-    """Leave a mark for the next tick: `cancel`, or `lost.<n>`. Raises UsageError for a job that is over."""
+    """Create a mark for the next tick: `cancel`, or `lost.<n>`. Raises UsageError for a job that is over."""
     try:
         (job.path / name).touch(mode=0o600)
     except FileNotFoundError as error:
@@ -176,9 +176,9 @@ def write_mark(job: QueueJob, name: str) -> None:
 
 
 def remove_lost_mark(job: QueueJob, ticket_number: int) -> QueueJob:
-    """Remove the mark that ticket n is lost, also one that was made after the job was read. Returns the job without it.
+    """Remove the mark that ticket n is lost, even if it is newer than `job`. Return the job without the mark.
 
-    Raises ClusterError, NoSpace where the folder cannot be written.
+    Raises ClusterError, or NoSpace if the folder is not writable.
     """
     path = job.path / f"lost.{ticket_number}"
     try:
@@ -194,7 +194,7 @@ def remove_lost_mark(job: QueueJob, ticket_number: int) -> QueueJob:
 
 @contextmanager
 def tick_lock(queue_dir: Path) -> Iterator[bool]:
-    """Be the tick: yields whether no other is at work. The kernel frees the lock on any death."""
+    """Try to lock the queue for a tick; yields whether the lock was free. The kernel releases it on any exit."""
     descriptor = os.open(queue_dir / "tick.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:

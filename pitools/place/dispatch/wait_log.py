@@ -1,6 +1,6 @@
-"""What the queue notes of its tickets' waits, for those that come after: see clusters/local_history.py.
+"""Record the predicted and actual waits of the queue's tickets in clusters/local_history.py, for later predictions.
 
-It is told from what the tick knows anyway, and asks nobody. What cannot be noted is not: no job waits for that.
+The records need no further query. A record that cannot be written is dropped: no job waits for it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _RAN = (EntryKind.STARTED, EntryKind.ENDED)
 
 
 class WaitRecorder:
-    """Says of each ticket that is placed in a tick how long it will wait: until enough of what runs has ended."""
+    """Records the predicted wait of each ticket submitted in a tick: the time until enough running jobs have ended."""
 
     def __init__(self, pools: Mapping[str, PoolState], options: Callable[[str], Sequence[PlacementOption]]) -> None:
         self._pools, self._options = pools, options
         self._ahead: Counter[str] = Counter()
-        self._noted = lru_cache(local_history.read_waits)
-        self._said = lru_cache(self._calibrated)
+        self._read_waits = lru_cache(local_history.read_waits)
+        self._predict = lru_cache(self._calibrated)
 
     def add_waiting(self, jobs: Sequence[QueueJob]) -> None:
-        """Those of ours that wait already: they come first."""
+        """Count the units of our pending tickets: they start before the tickets of this tick."""
         for job in jobs:
             for ticket in job.live:
                 if ticket.state in _WAITING_STATES:
                     self._ahead[ticket.pool] += self._units(job.job_id, ticket.pool)
 
     def record_submission(self, submit: Submit, name: str) -> None:
-        """Note what is foretold for a ticket of this name, which is in the pool's queue now."""
+        """Record the predicted wait of a ticket of this name, which is in the pool's queue now."""
         pool = self._pools[submit.pool]
-        option = next((one for one in self._options(submit.job_id) if one.pool == submit.pool), None)
+        option = next((o for o in self._options(submit.job_id) if o.pool == submit.pool), None)
         if option is None:
             return
         need = self._ahead[submit.pool] + option.units - pool.free
         self._ahead[submit.pool] += option.units
         raw_s = pools.wait_until_free_s(list(pool.running), need, time.time())
         if raw_s == float("inf"):
-            return  # nobody can tell
+            return  # unknown
         raw_s = float(round(raw_s))
         features = {
             "units": float(option.units),
@@ -56,23 +56,23 @@ class WaitRecorder:
             "ahead": pool.others_pending / pool.units if pool.units else 0.0,
         }
         with contextlib.suppress(PitError):
-            said = self._said(submit.pool, raw_s, tuple(features.items()))
-            local_history.record_predicted(submit.pool.partition("/")[0], name, submit.pool, raw_s, features, said)
+            quantiles = self._predict(submit.pool, raw_s, tuple(features.items()))
+            local_history.record_predicted(submit.pool.partition("/")[0], name, submit.pool, raw_s, features, quantiles)
 
     def _units(self, job_id: str, pool: str) -> int:
-        return next((one.units for one in self._options(job_id) if one.pool == pool), 0)
+        return next((option.units for option in self._options(job_id) if option.pool == pool), 0)
 
     def _calibrated(
         self, pool: str, raw_s: float, features: tuple[tuple[str, float], ...]
     ) -> wait_model.Quantiles | None:
-        mine = [line for line in self._noted(pool.partition("/")[0]) if line.pool == pool]
-        return wait_model.calibrate(raw_s, dict(features), mine, time.time())
+        waits = [wait for wait in self._read_waits(pool.partition("/")[0]) if wait.pool == pool]
+        return wait_model.calibrate(raw_s, dict(features), waits, time.time())
 
 
 def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_cancelled: bool) -> None:
-    """Note the end of a wait, if an entry of the journal is one. started_at: when Slurm says that it started.
+    """Record the end of a wait, if an entry of this kind ends it. started_at: start time by Slurm, if known.
 
-    Comes before the entry: it is safe to repeat, and without it the ticket would seem to wait for ever.
+    To be called before the entry is written: a repeated record does no harm, a missing one is a wait without an end.
     """
     if ticket.state not in _WAITING_STATES or kind not in (*_RAN, EntryKind.VOID, EntryKind.REFUSED):
         return
@@ -86,6 +86,6 @@ def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_ca
 
 
 def record_site_transfer(site: str, n_bytes: int, wall_s: float) -> None:
-    """Note how long data took to get there."""
+    """Record the duration of a transfer to a site."""
     with contextlib.suppress(PitError):
         local_history.record_transfer(site, n_bytes, wall_s)

@@ -1,4 +1,4 @@
-"""Following the queue: tick again and again, and tell what changed, as lines or as a picture that is drawn again."""
+"""Follow the queue: tick repeatedly, and print the changes as lines or as a live table."""
 
 from __future__ import annotations
 
@@ -17,60 +17,60 @@ if TYPE_CHECKING:
 
 _MAX_MESSAGES = 20
 _WIDE_COLUMNS = 100
-_OTHER_TICK_S = 0.5  # how soon it is looked again while another tick is at work
+_OTHER_TICK_S = 0.5  # polling interval while another process ticks
 
 
 def tick_until(ticker: Dispatcher, every_s: float, on_tick: Callable[[status.TickResult], bool]) -> None:
-    """Tick every so many seconds, and show what each left, until `on_tick` says that it is enough.
+    """Tick every `every_s` seconds and pass each result to `on_tick`, until that returns True.
 
-    Where another tick is at work, its results are shown instead.
+    While another process ticks, its results are passed instead.
     """
     while True:
-        began = time.monotonic()
+        start_s = time.monotonic()
         ticked = ticker.tick()
         if on_tick(ticked or read_queue(ticker.queue_dir)):
             return
-        time.sleep(max(0.0, (every_s if ticked else min(every_s, _OTHER_TICK_S)) - (time.monotonic() - began)))
+        time.sleep(max(0.0, (every_s if ticked else min(every_s, _OTHER_TICK_S)) - (time.monotonic() - start_s)))
 
 
 def read_queue(queue_dir: Path) -> status.TickResult:
-    """The queue as it is, without a tick. A job that cannot be read is left out."""
+    """Return the queue's state without a tick. Unreadable jobs are left out."""
     sites = status.read_site_status(queue_dir)
     return status.TickResult([status.job_row(job, sites) for job in store.read_jobs(queue_dir)[0]], sites, {})
 
 
 def finished_rows(queue_dir: Path, job_ids: Collection[str]) -> list[status.QueueJobRow] | None:
-    """The rows of these jobs once all of them are over; None before. Raises UsageError for one that is not there."""
-    seen = status.read_site_status(queue_dir)
+    """Return the rows of these jobs once all of them are over, else None. Raises UsageError for an unknown id."""
+    sites = status.read_site_status(queue_dir)
     jobs = [store.find_job(queue_dir, job_id) for job_id in job_ids]
-    return [status.job_row(job, seen) for job in jobs] if all(job.is_over for job in jobs) else None
+    return [status.job_row(job, sites) for job in jobs] if all(job.is_over for job in jobs) else None
 
 
 class ChangedRows:
-    """Which rows are new or not as they were."""
+    """Finds the rows that are new or changed since the last call."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, status.QueueJobRow] = {}
         self._sites: dict[str, status.SiteStatusRow] = {}
 
     def changed(self, ticked: status.TickResult, queue_dir: Path) -> list[status.QueueJobRow | status.SiteStatusRow]:
-        """The rows that changed since the last call; a job that was put away is shown once more, as it ended."""
-        found: list[status.QueueJobRow | status.SiteStatusRow] = []
-        found += [row for row in ticked.sites.sites if self._sites.get(row.site) != row]
-        found += [row for row in ticked.jobs if self._jobs.get(row.job_id) != row]
+        """Return the rows that changed since the last call. A job archived since then is returned once, as it ended."""
+        rows: list[status.QueueJobRow | status.SiteStatusRow] = []
+        rows += [row for row in ticked.sites.sites if self._sites.get(row.site) != row]
+        rows += [row for row in ticked.jobs if self._jobs.get(row.job_id) != row]
         job_ids = {row.job_id for row in ticked.jobs}
         for job_id, row in self._jobs.items():
             if job_id not in job_ids and row.state not in ("done", "failed", "withdrawn"):
-                found.append(status.job_row(store.find_job(queue_dir, job_id), ticked.sites))
+                rows.append(status.job_row(store.find_job(queue_dir, job_id), ticked.sites))
         self._sites = {row.site: row for row in ticked.sites.sites}
         self._jobs = {row.job_id: row for row in ticked.jobs}
-        return found
+        return rows
 
 
 class Messages:
-    """What people should know of sites and jobs, each thing once: when it begins, and of a site also when it ends.
+    """Collects messages for the user, each once: new errors of sites, their recovery, and reasons why jobs wait.
 
-    previous: what they know already; own_jobs: the jobs that they wait for, of which they hear why they do not run.
+    previous: a status whose errors were already reported. own_jobs: the jobs whose reasons are reported.
     """
 
     def __init__(self, previous: status.DispatchStatus | None = None, own_jobs: Collection[str] = ()) -> None:
@@ -79,7 +79,7 @@ class Messages:
         self._own_jobs, self._reasons = frozenset(own_jobs), set[str]()
 
     def new_messages(self, ticked: status.TickResult) -> list[str]:
-        """What is new since the last call, as lines."""
+        """Return the messages that are new since the last call."""
         sites = ticked.sites
         messages = [f"{site}: {row.reason}" for site, row in sites.unreachable.items() if site not in self._unreachable]
         messages += [
@@ -111,14 +111,14 @@ class QueueChangeRow(Record, frozen=True, kw_only=True, tag="pit.queue-change-ro
 
 
 def to_change_row(row: status.QueueJobRow | status.SiteStatusRow) -> QueueChangeRow:
-    """The row with the columns that jobs and sites have in common."""
+    """Return the row with the columns common to jobs and sites."""
     if isinstance(row, status.QueueJobRow):
         return QueueChangeRow(kind="job", name=row.job_id, state=row.state, pool=row.pool, reason=row.reason)
     return QueueChangeRow(kind="site", name=row.site, state=row.state, free=row.free, reason=row.reason)
 
 
 def live_table(ticked: status.TickResult, latest: list[str]) -> Group:
-    """The sites, the jobs by state, and the latest changes, for a terminal."""
+    """Return the sites, the jobs by state, and the latest changes, as a table for a terminal."""
     from collections import Counter
 
     from rich.console import Group
@@ -145,7 +145,7 @@ def live_table(ticked: status.TickResult, latest: list[str]) -> Group:
 
 
 def change_lines(rows: list[status.QueueJobRow | status.SiteStatusRow]) -> list[str]:
-    """Changes as lines for people."""
+    """Return the changes as lines of text."""
     return [
         f"{row.job_id}: {row.state} {row.pool} {row.reason}".rstrip()
         if isinstance(row, status.QueueJobRow)

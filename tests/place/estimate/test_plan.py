@@ -115,14 +115,14 @@ def test_a_site_that_makes_no_sense_is_skipped(far: Any, asked: Path, host: str)
 
 @pytest.mark.slurm
 def test_a_plan_without_a_place_for_what_is_learnt(far: Any, asked: Path) -> None:
-    """Nothing can be kept, or read, below the user's state folder: each site is planned without, and that is said."""
+    """Without a usable state folder a site is planned without its past waits, and a warning names the folder."""
     far.without_accounting()
     (far.folder / "state").write_text("no folder")
     far.env["XDG_STATE_HOME"] = str(far.folder / "state")
     done = far.pit("place", "plan", str(asked), "--site", "alpha")
     assert done.returncode == 0, done.stderr
     assert {row["site"]: row["rank"] > 0 for row in rows(done)} == {"alpha": True}
-    assert "alpha: planned without what was learnt of its waits" in done.stderr
+    assert "state/pitools/place-history" in done.stderr
 
 
 @pytest.mark.slurm
