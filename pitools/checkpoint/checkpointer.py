@@ -48,7 +48,7 @@ class Restored(NamedTuple):
 
 
 class _PendingSave(NamedTuple):
-    """What the background part of a save needs. payload: the folder in `building`, once created."""
+    """The arguments of a save's background part. payload: the folder in `building`, once created."""
 
     building: Path
     payload: Future[Path]
@@ -80,12 +80,12 @@ class Checkpointer:
         name: str = "checkpoint",
         delete: Delete | None = None,
     ) -> None:
-        """Let the ranks meet in the store.
+        """Connect the ranks in the store.
 
         put, get: of a key-value store that all ranks share, not needed for one rank. delete: of a key there; without
         it rank 0's memory grows by some keys a rank with every save. run: the run's name.
         keep_last, keep_every: see `retention.prune_checkpoints`. timeout_s: how long the first rank waits for the last.
-        name: of this Checkpointer, where one store serves several. Raises Unreachable.
+        name: of this Checkpointer, if several use one store. Raises Unreachable.
         """
         # Absolute: orbax refuses any other, and a loop may change its working directory.
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
@@ -99,10 +99,11 @@ class Checkpointer:
         self._locks = contextlib.ExitStack()
 
     def restore(self, like: Any) -> Restored | None:
-        """Return the newest checkpoint whose bytes all match its manifest, in the structure of `like`; None for none.
+        """Return the newest checkpoint whose bytes all match its manifest, in the structure of `like`, or None.
 
-        Newer damaged ones are moved to `quarantine`. The random generators are restored. Waits for an unfinished save.
-        Raises that save's error, ConfigError naming the first difference when the checkpoints are of another model.
+        Newer damaged checkpoints are moved to `quarantine`. Restores the random generators. Waits for an unfinished
+        save. Raises that save's error, and ConfigError with the first difference if the checkpoints are of another
+        model.
         """
         self._open_once(like)
         self._restores += 1
@@ -137,7 +138,7 @@ class Checkpointer:
             return
         self._open_once(state)
         if self._saves and self._saved < 0 and self._building and self._barrier.rank == 0:
-            layout.remove_building(self._building)  # of the failed save: a full disk does not become free by itself
+            layout.remove_building(self._building)  # of the failed save: it would keep a full disk full
         self._saves += 1
         if last_error:
             raise last_error
@@ -236,7 +237,7 @@ class Checkpointer:
         try:
             pending.payload.set_result(_make_payload_dir(building))
             known_digests = {
-                f"{layout.PAYLOAD}/{path}": found for path, found in (pending.write_payload(exchange) or {}).items()
+                f"{layout.PAYLOAD}/{path}": digest for path, digest in (pending.write_payload(exchange) or {}).items()
             }
             exchange(
                 rng_state.encode_rng_state(pending.randomness),

@@ -72,7 +72,7 @@ class RestoreSearch:
         return Path(choice) if choice else None
 
     def _candidates(self) -> Iterator[Path]:
-        """Yield the complete checkpoints, newest first, after any newer one that is incomplete."""
+        """Yield the complete checkpoints, newest first, each after any newer incomplete one."""
         path_of = partial(layout.step_path, self._folder)
         complete = [step for step in lookup.complete_steps(self._folder) if path_of(step) not in self._unreadable]
         newer = [step for step in layout.listed_steps(self._folder) if step > max(complete, default=-1)]
@@ -124,24 +124,24 @@ class RestoreSearch:
             [problem for problem in rechecked[rank] if problem.problem != "unreadable"] for rank in (0, witness or 0)
         )
         if damage and theirs:
-            aside = quarantine.quarantine_checkpoint(path, damage)
-            _print(f"{path} is damaged ({damage[0].text()}): moved to {aside}")
+            quarantined = quarantine.quarantine_checkpoint(path, damage)
+            _print(f"{path} is damaged ({damage[0].text()}): moved to {quarantined}")
             return "bad"
         if tries < len(_PAUSES_S) and not self._unreadable:  # later candidates had the same minute
             time.sleep(_PAUSES_S[tries])
             return "again"
-        other = (witness or 0) if damage else 0  # the rank whose recheck found no damage
+        clean_rank = (witness or 0) if damage else 0  # the rank whose recheck found no damage
         doubts = [(rank, problem) for rank, problems in enumerate(first_pass) for problem in problems]
         bad = [(0, problem) for problem in damage] or [one for one in doubts if one[1].problem != "unreadable"]
-        away = [(other, problem) for problem in rechecked[other]]
+        away = [(clean_rank, problem) for problem in rechecked[clean_rank]]
         rank, problem = (away or bad or doubts)[0]
         if bad and not away:
             names = self._barrier.format_ranks
-            what = f"{names([rank])} finds {problem.text()}, and {names([other])} finds it as it was saved"
-            raise ClusterError(what, where=str(path), hint="look at that node's mounts and memory; nothing was moved")
+            message = f"{names([rank])} finds {problem.text()}, and {names([clean_rank])} finds it as it was saved"
+            raise ClusterError(message, where=str(path), hint="check that node's mounts and memory; nothing was moved")
         hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
-        what = f"cannot be read by {self._barrier.format_ranks([rank])}: {problem.text()}"
-        self._unreadable[path] = ClusterError(what, where=str(path), hint=hint)
+        message = f"cannot be read by {self._barrier.format_ranks([rank])}: {problem.text()}"
+        self._unreadable[path] = ClusterError(message, where=str(path), hint=hint)
         return "away"
 
     def _report_skipped(self, step: int, path: Path) -> None:

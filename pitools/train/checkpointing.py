@@ -15,7 +15,7 @@ from pitools.train.rank import RankEnv
 def make_checkpointer(
     rank: RankEnv, group: RankGroup, framework: Literal["jax", "torch"], env: Mapping[str, str] = os.environ
 ) -> Checkpointer | None:
-    """What keeps this rank's checkpoints; None where nobody said a folder, and then orbax or DCP is not imported.
+    """Return this rank's checkpointer; None without a checkpoint folder, and then orbax or DCP is not imported.
 
     Raises Unreachable.
     """

@@ -16,7 +16,7 @@ from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.resolve import find_version
 
-BLOCK_ROWS = 1 << 16  # rows read at once for the statistics
+BLOCK_ROWS = 1 << 16  # rows per read for the statistics
 SINGLE_STEP = WindowSpan(0, 1)
 
 
@@ -43,9 +43,9 @@ class DemonstrationDataset:
     planned_batch_size = 0
 
     def __init__(self, path: Path | str, *, seed: int = 0) -> None:
-        """path: a version, as `pitools.store.resolve` says. seed: of the order.
+        """path: a version, in a form that `pitools.store.resolve` accepts. seed: of the order of samples.
 
-        Raises UsageError, ConfigError, and DataError for a dataset with nothing to see or to do.
+        Raises UsageError, ConfigError, and DataError for a dataset without observations or without actions.
         """
         arrays = VersionReader(find_version(path) or Path(path))
         schemas = arrays.manifest.arrays
@@ -99,8 +99,10 @@ def make_normalizer(arrays: VersionReader, name: str) -> Normalizer:
 
     A column that never changes has deviation 1.
     """
-    known = (arrays.manifest.statistics or {}).get(name)
-    mean, deviation = (np.array(known.mean), np.array(known.deviation)) if known else compute_moments(arrays, name)
+    statistics = (arrays.manifest.statistics or {}).get(name)
+    mean, deviation = (
+        (np.array(statistics.mean), np.array(statistics.deviation)) if statistics else compute_moments(arrays, name)
+    )
     return Normalizer(mean, np.where(deviation < 1e-6, 1.0, deviation))
 
 

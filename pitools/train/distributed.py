@@ -1,8 +1,9 @@
-"""Joining the job: ranks meet at rank 0's host, make sure that they are of one job, and leave together.
+"""Join and leave a job: ranks connect to rank 0's host, verify that they belong to one job, and leave together.
 
-A port can still be held by the job that ran here before, or be given to two jobs at once. Ranks of two jobs that meet
-would train one model from two requests, so that before the first collective each shows rank 0, and rank 0 each, that
-it knows the job's nonce. What crosses the network is a hash; the nonce itself is neither sent nor printed.
+A port can still be held by the previous job on the node, or be given to two jobs at the same time. Ranks of two jobs
+that connect would train one model from two requests. Therefore, before the first collective, each rank proves to rank
+0, and rank 0 to each, that it has the job's nonce. Only a hash crosses the network; the nonce is neither sent nor
+printed.
 """
 
 from __future__ import annotations
@@ -23,19 +24,17 @@ from pitools.train.rank import RankEnv
 
 JOIN_TIMEOUT_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
 NONCE_TIMEOUT_S = 60  # a rank that has joined answers for its nonce
-COLLECTIVE_TIMEOUT_S = (
-    600  # the slowest rank reaches the same collective: a step, or what is left of a save before this one
-)
-LEAVE_TIMEOUT_S = 10  # all have come to the end
+COLLECTIVE_TIMEOUT_S = 600  # the slowest rank reaches the same collective: a step, or the rest of a save before it
+LEAVE_TIMEOUT_S = 10  # all ranks have finished their steps
 
 Put = Callable[[str, str], None]
 Delete = Callable[[str], None]
-Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it does not come in time
+Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it is not set in time
 Broadcast = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
 
 
 class RankGroup(NamedTuple):
-    """The ranks of one job, after they have met, and a store of text that they share; a key is written once."""
+    """The connected ranks of one job, and the key-value store that they share; a key is written once."""
 
     rank: int = 0
     put: Put = lambda _, __: None
@@ -53,12 +52,12 @@ class RankGroup(NamedTuple):
             return self.get(f"pit/{key}", NONCE_TIMEOUT_S)
         except TimeoutError as error:
             raise Unreachable(
-                f"rank 0 did not say its {key} in {NONCE_TIMEOUT_S} s", where=f"rank {self.rank}"
+                f"rank 0 did not set its {key} in {NONCE_TIMEOUT_S} s", where=f"rank {self.rank}"
             ) from error
 
 
 class WrongJob(ClusterError):
-    """This rank met a rank of another job."""
+    """This rank is connected to a rank of another job."""
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
             return str(client.blocking_key_value_get(key, int(seconds * 1000)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
-                raise TimeoutError(f"{key} did not come in {seconds:g} s") from error
+                raise TimeoutError(f"{key} was not set in {seconds:g} s") from error
             raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
 
     def put(key: str, value: str) -> None:
@@ -113,7 +112,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
     try:
         yield RankGroup(rank.rank, put, get, rank.world_size, delete)
     except BaseException:
-        # JAX would wait for all ranks at exit, and then abort this one with a stack of its own after the true reason.
+        # JAX would wait for all ranks at exit, and then abort this rank with a stack that hides the first error.
         _exit_at_once(global_state)
         raise
     client.wait_at_barrier("pit/end", COLLECTIVE_TIMEOUT_S * 1000)
@@ -142,23 +141,23 @@ def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=timeout)
     yield RankGroup(rank.rank, put, get, rank.world_size, delete)
-    # The store lives in rank 0: without the barrier its end could look like a fault to a rank still on its way out.
+    # The store is in rank 0: without the barrier its end could look like a fault to a rank that is still leaving.
     dist.barrier()
     dist.destroy_process_group()
 
 
 def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
     """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
-    mine = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
+    digest = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
     if rank.rank == 0:
-        put("pit/nonce/0", mine)
-        found = {other: get(f"pit/nonce/{other}", NONCE_TIMEOUT_S) for other in range(1, rank.world_size)}
+        put("pit/nonce/0", digest)
+        digests = {number: get(f"pit/nonce/{number}", NONCE_TIMEOUT_S) for number in range(1, rank.world_size)}
     else:
-        # Looks before it shows itself: rank 0 waits for the latter, and may end, and the store with it, right after.
-        found = {0: get("pit/nonce/0", NONCE_TIMEOUT_S)}
-        put(f"pit/nonce/{rank.rank}", mine)
-    strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in found.items() if theirs != mine]
-    verdict = f"rank {rank.rank} of job {mine[:8]} met {', '.join(strangers[:4])}" if strangers else ""
+        # Read before writing: rank 0 waits for this key, and may end right after it, and the store with it.
+        digests = {0: get("pit/nonce/0", NONCE_TIMEOUT_S)}
+        put(f"pit/nonce/{rank.rank}", digest)
+    strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in digests.items() if theirs != digest]
+    verdict = f"rank {rank.rank} of job {digest[:8]} met {', '.join(strangers[:4])}" if strangers else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
     if verdict := verdict or get("pit/verdict", NONCE_TIMEOUT_S):
@@ -167,19 +166,19 @@ def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
 
 
 def require_same_order(broadcast: Broadcast, loader: LoaderState) -> None:
-    """Refuse ranks whose loaders have other samples, or another order: of each batch some would miss, some come twice.
+    """Refuse ranks whose loaders have other samples or another order: samples of a batch would be missing or repeated.
 
-    As where a node has a part of the dataset, or sees another quarantine. Raises ConfigError at each that differs.
+    Causes: a node has only a part of the dataset, or another quarantine. Raises ConfigError at each rank that differs.
     """
-    theirs = decode_json(broadcast("order", msgspec.json.encode(loader).decode()), LoaderState)
-    for name in sorted(theirs.identity.keys() | loader.identity.keys()):
-        if (mine := loader.identity.get(name)) != (first := theirs.identity.get(name)):
+    rank0_state = decode_json(broadcast("order", msgspec.json.encode(loader).decode()), LoaderState)
+    for name in sorted(rank0_state.identity.keys() | loader.identity.keys()):
+        if (own := loader.identity.get(name)) != (first := rank0_state.identity.get(name)):
             hint = "do all nodes have all of the dataset, and see the same quarantine?"
-            raise ConfigError(f"this rank's {name} is {mine!r}, rank 0's {first!r}", where="dataset", hint=hint)
+            raise ConfigError(f"this rank's {name} is {own!r}, rank 0's {first!r}", where="dataset", hint=hint)
 
 
 def _exit_at_once(global_state: Any) -> None:
-    """Let a process that failed end with its own last words, and at once; its peers see that it is gone."""
+    """End a failed process immediately, its own error last in its log; its peers detect the closed connection."""
     import ctypes
 
     for connection in (global_state.client, global_state.service):
@@ -188,7 +187,7 @@ def _exit_at_once(global_state: Any) -> None:
     global_state.client = global_state.service = None
 
 
-_STORE_GONE_HINT = "look at the log of rank 0, which keeps the store that ranks meet in"
+_STORE_GONE_HINT = "see the log of rank 0, which runs the ranks' store"
 
 
 def _store_gone_error(error: Exception) -> str:
@@ -198,7 +197,7 @@ def _store_gone_error(error: Exception) -> str:
 def _device_ids(local_rank: int) -> list[int]:
     if text := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
         return [int(part) for part in text.split(",")]
-    # Where Slurm binds GPUs to tasks each rank sees its own as number 0; else all ranks of a node see all.
+    # If Slurm binds GPUs to tasks, each rank has one, number 0; otherwise every rank of a node has all GPUs.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [local_rank % len(visible.split(","))] if visible else [local_rank]
 

@@ -87,7 +87,7 @@ def loss_of(params: Params, inputs: Inputs, batch_size: int) -> Any:
 
 
 def make_compute(batch_size: int) -> Callable[[Params, Inputs, Any], Any]:
-    """(params, inputs, votes) → this rank's part of what is summed over ranks, in one vector: one message a step."""
+    """Return compute(params, inputs, votes) → this rank's share of the sums over ranks, in one vector."""
 
     def compute(params: Params, inputs: Inputs, votes: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(params, inputs, batch_size)
@@ -115,7 +115,7 @@ def make_all_reduce() -> Callable[[Any], Any]:
 
 
 def make_update(learning_rate: float) -> Callable[[Params, Params, Any], tuple[Params, Params]]:
-    """(params, momentum, what was summed) → parameters and momentum after one step of SGD."""
+    """Return update(params, momentum, summed) → parameters and momentum after one step of SGD."""
 
     def update(params: Params, momentum: Params, summed: Any) -> tuple[Params, Params]:
         gradients = ravel_pytree(params)[1](summed[1 + len(SIGNALS) :])  # the vector in the parameters' shapes
@@ -134,10 +134,10 @@ def main(
     checkpoint_every: int = 0,
     dataset: str = "demo",
 ) -> None:
-    """Train until `steps` steps are made in all, going on from the newest checkpoint.
+    """Train up to step `steps`, from the newest checkpoint if there is one.
 
-    batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
-    after the checkpoint that SIGTERM or SIGUSR2 asked for.
+    batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal) after
+    the checkpoint that SIGTERM or SIGUSR2 caused.
     """
     rank = ranks.read_rank_env()
     if threads := ranks.cpu_threads():
@@ -219,7 +219,7 @@ def train(
 
 
 def as_state(params: Params, momentum: Params) -> dict[str, Params]:
-    """What a checkpoint holds."""
+    """Return the training state that a checkpoint contains."""
     return {"params": params, "momentum": momentum}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-# SIGTERM is Slurm's, at preemption and at the time limit; SIGUSR2 a job asks for with `--signal` (USR1 is NCCL's).
+# Slurm sends SIGTERM at preemption and at the time limit; a job requests SIGUSR2 with `--signal` (NCCL uses SIGUSR1).
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
@@ -40,5 +40,5 @@ class StopSignal:
 
 
 def combine_votes(votes: Sequence[float]) -> int:
-    """The signal to stop for, from the votes summed over ranks, the same at every rank; 0 to go on."""
+    """Return the signal to stop for, from the votes summed over ranks, the same at every rank; 0 to continue."""
     return next((int(number) for number, count in zip(SIGNALS, votes, strict=True) if count > 0), 0)

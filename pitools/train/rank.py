@@ -1,4 +1,4 @@
-"""What a launcher tells a rank, in its environment. With no launcher: one rank, no step log, no checkpoints."""
+"""A rank's environment as its launcher sets it. Without a launcher: one rank, no step log, no checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
 def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
     """This process's rank, from `PIT_*`. Raises ConfigError naming the variable that is not possible."""
     for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
-        # N tasks that each believe to be alone would train N models, and write over each other's checkpoints.
+        # N tasks that each run as the only rank would train N models, and overwrite each other's checkpoints.
         if _count(env, name, 1) > 1:
             hint = "start ranks with `pit launch run`, or as `python -m pitools.launch.rank.main jax|torch -- COMMAND`"
             raise ConfigError(f"{name}={env[name]}, but PIT_WORLD_SIZE is not set", where="environment", hint=hint)
@@ -57,7 +57,7 @@ def dataset_path(name: str, env: Mapping[str, str] = os.environ) -> Path:
 
 
 def cpu_threads(env: Mapping[str, str] = os.environ) -> int | None:
-    """CPU threads this rank may use, as its launcher or Slurm said; None when nobody did."""
+    """Return the CPU threads that this rank may use, from its launcher or Slurm; None if neither sets them."""
     for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
         if count := _count(env, name, 0):
             return count

@@ -4,7 +4,7 @@
 
 One process drives one device. Every rank computes the gradients of its share of the global batch, one all-reduce sums
 them, and every rank makes the same update. DistributedDataParallel would hide the all-reduce inside the backward pass:
-faster for a large model, but its time could not be told from the computation's.
+faster for a large model, but its time could not be separated from the computation's.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def main(
     checkpoint_every: int = 0,
     dataset: str = "demo",
 ) -> None:
-    """Train until `steps` steps are made in all, going on from the newest checkpoint.
+    """Train up to step `steps`, from the newest checkpoint if there is one.
 
-    batch_size: over all ranks. checkpoint_every: in steps; 0 for only at the end. Raises SystemExit(128 + signal)
-    after the checkpoint that SIGTERM or SIGUSR2 asked for.
+    batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal) after
+    the checkpoint that SIGTERM or SIGUSR2 caused.
     """
     rank = ranks.read_rank_env()
     if threads := ranks.cpu_threads():
@@ -188,13 +188,13 @@ def train(
 
 
 def as_state(policy: Policy, momentum: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds, by name: the tensors themselves, not copies."""
+    """Return the training state that a checkpoint contains, by name: the tensors themselves, not copies."""
     named = {f"params/{name}": parameter.detach() for name, parameter in policy.named_parameters()}
     return named | {f"momentum/{name}": tensor for name, tensor in momentum.items()}
 
 
 def synchronized(tensor: Any) -> Any:
-    """The tensor, once its device has done all that was asked of it: else a lap would time the asking."""
+    """Return a tensor after its device has finished all queued work: otherwise a lap would time the launch only."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return tensor

@@ -78,7 +78,7 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
     ]
     assert lookup.complete_steps(folder) == [30, 20, 10]
     done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
-    assert "1 killed save left" in done.stderr
+    assert "1 killed save" in done.stderr
     assert lookup.complete_steps(folder) == [30, 20]
     assert not list(folder.glob(".step_*"))
 

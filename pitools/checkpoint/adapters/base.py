@@ -1,4 +1,4 @@
-"""What a framework has to be able to do for a `Checkpointer`, and what its errors mean."""
+"""The interface between a `Checkpointer` and a framework, and the translation of the framework's errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pitools.checkpoint.store.hashing import FileDigest
 from pitools.core.errors import ClusterError, NoSpace, PitError
 from pitools.core.fs import from_os_error
 
-# What a rank has digested while it wrote it, and made durable: by path below the payload.
+# Digests that a rank computed while it wrote durable files: by path below the payload.
 Digests = Mapping[str, FileDigest]
 
 
@@ -25,14 +25,14 @@ class FrameworkAdapter(Protocol):
         """Name → type and shape of all that a state holds, the same at every rank."""
 
     def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests | None]:
-        """Copy a state to this host; returns what writes it, to be called once, in any thread.
+        """Copy a state to this host, and return the function that writes it, to be called once, in any thread.
 
-        payload: where to write. It comes, or its error does, after `stage` has returned: training does not wait for a
-        file system. It is there when what is returned is called.
+        payload: the folder to write to; a future, because training does not wait for a file system. It is done, with
+        the folder or an error, when the returned function is called.
         """
 
     def load(self, payload: Path, like: Any) -> Any:
-        """What was written, as `like` is. Raises DataError."""
+        """Return the state in `payload`, in the structure of `like`. Raises DataError."""
 
     def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below the payload."""
@@ -41,11 +41,11 @@ class FrameworkAdapter(Protocol):
         """The framework's own generators, as JSON."""
 
     def set_random_state(self, states: dict[str, Any]) -> None:
-        """Undo what was drawn since `random_state`."""
+        """Restore the random generators to `states`, as `random_state` returned them."""
 
 
 def as_pit_error(error: BaseException, path: Path) -> BaseException:
-    """What a library's error means to the user."""
+    """Translate a library's error to a PitError; return other errors unchanged."""
     if isinstance(error, OSError):
         ours: PitError = from_os_error(error, path)
     elif isinstance(error, PitError) or not isinstance(error, Exception):

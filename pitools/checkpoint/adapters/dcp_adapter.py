@@ -1,8 +1,8 @@
-"""PyTorch's states through its own distributed checkpoint: plain, sharded (DTensor, FSDP2), nested, of any world size.
+"""Save PyTorch states by its distributed checkpoint (DCP): plain, sharded (DTensor, FSDP2), nested; any world size.
 
-The planner and the writer are torch's, and so is the format: what lies in `payload/` can be read with
-`torch.distributed.checkpoint.load`. Only how ranks agree on who writes what is ours. torch does that with collectives,
-and in a background thread those would meet the training's own.
+Planner, writer and format are torch's: `torch.distributed.checkpoint.load` reads `payload/`. Only the agreement on
+which rank writes what is ours: torch uses collectives for it, which in a background thread would mix with the
+training's own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pitools.checkpoint.adapters.dcp_files import DigestingFileSystem
 from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.core.errors import ConfigError, DataError
 
-# Who describes what is stored, name by name: a class beside these may open whatever address it is given.
+# Classes that describe what is stored, by name: an unpickled class of another name could run any code.
 _DESCRIBING = {
     "builtins": "frozenset set slice",
     "collections": "ChainMap OrderedDict",
@@ -45,7 +45,7 @@ _DESCRIBING = {
 _ALLOWED_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
 # Python 3.13's name is another than that of those before and after.
 _ALLOWED_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
-# What needs no try whether it would be loaded again, by itself, in lists and in tuples.
+# Types that are known to be loadable, also within lists and tuples.
 _PLAIN_TYPES = {int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter}
 _RANK_IN_NAME = re.compile(r"__(\d+)_\d+\.distcp$")
 
@@ -84,7 +84,7 @@ class DcpAdapter:
         return lambda meet: self._write(staged, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
-        """What is in `payload`, in the tensors of `like`. Raises DataError."""
+        """Return the state in `payload`, in the tensors of `like`. Raises DataError."""
         try:
             self._read(payload, like)
         except Exception as error:
@@ -99,7 +99,7 @@ class DcpAdapter:
         return {name: base64.b64encode(bytes(state.numpy())).decode() for name, state in states.items()}
 
     def set_random_state(self, states: dict[str, Any]) -> None:
-        """Undo what was drawn since `random_state`; a GPU's is left where there is none."""
+        """Restore the random generators to `states`; a GPU's only where there is a GPU."""
         decoded = {
             name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
             for name, text in states.items()
@@ -110,8 +110,8 @@ class DcpAdapter:
 
     def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below `payload`."""
-        found = _RANK_IN_NAME.match(path)
-        return int(found[1]) % world_size if found else 0
+        match = _RANK_IN_NAME.match(path)
+        return int(match[1]) % world_size if match else 0
 
     def _read(self, payload: Path, like: Any) -> None:
         planner, reader = _LoadPlanner(), FileSystemReader(payload)
@@ -119,14 +119,14 @@ class DcpAdapter:
         metadata = _unpickle((payload / ".metadata").read_bytes())
         planner.set_up_planner(like, metadata, True)
         reader.set_up_storage_reader(metadata, True)
-        # Every rank plans for itself: what it reads is no other's concern.
+        # Every rank plans alone: its reads do not depend on other ranks.
         (plan,) = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
         (plan,) = reader.prepare_global_plan([plan])
         reader.read_data(planner.finish_plan(plan), planner).wait()
 
     def _write(self, staged: Any, payload: Path, exchange: SaveExchange) -> Digests:
         lead = self._rank == 0
-        # Its files are synced as they are closed, once all bytes are theirs; its own sync comes before the last.
+        # Its files are synced as they are closed; torch's own sync comes before the last bytes.
         planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
         writer.fs = files = DigestingFileSystem()
         planner.set_up_planner(staged, writer.storage_meta(), lead)
@@ -151,11 +151,11 @@ class DcpAdapter:
 
 class _Writer(FileSystemWriter):  # type: ignore[misc]  # torch's classes are untyped to mypy
     def storage_meta(self) -> Any:
-        # As text: a path is pickled as a class whose name depends on the version of Python.
+        # As text: a pickled path names a class that depends on the version of Python.
         return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
 
 
-_InPython: Any = pickle._Unpickler  # the one in C, of half the time, has no way to refuse a state
+_InPython: Any = pickle._Unpickler  # the twice as fast one in C cannot refuse a state
 
 
 class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
@@ -173,7 +173,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
     dispatch[pickle.BUILD[0]] = load_build
 
     def get_extension(self, code: int) -> None:
-        # One that was met before would be taken from a cache, and find_class not asked.
+        # A class seen before would come from a cache, without a call of find_class.
         raise pickle.UnpicklingError(f"the extension {code} has no place in a checkpoint")
 
     def find_class(self, module: str, name: str) -> Any:
@@ -181,7 +181,7 @@ class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
             return pathlib.PosixPath
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
-        # By name before anything is looked up: to import a module is to run it.
+        # Compared by name before any lookup: importing a module runs its code.
         if (module, name) in _ALLOWED_NAMES:
             return super().find_class(module, name)
         if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
@@ -203,14 +203,14 @@ def _unpickle(data: bytes) -> Any:
 class _LoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]  # torch's classes are untyped to mypy
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         plain = io.BytesIO()
-        # Numbers, text and lists of them; whatever else the bytes ask to be made is refused here.
+        # Numbers, text and lists of them; any other class that the bytes name is refused here.
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
         super().load_bytes(read_item, plain)
 
 
 def _require_loadable(value: Any, name: str = "") -> None:
-    """See that the leaves of a state that are no tensors come back, before the first of them is saved."""
+    """Check, before the first save, that the leaves of a state that are not tensors can be loaded again."""
     if type(value) in _PLAIN_TYPES or isinstance(value, torch.Tensor):
         return
     parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None
@@ -232,9 +232,9 @@ def _require_round_trip(value: Any, name: str) -> None:
         written.seek(0)
         torch.load(written, weights_only=True)
     except Exception as error:
-        what = f'"{name}" is a {type(value).__module__}.{type(value).__qualname__}, which torch would not load again'
+        problem = f'"{name}" is a {type(value).__module__}.{type(value).__qualname__}, which torch would not load again'
         hint = "save a tensor (torch.from_numpy), a plain number (.item()), text, or lists and dicts of such"
-        raise ConfigError(what, where="the state to save", hint=hint) from error
+        raise ConfigError(problem, where="the state to save", hint=hint) from error
 
 
 def _type_and_shape(value: Any) -> str:

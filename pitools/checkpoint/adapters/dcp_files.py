@@ -1,6 +1,6 @@
-"""Files as DCP writes them, digested on their way: what is sealed are the bytes that were given, read no second time.
+"""Files for DCP that are digested while they are written, so that no byte is read again for the digest.
 
-The digest of a large block is taken in a thread while the same block is being written.
+The digest of a large block is computed in a thread while the block is being written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pitools.core.daemon_pool import DaemonPool
 from pitools.core.errors import DataError
 from pitools.store.digest import Hasher
 
-# Tensors come in blocks of their own size, descriptions in pieces of some bytes.
+# Tensors are written in large blocks, metadata in pieces of some bytes.
 _BUFFER = 256 << 10
 
 
@@ -31,7 +31,7 @@ class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes 
         self.digests: dict[str, FileDigest] = {}
 
     def concat_path(self, path: Any, suffix: Any) -> Any:
-        """Where a file lies that a description names. Raises DataError for one that is not below `path`."""
+        """Return the path of a file that DCP's metadata name. Raises DataError if it is not below `path`."""
         if not isinstance(suffix, str) or not is_inside(suffix):
             raise DataError(f"the index names a file outside: {suffix!r}", where=str(path))
         return super().concat_path(path, suffix)
@@ -52,12 +52,12 @@ class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes 
     def rename(self, path: Any, new_path: Any) -> None:
         """Give a file another name."""
         super().rename(path, new_path)
-        if found := self.digests.pop(Path(path).name, None):
-            self.digests[Path(new_path).name] = found
+        if digest := self.digests.pop(Path(path).name, None):
+            self.digests[Path(new_path).name] = digest
 
 
 class _DigestedFile:
-    """What DCP takes for an open file. It cannot seek: bytes that come out of order would have no digest."""
+    """The file object that DCP writes to. It cannot seek: bytes out of order would have no digest."""
 
     def __init__(self, file: BinaryIO, pool: DaemonPool) -> None:
         self._file, self._pool, self._hasher, self._count = file, pool, Hasher(), 0
@@ -86,7 +86,7 @@ class _DigestedFile:
         """Nothing: `close` does."""
 
     def close(self) -> None:
-        """Make what was written durable."""
+        """Sync the file."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,8 +1,7 @@
-"""JAX's states through orbax: pytrees of jax.Array, replicated or sharded over processes, NumPy arrays and numbers.
+"""Save JAX states by orbax: pytrees of jax.Array, replicated or sharded over processes, NumPy arrays and numbers.
 
-The handler that writes and reads is orbax's, and so is the format: what lies in `payload/` can be read with
-`orbax.checkpoint.PyTreeCheckpointer`. Its checkpointers are not used: their barriers name nobody, and what they publish
-is not verified.
+Handler and format are orbax's: `orbax.checkpoint.PyTreeCheckpointer` reads `payload/`. Its checkpointers are not used:
+errors of their barriers do not name the missing ranks, and they publish without verification.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ class OrbaxAdapter:
         return lambda meet: self._write(futures, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
-        """What is in `payload`, as `like` is: arrays, or jax.ShapeDtypeStruct with a sharding. Raises DataError."""
+        """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding. Raises DataError."""
         plain = jax.tree.map(_key_data, like)
         args = ocp.args.PyTreeRestore(item=plain, restore_args=jax.tree.map(_for_restoring, plain))
         try:
-            found = self._handler.restore(epath.Path(payload), args=args)
+            state = self._handler.restore(epath.Path(payload), args=args)
         except Exception as error:
             line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise DataError(f"cannot be loaded: {line}", where=str(payload)) from error
-        return jax.tree.map(_match_type, like, jax.tree.map(_with_sharding, plain, found))
+        return jax.tree.map(_match_type, like, jax.tree.map(_with_sharding, plain, state))
 
     def random_state(self) -> dict[str, Any]:
         """Nothing: JAX's keys are a part of the state."""
@@ -69,8 +68,8 @@ class OrbaxAdapter:
 
     def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below `payload`."""
-        found = _RANK_IN_NAME.match(path)
-        return int(found[1]) % world_size if found else 0
+        match = _RANK_IN_NAME.match(path)
+        return int(match[1]) % world_size if match else 0
 
     def _write(self, futures: Any, payload: Path, exchange: SaveExchange) -> None:
         for future in futures:
@@ -104,7 +103,7 @@ class _AwaitedPath:
 
 
 class _PresentPath(type(epath.Path("/"))):  # type: ignore[misc]
-    """A folder that is there. Of two threads of orbax's that saw it awaited, the slower awaits this."""
+    """An existing folder. If two threads of orbax await its creation, the slower one awaits this object."""
 
     async def await_creation(self) -> epath.Path:
         """Itself."""
@@ -148,8 +147,8 @@ def _key_data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _match_type(leaf: Any, found: Any) -> Any:
-    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else found
+def _match_type(leaf: Any, value: Any) -> Any:
+    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
 
 
 def _is_addressable(leaf: Any) -> bool:
@@ -168,5 +167,5 @@ def _for_restoring(leaf: Any) -> Any:
     return ocp.RestoreArgs(restore_type=type(leaf))
 
 
-def _with_sharding(leaf: Any, found: Any) -> Any:
-    return jax.device_put(found, leaf.sharding) if _is_addressable(leaf) else found
+def _with_sharding(leaf: Any, value: Any) -> Any:
+    return jax.device_put(value, leaf.sharding) if _is_addressable(leaf) else value

@@ -1,6 +1,6 @@
 """Named barriers with a time-out over a key-value store; an error names the missing ranks.
 
-Rank 0 collects the ranks' messages and publishes one result, so that either all ranks go on or all raise.
+Rank 0 collects the ranks' messages and publishes one result, so that either all ranks continue or all raise.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pitools.core.record import decode_json
 # Rank 0 may itself be late by a barrier's whole time-out, and only then publishes the result.
 _SLACK_S = 10.0
 _MAX_NAMED = 16
-# Keys left in the store before they are deleted: deleting each at once would cost a short save as much as its barriers.
+# Keys left in the store before they are deleted: deleted one by one they would cost as much as a short save.
 _MAX_WRITTEN_KEYS = 1000
 
 
 Put = Callable[[str, str], None]
-# (key, seconds) → its value once it is there. Raises TimeoutError when it does not come in time.
+# (key, seconds) → its value once it is set. Raises TimeoutError when it is not set in time.
 Get = Callable[[str, float], str]
 Delete = Callable[[str], None]
 
 
 class RemoteRankError(ClusterError):
-    """A failure of another rank, raised at all ranks. error_kind: class name of that rank's own error."""
+    """A failure of another rank, raised at all ranks. error_kind: class name of that rank's error."""
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "", error_kind: str = "") -> None:
-        super().__init__(what, where=where, hint=hint)
+    def __init__(self, message: str, *, where: str = "", hint: str = "", error_kind: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
         self.error_kind = error_kind
 
 
@@ -76,10 +76,10 @@ class Barrier:
         self._written: list[str] = []  # rank 0's: keys that some rank may not have read yet
 
     def wait(self, name: str, error: BaseException | None = None) -> None:
-        """Return when every rank has called this and none gave an error.
+        """Return when every rank has called this without an error.
 
-        name: unique, the same at all ranks. error: of this rank; every rank then raises its first line at once. Raises
-        Unreachable naming the missing ranks and their nodes, RemoteRankError naming the first rank that failed.
+        name: unique, the same at all ranks. error: of this rank; every rank then raises its first line immediately.
+        Raises Unreachable with the missing ranks and their nodes, RemoteRankError with the first rank that failed.
         """
         self.gather(name, "", error=error)
 
@@ -101,7 +101,7 @@ class Barrier:
             self._delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._raise_error(name, verdict)
-        return [word.value for word in messages if word]
+        return [message.value for message in messages if message]
 
     def broadcast(self, name: str, value: str = "") -> str:
         """Return rank 0's value at every rank. Raises Unreachable on a time-out."""
@@ -141,28 +141,28 @@ class Barrier:
     @staticmethod
     def _combine_errors(messages: Sequence[_RankMessage | None]) -> BarrierResult:
         missing = tuple(rank for rank, word in enumerate(messages) if not word)
-        failed = {rank: word for rank, word in enumerate(messages) if word and word.error_kind}
+        failed = {rank: message for rank, message in enumerate(messages) if message and message.error_kind}
         first = next(iter(failed.values()), _RankMessage())
         return BarrierResult(missing, tuple(failed), first.error, first.error_kind)
 
     def _raise_error(self, name: str, verdict: BarrierResult) -> None:
         if verdict.missing:
-            what = f"{name}: barrier timed out ({self.timeout_s:g} s), missing: {self.format_ranks(verdict.missing)}"
-            raise Unreachable(what, where=f"rank {self.rank}", hint="look at those ranks' logs and nodes")
+            problem = f"{name}: barrier timed out ({self.timeout_s:g} s), missing: {self.format_ranks(verdict.missing)}"
+            raise Unreachable(problem, where=f"rank {self.rank}", hint="see those ranks' logs and nodes")
         if verdict.failed:
             more = f", and {len(verdict.failed) - 1} more" if len(verdict.failed) > 1 else ""
             kind = verdict.error_kind
-            what = f"{self.format_ranks(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
-            where, hint = f"rank {self.rank} at {name}", "look at that rank's log"
-            raise RemoteRankError(what, where=where, hint=hint, error_kind=kind)
+            problem = f"{self.format_ranks(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
+            where, hint = f"rank {self.rank} at {name}", "see that rank's log"
+            raise RemoteRankError(problem, where=where, hint=hint, error_kind=kind)
 
     def _read_from_rank0(self, name: str, key: str) -> str:
         timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
         try:
             return self._get(f"{self._prefix}/{name}/{key}", timeout_s)
         except TimeoutError as error:
-            what = f"{name}: barrier timed out ({timeout_s:g} s), missing: {self.format_ranks([0])}"
-            raise Unreachable(what, where=f"rank {self.rank}", hint="look at that rank's log and node") from error
+            problem = f"{name}: barrier timed out ({timeout_s:g} s), missing: {self.format_ranks([0])}"
+            raise Unreachable(problem, where=f"rank {self.rank}", hint="see that rank's log and node") from error
 
     def format_ranks(self, ranks: Iterable[int]) -> str:
         """Format ranks with their nodes: `ranks 3, 7 on n04, rank 9 on n05`."""

@@ -1,6 +1,6 @@
-"""What the ranks tell each other during one save: files beside what is saved, and barriers that say when to read them.
+"""Messages between the ranks during a save: files in the building folder, with barriers before they are read.
 
-The key-value store carries only who is there: it lives in rank 0's memory, and what a plan says can be megabytes.
+The key-value store carries only the barriers: it is in rank 0's memory, and a plan can be megabytes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pitools.checkpoint.coordination.barrier import Barrier, Delete, Get, Put, f
 from pitools.core.errors import ClusterError, ConfigError, PitError
 from pitools.core.record import decode_json
 
-# What each rank said, in order → what rank 0 answers each.
+# The ranks' messages, by rank → rank 0's replies, by rank.
 ComputeReplies = Callable[[list[bytes]], Sequence[bytes]]
 
 
 class SaveExchange:
-    """One save's. Every rank makes the same calls in the same order; one that cannot go on says so with `fail`.
+    """The messages of one save. Every rank makes the same calls in the same order; a rank that fails calls `fail`.
 
-    folder: of this save alone, seen by all ranks, there already.
+    folder: an existing folder for this save alone, visible to all ranks.
     """
 
     def __init__(self, barrier: Barrier, name: str, folder: Path) -> None:
@@ -34,10 +34,10 @@ class SaveExchange:
         self._reported = False
 
     def __call__(self, message: bytes = b"", answer: ComputeReplies | None = None) -> bytes:
-        """What rank 0 answers this rank, when all ranks have come and said something; b"" where it answers nothing.
+        """Send a message to rank 0, and return its reply after all ranks have sent theirs; b"" for no reply.
 
-        Raises Unreachable naming who did not come, ClusterError saying what another rank's trouble is, and whatever
-        `answer` raises at rank 0.
+        Raises Unreachable with the missing ranks, ClusterError with another rank's failure, and the errors of `answer`
+        at rank 0.
         """
         rank = self._barrier.rank
         if message:
@@ -52,12 +52,12 @@ class SaveExchange:
         if rank == 0:
             self._reply(answer)
         if problem := self._barrier.broadcast(f"{name}.answer"):
-            raise ClusterError(problem, where=f"rank {rank}", hint="look at rank 0's log")
+            raise ClusterError(problem, where=f"rank {rank}", hint="see rank 0's log")
         self._reported = False
         return self._read(rank, "answer")
 
     def fail(self, error: BaseException) -> None:
-        """Tell the ranks that wait for this one, unless they know, so that they do not wait until their time is up."""
+        """Send this rank's error to the ranks that wait for it, so that they do not wait for their time-out."""
         if self._reported:
             return
         with suppress(PitError):
@@ -65,8 +65,8 @@ class SaveExchange:
 
     def _reply(self, answer: ComputeReplies) -> None:
         try:
-            said = [self._read(rank, "said") for rank in range(self._barrier.world_size)]
-            for rank, data in enumerate(answer(said)):
+            messages = [self._read(rank, "said") for rank in range(self._barrier.world_size)]
+            for rank, data in enumerate(answer(messages)):
                 if data:
                     self._path(self._count, rank, "answer").write_bytes(data)
         except BaseException as error:
@@ -97,7 +97,7 @@ def all_or_none(barrier: Barrier, name: str) -> Iterator[None]:
 def handshake(
     put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
 ) -> tuple[Barrier, str]:
-    """Return a barrier that knows the ranks' nodes, and a token that these ranks alone share.
+    """Return a barrier that has the ranks' nodes, and a token that only these ranks share.
 
     name: of the caller; unique in one store. Raises ConfigError, Unreachable.
     """

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
 from pitools.core.errors import ConfigError, Unreachable
 
-_STORE_GONE_HINT = "look at the log of rank 0, which keeps the store that ranks meet in"
+_STORE_GONE_HINT = "see the log of rank 0, which runs the ranks' store"
 
 
 def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
@@ -28,12 +28,12 @@ def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
     own, where = store.clone(), _where(store)
 
     def get(key: str, seconds: float) -> str:
-        # Asked for again and again: torch's own wait writes of broken sockets when its time is up.
-        until, pause = time.monotonic() + seconds, 0.001
+        # Polled: torch's own wait prints broken sockets at its time-out.
+        deadline, pause = time.monotonic() + seconds, 0.001
         try:
             while not own.check([key]):
-                if time.monotonic() > until:
-                    raise TimeoutError(f"{key} did not come in {seconds:g} s")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{key} was not set in {seconds:g} s")
                 time.sleep(pause)
                 pause = min(1.5 * pause, 0.05)
             return bytes(own.get(key)).decode()

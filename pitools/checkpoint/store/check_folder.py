@@ -22,9 +22,9 @@ _PAUSE_S = 3.0
 
 
 class FolderCheck(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
-    """What a check went through, less what the run itself removed meanwhile. bytes: as the manifests name them.
+    """The totals of a check, without checkpoints that the run removed meanwhile. bytes: by the manifests.
 
-    newest_good_step: the newest without findings, None for none. quarantined: how many were moved aside.
+    newest_good_step: the newest without problems, or null. quarantined: number of checkpoints moved aside.
     """
 
     path: str
@@ -71,7 +71,7 @@ def check_folder(
 
 
 def newest_good_step(folder: Path) -> int | None:
-    """Steps of the newest checkpoint whose every byte is as it was saved; None for none. Raises ClusterError."""
+    """Return the step of the newest checkpoint whose bytes all match its manifest, or None. Raises ClusterError."""
     for step in lookup.complete_steps(folder):
         if not _check_one(layout.step_path(folder, step))[1]:
             return step
@@ -79,9 +79,9 @@ def newest_good_step(folder: Path) -> int | None:
 
 
 def _check_one(path: Path, threads: int = 0) -> tuple[int, list[CheckpointProblem]]:
-    """Bytes of a checkpoint, and what is wrong with it; while they are read its run does not remove it."""
+    """Return a checkpoint's bytes and problems; its run does not remove it while it is read."""
     with ExitStack() as stack:
-        with suppress(PitError):  # without a manifest that can be locked: the check tells why
+        with suppress(PitError):  # a manifest that cannot be locked is a problem that the check reports
             stack.enter_context(locks.read_lock(path))
         size = _bytes(path)
         advance = stack.enter_context(progress_bar(path.name, size, quiet=size < _PROGRESS_BAR_BYTES))

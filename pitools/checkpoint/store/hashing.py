@@ -1,4 +1,4 @@
-"""Digests of many files at once: threads over files, and over the 64 MiB ranges of large ones."""
+"""Digests of many files: threads over files, and over the 64 MiB ranges of large files."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class FileDigest(NamedTuple):
 
 
 def default_threads() -> int:
-    """One per core this process may use, 1 to 8: what was just written is hashed from memory."""
+    """Return one per core of this process's affinity, 1 to 8: new files are hashed from memory."""
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
 def hash_files(
     root: Path, sizes: Mapping[str, int], *, threads: int, sync: bool = False, advance: Advance = lambda _: None
 ) -> Iterator[tuple[str, FileDigest]]:
-    """Every file below `root` once, in no order. sizes: bytes by relative path.
+    """Yield the digest of every file below `root`, in no order. sizes: bytes by relative path.
 
-    sync: make each file's bytes survive power loss as well. A file that cannot be read is told, not raised.
+    sync: also sync each file. An unreadable file is yielded with its error, not raised.
     """
     reader = _RangeHasher(root, advance, sync=sync)
     with DaemonPool(threads, "digest") as pool:
         todo: list[tuple[str, list[Future[FileDigest]]]] = []
         # Large ones first: of two threads none is left alone with the largest.
         for path, size in sorted(sizes.items(), key=lambda item: -item[1]):
-            if size > RANGE_BYTES and (found := reader.size(path)) != size:
+            if size > RANGE_BYTES and (current_size := reader.size(path)) != size:
                 # A forged manifest may claim more ranges than memory holds.
-                yield path, found if isinstance(found, FileDigest) else FileDigest(found, "")
+                yield path, current_size if isinstance(current_size, FileDigest) else FileDigest(current_size, "")
                 continue
             starts = range(0, size, RANGE_BYTES) if size > RANGE_BYTES else range(1)
             todo.append((path, [pool.submit(reader.range, path, size, start) for start in starts]))
@@ -87,23 +87,23 @@ class _RangeHasher:
 
     def _range(self, path: str, size: int, start: int) -> FileDigest:
         with open_regular(self._root / path) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                return FileDigest(found, "")
+            current_size = os.fstat(file.fileno()).st_size
+            if current_size != size:
+                return FileDigest(current_size, "")
             if self._sync and not start:
                 os.fsync(file.fileno())  # costs little where the writer has done so
-            state, left, place = xxhash.xxh3_128(), min(RANGE_BYTES, size - start), start
+            state, remaining, place = xxhash.xxh3_128(), min(RANGE_BYTES, size - start), start
             buffer = self._buffer()
-            while left and (count := os.preadv(file.fileno(), [buffer[: min(left, _BLOCK)]], place)):
+            while remaining and (count := os.preadv(file.fileno(), [buffer[: min(remaining, _BLOCK)]], place)):
                 state.update(buffer[:count])
-                left, place = left - count, place + count
+                remaining, place = remaining - count, place + count
                 self._advance(count)
-        if left:
+        if remaining:
             return FileDigest(place, "")
         return FileDigest(size, state.hexdigest() if size > RANGE_BYTES else f"{ALGORITHM}:{state.hexdigest()}")
 
     def _buffer(self) -> memoryview:
-        # Page-aligned, as store/digest.py says.
+        # Page-aligned: see store/digest.py.
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(mmap.mmap(-1, _BLOCK))
         buffer: memoryview = self._own.buffer

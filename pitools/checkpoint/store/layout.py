@@ -1,15 +1,15 @@
-"""Where a run's checkpoints stand, and the names that are ours.
+"""The layout of a run's checkpoint folder, and the names in it.
 
 <checkpoints>/
-    owner.json                  pit.checkpoint-owner/1: whose they are (`owner.py`)
-    step_<n>/                   a checkpoint after n steps: appears whole, by one rename, and is never changed
-        payload/                what the framework wrote
+    owner.json                  pit.checkpoint-owner/1: the run and model of the checkpoints (`owner.py`)
+    step_<n>/                   the checkpoint after n steps: published by one rename, and never changed
+        payload/                the framework's files
         manifest.json           pit.checkpoint/1: written last
-    latest -> step_<n>          for people and scripts; we ourselves look (`lookup.py`)
-    quarantine/step_<n>.<stamp>/    a bad one and reason.json (`quarantine.py`)
+    latest -> step_<n>          for people and scripts; pitools uses `lookup.py`
+    quarantine/step_<n>.<stamp>/    a damaged one and reason.json (`quarantine.py`)
     .step_<n>.<token>/          being saved, or left by a save that was killed
     .old.step_<n>.<token>/      being removed
-    .unreadable.step_<n>        why a run went on from an older one than step_<n> (`unreadable.py`)
+    .unreadable.step_<n>        why a run resumed from an older one than step_<n> (`unreadable.py`)
     .writer                     flock of the one process that saves here (`locks.py`)
 """
 
@@ -34,12 +34,12 @@ _TOKEN = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps stands."""
+    """Return the path of the checkpoint after `step` steps."""
     return folder / f"step_{step}"
 
 
 def step_of(path: Path) -> int | None:
-    """The steps that a folder's name says; None where it is not a checkpoint's."""
+    """Return the steps in a folder's name; None if it is not a checkpoint's."""
     match = _STEP.fullmatch(path.name)
     return int(match[1]) if match else None
 
@@ -52,13 +52,13 @@ def building_path(folder: Path, step: int, token: str) -> Path:
 
 
 def parse_building(path: Path) -> tuple[int, str] | None:
-    """Return the step and token that a building folder's name says; None where it is no such folder's."""
+    """Return the step and token in a building folder's name; None if it is not one."""
     match = _BUILDING.fullmatch(path.name)
     return (int(match[1]), match[2]) if match else None
 
 
 def payload_path(checkpoint_dir: Path) -> Path:
-    """What the framework writes in a building folder, and reads in a checkpoint. The framework makes it."""
+    """Return the framework's folder in a building folder or a checkpoint. The framework creates it."""
     return checkpoint_dir / PAYLOAD
 
 
@@ -110,19 +110,19 @@ def walk_files(top: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str
 
 
 def file_sizes(building: Path, is_wanted: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
-    """Bytes of every wanted file of a building folder by path. Raises DataError for what is not a plain file, OSError.
+    """Return the bytes of each wanted file of a building folder by path. Raises DataError for a special file, OSError.
 
-    Only wanted ones are asked for their size: a thousand ranks that each look at every file would hold the servers up.
+    Only wanted files are stat'ed: a thousand ranks that each stat every file would slow down the file servers.
     """
-    found = {}
+    sizes = {}
     for path, entry in walk_files(building, skip=DIGESTS_DIR):
         if not entry.is_file(follow_symlinks=False) or not is_inside(path):
             raise DataError(
                 f"no plain file of a plain name: {path!r}: a checkpoint cannot hold it", where=str(building)
             )
         if is_wanted(path):
-            found[path] = entry.stat(follow_symlinks=False).st_size
-    return found
+            sizes[path] = entry.stat(follow_symlinks=False).st_size
+    return sizes
 
 
 def _list_dir(folder: Path) -> list[Path]:
@@ -131,6 +131,6 @@ def _list_dir(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        what = os.strerror(error.errno or errno.EIO)
+        reason = os.strerror(error.errno or errno.EIO)
         hint = "is the file system there? the same command works again once it is"
-        raise ClusterError(f"cannot be listed: {what}", where=str(folder), hint=hint) from error
+        raise ClusterError(f"cannot be listed: {reason}", where=str(folder), hint=hint) from error

@@ -1,4 +1,4 @@
-"""What stands in a folder of checkpoints, for people."""
+"""List the content of a checkpoint folder for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Literal["whole", "damaged", "foreign", "unreadable", "quarantined", "unf
 
 
 class CheckpointListing(Record, frozen=True, kw_only=True, tag="pit.checkpoint-listing/1"):
-    """One checkpoint. step: None of what is only left of one. newest: the one that a run would go on from."""
+    """One checkpoint. step: null for a leftover. newest: the one that a run would resume from."""
 
     step: int | None
     state: State
@@ -31,10 +31,10 @@ class CheckpointListing(Record, frozen=True, kw_only=True, tag="pit.checkpoint-l
 
 
 def list_checkpoints(folder: Path) -> Iterator[CheckpointListing]:
-    """Checkpoints, newest first; then what is in quarantine and what killed saves left. Raises ClusterError."""
-    whose, newest = owner.read_owner(folder), True
+    """Yield the checkpoints, newest first, then quarantine, then leftovers of killed saves. Raises ClusterError."""
+    folder_owner, newest = owner.read_owner(folder), True
     for step in layout.listed_steps(folder):
-        record = _describe(layout.step_path(folder, step), step, whose, newest=newest)
+        record = _describe(layout.step_path(folder, step), step, folder_owner, newest=newest)
         newest = newest and not record.newest
         yield record
     for path in sorted((folder / layout.QUARANTINE).glob("step_*")):
@@ -45,7 +45,7 @@ def list_checkpoints(folder: Path) -> Iterator[CheckpointListing]:
         )
 
 
-def _describe(path: Path, step: int, whose: owner.FolderOwner | None, *, newest: bool) -> CheckpointListing:
+def _describe(path: Path, step: int, folder_owner: owner.FolderOwner | None, *, newest: bool) -> CheckpointListing:
     try:
         manifest = load_manifest(path)
     except DataError as error:
@@ -58,8 +58,8 @@ def _describe(path: Path, step: int, whose: owner.FolderOwner | None, *, newest:
     if unreadable.is_marked_unreadable(path):
         state, reason = "unreadable", unreadable.unreadable_reason(path)
     elif lookup.read_if_complete(path) is None:
-        state, reason = "damaged", "a file is missing, or has another size: `check` says which"
-    elif whose and not owner.is_owned_by(whose, manifest):
+        state, reason = "damaged", "a file is missing or has another size: see `pit checkpoint check`"
+    elif folder_owner and not owner.is_owned_by(folder_owner, manifest):
         state, reason = "foreign", f"of run {manifest.run}, model {manifest.model}"
     return CheckpointListing(
         step=step,

@@ -69,7 +69,7 @@ def exclusive_lock(step_dir: Path) -> Iterator[bool]:
 
 @contextmanager
 def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool]:
-    """Lock a folder for the one process that saves there; yield False where the file system has no locks.
+    """Lock a folder for the one process that saves there; yield False on a file system without locks.
 
     Raises TryLater when another process holds the lock, NoSpace, ClusterError.
     """
@@ -80,7 +80,7 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool
     except OSError as error:
         raise from_os_error(error, path) from error
     # If the caller never closes it, this runs at interpreter exit, when module globals are gone.
-    pid, getpid, close, held = os.getpid(), os.getpid, os.close, _held_descriptors
+    pid, getpid, close, descriptors = os.getpid(), os.getpid, os.close, _held_descriptors
     try:
         is_locked = flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
         if is_locked is False:
@@ -95,14 +95,14 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool
         _held_descriptors.add(descriptor)
         yield is_locked is True
     finally:
-        held.discard(descriptor)
+        descriptors.discard(descriptor)
         if getpid() == pid:
             close(descriptor)
 
 
 def flock_within(descriptor: int, mode: int, *, timeout_s: float = 0.0) -> bool | None:
     """Lock a descriptor within `timeout_s`; return whether it succeeded, None without lock support. Raises OSError."""
-    until, pause = time.monotonic() + timeout_s, 0.001
+    deadline, pause = time.monotonic() + timeout_s, 0.001
     while True:
         try:
             fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
@@ -113,7 +113,7 @@ def flock_within(descriptor: int, mode: int, *, timeout_s: float = 0.0) -> bool 
             if error.errno in _UNSUPPORTED_ERRNOS:
                 return None
             raise
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(pause)
         pause = min(2 * pause, 0.2)

@@ -16,19 +16,19 @@ from pitools.core.fs import fsync_dir
 
 
 def latest_step(folder: Path) -> int | None:
-    """Return the steps of the newest checkpoint that looks whole, None for none. Raises ClusterError where none can be
-    listed.
+    """Return the step of the newest complete checkpoint, by file sizes, or None. Raises ClusterError if the folder is
+    unreadable.
     """
     return next(_iter_complete(folder), None)
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps of all checkpoints that look whole, newest first. Raises ClusterError where none can be listed."""
+    """Return the steps of all complete checkpoints, by file sizes, newest first. Raises ClusterError."""
     return list(_iter_complete(folder))
 
 
 def read_if_complete(step_dir: Path) -> CheckpointManifest | None:
-    """The manifest of a checkpoint's folder where every file has the size that it says; else None."""
+    """Return the manifest of a checkpoint if every file has the size in it; else None."""
     try:
         if not stat.S_ISDIR(step_dir.lstat().st_mode):
             return None
@@ -37,8 +37,8 @@ def read_if_complete(step_dir: Path) -> CheckpointManifest | None:
             return None
         prefix = f"{step_dir}/"
         for entry in manifest.files:
-            found = os.stat(prefix + entry.path, follow_symlinks=False)  # noqa: PTH116
-            if found.st_size != entry.bytes or not stat.S_ISREG(found.st_mode):
+            status = os.stat(prefix + entry.path, follow_symlinks=False)  # noqa: PTH116
+            if status.st_size != entry.bytes or not stat.S_ISREG(status.st_mode):
                 return None
     except (OSError, DataError):
         return None
@@ -67,10 +67,10 @@ def update_latest_link(folder: Path, *, except_step: int | None = None) -> None:
 
 
 def _iter_complete(folder: Path) -> Iterator[int]:
-    whose = owner.read_owner(folder)
+    folder_owner = owner.read_owner(folder)
     for step in layout.listed_steps(folder):
         path = layout.step_path(folder, step)
         manifest = None if unreadable.is_marked_unreadable(path) else read_if_complete(path)
         # A copy out of another run's folder is no progress of this one.
-        if manifest and (whose is None or owner.is_owned_by(whose, manifest)):
+        if manifest and (folder_owner is None or owner.is_owned_by(folder_owner, manifest)):
             yield step

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: every file, its size and digest, and what is needed to go on from it. Written last.
+"""The manifest of a checkpoint: every file with size and digest, and the state to resume from. It is written last.
 
-Its own `seal` is the digest of its bytes with zeros where the seal stands, so that a flipped bit in the loader's
-position is found as one in the tensors is. Digests show damage; they are no defence against a forger.
+Its `seal` is the digest of the manifest's own bytes with zeros in place of the seal, so that a flipped bit in the
+loader's position is detected as well as one in the tensors. Digests detect damage, not forgery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pitools.store.digest import ALGORITHM, digest_bytes
 from pitools.store.manifest import FileEntry as FileEntry
 
 FILE_NAME = "manifest.json"
-# What a reader is willing to hold in memory: a writer keeps to it too, so that nothing is sealed that none can open.
+# The memory limit of a reader; a writer obeys it too, so that no manifest is written that cannot be read.
 MAX_BYTES = 64 << 20
 MAX_FILES = 250_000
 MAX_STEP = 10**15 - 1
@@ -28,18 +28,18 @@ MAX_STEP = 10**15 - 1
 _EMPTY_SEAL = f"{ALGORITHM}:{'0' * 32}"
 _SEAL = re.compile(rf"{ALGORITHM}:[0-9a-f]{{32}}")
 _DIGEST = re.compile(r"xxh3_128(x64m)?:[0-9a-f]{32}")
-_HINT = "go on from the checkpoint before it; `pit checkpoint check --quarantine` moves this one aside"
+_HINT = "resume from the checkpoint before it; `pit checkpoint check --quarantine` moves this one aside"
 
 
 class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
-    """What a checkpoint is made of, and where the run stands in it.
+    """The files of a checkpoint, and the state of its run.
 
-    seal: of these bytes. step: steps made when it was saved. t: when. format: who wrote the files below `payload`
-    ("orbax", "dcp", "files"). run: whose it is. model: fingerprint of names, shapes and dtypes. world_size: ranks that
-    wrote it. files: sorted by path. loader: the data loader's state. extra: whatever else the loop keeps, as JSON.
+    seal: digest of these bytes. step: steps made when it was saved. t: time. format: the writer of `payload`
+    ("orbax", "dcp", "files"). run: the run's name. model: fingerprint of names, shapes and dtypes. world_size: number
+    of ranks that saved. files: sorted by path. loader: the data loader's state. extra: the loop's own values, as JSON.
     """
 
-    # First, so that its place in the bytes is the first place where a digest stands.
+    # First, so that its place in the bytes is that of the first digest.
     seal: str = _EMPTY_SEAL
     step: int
     t: str
@@ -63,8 +63,8 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
-        what = f"the manifest would have {len(blank)} bytes, of {MAX_BYTES} at most"
-        raise DataError(what, where=f"step {manifest.step}", hint="keep less in `extra`, or write fewer files")
+        problem = f"the manifest would have {len(blank)} bytes, of {MAX_BYTES} at most"
+        raise DataError(problem, where=f"step {manifest.step}", hint="keep less in `extra`, or write fewer files")
     return blank.replace(_EMPTY_SEAL.encode(), digest_bytes(blank).encode(), 1)
 
 
@@ -84,7 +84,7 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
 
 
 def load_manifest(step_dir: Path) -> CheckpointManifest:
-    """The manifest of a checkpoint's folder. Raises DataError where it has none that can be believed."""
+    """Return the manifest of a checkpoint. Raises DataError if it is missing or damaged."""
     path = step_dir / FILE_NAME
     try:
         # A link, a FIFO and a file without end are no manifests, and none of them may keep us waiting.
@@ -101,15 +101,15 @@ def load_manifest(step_dir: Path) -> CheckpointManifest:
 
 def check_entries(files: Iterable[FileEntry], where: str) -> None:
     """Raises DataError when there are too many files, one is outside the folder, named twice, or cannot be."""
-    seen = {FILE_NAME}
+    paths = {FILE_NAME}
     for entry in files:
-        # What a manifest names becomes a path that we read, and that a copy of it writes.
+        # A name in the manifest becomes a path that is read, and written by a copy.
         if not is_inside(entry.path):
             raise DataError(f"the manifest names a path outside: {entry.path!r}", where=where, hint=_HINT)
-        if entry.path in seen or entry.bytes < 0 or not _DIGEST.fullmatch(entry.digest):
+        if entry.path in paths or entry.bytes < 0 or not _DIGEST.fullmatch(entry.digest):
             raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where, hint=_HINT)
-        seen.add(entry.path)
-    if len(seen) > MAX_FILES + 1:
+        paths.add(entry.path)
+    if len(paths) > MAX_FILES + 1:
         raise DataError(f"the manifest names more than {MAX_FILES} files", where=where, hint=_HINT)
 
 

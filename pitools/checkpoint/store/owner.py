@@ -1,4 +1,4 @@
-"""Whose checkpoints a folder holds. A run that finds another run's, or another model's, must not go on from them."""
+"""The owner of a checkpoint folder: a run must not resume from checkpoints of another run or model."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ _OTHER_FOLDER_HINT = "give another checkpoint folder (PIT_CHECKPOINT_DIR), or mo
 
 
 class FolderOwner(Record, frozen=True, kw_only=True, tag="pit.checkpoint-owner/1"):
-    """Whose checkpoints these are. model: fingerprint of the names, shapes and dtypes of the training state."""
+    """The run of a checkpoint folder. model: fingerprint of the names, shapes and dtypes of the training state."""
 
     run: str
     model: str
 
 
 def claim_folder(folder: Path, run: str, model: str) -> None:
-    """Make a folder this run's and model's, or see that it is; any number of ranks may do so at once.
+    """Record a run and model as the owner of a folder, or check that they are; any number of ranks may call it.
 
-    Raises ConfigError when it is another's, a link, or holds what is not ours; NoSpace, ClusterError.
+    Raises ConfigError if the folder has another owner, is a link, or contains foreign files; NoSpace, ClusterError.
     """
-    mine = FolderOwner(run=run, model=model)
+    claim = FolderOwner(run=run, model=model)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             fsync_dir(folder.parent)
         _require_regular(folder)
-        if (theirs := read_owner(folder)) is None:
-            _require_claimable(folder, mine)
-            theirs = _write(folder, mine)
+        if (current := read_owner(folder)) is None:
+            _require_claimable(folder, claim)
+            current = _write(folder, claim)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError("not a folder", where=str(folder), hint=_OTHER_FOLDER_HINT) from error
     except OSError as error:
         raise from_os_error(error, folder) from error
-    if theirs.run != run:
-        what = f'these are the checkpoints of run "{theirs.run}", and this is "{run}"'
-        raise ConfigError(what, where=str(folder), hint=_OTHER_FOLDER_HINT)
-    if theirs.model != model:
-        what = f"these are checkpoints of another model ({theirs.model}) than this run's ({model})"
+    if current.run != run:
+        problem = f'these are the checkpoints of run "{current.run}", and this is "{run}"'
+        raise ConfigError(problem, where=str(folder), hint=_OTHER_FOLDER_HINT)
+    if current.model != model:
+        problem = f"these are checkpoints of another model ({current.model}) than this run's ({model})"
         hint = f"{_OTHER_FOLDER_HINT}; or give the run the model back that it began with"
-        raise ConfigError(what, where=str(folder), hint=hint)
+        raise ConfigError(problem, where=str(folder), hint=hint)
 
 
 def read_owner(folder: Path) -> FolderOwner | None:
-    """Who claimed a folder; None where nobody did. Raises ConfigError when its word cannot be read."""
+    """Return the owner of a folder; None if it has none. Raises ConfigError for an unreadable record."""
     path = folder / FILE_NAME
     try:
         with open_regular(path) as file:
@@ -64,7 +64,7 @@ def read_owner(folder: Path) -> FolderOwner | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         hint = "if the checkpoints beside it are this run's, remove the file: the next save writes it again"
         raise ConfigError(
-            f"it does not say whose checkpoints these are: {error}", where=str(path), hint=hint
+            f"the owner of these checkpoints cannot be read: {error}", where=str(path), hint=hint
         ) from error
 
 
@@ -75,8 +75,8 @@ def is_owned_by(owner: FolderOwner, manifest: CheckpointManifest) -> bool:
 
 def _require_regular(folder: Path) -> None:
     if folder.is_symlink():
-        what = f"the checkpoint folder is a symbolic link, to {folder.resolve()}"
-        raise ConfigError(what, where=str(folder), hint="give the folder itself (PIT_CHECKPOINT_DIR)")
+        problem = f"the checkpoint folder is a symbolic link, to {folder.resolve()}"
+        raise ConfigError(problem, where=str(folder), hint="give the folder itself (PIT_CHECKPOINT_DIR)")
     user, me = folder.stat().st_uid, os.geteuid()
     if me != 0 and user not in (me, 0):
         raise ConfigError(
@@ -85,25 +85,27 @@ def _require_regular(folder: Path) -> None:
 
 
 def _require_claimable(folder: Path, owner: FolderOwner) -> None:
-    """Nobody's folder may be empty, or hold checkpoints that say themselves that they are this run's."""
+    """Accept a folder without an owner only if it is empty, or its checkpoints are all of this run."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in (layout.LATEST, layout.QUARANTINE, FILE_NAME):
             continue
-        whose = None
+        run = None
         if layout.step_of(path) is not None and stat.S_ISDIR(path.lstat().st_mode):
             try:
                 manifest = load_manifest(path)
             except DataError:
-                continue  # half deleted: verification is who judges it
+                continue  # half deleted: its verification reports it
             if is_owned_by(owner, manifest):
                 continue
-            whose = manifest.run
-        what = f'it holds "{path.name}"' + (f' of run "{whose}"' if whose else ", which is not ours")
-        raise ConfigError(f"not a folder of this run's checkpoints: {what}", where=str(folder), hint=_OTHER_FOLDER_HINT)
+            run = manifest.run
+        problem = f'it holds "{path.name}"' + (f' of run "{run}"' if run else ", which is not ours")
+        raise ConfigError(
+            f"not a folder of this run's checkpoints: {problem}", where=str(folder), hint=_OTHER_FOLDER_HINT
+        )
 
 
 def _write(folder: Path, owner: FolderOwner) -> FolderOwner:
-    """Whoever links the name first owns the folder; the others read who that is."""
+    """Write the owner record by link(2): the first rank's record stays, and the others read it."""
     temporary = folder / f".{FILE_NAME}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:

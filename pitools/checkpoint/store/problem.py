@@ -10,7 +10,7 @@ ProblemKind = Literal["missing", "extra", "size", "digest", "unreadable", "manif
 
 
 class CheckpointProblem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-problem/1"):
-    """One file that is not what the manifest says, or a manifest that cannot be believed.
+    """A file that differs from the manifest, or an invalid manifest.
 
     path: relative to the checkpoint's folder; "" for the folder itself.
     """

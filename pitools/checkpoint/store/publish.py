@@ -1,12 +1,12 @@
-"""Making a checkpoint: every rank digests a share of what was written, rank 0 seals and shows it.
+"""Publish a checkpoint: every rank digests a share of the written files; rank 0 seals and renames the folder.
 
-    rank 0    place = layout.begin(folder, step, token)
-    all       … the framework writes layout.payload(place) …                barrier
-    all       digest_share(place, rank, world_size)                         barrier
-    rank 0    publish(folder, place, step, …)
+    rank 0    building = layout.create_building(folder, step, token)
+    all       … the framework writes layout.payload_path(building) …        barrier
+    all       digest_share(building, rank, world_size)                      barrier
+    rank 0    publish_checkpoint(folder, building, step, …)
 
-Files are durable first, then the manifest, then the folders' names; the rename shows it; the parent follows. A kill at
-any point leaves what stood before, or the new one whole.
+Files are synced first, then the manifest, then the folders; the rename publishes it; the parent is synced last. A kill
+at any point leaves the previous checkpoints, or the new one complete.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.record import Record, decode_json
 from pitools.store import publish as renaming
 
-_UNCOVERED = "was it written after the ranks had met, or do they see different folders?"
+_UNCOVERED = "written after the barrier, or the ranks use different folders?"
 
 
 class RankDigests(Record, frozen=True, kw_only=True, tag="pit.checkpoint-rank-digests/1"):
-    """What one rank digested."""
+    """The files that one rank digested."""
 
     rank: int
     files: tuple[FileEntry, ...]
 
 
 def rank_by_name(path: str, world_size: int) -> int:
-    """A rank for a file, the same at every rank, where nobody knows who wrote it."""
+    """Return a rank for a file, the same at every rank, for files whose writer is unknown."""
     return zlib.crc32(path.encode()) % world_size
 
 
@@ -54,24 +54,24 @@ def digest_share(
     threads: int = 0,
     known_digests: Mapping[str, FileDigest] = MappingProxyType({}),
 ) -> RankDigests:
-    """Digest this rank's files of a building folder, make them durable, and leave word for rank 0.
+    """Digest this rank's files of a building folder, sync them, and write the digests for rank 0.
 
-    rank_of_file: (path below `building`, ranks) → the rank that digests it; best the one that wrote it, which has it in
-    memory. known_digests: what this rank digested while it wrote it, and made durable: it is not read again. Call when
-    all have written. Raises NoSpace, ClusterError, DataError.
+    rank_of_file: (path below `building`, ranks) → the rank that digests it; best its writer, which has it in memory.
+    known_digests: digests that this rank computed while writing durable files, which are not read again. Call when all
+    ranks have written. Raises NoSpace, ClusterError, DataError.
     """
     try:
-        mine = layout.file_sizes(building, lambda path: rank_of_file(path, world_size) == rank)
-        had = {path: known_digests[path] for path in mine.keys() & known_digests.keys()}
-        entries = [_entry_of_written(building, path, mine.pop(path), found) for path, found in had.items()]
-        for path, found in hash_files(building, mine, threads=threads or default_threads(), sync=True):
-            if found.error:
-                raise found.error
-            if not found.digest:
+        sizes = layout.file_sizes(building, lambda path: rank_of_file(path, world_size) == rank)
+        reused = {path: known_digests[path] for path in sizes.keys() & known_digests.keys()}
+        entries = [_entry_of_written(building, path, sizes.pop(path), found) for path, found in reused.items()]
+        for path, digest in hash_files(building, sizes, threads=threads or default_threads(), sync=True):
+            if digest.error:
+                raise digest.error
+            if not digest.digest:
                 raise DataError(
                     "still being written while it was digested", where=str(building / path), hint=_UNCOVERED
                 )
-            entries.append(FileEntry(path=path, bytes=found.bytes, digest=found.digest))
+            entries.append(FileEntry(path=path, bytes=digest.bytes, digest=digest.digest))
         share = RankDigests(rank=rank, files=tuple(entries))
         # Not durable: after power loss the whole folder is a leftover.
         write_atomic(building / layout.DIGESTS_DIR / f"{rank}.json", msgspec.json.encode(share), durable=False)
@@ -92,10 +92,10 @@ def publish_checkpoint(
     loader: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Seal a building folder and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
+    """Seal a building folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
 
-    Where a whole checkpoint of that step stands already it stays, and this one goes; a damaged one is moved aside.
-    On failure the building folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
+    An existing complete checkpoint of that step stays, and this one is removed; a damaged one is moved aside. On
+    failure the building folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
     ClusterError.
     """
     final = layout.step_path(folder, step)
@@ -122,7 +122,7 @@ def publish_checkpoint(
                 )
             elif lookup.read_if_complete(final) is None:
                 quarantine.quarantine_checkpoint(final, (), cause_text="damaged, and saved again")
-        unreadable.clear_mark(final)  # of one that somebody removed
+        unreadable.clear_mark(final)  # of an earlier checkpoint of this step that was removed by hand
         if not renaming.publish_dir(building, final):
             layout.remove_building(building)
     except BaseException as error:
@@ -136,8 +136,8 @@ def publish_checkpoint(
 
 def _entry_of_written(place: Path, path: str, size: int, written: FileDigest) -> FileEntry:
     if size != written.bytes:
-        what = f"it has {size} bytes, and {written.bytes} were written"
-        raise DataError(what, where=str(place / path), hint=_UNCOVERED)
+        problem = f"it has {size} bytes, and {written.bytes} were written"
+        raise DataError(problem, where=str(place / path), hint=_UNCOVERED)
     return FileEntry(path=path, bytes=size, digest=written.digest)
 
 
@@ -160,6 +160,6 @@ def _merge_digests(building: Path, world_size: int) -> tuple[FileEntry, ...]:
         if name not in entries:
             raise DataError("no rank digested this file", where=str(building / name), hint=_UNCOVERED)
         if sizes.get(name) != entries[name].bytes:
-            what = f"it had {entries[name].bytes} bytes when it was digested, and now {sizes.get(name, 'none')}"
-            raise DataError(what, where=str(building / name), hint=_UNCOVERED)
+            problem = f"it had {entries[name].bytes} bytes when it was digested, and now {sizes.get(name, 'none')}"
+            raise DataError(problem, where=str(building / name), hint=_UNCOVERED)
     return tuple(entries[name] for name in sorted(entries))

@@ -1,4 +1,4 @@
-"""Bad checkpoints are moved aside, with what was found, and never deleted: a person may still want them."""
+"""Move damaged checkpoints aside, with the reason; they are never deleted, because a person may need them."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def quarantine_checkpoint(
     """
     folder = step_dir.parent
     stamp = timestamps.now_rfc3339()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    aside = folder / layout.QUARANTINE / f"{step_dir.name}.{stamp}.{secrets.token_hex(2)}"
+    target = folder / layout.QUARANTINE / f"{step_dir.name}.{stamp}.{secrets.token_hex(2)}"
     reason = QuarantineReason(
         t=timestamps.now_rfc3339(),
         path=str(step_dir.absolute()),
         problems=tuple(problems[:1000]),
-        reason=cause_text or (problems[0].text() if problems else "asked for"),
+        reason=cause_text or (problems[0].text() if problems else "requested"),
     )
     try:
-        aside.mkdir(parents=True)
-        # The reason first: what is moved is never without one.
-        write_atomic(aside / REASON_FILE, msgspec.json.format(msgspec.json.encode(reason), indent=1))
-        # Before it goes: `latest` never names what is not there.
+        target.mkdir(parents=True)
+        # The reason is written before the move, so that no moved checkpoint is without it.
+        write_atomic(target / REASON_FILE, msgspec.json.format(msgspec.json.encode(reason), indent=1))
+        # Before the move, so that `latest` never names a missing checkpoint.
         lookup.update_latest_link(folder, except_step=layout.step_of(step_dir))
         try:
-            os.rename(step_dir, aside / step_dir.name)
+            os.rename(step_dir, target / step_dir.name)
         except FileNotFoundError:
-            (aside / REASON_FILE).unlink(missing_ok=True)
-            aside.rmdir()
+            (target / REASON_FILE).unlink(missing_ok=True)
+            target.rmdir()
             return None
-        for made in (aside, aside.parent, folder):
-            fsync_dir(made)
+        for created in (target, target.parent, folder):
+            fsync_dir(created)
     except OSError as error:
         raise from_os_error(error, step_dir) from error
     unreadable.clear_mark(step_dir)
     lookup.update_latest_link(folder)
-    return aside / step_dir.name
+    return target / step_dir.name

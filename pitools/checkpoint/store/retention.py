@@ -1,4 +1,4 @@
-"""Which checkpoints stay. Removal is a rename first, so that nobody ever sees a part; two who prune do no harm."""
+"""Remove old checkpoints, by a rename first: no reader gets a part, and two processes may prune at the same time."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def prune_checkpoints(
     kept_steps: Collection[int] = (),
     dry_run: bool = False,
 ) -> list[PruneResult]:
-    """Remove all but the newest `keep_last` whole checkpoints and those whose steps `keep_every` divides, oldest first.
+    """Remove all but the newest `keep_last` complete checkpoints and every `keep_every`-th step, oldest first.
 
-    kept_steps: more that stay. The newest stays whatever is asked, as does what another process reads (`held.reading`),
-    what is damaged: that is for `quarantine`, and what cannot be removed. Raises UsageError, ClusterError.
+    kept_steps: further steps that stay. The newest always stays, as do checkpoints that a process reads, damaged ones
+    (see `quarantine`), and those that cannot be removed. Raises UsageError, ClusterError.
     """
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
     steps = lookup.complete_steps(folder)
-    found = []
+    checkpoints = []
     for step in reversed(steps):
         path = layout.step_path(folder, step)
         state: PruneState = "kept"
@@ -53,12 +53,12 @@ def prune_checkpoints(
             state = "would be removed"
         elif not reason:
             state, reason = _remove(path)
-        found.append(PruneResult(step=step, state=state, reason=reason, path=str(path)))
-    return found[::-1]
+        checkpoints.append(PruneResult(step=step, state=state, reason=reason, path=str(path)))
+    return checkpoints[::-1]
 
 
 def prune_after_save(folder: Path, keep_last: int = KEEP_LAST, keep_every: int = 0) -> None:
-    """As `prune_checkpoints`, after a save: what does not go is told and never raised, for what was saved is safe."""
+    """Prune after a save as `prune_checkpoints` does; failures are printed, not raised: the save has succeeded."""
     try:
         for record in prune_checkpoints(folder, keep_last, keep_every):
             if record.state == "failed":
@@ -68,12 +68,12 @@ def prune_after_save(folder: Path, keep_last: int = KEEP_LAST, keep_every: int =
 
 
 def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path]:
-    """Remove what killed saves and removals left, and say what; nothing while another process saves there.
+    """Remove the leftovers of killed saves and removals, and return them; none while another process saves there.
 
-    is_only_writer: the caller is in `locks.writer_lock`, which yielded True. Raises ClusterError.
+    is_only_writer: the caller holds `locks.writer_lock`, which yielded True. Raises ClusterError.
     """
-    left = layout.leftovers(folder)
-    if not left:
+    leftovers = layout.leftovers(folder)
+    if not leftovers:
         return []
     with contextlib.ExitStack() as stack:
         if not is_only_writer:
@@ -81,35 +81,35 @@ def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path
                 is_only_writer = stack.enter_context(locks.writer_lock(folder, timeout_s=0))
             except TryLater:
                 is_only_writer = False
-        # What is being removed is nobody's, whoever saves.
-        gone = [path for path in left if is_only_writer or path.name.startswith(layout.OLD_PREFIX)]
-        for path in gone:
+        # A removal that has begun may be finished by any process.
+        removable = [path for path in leftovers if is_only_writer or path.name.startswith(layout.OLD_PREFIX)]
+        for path in removable:
             layout.remove_building(path)
-    return gone
+    return removable
 
 
 def _keep_reason(step: int, last: Collection[int], every: int, keep: Collection[int]) -> str:
     if step in last:
         return f"of the newest {len(last)}"
     if step in keep:
-        return "asked for"
+        return "requested"
     return f"every {every}" if every and step % every == 0 else ""
 
 
 def _remove(path: Path) -> tuple[PruneState, str]:
     """Remove a checkpoint; returns what became of it, and why it is still there."""
-    aside = path.with_name(f"{layout.OLD_PREFIX}{path.name}.{secrets.token_hex(4)}")
+    renamed = path.with_name(f"{layout.OLD_PREFIX}{path.name}.{secrets.token_hex(4)}")
     try:
         with locks.exclusive_lock(path) as free:
             if not free:
                 return ("kept", "being read") if path.exists() else ("removed", "")
-            os.rename(path, aside)
+            os.rename(path, renamed)
             fsync_dir(path.parent)
     except FileNotFoundError:
-        return "removed", ""  # somebody else was faster
-    except OSError as error:  # somebody else's, or write-protected: the others may go
+        return "removed", ""  # by another process
+    except OSError as error:  # of another user, or write-protected: continue with the others
         return "failed", str(error.strerror)
-    layout.remove_building(aside)
+    layout.remove_building(renamed)
     return "removed", ""
 
 

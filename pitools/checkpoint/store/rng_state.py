@@ -1,7 +1,6 @@
-"""The random generators of every rank, beside the state: Python's, NumPy's, and the framework's own.
+"""The states of every rank's random generators, saved beside the training state: Python's, NumPy's, the framework's.
 
-A rank of another world size than the one that saved goes on with the state of its number where there was one; the
-others keep what they were seeded with.
+With another world size a rank restores the state of its rank number if there is one; the others keep their seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class FrameworkGenerators(Protocol):
 
 
 class RngState(NamedTuple):
-    """Where a process's generators are, as each of them tells it."""
+    """The states of a process's random generators, as each generator returns them."""
 
     python: Any
     numpy: Any

@@ -1,6 +1,6 @@
-"""What a training state is made of: names, types and shapes, in a file beside it and as a fingerprint.
+"""The schema of a training state: names, types and shapes, in a file beside it, and as a fingerprint.
 
-The fingerprint says that two differ, the file says where.
+The fingerprint detects a difference, the file names it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def write_schema(building: Path, table: Mapping[str, str]) -> None:
 
 
 def require_same_schema(folder: Path, table: Mapping[str, str]) -> None:
-    """Raises ConfigError naming the first difference where a folder's checkpoints are of another model.
+    """Raise ConfigError with the first difference if a folder's checkpoints are of another model.
 
-    Where no file says what that model was, it is left to `owner.claim`.
+    Without a schema file nothing is compared; `owner.claim_folder` compares the fingerprint.
     """
-    whose = owner.read_owner(folder)
-    if whose is None or whose.model == schema_fingerprint(table):
+    folder_owner = owner.read_owner(folder)
+    if folder_owner is None or folder_owner.model == schema_fingerprint(table):
         return
     for step in layout.listed_steps(folder):
         path = layout.step_path(folder, step) / STATE_SCHEMA_FILE
@@ -46,15 +46,15 @@ def require_same_schema(folder: Path, table: Mapping[str, str]) -> None:
                 theirs = decode_json(file.read(_MAX_BYTES), dict[str, str])
         except (OSError, msgspec.DecodeError):
             continue
-        if schema_fingerprint(theirs) == whose.model:
+        if schema_fingerprint(theirs) == folder_owner.model:
             raise ConfigError(_first_difference(theirs, table), where=str(path.parent), hint=_HINT)
 
 
 def _first_difference(saved: Mapping[str, str], current: Mapping[str, str]) -> str:
     for name in sorted(saved.keys() | current.keys()):
-        found, wanted = (table.get(name, "nothing") for table in (saved, current))
-        if found != wanted:
-            return f'of another model: "{name}" is {found} there, {wanted} here'
+        saved_type, current_type = (table.get(name, "nothing") for table in (saved, current))
+        if saved_type != current_type:
+            return f'of another model: "{name}" is {saved_type} there, {current_type} here'
     return "of another model"
 
 

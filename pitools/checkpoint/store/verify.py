@@ -15,11 +15,11 @@ from pitools.checkpoint.store.problem import CheckpointProblem, ProblemKind
 from pitools.core.errors import ConfigError, DataError
 from pitools.core.progress import Advance
 
-# No plain file stands there, and none will in a moment: a link, a socket, a device, what is not a file at all.
+# A special file at the path, which a retry would not change: a link, a socket, a device, or no file.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
 # Of the mean share, and bytes: so much more one rank may have to read, that none reads what another node will load.
 _MAX_IMBALANCE, _SMALL = 1.25, 16 << 20
-# More stray files than this are not told one by one.
+# Beyond this number, stray files are reported together.
 _MAX_EXTRAS = 1000
 
 
@@ -36,10 +36,10 @@ def verify_checkpoint(
     advance: Advance = lambda _: None,
     rank_of_file: RankOfFile | None = None,
 ) -> list[CheckpointProblem]:
-    """Everything wrong with a checkpoint, by path; [] when it is just what was saved.
+    """Return all problems of a checkpoint, by path; [] if it is as it was saved.
 
-    share: (rank, world size) of who looks: each reads some of the files, all look at the manifest.
-    only: of these files are the bytes read. rank_of_file: see `split_files`.
+    share: (rank, world size) of this reader: each reads some of the files, all read the manifest.
+    only: read only these files. rank_of_file: see `split_files`.
     """
     rank, world_size = share
     try:
@@ -54,13 +54,13 @@ def verify_checkpoint(
         away = isinstance(cause := error.__cause__, OSError) and cause.errno not in _NO_FILE
         kind: ProblemKind = "unreadable" if away else "manifest"
         return [_problem(step_dir, FILE_NAME, kind, "the checkpoint's manifest", error.message)]
-    found = [*_identity(step_dir, manifest)]
+    problems = [*_identity(step_dir, manifest)]
     if rank == 0:
-        found += _find_extra_files(step_dir, manifest)
-    mine = split_files(manifest.files, world_size, rank_of_file)[rank]
-    wanted = mine if only is None else [entry for entry in mine if entry.path in only]
-    found += _contents(step_dir, wanted, threads, advance)
-    return sorted(found, key=lambda problem: problem.path)
+        problems += _find_extra_files(step_dir, manifest)
+    entries = split_files(manifest.files, world_size, rank_of_file)[rank]
+    wanted = entries if only is None else [entry for entry in entries if entry.path in only]
+    problems += _contents(step_dir, wanted, threads, advance)
+    return sorted(problems, key=lambda problem: problem.path)
 
 
 def split_files(
@@ -81,7 +81,7 @@ def split_files(
         if max(sizes) <= _MAX_IMBALANCE * sum(sizes) / world_size + _SMALL:
             return shares
         shares = [[] for _ in range(world_size)]
-    # Back and forth over the ranks from the largest down: near to even without looking for the least loaded.
+    # From the largest down, back and forth over the ranks: nearly even, without searching for the least loaded.
     for number, entry in enumerate(sorted(files, key=lambda entry: (-entry.bytes, entry.path))):
         turn, place = divmod(number, world_size)
         shares[place if turn % 2 == 0 else world_size - 1 - place].append(entry)
@@ -93,22 +93,22 @@ def _identity(step_dir: Path, manifest: CheckpointManifest) -> Iterator[Checkpoi
         expected = "a checkpoint's name" if step is None else f"step {step}, as it is named"
         yield _problem(step_dir, FILE_NAME, "manifest", expected, f"step {manifest.step}")
     try:
-        whose = owner.read_owner(step_dir.parent)
+        folder_owner = owner.read_owner(step_dir.parent)
     except ConfigError:
-        return  # that is the folder's fault, and told by who claims it
-    if whose and not owner.is_owned_by(whose, manifest):
-        expected, got = (f"run {who.run}, model {who.model}" for who in (whose, manifest))
+        return  # a problem of the folder, which `claim_folder` reports
+    if folder_owner and not owner.is_owned_by(folder_owner, manifest):
+        expected, got = (f"run {record.run}, model {record.model}" for record in (folder_owner, manifest))
         yield _problem(step_dir, FILE_NAME, "owner", expected, got)
 
 
 def _find_extra_files(step_dir: Path, manifest: CheckpointManifest) -> Iterator[CheckpointProblem]:
-    known, told = {entry.path for entry in manifest.files} | {FILE_NAME}, 0
+    listed, reported = {entry.path for entry in manifest.files} | {FILE_NAME}, 0
     try:
         for path, entry in layout.walk_files(step_dir):
-            if path not in known:
+            if path not in listed:
                 yield _problem(step_dir, path, "extra", "nothing", _file_type(entry.stat(follow_symlinks=False)))
-                told += 1
-                if told == _MAX_EXTRAS:
+                reported += 1
+                if reported == _MAX_EXTRAS:
                     return
     except OSError as error:
         yield _problem(step_dir, "", "unreadable", "a folder", f"{error.filename}: {error.strerror}")
@@ -117,22 +117,22 @@ def _find_extra_files(step_dir: Path, manifest: CheckpointManifest) -> Iterator[
 def _contents(step_dir: Path, files: list[FileEntry], threads: int, advance: Advance) -> Iterator[CheckpointProblem]:
     expected = {entry.path: entry for entry in files}
     sizes = {entry.path: entry.bytes for entry in files}
-    for path, found in hash_files(step_dir, sizes, threads=threads or default_threads(), advance=advance):
-        if problem := _judge(step_dir, expected[path], found):
+    for path, digest in hash_files(step_dir, sizes, threads=threads or default_threads(), advance=advance):
+        if problem := _judge(step_dir, expected[path], digest):
             yield problem
 
 
-def _judge(step_dir: Path, entry: FileEntry, found: FileDigest) -> CheckpointProblem | None:
-    if isinstance(found.error, (FileNotFoundError, NotADirectoryError)):
+def _judge(step_dir: Path, entry: FileEntry, digest: FileDigest) -> CheckpointProblem | None:
+    if isinstance(digest.error, (FileNotFoundError, NotADirectoryError)):
         return _problem(step_dir, entry.path, "missing", "a file", "nothing")
-    if found.error and found.error.errno in _NO_FILE:
-        return _problem(step_dir, entry.path, "missing", "a file", str(found.error.strerror))
-    if found.error:
-        return _problem(step_dir, entry.path, "unreadable", "a file", str(found.error.strerror))
-    if found.bytes != entry.bytes:
-        return _problem(step_dir, entry.path, "size", str(entry.bytes), str(found.bytes))
-    if found.digest != entry.digest:
-        return _problem(step_dir, entry.path, "digest", entry.digest, found.digest)
+    if digest.error and digest.error.errno in _NO_FILE:
+        return _problem(step_dir, entry.path, "missing", "a file", str(digest.error.strerror))
+    if digest.error:
+        return _problem(step_dir, entry.path, "unreadable", "a file", str(digest.error.strerror))
+    if digest.bytes != entry.bytes:
+        return _problem(step_dir, entry.path, "size", str(entry.bytes), str(digest.bytes))
+    if digest.digest != entry.digest:
+        return _problem(step_dir, entry.path, "digest", entry.digest, digest.digest)
     return None
 
 

@@ -102,7 +102,7 @@ def test_damaged_owner(folder: Path, save: Save, data: bytes) -> None:
     """A damaged owner.json is told, with what to do; nothing is claimed by guessing."""
     owner.claim_folder(folder, RUN, MODEL)
     (folder / owner.FILE_NAME).write_bytes(data)
-    with pytest.raises(ConfigError, match="does not say whose"):
+    with pytest.raises(ConfigError, match="owner"):
         owner.claim_folder(folder, RUN, MODEL)
 
 
