@@ -1,4 +1,4 @@
-"""What a camera's frames are like: their light, and whether one lasts; and arrays too large to look at every item."""
+"""Collect statistics of camera frames (brightness, repeated frames), and of arrays too large to read every item."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from pitools.dataset.check.vectors import EpisodeParts, Floats, NonFiniteCounts
 _NOT_CAMERA_NAME = re.compile(r"depth|mask|segm|label|instance")
 _CAMERA_NAME = re.compile(r"image|rgb|cam|frame|video")
 _CHANNELS = (3, 4)
-# A camera that shows so many frames an episode lives, and one of its frames is frozen that lasts for so many.
+# A camera with this many distinct frames per episode works; a frame repeated for this many steps is frozen.
 _SLOW_CAMERA_STEPS = 4
-# Points of a frame, along each axis, that stand for its light.
+# Sampled points of a frame along each axis, for its brightness.
 _SAMPLE_POINTS = 48
-# Words of a frame that are compared first: two frames of a living camera differ in most of them.
+# Words of a frame that are compared first: two frames of a working camera differ in most of them.
 _PROBE_ROWS = 64
 
 
 def is_camera(name: str, row: tuple[int, ...], dtype: str) -> bool:
-    """Whether an array holds pictures of light: uint8 in three or four channels, or one if its name says so."""
+    """Return whether an array holds camera images: uint8 with three or four channels, or one if the name is a
+    camera's."""
     if dtype != "uint8" or len(row) not in (2, 3) or _NOT_CAMERA_NAME.search(name):
         return False
     colours = len(row) == 3 and (row[-1] in _CHANNELS or row[0] in _CHANNELS)
@@ -36,8 +37,9 @@ def is_camera(name: str, row: tuple[int, ...], dtype: str) -> bool:
 
 
 class SampledArray:
-    """An array whose items are too many: of each chunk the first and the last step, and an episode's, are looked at,
-    or all. bad: of those. looked: how many steps."""
+    """Finiteness of a large array. Checks the first and last step of each chunk and episode; with `deep`, all steps.
+
+    non_finite: counts of the checked steps. looked: number of checked steps."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
         self.name, self.non_finite, self.looked = name, NonFiniteCounts(len(offsets) - 1), 0
@@ -45,16 +47,16 @@ class SampledArray:
         self._lock = threading.Lock()
 
     def add_steps(self, start: int, rows: NDArray[Any]) -> None:
-        """Take in a run of steps, from any thread."""
-        at = self._sampled_rows(start, len(rows))
-        finite = np.isfinite(rows[at].reshape(len(at), -1)).all(axis=1)
+        """Add consecutive steps from `start` on. Thread-safe."""
+        sampled = self._sampled_rows(start, len(rows))
+        finite = np.isfinite(rows[sampled].reshape(len(sampled), -1)).all(axis=1)
         with self._lock:
-            self.looked += len(at)
+            self.looked += len(sampled)
             if not finite.all():
-                self.non_finite.add(EpisodeParts(self._offsets, start, len(rows)), start, at[~finite])
+                self.non_finite.add(EpisodeParts(self._offsets, start, len(rows)), start, sampled[~finite])
 
     def _sampled_rows(self, start: int, count: int) -> NDArray[np.intp]:
-        """Rows of a run that are looked at."""
+        """Return the rows to check, of `count` steps from `start` on."""
         if self._deep:
             return np.arange(count)
         stop = start + count

@@ -62,18 +62,18 @@ class ComparedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 @np.errstate(over="ignore", invalid="ignore")  # of sums that float64 cannot hold
 def check_drift(new: Manifest, parent: Manifest, bounds: Thresholds | None = None) -> list[Finding]:
-    """Yield the drift of a version from its parent, from the two manifests alone.
+    """Return findings on the drift of a version from its parent, from the two manifests alone.
 
     Only a `fault` forbids publishing. Without statistics in a manifest, values are not compared.
     """
     bounds = bounds or Thresholds()
     part = new_part(new, parent)
-    found = [*_schema(new, parent), *_lengths(part, parent, bounds), *_tasks(part, parent, bounds)]
-    told = parent.statistics or {}
-    for name in sorted(part.statistics.keys() & told.keys() & new.arrays.keys() & parent.arrays.keys()):
+    findings = [*_schema(new, parent), *_lengths(part, parent, bounds), *_tasks(part, parent, bounds)]
+    expected = parent.statistics or {}
+    for name in sorted(part.statistics.keys() & expected.keys() & new.arrays.keys() & parent.arrays.keys()):
         if _row(new.arrays[name]) == _row(parent.arrays[name]):
-            found += _values(name, new.arrays[name], part, told[name], bounds)
-    return list(bounds.apply_levels(found))
+            findings += _values(name, new.arrays[name], part, expected[name], bounds)
+    return list(bounds.apply_levels(findings))
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -93,16 +93,18 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
             tasks=tasks,
             appended=False,
         )
-    told, before = parent.statistics or {}, parent.tasks or {}
+    parent_statistics, parent_tasks = parent.statistics or {}, parent.tasks or {}
     return ComparedPart(
         episodes=new.episodes - parent.episodes,
         parent_episodes=parent.episodes,
         steps=new.steps - parent.steps,
         statistics={
-            name: _statistics_of_added(known, told[name]) if name in told and known.rows > told[name].rows else known
-            for name, known in statistics.items()
+            name: _statistics_of_added(total, old)
+            if (old := parent_statistics.get(name)) and total.rows > old.rows
+            else total
+            for name, total in statistics.items()
         },
-        tasks={task: count - before.get(task, 0) for task, count in tasks.items() if count > before.get(task, 0)},
+        tasks={task: added for task, count in tasks.items() if (added := count - parent_tasks.get(task, 0)) > 0},
         appended=True,
     )
 

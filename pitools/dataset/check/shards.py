@@ -120,7 +120,7 @@ class ShardChecker:
             yield damage_finding(shard, f"bad {flaw.kind}", flaw.got, flaw.expected)
 
     def _digest(self, shard: ShardFile, descriptor: int) -> list[Finding]:
-        """What the manifest says of the file's content, against it. Raises OSError."""
+        """Compare the file's digest with the manifest's. Raises OSError."""
         entry = shard.entry
         hasher, done, room = hasher_for(entry.digest), 0, self._thread_buffer(_BLOCK_BYTES).data
         while count := os.preadv(descriptor, [room], done):
@@ -132,7 +132,7 @@ class ShardChecker:
 
 
 def _steps(shard: ShardFile) -> tuple[int, int]:
-    """Rows of the array's first axis that the shard holds."""
+    """Return the steps of the shard, [start, stop)."""
     start, size = shard.coordinate[0] * shard.array.chunk[0], shard.array.chunk[0]
     return start, min(start + size, shard.array.shape[0])
 
@@ -142,7 +142,7 @@ def _make_read_into(descriptor: int) -> ReadInto:
 
 
 def _count_missing_chunks(shard: ShardFile, known: ChunkLayout, descriptor: int) -> int:
-    """Inner chunks of steps that are not stored. Raises Broken."""
+    """Return how many inner chunks of the array's steps are not stored. Raises ShardError."""
     if known.sharding is None:
         return 0
     window = BufferedFile(_make_read_into(descriptor), memoryview(bytearray(1)))
@@ -152,7 +152,7 @@ def _count_missing_chunks(shard: ShardFile, known: ChunkLayout, descriptor: int)
 
 
 def damage_finding(shard: ShardFile, problem: str, got: str, expected: str = "", check: str = "shard") -> Finding:
-    """A finding about the bytes of a shard."""
+    """Return a finding on the bytes of a shard."""
     return Finding(
         level="damage",
         check=check,

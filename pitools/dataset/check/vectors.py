@@ -1,4 +1,4 @@
-"""What the values of an array of vectors are like, episode by episode, gathered from its steps in any order."""
+"""Collect statistics of an array of vectors, for each episode, from blocks of steps in any order."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Rows of an array that stand for all where an order of values is asked for.
+# Rows sampled from an array for its quantiles.
 SAMPLE_ROWS = 100_000
 NO_STEP = np.iinfo(np.int64).max
 Floats = NDArray[np.float64]
 
 
 class EpisodeParts:
-    """The parts of episodes that a run of steps is made of.
+    """The episodes within a block of consecutive steps.
 
-    episodes: their numbers. begins: their first rows in the run. counts: rows of each.
+    episodes: their numbers. begins: first row of each in the block. counts: rows of each.
     """
 
     def __init__(self, offsets: NDArray[np.int64], start: int, count: int) -> None:
@@ -25,23 +25,23 @@ class EpisodeParts:
         high = int(np.searchsorted(offsets, start + count, "left"))
         begins = np.maximum(offsets[low:high], start) - start
         ends = np.minimum(offsets[low + 1 : high + 1], start + count) - start
-        kept = ends > begins  # an episode without steps has no part
-        self.episodes = np.arange(low, high)[kept]
-        self.begins, self.counts = begins[kept], (ends - begins)[kept]
+        nonempty = ends > begins
+        self.episodes = np.arange(low, high)[nonempty]
+        self.begins, self.counts = begins[nonempty], (ends - begins)[nonempty]
 
 
 class NonFiniteCounts:
-    """Rows with an item that is NaN or infinite. count, first: of each episode; first is a step of the dataset."""
+    """Rows with a NaN or infinite item. count: rows of each episode. first_steps: first such step of each episode."""
 
     def __init__(self, episodes: int) -> None:
         self.count = np.zeros(episodes, np.int64)
         self.first_steps = np.full(episodes, NO_STEP)
 
     def add(self, parts: EpisodeParts, start: int, rows: NDArray[np.intp]) -> None:
-        """Rows of a run that begins at the step `start`."""
-        which = parts.episodes[np.searchsorted(parts.begins, rows, "right") - 1]
-        np.add.at(self.count, which, 1)
-        np.minimum.at(self.first_steps, which, start + rows)
+        """Add non-finite rows of a block. start: first step of the block."""
+        episodes = parts.episodes[np.searchsorted(parts.begins, rows, "right") - 1]
+        np.add.at(self.count, episodes, 1)
+        np.minimum.at(self.first_steps, episodes, start + rows)
 
 
 class VectorStats:

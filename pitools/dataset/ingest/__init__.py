@@ -1,1 +1,1 @@
-"""Recordings into shards: grids, workers, and the files they write."""
+"""Write recordings into the shards of a version: chunk layout, plan, workers and files."""

@@ -13,7 +13,7 @@ from pitools.store import version_state
 from pitools.store.resolve import resolve_version, unusable_reason
 
 PARENT_LEASE_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
-# What is behind it most often, by what drifts.
+# The most frequent cause of each kind of drift, as a question.
 _DRIFT_HINTS = {
     "mean": "same units, joint order and calibration?",
     "deviation": "same units, and the same kind of motion?",
@@ -48,9 +48,9 @@ def parent_lease(parent: Path | None) -> Iterator[None]:
         if parent:
             try:
                 stack.enter_context(version_state.leased_version(parent, PARENT_LEASE_S, "an append"))
-            except ClusterError as error:  # in a root of somebody else's, whose `gc` cannot be told
-                print(f"pit: {error.where}: `gc` cannot be kept from it: {error.message}", file=sys.stderr)
-            version_state.read_quarantine(parent)  # one that cannot be read is told now, not when all is made
+            except ClusterError as error:  # the root of another user is not writable
+                print(f"pit: {error.where}: no lease, `gc` may remove the parent: {error.message}", file=sys.stderr)
+            version_state.read_quarantine(parent)  # fail on an unreadable quarantine now, not after the ingest
         yield
 
 
@@ -63,9 +63,9 @@ def enforce_drift_policy(findings: Sequence[Finding], parent: Path, *, fail_on_d
     faults = [finding for finding in findings if finding.level == "fault"]
     if faults and fail_on_drift:
         raise DriftError(
-            f"what is added is not like the parent: {len(faults)} faults, the first: {faults[0].reason}",
+            f"the added episodes drift from the parent: {len(faults)} faults, the first: {faults[0].reason}",
             where=str(parent),
-            hint="look at the recordings; --accept-drift takes them as they are, and makes nothing again",
+            hint="inspect the recordings; --accept-drift publishes them unchanged and reuses the finished shards",
         )
 
 
@@ -74,8 +74,8 @@ def inherit_quarantine(parent: Path, final: Path) -> None:
 
     Raises DataError for an unreadable record, NoSpace or ClusterError.
     """
-    known = version_state.read_quarantine(parent)
-    if known and not final.exists():
-        version_state.set_quarantine(final, known)
-        problem = "it" if known.whole_version else f"{len(known.episodes)} of the parent's episodes"
-        print(f"pit: {problem} stays in quarantine, as in the parent", file=sys.stderr)
+    quarantine = version_state.read_quarantine(parent)
+    if quarantine and not final.exists():
+        version_state.set_quarantine(final, quarantine)
+        subject = "the version" if quarantine.whole_version else f"{len(quarantine.episodes)} of the parent's episodes"
+        print(f"pit: {subject} stays in quarantine, as in the parent", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""How an array lies on disk: inner chunk, shard and codecs, a function of its shape, dtype and codec name alone.
+"""Choose an array's inner chunk, shard and codecs from its shape, dtype and codec name alone.
 
-The metadata is written here and not by zarr-python, so that a version's bytes do not depend on a library's release.
+This module writes the metadata, not zarr-python, so that a version's bytes do not depend on a library's release.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 SHARD_BYTES = 64 << 20
 LZ4_LEVEL = 5
 ZSTD_LEVEL = 3
-# One training window reads few chunks, and one chunk few steps that it does not want.
+# A training window then reads few chunks, and few steps outside the window.
 IMAGE_STEPS = 32
 LOW_DIM_STEPS = 256
 
@@ -25,7 +25,7 @@ _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 class ChunkGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """One array on disk: (steps, *row), `chunk` steps to an inner chunk and `shard` steps to a file."""
+    """Chunk layout of an array (steps, *row): `chunk` steps per inner chunk, `shard` steps per file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -35,43 +35,44 @@ class ChunkGrid(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> int:
-        """Number of shard files."""
+        """Return the number of shard files."""
         return math.ceil(self.shape[0] / self.shard)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one item."""
+        """Return the bytes of one item."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one step."""
+        """Return the bytes of one step."""
         return math.prod(self.shape[1:]) * self.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array itself."""
+        """Return the bytes of the uncompressed array."""
         return math.prod(self.shape) * self.itemsize
 
 
 def choose_grid(shape: tuple[int, ...], dtype: str, codec: str) -> ChunkGrid:
-    """Inner chunks of a power of two steps, up to 1 MiB, of images half that; shards of whole chunks up to 64 MiB.
+    """Return inner chunks of 2^n steps, up to 1 MiB (images: 512 KiB), and shards of whole chunks, up to 64 MiB.
 
-    A step of two or more axes is an image. A row larger than a chunk has a chunk of its own.
+    An array with two or more axes per step counts as images. A row above the limit is a chunk by itself.
     """
     steps, row = shape[0], shape[1:]
     row_bytes = math.prod(row) * np.dtype(dtype).itemsize
-    # Of the chunks at a window's ends a part is read in vain, and images have many bytes in a part.
+    # A window uses only a part of its first and last chunk; of images, the unused part has many bytes.
     limit, limit_bytes = (IMAGE_STEPS, CHUNK_BYTES // 2) if len(row) >= 2 else (LOW_DIM_STEPS, CHUNK_BYTES)
     chunk = min(limit, 1 << (max(1, limit_bytes // row_bytes).bit_length() - 1))
-    whole = math.ceil(max(steps, 1) / chunk) * chunk
-    shard = min(whole, max(chunk, SHARD_BYTES // row_bytes // chunk * chunk))
+    padded_steps = math.ceil(max(steps, 1) / chunk) * chunk
+    shard = min(padded_steps, max(chunk, SHARD_BYTES // row_bytes // chunk * chunk))
     return ChunkGrid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
 
 
 def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ...]:
-    """Names of an array's axes, without which xarray does not open it: `steps` is one axis of all arrays that have it,
-    any other is the array's own. With a colon they are no array's name, which would make coordinates of that."""
+    """Return the names of an array's axes, which xarray requires. Arrays along steps share the axis `steps`.
+
+    The colon keeps an axis' name distinct from array names: xarray makes an array named like an axis a coordinate."""
     own = tuple(f"{name}:{axis}" for axis in range(axes))
     return ("steps", *own[1:]) if along_steps else own
 
@@ -79,7 +80,7 @@ def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ..
 def array_metadata(
     grid: ChunkGrid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The metadata of an array."""
+    """Return the metadata of an array."""
     row = grid.shape[1:]
     zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(grid.dtype).kind, 0)
     sharding = {
@@ -103,24 +104,24 @@ def array_metadata(
 
 
 def group_metadata(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The metadata of a group."""
+    """Return the metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
 def encode(metadata: dict[str, Any]) -> bytes:
-    """The `zarr.json` of an array or a group."""
+    """Return the bytes of the `zarr.json` of an array or a group."""
     return msgspec.json.format(msgspec.json.encode(metadata), indent=1) + b"\n"
 
 
 def shard_path(name: str, index: int, axes: int) -> str:
-    """Path of a shard in the dataset, by its number along the first axis."""
+    """Return the path of a shard in the store. index: the shard's number along the first axis."""
     return f"{name}/c/{index}" + "/0" * (axes - 1)
 
 
 def _inner_codecs(grid: ChunkGrid) -> list[dict[str, Any]]:
-    """Core Zarr v3 names only, and crc32c last, so that no reader takes a flipped bit for data.
+    """Return codecs by core Zarr v3 names, crc32c last, so that every reader detects a flipped bit.
 
-    lz4: for NVMe (in blosc, shuffled where an item has more than one byte). zstd: for the archive. raw: as it is.
+    lz4: for NVMe (in blosc, shuffled for items of more than one byte). zstd: for the archive. raw: uncompressed.
     """
     codecs: list[dict[str, Any]] = [_BYTES if grid.itemsize > 1 else {"name": "bytes"}]
     if grid.codec == "lz4":

@@ -1,4 +1,4 @@
-"""All jobs of a plan, or one node's part of them: by worker processes, going on where others stopped."""
+"""Run the unfinished jobs of a plan, or one node's part of them, in worker processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pitools.dataset.ingest.staging_dir import StagingDir
 from pitools.store.digest import RANGE_BYTES
 from pitools.store.version_state import revalidate_nfs
 
-# Less than this is done before worker processes would have begun.
+# This much is done in this process before worker processes would have started.
 _SERIAL_BYTES = 64 << 20
 
 
@@ -34,17 +34,17 @@ def run_plan(
     finished: dict[str, FinishedJob] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> dict[str, FinishedJob]:
-    """Do what is not done yet, and return an entry for each job. With others that do the same the work is shared.
+    """Do the unfinished jobs and return an entry for each job; concurrent runs of the same plan share the work.
 
-    run: whose work it is; what journals of this run say is believed, of others' only what is found to be so. done:
-    entries that are known otherwise. part: (i, n) for the i-th of n nodes.
+    run: id of this run; its journals are trusted, shards in journals of other runs are verified. finished: further
+    trusted entries. part: (i, n) for the i-th of n nodes.
     """
     todo = plan.jobs[len(plan.jobs) * part[0] // part[1] : len(plan.jobs) * (part[0] + 1) // part[1]]
     queue = _JobQueue({plan.job_key(job): job for job in todo}, staging, run, finished or {})
     total = sum(plan.raw_bytes(job) for job in todo)
     hashed = sum(min(RANGE_BYTES, source.bytes) for source in plan.sources)
     workers = 1 if max(total, hashed) <= _SERIAL_BYTES else min(workers, len(todo))
-    entries = dict(queue.believed)
+    entries = dict(queue.trusted)
     with progress_bar("ingest", total) as advance:
         advance(sum(plan.raw_bytes(job) for job in todo if plan.job_key(job) in entries))
         for job, entry in worker_pool.run_jobs(partial(ShardWorker, plan, staging, run), queue.jobs(), workers=workers):
@@ -54,54 +54,55 @@ def run_plan(
 
 
 class _JobQueue:
-    """The jobs that are left, in order, while others may do the same ones from elsewhere.
+    """Yield the unfinished jobs in order, while other runs may work on the same jobs.
 
-    Where another run is at work the first job is one at random, and so is the next one wherever that run has been: so
-    the two soon are apart, and a job is done twice only where both take it up before either has written it down. What
-    others have done comes last, to be compared with what they wrote down. believed: entries of what this run has done.
+    If another run is active, the first job is random, and so is the next after each job that the other run did. The
+    two runs soon work far apart: a job is done twice only if both start it before either writes its journal entry.
+    Jobs done by other runs are last, to be verified. trusted: entries of this run.
     """
 
     def __init__(self, jobs: Mapping[str, Job], staging: StagingDir, run: str, done: Mapping[str, FinishedJob]) -> None:
-        revalidate_nfs(staging.journal)  # on a network file system, other nodes' journals may not show yet
+        revalidate_nfs(staging.journal)  # NFS may not show other nodes' journals yet
         self._jobs, self._keys, self._run = jobs, list(jobs), run
-        IngestJournal(staging.journal, run).close()  # by its name others see that somebody is here
+        IngestJournal(staging.journal, run).close()  # the file's name shows other runs that this one is active
         self._journals = JournalReader(staging.journal)
         self._journals.poll()
         own_jobs = {key: entry for key, entry in self._journals.entries.items() if self._journals.runs[key] == run}
-        self.believed = {key: entry for key, entry in {**own_jobs, **done}.items() if key in jobs}
-        self._given = set(self.believed)
+        self.trusted = {key: entry for key, entry in {**own_jobs, **done}.items() if key in jobs}
+        self._given = set(self.trusted)
 
     def jobs(self) -> Iterator[tuple[Job, FinishedJob | None]]:
-        """A job, and what another run has written down of it; one by one, as they are asked for."""
-        at = self._next_unfinished() if self._journals.has_other_runs(self._run) else 0
-        while at is not None:
-            if at == len(self._keys):  # those before the first one
-                at = self._next_unfinished()
+        """Yield each job, and another run's journal entry for it."""
+        index = self._next_unfinished() if self._journals.has_other_runs(self._run) else 0
+        while index is not None:
+            if index == len(self._keys):  # wrap around to the jobs before a random start
+                index = self._next_unfinished()
                 continue
-            key = self._keys[at]
-            at += 1
+            key = self._keys[index]
+            index += 1
             if key in self._given:
                 continue
             if key in self._journals.entries:
-                at = self._next_unfinished()
+                index = self._next_unfinished()
                 continue
             self._given.add(key)
             yield self._jobs[key], None
             self._journals.poll()
             if any(run != self._run and key in self._given for run, key in self._journals.new):
-                at = self._next_unfinished()
+                index = self._next_unfinished()
         for key in self._keys:
             if key not in self._given:
                 yield self._jobs[key], self._journals.entries[key]
 
     def _next_unfinished(self) -> int | None:
-        """Any job that nobody has done or been given here; None where there is none."""
-        left = [at for at, key in enumerate(self._keys) if key not in self._given and key not in self._journals.entries]
-        return secrets.choice(left) if left else None
+        """Return the index of a random job that is neither yielded nor done by any run; None if there is none."""
+        done = self._given | self._journals.entries.keys()
+        unfinished = [index for index, key in enumerate(self._keys) if key not in done]
+        return secrets.choice(unfinished) if unfinished else None
 
 
 def save_plan(plan: IngestPlan, staging: StagingDir, run: str) -> str:
-    """Leave the plan in the working folder, for the other nodes of this run; returns its digest. Raises OSError."""
+    """Write the plan into the staging folder for the other nodes of this run; return its digest. Raises OSError."""
     data = pickle.dumps((plan, staging))
     path = staging.path / f"plan.{run}"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -110,22 +111,21 @@ def save_plan(plan: IngestPlan, staging: StagingDir, run: str) -> str:
 
 
 def run_part(staging_path: str, plan_digest: str, number: int, count: int, workers: int) -> int:
-    """Do one node's part of a plan in a working folder, and return how many jobs it had. Called on that node.
+    """Do this node's part of the plan in a staging folder and return its number of jobs.
 
-    plan_digest: the run whose it is, and its digest, as `<run>.<digest>`. Raises DataError, NoSpace, ClusterError.
+    plan_digest: run id and digest of the plan, `<run>.<digest>`. Raises DataError, NoSpace, ClusterError.
     """
-    run, _, told = plan_digest.partition(".")
+    run, _, expected = plan_digest.partition(".")
     path = Path(staging_path) / f"plan.{run}"
     try:
         data = path.read_bytes()
-        # To load a pickle is to run it: the folder may be open to others, so nothing but our own will do.
-        if hashlib.sha256(data).hexdigest() != told:
-            raise ClusterError("it is not the plan that was left there", where=str(path), hint="run the ingest again")
-        made, place = pickle.loads(data)  # noqa: S301
-        return len(
-            run_plan(made, place, run=run, workers=workers or worker_pool.default_workers(), part=(number, count))
-        )
+        # Loading a pickle executes code, and other users may write to the folder: require the plan's own digest.
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise ClusterError("plan: changed since it was written", where=str(path), hint="run the ingest again")
+        plan, staging = pickle.loads(data)  # noqa: S301
+        workers = workers or worker_pool.default_workers()
+        return len(run_plan(plan, staging, run=run, workers=workers, part=(number, count)))
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not (Path(staging_path) / "store").is_dir():
-            return 0  # another ingest of the same was first: whoever began this one finds its version
+            return 0  # a concurrent ingest of the same recordings published the version first
         raise from_os_error(error, Path(staging_path)) from error

@@ -1,4 +1,4 @@
-"""From shards that are all there to a version: metadata, what is said of episodes, provenance, the manifest."""
+"""Complete a version whose shards are written: metadata, episode records, provenance and manifest."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def write_metadata(
     codec: str,
     array_attributes: Mapping[str, dict[str, Any]],
 ) -> bytes:
-    """Write every file but the shards of steps, the manifest last; returns its bytes. Raises OSError.
+    """Write all files except the shards of steps, the manifest last; return the manifest's bytes. Raises OSError.
 
-    array_attributes: what the recordings say of arrays, by name.
+    array_attributes: attributes that the recordings give each array, by name.
     """
     lines = (parent.episode_json if parent else b"") + episode_lines(recordings, _sources_before(parent))
     offsets = [*(parent.offsets[:-1] if parent else ()), *plan.offsets]
@@ -101,12 +101,12 @@ def provenance_records(
 
 
 def _digest_of_file(number: int, source: RecordingFile, ranges: Mapping[str, FinishedJob]) -> str:
-    found = [ranges[range_key(number, i)].digest for i in range(source.ranges)]
-    return f"{digest.ALGORITHM}:{found[0]}" if len(found) == 1 else digest.digest_ranges(map(bytes.fromhex, found))
+    hashes = [ranges[range_key(number, i)].digest for i in range(source.ranges)]
+    return f"{digest.ALGORITHM}:{hashes[0]}" if len(hashes) == 1 else digest.digest_ranges(map(bytes.fromhex, hashes))
 
 
 def _digest(recording: Recording, files: Sequence[tuple[RecordingFile, str]]) -> str:
-    """A file's own digest; a folder's is that of the list of its files, as `sha256sum` would write one."""
+    """Return a recording's digest: the file's, or for a folder that of its file list in the format of `sha256sum`."""
     if [source.path for source, _ in files] == [recording.path]:
         return files[0][1]
     lines = (f"{text}  {source.path.relative_to(recording.path)}\n" for source, text in files)
@@ -114,9 +114,9 @@ def _digest(recording: Recording, files: Sequence[tuple[RecordingFile, str]]) ->
 
 
 def group_attributes(recordings: Sequence[Recording], parent: ParentVersion | None) -> dict[str, Any]:
-    """The group's attributes: counts, the splits as episode numbers, and what each recording says of itself."""
-    before = parent.attributes if parent else {}
-    splits = {split: list(numbers) for split, numbers in before.get("splits", {}).items()}
+    """Return the group's attributes: counts, splits as episode numbers, and the attributes of each recording."""
+    inherited = parent.attributes if parent else {}
+    splits = {split: list(numbers) for split, numbers in inherited.get("splits", {}).items()}
     first = parent.manifest.episodes if parent else 0
     for recording in recordings:
         numbers = {episode.name: first + i for i, episode in enumerate(recording.episodes)}
@@ -124,12 +124,12 @@ def group_attributes(recordings: Sequence[Recording], parent: ParentVersion | No
             splits.setdefault(split, []).extend(numbers[name] for name in names if name in numbers)
         first += len(numbers)
     sources = [{"file": recording.path.name, "attributes": recording.attributes} for recording in recordings]
-    sources = [*before.get("sources", []), *sources]
+    sources = [*inherited.get("sources", []), *sources]
     return {"schema": SCHEMA, "episodes": first, "splits": splits, "sources": sources}
 
 
 def episode_lines(recordings: Sequence[Recording], sources_before: int = 0) -> bytes:
-    """JSON Lines, one object an episode, in order."""
+    """Return the episodes as JSON Lines, in order. sources_before: number of the parent's recordings."""
     return b"".join(
         msgspec.json.encode(
             {
@@ -147,7 +147,7 @@ def episode_lines(recordings: Sequence[Recording], sources_before: int = 0) -> b
 
 
 def count_tasks(lines: bytes) -> dict[str, int]:
-    """How many episodes have each instruction, by instruction; those without one are not counted."""
+    """Return the number of episodes of each instruction; episodes without an instruction are not counted."""
     languages = (msgspec.json.decode(line).get("language", "") for line in lines.splitlines())
     return dict(sorted(Counter(language for language in languages if language).items()))
 
@@ -187,20 +187,21 @@ def _episode_arrays(
 def _metadata(
     place: StagingDir,
     plan: IngestPlan,
-    others: Mapping[str, ChunkGrid],
+    episode_grids: Mapping[str, ChunkGrid],
     folds: Mapping[str, tuple[PartialStats, PartialStats]],
     group: dict[str, Any],
     array_attributes: Mapping[str, dict[str, Any]],
 ) -> Iterator[FileEntry]:
-    """The `zarr.json` of every array, `others` being those of episodes, and of every group above one. That of the store
-    holds all others, too: by it zarr-python lists them, and neither looks into folders nor warns of the manifest."""
-    grids = {**plan.grids, **others}
+    """Write the `zarr.json` of each array and group. episode_grids: layouts of the arrays of episodes.
+
+    The root's holds all others (consolidated): zarr-python then lists no folder and does not warn of the manifest."""
+    grids = {**plan.grids, **episode_grids}
     groups = {str(parent) for name in grids for parent in PurePosixPath(name).parents} - {"."}
     nodes = {name: chunking.group_metadata({}) for name in groups}
     for name, grid in grids.items():
-        kept = statistics_attribute(grid.shape[0] // grid.shard, folds[name][0]) if name in folds else {}
+        folded = statistics_attribute(grid.shape[0] // grid.shard, folds[name][0]) if name in folds else {}
         dimensions = chunking.dimension_names(name, len(grid.shape), along_steps=name in plan.grids)
-        nodes[name] = chunking.array_metadata(grid, {**array_attributes.get(name, {}), **kept}, dimensions)
+        nodes[name] = chunking.array_metadata(grid, {**array_attributes.get(name, {}), **folded}, dimensions)
     yield _write_file(place, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes)))
     for name, node in nodes.items():
         yield _write_file(place, f"{name}/{metadata.V3}", chunking.encode(node))

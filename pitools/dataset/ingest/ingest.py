@@ -42,12 +42,12 @@ from pitools.store.version_list import version_dirs
 from pitools.store.version_state import revalidate_nfs
 
 _PUBLISH_TRIES = 4
-# Of these may depend what bytes are made: two that differ in them do not share their work.
+# The written bytes may depend on these libraries: ingests with different releases do not share shards.
 _LIBRARIES = ("numcodecs", "numpy", "pillow", "av")
-# What a folder's absence is called, also by NFS.
+# Errors of a removed folder; ESTALE is NFS's.
 _REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)
 
-# Has other nodes take part in a folder's plan until all of `total` jobs are done, as `count()` counts them.
+# Called with (staging folder, plan digest, total jobs, count of finished jobs): runs the plan on other nodes.
 SubmitArray = Callable[[Path, str, int, Callable[[], int]], None]
 
 
@@ -80,16 +80,16 @@ def ingest(
     report: Path | None = None,
     submit_array: SubmitArray | None = None,
 ) -> VersionInfo:
-    """Write the recordings to `<root>/<name>/<version>/`; the same content and options again change nothing.
+    """Write the recordings to `<root>/<name>/<version>/`; repeating it with the same input and options changes nothing.
 
-    files: in natural order of their names, whatever order they are given in; each may be a folder. codec: "" is the
-    parent's, or lz4. skip: globs of array names to leave out. schema: file that says how to rename, cast, resize and
-    derive. append: version to begin with, of which whole shards are taken as they are. workers: processes, 0 for two a
-    core. skip_rejected: leave out episodes that cannot be taken. fail_on_drift: do not publish what `check.gate` finds
-    faults in next to the parent. report: file for a record of each episode. submit_array: has other nodes work too.
+    files: files or folders, ingested in natural order of their names. codec: "" for the parent's, or lz4. skip: globs
+    of array names to leave out. schema: file of renames, casts, resizes and derived arrays. append: parent version,
+    whose full shards are linked. workers: processes, 0 for two per core. skip_rejected: leave out rejected episodes.
+    fail_on_drift: do not publish if `check_drift` finds faults against the parent. report: file for one record per
+    episode. submit_array: runs the plan on other nodes too.
 
-    Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. What
-    was done before an interrupt, or on a full disk, is kept for the same call to go on from.
+    Raises UsageError, ConfigError, DataError for a bad recording, NoSpace or ClusterError for a bad destination. After
+    an interrupt or a full disk, the same call continues from the finished shards.
     """
     check_name(name)
     require_local_path(root, "root")
@@ -131,20 +131,20 @@ def ingest(
                 scanned = _without_unreadable(request, scanned, report)
                 continue
             tries -= 1
-            revalidate_nfs(root / name)  # somebody else's version may not show yet, on a network file system
-    raise TryLater("other processes keep removing the working folder", where=str(root), hint="run this again")
+            revalidate_nfs(root / name)  # NFS may not show another process's version yet
+    raise TryLater("staging folder: removed repeatedly by other processes", where=str(root), hint="run this again")
 
 
 def _without_unreadable(request: IngestRequest, scanned: ScanResult, report: Path | None) -> ScanResult:
     """Return the scan without unreadable episodes, after reading every episode once.
 
-    Raises DataError where none is left, TryLater where all can be read now.
+    Raises DataError if no episode remains, TryLater if all can be read now.
     """
     scan.check_unchanged(scanned.sources)
     episodes = [episode for recording in scanned.recordings for episode in recording.episodes]
     refused = unreadable_episodes.find_unreadable(episodes, request.workers)
     if not refused:
-        raise TryLater("an episode that could not be read can be read now", hint="run this again")
+        raise TryLater("episodes: a read failed before, all can be read now", hint="run this again")
     readable = scan.without_episodes(scanned, refused)
     if report:
         scan.write_report(readable, report)
@@ -166,7 +166,7 @@ def _find_published(request: IngestRequest, scanned: ScanResult) -> tuple[Versio
         try:
             version, manifest = describe_version(path)
         except DataError:
-            continue  # another version's damage is no matter here
+            continue  # damage of another version does not concern this ingest
         own_source = manifest.source[len(parent_source) :]
         same_parent = manifest.parent == (parent.version if parent else "") and version.version == path.name
         names = [(str(record.get("file")), record.get("bytes")) for record in own_source]
@@ -212,10 +212,10 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
         )
         return _publish(request, staging, data)
     except (DataError, UsageError) as error:
-        if isinstance(error, append_policy.DriftError):  # which may be accepted, and then nothing is to be made again
+        if isinstance(error, append_policy.DriftError):  # --accept-drift then reuses the finished shards
             _report_leftovers(staging, ingest_plan)
         else:
-            staging.remove()  # the same command would end here again
+            staging.remove()  # the same command would fail again
         raise
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in _REMOVED_ERRNOS and staging.is_gone():
@@ -291,7 +291,7 @@ def _write_shards(
         journals = JournalReader(staging.journal)
 
         def done() -> int:
-            staging.touch()  # it may be long until a first task runs
+            staging.touch()  # the first task may start much later
             return journals.poll()
 
         request.submit_array(staging.path, f"{run_id}.{execute.save_plan(plan, staging, run_id)}", len(plan.jobs), done)
@@ -337,7 +337,7 @@ class _Hasher:
 def _report_leftovers(staging: StagingDir, ingest_plan: IngestPlan) -> None:
     """Print how to resume or remove an interrupted ingest; remove it where no shard is done."""
     journals = JournalReader(staging.journal)
-    with contextlib.suppress(OSError):  # what went wrong is being told
+    with contextlib.suppress(OSError):  # an earlier error is already being raised
         journals.poll()
     shards = sum(not key.startswith("#") for key in journals.entries)
     if not shards:
@@ -345,7 +345,7 @@ def _report_leftovers(staging: StagingDir, ingest_plan: IngestPlan) -> None:
         return
     total = sum(grid.shards for grid in ingest_plan.grids.values())
     print(
-        f"pit: {shards} of {total} shards are kept in {staging.path}: run the same command to go on, or remove that "
-        "folder; `pit dataset gc` does when nobody has gone on for a week",
+        f"pit: {shards} of {total} shards are kept in {staging.path}: run the same command to continue, or remove "
+        "that folder; `pit dataset gc` removes it after a week without progress",
         file=sys.stderr,
     )

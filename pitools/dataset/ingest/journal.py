@@ -1,10 +1,10 @@
-"""What of an unfinished ingest is done, written down by each process in a file of its own, so that no lock is needed.
+"""Per-process journals of finished jobs, for resuming an ingest. Each process appends to its own file, without a lock.
 
-<work>/journal/<run>.<host>.<pid>.<random>.jsonl    one Entry a line; a last line without its end is not there
+<staging>/journal/<run>.<host>.<pid>.<random>.jsonl    one FinishedJob per line; an incomplete last line is ignored
 
-A line is written after its shard is on the disk under its name. It is a hint and no more: another run believes a shard
-only while the bytes that are there have the digest that the line says, so a lost line costs work, and a wrong one
-nothing. What a line says of a source's range is believed, for the folder is that of these very files, unchanged.
+A line is written after its shard is on disk under its final path. Another run verifies the shard's digest before using
+it, so a lost line costs work and a wrong line costs nothing. A range's line is trusted: the folder's key includes the
+fingerprints of the source files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pitools.dataset.ingest.statistics import PartialStats
 
 
 class FinishedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One job that is done: a shard by its path, or a range of a source file by their numbers, as `source/3/0`.
+    """A finished job. key: a shard's path, or `#FILE/RANGE` for a range of a source file, by their numbers.
 
-    digest: of the shard, as manifests say it; of a range, the hex digits alone. statistics: statistics of its steps.
+    digest: of a shard, as in manifests; of a range, the hex digits alone. statistics: those of the shard's steps.
     """
 
     key: str
@@ -33,7 +33,7 @@ class FinishedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class IngestJournal:
-    """One process's journal. run: whose work this is; entries of one's own run need not be looked at again."""
+    """One process's journal. run: id of the run, whose own entries are not verified again."""
 
     def __init__(self, folder: Path, run: str) -> None:
         name = f"{run}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.jsonl"
@@ -42,29 +42,29 @@ class IngestJournal:
         self._descriptor = os.open(folder / name, flags, 0o644)
 
     def append(self, entry: FinishedJob) -> None:
-        """One more is done. Raises OSError."""
+        """Append a finished job. Raises OSError."""
         line = memoryview(msgspec.json.encode(entry) + b"\n")
         while line:
             line = line[os.write(self._descriptor, line) :]
-        os.utime(self._folder.parent)  # by which `gc` sees that somebody is at work
+        os.utime(self._folder.parent)  # `gc` keeps recently changed folders
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 class JournalReader:
-    """All that stands in the journals of a folder, read once each, however often it is asked."""
+    """Read the journals of a folder incrementally: each line once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[str, int] = {}
         self.entries: dict[str, FinishedJob] = {}
         self.runs: dict[str, str] = {}  # key → the run that wrote it last
-        self.new: list[tuple[str, str]] = []  # run and key of what the last look brought
+        self.new: list[tuple[str, str]] = []  # (run, key) of the entries of the last poll
 
     def poll(self) -> int:
-        """Read what has come since; returns how many jobs are done."""
+        """Read lines added since the last poll; return the number of finished jobs."""
         self.new = []
         decode = msgspec.json.Decoder(FinishedJob).decode
         with contextlib.suppress(FileNotFoundError):
@@ -73,14 +73,14 @@ class JournalReader:
                     try:
                         entry = decode(line)
                     except (msgspec.DecodeError, UnicodeDecodeError):
-                        continue  # torn by a crash; its shard is made again
+                        continue  # torn by a crash; the shard is written again
                     self.entries[entry.key] = entry
                     self.runs[entry.key] = name.partition(".")[0]
                     self.new.append((self.runs[entry.key], entry.key))
         return len(self.entries)
 
     def has_other_runs(self, run: str) -> bool:
-        """Whether any other run has worked here, or is about to."""
+        """Return whether another run has a journal here."""
         with contextlib.suppress(FileNotFoundError):
             return any(name.partition(".")[0] != run for name in os.listdir(self._folder))
         return False

@@ -22,22 +22,22 @@ from pitools.store.manifest import ArraySchema
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.zarr.chunk_layout import chunk_layout
 
-STATISTICS = "statistics"  # attribute of an array: the fold over its full shards, for whoever appends
+STATISTICS = "statistics"  # attribute of an array: statistics of its full shards, for a later append
 _CODECS = {"raw": "raw", "blosc": "lz4", "zstd": "zstd"}
 
 
 class ParentVersion:
-    """A whole version of ours, open to be appended to. What is read of it is compared with its manifest's digests."""
+    """A complete version, opened as the parent of an append. Reads are verified against the manifest's digests."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Raises UsageError for a version of another dataset, DataError for a damaged one or a part of one."""
+        """Raises UsageError for a version of another dataset, DataError for a damaged version or a subset."""
         described, self.manifest = describe_version(path)
         where, self.path, self.version = str(path), path, described.version
         if self.manifest.name != name:
             problem = f'it is a version of "{self.manifest.name}", not of "{name}"'
             raise UsageError(problem, where=where, hint=f"--name {self.manifest.name}")
         if self.manifest.subset:
-            raise DataError("it is a part of a version", where=where, hint="append to the whole one")
+            raise DataError("parent: is a subset of a version", where=where, hint="append to the complete version")
         check_complete(path, self.manifest)
         self._store = VersionReader(path, verify=True)
         self.arrays: dict[str, ArraySchema] = {
@@ -51,13 +51,13 @@ class ParentVersion:
 
     @cached_property
     def codec(self) -> str:
-        """The codec of its arrays, by our name. Raises DataError where they are not all of one that we write."""
-        found = {
-            known.codec if (known := chunk_layout(self._store.metadata_of(name))) else None for name in self.arrays
-        }
-        if len(found) != 1 or None in found:
-            raise DataError("its arrays are not of one codec of ours", where=str(self.path), hint="ingest anew")
-        return _CODECS[str(found.pop())]
+        """Return the common codec of the arrays, as named in CODECS. Raises DataError if there is no such codec."""
+        layouts = (chunk_layout(self._store.metadata_of(name)) for name in self.arrays)
+        codecs = {layout.codec if layout else None for layout in layouts}
+        if len(codecs) != 1 or None in codecs:
+            problem = f"arrays: expected one codec of {', '.join(chunking.CODECS)}"
+            raise DataError(problem, where=str(self.path), hint="ingest the recordings without --append")
+        return _CODECS[str(codecs.pop())]
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ParentVersion:
 
     @cached_property
     def array_attributes(self) -> dict[str, dict[str, Any]]:
-        """What its arrays say of themselves, by name, but for what an ingest writes."""
+        """Return the attributes of each array by name, without those that an ingest writes."""
         return {name: drop_storage_attributes(self._metadata(name)["attributes"]) for name in self.arrays}
 
     @property
@@ -80,64 +80,59 @@ class ParentVersion:
         return self._store.episode_json
 
     def reusable_shards(self, grids: Mapping[str, ChunkGrid]) -> dict[str, int]:
-        """How many first shards of each array are, byte for byte, those of the larger one: its full ones, where both
-        are cut and encoded in the same way."""
+        """Return how many leading shards of each array can be linked: all full ones, if chunks and codecs are equal."""
         counts = {}
         for name, new in grids.items():
-            mine = msgspec.structs.replace(new, shape=(self.steps, *new.shape[1:]))
+            expected = msgspec.structs.replace(new, shape=(self.steps, *new.shape[1:]))
             stored = self._metadata(name) | {"attributes": {}}
             stored.pop("dimension_names", None)  # like attributes, no part of how chunks are stored
-            same = stored == json.loads(chunking.encode(chunking.array_metadata(mine)))
+            same = stored == json.loads(chunking.encode(chunking.array_metadata(expected)))
             counts[name] = self.steps // new.shard if same else 0
         return counts
 
     def base_statistics(self, linked: Mapping[str, int]) -> dict[str, PartialStats]:
-        """The statistics of those shards, folded, of each array that has kept them."""
-        found = {}
+        """Return the stored statistics of the linked shards, by array. linked: number of shards, by array."""
+        partials = {}
         for name, count in linked.items():
-            kept = self._metadata(name)["attributes"].get(STATISTICS)
-            if count and isinstance(kept, dict) and kept.get("shards") == count:
-                partial = msgspec.convert({key: kept[key] for key in kept if key != "shards"}, PartialStats)
+            stored = self._metadata(name)["attributes"].get(STATISTICS)
+            if count and isinstance(stored, dict) and stored.get("shards") == count:
+                partial = msgspec.convert({key: stored[key] for key in stored if key != "shards"}, PartialStats)
                 if len(partial.count) == column_count(self.arrays[name].shape[1:]):
-                    found[name] = partial
-        return found
+                    partials[name] = partial
+        return partials
 
     def _metadata(self, name: str) -> dict[str, Any]:
-        """An array's metadata, or the group's for "": as they were written, for what is wrong there would be passed on.
-
-        Raises DataError.
-        """
+        """Return the verified metadata of an array, or of the group for "". Raises DataError."""
         path = f"{name}/zarr.json".lstrip("/")
         try:
             return dict(json.loads(self._store.read_file(path)))
         except ValueError as error:
-            raise DataError(f"{path} is not readable: {error}", where=str(self.path), hint="ingest anew") from error
+            hint = "ingest the recordings without --append"
+            raise DataError(f"{path}: not valid JSON: {error}", where=str(self.path), hint=hint) from error
 
     def incompatibility(self, episode: Episode) -> RejectedEpisode | None:
-        """Why an episode cannot be appended, None when it has the parent's arrays."""
+        """Return why an episode cannot be appended, or None if its arrays are the parent's."""
         if reason := _array_difference(self.arrays, episode):
-            hint = "ingest it apart, or make it alike with --skip or --schema"
+            hint = "ingest it as another dataset, or change its arrays with --skip or --schema"
             where = f"{episode.path}: {episode.name}"
             return RejectedEpisode(name=episode.name, path=episode.path, reason=reason, hint=hint, where=where)
         return None
 
     def require_new(self, source: Sequence[Mapping[str, Any]]) -> None:
-        """Raises UsageError for a recording that it has already."""
-        mine = {known["digest"]: known["file"] for known in self.manifest.source if "digest" in known}
+        """Raise UsageError for a recording that the parent contains."""
+        files = {own["digest"]: own["file"] for own in self.manifest.source if "digest" in own}
         for record in source:
-            if record["digest"] in mine:
-                problem = f"{record['file']} is in it already, as {mine[record['digest']]}"
-                raise UsageError(
-                    problem, where=str(self.path), hint="leave it out; an append takes new recordings alone"
-                )
+            if record["digest"] in files:
+                problem = f"{record['file']}: the parent contains it, as {files[record['digest']]}"
+                raise UsageError(problem, where=str(self.path), hint="leave it out; append new recordings only")
 
     def may_contain(self, sizes: Sequence[int]) -> bool:
-        """Whether a recording of one of these sizes could be in it."""
-        return bool({known.get("bytes") for known in self.manifest.source} & set(sizes))
+        """Return whether the parent has a recording of one of these sizes, in bytes."""
+        return bool({own.get("bytes") for own in self.manifest.source} & set(sizes))
 
 
 def statistics_attribute(shards: int, partial: PartialStats) -> dict[str, Any]:
-    """The attribute by which an append goes on from an array's full shards; none where there is none."""
+    """Return the attribute with the statistics of an array's full shards; empty without a full shard."""
     return {STATISTICS: {"shards": shards, **msgspec.to_builtins(partial)}} if shards else {}
 
 
@@ -145,9 +140,7 @@ def _array_difference(arrays: Mapping[str, ArraySchema], episode: Episode) -> st
     for name in sorted(arrays.keys() ^ episode.columns.keys()):
         return f"it has no {name}, which the parent has" if name in arrays else f"the parent has no {name}"
     for name, column in episode.columns.items():
-        theirs = arrays[name]
-        if (column.row, np.dtype(column.dtype)) != (theirs.shape[1:], np.dtype(theirs.dtype)):
-            return (
-                f"a step of {name} is {column.dtype} {column.row}, but {theirs.dtype} {theirs.shape[1:]} in the parent"
-            )
+        array = arrays[name]
+        if (column.row, np.dtype(column.dtype)) != (array.shape[1:], np.dtype(array.dtype)):
+            return f"a step of {name} is {column.dtype} {column.row}, but {array.dtype} {array.shape[1:]} in the parent"
     return ""

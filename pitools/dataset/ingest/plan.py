@@ -1,10 +1,10 @@
-"""What there is to do in an ingest: shards to make, ranges of the recordings' files to hash, in a good order.
+"""Plan the jobs of an ingest: shards to write and ranges of source files to hash, ordered by step.
 
 steps:   0 ──── parent ────┤── recording 0 ──┤── recording 1 ──┤
-shards:  │ linked │ linked │ again  │  new   │  new   │ new    │     each made whole by one worker
-ranges:                     ▲   ▲   ▲   ▲   ▲ ▲   ▲   ▲   ▲   ▲      hashed just before they are read, or just
-                                                                     after: in the page cache, they come from the
-                                                                     disk once
+shards:  │ linked │ linked │rewrite │  new   │  new   │ new    │     each written by one worker
+ranges:                     ▲   ▲   ▲   ▲   ▲ ▲   ▲   ▲   ▲   ▲      hashed shortly before or after the shard is
+                                                                     read: the page cache then serves one of the
+                                                                     two reads
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShardJob(NamedTuple):
 
 
 class HashJob(NamedTuple):
-    """RANGE bytes of a source file, by their number in it; the last one may be shorter."""
+    """A range of RANGE_BYTES of a source file, by its number; the last range may be shorter."""
 
     file: int
     range_index: int
@@ -40,29 +40,28 @@ Job = ShardJob | HashJob
 
 
 class RecordingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is read, and what it was when it was scanned: (inode, bytes, time of last change in ns)."""
+    """A source file. fingerprint: (inode, bytes, mtime in ns) at the scan."""
 
     path: Path
     fingerprint: tuple[int, int, int]
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return the size in bytes."""
         return self.fingerprint[1]
 
     @property
     def ranges(self) -> int:
-        """How many ranges it has; an empty file has one."""
+        """Return the number of ranges; an empty file has one."""
         return max(1, math.ceil(self.bytes / RANGE_BYTES))
 
 
 class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker needs to know, in whatever process or node it is.
+    """The input of every worker, on all nodes.
 
-    grids: by name of the arrays along steps. offsets: (episodes + 1,), first steps of the episodes that come in,
-    counted from the parent's. sources: files that they lie in. parent: version that this one begins with, whose first
-    `reusable_shards` shards of each array are taken as they are. base_statistics: the fold of their statistics, where
-    it has kept that.
+    grids: layouts of the arrays along steps, by name. offsets: (episodes + 1,) first steps of the new episodes, which
+    follow the parent's steps. sources: their files. parent: version to append to, whose first `reusable_shards` shards
+    of each array are linked. base_statistics: stored statistics of those shards, by array.
     """
 
     grids: dict[str, ChunkGrid]
@@ -75,18 +74,18 @@ class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
     base_statistics: dict[str, PartialStats] = {}
 
     def job_key(self, job: Job) -> str:
-        """What the journal calls a job: a shard's path in the store, or a range's numbers."""
+        """Return a job's key in the journal: a shard's path in the store, or a range's numbers."""
         if isinstance(job, HashJob):
             return range_key(job.file, job.range_index)
         return shard_path(job.array, job.shard_index, len(self.grids[job.array].shape))
 
     def shard_steps(self, job: ShardJob) -> tuple[int, int]:
-        """[start, stop) of the steps in a shard."""
+        """Return the steps of a shard, [start, stop)."""
         grid = self.grids[job.array]
         return job.shard_index * grid.shard, min((job.shard_index + 1) * grid.shard, grid.shape[0])
 
     def raw_bytes(self, job: Job) -> int:
-        """Bytes of a shard's steps; 0 of a range."""
+        """Return the uncompressed bytes of a shard; 0 for a range."""
         if isinstance(job, HashJob):
             return 0
         start, stop = self.shard_steps(job)
@@ -94,7 +93,7 @@ class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def range_key(file: int, number: int) -> str:
-    """What the journal calls a range of a source file."""
+    """Return the journal key of a range of a source file."""
     return f"#{file}/{number}"
 
 
@@ -105,9 +104,9 @@ def jobs_in_order(
     files: Sequence[RecordingFile],
     first_steps: int,
 ) -> tuple[Job, ...]:
-    """All jobs by the steps they begin at, so that what lies close together is read close in time.
+    """Return all jobs ordered by their first step, so that neighbouring data are read close in time.
 
-    sources: numbers in `files` of each recording's files. first_steps: the step that the first recording begins at.
+    sources: indices into `files` of each recording's files. first_steps: first step of the first recording.
     """
     placed: list[tuple[float, int, int, Job]] = []
     for number, (name, grid) in enumerate(grids.items()):

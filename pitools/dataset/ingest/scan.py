@@ -30,7 +30,7 @@ from pitools.dataset.formats.schema_file import SchemaFile
 from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import RecordingFile
 
-_SERIAL_BELOW = 16  # recordings that are looked at in this process: a worker costs as much as looking at them
+_SERIAL_BELOW = 16  # so few recordings are scanned in this process: starting a worker takes as long
 _MAX_REPORTED = 20
 
 
@@ -131,13 +131,13 @@ def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:
 
 
 def _print_notes(notes: Iterable[tuple[Path, str]]) -> None:
-    """Print each note once, with the first recording that it is of."""
+    """Print each note once, with its first recording."""
     paths: dict[str, list[Path]] = {}
     for path, note in notes:
         paths.setdefault(note, []).append(path)
-    for note, found in list(paths.items())[:_MAX_REPORTED]:
-        more = f" (and {len(found) - 1} more recordings)" if len(found) > 1 else ""
-        print(f"pit: note: {found[0]}{more}: {note}", file=sys.stderr)
+    for note, recordings in list(paths.items())[:_MAX_REPORTED]:
+        more = f" (and {len(recordings) - 1} more recordings)" if len(recordings) > 1 else ""
+        print(f"pit: note: {recordings[0]}{more}: {note}", file=sys.stderr)
     if len(paths) > _MAX_REPORTED:
         print(f"pit: note: and {len(paths) - _MAX_REPORTED} more", file=sys.stderr)
 
@@ -157,7 +157,7 @@ def without_episodes(scan: ScanResult, rejected: Sequence[RejectedEpisode]) -> S
 def fingerprint(path: Path) -> tuple[int, int, int]:
     """Return inode, bytes and mtime (ns), which change when a file does. Raises DataError."""
     try:
-        # Opened, since on NFS a look at the name alone may be answered from memory.
+        # Open the file: on NFS, stat(2) of the path may return cached attributes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
@@ -170,9 +170,9 @@ def fingerprint(path: Path) -> tuple[int, int, int]:
 
 def warn_duplicates(source: Iterable[Mapping[str, Any]]) -> None:
     """Warn about byte-identical recordings; they are ingested all the same."""
-    seen: dict[str, str] = {}
+    first_files: dict[str, str] = {}
     for record in source:
-        if (first := seen.setdefault(record["digest"], record["file"])) is not record["file"]:
+        if (first := first_files.setdefault(record["digest"], record["file"])) is not record["file"]:
             print(f"pit: note: {record['file']} has the same bytes as {first}", file=sys.stderr)
 
 
@@ -185,8 +185,8 @@ def check_unchanged(sources: Iterable[RecordingFile]) -> None:
 
 def _natural_order(paths: Sequence[Path]) -> list[Path]:
     if not paths or len({path.resolve() for path in paths}) != len(paths):
-        raise UsageError("a recording is given twice" if paths else "no recording is given")
-    # By name as given: a link's own name is the recording's, what it points to may be a hash.
+        raise UsageError("recordings: one is given twice" if paths else "recordings: none given")
+    # Sort by the name as given: the target of a symbolic link may be named by a hash.
     return sorted(paths, key=lambda path: (natural_sort_key(path.name), natural_sort_key(str(path))))
 
 

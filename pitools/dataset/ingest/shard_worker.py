@@ -1,4 +1,4 @@
-"""What one worker does: a shard, from the recordings or the parent to its place in the store, or a digest."""
+"""Do one job of an ingest: write or link a shard, or hash a range of a source file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pitools.store import digest
 from pitools.store.manifest import FileEntry
 from pitools.store.reader.version_reader import VersionReader, repair_hint
 
-BLOCK_BYTES = 4 << 20  # of steps that are read, encoded and described while the processor has them in its cache
+BLOCK_BYTES = 4 << 20  # steps are read, encoded and summarised in blocks that fit the processor's cache
 _READ_BYTES = 1 << 20
-# What link(2) says where it cannot: of another file system, not supported or not permitted, or too many links.
+# link(2): another file system, not supported, not permitted, or too many links.
 _NO_LINK_ERRNOS = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
 class EpisodeSpan(NamedTuple):
-    """A run of one episode's steps, [start, stop) in the episode, and where it goes in the concatenated array."""
+    """Steps [start, stop) of an episode. offset: their first step in the concatenated array."""
 
     episode: Episode
     column: Column
@@ -45,7 +45,7 @@ class EpisodeSpan(NamedTuple):
 
 
 class ShardWorker:
-    """Does the jobs of a plan in a working folder, and writes down what is done."""
+    """Do jobs of a plan in a staging folder, and append each to the journal."""
 
     def __init__(self, plan: IngestPlan, staging: StagingDir, run: str) -> None:
         self._plan, self._staging = plan, staging
@@ -53,19 +53,19 @@ class ShardWorker:
         self._block, self._encoded = shard_writer.PageBuffer(), shard_writer.PageBuffer()
         self._reader = open_reader(plan.episodes[0])
         self._parent = VersionReader(plan.parent, verify=True) if plan.parent else None
-        self._kept = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
+        self._parent_files = {entry.path: entry for entry in self._parent.manifest.files} if self._parent else {}
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files."""
         self._reader.close()
         self._journal.close()
 
     def __call__(self, job: tuple[Job, FinishedJob | None]) -> tuple[Job, FinishedJob]:
-        """Do a job, unless it is found to be done as the entry says. Raises DataError for what cannot be read, OSError
-        for what cannot be written."""
-        todo, known = job
-        if known and (isinstance(todo, HashJob) or self._is_written(known)):
-            return todo, known
+        """Do a job, unless another run's entry for it is valid. Raises DataError for a failed read, OSError for a
+        failed write."""
+        todo, finished = job
+        if finished and (isinstance(todo, HashJob) or self._is_written(finished)):
+            return todo, finished
         key = self._plan.job_key(todo)
         if isinstance(todo, HashJob):
             entry = self._hash(key, todo)
@@ -77,7 +77,7 @@ class ShardWorker:
         return todo, entry
 
     def _is_written(self, finished: FinishedJob) -> bool:
-        """Whether a shard that a journal names is there, with the bytes that were written."""
+        """Return whether the shard of a journal entry exists with the entry's size and digest."""
         try:
             path = self._staging.store / finished.key
             return path.stat().st_size == finished.bytes and digest.digest_file(path) == (
@@ -96,11 +96,11 @@ class ShardWorker:
         return FinishedJob(key=key, bytes=len(data), digest=text, statistics=self._fold_statistics(job.array, partials))
 
     def _read_blocks(self, array: str, start: int, stop: int, partials: list[PartialStats]) -> Iterator[NDArray[Any]]:
-        """Steps [start, stop), a few chunks at a time in the same memory, and their statistics on the way."""
+        """Yield steps [start, stop) in blocks of a few chunks, in reused memory; append their statistics."""
         grid = self._plan.grids[array]
-        some = max(1, BLOCK_BYTES // (grid.chunk * grid.row_bytes)) * grid.chunk
-        for low in range(start, stop, some):
-            block = self._block.array((min(some, stop - low), *grid.shape[1:]), grid.dtype)
+        block_steps = max(1, BLOCK_BYTES // (grid.chunk * grid.row_bytes)) * grid.chunk
+        for low in range(start, stop, block_steps):
+            block = self._block.array((min(block_steps, stop - low), *grid.shape[1:]), grid.dtype)
             self._fill(array, block, low, low + len(block))
             if statistics.has_statistics(grid.dtype):
                 partials.append(statistics.stats_of_block(block, low))
@@ -113,9 +113,9 @@ class ShardWorker:
             self._parent.read_into(array, block[: end - start], start, end)
             block, start = block[end - start :], end
         for span in episode_spans(array, plan.episodes, plan.offsets, start, stop):
-            at = span.offset - start
+            row = span.offset - start
             try:
-                self._reader.read_into(span.column, block[at : at + span.stop - span.start], span.start, span.stop)
+                self._reader.read_into(span.column, block[row : row + span.stop - span.start], span.start, span.stop)
             except ChangedDuringRead:
                 raise
             except DataError as error:
@@ -130,12 +130,12 @@ class ShardWorker:
 
     def _link(self, key: str, job: ShardJob) -> FinishedJob:
         assert self._parent is not None
-        source, kept = self._parent.path / key, self._kept[key]
-        if not source.is_file() or source.stat().st_size != kept.bytes:
-            problem = f"{key} is missing, or has not {kept.bytes} bytes"
-            raise DataError(problem, where=str(self._parent.path), hint="append to a version that is whole")
+        source, entry = self._parent.path / key, self._parent_files[key]
+        if not source.is_file() or source.stat().st_size != entry.bytes:
+            problem = f"{key}: missing or truncated (expected {entry.bytes} bytes)"
+            raise DataError(problem, where=str(self._parent.path), hint="append to a complete version")
         try:
-            self._staging.put_file(key, lambda part: _link(source, part, kept))
+            self._staging.put_file(key, lambda part: _link(source, part, entry))
         except OSError as error:
             if error.errno not in _NO_LINK_ERRNOS:
                 raise
@@ -145,21 +145,19 @@ class ShardWorker:
             for _ in self._read_blocks(job.array, *self._plan.shard_steps(job), partials):
                 pass
         return FinishedJob(
-            key=key, bytes=kept.bytes, digest=kept.digest, statistics=self._fold_statistics(job.array, partials)
+            key=key, bytes=entry.bytes, digest=entry.digest, statistics=self._fold_statistics(job.array, partials)
         )
 
     def _copy(self, key: str, source: Path) -> None:
-        size = self._kept[key].bytes
-        whole = self._encoded.view(size)[:size]
+        entry = self._parent_files[key]
+        data = self._encoded.view(entry.bytes)[: entry.bytes]
         with source.open("rb", buffering=0) as file:
             done = 0
-            while count := file.readinto(whole[done:]):
+            while count := file.readinto(data[done:]):
                 done += count
-        if (
-            self._staging.put_file(key, lambda part: shard_writer.write_durable(part, whole, direct=True))
-            != self._kept[key].digest
-        ):
-            raise _damaged_error(source, self._kept[key])
+        copied = self._staging.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
+        if copied != entry.digest:
+            raise _damaged_error(source, entry)
 
     def _hash(self, key: str, job: HashJob) -> FinishedJob:
         source = self._plan.sources[job.file]
@@ -172,8 +170,8 @@ class ShardWorker:
 
 
 def _link(source: Path, part: Path, verified: FileEntry) -> str:
-    """Link a shard of the parent, which may be damaged since: it is read. Raises DataError, OSError."""
-    with contextlib.suppress(FileExistsError):  # no name but our own: NFS says so where an answer was lost
+    """Link a shard of the parent and verify its digest. Raises DataError for damage, OSError."""
+    with contextlib.suppress(FileExistsError):  # the name is unique: NFS repeats a request after a lost reply
         os.link(source, part)
     with open_regular(part) as file:
         if digest.digest_descriptor(file.fileno(), like_digest=verified.digest)[1] != verified.digest:
@@ -181,16 +179,16 @@ def _link(source: Path, part: Path, verified: FileEntry) -> str:
     return verified.digest
 
 
-def _damaged_error(source: Path, kept: FileEntry) -> DataError:
-    parent = source.parents[kept.path.count("/")]
-    problem = f"{kept.path} is damaged: its content is not what the manifest says"
+def _damaged_error(source: Path, entry: FileEntry) -> DataError:
+    parent = source.parents[entry.path.count("/")]
+    problem = f"{entry.path}: damaged, its digest differs from the manifest's"
     return DataError(problem, where=str(parent), hint=repair_hint(parent))
 
 
 def episode_spans(
     name: str, episodes: Sequence[Episode], offsets: Sequence[int], start: int, stop: int
 ) -> Iterator[EpisodeSpan]:
-    """What makes up steps [start, stop) of the concatenated array, in order."""
+    """Yield the spans of episodes that make up steps [start, stop) of the concatenated array, in order."""
     index = bisect_right(offsets, start) - 1
     while start < stop:
         first, end = offsets[index], min(stop, offsets[index + 1])
@@ -199,17 +197,17 @@ def episode_spans(
 
 
 def hash_source_range(key: str, path: Path, number: int, size: int) -> FinishedJob:
-    """The digest of `size` bytes of a file, from its range `number` on. Raises DataError when they are not there,
-    Unreachable where the file system fails for now: what is done is then kept."""
-    state, at, end = xxhash.xxh3_128(), number * digest.RANGE_BYTES, number * digest.RANGE_BYTES + size
+    """Return the digest of range `number` of a file, `size` bytes. Raises DataError for a truncated or unreadable file,
+    Unreachable for a transient failure of the file system: the ingest can then be resumed."""
+    state, offset, end = xxhash.xxh3_128(), number * digest.RANGE_BYTES, number * digest.RANGE_BYTES + size
     try:
         with path.open("rb", buffering=0) as file, mmap.mmap(-1, _READ_BYTES) as memory, memoryview(memory) as view:
-            while at < end:
-                count = os.preadv(file.fileno(), [view[: min(_READ_BYTES, end - at)]], at)
+            while offset < end:
+                count = os.preadv(file.fileno(), [view[: min(_READ_BYTES, end - offset)]], offset)
                 if not count:
                     raise changed_during_read(str(path))
                 state.update(view[:count])
-                at += count
+                offset += count
     except OSError as error:
         if error.errno in TRANSIENT_ERRNOS:
             raise Unreachable(f"cannot be read: {error.strerror}", where=str(path), hint="run this again") from error

@@ -1,9 +1,9 @@
-"""Shards, written once and whole: the `sharding_indexed` layout of Zarr v3, byte for byte as zarr-python writes it, but
-that large raw chunks are aligned.
+"""Write shards in Zarr v3's `sharding_indexed` layout, byte for byte as zarr-python does, except that large raw chunks
+are aligned.
 
-chunk 0, chunk 1, …, then the index: (offset, bytes) of each chunk as little-endian uint64, and its crc32c. A shard is
-put together in one page-aligned buffer that is used again and again, and goes to the disk in one write past the page
-cache: that takes a tenth of the processor time, and leaves the cache to the recordings.
+A shard is chunk 0, chunk 1, …, then the index: (offset, bytes) of each chunk as little-endian uint64, and its crc32c.
+It is assembled in one reused page-aligned buffer and written by one direct write (O_DIRECT): this takes a tenth of the
+processor time and leaves the page cache to the recordings.
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from pitools.dataset.ingest.chunking import LZ4_LEVEL, ZSTD_LEVEL, ChunkGrid
 from pitools.store import digest
 
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
-# Frames that begin at a multiple of this in their file are copied out of the page cache in two thirds of the time.
-# Chunks smaller than ALIGN_ABOVE_BYTES are mostly held in memory, and for them the gaps would count.
+# Copying an aligned chunk out of the page cache takes two thirds of the time of an unaligned one. Smaller chunks than
+# ALIGN_ABOVE_BYTES mostly stay in the reader's memory, and their gaps would cost space.
 ALIGNMENT, ALIGN_ABOVE_BYTES = 64, 64 << 10
 DIRECT_ABOVE_BYTES = 1 << 20  # below this a write through the cache costs less than waiting for the disk
 _PAGE = mmap.PAGESIZE
 
 
 class Compressor(Protocol):
-    """What numcodecs' codecs have in common."""
+    """A codec of numcodecs."""
 
     def encode(self, part: NDArray[Any]) -> bytes:
-        """The compressed bytes."""
+        """Return the compressed bytes."""
 
 
 class PageBuffer:
-    """Page-aligned memory that is used again: fresh pages cost as much as copying into them. `view` may be called
-    again only when nothing uses what it gave before."""
+    """Reusable page-aligned memory: fresh pages cost as much as copying into them. Each call of `view` or `array`
+    invalidates the previous result."""
 
     def __init__(self) -> None:
         self._memory = _map_memory(_PAGE)
 
     def view(self, size: int) -> memoryview:
-        """At least `size` bytes, whole pages."""
+        """Return at least `size` bytes, in whole pages."""
         if len(self._memory) < size:
             self._memory = _map_memory(_pages(size))
         return memoryview(self._memory)
 
     def array(self, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-        """An array of this shape, filled with what was there before."""
+        """Return an uninitialised array of this shape."""
         return np.frombuffer(self.view(_bytes(shape, dtype)), dtype, _items(shape)).reshape(shape)
 
 
 def _map_memory(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # huge pages: a fifth of the time to come by them, and a faster write
+    with contextlib.suppress(OSError):  # huge pages take a fifth of the time to allocate, and are written faster
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def encode_shard(blocks: Iterable[NDArray[Any]], grid: ChunkGrid, buffer: PageBuffer) -> memoryview:
-    """The bytes of a shard, in `buffer`. blocks: its steps in order, each of whole chunks but an array's last.
+    """Return the bytes of a shard, in `buffer`. blocks: its steps in order, in whole chunks except at the array's end.
 
-    A block may be filled anew once the next is asked for: blocks of a few MiB stay in the processor's cache.
+    The iterator may reuse a block's memory for the next block: blocks of a few MiB stay in the processor's cache.
     """
     count = grid.shard // grid.chunk
     table = np.full((count, 2), MISSING_CHUNK, "<u8")
-    # Room for the worst that a compressor makes of noise: zstd adds one byte in 256, blosc 16 to each chunk.
+    # The largest size of incompressible chunks: zstd adds one byte in 256, blosc 16 bytes per chunk.
     out = buffer.view(_bytes((grid.shard, *grid.shape[1:]), grid.dtype) * 33 // 32 + 256 * (count + 1))
     compressor, number, end = _compressor(grid), 0, 0
     for block in blocks:
         for start in range(0, len(block), grid.chunk):
             part = block[start : start + grid.chunk]
-            part = part.astype(part.dtype.newbyteorder("<"), copy=False)  # as the metadata say, on any machine
-            if len(part) < grid.chunk:  # a chunk is always whole; what lies beyond the array's end is zeros
+            part = part.astype(part.dtype.newbyteorder("<"), copy=False)  # the metadata's byte order, on any machine
+            if len(part) < grid.chunk:  # zeros fill the chunk beyond the array's end
                 part = np.concatenate([part, np.zeros((grid.chunk - len(part), *part.shape[1:]), part.dtype)])
             data = compressor.encode(part) if compressor else part.reshape(-1).view(np.uint8).data
             if not compressor and len(data) >= ALIGN_ABOVE_BYTES:
@@ -90,7 +90,7 @@ def encode_shard(blocks: Iterable[NDArray[Any]], grid: ChunkGrid, buffer: PageBu
 
 
 def _put_chunk(out: memoryview, offset: int, data: bytes | memoryview) -> int:
-    """Put data and its checksum at `offset`; returns where they end."""
+    """Copy data and its checksum to `offset`; return the offset of their end."""
     end = offset + len(data)
     out[offset:end] = data
     out[end : end + 4] = crc32c(data).to_bytes(4, "little")
@@ -98,9 +98,9 @@ def _put_chunk(out: memoryview, offset: int, data: bytes | memoryview) -> int:
 
 
 def write_durable(path: Path, data: memoryview | bytes, *, direct: bool = False) -> str:
-    """Write a new file that survives power loss, but for its name, and return its digest. Raises OSError.
+    """Write and fsync a new file, but not its folder; return its digest. Raises OSError.
 
-    direct: past the page cache. `data` is then the beginning of a Buffer's view.
+    direct: bypass the page cache. `data` is then the beginning of a PageBuffer's view.
     """
     direct = direct and len(data) >= DIRECT_ABOVE_BYTES and isinstance(data, memoryview)
     hasher = digest.Hasher()
@@ -108,7 +108,7 @@ def write_durable(path: Path, data: memoryview | bytes, *, direct: bool = False)
     try:
         _write(path, data, direct=direct)
     except OSError as error:
-        if not direct or error.errno != errno.EINVAL:  # a block larger than a page: rare, and no reason to fail
+        if not direct or error.errno != errno.EINVAL:  # a device whose blocks are larger than a page: rare
             raise
         path.unlink(missing_ok=True)
         _write(path, data, direct=False)
@@ -134,7 +134,7 @@ def _create(path: Path, *, direct: bool) -> int:
         try:
             return os.open(path, flags | os.O_DIRECT, 0o644)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # file systems without it, which create the file all the same
+            if error.errno != errno.EINVAL:  # no O_DIRECT here; the file is created nevertheless
                 raise
             path.unlink(missing_ok=True)
     return os.open(path, flags, 0o644)
@@ -147,7 +147,7 @@ def _write_all(descriptor: int, view: memoryview) -> None:
 
 
 def _compressor(grid: ChunkGrid) -> Compressor | None:
-    """The compressor that the metadata names. Blosc's own threads would write blocks in any order: it gets none."""
+    """Return the grid's compressor. Blosc's threads are off: they write blocks in any order."""
     if grid.codec == "lz4":
         from numcodecs import blosc
 

@@ -1,14 +1,13 @@
-"""Where an ingest works until all is there, shared without a lock by whoever is asked for the same.
+"""The staging folder of an ingest, shared without a lock by all processes that run the same ingest.
 
-<root>/.tmp/<name>.<key>/     key: a digest of what is asked, so that the same command goes on where another stopped
-    store/                    the version to be, file by file; renamed to <root>/<name>/<version> in the end
-    part/                     files that are being written, under names that are nobody else's
-    journal/                  what is done
+<root>/.tmp/<name>.<key>/     key: a digest of the request, so that the same command resumes in the same folder
+    store/                    the files of the version; renamed to <root>/<name>/<version> at the end
+    part/                     files being written, under unique names
+    journal/                  the journals of finished jobs
 
-What is written depends on what is asked alone. Two that work here share the work, by what each writes in the journal.
-A shard that both take up does no harm: who puts a file in its place puts the same bytes there, and whoever finds all
-of them there publishes. Nobody makes `store` but in `open`: once it was published, a late writer finds no place for its
-file, and nothing can be added to what is published.
+Concurrent ingests share the work by their journals. The bytes depend on the request alone, so a shard written twice
+does no harm: both writers rename the same bytes to the same path. Only `open_staging_dir` creates `store`: after its
+rename a late writer cannot create a file, so a published version is never changed.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
         OSError."""
         part = self.path / "part" / f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}"
         try:
-            found = write_file(part)
+            result = write_file(part)
             os.rename(part, self.file_path(path))
             part.unlink(missing_ok=True)  # of two links to one file, rename(2) leaves both
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        return found
+        return result
 
     def file_path(self, path: str) -> Path:
         """Return a file's path in the store; creates its folder, but never the store. Raises OSError."""
@@ -83,8 +82,7 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
         return not self.store.is_dir()
 
     def has_files(self, files: Iterable[FileEntry]) -> bool:
-        """Return whether all files exist with these sizes. False where the folder was removed and created anew
-        meanwhile."""
+        """Return whether all files exist with these sizes; False after another process recreated the folder."""
         try:
             return all((self.store / file.path).stat().st_size == file.bytes for file in files)
         except OSError:
@@ -98,7 +96,7 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
 
     def remove(self) -> None:
         """Remove the folder, and empty folders created for it."""
-        # Under another name first: whoever begins the same ingest now gets a folder of his own.
+        # Rename first: an ingest of the same request that starts now then creates its own folder.
         moved_aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             os.rename(self.path, moved_aside)
@@ -112,28 +110,28 @@ def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
     """Create or open the working folder of an ingest. Raises OSError, or ClusterError where others may write to it."""
     home = root / STAGING_DIR
     path = home / f"{name}.{key}"
-    made = tuple(folder for folder in (home, *home.parents) if not folder.exists()) or (home,)
-    place = StagingDir(path=path, created_dirs=made)
+    created_dirs = tuple(folder for folder in (home, *home.parents) if not folder.exists()) or (home,)
+    staging = StagingDir(path=path, created_dirs=created_dirs)
     try:
-        for _ in range(10):  # somebody may remove the empty `.tmp` in between
+        for _ in range(10):  # another process may remove the empty `.tmp` meanwhile
             try:
-                _create(place)
+                _create(staging)
             except FileNotFoundError:
                 continue
-            return place
+            return staging
     except OSError:
-        _remove_empty(made)
+        _remove_empty(created_dirs)
         raise
-    raise FileNotFoundError(errno.ENOENT, "another process keeps removing it", str(path))
+    raise FileNotFoundError(errno.ENOENT, "removed repeatedly by another process", str(path))
 
 
-def _create(place: StagingDir) -> None:
-    place.path.parent.mkdir(parents=True, exist_ok=True)
-    # What lies here is believed, or even run on other nodes: others may not write here, whatever the umask.
-    place.path.mkdir(mode=0o755, exist_ok=True)
-    if place.path.stat().st_mode & 0o022:
-        raise ClusterError("others may write to this unfinished ingest", where=str(place.path), hint="remove it")
-    for folder in (place.journal, place.path / "part", place.store):
+def _create(staging: StagingDir) -> None:
+    staging.path.parent.mkdir(parents=True, exist_ok=True)
+    # Journals are trusted and plans are unpickled on other nodes: no other user may write here, whatever the umask.
+    staging.path.mkdir(mode=0o755, exist_ok=True)
+    if staging.path.stat().st_mode & 0o022:
+        raise ClusterError("staging folder: writable by other users", where=str(staging.path), hint="remove it")
+    for folder in (staging.journal, staging.path / "part", staging.store):
         folder.mkdir(exist_ok=True)
 
 

@@ -1,8 +1,7 @@
-"""What the values of an array are like, made shard by shard on the way in, and the same however many workers there are.
+"""Compute the statistics of an array during the ingest, bit for bit the same for any number of workers.
 
-Each shard gives partial results over its own steps, and they are folded in the order of the shards, in float64: the
-bits depend on the content alone. Of images one frame in FRAME_SAMPLE_STEP is looked at, by its number in the whole
-array.
+Each shard gives partial results over its steps, which are folded in the order of the shards, in float64: the bits
+depend on the content alone. Of images, every FRAME_SAMPLE_STEP-th frame of the array is sampled.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ Floats = tuple[float, ...]
 
 
 class PartialStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows looked at, items among them that are not finite, and of each column the finite items' count, extremes, mean
-    and sum of squared distances from it."""
+    """Statistics of some steps: sampled rows, their non-finite items, and for each column the count, extremes, mean
+    and sum of squared deviations of the finite items."""
 
     rows: int
     non_finite: int = msgspec.field(name="bad")  # the keys of published versions
@@ -42,19 +41,19 @@ class PartialStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def column_count(row: tuple[int, ...]) -> int:
-    """How many numbers describe an array of this row: a vector's items, an image's channels, 1 for a plain (H, W), and
-    for what has more of them than a manifest should hold."""
+    """Return the number of columns of an array's statistics: a vector's items or an image's channels; 1 for (H, W)
+    and for more than MAX_COLUMNS."""
     last = row[-1] if len(row) in (1, 3) or len(row) > 3 else 1
     return last if last <= MAX_COLUMNS else 1
 
 
 def has_statistics(dtype: str) -> bool:
-    """Whether values of this dtype have an order: complex ones have none."""
+    """Return whether values of this dtype are ordered; complex ones are not."""
     return np.dtype(dtype).kind in "biuf"
 
 
 def stats_of_block(block: NDArray[Any], first: int) -> PartialStats:
-    """The partial of a shard's steps; `first` is the number of its first one in the array."""
+    """Return the statistics of a block of steps. first: index of the first step in the array."""
     row = block.shape[1:]
     if len(row) >= 2:
         block = block[-first % FRAME_SAMPLE_STEP :: FRAME_SAMPLE_STEP]
@@ -62,16 +61,16 @@ def stats_of_block(block: NDArray[Any], first: int) -> PartialStats:
 
 
 def fold_stats(partials: Iterable[PartialStats], width: int) -> PartialStats:
-    """All of them together, in this order, of an array with so many columns."""
+    """Combine partial statistics in this order. width: number of columns."""
     zeros = (0.0,) * width
-    nothing = PartialStats(
+    empty = PartialStats(
         rows=0, non_finite=0, count=(0,) * width, minimum=zeros, maximum=zeros, mean=zeros, squared_deviations=zeros
     )
-    return reduce(_add, partials, nothing)
+    return reduce(_add, partials, empty)
 
 
 def to_statistics(partial: PartialStats) -> Statistics:
-    """What the manifest says of it."""
+    """Return the statistics as the manifest records them."""
     deviation = (
         math.sqrt(squares / max(1, n)) for squares, n in zip(partial.squared_deviations, partial.count, strict=True)
     )
@@ -88,9 +87,9 @@ def to_statistics(partial: PartialStats) -> Statistics:
 def fold_shards(
     grid: ChunkGrid, partials: Iterable[PartialStats], base: PartialStats | None = None
 ) -> tuple[PartialStats, PartialStats]:
-    """Of an array's shards in order: the fold of those that are full, on which an append can build, and that of all.
+    """Return the statistics of an array's full shards, from which an append continues, and of all shards.
 
-    base: the fold of the first ones, where `partials` are the others.
+    partials: of the shards in order, without those that `base` covers.
     """
     rest, width = list(partials), column_count(grid.shape[1:])
     tail = len(rest) - (grid.shape[0] % grid.shard > 0)
@@ -105,24 +104,24 @@ def _slices(block: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 
 def _of_rows(block: NDArray[Any], width: int) -> PartialStats:
-    # Columns first, each of them contiguous: reducing along a last axis of three is ten times slower.
+    # Columns first, each contiguous: reducing along a last axis of three is ten times slower.
     items = np.ascontiguousarray(block.reshape(-1, width).T)
     return (_of_bytes if items.dtype == np.uint8 else _of_numbers)(items, len(block))
 
 
 def _of_bytes(items: NDArray[np.uint8], rows: int) -> PartialStats:
-    """In whole numbers: exact, where a product of floats depends on the kind of processor."""
+    """Compute in integers: exact, whereas products of floats depend on the processor type."""
     values = np.arange(256)
     histograms = [np.bincount(column, minlength=256) for column in items]
     n = items.shape[1]
     sums = [(int((histogram * values).sum()), int((histogram * values**2).sum())) for histogram in histograms]
-    seen = [np.flatnonzero(histogram) for histogram in histograms]
+    occurring = [np.flatnonzero(histogram) for histogram in histograms]
     return PartialStats(
         rows=rows,
         non_finite=0,
         count=(n,) * len(items),
-        minimum=tuple(float(found[0]) for found in seen),
-        maximum=tuple(float(found[-1]) for found in seen),
+        minimum=tuple(float(levels[0]) for levels in occurring),
+        maximum=tuple(float(levels[-1]) for levels in occurring),
         mean=tuple(total / n for total, _ in sums),
         squared_deviations=tuple((n * squares - total * total) / n for total, squares in sums),
     )
@@ -131,23 +130,23 @@ def _of_bytes(items: NDArray[np.uint8], rows: int) -> PartialStats:
 def _of_numbers(items: NDArray[Any], rows: int) -> PartialStats:
     values = items.astype(np.float64)
     finite = np.isfinite(values)
-    found = [column[kept] for column, kept in zip(values, finite, strict=True)]
+    columns = [column[is_finite] for column, is_finite in zip(values, finite, strict=True)]
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = [float(column.mean()) if len(column) else 0.0 for column in found]
-        squares = [float(((column - middle) ** 2).sum()) for column, middle in zip(found, mean, strict=True)]
+        mean = [float(column.mean()) if len(column) else 0.0 for column in columns]
+        squares = [float(((column - middle) ** 2).sum()) for column, middle in zip(columns, mean, strict=True)]
     return PartialStats(
         rows=rows,
         non_finite=int(values.size - finite.sum()),
-        count=tuple(map(len, found)),
-        minimum=tuple(float(column.min()) if len(column) else 0.0 for column in found),
-        maximum=tuple(float(column.max()) if len(column) else 0.0 for column in found),
+        count=tuple(map(len, columns)),
+        minimum=tuple(float(column.min()) if len(column) else 0.0 for column in columns),
+        maximum=tuple(float(column.max()) if len(column) else 0.0 for column in columns),
         mean=_clip_to_json(mean),
         squared_deviations=_clip_to_json(squares),
     )
 
 
 def _add(a: PartialStats, b: PartialStats) -> PartialStats:
-    """Chan's rule. Adding to nothing gives the other's own bits."""
+    """Combine two by Chan's rule. Adding an empty one keeps the other's bits."""
     if not a.rows or not b.rows:
         return b if b.rows else a
     both = [
@@ -180,5 +179,5 @@ def _add_column(a: PartialStats, b: PartialStats, at: int) -> tuple[int, float, 
 
 
 def _clip_to_json(values: Iterable[float]) -> Floats:
-    """JSON has no infinity; what overflows is said to be the largest number there is."""
+    """Clip infinities to the largest float64, and NaN to 0: JSON has neither."""
     return tuple(min(max(value, -_LARGEST), _LARGEST) if value == value else 0.0 for value in values)

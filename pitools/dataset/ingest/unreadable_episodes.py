@@ -1,4 +1,4 @@
-"""Episodes that cannot be read, though their metadata are whole: found by reading all, once one has been met."""
+"""Find the episodes that cannot be read although their metadata are complete, by reading all of them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from pitools.dataset.formats.model import (
 )
 from pitools.dataset.formats.readers import open_reader
 
-# What a network file system says for a while.
+# Transient errors of a network file system.
 TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO}
 _BLOCK_BYTES = 4 << 20
 
 
 def find_unreadable(episodes: Sequence[Episode], workers: int) -> tuple[RejectedEpisode, ...]:
-    """Read every array of the episodes, and return those that cannot be read, in order.
+    """Read every array of the episodes and return the unreadable episodes, in order.
 
-    Raises Changed for a file that is still being written, Unreachable where a file system fails for now.
+    Raises ChangedDuringRead for a file that is being written, Unreachable for a transient failure of a file system.
     """
-    found: dict[int, RejectedEpisode] = {}
+    rejected: dict[int, RejectedEpisode] = {}
     with progress_bar("verify", len(episodes), unit="episodes") as advance:
         for number, item in worker_pool.run_jobs(
             partial(_EpisodeReader, episodes), range(len(episodes)), workers=workers
         ):
             advance(1)
             if item:
-                found[number] = item
-    return tuple(found[number] for number in sorted(found))
+                rejected[number] = item
+    return tuple(rejected[number] for number in sorted(rejected))
 
 
 class _EpisodeReader:
-    """Reads episodes by their numbers."""
+    """Read episodes by their numbers."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
         self._episodes = episodes
         self._reader = open_reader(episodes[0])
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the files."""
         self._reader.close()
 
     def __call__(self, job: int) -> tuple[int, RejectedEpisode | None]:
@@ -62,10 +62,10 @@ class _EpisodeReader:
         except ChangedDuringRead:
             raise
         except DataError as error:
-            told = add_episode(error, episode)
-            if not isinstance(told, EpisodeUnreadable):
-                raise told from error
-            return job, rejection(episode.name, episode.path, told)
+            named_error = add_episode(error, episode)
+            if not isinstance(named_error, EpisodeUnreadable):
+                raise named_error from error
+            return job, rejection(episode.name, episode.path, named_error)
         return job, None
 
     def _read(self, column: Column) -> None:
@@ -77,9 +77,9 @@ class _EpisodeReader:
 
 
 def add_episode(error: DataError, episode: Episode) -> EpisodeUnreadable | Unreachable:
-    """The error of reading an episode, with its name and how to go on without it. Where the file system fails for now
-    that says nothing of the episode, which must not be left out for it."""
+    """Return a read error with the episode's name and a hint to skip it. A transient failure of the file system gives
+    Unreachable instead: it does not prove that the episode is damaged."""
     if isinstance(cause := error.__cause__, OSError) and cause.errno in TRANSIENT_ERRNOS:
         return Unreachable(error.message, where=error.where, hint="run this again")
     hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-refused"
-    return EpisodeUnreadable(f"{episode.name} cannot be read: {error.message}", where=error.where, hint=hint)
+    return EpisodeUnreadable(f"{episode.name}: cannot be read: {error.message}", where=error.where, hint=hint)

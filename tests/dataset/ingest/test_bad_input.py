@@ -85,7 +85,7 @@ def test_damaged_inside(corrupt, refused, workers) -> None:
     path = corrupt(1)
     error = refused(path, workers=workers)
     assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
-    assert error.message.startswith("demo_1 ")
+    assert error.message.startswith("demo_1: ")
     assert "--skip-refused" in error.hint
 
 

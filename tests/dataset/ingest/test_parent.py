@@ -157,7 +157,7 @@ def test_a_recording_of_the_parent_is_refused(tmp_path) -> None:
     one, two = record(tmp_path / "a.hdf5", [9], 1), record(tmp_path / "b.hdf5", [8], 2)
     first = ingest([one], root=tmp_path / "root", name="x")
     (tmp_path / "copy.hdf5").write_bytes(one.read_bytes())
-    with pytest.raises(UsageError, match=r"copy\.hdf5 is in it already, as a\.hdf5"):
+    with pytest.raises(UsageError, match=r"copy\.hdf5.* a\.hdf5"):
         ingest([tmp_path / "copy.hdf5", two], root=tmp_path / "root", name="x", append=Path(first.path))
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 
@@ -183,6 +183,7 @@ def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
     one, two, other = (record(tmp_path / f"{i}.hdf5", [100, 90 + i], i) for i in range(3))
     parent = Path(ingest([one], root=tmp_path / "root", name="x", codec="raw").path)
     shards = sorted((parent / "action/c").glob("*/0"), key=lambda path: int(path.parent.name))
+    name = "action/c/0/0"
     if damage == "swapped":
         exchange_names(shards[0], shards[1])
     elif damage == "flipped":
@@ -193,7 +194,7 @@ def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
         name = "episode_offsets/c/0" if damage == "lengths" else str(shards[-1].relative_to(parent))
         exchange_names(parent / name, third / name)
         assert (parent / name).stat().st_size == (third / name).stat().st_size
-    with pytest.raises(DataError, match="manifest"):
+    with pytest.raises(DataError, match=name):
         ingest([two], root=tmp_path / "root", name="x", append=parent)
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 
