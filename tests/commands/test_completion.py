@@ -68,7 +68,7 @@ def test_what_else_is_offered(runs: Path) -> None:
     assert [one.type for one in offered("launch", "run", "")] == ["file"]
     assert {"here", "there"} <= {one.value for one in offered("launch", "move", "x", "--site", "")}
     assert [(one.value, one.help) for one in offered("launch", "wh")] == [
-        ("why", "Why each attempt of a run ended, or why runs keep away from a node.")
+        ("why", "Explain why each attempt of a run ended, or why jobs exclude a node.")
     ]
     assert [one.value for one in offered("top")] == ["topology"]
     assert offered("launch", "shwo", "a-") is not None, "a wrong word is no traceback in a prompt"

@@ -37,7 +37,7 @@ def register_handler(attempt: Path, rank: int) -> None:
         faulthandler.enable()
         (attempt / "stacks").mkdir(mode=0o755, exist_ok=True)
         # Open until the process ends: the handler, in C, writes to the descriptor without Python.
-        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=own)  # noqa: SIM115
+        file = open(attempt / "stacks" / f"{rank}.txt", "ab", buffering=0, opener=open_0644)  # noqa: SIM115
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True, chain=False)
         _OPEN_FILES.append(file)
     except (OSError, ValueError, AttributeError) as error:  # stderr closed, or a platform without it
@@ -83,7 +83,7 @@ def _dump_rank(attempt: Path, rank: int, pid: int) -> None:
         head = f"\n== rank {rank}, process {process}, {timestamps.now_rfc3339()}\n"
         python = _is_python(process)
         text = _py_spy_dump(py_spy, process) if py_spy and python else ""
-        with open(path, "a", opener=own) as file:
+        with open(path, "a", opener=open_0644) as file:
             file.write(head + (text or _process_state(process)))
         # A program started by a command has no handler. With PYTHONFAULTHANDLER, SIGABRT writes the stacks to its log
         # and ends it, which happens next anyway.

@@ -42,7 +42,7 @@ def plan_rerun(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[
     """
     run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
     old_plan = planning.load_plan(run_dir)
-    request = provenance.in_own_code(run_dir, old_plan)
+    request = provenance.request_with_own_code(run_dir, old_plan)
     for data in old_plan.data:
         _check_dataset(data)
     request = msgspec.structs.replace(request, data={data.name: data.source for data in old_plan.data})

@@ -89,7 +89,7 @@ def get_or_query(
 
     if (cached := read_cached()) is not None:
         return cached
-    with taken(path.with_suffix(".lock"), timeout_s) as has_lock:
+    with lock_or_timeout(path.with_suffix(".lock"), timeout_s) as has_lock:
         if not has_lock:
             message = f"the query of another process took longer than {timeout_s:g} s"
             raise Unreachable(message, where=name, hint="try again later")

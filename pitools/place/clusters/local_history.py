@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pitools.core.fs import from_os_error, open_regular, write_atomic
-from pitools.core.locks import taken
+from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record
 from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 
@@ -119,7 +119,7 @@ def _append(site: str, record: Record) -> None:
     path = _history_path(site)
     line = msgspec.json.encode(record) + b"\n"
     try:
-        with taken(path.with_suffix(".lock"), math.inf):
+        with lock_or_timeout(path.with_suffix(".lock"), math.inf):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "ab", buffering=0) as file:
                 # A writer may have been killed within the last line: do not append to that.

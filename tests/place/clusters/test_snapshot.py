@@ -39,9 +39,9 @@ def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
     ("host", "kind", "what"),
     [
         ("closed", Unreachable, 'ssh to "closed" failed'),
-        ("garbage", ClusterError, "it is cut short"),
-        ("nothing", ClusterError, "it is cut short"),
-        ("half", ClusterError, "it is cut short"),
+        ("garbage", ClusterError, "truncated"),
+        ("nothing", ClusterError, "truncated"),
+        ("half", ClusterError, "truncated"),
         ("lines", ClusterError, "is missing in the list of nodes"),
         ("twice", ClusterError, "16 nodes with 8 distinct names"),
         ("billion", ClusterError, "more nodes in a list"),

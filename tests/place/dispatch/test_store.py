@@ -60,7 +60,7 @@ def test_a_queue_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "open"))
-    with pytest.raises(ClusterError, match="others can write"):
+    with pytest.raises(ClusterError, match="other users can write"):
         store.queue_dir()
 
 
