@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 
 from pitools.store.reader.read_stats import ReadStats, thread_stats
 
@@ -74,4 +74,5 @@ def _stop_threads(work: _Work, threads: list[Thread]) -> None:
         work.put(None)
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread is not current_thread():  # the garbage collector may run this in one of them
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pitools.loader.loader import Loader
+from pitools.loader.read_threads import ReadThreads
 from pitools.loader.sampling.protocol import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
@@ -44,3 +46,17 @@ def test_no_file_stays_open(record: Record, close: bool):
         assert open_files(path) == 0
     finally:
         gc.enable()
+
+
+def test_threads_that_are_dropped_in_one_of_them() -> None:
+    """The garbage collector may run in a thread of the pool: it must not join itself."""
+    pools, submitted = [ReadThreads(2)], threading.Event()
+
+    def drop() -> None:
+        submitted.wait(10)
+        pools.clear()
+        gc.collect()
+
+    part = pools[0].submit(drop)
+    submitted.set()
+    assert part.result(timeout=10) == 0
