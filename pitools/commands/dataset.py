@@ -6,7 +6,7 @@ import click
 
 from pitools.commands.lazy_group import LazyGroup
 
-# Module, what it calls the command, and a line of help: none is imported but the one that is used.
+# Command → its module, its name there, and a line of help. Only the module of the used command is imported.
 COMMANDS = {
     "ingest": ("dataset_ingest", "ingest", "Ingest recordings: HDF5, LeRobot, Zarr, JPEG rows."),
     "list": ("dataset_catalog", "list_command", "List the versions in a root, or those that match."),

@@ -137,14 +137,14 @@ def _print_version_notes(path: Path, version: object, parent: str) -> None:
     from pitools.store import retirement, tags, version_state
 
     assert isinstance(version, VersionInfo)
-    whole = path.resolve()
-    root, name = whole.parent.parent, whole.parent.name
-    named = sorted(tag for tag, value in tags.read_tags(root, name).items() if value.version == whole.name)
+    resolved = path.resolve()
+    root, name = resolved.parent.parent, resolved.parent.name
+    named = sorted(tag for tag, value in tags.read_tags(root, name).items() if value.version == resolved.name)
     quarantine = version_state.read_quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
     parts += [f"parent {parent}"] if parent else []
-    parts += ["retired"] if retirement.retirement_of(root, name, whole.name, whole) else []
+    parts += ["retired"] if retirement.retirement_of(root, name, resolved.name, resolved) else []
     if quarantine:
         parts.append(
             "in quarantine" if quarantine.whole_version else f"{len(quarantine.episodes)} episodes in quarantine"

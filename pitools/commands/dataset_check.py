@@ -34,7 +34,7 @@ _EXITS = "Exit codes: 0 at most warnings, 1 faults, 5 damage; 2 usage, 3 the fil
 )
 @click.option("--quarantine", is_flag=True, help="Exclude damaged or faulty episodes from training.")
 @click.option("--release", is_flag=True, help="Remove the quarantine; check nothing.")
-@click.option("--readers", type=click.IntRange(1, 64), help="Files read at once. [default: at most 4]")
+@click.option("--readers", type=click.IntRange(1, 64), help="Number of files read in parallel. [default: at most 4]")
 @format_option
 def check(
     dataset: str,
@@ -98,7 +98,7 @@ def _print_summary(summary: CheckSummary) -> None:
         for count, noun in ((summary.damage, "damage"), (summary.faults, "fault"), (summary.warnings, "warning"))
         if count
     )
-    frames = f", {summary.frames} frames looked at" if summary.frames else ""
+    frames = f", {summary.frames} frames checked" if summary.frames else ""
     click.echo(
         f"{summary.name} {summary.version}: {counts or 'nothing found'}; read {format_size(summary.read_bytes)} in "
         f"{summary.files} files{frames}, {format_duration(summary.wall_s)}",
@@ -110,9 +110,9 @@ def _print_quarantine(record: Quarantine | None, path: Path, summary: CheckSumma
     from pitools.store import version_state
 
     if record is None:
-        stands = "; what was put there before stays: --release lifts it" if version_state.read_quarantine(path) else ""
+        earlier = "; the earlier quarantine stays: --release lifts it" if version_state.read_quarantine(path) else ""
         of_all = ": no fault is of one episode alone" if summary.faults else ""
-        click.echo(f"nothing to put in quarantine{of_all}{stands}", err=True)
+        click.echo(f"nothing to put in quarantine{of_all}{earlier}", err=True)
     elif record.whole_version:
         click.echo("in quarantine: the whole version", err=True)
     else:

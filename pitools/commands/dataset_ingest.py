@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pitools.dataset.ingest.ingest import SubmitArray
 
 COLUMNS = ("name", "version", "episodes", "steps", "bytes", "files", "new", "path")
-ARRAY_CPUS = 4  # of each task, where --workers says nothing
+ARRAY_CPUS = 4  # CPUs of each array task without --workers
 LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 
 
@@ -58,7 +58,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     envvar="PIT_SITE",
     metavar="NAME",
     **SINGLE_VALUE,
-    help="The site whose Slurm runs the array.",
+    help="Site whose Slurm runs the array.",
 )
 @format_option
 def ingest(

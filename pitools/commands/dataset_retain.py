@@ -98,9 +98,9 @@ def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form:
     with Output(form, RETIRED_COLUMNS) as out:
         for path in [_version_dir(dataset) if undo else resolve_version(dataset, newest=False) for dataset in datasets]:
             if undo:
-                whole = path.absolute()
-                retirement.restore_version(whole.parent.parent, whole.parent.name, whole.name)
-                click.echo(f"{whole.parent.name} {whole.name}: not retired", err=True)
+                folder = path.absolute()
+                retirement.restore_version(folder.parent.parent, folder.parent.name, folder.name)
+                click.echo(f"{folder.parent.name} {folder.name}: not retired", err=True)
             else:
                 out(retirement.retire_version(path, reason=reason, grace_s=grace_s))
 
@@ -116,7 +116,7 @@ def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form:
     type=ROOT_TYPE,
     help="Folder of runs whose datasets stay; repeatable. [default: of all users of the site]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, without changes.")
 @site_option
 @format_option
 def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name: str, form: str) -> None:

@@ -41,15 +41,15 @@ class RebuildResult(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuild/
 def rebuild_version(
     path: Path, folders: Sequence[Path], *, to_publish: bool = False
 ) -> tuple[RebuildResult, list[VersionDifference]]:
-    """Ingest again what the version in folder `path` was made of, and compare. Reads only its manifest.
+    """Ingest a version's recordings again, and compare the result. Reads only the version's manifest.
 
     folders: where the recordings are, at any depth. to_publish: replace missing or damaged files of the version, or
-    publish the result beside it where it differs. Raises UsageError for missing recordings, DataError for a damaged
-    parent, and as `ingest`.
+    publish the result beside it if it differs. Raises UsageError for missing recordings, DataError for a damaged
+    parent, and the errors of `ingest`.
     """
-    whole = path.resolve()
-    root, name = whole.parent.parent, whole.parent.name
-    manifest, data = manifests.load_manifest(whole)
+    resolved = path.resolve()
+    root, name = resolved.parent.parent, resolved.parent.name
+    manifest, data = manifests.load_manifest(resolved)
     version = manifests.version_of(data)
     if manifest.subset:
         hint = f"rebuild version {manifest.subset.parent}, and stage this part of it again"
@@ -57,27 +57,27 @@ def rebuild_version(
     parent, records = _parent_and_records(root, name, manifest, str(path))
     files = find_recordings(records, folders, root)
     with contextlib.ExitStack() as stack:
-        for needed in (whole, *([parent] if parent else [])):
+        for needed in (resolved, *([parent] if parent else [])):
             stack.enter_context(version_state.leased_version(needed, _LEASE_S, f"rebuild of {name}/{version}"))
-        made = _ingest(files, records, stack.enter_context(_scratch_root(root, name)), manifest.name, parent)
-        known = manifests.load_manifest(made)[0]
-        differences = [] if made.name == version else list(compare.compare_manifests(manifest, known))
-        state = "identical" if made.name == version else _state(differences)
-        record = RebuildResult(name=name, version=version, rebuilt=made.name, state=state)
+        rebuilt = _ingest(files, records, stack.enter_context(_scratch_root(root, name)), manifest.name, parent)
+        known = manifests.load_manifest(rebuilt)[0]
+        differences = [] if rebuilt.name == version else list(compare.compare_manifests(manifest, known))
+        state = "identical" if rebuilt.name == version else _state(differences)
+        record = RebuildResult(name=name, version=version, rebuilt=rebuilt.name, state=state)
         if not to_publish:
             return record, differences
-        final = whole.parent / made.name
-        repaired = 0 if publish_dir(made, final) else _replace_damaged_files(final, made, known)
+        final = resolved.parent / rebuilt.name
+        repaired = 0 if publish_dir(rebuilt, final) else _replace_damaged_files(final, rebuilt, known)
         return RebuildResult(
-            name=name, version=version, rebuilt=made.name, state=state, path=str(final), repaired_files=repaired
+            name=name, version=version, rebuilt=rebuilt.name, state=state, path=str(final), repaired_files=repaired
         ), differences
 
 
 def _state(differences: Sequence[VersionDifference]) -> str:
-    other = {
+    extra_files = {
         (difference.kind, difference.subject) for difference in differences if difference.change != compare.SHARED_KIND
     }
-    return "same-files" if other == {("option", "pitools")} else "differs"
+    return "same-files" if extra_files == {("option", "pitools")} else "differs"
 
 
 def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], 
     places: dict[str, list[Path]] = {name: [] for name in wanted}
     for name in wanted:
         if is_version(name):  # a backfill of one of ours
-            places[name] += [found.parent for found in root.glob(f"*/{name}/{manifests.FILE_NAME}")]
+            places[name] += [path.parent for path in root.glob(f"*/{name}/{manifests.FILE_NAME}")]
     for folder in folders:
         if folder.name in wanted:
             places[folder.name].append(folder)
@@ -125,34 +125,34 @@ def _parent_and_records(
             raise UsageError(f"it was appended to {manifest.parent}, which is not there", where=where, hint=hint)
         records = records[len(manifests.load_manifest(parent)[0].source) :]
     if not records:
-        raise UsageError("its manifest does not say what it was made of", where=where)
+        raise UsageError("the manifest does not name its recordings", where=where)
     return parent, records
 
 
 def _ingest(
     files: Sequence[Path], records: Sequence[dict[str, Any]], scratch_root: Path, name: str, parent: Path | None
 ) -> Path:
-    """Repeat the ingest in a root of its own. All records of one ingest have the same options."""
+    """Repeat the ingest in a separate root. All records of one ingest have the same options."""
     from pitools.dataset.ingest.ingest import ingest
 
-    asked = records[0]
+    options = records[0]
     layouts = {str(record.get("layout", "auto")) for record in records}
-    schema = None
-    if held := asked.get("schema"):
-        schema = scratch_root / "schema.toml"
-        schema.write_text(str(held["text"]))
-    made = ingest(
+    schema_file = None
+    if schema := options.get("schema"):
+        schema_file = scratch_root / "schema.toml"
+        schema_file.write_text(str(schema["text"]))
+    version = ingest(
         files,
         root=scratch_root,
         name=name,
         layout=layouts.pop() if len(layouts) == 1 else "auto",
-        codec=str(asked.get("codec", "")),
-        skip=[str(glob) for glob in asked.get("skip", ())],
-        schema=schema,
+        codec=str(options.get("codec", "")),
+        skip=[str(glob) for glob in options.get("skip", ())],
+        schema=schema_file,
         append=parent,
         skip_rejected=any(record.get("refused") for record in records),
     )
-    return Path(made.path)
+    return Path(version.path)
 
 
 @contextmanager
@@ -171,21 +171,21 @@ def _scratch_root(root: Path, name: str) -> Iterator[Path]:
             folder.parent.rmdir()
 
 
-def _replace_damaged_files(final: Path, made: Path, manifest: Manifest) -> int:
+def _replace_damaged_files(final: Path, rebuilt: Path, manifest: Manifest) -> int:
     """Replace files of the published version that contradict its manifest. Returns their number."""
     if manifests.load_manifest(final)[0] != manifest:
         raise DataError("another version is in its place", where=str(final))
     count = 0
     for entry in manifest.files:
         try:
-            stands = digest.digest_file(final / entry.path) == (entry.bytes, entry.digest)
+            is_intact = digest.digest_file(final / entry.path) == (entry.bytes, entry.digest)
         except OSError:
-            stands = False
-        if stands:
+            is_intact = False
+        if is_intact:
             continue
         try:
             (final / entry.path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(made / entry.path, final / entry.path)
+            os.replace(rebuilt / entry.path, final / entry.path)
             fsync_dir((final / entry.path).parent)
         except OSError as error:
             raise from_os_error(error, final / entry.path) from error

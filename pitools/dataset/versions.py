@@ -82,20 +82,20 @@ def source_bytes(manifest: Manifest) -> int:
 
 def list_arrays(manifest: Manifest) -> Iterator[ArrayInfo]:
     """Yield one record per array, by name."""
-    known = manifest.statistics or {}
+    statistics_by_array = manifest.statistics or {}
     for name, schema in sorted(manifest.arrays.items()):
         sizes = [file.bytes for file in manifest.files if file.path.startswith(f"{name}/c/")]
-        found = known.get(name)
+        statistics = statistics_by_array.get(name)
         yield ArrayInfo(
             array=name,
             shape=schema.shape,
             dtype=schema.dtype,
             bytes=sum(sizes),
             files=len(sizes),
-            minimum=min(found.minimum, default=None) if found else None,
-            maximum=max(found.maximum, default=None) if found else None,
-            non_finite=found.non_finite if found else None,
-            statistics=found,
+            minimum=min(statistics.minimum, default=None) if statistics else None,
+            maximum=max(statistics.maximum, default=None) if statistics else None,
+            non_finite=statistics.non_finite if statistics else None,
+            statistics=statistics,
         )
 
 

@@ -1,1 +1,1 @@
-"""What is known of the versions in a root: which there are, what names them, what may go."""
+"""The versions in a root: list and search them, tag, quarantine and retire them."""

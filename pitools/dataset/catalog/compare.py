@@ -15,10 +15,10 @@ from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, FileEntry, Manifest, Statistics
 
 SHARED_KIND = "shared"
-# What a provenance record says of a file itself; the rest is how it was read.
+# Keys of a provenance record that describe the file itself; the others describe how it was read.
 _FILE_FIELDS = ("file", "bytes", "digest")
 _DIGITS = 12  # of a recording's digest, with each of its episodes
-# Of a manifest, besides what is compared part by part.
+# Keys of a manifest that are compared besides its parts.
 _FIELDS = ("name", "episodes", "steps", "subset")
 
 
@@ -84,16 +84,16 @@ def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDiffer
 
 
 def _sources(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
-    """How the recordings that two versions were made of differ, and what was asked to be made of them."""
+    """Yield the differences between two versions' recordings and ingest options."""
     contents, options = [], []
     for manifest in (left, right):
         records = _numbered([(str(record.get("file")), record) for record in manifest.source])
         contents.append({name: f"{entry.get('digest')}, {entry.get('bytes')} bytes" for name, entry in records.items()})
-        asked: dict[str, set[str]] = {}
+        option_values: dict[str, set[str]] = {}
         for record in manifest.source:
             for key in record.keys() - set(_FILE_FIELDS):
-                asked.setdefault(key, set()).add(_text(record[key]))
-        options.append({key: ", ".join(sorted(values)) for key, values in asked.items()})
+                option_values.setdefault(key, set()).add(_text(record[key]))
+        options.append({key: ", ".join(sorted(values)) for key, values in option_values.items()})
     yield from _compare_by_name("source", *contents)
     yield from _compare_by_name("option", *options)
 
@@ -107,7 +107,7 @@ def _compare_by_name(kind: str, left: Mapping[str, str], right: Mapping[str, str
 
 
 def _episodes(path: Path, manifest: Manifest) -> dict[str, str]:
-    """What each episode is, by the file it came from and its name there."""
+    """Return steps, source digest and instruction of each episode, by its recording and its name there."""
     if EPISODE_JSON not in manifest.arrays:
         return {}
     pairs = []
@@ -122,7 +122,7 @@ def _episodes(path: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def _numbered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """By name; the second and later of one name are told apart by a number."""
+    """Return the values by name; a number is appended to a repeated name."""
     counts: Counter[str] = Counter()
     numbered = {}
     for name, value in pairs:

@@ -1,7 +1,7 @@
-"""What a search needs to know of every version, in one local file that is only ever a shortcut.
+"""A local index of the versions in a root, so that a search does not read every manifest.
 
-It is believed as far as the folders it was made from have not changed since; of a dataset that did, only what changed
-is read again. A file that is damaged, of another release, or somebody else's counts for nothing.
+It is used as long as the folders that it was made from have not changed; of a changed dataset, only the changes are
+read. An index that is damaged, of another release, or of another user is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pitools.store.version_list import is_name, is_version, lost_manifest_of
 
 FORMAT = 2  # of the file
 _CHECKSUM_BYTES = 4
-# Two changes within one tick of the file system's clock look like one: so young a folder is read again.
+# Two changes within one tick of the file system's clock cannot be told apart: a folder this young is read again.
 _TICK_NS = 2_000_000_000
 _PROGRESS_AFTER = 500
 
@@ -49,12 +49,10 @@ class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DatasetIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One dataset. stamps: when a folder last changed (ctime), by its path; 0 where that was too recent to tell. rows:
-    oldest first.
+    """One dataset. stamps: ctime by folder path, 0 if it was too recent to be reliable. rows: versions, oldest first.
 
-    fields, tasks: what its versions have, names of arrays and instructions, one a line. tags: version by tag.
-    quarantined: number of episodes by version, -1 for all of it. damaged: folders of versions whose manifest could not
-    be read.
+    fields, tasks: array names and instructions of its versions, one per line. tags: version by tag. quarantined: number
+    of episodes by version, -1 for a whole version. damaged: folders of versions with an unreadable manifest.
     """
 
     stamps: dict[str, int]
@@ -76,7 +74,7 @@ class RootIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[PitError]]:
-    """What is in a root now, and what of it is damaged. rebuild: from the versions themselves."""
+    """Return a root's index, brought up to date, and the errors of damaged versions. rebuild: read all manifests."""
     cached = {} if rebuild else _read_index(root)
     names = sorted(folder.name for folder in os.scandir(root) if is_name(folder.name) and folder.is_dir())
     datasets: dict[str, DatasetIndex] = {}
@@ -95,7 +93,7 @@ def load_index(root: Path, *, rebuild: bool = False) -> tuple[RootIndex, list[Pi
 
 
 def index_path(root: Path) -> Path:
-    """Where the index of a root is kept. Two roots may have one file: whose it is stands in it."""
+    """Return the path of a root's index. Two roots may share a path: the index contains the root's."""
     folder = user_dirs.xdg_dir("XDG_CACHE_HOME", ".cache") / "pitools" / "datasets"
     return folder / f"{zlib.crc32(os.fsencode(root.absolute())):08x}.msgpack"
 
@@ -136,24 +134,24 @@ def _is_current(stamps: dict[str, int]) -> bool:
 
 
 def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: list[PitError]) -> DatasetIndex:
-    """What is there of a dataset. previous: what was known of it. errors: what is damaged is added here."""
+    """Return the index of a dataset. previous: its last index, to reuse. errors: damaged versions are appended here."""
     stamps = _dir_mtimes(root, name)
     try:
         folders = sorted(folder for folder in os.listdir(root / name) if not folder.startswith("."))
     except OSError as error:
         errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
         return DatasetIndex(stamps, (), damaged=(name,))
-    known = {row.folder: row for row in previous.rows} if previous else {}
+    old_rows = {row.folder: row for row in previous.rows} if previous else {}
     fields, tasks = _TextTable(previous.fields if previous else ()), _TextTable(previous.tasks if previous else ())
     damaged: list[str] = []
     rows = []
-    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(known) < _PROGRESS_AFTER):
+    for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(old_rows) < _PROGRESS_AFTER):
         if not mtime_ns:
-            if lost := lost_manifest_of(root / name / folder):
-                errors.append(lost)
+            if lost_manifest := lost_manifest_of(root / name / folder):
+                errors.append(lost_manifest)
                 damaged.append(folder)
             continue
-        row = known.get(folder)
+        row = old_rows.get(folder)
         if row is None or row.mtime_ns != mtime_ns:
             try:
                 row = _version_row(root / name / folder, mtime_ns, fields, tasks)
@@ -164,12 +162,14 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         rows.append(row)
     tagged: dict[str, str] = {}
     gone: tuple[str, ...] = ()
-    held: dict[str, int] = {}
+    quarantined: dict[str, int] = {}
     try:
         tagged = {tag: value.version for tag, value in tags.read_tags(root, name).items()}
         gone = tuple(retirement.read_retirements(root, name))
-        kept = version_state.list_names(version_state.quarantine_file(root, name, "").parent, ".json")
-        held = {path.stem: count for path in kept if (count := _quarantined_count(root / name / path.stem))}
+        quarantine_names = version_state.list_names(version_state.quarantine_file(root, name, "").parent, ".json")
+        quarantined = {
+            path.stem: count for path in quarantine_names if (count := _quarantined_count(root / name / path.stem))
+        }
     except (PitError, OSError) as error:
         errors.append(
             error if isinstance(error, PitError) else from_os_error(error, version_state.catalog_dir(root, name))
@@ -177,22 +177,22 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         damaged.append(version_state.CATALOG)
     rows.sort(key=lambda row: (row.mtime_ns, row.folder))
     return DatasetIndex(
-        stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, held, tuple(damaged)
+        stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, quarantined, tuple(damaged)
     )
 
 
 class _TextTable:
     """Texts by number. Most versions of a dataset have the same."""
 
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.numbers = {text: number for number, text in enumerate(known)}
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self.numbers = {text: number for number, text in enumerate(texts)}
 
     def __call__(self, lines: list[str]) -> int:
         return self.numbers.setdefault("\n".join(lines), len(self.numbers))
 
 
 def _dir_mtimes(root: Path, name: str) -> dict[str, int]:
-    """The folders that a dataset's part is made of; one that is missing shows in the one above when it is made."""
+    """Return the mtimes of the folders that affect a dataset's index; a missing one changes its parent when created."""
     home = version_state.catalog_dir(root, name)
     folders = [root / name]
     if home.is_dir():
@@ -213,7 +213,7 @@ def _dir_mtimes(root: Path, name: str) -> dict[str, int]:
 
 
 def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[tuple[str, int]]:
-    """The folders of versions and their manifests' times of last write, 0 for one that has none."""
+    """Yield the folders of versions, each with its manifest's mtime, 0 without a manifest."""
     with progress_bar(f"index {home.name}", len(folders), unit="versions", quiet=quiet) as advance:
         for folder in folders:
             advance(1)

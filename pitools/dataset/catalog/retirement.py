@@ -33,7 +33,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
         grace_s=grace_s,
     )
     file = version_state.retired_file(root, name, version)
-    for written in (False, True):  # a tag may be set meanwhile: one of the two sees the other
+    for written in (False, True):  # checked before and after the write: a tag may be set meanwhile
         if named := [tag for tag, value in tags.read_tags(root, name).items() if value.version == version]:
             file.unlink(missing_ok=True)
             hint = "move the tag to another version first, or remove it: `pit dataset tag`"
@@ -59,7 +59,7 @@ def restore_version(root: Path, name: str, version: str) -> None:
         if entry.name.startswith(f"{name}.{version}.")
     ]
     if any(not entry.endswith(".gone") for entry in trashed):
-        hint = "see `pit dataset list`; what a killed `gc` left aside, the next `pit dataset gc` brings back"
+        hint = "see `pit dataset list`; the next `pit dataset gc` restores what a killed `gc` moved aside"
         raise TryLater("`gc` has taken it, and will bring it back unless it was decided", where=str(path), hint=hint)
     if (path / FILE_NAME).is_file():  # brought back in between
         return
@@ -67,5 +67,5 @@ def restore_version(root: Path, name: str, version: str) -> None:
 
 
 def _split_path(path: Path) -> tuple[Path, str, str]:
-    whole = path.resolve()
-    return whole.parent.parent, whole.parent.name, whole.name
+    resolved = path.resolve()
+    return resolved.parent.parent, resolved.parent.name, resolved.name

@@ -43,7 +43,7 @@ class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset/1"
 
 
 class _DatasetView:
-    """A dataset, as conditions look at its versions."""
+    """A dataset's values, as conditions compare them."""
 
     def __init__(self, name: str, home: DatasetIndex) -> None:
         self.name, self.home = name, home
@@ -88,7 +88,7 @@ KEYS = (*_DATASET_KEYS, *_SHARED_KEYS, *_VERSION_KEYS, *_NUMERIC_KEYS)
 
 
 def search(root: Path, index: RootIndex, conditions: Sequence[str]) -> Iterator[VersionListing]:
-    """Yield the versions of a root that meet every condition, by name, oldest first. Raises UsageError."""
+    """Yield the versions of a root that match every condition, by name, oldest first. Raises UsageError."""
     parsed = [parse_condition(text) for text in conditions]
     for name, home in index.datasets.items():
         place = _DatasetView(name, home)
@@ -100,10 +100,10 @@ def search(root: Path, index: RootIndex, conditions: Sequence[str]) -> Iterator[
 
 def parse_condition(text: str) -> Condition:
     """Parse a condition into a function that selects a dataset's matching versions. Raises UsageError."""
-    found = _CONDITION.fullmatch(text.strip())
-    if not found:
+    match = _CONDITION.fullmatch(text.strip())
+    if not match:
         raise UsageError(f'"{text}" is not a condition', where="--where", hint="such as 'episodes>=100' or 'task~pick'")
-    key, sign, value = found.groups()
+    key, sign, value = match.groups()
     try:
         if key in _NUMERIC_KEYS:
             return _numeric_condition(key, sign, value)
@@ -183,7 +183,7 @@ def _parse_date_range(value: str) -> tuple[int, int]:
 
 
 def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> VersionListing:
-    held = place.home.quarantined.get(row.folder, 0)
+    quarantined = place.home.quarantined.get(row.folder, 0)
     return VersionListing(
         name=place.name,
         version=row.version or row.folder,
@@ -196,6 +196,6 @@ def _version_listing(root: Path, place: _DatasetView, row: VersionRow) -> Versio
         published=published_at(row.mtime_ns),
         tags=tuple(sorted(place.tags.get(row.folder, ()))),
         state=place.state(row),
-        quarantined_episodes=row.episodes if held < 0 else held,
+        quarantined_episodes=row.episodes if quarantined < 0 else quarantined,
         parent=row.parent,
     )

@@ -1,6 +1,6 @@
-"""Whether a version can be trusted: its files, what is in them, and what they are next to the version before.
+"""Check a version: its files, its values, and their drift from the parent version.
 
-`version` reads a version and yields what is wrong with it; `gate` compares two manifests, and reads nothing.
+`check_version` reads a version and yields its findings; `drift` compares two manifests, without reading arrays.
 """
 
 from pitools.dataset.check.check_version import check_version

@@ -23,7 +23,7 @@ _CHANNELS = (3, 4)
 _SLOW_CAMERA_STEPS = 4
 # Sampled points of a frame along each axis, for its brightness.
 _SAMPLE_POINTS = 48
-# Words of a frame that are compared first: two frames of a working camera differ in most of them.
+# 64-bit words of a frame that are compared first: two frames of a working camera differ in most of them.
 _PROBE_ROWS = 64
 
 
@@ -42,7 +42,7 @@ class SampledArray:
     non_finite: counts of the checked steps. looked: number of checked steps."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
-        self.name, self.non_finite, self.looked = name, NonFiniteCounts(len(offsets) - 1), 0
+        self.name, self.non_finite, self.checked = name, NonFiniteCounts(len(offsets) - 1), 0
         self._offsets, self._chunk, self._deep = offsets, chunk, deep
         self._lock = threading.Lock()
 
@@ -51,7 +51,7 @@ class SampledArray:
         sampled = self._sampled_rows(start, len(rows))
         finite = np.isfinite(rows[sampled].reshape(len(sampled), -1)).all(axis=1)
         with self._lock:
-            self.looked += len(sampled)
+            self.checked += len(sampled)
             if not finite.all():
                 self.non_finite.add(EpisodeParts(self._offsets, start, len(rows)), start, sampled[~finite])
 
@@ -68,38 +68,38 @@ class SampledArray:
 
 
 class CameraFrames(SampledArray):
-    """One camera's frames, (steps, H, W[, C]) uint8. repeats: (steps,), whether a frame is the one before, byte by
-    byte; all are compared. firsts: (episodes,), a digest of each one's first frame. brightness: of those looked at, (n,
-    3): step, mean, and deviation of the channel that has most, in grey levels."""
+    """One camera's frames, (steps, H, W[, C]) uint8. repeats: (steps,) bool, whether a frame equals the one before.
+    firsts: (episodes,), a digest of each episode's first frame. brightness: of the checked frames, (n, 3): step, mean
+    grey level, and the largest deviation of a channel."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
         super().__init__(name, offsets, chunk, deep=deep)
         self.repeats = np.zeros(int(offsets[-1]), np.bool_)
-        self.firsts = np.zeros(len(offsets) - 1, np.uint64)
+        self.first_frames = np.zeros(len(offsets) - 1, np.uint64)
         self._light: list[Floats] = []
         self._edges: list[tuple[int, int, int, int]] = []
 
     @property
     def brightness(self) -> Floats:
-        """As said above, in the order of steps."""
+        """Return the brightness rows, in the order of steps."""
         light = np.concatenate(self._light) if self._light else np.zeros((0, 3))
         return light[np.argsort(light[:, 0], kind="stable")]
 
     def add_steps(self, start: int, rows: NDArray[Any]) -> None:
         """Take in a run of frames, from any thread."""
-        at = self._sampled_rows(start, len(rows))
-        light = np.column_stack([start + at, *_brightness(_subsample(rows)[at])])
+        sampled = self._sampled_rows(start, len(rows))
+        light = np.column_stack([start + sampled, *_brightness(_subsample(rows)[sampled])])
         for i in np.flatnonzero(light[:, 2] == 0).tolist():  # something small may be between the points
-            light[i, 1:] = np.concatenate(_brightness(rows[at[i]][None]))
+            light[i, 1:] = np.concatenate(_brightness(rows[sampled[i]][None]))
         flat = rows.reshape(len(rows), -1)
         repeats = _repeated_rows(flat)
         ends = xxhash.xxh3_64_intdigest(flat[0]), xxhash.xxh3_64_intdigest(flat[-1])
         low, high = np.searchsorted(self._offsets[:-1], [start, start + len(rows)])
         firsts = [xxhash.xxh3_64_intdigest(flat[first - start]) for first in self._offsets[low:high]]
         with self._lock:
-            self.looked += len(at)
+            self.checked += len(sampled)
             self._light.append(light)
-            self.firsts[low:high] = firsts
+            self.first_frames[low:high] = firsts
             self.repeats[start + 1 : start + len(rows)] = repeats
             self._edges.append((start, start + len(rows), *ends))
 
@@ -127,15 +127,15 @@ def find_blank(camera: CameraFrames, offsets: NDArray[np.int64], bounds: Thresho
     wrong = light[dark | (light[:, 2] == 0)]
     episodes = np.searchsorted(offsets, wrong[:, 0], "right") - 1
     for episode in np.unique(episodes).tolist():
-        mine = wrong[episodes == episode]
-        step, mean, deviation = mine[0]
+        steps = wrong[episodes == episode]
+        step, mean, deviation = steps[0]
         yield Finding(
             level="fault",
             check="blank",
             array=camera.name,
             episode=episode,
             step=int(step - offsets[episode]),
-            problem=f"{len(mine)} of the frames looked at show nothing",
+            problem=f"{len(steps)} of the checked frames are black or of one colour",
             got=f"mean {mean:.1f}, deviation {deviation:.1f}",
             expected=f"a mean of {bounds.blank_mean:g} or more, or a deviation of {bounds.blank_deviation:g} or more",
         )
@@ -159,9 +159,9 @@ def _subsample(frames: NDArray[Any]) -> NDArray[Any]:
 
 def _repeated_rows(flat: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """(n - 1,): whether row i + 1 is row i."""
-    words = flat.view(np.uint64) if flat.shape[1] % 8 == 0 else flat
-    probes = words[:, :: max(1, words.shape[1] // _PROBE_ROWS)]
+    blocks = flat.view(np.uint64) if flat.shape[1] % 8 == 0 else flat
+    probes = blocks[:, :: max(1, blocks.shape[1] // _PROBE_ROWS)]
     same: NDArray[np.bool_] = (probes[1:] == probes[:-1]).all(axis=1)
     for i in np.flatnonzero(same).tolist():
-        same[i] = np.array_equal(words[i], words[i + 1])
+        same[i] = np.array_equal(blocks[i], blocks[i + 1])
     return same

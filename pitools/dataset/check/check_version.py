@@ -1,6 +1,6 @@
-"""Check one version: its files, what is in them, and what they are compared with the version before.
+"""Check one version: its files, its values, and their drift from the parent version.
 
-manifest ─▶ files, sizes, metadata ─▶ every shard once, in a few threads ─▶ what was gathered of values and frames
+manifest ─▶ files, sizes, metadata ─▶ every shard once, in a few threads ─▶ findings about values and frames
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pitools.store.reader.version_reader import VersionReader
 from pitools.store.version_list import is_version
 from pitools.store.zarr.chunk_layout import chunk_layout
 
-# What has more columns is looked at in a sample, as frames are.
+# Arrays of more columns are sampled, as frames are.
 MAX_COLUMNS = 256
 MAX_READERS = 4
 Collectors = dict[str, VectorStats | SampledArray]
@@ -47,11 +47,11 @@ def check_version(
     readers: int = 0,
     quiet: bool = False,
 ) -> Iterator[Finding | CheckSummary]:
-    """What is wrong with the version in folder `path`, and at last a Summary of what was read.
+    """Yield the findings about the version in folder `path`, and finally a summary of what was read.
 
-    thresholds: what is still all right. parent: another version's folder to compare values with; the parent, where that
-    lies beside this one, when None. deep: look at every frame and every large item, not at some. readers: threads.
-    Raises DataError where one of the two folders is not a dataset at all.
+    thresholds: limits of the checks. parent: folder of the version to compare with; None for the recorded parent, if it
+    is in the same root. deep: check every frame and every large item, not a sample. readers: threads. Raises DataError
+    if one of the two folders is not a dataset.
     """
     started, thresholds = time.monotonic(), thresholds or Thresholds()
     manifest, data = manifests.load_manifest(path)
@@ -95,28 +95,28 @@ def _findings(
     inventory = file_inventory.take_inventory(path, manifest, data)
     yield from inventory.findings
     yield from episodes.find_unequal_lengths(manifest)
-    whole = not any(finding.level == "damage" for finding in inventory.findings)
+    is_intact = not any(finding.level == "damage" for finding in inventory.findings)
     store = VersionReader(path, check_mode="always")
     # Without believable metadata, or beginnings of episodes, shards can be judged but values belong nowhere.
-    where, wrong = (
-        episodes.read_offsets(store) if whole or _is_present(inventory, manifests.EPISODE_OFFSETS) else (None, [])
+    where, parent_findings = (
+        episodes.read_offsets(store) if is_intact or _is_present(inventory, manifests.EPISODE_OFFSETS) else (None, [])
     )
-    yield from wrong
+    yield from parent_findings
     gathered = {} if where is None else _make_collectors(manifest, inventory, where, bounds, deep=deep)
     examined = _read_shards(path, store, inventory, gathered, tally, readers, quiet)
     clean = True
     for finding in examined:
         clean = clean and finding.level != "damage"
         yield finding
-    tally.frames = sum(known.looked for known in gathered.values() if isinstance(known, CameraFrames))
+    tally.frames = sum(collector.checked for collector in gathered.values() if isinstance(collector, CameraFrames))
     if where is not None:
         lengths = np.diff(where)
         yield from _check_episodes(store, manifest, lengths, bounds)
-        yield from _check_values(store, gathered, where, bounds, whole=whole and clean)
-        yield from _check_frames(store, gathered, where, bounds, whole=whole and clean)
-    other, wrong = (against, []) if against else _parent(path, manifest)
-    yield from wrong
-    yield from _check_drift(manifest, other, where, bounds)
+        yield from _check_values(store, gathered, where, bounds, is_intact=is_intact and clean)
+        yield from _check_frames(store, gathered, where, bounds, is_intact=is_intact and clean)
+    parent, parent_findings = (against, []) if against else _parent(path, manifest)
+    yield from parent_findings
+    yield from _check_drift(manifest, parent, where, bounds)
 
 
 def _is_present(inventory: file_inventory.Inventory, name: str) -> bool:
@@ -126,7 +126,7 @@ def _is_present(inventory: file_inventory.Inventory, name: str) -> bool:
 def _make_collectors(
     manifest: Manifest, inventory: file_inventory.Inventory, where: NDArray[np.int64], bounds: Thresholds, *, deep: bool
 ) -> Collectors:
-    """Who looks at the values of each array along steps, by what the array is."""
+    """Return the collectors of statistics for each array along steps, by the array's kind."""
     gathered: Collectors = {}
     # Of these a shape is only a claim, and memory is not to be taken for it.
     incomplete = {finding.array for finding in inventory.findings if finding.check == "manifest"}
@@ -134,11 +134,11 @@ def _make_collectors(
         row, last = array.shape[1:], name.rpartition("/")[2]
         if name in incomplete or not manifest.along_steps(name) or not all(array.shape):
             continue
-        known = chunk_layout(array)
-        chunk = known.chunk if known else array.chunk[0]
+        layout = chunk_layout(array)
+        chunk = layout.chunk if layout else array.chunk[0]
         try:
             kind = np.dtype(array.dtype).kind
-        except TypeError:  # a type of Zarr's that NumPy does not have: the reader would not know it either
+        except TypeError:  # a Zarr type that NumPy does not have, and that the reader cannot read either
             continue
         if cameras.is_camera(name, row, array.dtype):
             gathered[name] = CameraFrames(name, where, chunk, deep=deep)
@@ -165,22 +165,22 @@ def _read_shards(
     try:
         with progress_bar("check", total, parts=len(inventory.shards), quiet=quiet) as shown:
 
-            def one(shard: file_inventory.ShardFile) -> ShardResult:
-                known = gathered.get(shard.array.name)
+            def check_shard(shard: file_inventory.ShardFile) -> ShardResult:
+                collector = gathered.get(shard.array.name)
                 try:
-                    return examiner(shard, known.add_steps if known else None, shown)
-                except DataError as error:  # of a form that only the reader knows
+                    return examiner(shard, collector.add_steps if collector else None, shown)
+                except DataError as error:  # an encoding that only the reader supports
                     return ShardResult([damage_finding(shard, error.message, "")], shard.entry.bytes)
 
             done: SimpleQueue[Future[ShardResult]] = SimpleQueue()
             with defer_sigint():
                 for shard in inventory.shards:
-                    pool.submit(one, shard).add_done_callback(done.put)
+                    pool.submit(check_shard, shard).add_done_callback(done.put)
             for _ in inventory.shards:
-                found, read_bytes = done.get().result()
+                findings, read_bytes = done.get().result()
                 tally.files, tally.read_bytes = tally.files + 1, tally.read_bytes + read_bytes
                 shown.add_file()
-                yield from found
+                yield from findings
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -197,25 +197,25 @@ def _check_episodes(
 
 
 def _check_values(
-    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, whole: bool
+    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
 ) -> Iterator[Finding]:
     """whole: nothing is damaged."""
-    lengths, told = np.diff(where), store.manifest.statistics or {}
-    whole = whole and not store.manifest.subset
+    lengths, recorded = np.diff(where), store.manifest.statistics or {}
+    is_intact = is_intact and not store.manifest.subset
     vectors = [known for known in gathered.values() if isinstance(known, VectorStats)]
-    for known in gathered.values():
-        yield from values.find_non_finite(known, where)
+    for collector in gathered.values():
+        yield from values.find_non_finite(collector, where)
     for array in vectors:
         yield from values.find_constant(array)
         yield from values.find_motionless(array, lengths)
-        if whole:
+        if is_intact:
             rows = partial(_episode_rows, store, array.name, where)
             yield from values.find_outliers(array, bounds, rows)
         if array.values is not None:
             yield from episodes.check_clock(array, where, bounds)
-        if whole and array.name in told:
-            yield from values.check_statistics(array, told[array.name])
-    if whole:
+        if is_intact and array.name in recorded:
+            yield from values.check_statistics(array, recorded[array.name])
+    if is_intact:
         frames = (known for known in gathered.values() if isinstance(known, CameraFrames))
         yield from values.find_duplicates(vectors, frames, lengths)
 
@@ -225,13 +225,13 @@ def _episode_rows(store: VersionReader, name: str, where: NDArray[np.int64], epi
 
 
 def _check_frames(
-    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, whole: bool
+    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
 ) -> Iterator[Finding]:
-    action = next((known for name, known in gathered.items() if values.is_action(name)), None)
+    action = next((collector for name, collector in gathered.items() if values.is_action(name)), None)
     for camera in gathered.values():
         if isinstance(camera, CameraFrames):
             yield from cameras.find_blank(camera, where, bounds)
-            if isinstance(action, VectorStats) and whole:
+            if isinstance(action, VectorStats) and is_intact:
                 yield from episodes.find_frozen_frames(camera, action.name, action.deviation, store, where, bounds)
 
 
@@ -250,28 +250,28 @@ def _check_drift(
 
 
 def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]:
-    """The folder of the parent, None where there is none beside this version to compare with, and why not.
+    """Return the parent's folder, or None, and findings about why it is not compared.
 
-    A parent that is damaged takes nothing from what is found in this version.
+    A damaged parent does not change the findings about this version.
     """
-    other = path.resolve().parent / manifest.parent
-    if not is_version(manifest.parent) or not os.path.lexists(other):
+    parent = path.resolve().parent / manifest.parent
+    if not is_version(manifest.parent) or not os.path.lexists(parent):
         return None, []
     try:
-        _, data = manifests.load_manifest(other)
+        _, data = manifests.load_manifest(parent)
     except DataError as error:
         problem, got = error.message, ""
     else:
-        problem, got = "its manifest is not the one that its folder is named after", manifests.version_of(data)
+        problem, got = "the manifest does not match its folder's name", manifests.version_of(data)
         if got == manifest.parent:
-            return other, []
-    what = f"values are not compared with the parent: {problem}"
+            return parent, []
+    message = f"values are not compared with the parent: {problem}"
     return None, [
         Finding(
             level="warning",
             check="parent",
-            file=f"{other}/{manifests.FILE_NAME}",
-            problem=what,
+            file=f"{parent}/{manifests.FILE_NAME}",
+            problem=message,
             got=got,
             expected=manifest.parent,
         )

@@ -1,10 +1,10 @@
-"""Whether a version's values are still like its parent's: by what the two manifests say, so it costs nothing.
+"""Compare a version's statistics with its parent's, from the two manifests, without reading arrays.
 
-parent ──append──▶ new        what was added is judged, not the mixture, in which a bad day of data would drown
-parent ──any other──▶ new     the whole is judged
+parent ──append──▶ new        only the added episodes are compared: in the mixture a bad day of data would not show
+parent ──any other──▶ new     the whole version is compared
 
-Few episodes are unlike others by nature: in one a joint may hardly move, and of a parent of two it is not known where
-else the arm goes. So bounds depend on how many there are on both sides, and what so few cannot say is no fault.
+A few episodes differ from others by nature: in one, a joint may hardly move; and two parent episodes do not show the
+range of an arm. Therefore the limits depend on the number of episodes on both sides.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pitools.store.manifest import EPISODE_PREFIX, ArraySchema, Manifest, Statis
 # the root of the number of new episodes, and by the second, over the root of the parent's.
 # Chosen so that at most one healthy append in a hundred is refused: perf/dataset/bench_drift.py.
 _FEW_MEAN, _FEW_WIDE, _FEW_NARROW, _FEW_RANGE, _FEW_GREY, _FEW = (3, 12), (2, 12), (12, 4), (0, 7), (1, 0.5), (2.3, 0.5)
-# A column that rests in fewer episodes than the first, or hardly moves in fewer than the second, says nothing; nor does
-# it say where values may be, if it is the parent that has so few.
+# A column that is constant in fewer episodes than the first, or hardly moves in fewer than the second, is not compared;
+# nor is a range, if the parent has so few.
 _MANY, _MANY_NARROW = 5, 10
 # Of fewer episodes the columns of an action are judged together: in another unit most are wider by this, or all are
 # narrower by that. One or two columns, such as a gripper's, may well rest.
@@ -37,16 +37,15 @@ _UNIT_WIDE, _UNIT_NARROW, _LEAST_COLUMNS = 20.0, 30.0, 3
 # distance from there, over the range, is the least share of episodes in which it is elsewhere. Of actions only a column
 # of two values may, such as a gripper's: then it varies by nearly as much as its mean allows.
 _CHANCE, _TWO_VALUED = 0.05, 0.9
-# Of a square that is a difference, over what it is a difference of.
+# Relative to a squared value that is a difference of two others.
 _NOISE = 1e-12
-# Of a range: a mean that follows from a difference is as near as this to what it is.
+# Relative to a range: the precision of a mean that is computed as a difference.
 _ROUNDING = 1e-6
 Floats = NDArray[np.float64]
 
 
 class ComparedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared with the parent: all of the new version, or what was added. parent_episodes: episodes of the
-    parent."""
+    """The compared part: all of the new version, or the added episodes. parent_episodes: number in the parent."""
 
     episodes: int
     parent_episodes: int
@@ -110,8 +109,8 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
 
 
 def _statistics_of_added(whole: Statistics, before: Statistics) -> Statistics:
-    """Statistics of the rows that a whole has more than before; minimum and maximum stay the whole's, and a deviation
-    that cannot be told is NaN."""
+    """Return the statistics of the rows that `whole` has more than `before`; minimum and maximum are the whole's, and a
+    deviation that cannot be computed is NaN."""
     if len(whole.mean) != len(before.mean):
         return whole
     rows = whole.rows - before.rows
@@ -170,13 +169,13 @@ def _lengths(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterat
 
 
 def _tasks(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator[Finding]:
-    before = parent.tasks or {}
-    all_new, all_before = sum(part.tasks.values()), sum(before.values())
+    old_tasks = parent.tasks or {}
+    all_new, all_before = sum(part.tasks.values()), sum(old_tasks.values())
     if not (all_new and all_before):
         return
     moved = {
-        task: part.tasks.get(task, 0) / all_new - before.get(task, 0) / all_before
-        for task in part.tasks.keys() | before.keys()
+        task: part.tasks.get(task, 0) / all_new - old_tasks.get(task, 0) / all_before
+        for task in part.tasks.keys() | old_tasks.keys()
     }
     shift = sum(map(abs, moved.values())) / 2
     if shift > bounds.task_shift * part.tolerance_factor():
@@ -192,23 +191,23 @@ def _tasks(part: ComparedPart, parent: Manifest, bounds: Thresholds) -> Iterator
 
 
 def _values(
-    name: str, schema: ArraySchema, part: ComparedPart, told: Statistics, bounds: Thresholds
+    name: str, schema: ArraySchema, part: ComparedPart, old: Statistics, bounds: Thresholds
 ) -> Iterator[Finding]:
-    now = part.statistics[name]
-    if now.non_finite / max(now.rows, 1) > 2 * part.tolerance_factor() * told.non_finite / max(told.rows, 1):
+    new = part.statistics[name]
+    if new.non_finite / max(new.rows, 1) > 2 * part.tolerance_factor() * old.non_finite / max(old.rows, 1):
         yield _drift_finding(
             "nan",
             name,
             "more of its numbers are none",
-            f"{now.non_finite} in {now.rows} rows",
-            f"{told.non_finite} in {told.rows} rows",
+            f"{new.non_finite} in {new.rows} rows",
+            f"{old.non_finite} in {old.rows} rows",
         )
     mean, mean_0, deviation, deviation_0, low, low_0, high, high_0 = (
-        np.asarray(values) for pair in zip(_numbers(now), _numbers(told), strict=True) for values in pair
+        np.asarray(values) for pair in zip(_numbers(new), _numbers(old), strict=True) for values in pair
     )
     if len(mean) != len(mean_0) or not len(mean):
         return
-    if name.rpartition("/")[2] in bounds.times:  # time goes on
+    if name.rpartition("/")[2] in bounds.times:  # times increase
         return
     moves, moved = ~(deviation == 0), deviation_0 > 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -307,16 +306,16 @@ def _compare_spread(
     A joint may well hardly move in an episode or two, added or in the parent.
     """
     problem, base = f"{_describe_part(part)} steps spread otherwise", bounds.deviation_ratio - 1
-    narrow, together = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
+    narrow, all_constant = 1 / np.where(both, ratio, 1), is_action(name) and both.any()
     if part.parent_episodes >= _MANY:
         limit = 1 + base * part.tolerance_factor(_FEW_WIDE)
         yield from _worst_columns("deviation", name, ratio, both, limit, problem, deviation, deviation_0)
-    elif together and np.median(ratio[both]) > _UNIT_WIDE:
+    elif all_constant and np.median(ratio[both]) > _UNIT_WIDE:
         yield from _worst_columns("deviation", name, ratio, both, _UNIT_WIDE, problem, deviation, deviation_0)
     if part.episodes >= _MANY_NARROW:
         limit = 1 + base * part.tolerance_factor(_FEW_NARROW)
         yield from _worst_columns("deviation", name, narrow, both, limit, problem, deviation, deviation_0)
-    elif together and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
+    elif all_constant and both.sum() >= _LEAST_COLUMNS and narrow[both].min() > _UNIT_NARROW:
         yield from _worst_columns("deviation", name, narrow, both, _UNIT_NARROW, problem, deviation, deviation_0)
 
 
@@ -339,8 +338,8 @@ def _worst_columns(
         yield _drift_finding(check, name, f"{problem}: {_columns(over)}", got, expected, level)
 
 
-def _numbers(known: Statistics) -> tuple[tuple[float, ...], ...]:
-    return known.mean, known.deviation, known.minimum, known.maximum
+def _numbers(statistics: Statistics) -> tuple[tuple[float, ...], ...]:
+    return statistics.mean, statistics.deviation, statistics.minimum, statistics.maximum
 
 
 def _columns(which: NDArray[np.bool_]) -> str:

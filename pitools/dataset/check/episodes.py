@@ -127,7 +127,7 @@ def check_splits(store: VersionReader, episodes: int) -> Iterator[Finding]:
     try:
         splits = store.attributes.get("splits", {})
     except DataError:
-        return  # the metadata are damaged, or those of a store that is not ours: nothing is said of splits
+        return  # damaged metadata, or a store of another writer: it has no splits to check
     members: dict[str, set[int]] = {}
     for name, numbers in splits.items() if isinstance(splits, dict) else ():
         try:
@@ -138,13 +138,13 @@ def check_splits(store: VersionReader, episodes: int) -> Iterator[Finding]:
         if absent := sorted(number for number in members[name] if not 0 <= number < episodes):
             yield _split_finding(name, "it names episodes that are not there", _numbers(absent), f"0 to {episodes - 1}")
     held_out = [name for name in members if name.startswith(("val", "test"))]
-    for one, other in combinations(members, 2):
+    for first, second in combinations(members, 2):
         if (
-            {one, other} & set(held_out)
-            and {one, other} & {"train"}
-            and (shared := sorted(members[one] & members[other]))
+            {first, second} & set(held_out)
+            and {first, second} & {"train"}
+            and (shared := sorted(members[first] & members[second]))
         ):
-            yield _split_finding(one, f"it shares episodes with {other}", _numbers(shared), "none", level="fault")
+            yield _split_finding(first, f"it shares episodes with {second}", _numbers(shared), "none", level="fault")
 
 
 def check_clock(array: VectorStats, where: Offsets, bounds: Thresholds) -> Iterator[Finding]:
@@ -160,7 +160,7 @@ def check_clock(array: VectorStats, where: Offsets, bounds: Thresholds) -> Itera
     for episode in range(len(where) - 1):
         low, high = int(where[episode]), int(where[episode + 1]) - 1
         own_steps = steps[low:high]
-        if high > low and np.isfinite(own_steps).all():  # else `nan` says so
+        if high > low and np.isfinite(own_steps).all():  # else the check `nan` reports it
             yield from _episode_clock(array.name, episode, own_steps, period, bounds)
 
 
@@ -176,7 +176,7 @@ def _episode_clock(
             episode=episode,
             step=first + 1,
             expected="more than 0",
-            problem=f"time does not go on, {len(back)} times",
+            problem=f"times do not increase at {len(back)} steps",
             got=f"{steps[first]:g}",
         )
         return

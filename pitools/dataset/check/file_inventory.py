@@ -34,7 +34,7 @@ class ShardFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to read, and what is already known to be wrong. arrays: those whose metadata can be believed."""
+    """The files to read, and the findings so far. arrays: arrays with valid metadata."""
 
     arrays: dict[str, ArrayMetadata]
     shards: tuple[ShardFile, ...]
@@ -43,54 +43,54 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 def take_inventory(path: Path, manifest: Manifest, data: bytes) -> Inventory:
     """Compare a version's folder with its manifest; shards are not read."""
-    found = list(_misnamed(path, data))
-    there: list[FileEntry] = []
+    findings = list(_misnamed(path, data))
+    present: list[FileEntry] = []
     texts: dict[str, bytes] = {}
     for entry in manifest.files:
         if wrong := _check_size(path, entry):
-            found.append(wrong)
+            findings.append(wrong)
         elif entry.path.rpartition("/")[2] in metadata.METADATA_NAMES:
             try:
                 texts[entry.path] = _metadata(path, entry)
             except DataError as error:
-                found.append(_damage_finding(entry.path, error.message, expected=entry.digest))
+                findings.append(_damage_finding(entry.path, error.message, expected=entry.digest))
         else:
-            there.append(entry)
+            present.append(entry)
     arrays, wrong_arrays = _arrays(manifest, texts)
-    found += wrong_arrays
+    findings += wrong_arrays
     for name, array in arrays.items():
-        found += _find_missing_chunks(manifest, name, array)
-    shards, foreign = _shards(manifest, arrays, there)
+        findings += _find_missing_chunks(manifest, name, array)
+    shards, foreign = _shards(manifest, arrays, present)
     return Inventory(
-        arrays=arrays, shards=tuple(shards), findings=(*found, *foreign, *_find_extra_files(path, manifest))
+        arrays=arrays, shards=tuple(shards), findings=(*findings, *foreign, *_find_extra_files(path, manifest))
     )
 
 
 def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
-    name, known = path.resolve().name, manifests.version_of(data)
-    if is_version(name) and name != known:
+    name, version = path.resolve().name, manifests.version_of(data)
+    if is_version(name) and name != version:
         yield Finding(
             level="damage",
             check="manifest",
             file=manifests.FILE_NAME,
-            got=known,
+            got=version,
             expected=name,
-            problem="the manifest is not the one that the folder is named after",
+            problem="the manifest does not match the folder's name",
         )
 
 
 def _check_size(path: Path, entry: FileEntry) -> Finding | None:
     try:
-        found = os.lstat(f"{path}/{entry.path}")
+        status = os.lstat(f"{path}/{entry.path}")
     except OSError as error:
         return _damage_finding(entry.path, "the file is missing", got=os.strerror(error.errno or 0), check="file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return _damage_finding(entry.path, "not a regular file", check="file")
-    if found.st_size != entry.bytes:
+    if status.st_size != entry.bytes:
         return _damage_finding(
             entry.path,
             "the file has another size",
-            got=f"{found.st_size} bytes",
+            got=f"{status.st_size} bytes",
             check="file",
             expected=f"{entry.bytes} bytes",
         )
@@ -98,7 +98,7 @@ def _check_size(path: Path, entry: FileEntry) -> Finding | None:
 
 
 def _metadata(path: Path, entry: FileEntry) -> bytes:
-    """A metadata file, compared by its digest: they are small, and one that is stale makes noise of good shards."""
+    """Read a metadata file, and compare its digest: with stale metadata, good shards would seem damaged."""
     if entry.bytes > _METADATA_BYTES:
         raise DataError(f"metadata of {entry.bytes} bytes")
     try:
@@ -109,32 +109,33 @@ def _metadata(path: Path, entry: FileEntry) -> bytes:
     hasher = digest.hasher_for(entry.digest)
     hasher.update(text)
     if hasher.digest() != entry.digest:
-        raise DataError("the metadata are not what the manifest says")
+        raise DataError("the metadata differ from the manifest")
     return text
 
 
 def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, ArrayMetadata], list[Finding]]:
-    """The arrays whose metadata agree with the manifest's schema, by name."""
-    found: list[Finding] = []
+    """Return the arrays whose metadata agree with the manifest's schema, by name, and findings about the others."""
+    findings: list[Finding] = []
     arrays: dict[str, ArrayMetadata] = {}
     for path, text in texts.items():
         try:
             array = metadata.parse_metadata(path.rpartition("/")[0], text, path)
         except DataError as error:
-            found.append(_damage_finding(path, error.message))
+            findings.append(_damage_finding(path, error.message))
             continue
         if array is not None:
             arrays[array.name] = array
-    believed = {}
+    valid = {}
     for name, schema in manifest.arrays.items():
-        known = arrays.get(name)
-        if known is None:
-            found.append(
-                Finding(level="damage", check="schema", array=name, problem="it has no metadata to be believed")
+        array_metadata = arrays.get(name)
+        if array_metadata is None:
+            findings.append(Finding(level="damage", check="schema", array=name, problem="no valid metadata"))
+        elif (array_metadata.shape, array_metadata.dtype) != (schema.shape, schema.dtype):
+            got, expected = (
+                _format_type(array_metadata.dtype, array_metadata.shape),
+                _format_type(schema.dtype, schema.shape),
             )
-        elif (known.shape, known.dtype) != (schema.shape, schema.dtype):
-            got, expected = _format_type(known.dtype, known.shape), _format_type(schema.dtype, schema.shape)
-            found.append(
+            findings.append(
                 Finding(
                     level="damage",
                     check="schema",
@@ -145,8 +146,8 @@ def _arrays(manifest: Manifest, texts: dict[str, bytes]) -> tuple[dict[str, Arra
                 )
             )
         else:
-            believed[name] = known
-    return believed, found
+            valid[name] = array_metadata
+    return valid, findings
 
 
 def _format_type(dtype: str, shape: tuple[int, ...]) -> str:
@@ -162,7 +163,7 @@ def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) ->
     absent = (
         key for run in runs for key in chunk_keys.chunk_keys(array, run if array.shape else None) if key not in named
     )
-    # An array may claim 2^60 chunks, so no more are looked at than can be named.
+    # Metadata may claim 2^60 chunks, so at most as many are checked as can be reported.
     for key in islice(absent, min(_MAX_NAMED, count)):
         yield Finding(level="damage", check="manifest", array=name, file=key, problem="the manifest lacks a file of it")
 
@@ -170,28 +171,28 @@ def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) ->
 def _shards(
     manifest: Manifest, arrays: dict[str, ArrayMetadata], entries: list[FileEntry]
 ) -> tuple[list[ShardFile], list[Finding]]:
-    """Files by what they are of; those of an array that is not to be believed are left out."""
+    """Return the files by array; files of arrays without valid metadata are left out."""
     finders = {name: chunk_keys.make_key_parser(array) for name, array in arrays.items()}
     by_path = {array.path: array for array in arrays.values()}
     shards: list[ShardFile] = []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     owners = chunk_keys.arrays_of_paths(by_path, [entry.path for entry in entries])
     for entry, (_, owner) in zip(entries, owners, strict=True):
         coordinate = finders[owner.name](entry.path) if owner else None
         if owner is not None and coordinate is not None:
             shards.append(ShardFile(entry=entry, array=owner, coordinate=coordinate))
         elif owner is not None or not any(entry.path.startswith(f"{name}/") for name in manifest.arrays):
-            found.append(Finding(level="warning", check="extra", file=entry.path, problem="it is no array's file"))
-    return shards, found
+            findings.append(Finding(level="warning", check="extra", file=entry.path, problem="it is no array's file"))
+    return shards, findings
 
 
 def _find_extra_files(path: Path, manifest: Manifest) -> Iterator[Finding]:
-    known = {entry.path for entry in manifest.files} | {manifests.FILE_NAME}
+    listed = {entry.path for entry in manifest.files} | {manifests.FILE_NAME}
     for folder, folders, names in os.walk(path):
         links = [name for name in folders if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
         for name in names + links:
             relative = os.path.relpath(f"{folder}/{name}", path)
-            if relative not in known:
+            if relative not in listed:
                 yield Finding(
                     level="fault", check="extra", file=relative, problem="the manifest does not name this file"
                 )

@@ -20,21 +20,21 @@ def quarantine_episodes(path: Path, findings: Iterable[Finding]) -> Quarantine |
     Returns the record; episodes in quarantine before stay there. Returns None, and changes nothing, without such
     findings. Raises NoSpace or ClusterError.
     """
-    whole: list[str] = []
+    version_reasons: list[str] = []
     episodes: dict[int, list[str]] = {}
     for finding in findings:
         if finding.level == "damage":
-            whole.append(f"{finding.reason}{f' ({finding.file})' if finding.file else ''}")
+            version_reasons.append(f"{finding.reason}{f' ({finding.file})' if finding.file else ''}")
         elif finding.level == "fault" and finding.episode is not None:
             episodes.setdefault(finding.episode, []).append(finding.reason)
-    if not whole and not episodes:
+    if not version_reasons and not episodes:
         return None
     existing = _read_quarantine(path)
     for number, reasons in existing.episodes.items():
         episodes.setdefault(number, []).extend(reasons)
     record = Quarantine(
-        whole_version=bool(whole) or existing.whole_version,
-        reasons=_first_reasons([*whole, *existing.reasons]),
+        whole_version=bool(version_reasons) or existing.whole_version,
+        reasons=_first_reasons([*version_reasons, *existing.reasons]),
         set_at=timestamps.now_rfc3339(),
         set_by=version_state.current_user(),
         episodes={number: _first_reasons(reasons) for number, reasons in sorted(episodes.items())},
@@ -45,12 +45,12 @@ def quarantine_episodes(path: Path, findings: Iterable[Finding]) -> Quarantine |
 
 def _read_quarantine(path: Path) -> Quarantine:
     try:
-        known = version_state.read_quarantine(path)
-    except DataError:  # what it was cannot be known any more
-        known = Quarantine(
+        recorded = version_state.read_quarantine(path)
+    except DataError:  # the old record is unreadable
+        recorded = Quarantine(
             whole_version=True, set_at="", set_by="", reasons=("the record of an earlier quarantine was damaged",)
         )
-    return known or Quarantine(whole_version=False, set_at="", set_by="")
+    return recorded or Quarantine(whole_version=False, set_at="", set_by="")
 
 
 def _first_reasons(reasons: Iterable[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""One shard: judged as it lies, and its steps shown to whoever looks at them.
+"""Check the bytes of one shard, and pass its steps to the collectors of statistics.
 
-Every file's digest is compared first, and then read from memory. An array along steps is read by the reader that
-training uses, which compares every checksum on its way; what that cannot read, or refuses, is judged byte by byte,
-which says all that is wrong with a file and not only what comes first.
+The digest of every file is compared first; then it is decoded from memory. An array along steps is decoded by the
+reader that training uses, which compares every checksum. A shard that it refuses is checked byte by byte, so that all
+damage of a file is reported and not only the first.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from pitools.store.zarr.shard_index import BUFFER_BYTES, NOT_STORED, BufferedFil
 
 OnSteps = Callable[[int, NDArray[Any]], None]  # the first step's number, and steps (n, *row) that are overwritten later
 
-# Steps that are read and looked at in one go: so many stay in a core's own cache.
+# Steps that are decoded and collected together: their values fit into a core's own cache.
 _BLOCK_BYTES = 2 << 20
 
 
 class ShardResult(NamedTuple):
-    """What is wrong with a file's bytes, and how many of them were read."""
+    """The findings about a file's bytes, and the number of bytes read."""
 
     findings: list[Finding]
     read_bytes: int
 
 
 class ShardChecker:
-    """Reads shards of one version; any threads may use it at once. store: one that always compares checksums."""
+    """Reads shards of one version, from any thread. store: a store that always compares checksums."""
 
     def __init__(self, path: Path, store: VersionReader) -> None:
         self._path, self._store = path, store
@@ -49,25 +49,25 @@ class ShardChecker:
 
     def __call__(self, shard: ShardFile, on_steps: OnSteps | None, advance: Callable[[int], None]) -> ShardResult:
         """Judge a shard, and show its steps, in order, up to where it is damaged."""
-        known = chunk_layout(shard.array)
+        layout = chunk_layout(shard.array)
         try:
             with open_regular(self._path / shard.entry.path) as file:
-                # Checksums inside are right in a shard that lies in another one's place; only the digest is not.
-                other = self._digest(shard, file.fileno())
-                if on_steps and known and self._is_fully_present(shard):
-                    found = list(self._pass_steps(shard, known, on_steps, file.fileno()))
+                # The checksums within are right if two shards were swapped; only the digest differs.
+                digest_finding = self._digest(shard, file.fileno())
+                if on_steps and layout and self._is_fully_present(shard):
+                    findings = list(self._pass_steps(shard, layout, on_steps, file.fileno()))
                 else:
-                    found = list(self._verify(shard, file.fileno()))
-                    if on_steps and not found:
+                    findings = list(self._verify(shard, file.fileno()))
+                    if on_steps and not findings:
                         self._read_steps(shard, shard.array.chunk[0], on_steps)
-                if not any(finding.level == "damage" for finding in found):  # which says more than the digest
-                    found = other + found
+                if not any(finding.level == "damage" for finding in findings):  # more specific than the digest
+                    findings = digest_finding + findings
         except OSError as error:
             return ShardResult([damage_finding(shard, "it cannot be read", error.strerror or str(error))], 0)
         except DataError as error:  # of a form that zarr-python alone reads
-            found = [damage_finding(shard, error.message, "")]
+            findings = [damage_finding(shard, error.message, "")]
         advance(shard.entry.bytes)
-        return ShardResult(found, shard.entry.bytes)
+        return ShardResult(findings, shard.entry.bytes)
 
     def _pass_steps(
         self, shard: ShardFile, chunk_layout: ChunkLayout, on_steps: OnSteps, descriptor: int
@@ -107,10 +107,10 @@ class ShardChecker:
 
     def _thread_buffer(self, size: int) -> NDArray[np.uint8]:
         """Memory of this thread's own, which is used again: new pages cost more than reading does."""
-        kept: NDArray[np.uint8] | None = getattr(self._mine, "room", None)
-        if kept is None or len(kept) < size:
-            kept = self._mine.room = np.empty(size, np.uint8)
-        return kept[:size]
+        buffer: NDArray[np.uint8] | None = getattr(self._mine, "room", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._mine.room = np.empty(size, np.uint8)
+        return buffer[:size]
 
     def _verify(self, shard: ShardFile, descriptor: int) -> Iterator[Finding]:
         """All that is wrong with a file. Raises OSError."""
@@ -128,7 +128,7 @@ class ShardChecker:
             done += count
         if hasher.digest() == entry.digest:
             return []
-        return [damage_finding(shard, "it is not what the manifest says", hasher.digest(), entry.digest, "digest")]
+        return [damage_finding(shard, "differs from the manifest", hasher.digest(), entry.digest, "digest")]
 
 
 def _steps(shard: ShardFile) -> tuple[int, int]:
@@ -141,14 +141,14 @@ def _make_read_into(descriptor: int) -> ReadInto:
     return lambda view, offset: os.preadv(descriptor, [view], offset)
 
 
-def _count_missing_chunks(shard: ShardFile, known: ChunkLayout, descriptor: int) -> int:
+def _count_missing_chunks(shard: ShardFile, layout: ChunkLayout, descriptor: int) -> int:
     """Return how many inner chunks of the array's steps are not stored. Raises ShardError."""
-    if known.sharding is None:
+    if layout.sharding is None:
         return 0
     window = BufferedFile(_make_read_into(descriptor), memoryview(bytearray(1)))
-    index = read_index(window, 0, os.fstat(descriptor).st_size, known.sharding)
-    steps = min(known.shard, known.shape[0] - shard.coordinate[0] * known.shard)
-    return index.offsets[: -(-steps // known.chunk)].count(NOT_STORED)
+    index = read_index(window, 0, os.fstat(descriptor).st_size, layout.sharding)
+    steps = min(layout.shard, layout.shape[0] - shard.coordinate[0] * layout.shard)
+    return index.offsets[: -(-steps // layout.chunk)].count(NOT_STORED)
 
 
 def damage_finding(shard: ShardFile, problem: str, got: str, expected: str = "", check: str = "shard") -> Finding:

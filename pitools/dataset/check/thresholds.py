@@ -42,17 +42,16 @@ CHECKS = (
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a check speaks. Sigmas are robust: what is wrong does not widen its own bounds.
+    """The limits of the checks. Sigmas are robust: outliers do not widen their own limits.
 
-    levels: check → fault, warning or off, over what it would say. min_steps: the shortest episode. length_sigmas: of
+    levels: check → fault, warning or off, instead of its own level. min_steps: the shortest episode. length_sigmas: of
     log(steps), from the median. outlier_sigmas: from the column's median. times: names (last part) of arrays of times.
-    time_gap: a step of so many periods is a gap. period_factor: an episode's median period against the dataset's.
-    blank_mean, blank_deviation: grey levels, of 255; a frame below both is black, one of no deviation at all is blank.
-    frozen_steps: a frame that lasts so long is frozen, if the action meanwhile moves by frozen_motion of its deviation.
-    Drift against the parent, each widened for few episodes, new or the parent's: mean_shift in deviations,
-    deviation_ratio and length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels,
-    task_shift as the share of episodes that would have to change their task, length_shift as
-    Kolmogorov-Smirnov's distance.
+    time_gap: a step of this many periods is a gap. period_factor: an episode's median period against the dataset's.
+    blank_mean, blank_deviation: grey levels, of 255; a frame below both is black, one without deviation is blank.
+    frozen_steps: a frame is frozen if it repeats for this long while the action moves by frozen_motion of its
+    deviation. Drift from the parent, each widened for few episodes: mean_shift in deviations, deviation_ratio and
+    length_ratio as factors, range_growth in ranges of the parent, brightness in grey levels, task_shift as the share of
+    episodes that would have to change their task, length_shift as the Kolmogorov-Smirnov distance.
     """
 
     levels: dict[str, Literal["fault", "warning", "off"]] = {}

@@ -16,7 +16,7 @@ from pitools.store.manifest import Statistics
 
 ACTION = "action"
 _NORMAL_MAD, _NORMAL_80 = 1.4826, 2.563  # deviation over median distance, and the middle 80 % over deviation
-# What a sum of as many numbers as anybody has may lose of its precision.
+# Relative precision that a sum of very many numbers may lose.
 _ROUNDING = 1e-5
 _NAMED_AT_MOST, _LEAST_STILL = 8, 3
 # The share of episodes that outliers are at most, and sigmas that an episode's furthest value may well be away.
@@ -37,7 +37,7 @@ def find_non_finite(array: VectorStats | SampledArray, offsets: NDArray[np.int64
     """Yield episodes with NaN or infinite numbers."""
     for episode in np.flatnonzero(array.non_finite.count).tolist():
         count, first = int(array.non_finite.count[episode]), int(array.non_finite.first_steps[episode])
-        looked = " of those looked at" if isinstance(array, SampledArray) else ""
+        looked = " of the checked steps" if isinstance(array, SampledArray) else ""
         yield Finding(
             level="fault",
             check="nan",
@@ -75,9 +75,9 @@ def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[
     such as a gripper's, may well rest."""
     if not (is_action(array.name) or is_observed(array.name)) or array.columns < _LEAST_STILL:
         return
-    seen = np.isfinite(array.low).all(axis=1) & (lengths > 1)
-    quiet = seen & (array.low == array.high).all(axis=1)
-    if not seen.any() or quiet.sum() * 2 > seen.sum():
+    is_finite = np.isfinite(array.low).all(axis=1) & (lengths > 1)
+    quiet = is_finite & (array.low == array.high).all(axis=1)
+    if not is_finite.any() or quiet.sum() * 2 > is_finite.sum():
         return
     for episode in np.flatnonzero(quiet).tolist():
         yield Finding(
@@ -93,9 +93,9 @@ def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[
 def find_outliers(
     array: VectorStats, bounds: Thresholds, read_episode: Callable[[int], NDArray[Any]]
 ) -> Iterator[Finding]:
-    """Episodes that go far beyond what is ordinary: of actions a fault, of observations worth a look.
+    """Yield the episodes with values far beyond the usual: a fault for actions, a warning for observations.
 
-    read_episode: the steps of an episode, to say which of them it is; what it raises is raised.
+    read_episode: reads an episode's steps, to find the step; its exceptions pass through.
     """
     if not (is_action(array.name) or is_observed(array.name)) or not len(array.sample):
         return
@@ -134,7 +134,7 @@ def _reaches(array: VectorStats, sigmas: float) -> tuple[Floats, Floats, Floats]
 
 
 def _robust_spread(sample: Floats) -> tuple[Floats, Floats]:
-    """Median and robust deviation of each column. One that mostly rests is judged by its typical excursion."""
+    """Return the median and robust deviation of each column; of a mostly constant column, its typical excursion."""
     rows = sample[np.isfinite(sample).all(axis=1)]
     if not len(rows):
         return np.zeros(sample.shape[1]), np.zeros(sample.shape[1])
@@ -151,23 +151,23 @@ def _robust_spread(sample: Floats) -> tuple[Floats, Floats]:
 def find_duplicates(
     arrays: Iterable[VectorStats], cameras: Iterable[CameraFrames], lengths: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Episodes that are another one again: the same actions and observations, bit for bit, and the same first frames:
-    what a simulator drew again in another light is no copy."""
-    told = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
-    if not told:
+    """Yield the episodes that repeat another one: equal actions and observations, bit for bit, and equal first frames.
+    A simulation rendered again in another light is not a duplicate."""
+    identifying = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
+    if not identifying:
         return
-    seen: dict[tuple[int, ...], int] = {}
-    alike = [array.identity.tolist() for array in told] + [camera.firsts.tolist() for camera in cameras]
+    first_episodes: dict[tuple[int, ...], int] = {}
+    alike = [array.identity.tolist() for array in identifying] + [camera.first_frames.tolist() for camera in cameras]
     for episode, key in enumerate(zip(lengths.tolist(), *alike, strict=True)):
-        first = seen.setdefault(key, episode)
+        first = first_episodes.setdefault(key, episode)
         if first != episode and lengths[episode]:
-            problem = f"it is episode {first} again, in {_join_names([array.name for array in told])}"
+            problem = f"it is episode {first} again, in {_join_names([array.name for array in identifying])}"
             yield Finding(level="fault", check="duplicate", episode=episode, problem=problem, got=f"episode {first}")
 
 
 def check_statistics(array: VectorStats, recorded: Statistics) -> Iterator[Finding]:
-    """What the manifest says of the values, against the values. Only of vectors: of an array of more axes it describes
-    channels, from some of the steps."""
+    """Compare the manifest's statistics with the values. Only of vectors: for arrays of more axes the statistics are
+    per channel, from a sample of steps."""
     if array.axes > 1:
         return
     low, high = array.low.min(axis=0), array.high.max(axis=0)

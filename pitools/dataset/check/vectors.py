@@ -74,7 +74,7 @@ class VectorStats:
 
     @property
     def sample(self) -> Floats:
-        """(some, columns), in the order of steps; what is not finite is NaN."""
+        """Return the sampled rows, (n, columns), in the order of steps; values that are not finite are NaN."""
         parts = [self._sample[start] for start in sorted(self._sample)]
         return np.concatenate(parts) if parts else np.zeros((0, self.columns))
 
@@ -85,9 +85,9 @@ class VectorStats:
         identity = np.add.reduceat(self._identities(flat, start, parts), parts.begins)
         values = flat.astype(np.float64)
         finite = np.isfinite(values)
-        whole = bool(finite.all())
+        all_finite = bool(finite.all())
         low, high = values, values
-        if not whole:
+        if not all_finite:
             low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
             values = np.where(finite, values, np.nan)
         low = np.minimum.reduceat(low, parts.begins, axis=0)
@@ -96,20 +96,20 @@ class VectorStats:
             self.identity[parts.episodes] += identity
             self.low[parts.episodes] = np.minimum(self.low[parts.episodes], low)
             self.high[parts.episodes] = np.maximum(self.high[parts.episodes], high)
-            if not whole:
+            if not all_finite:
                 self.non_finite.add(parts, start, np.flatnonzero(~finite.all(axis=1)))
-            self._merge(values, finite, whole=whole)
+            self._merge(values, finite, all_finite=all_finite)
             self._sample[start] = values[(-start) % self._stride :: self._stride].copy()
             if self.values is not None:
                 self.values[start : start + len(values)] = values
 
-    def _merge(self, values: Floats, finite: NDArray[np.bool_], *, whole: bool) -> None:
-        """Mean and deviation of what was seen and of these together (Chan, Golub and LeVeque)."""
-        count = np.full(self.columns, float(len(values))) if whole else finite.sum(axis=0).astype(np.float64)
+    def _merge(self, values: Floats, finite: NDArray[np.bool_], *, all_finite: bool) -> None:
+        """Merge these values into mean and deviation (Chan, Golub and LeVeque)."""
+        count = np.full(self.columns, float(len(values))) if all_finite else finite.sum(axis=0).astype(np.float64)
         some = np.maximum(count, 1)
-        mean = (values if whole else np.where(finite, values, 0)).sum(axis=0) / some
+        mean = (values if all_finite else np.where(finite, values, 0)).sum(axis=0) / some
         away = values - mean
-        if not whole:
+        if not all_finite:
             away[~finite] = 0
         both = np.maximum(self.rows + count, 1)
         shift = mean - self.mean
@@ -118,10 +118,10 @@ class VectorStats:
         self.rows += count
 
     def _identities(self, flat: NDArray[Any], start: int, parts: EpisodeParts) -> NDArray[np.uint64]:
-        """A number for each row, of its bytes and its place in the episode: the sum tells steps and order."""
-        words = np.ascontiguousarray(flat).view(f"u{flat.dtype.itemsize}").astype(np.uint64)
+        """Return a hash of each row and its place in the episode: their sum identifies the steps and their order."""
+        bits = np.ascontiguousarray(flat).view(f"u{flat.dtype.itemsize}").astype(np.uint64)
         place = np.arange(start, start + len(flat)) - np.repeat(self._offsets[parts.episodes], parts.counts)
-        return _mix64(words @ self._keys + _mix64(place.astype(np.uint64)))
+        return _mix64(bits @ self._keys + _mix64(place.astype(np.uint64)))
 
 
 def _mix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -124,7 +124,7 @@ def common_attributes(
 
     parent: attributes by array of the version that is appended to.
     """
-    common = {name: dict(found) for name, found in (parent or {}).items()}
+    common = {name: dict(attrs) for name, attrs in (parent or {}).items()}
     first_recordings: dict[tuple[str, str], Path] = {}
     last_attrs: dict[str, Attributes] = {}
     for recording in recordings:

@@ -169,7 +169,7 @@ def _apply_to_episode(schema: SchemaFile, episode: Episode) -> Episode:
         columns[name] = _cast_column(schema, _find_column(schema, columns, name, f"cast.{name}"), name, dtype)
     if not columns:
         raise ConfigError("no array is left", where=f"{schema.path}: drop", hint="give fewer patterns")
-    attributes_by_array = {tables.rename.get(name, name): found for name, found in episode.array_attributes.items()}
+    attributes_by_array = {tables.rename.get(name, name): attrs for name, attrs in episode.array_attributes.items()}
     attributes_by_array = {name: found for name, found in attributes_by_array.items() if name in columns}
     return msgspec.structs.replace(episode, columns=dict(sorted(columns.items())), array_attributes=attributes_by_array)
 

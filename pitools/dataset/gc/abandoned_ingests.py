@@ -14,9 +14,9 @@ from pitools.store import version_state
 from pitools.store.publish import STAGING_DIR
 
 _TOO_DEEP = (errno.ENAMETOOLONG,)  # for an ingest to be at work there
-# An ingest that is at work writes more often than this, whatever grace is given.
+# An active ingest writes more often than this, whatever --grace is.
 IDLE_S = 600
-# As an ingest or a rebuild names its folder. Others may keep something in a folder of that name, too.
+# The names of an ingest's or a rebuild's folders; other files there may belong to users.
 _INGEST_DIR = re.compile(r".+\.[0-9a-f]{32}(\.[0-9a-f]{8})?|rebuild\..+\.[0-9a-f]{8}")
 
 
@@ -29,13 +29,13 @@ def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: boo
         if size is None:
             continue
         if not dry_run:
-            gone = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.gone"
+            trash = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.gone"
             try:
-                gone.parent.mkdir(exist_ok=True)
-                os.rename(path, gone)
-            except OSError:  # somebody else's, or just published
+                trash.parent.mkdir(exist_ok=True)
+                os.rename(path, trash)
+            except OSError:  # of another user, or just published
                 continue
-            remove_tree(gone)
+            remove_tree(trash)
         yield path.name, size
 
 
@@ -47,14 +47,14 @@ def _abandoned_bytes(path: Path, limit: float) -> int | None:
             return None
         for entry in iter_tree(path, ignored_errnos=_TOO_DEEP):
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except OSError as error:
                 if error.errno in _TOO_DEEP:
                     continue
                 raise
-            if found.st_mtime > limit:
+            if status.st_mtime > limit:
                 return None
-            size += 0 if entry.is_dir(follow_symlinks=False) else found.st_size
+            size += 0 if entry.is_dir(follow_symlinks=False) else status.st_size
     except OSError:  # it is changing
         return None
     return size

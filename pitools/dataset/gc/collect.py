@@ -1,12 +1,12 @@
-"""Versions that were retired, whose grace is over, and that nothing names: taken aside, looked at again, removed.
+"""Remove retired versions after their grace, if nothing references them: move aside, check again, delete.
 
-    <root>/<name>/<version>  ──rename──▶  .trash/<name>.<version>.<rand>        taken: nobody finds it any more
-                                              │ named meanwhile? renamed back
-                                              └──rename──▶  ….gone              decided; then its records and files go
+    <root>/<name>/<version>  ──rename──▶  .trash/<name>.<version>.<rand>        moved aside: no longer listed
+                                               │ referenced meanwhile? renamed back
+                                               └──rename──▶  ….gone              final; records and files are deleted
 
-Whoever tags, leases or takes a version back looks, after writing that down, whether the version is still there; `gc`
-looks, after taking it, whether somebody wrote. One of the two sees the other. What cannot be read may name it. A killed
-`gc` leaves only what the next one finishes. With nothing retired, no manifest is read.
+A process that tags, leases or restores a version checks, after writing that, whether the version is still there; `gc`
+checks, after moving it aside, for such records. One of the two notices the other. An unreadable record counts as a
+reference. The next `gc` finishes the work of a killed one. Without retired versions, no manifest is read.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def collect_garbage(
     """
     trash = root / version_state.TRASH
     if trash.is_symlink():
-        raise ClusterError("it is a link, and what it names is not ours", where=str(trash), hint="remove the link")
+        raise ClusterError("it is a link (expected a folder)", where=str(trash), hint="remove the link")
     # A clock that is ahead must end no grace and no lease: the file system's counts where it is earlier.
     moment = now or min(
         version_state.utc_now(), (None if dry_run else version_state.revalidate_nfs(root)) or version_state.utc_now()
     )
     if not dry_run:
         _finish(root, trash, moment)
-    taken = {
+    moved = {
         VersionKey(*matched.groups()): path
         for path in version_state.list_names(trash)
         if (matched := _TRASHED_NAME.fullmatch(path.name))
@@ -78,16 +78,16 @@ def collect_garbage(
         except PitError as error:
             yield _kept_result(key, str(error))
             continue
-        if record is None:  # of one that another `gc` has taken, or that went by hand
+        if record is None:  # moved by another `gc`, or by hand
             continue
         if record.grace_ends(grace_s) > moment:
             yield _kept_result(key, f"within its grace until {timestamps.to_rfc3339(record.grace_ends(grace_s))}")
         else:
             due.append(key)
-    if due or taken:
+    if due or moved:
         references = References(root, runs, moment)
         yield from (
-            _plan_removals(root, due, taken, references) if dry_run else _remove(root, due, taken, references, moment)
+            _plan_removals(root, due, moved, references) if dry_run else _remove(root, due, moved, references, moment)
         )
     for name, size in abandoned_ingests.remove_abandoned(root, grace_s, moment, dry_run=dry_run):
         yield GcResult(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
@@ -124,20 +124,20 @@ def _remove(
                     done.append(_kept_result(key, reason))
                 else:
                     trashed[key] = path
-        # From here on, whoever names one of them sees that it is not there.
+        # From here on, a process that references one of them finds it missing.
         for key in trashed:
             _refresh(root, key)
         references.update(trashed.items(), fresh=True)
         removable, kept = _decide(root, trashed, references)
         sizes = dict(_freed_bytes([(key, trashed[key]) for key in removable]))
-    except BaseException:  # interrupted, say: nothing was decided
+    except BaseException:  # such as an interrupt, before the final rename
         for key, path in trashed.items():
             _rename(path, root / key.name / key.version)
         raise
     done += [result for key, reason in kept.items() if (result := _restore(root, key, trashed[key], reason))]
     decided = {key: trashed[key].with_name(f"{trashed[key].name}.gone") for key in removable}
     decided = {key: path for key, path in decided.items() if not _rename(trashed[key], path)}
-    # Nobody waits for what is told: a reader that has enough must not leave a version aside.
+    # Independent of the caller: one that stops reading the records must not leave a version aside.
     yield from done
     for key, path in decided.items():
         _remove_annotations(root, key, moment)
@@ -153,7 +153,7 @@ def _decide(
     kept: dict[VersionKey, str] = {}
     reingested = {key for key, path in candidates.items() if path and _is_there(root, key)}
     for key, path in candidates.items():
-        if key in reingested:  # ingested again while it was aside: what is aside is a copy
+        if key in reingested:  # ingested again meanwhile: the one aside is a copy
             continue
         try:
             if not path and ((root / key.name).is_symlink() or (root / key.name / key.version).is_symlink()):
@@ -170,7 +170,7 @@ def _decide(
 
 def _retired(root: Path) -> Iterator[VersionKey]:
     for home in _dataset_dirs(root):
-        with contextlib.suppress(PermissionError):  # of somebody who keeps it to himself
+        with contextlib.suppress(PermissionError):  # a private folder of another user
             for path in retirement.retirement_files(root, home.name):
                 if is_version(path.stem):
                     yield VersionKey(home.name, path.stem)

@@ -67,8 +67,8 @@ class References:
         system's cache."""
         self._unknown, self._named, self._tagged = "", {}, {}
         homes = self._list(self._root, fresh)
-        here = [(VersionKey(home.name, path.name), path) for home in homes for path in self._list(home, fresh)]
-        for key, path in (*here, *trashed):
+        present = [(VersionKey(home.name, path.name), path) for home in homes for path in self._list(home, fresh)]
+        for key, path in (*present, *trashed):
             if key not in self._parents:
                 self._read(key, path / FILE_NAME)
         for folder in self._runs:
@@ -82,25 +82,25 @@ class References:
         if key.version in self._named:
             return self._named[key.version]
         if key.name not in self._tagged:
-            known = tags.read_tags(self._root, key.name)
-            self._tagged[key.name] = {value.version: tag for tag, value in known.items()}
+            version_tags = tags.read_tags(self._root, key.name)
+            self._tagged[key.name] = {value.version: tag for tag, value in version_tags.items()}
         if tag := self._tagged[key.name].get(key.version):
             return f"tag {tag}"
         for reader in version_state.lease_records(self._root, key.name, key.version, self._moment):
             return f"lease of {reader.host}:{reader.pid} ({reader.purpose}) until {reader.until}"
         return ""
 
-    def kept_descendants(self, going: Collection[VersionKey]) -> dict[VersionKey, str]:
+    def kept_descendants(self, removed: Collection[VersionKey]) -> dict[VersionKey, str]:
         """Return the versions to keep, with reasons, because a version that stays was made from them."""
         kept: dict[VersionKey, str] = {}
         by_version: dict[str, list[VersionKey]] = {}
-        for key in going:
+        for key in removed:
             by_version.setdefault(key.version, []).append(key)
-        stay = [key for key in self._parents if key not in going]
+        stay = [key for key in self._parents if key not in removed]
         while stay:
             child = stay.pop()
             if child in self._broken:
-                kept = dict.fromkeys(going, self._broken[child]) | kept
+                kept = dict.fromkeys(removed, self._broken[child]) | kept
             for parent in self._parents[child]:
                 for key in by_version.get(parent, ()):
                     if key not in kept:
@@ -121,7 +121,7 @@ class References:
     def _read(self, key: VersionKey, path: Path) -> None:
         try:
             with open_regular(path) as file:
-                found = decode_json(file.read(), _Ancestors)
+                ancestors = decode_json(file.read(), _Ancestors)
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -129,7 +129,9 @@ class References:
             self._broken[key] = f"not known: {path} cannot be read, and may name it: {error}"
             self._parents[key] = ()
             return
-        self._parents[key] = tuple(filter(None, (found.parent, found.subset.parent if found.subset else "")))
+        self._parents[key] = tuple(
+            filter(None, (ancestors.parent, ancestors.subset.parent if ancestors.subset else ""))
+        )
 
     def _read_run(self, path: Path, fresh: bool) -> None:
         if path not in self._plans:

@@ -1,4 +1,4 @@
-"""Where the runs of a site are, whose plans name the versions that they read: everybody's, not ours alone."""
+"""Find the folders of a site's runs, of all users: their plans name the versions that they read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def run_roots(name: str) -> list[Path]:
     personal = next((i for i, part in enumerate(parts) if USER_PLACEHOLDER in part), len(parts))
     base = Path(expand_placeholders(str(Path(*parts[:personal]))))
     if personal == len(parts):
-        found = [base.absolute()]
+        roots = [base.absolute()]
     else:
         try:
             people = sorted(person for person in os.listdir(base) if _is_users_dir(person, parts[personal]))
         except OSError as error:
             raise _missing_root_error(base, name) from error
-        found = [base / person / Path(*parts[personal + 1 :]) for person in people]
+        roots = [base / person / Path(*parts[personal + 1 :]) for person in people]
     if base.is_absolute() and not base.parent.is_dir():
         raise _missing_root_error(base, name)
-    return [folder for folder in found if _exists_or_unreadable(folder)]
+    return [folder for folder in roots if _exists_or_unreadable(folder)]
 
 
 def _is_users_dir(person: str, part: str) -> bool:
@@ -48,5 +48,5 @@ def _exists_or_unreadable(folder: Path) -> bool:
 
 
 def _missing_root_error(folder: Path, site: str) -> ClusterError:
-    hint = "run this where the site's runs can be seen, or say which keep a version: --runs FOLDER"
+    hint = "run this where the site's runs are visible, or name their folders: --runs FOLDER"
     return ClusterError(f"the runs of site {site} cannot be seen from here", where=str(folder), hint=hint)

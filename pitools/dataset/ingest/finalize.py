@@ -67,7 +67,7 @@ def write_metadata(
         files=tuple(sorted(files, key=lambda file: file.path)),
         source=(*parent.manifest.source, *source) if parent else source,
         parent=parent.version if parent else "",
-        statistics={key: statistics.to_statistics(whole) for key, (_, whole) in folds.items()},
+        statistics={key: statistics.to_statistics(merged) for key, (_, merged) in folds.items()},
         tasks=count_tasks(lines),
     )
     data = manifests.encode_manifest(manifest)

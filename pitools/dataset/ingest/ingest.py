@@ -1,7 +1,7 @@
-"""Recordings to one Zarr v3 store, published whole under the digest of what it holds.
+"""Ingest recordings into one Zarr v3 store, published under the digest of its content.
 
-recordings ──look──▶ episodes, accepted or refused ──plan──▶ shards ──workers──▶ .tmp/<name>.<key>/ ──rename──▶
-                                                                                        <root>/<name>/<version>/
+recordings ──scan──▶ episodes, accepted or rejected ──plan──▶ shards ──workers──▶ .tmp/<name>.<key>/ ──rename──▶
+                                                                                         <root>/<name>/<version>/
 """
 
 from __future__ import annotations

@@ -167,15 +167,23 @@ def _add(a: PartialStats, b: PartialStats) -> PartialStats:
     )
 
 
-def _column_of(partial: PartialStats, at: int) -> tuple[int, float, float, float, float]:
-    return partial.count[at], partial.minimum[at], partial.maximum[at], partial.mean[at], partial.squared_deviations[at]
+def _column_of(partial: PartialStats, index: int) -> tuple[int, float, float, float, float]:
+    return (
+        partial.count[index],
+        partial.minimum[index],
+        partial.maximum[index],
+        partial.mean[index],
+        partial.squared_deviations[index],
+    )
 
 
-def _add_column(a: PartialStats, b: PartialStats, at: int) -> tuple[int, float, float, float, float]:
-    n, gap = a.count[at] + b.count[at], b.mean[at] - a.mean[at]
-    mean = a.mean[at] + gap * (b.count[at] / n)
-    squares = a.squared_deviations[at] + b.squared_deviations[at] + gap * gap * (a.count[at] * (b.count[at] / n))
-    return n, min(a.minimum[at], b.minimum[at]), max(a.maximum[at], b.maximum[at]), mean, squares
+def _add_column(a: PartialStats, b: PartialStats, index: int) -> tuple[int, float, float, float, float]:
+    n, gap = a.count[index] + b.count[index], b.mean[index] - a.mean[index]
+    mean = a.mean[index] + gap * (b.count[index] / n)
+    squares = (
+        a.squared_deviations[index] + b.squared_deviations[index] + gap * gap * (a.count[index] * (b.count[index] / n))
+    )
+    return n, min(a.minimum[index], b.minimum[index]), max(a.maximum[index], b.maximum[index]), mean, squares
 
 
 def _clip_to_json(values: Iterable[float]) -> Floats:

@@ -1,8 +1,8 @@
-"""One episode as a picture: people look rather than read.
+"""Draw one episode as a picture.
 
-head     the instruction; dataset, version, length; in red why it is in quarantine
+head     the instruction; dataset, version, length; in red the reason of a quarantine
 frames   of each camera, evenly spaced, with their steps
-curves   of actions and observations: columns of like range in one panel, many columns as a heat map
+curves   of actions and observations: columns of similar range in one panel, many columns as a heat map
 """
 
 from pitools.dataset.plot.figure import draw_episode

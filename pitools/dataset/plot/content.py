@@ -18,7 +18,7 @@ from pitools.dataset.reader import DatasetReader, open_dataset
 from pitools.store.version_state import read_quarantine
 
 MAX_FRAMES = 8  # of a camera, evenly spaced
-# Columns that are drawn as curves; of more, none could be told from another.
+# The most columns drawn as curves: more could not be distinguished.
 MAX_CURVES = 16
 _CURVES_A_PANEL = 8
 # Of two columns in one panel, neither is flatter than this.
@@ -54,12 +54,12 @@ class EpisodeContent(NamedTuple):
 
 
 def read_content(path: Path, episode: int) -> EpisodeContent:
-    """Read what is shown of an episode. Raises UsageError for one that is not there, DataError for damage."""
+    """Read the drawn values of an episode. Raises UsageError for a missing episode, DataError for damage."""
     data = open_dataset(path)
     start, stop = _steps(data, episode)
     shown = np.unique(np.linspace(start, stop - 1, min(MAX_FRAMES, stop - start)).round().astype(int)).tolist()
     cameras = [name for name, schema in data.arrays.items() if is_camera(name, schema.shape[1:], schema.dtype)]
-    frames = {name: [_as_image(_read(data, name, at, at + 1)[0]) for at in shown] for name in cameras[:_CAMERAS]}
+    frames = {name: [_as_image(_read(data, name, step, step + 1)[0]) for step in shown] for name in cameras[:_CAMERAS]}
     panels, left_out = _panels(data, start, stop)
     head = _header_lines(data, path, episode, stop - start, [*cameras[_CAMERAS:], *left_out])
     return EpisodeContent(head, [at - start for at in shown], frames, panels)
@@ -70,7 +70,7 @@ def _steps(data: DatasetReader, episode: int) -> tuple[int, int]:
     if not 0 <= episode < count:
         hint = f"episodes are 0 to {count - 1}" if count else "the version has none"
         raise UsageError(f"there is no episode {episode}", where=str(data.path), hint=hint)
-    start, stop = (int(at) for at in data.episode_offsets[episode : episode + 2])
+    start, stop = (int(offset) for offset in data.episode_offsets[episode : episode + 2])
     if start >= stop:
         raise UsageError(f"episode {episode} has no steps", where=str(data.path), hint="draw another episode")
     return start, stop
@@ -125,25 +125,25 @@ def _group_by_range(name: str, values: NDArray[np.float64]) -> list[Curves]:
     some = _CURVES_A_PANEL
     groups = [sorted(group)[i : i + some] for group in groups for i in range(0, len(group), some)]
     groups = sorted(groups) or [resting]
-    still = [f"{column} = {finite[0, column]:.4g}" for column in resting]
-    note = "\n".join(still) if resting and groups != [resting] else ""
+    constants = [f"{column} = {finite[0, column]:.4g}" for column in resting]
+    note = "\n".join(constants) if resting and groups != [resting] else ""
     return [Curves(name, finite[:, group], tuple(group), note if group is groups[-1] else "") for group in groups]
 
 
 def _header_lines(data: DatasetReader, path: Path, episode: int, steps: int, left_out: list[str]) -> list[TextLine]:
-    """Instruction, which episode it is, what is left out, and why it is in quarantine."""
+    """Return the instruction, the episode's name, the omitted arrays, and the reason of a quarantine."""
     language = format_cell(" ".join(data.language[episode].split()) or "no instruction")
     lines = [TextLine(line, 13.0, "black") for line in textwrap.wrap(language, 110)[:3]]
-    known, plural = data.version, "s" * (steps > 1)
-    told = f"{known.name} {known.version[:12]}   episode {episode} of {known.episodes}   {steps} step{plural}"
+    version, plural = data.version, "s" * (steps > 1)
+    title = f"{version.name} {version.version[:12]}   episode {episode} of {version.episodes}   {steps} step{plural}"
     if splits := [name for name, numbers in data.splits.items() if episode in numbers]:
-        told += f"   split {', '.join(splits[:4])}"
-    lines.append(TextLine(format_cell(told), 9.0, "dimgray"))
+        title += f"   split {', '.join(splits[:4])}"
+    lines.append(TextLine(format_cell(title), 9.0, "dimgray"))
     if left_out:
         lines.append(TextLine(format_cell(f"not drawn: {', '.join(left_out[:12])}"), 9.0, "dimgray"))
-    kept = read_quarantine(path)
-    reasons = [*kept.reasons, *kept.episodes.get(episode, ())] if kept else []
-    if kept and (kept.whole_version or reasons):
-        text = f"in quarantine{', the whole version' if kept.whole_version else ''}: {'; '.join(reasons)}"
+    quarantine = read_quarantine(path)
+    reasons = [*quarantine.reasons, *quarantine.episodes.get(episode, ())] if quarantine else []
+    if quarantine and (quarantine.whole_version or reasons):
+        text = f"in quarantine{', the whole version' if quarantine.whole_version else ''}: {'; '.join(reasons)}"
         lines += [TextLine(line, 9.0, "firebrick") for line in textwrap.wrap(format_cell(text), 160)[:4]]
     return lines

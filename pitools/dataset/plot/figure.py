@@ -1,4 +1,4 @@
-"""An episode drawn with matplotlib, laid out in inches so that text and frames are legible whatever there is."""
+"""Draw an episode with matplotlib, laid out in inches so that text and frames are always legible."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def _lay_out(figure: Figure, shown: EpisodeContent) -> None:
     total = head_in + sum(heights) + _ROW_GAP_IN * len(heights) + sum(tall) + _PANEL_GAP_IN * len(tall) + 0.62
     figure.set_size_inches(_WIDTH_IN, total)
 
-    at = total - 0.12
+    top = total - 0.12
     for line in shown.header:
-        place = _LEFT_IN / _WIDTH_IN, at / total
+        place = _LEFT_IN / _WIDTH_IN, top / total
         figure.text(*place, line.text, size=line.size, color=line.colour, va="top", parse_math=False)
-        at -= line.size * _LINE_IN
-    at = total - head_in
+        top -= line.size * _LINE_IN
+    top = total - head_in
     for (name, pictures), height in zip(shown.frames.items(), heights, strict=True):
-        at -= height + _ROW_GAP_IN
+        top -= height + _ROW_GAP_IN
         for i, (picture, step) in enumerate(zip(pictures, shown.frame_steps, strict=True)):
             left = _LEFT_IN + i * width / MAX_FRAMES
-            box = (left / _WIDTH_IN, at / total, (width / MAX_FRAMES - 0.06) / _WIDTH_IN, height / total)
+            box = (left / _WIDTH_IN, top / total, (width / MAX_FRAMES - 0.06) / _WIDTH_IN, height / total)
             _draw_frame(figure.add_axes(box), picture, step, name if i == 0 else "")
     for i, (panel, height) in enumerate(zip(shown.panels, tall, strict=True)):
-        at -= height + _PANEL_GAP_IN
-        axes = figure.add_axes((_LEFT_IN / _WIDTH_IN, at / total, width / _WIDTH_IN, height / total))
+        top -= height + _PANEL_GAP_IN
+        axes = figure.add_axes((_LEFT_IN / _WIDTH_IN, top / total, width / _WIDTH_IN, height / total))
         (_draw_curves if len(panel.columns) <= MAX_CURVES else _draw_heatmap)(axes, panel)
         _steps_axis(axes, panel, shown.frame_steps if shown.frames else [], last=i == len(shown.panels) - 1)
 

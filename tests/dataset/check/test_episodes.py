@@ -95,8 +95,8 @@ def test_too_long(make, found) -> None:
 @pytest.mark.parametrize(
     ("change", "step", "what"),
     [
-        (lambda t: t.__setitem__(9, t[8]), 9, "time does not go on"),
-        (lambda t: t.__setitem__(slice(20, None), t[20:] - 50), 20, "time does not go on"),
+        (lambda t: t.__setitem__(9, t[8]), 9, "do not increase"),
+        (lambda t: t.__setitem__(slice(20, None), t[20:] - 50), 20, "do not increase"),
         (lambda t: t.__iadd__(np.where(np.arange(len(t)) >= 13, 1.0, 0)), 13, "a gap in time"),
         (lambda t: t.__setitem__(slice(None), 0.05 * np.arange(len(t))), None, "another rate"),
     ],

@@ -176,7 +176,7 @@ def test_other_metadata(copy, found) -> None:
     assert (finding.level, finding.file, finding.problem) == (
         "damage",
         "zarr.json",
-        "the metadata are not what the manifest says",
+        "the metadata differ from the manifest",
     )
 
 
