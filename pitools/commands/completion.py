@@ -1,4 +1,4 @@
-"""What a shell offers after TAB: ids of runs, names of sites, files. Reads folders only, and fails silently."""
+"""Shell completion: run ids, site names, files. It only reads folders, and ignores errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _run_roots() -> set[Path]:
 
 
 def _run_ids(root: Path, prefix: str) -> Iterator[tuple[str, Path]]:
-    """(when it was made, its folder) of what may be runs."""
+    """Yield the folders that may be runs, each with its creation time."""
     import os
 
     try:
@@ -78,13 +78,13 @@ def _run_ids(root: Path, prefix: str) -> Iterator[tuple[str, Path]]:
 
 
 def _state(run_dir: Path) -> str:
-    """How the run ended, as far as its own folder says."""
+    """Return a run's final state, from its own folder only."""
     import json
 
     try:
         verdict = json.loads((run_dir / "verdict.json").read_bytes())
         return "finished" if verdict["state"] == "finished" else f"stopped, {verdict['kind']}"
     except FileNotFoundError:
-        return "goes on"
+        return "unfinished"
     except (OSError, ValueError, KeyError, TypeError):
         return "?"

@@ -1,4 +1,4 @@
-"""A noun whose commands live in several modules: none is imported but the one that is used."""
+"""A click group whose commands are in several modules, imported when they are used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def complete_group(
 class LazyGroup(click.Group):
     """A group of commands by name.
 
-    table: name → (module below `pitools.commands`, what it calls the command, a line of help), in the order of work.
+    table: name → (module below `pitools.commands`, name in it, line of help), in the order of a user's work.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, tuple[str, str, str]], **options: Any) -> None:

@@ -38,7 +38,7 @@ def format_option(function: F) -> F:
         type=click.Choice(FORMATS),
         default=default_format,
         show_default="auto",
-        help="Table on a terminal, JSON Lines in a pipe; or say which.",
+        help="Output format. [default: a table on a terminal, JSON Lines in a pipe]",
     )(function)
 
 
@@ -93,7 +93,7 @@ def parse_pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Say what the code within warns of, without the file and the line that did."""
+    """Print warnings of the block as notes, without file and line."""
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("default", UserWarning)
         yield

@@ -1,4 +1,4 @@
-"""`pit place`: which site, when, and what it costs."""
+"""`pit place`: choose site and time of a job, and manage the queue over several sites."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pitools.commands.lazy_group import LazyGroup
 COMMANDS = {
     "plan": ("place_plan", "plan", "Where a request could run, when, and why not elsewhere."),
     "run": ("place_dispatch", "run", "Put requests in the queue that several sites serve."),
-    "tick": ("place_dispatch", "tick", "Decide and submit once, for cron; two at once do no harm."),
+    "tick": ("place_dispatch", "tick", "Decide and submit once, for cron; a second tick meanwhile does nothing."),
     "watch": ("place_dispatch", "watch", "Tick again and again, and show the queue live."),
     "list": ("place_dispatch", "list_command", "The queue: each job, its tickets, its site."),
     "cancel": ("place_dispatch", "cancel", "Withdraw jobs from the queue and from every site."),

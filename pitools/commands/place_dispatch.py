@@ -25,7 +25,7 @@ _TICK_EVERY_S = 5.0
 @click.option(
     "--site", "sites", multiple=True, envvar="PIT_SITES", metavar="NAME", help="May run there; else anywhere."
 )
-@click.option("--owner", metavar="NAME", help="Whose job `list` calls it; run times are learnt by it.")
+@click.option("--owner", metavar="NAME", help="Owner in `list`, and key of the run-time history.")
 @click.option("--wait", is_flag=True, help="Tick until all have ended; exit 1 unless all completed.")
 @format_option
 @click.pass_context
@@ -40,15 +40,15 @@ def run(
     from pitools.site import template
 
     place = store.queue_dir()
-    known = _sites(sites)
-    wanted = [_check_request(path, known) for path in _paths(requests)]
-    survey.require_feasible([request for request, _, _ in wanted], known)
-    who = owner or template.expand_placeholders("{user}")
+    loaded = _sites(sites)
+    wanted = [_check_request(path, loaded) for path in _paths(requests)]
+    survey.require_feasible([request for request, _, _ in wanted], loaded)
+    owner_name = owner or template.expand_placeholders("{user}")
     jobs = store.enqueue(
-        place, [store.make_request(request, may, user=who, request_text=text) for request, may, text in wanted]
+        place, [store.make_request(request, may, user=owner_name, request_text=text) for request, may, text in wanted]
     )
-    seen = status.read_site_status(place)
-    rows = [status.job_row(job, seen) for job in jobs]
+    site_status = status.read_site_status(place)
+    rows = [status.job_row(job, site_status) for job in jobs]
     if wait:
         ids = [job.job_id for job in jobs]
         news = follow.Messages(own_jobs=ids)
@@ -70,9 +70,9 @@ def run(
 @format_option
 @click.pass_context
 def tick(ctx: click.Context, form: str) -> None:
-    """Look at every site, decide and submit, once. For cron: while another tick is at work it ends at once.
+    """Query every site, decide and submit, once. For cron: ends immediately while another tick runs.
 
-    What went wrong is told when it begins, and not at every tick: see `pit place list`. Exit 75 where no site answered.
+    A new problem is printed once, not at every tick: see `pit place list`. Exit 75 if no site answered.
     """
     from pitools.core.errors import TryLater
     from pitools.core.output import Output
@@ -101,10 +101,10 @@ def tick(ctx: click.Context, form: str) -> None:
 @click.option("--until-empty", is_flag=True, help="End when every job is over.")
 @format_option
 def watch(every: str, until_empty: bool, form: str) -> None:
-    """Tick again and again, and show the queue live; in a pipe, one record for every change.
+    """Run ticks repeatedly, and show the queue live; in a pipe, print one record for every change.
 
-    As TSV, jobs and sites have the same columns; as a table in a pipe, each change is a line for people. A job that
-    cannot be read is told on stderr; with --until-empty, where no other is left, it is an error.
+    As TSV, jobs and sites have the same columns; as a table in a pipe, each change is a line of text. An unreadable job
+    is reported on stderr; with --until-empty, it is an error if no other job is left.
     """
     import sys
 
@@ -119,11 +119,11 @@ def watch(every: str, until_empty: bool, form: str) -> None:
     place = store.queue_dir()
     ticker, changes = _make_dispatcher(place), follow.ChangedRows()
     every_s = units.parse_duration(every)
-    told: set[str] = set()
+    printed: set[str] = set()
 
     def is_enough(ticked: TickResult) -> bool:
-        broken = [text for text in ticked.sites.broken if text not in told]
-        told.update(broken)
+        broken = [text for text in ticked.sites.broken if text not in printed]
+        printed.update(broken)
         is_empty = until_empty and not ticked.jobs
         if is_empty and (unread := store.read_jobs(place)[1]):
             raise unread[0]
@@ -134,12 +134,12 @@ def watch(every: str, until_empty: bool, form: str) -> None:
         with Output("jsonl" if form == "auto" else form) as out:
 
             def lines(ticked: TickResult) -> bool:
-                found = changes.changed(ticked, place)
+                records = changes.changed(ticked, place)
                 if form == "table":
-                    for line in follow.change_lines(found):
+                    for line in follow.change_lines(records):
                         click.echo(line)
                 else:
-                    for row in found:
+                    for row in records:
                         out(follow.to_change_row(row) if form == "tsv" else row)
                 return is_enough(ticked)
 
@@ -163,23 +163,23 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 @click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
 @format_option
 def list_command(every: bool, form: str) -> None:
-    """List the queue, oldest first: each job, where it is, and why it waits. Asks no site.
+    """List the queue, oldest first: each job's place, and why it is pending. Queries no site.
 
-    On stderr: the sites that the last tick found silent, or where something went wrong.
+    On stderr: sites that did not answer the last tick, and problems.
     """
     from pitools.core.output import Output
     from pitools.place.dispatch import status, store
 
     place = store.queue_dir()
-    seen = status.read_site_status(place)
-    found, broken = store.read_jobs(place)
+    site_status = status.read_site_status(place)
+    jobs, broken = store.read_jobs(place)
     if every:
         over, more = store.read_jobs(place, done=True)
-        found, broken = over + found, more + broken
+        jobs, broken = over + jobs, more + broken
     with Output(form, status.JOB_COLUMNS) as out:
-        for job in found:
-            out(status.job_row(job, seen))
-    _print_lines(f"{row.site}: since {row.since}: {row.reason}" for row in seen.unreachable.values())
+        for job in jobs:
+            out(status.job_row(job, site_status))
+    _print_lines(f"{row.site}: since {row.since}: {row.reason}" for row in site_status.unreachable.values())
     if broken:
         raise broken[0]
 
@@ -187,14 +187,17 @@ def list_command(every: bool, form: str) -> None:
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True)
 @click.option(
-    "--lost", "site", metavar="SITE", help="Only its ticket at SITE, which says nothing of it: I know it will not run."
+    "--lost",
+    "site",
+    metavar="SITE",
+    help="Declare the job's ticket at this unreachable SITE lost: it will not run there.",
 )
 @format_option
 def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat.
 
-    With --lost, a job whose site is silent goes on elsewhere. Its ticket there is ended when the site comes back; that
-    it has not run by then is what you answer for. Where the site answers first, nothing is given up.
+    With --lost, a job whose site does not answer is submitted elsewhere. Its ticket there is cancelled when the site
+    answers again; that it has not run by then is your responsibility. If the site answers first, nothing is lost.
     """
     from pitools.core.errors import UsageError, suggest
     from pitools.core.output import Output
@@ -212,47 +215,47 @@ def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
     ticked = _make_dispatcher(place).tick()
     with Output(form, status.JOB_COLUMNS) as out:
         for job in jobs:
-            out(status.job_row(found := store.find_job(place, job.job_id), status.read_site_status(place)))
-            for ticket in found.live:
-                if site and ticket.site == site and ticket.number not in found.declared_lost:
-                    click.echo(f"pit: {ticket.name} is not given up: {site} has answered for it", err=True)
+            out(status.job_row(cancelled := store.find_job(place, job.job_id), status.read_site_status(place)))
+            for ticket in cancelled.live:
+                if site and ticket.site == site and ticket.number not in cancelled.declared_lost:
+                    click.echo(f"pit: {ticket.name} is not declared lost: {site} has answered", err=True)
     if ticked:
         _print_lines(f"{name}: {error}" for name, error in sorted(ticked.faults.items()))
 
 
 def _paths(requests: tuple[str, ...]) -> list[Path]:
-    """The files named, those of stdin where `-` stands."""
+    """Return the named files; for `-`, the names on stdin."""
     import sys
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for name in requests:
-        found += [Path(line) for line in sys.stdin.read().splitlines() if line] if name == "-" else [Path(name)]
-    return found
+        paths += [Path(line) for line in sys.stdin.read().splitlines() if line] if name == "-" else [Path(name)]
+    return paths
 
 
 def _sites(names: tuple[str, ...]) -> list[Site]:
-    """The sites of these names, or every one that can have jobs; of others it is said why not, or raised if named."""
+    """Return the named sites, or all that can run jobs; print why others cannot, or raise that if they are named."""
     from pitools.core.errors import ConfigError
     from pitools.launch.tickets.remote import paths
     from pitools.place.clusters import snapshot
 
-    known, skipped = snapshot.load_sites(names)
-    found = []
-    for site in known:
+    loaded, skipped = snapshot.load_sites(names)
+    usable = []
+    for site in loaded:
         try:
             if site.connection.kind == "ssh":
                 paths.require_paths(site)
-            found.append(site)
+            usable.append(site)
         except ConfigError as error:
             if names:
                 raise
             skipped.append(snapshot.skipped_site(site.name, error))
-    _print_lines(f"{one.site} is skipped: {one.reason}" for one in skipped)
-    return found
+    _print_lines(f"{skip.site} is skipped: {skip.reason}" for skip in skipped)
+    return usable
 
 
 def _check_request(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, ...], str]:
-    """A request that at least one of the sites could take, and those sites. Raises what is wrong with all of them."""
+    """Return a request and the sites that could run it. Raises the errors of all sites if none can."""
     from pitools.commands.launch_run import warn_of_unusable
     from pitools.core.errors import ConfigError, PitError
     from pitools.launch import plan
@@ -263,10 +266,10 @@ def _check_request(path: Path, sites: list[Site]) -> tuple[Request, tuple[str, .
     refusals = []
     for site in sites:
         try:
-            made = plan.make_plan(wanted, site, str(path))
-            plan.require_workdir(made, site)
+            launch_plan = plan.make_plan(wanted, site, str(path))
+            plan.require_workdir(launch_plan, site)
             if not able:
-                warn_of_unusable(made)
+                warn_of_unusable(launch_plan)
             able.append(site.name)
         except PitError as error:
             refusals.append(f"{site.name}: {error.message}")
@@ -284,6 +287,6 @@ def _make_dispatcher(place: Path) -> Dispatcher:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    """Say these on stderr."""
+    """Print lines on stderr."""
     for line in lines:
         click.echo(f"pit: {line}", err=True)

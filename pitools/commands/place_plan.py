@@ -15,7 +15,7 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--explain", is_flag=True, help="Show also what does not fit, and why each was not chosen.")
 @click.option("--best", is_flag=True, help="Print the plan of the best alone, for `pit launch run -`.")
-@click.option("--max-age", default="30s", show_default=True, metavar="TIME", help="Of what a site said before.")
+@click.option("--max-age", default="30s", show_default=True, metavar="TIME", help="Maximum age of cached answers.")
 @click.option("--timeout", default="10s", show_default=True, metavar="TIME", help="For all sites together.")
 @format_option
 @click.pass_context
@@ -48,37 +48,37 @@ def plan(
 
     timeout_s = units.parse_duration(timeout)
     if not timeout_s:
-        raise UsageError(f"--timeout {timeout}: nobody can answer in that time", hint="write 10s or more")
+        raise UsageError(f"--timeout {timeout}: too short for an answer", hint="write 10s or more")
     path = Path(request)
     wanted = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
     sites, broken = snapshot.load_sites(names)
-    found = plan_placement(
+    placement = plan_placement(
         PlacementRequest(request=wanted, origin=str(path), text=path.read_text()),
         sites,
         timeout_s=timeout_s,
         max_age_s=units.parse_duration(max_age),
     )
-    skipped = (*broken, *found.skipped)
-    for note in (*found.notes, *(f"{one.site} is skipped: {one.reason}" for one in skipped)):
+    skipped = (*broken, *placement.skipped)
+    for note in (*placement.notes, *(f"{site.site} is skipped: {site.reason}" for site in skipped)):
         click.echo(f"pit: {note}", err=True)
-    rows = report.rank_candidates(found, broken)
+    rows = report.rank_candidates(placement, broken)
     if best:
-        if found.best and found.best.plan:
+        if placement.best and placement.best.plan:
             with Output(form, PLAN_COLUMNS) as out:
-                out(found.best.plan)
+                out(placement.best.plan)
     elif Output(form).form == "table":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        for line in report.plan_table(rows, all_candidates=explain or not found.best, width=width):
+        for line in report.plan_table(rows, all_candidates=explain or not placement.best, width=width):
             click.echo(line)
     else:
         with Output(form) as out:
             for row in rows:
                 out(row)
-    if not found.best:
+    if not placement.best:
         for row in (row for row in rows if best and row.partition):
             click.echo(f"pit: {row.site}/{row.partition}: {row.reason}", err=True)
-        where = "nowhere" if found.is_complete and not broken else "none of what has answered"
+        where = "nowhere" if placement.is_complete and not broken else "none of what has answered"
         click.echo(f"pit: {wanted.name} fits {where}", err=True)
-        ctx.exit(75 if broken or not found.is_complete else 1)
-    if (others := sum(not row.rank for row in rows)) and Output(form).form == "table" and not explain and not best:
-        click.echo(f"pit: {others} more do not fit: --explain says why", err=True)
+        ctx.exit(75 if broken or not placement.is_complete else 1)
+    if (unfit_count := sum(not row.rank for row in rows)) and Output(form).form == "table" and not explain and not best:
+        click.echo(f"pit: {unfit_count} more do not fit: see --explain", err=True)

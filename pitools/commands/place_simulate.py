@@ -36,9 +36,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--load", "load_factor", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster."
 )
 @click.option(
-    "--depth", type=click.IntRange(1), metavar="N", help="Waiting jobs that a scheduler looks at; Slurm: 500."
+    "--depth",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Pending jobs that a scheduler considers; Slurm's default: 500.",
 )
-@click.option("--seed", type=int, metavar="N", help="Of limits, failures and tiers that the trace does not tell.")
+@click.option("--seed", type=int, metavar="N", help="Seed of limits, failures and tiers that the trace does not have.")
 @click.option("--tick", default="60s", show_default=True, metavar="TIME", help="How often ours decides; 0s: always.")
 @click.option(
     "--window",
@@ -64,9 +67,9 @@ def simulate(
     png: Path | None,
     form: str,
 ) -> None:
-    """Replay TRACE on several sites, each with EASY backfill of its own; one record a policy.
+    """Replay TRACE on several sites, each with its own EASY backfill; print one record per policy.
 
-    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or what `sacct -P` printed; - is stdin. Without --sites and
+    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or the output of `sacct -P`; - is stdin. Without --sites and
     --site: three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
 
     \b
@@ -86,7 +89,7 @@ def simulate(
         raise UsageError("--sites and --site exclude each other", hint="put the sites' pools into the file")
     if png and png.suffix != ".png":
         raise UsageError(f'"{png.name}" does not end in .png', where="--png")
-    if png and not png.parent.is_dir():  # said before minutes of replaying, not after
+    if png and not png.parent.is_dir():  # checked before minutes of replaying
         raise UsageError("no such folder", where=f"--png {png}", hint=f"mkdir -p {png.parent}")
     policies = tuple(dict.fromkeys(policies)) or (replay.OWN_POLICY, "federation")
     for name in policies:
@@ -106,21 +109,21 @@ def simulate(
     }
     world = scenario.require_valid(msgspec.structs.replace(world, **changed), "--load")
     jobs = traces.read_trace(Path("/dev/stdin") if str(trace) == "-" else trace, skip_bad=skip_bad)
-    made, judged = [], []
+    results, summaries = [], []
     with (
         Output(form, COLUMNS) as out,
         progress.progress_bar("replaying", len(jobs) * len(policies), unit="jobs") as bar,
     ):
         for name in policies:
             result, wall_s = replay.replay(jobs, world, name, tick_s=tick_s, advance=bar)
-            judged.append(metrics.summarize(result, jobs, window, wall_s))  # type: ignore[arg-type]
-            made.append(result)
-            out(judged[-1])
-    for one in judged:
-        if one.unplaced or one.starved:
-            what = f"{one.unplaced} jobs fit no pool, {one.starved} never started"
-            click.echo(f"pit: {one.policy}: {what}; no mean counts them", err=True)
+            summaries.append(metrics.summarize(result, jobs, window, wall_s))  # type: ignore[arg-type]
+            results.append(result)
+            out(summaries[-1])
+    for summary in summaries:
+        if summary.unplaced or summary.starved:
+            problem = f"{summary.unplaced} jobs fit no pool, {summary.starved} never started"
+            click.echo(f"pit: {summary.policy}: {problem}; no mean counts them", err=True)
     if png:
         from pitools.place.simulate import plots
 
-        plots.draw_results(made, judged, png)
+        plots.draw_results(results, summaries, png)

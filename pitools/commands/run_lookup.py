@@ -1,4 +1,4 @@
-"""Which folder a run's name means: ids are unique, so a run is found at whichever site it is."""
+"""Find a run's folder by its id, at any site: ids are unique."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def find_run_dir(run: str, site_name: str) -> Path:
     except folder.RunNotFound as error:
         roots = _runs_dirs_of_other_sites(site_name) if run and Path(run).name == run else []
         for root in roots:
-            with contextlib.suppress(OSError):  # what others may not read
+            with contextlib.suppress(OSError):  # unreadable to this user
                 if (root / run / "plan.json").is_file():
                     return (root / run).resolve()
         where = f"{error.where}, and those of {len(roots)} more sites" if roots else error.where

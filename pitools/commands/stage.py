@@ -267,7 +267,7 @@ def _stage_requests(
 
     if "-" in sources:
         if len(sources) > 1 or root or arrays or steps or episodes:
-            message = "- stands alone, and for `run`: the plans say what goes where"
+            message = "- must be the only source, and for `run`: its plans name the targets"
             raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
         for record in planning.read_plans(sys.stdin):
             yield planning.resolve_request(record.source, Path(record.root), record.selection, _print_note)

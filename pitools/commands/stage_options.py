@@ -39,7 +39,7 @@ class _ExpandedPath(_SourcePath):
                 "a path is wanted, not -", where=_option_name(param), hint="records go to stdout by themselves"
             )
         if isinstance(text, str) and "://" in text:
-            hint = "what an object store holds is compared while it is staged"
+            hint = "objects are verified while they are staged"
             raise UsageError(f"a path of this machine is wanted, not {text}", where=_option_name(param), hint=hint)
         if isinstance(text, str) and "{" in text:
             from pitools.site.template import expand_placeholders

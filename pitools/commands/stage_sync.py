@@ -38,13 +38,14 @@ _FILE = click.Path(path_type=Path)
 )
 @format_option
 def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: str) -> int:
-    """Keep at each rule's root the newest versions it names, and evict older ones that earlier syncs staged.
+    """Keep at each rule's root the newest versions that it names, and evict older ones that earlier syncs staged.
 
     Prints a record per change, and a line per error. Without a terminal and --format, as in cron: nothing if nothing
     changed, else one line. While a sync of the same policy runs, a second one does nothing, with exit code 0;
     --metrics shows the time of the last success.
 
-    An example of a policy and of a crontab: scripts/cron, which pip puts into pitools/shipped/scripts/cron.
+    For an example of a policy and of a crontab, see scripts/cron (in an installed package
+    pitools/shipped/scripts/cron).
     """
     from pitools.stage.sync import policy as policies
     from pitools.stage.sync.metrics import SyncTotals

@@ -46,7 +46,7 @@ def test_runs_of_all_sites_newest_first(runs: Path) -> None:
     """With how they ended, for each command that takes one; by what is typed of them already."""
     found = offered("launch", "show", "")
     assert [one.value for one in found] == NAMES[::-1]
-    assert [one.help for one in found] == ["c: goes on", "b: goes on", "a: stopped, memory"]
+    assert [one.help for one in found] == ["c: unfinished", "b: unfinished", "a: stopped, memory"]
     takes = ["show", "logs", "why", "cancel", "resume", "watch", "reproduce", "diff", "move"]
     for words in [*(("launch", one) for one in takes), ("checkpoint", "list"), ("checkpoint", "prune")]:
         assert [one.value for one in offered(*words, "b-")] == NAMES[1:2], words

@@ -101,7 +101,7 @@ class Barrier:
             self._delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._raise_error(name, verdict)
-        return [message.value for message in messages if message]
+        return [reply.value for reply in messages if reply]
 
     def broadcast(self, name: str, value: str = "") -> str:
         """Return rank 0's value at every rank. Raises Unreachable on a time-out."""

@@ -195,7 +195,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
         skew_s=_skew_s(clock, before_s),
         cluster=config_values.cluster,
         enforced_limits=tuple(
-            word.strip() for word in config_values.values.get(_ENFORCES, "").split(",") if word.strip() != "none"
+            value.strip() for value in config_values.values.get(_ENFORCES, "").split(",") if value.strip() != "none"
         ),
         partitions=tuple(parse_nodes.parse_partitions(partitions)),
         nodes=tuple(parse_nodes.parse_nodes(nodes, UTC)),

@@ -193,9 +193,9 @@ def fold_entries(job: QueueJob, entries: Iterable[JournalEntry]) -> QueueJob:
             tickets[entry.ticket] = _apply_to_ticket(ticket, entry)
             end = entry if entry.kind is EntryKind.ENDED else end
         refusals += [entry] if entry.kind is EntryKind.REFUSED else []
-    known = tuple(tickets.values())
+    folded = tuple(tickets.values())
     return msgspec.structs.replace(
-        job, tickets=known, end_entry=end, refusals=tuple(refusals), state=_job_state(known, end)
+        job, tickets=folded, end_entry=end, refusals=tuple(refusals), state=_job_state(folded, end)
     )
 
 

@@ -31,16 +31,16 @@ def withdrawals(
     tickets: Sequence[Ticket],
     lead_s: float,
 ) -> list[Withdraw]:
-    """The tickets to take back, for when no job of ours is left that has none.
+    """Return the pending tickets to withdraw and submit elsewhere, if every open job has a ticket.
 
-    One moves where there is room for it now, or where fewer wait, and not for as long as in its own queue: a queue
-    whose oldest ticket is old does not move.
+    A ticket moves to a pool that has room for it now, or a shorter queue, if the job has not waited as long in its own:
+    a queue with an old first ticket does not progress.
     """
     free, waiting, oldest_s = {}, {}, {}
     for name, pool in pools.items():
         free[name], waiting[name] = free_after_ours(pool, jobs, tickets)
-        oldest_s[name] = max((now_s - one.submitted_s for one in tickets if one.pool == name), default=0.0)
-    found = []
+        oldest_s[name] = max((now_s - pending.submitted_s for pending in tickets if pending.pool == name), default=0.0)
+    withdrawn = []
     for ticket in sorted(tickets, key=lambda one: -one.submitted_s):
         current = ticket.pool
         if current not in pools or free[current] or now_s - ticket.submitted_s < MIN_GAIN_S:
@@ -55,6 +55,6 @@ def withdrawals(
                 free[target] -= option.units if has_room else 0
                 waiting[target] += 0 if has_room else 1
                 waiting[current] -= 1
-                found.append(Withdraw(job_id=ticket.job_id, pool=current, reason=f"sooner in {target}"))
+                withdrawn.append(Withdraw(job_id=ticket.job_id, pool=current, reason=f"sooner in {target}"))
                 break
-    return found
+    return withdrawn

@@ -21,9 +21,9 @@ from pitools.place.dispatch.reconcile import QueueState
 from pitools.place.dispatch.runtime_history import RuntimeHistory
 from pitools.site.schema import Site
 
-RETRY_REFUSED_S = 600.0  # a pool that refused a job, or where it came to nothing, is left alone for so long
+RETRY_REFUSED_S = 600.0  # a pool that refused a job, or where its ticket failed, is not tried again for this long
 RETRY_VOID_S = 10.0
-LEAD_S = 300.0  # who is expected to run no longer may wait in a site's queue, so that no node waits for a tick
+LEAD_S = 300.0  # jobs with a shorter expected run may wait in a site's queue, so that no node idles until the next tick
 _TIERS = {"low": -1, "high": 1}
 
 Decide = Callable[
@@ -51,8 +51,8 @@ class ClusterView(NamedTuple):
     def speed(self, pool: str) -> float:
         """Return the speed of a pool's nodes; 1.0 where its site did not answer."""
         site, _, partition = pool.partition("/")
-        known = self.answered[site][0].partitions.get(partition) if site in self.answered else None
-        return known.speed if known else 1.0
+        partition_state = self.answered[site][0].partitions.get(partition) if site in self.answered else None
+        return partition_state.speed if partition_state else 1.0
 
 
 class Decisions(NamedTuple):
@@ -77,7 +77,7 @@ class Planner:
     def build_view(self, state: QueueState, sites: Mapping[str, Site], replies: Mapping[str, SiteReply]) -> ClusterView:
         """Return the pools of the sites that answered, with our own jobs in their present states."""
         names = {ticket.name for job in state.jobs.values() for ticket in job.tickets}
-        answered = {name: (sites[name], look.snapshot) for name, look in replies.items() if look.snapshot}
+        answered = {name: (sites[name], reply.snapshot) for name, reply in replies.items() if reply.snapshot}
         pool_states = {
             pool.pool: pool
             for name, (site, snapshot) in answered.items()
@@ -113,8 +113,8 @@ class Planner:
         now_s = time.time()
         jobs, tickets = self._open_jobs(state, view)
         wanted = self._decide(now_s, list(jobs.values()), view.pools, tickets)
-        # Whatever the policy says, nothing is done at a site that did not answer.
-        places = [one for one in wanted if isinstance(one, types.Submit) and one.pool in view.pools]
+        # Whatever the policy returns, nothing is done at a site that did not answer.
+        places = [decision for decision in wanted if isinstance(decision, types.Submit) and decision.pool in view.pools]
         # A job that wants the best of the free nodes waits in our queue until some are free.
         choosy = {name for name in jobs if state.jobs[name].request.request.topology != "none"}
         places += self._submit_ahead(now_s, jobs, view.pools, tickets, places, choosy)
@@ -123,11 +123,11 @@ class Planner:
     def _open_jobs(
         self, state: QueueState, view: ClusterView
     ) -> tuple[dict[str, types.PendingJob], list[types.Ticket]]:
-        """Return the jobs whose place is still open, and their tickets."""
+        """Return the jobs that have not started, and their tickets."""
         open_jobs = {
-            job.job_id: one
+            job.job_id: pending
             for job in state.jobs.values()
-            if is_undecided(job) and (one := self._pending_job(job, view))
+            if is_undecided(job) and (pending := self._pending_job(job, view))
         }
         tickets = [
             types.Ticket(job_id=job_id, pool=ticket.pool, submitted_s=unix_time(ticket.submitted_at))
@@ -168,9 +168,9 @@ class Planner:
         submits: Sequence[types.Submit],
         excluded: Collection[str],
     ) -> list[types.Submit]:
-        """Short jobs to wait in the sites' own queues, so that no node waits for the next tick; those left out do not.
+        """Submit short jobs to the sites' own queues, so that no node idles until the next tick.
 
-        The policy says which would be next if each pool had room for them.
+        The policy chooses them as if each pool had room for them.
         """
         bound = {ticket.job_id for ticket in tickets} | {place.job_id for place in submits}
         short = [
@@ -191,10 +191,10 @@ class Planner:
         if not short or not empty:
             return []
         chosen = []
-        for one in self._decide(now_s, short, empty, []):
-            if isinstance(one, types.Submit) and room[one.pool] > 0:
-                room[one.pool] -= 1
-                chosen.append(replace(one, reason=one.reason or "short, and next here"))
+        for decision in self._decide(now_s, short, empty, []):
+            if isinstance(decision, types.Submit) and room[decision.pool] > 0:
+                room[decision.pool] -= 1
+                chosen.append(replace(decision, reason=decision.reason or "short, and next here"))
         return chosen
 
 

@@ -26,8 +26,8 @@ class QueueState:
     def __init__(self, queue_dir: Path) -> None:
         self.queue_dir = queue_dir
         self._lock = threading.Lock()
-        found, self.errors = store.read_jobs(queue_dir)
-        self.jobs: dict[str, QueueJob] = {job.job_id: job for job in found}
+        jobs, self.errors = store.read_jobs(queue_dir)
+        self.jobs: dict[str, QueueJob] = {job.job_id: job for job in jobs}
 
     def append_entry(
         self,
@@ -54,10 +54,10 @@ class QueueState:
             exit_code=exit_code,
         )
         with self._lock:
-            before = self.jobs[job.job_id]
-            if ticket := next((one for one in before.tickets if one.number == ticket_number), None):
+            old_job = self.jobs[job.job_id]
+            if ticket := next((one for one in old_job.tickets if one.number == ticket_number), None):
                 wait_log.record_wait_end(ticket, kind, started_at, is_cancelled=state == "CANCELLED")
-            after = self.jobs[job.job_id] = append_entry(before, entry)
+            after = self.jobs[job.job_id] = append_entry(old_job, entry)
         return after
 
     def record_intent(self, job_id: str, pool: str, reason: str) -> tuple[QueueJob, QueueTicket]:
@@ -114,83 +114,87 @@ def reconcile_tickets(
     queried_at: when the site was queried. up_since: since when the site has answered without a gap, as RFC 3339.
     """
     actions = SiteActions([], {}, [], [], [])
-    now = timestamps.now_rfc3339()
+    time = timestamps.now_rfc3339()
     for job, ticket in state.tickets(site):
-        # Of one that was placed meanwhile the answer knows nothing. Placed later than now: a clock was set back.
-        if not queried_at <= ticket.submitted_at <= now:
+        # An answer older than the placement does not contain it. Placed later than now: the clock was set back.
+        if not queried_at <= ticket.submitted_at <= time:
             _reconcile_ticket(state, job, ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since)
     return actions
 
 
 def _reconcile_ticket(
-    state: QueueState, job: QueueJob, ticket: QueueTicket, seen: TicketState, actions: SiteActions, up_since: str
+    state: QueueState, job: QueueJob, ticket: QueueTicket, observed: TicketState, actions: SiteActions, up_since: str
 ) -> None:
-    # Only who is in slurmctld's own list waits or runs, whatever accounting was told last.
-    is_known = seen.job is not None or seen.is_over
-    may_run = grant.is_granted(seen.grant)
+    # Only a job in slurmctld's own list is pending or running; accounting may be outdated.
+    is_known = observed.job is not None or observed.is_over
+    may_run = grant.is_granted(observed.grant)
     if ticket.is_live and (is_known or not may_run):
         # First of all: a tick that is killed behind this must not leave the mark for the site's next silence.
         job = state.clear_lost(job, ticket)
     if ticket.state == "void":
-        if not is_known or seen.is_over:
+        if not is_known or observed.is_over:
             state.append_entry(job, EntryKind.SWEPT, ticket.number)
             actions.remove.extend(
                 [] if may_run else [ticket.name]
-            )  # what one left that ran all the same is not ours to end
+            )  # a job that ran although it was withdrawn is not cancelled
         else:
-            actions.cancel[seen.job_id] = ticket.name
+            actions.cancel[observed.job_id] = ticket.name
     elif ticket.state == "over":
         actions.fetch.append((job, ticket))
     elif ticket.state == "taken":
         actions.revoke.append((job, ticket))
-    elif may_run and seen.is_over:
-        code = 0 if seen.state == "COMPLETED" else seen.exit_code
+    elif may_run and observed.is_over:
+        code = 0 if observed.state == "COMPLETED" else observed.exit_code
         job = state.append_entry(
             job,
             EntryKind.ENDED,
             ticket.number,
-            state=seen.state,
+            state=observed.state,
             exit_code=code,
-            slurm_id=seen.job_id,
-            started_at=_started_at(seen),
+            slurm_id=observed.job_id,
+            started_at=_started_at(observed),
         )
         actions.fetch.append((job, ticket))
-    elif seen.state == "CANCELLED" and not seen.grant and ticket.state == "waiting":
-        reason = f"somebody cancelled it at {ticket.site}"
+    elif observed.state == "CANCELLED" and not observed.grant and ticket.state == "waiting":
+        reason = f"cancelled at {ticket.site}, not by pitools"
         job = state.append_entry(
-            job, EntryKind.ENDED, ticket.number, state=seen.state, reason=reason, slurm_id=seen.job_id
+            job, EntryKind.ENDED, ticket.number, state=observed.state, reason=reason, slurm_id=observed.job_id
         )
         actions.fetch.append((job, ticket))
-    elif not may_run and (seen.is_over or not is_known or seen.grant == grant.REVOKED):
-        # It is certain to have done nothing, and its word makes certain that it never will.
+    elif not may_run and (observed.is_over or not is_known or observed.grant == grant.REVOKED):
+        # It has certainly done nothing, and its record ensures that it never will.
         actions.revoke.append((job, ticket))
     elif is_known:
-        _record_progress(state, job, ticket, seen, actions)
-    elif not ticket.unknown_since or ticket.doubt_reason != seen.state:
-        reason = f"it ran, and {ticket.site} does not know what became of it; if you do: pit place cancel --lost"
-        state.append_entry(job, EntryKind.UNKNOWN, ticket.number, slurm_id=seen.job_id, state=seen.state, reason=reason)
-    elif seen.state == FORGOTTEN and _age_s(max(ticket.unknown_since, up_since)) > ORPHAN_AFTER_S:
-        # slurmctld came back without its latest jobs, and has ended what nodes still ran of them. Without accounting it
-        # may as well have run to its end, and nobody remembers: then it is for people to say.
+        _record_progress(state, job, ticket, observed, actions)
+    elif not ticket.unknown_since or ticket.doubt_reason != observed.state:
+        reason = f"it ran, and {ticket.site} has no record of its end; if you know it: pit place cancel --lost"
+        state.append_entry(
+            job, EntryKind.UNKNOWN, ticket.number, slurm_id=observed.job_id, state=observed.state, reason=reason
+        )
+    elif observed.state == FORGOTTEN and _age_s(max(ticket.unknown_since, up_since)) > ORPHAN_AFTER_S:
+        # slurmctld restarted without its latest jobs, and has ended their processes on nodes. Without accounting the
+        # job may also have run to its end: a person has to decide.
         state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"{ticket.site} forgot it while it ran")
 
 
 def _record_progress(
-    state: QueueState, job: QueueJob, ticket: QueueTicket, seen: TicketState, actions: SiteActions
+    state: QueueState, job: QueueJob, ticket: QueueTicket, observed: TicketState, actions: SiteActions
 ) -> None:
     """Journal the progress of a ticket that Slurm knows and that is not over."""
-    if seen.state == "PENDING" and grant.is_granted(seen.grant) and job.request.request.topology != "none":
-        actions.release_nodes.append((job, seen.job_id))
+    if observed.state == "PENDING" and grant.is_granted(observed.grant) and job.request.request.topology != "none":
+        actions.release_nodes.append((job, observed.job_id))
     if ticket.state == "intended":
-        job = state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=seen.job_id)
+        job = state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=observed.job_id)
     if (ticket.state != "started" or ticket.unknown_since) and (
-        seen.state != "PENDING" or grant.is_granted(seen.grant)
+        observed.state != "PENDING" or grant.is_granted(observed.grant)
     ):
-        state.append_entry(job, EntryKind.STARTED, ticket.number, slurm_id=seen.job_id, started_at=_started_at(seen))
+        state.append_entry(
+            job, EntryKind.STARTED, ticket.number, slurm_id=observed.job_id, started_at=_started_at(observed)
+        )
 
 
-def _started_at(seen: TicketState) -> str:
-    return seen.job.start if seen.job else ""
+def _started_at(observed: TicketState) -> str:
+    return observed.job.start if observed.job else ""
 
 
 def _age_s(moment: str) -> float:

@@ -90,8 +90,8 @@ class TickResult(NamedTuple):
 def read_site_status(queue_dir: Path) -> DispatchStatus:
     """Return the status that the last tick wrote; an empty one where the file is missing or damaged."""
     with contextlib.suppress(DataError):
-        if seen := run_folder.read_record(queue_dir / "sites.json", DispatchStatus):
-            return seen
+        if recorded := run_folder.read_record(queue_dir / "sites.json", DispatchStatus):
+            return recorded
     return DispatchStatus(ticked_at="", sites=())
 
 
@@ -128,7 +128,7 @@ def write_status(
         )
         own_pools = [pool for pool in pools.values() if pool.pool.partition("/")[0] == name]
         row = SiteStatusRow(site=name, state=state, since=since)
-        # Partitions of one site mostly share its nodes: the largest stands for it. Else it is as last seen.
+        # Partitions of one site mostly share its nodes: the largest counts. Otherwise its last known state.
         if own_pools:
             largest = max(own_pools, key=lambda pool: pool.units)
             row = msgspec.structs.replace(row, units=largest.units, free=largest.free, waiting=largest.others_pending)
@@ -186,8 +186,8 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         site = doubtful[0].site
         if site not in unreachable:
             return doubtful[0].reason
-        what = "runs" if doubtful[0].is_running else "may start or have started"
-        return f"{what} at {site}, which is unreachable since {unreachable[site].since}"
+        state = "runs" if doubtful[0].is_running else "may start or have started"
+        return f"{state} at {site}, which is unreachable since {unreachable[site].since}"
     if job.is_cancelled:
         return "being withdrawn"
     if ticket:

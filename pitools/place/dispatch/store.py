@@ -120,8 +120,10 @@ def _read(path: Path) -> QueueJob | None:
         return None
     if request.job_id != path.name:
         raise DataError(f'job_id = "{request.job_id}" is not the folder\'s name', where=str(path))
-    lost = frozenset(int(n) for mark in path.glob("lost.*") if (n := mark.name.removeprefix("lost.")).isdecimal())
-    job = QueueJob(request=request, path=path, is_cancelled=(path / "cancel").exists(), declared_lost=lost)
+    lost_numbers = frozenset(
+        int(n) for mark in path.glob("lost.*") if (n := mark.name.removeprefix("lost.")).isdecimal()
+    )
+    job = QueueJob(request=request, path=path, is_cancelled=(path / "cancel").exists(), declared_lost=lost_numbers)
     return fold_entries(job, read_journal(path / "journal.jsonl"))
 
 

@@ -53,14 +53,16 @@ class Dispatcher:
         answers = self._poller.query(
             {name: self._make_query(state, site) for name, site in sites.items()}, QUERY_TIMEOUT_S
         )
-        replies = {name: one.value for name, one in answers.items() if isinstance(one.value, planner.SiteReply)}
+        replies = {
+            name: answer.value for name, answer in answers.items() if isinstance(answer.value, planner.SiteReply)
+        }
         faults |= {name: one.value for name, one in answers.items() if isinstance(one.value, PitError)}
         rows = {row.site: row for row in status.read_site_status(self.queue_dir).sites}
         actions = {
             name: reconcile_tickets(
-                state, name, _queried_at(answers[name]), look.tickets, _answering_since(rows.get(name), queried_at)
+                state, name, _queried_at(answers[name]), reply.tickets, _answering_since(rows.get(name), queried_at)
             )
-            for name, look in replies.items()
+            for name, reply in replies.items()
         }
         # Since when each is silent that was silent before; what goes wrong from here on is no silence.
         unreachable_since = {
@@ -101,11 +103,11 @@ class Dispatcher:
             planner.is_undecided(job) and site.name in job.request.sites for job in state.jobs.values()
         )
 
-        def look(left_s: float) -> planner.SiteReply:
+        def query(left_s: float) -> planner.SiteReply:
             snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if needs_snapshot else None
             return planner.SiteReply(tickets.backend(site).ticket_states(site, names) if names else {}, snapshot)
 
-        return look
+        return query
 
     def _collect_and_remove(
         self,
@@ -138,10 +140,10 @@ class Dispatcher:
         _apply_lost_marks(state, unreachable_since)
         to_revoke = {name: list(one.revoke) for name, one in actions.items()}
         to_cancel = {name: dict(one.cancel) for name, one in actions.items()}
-        known = {(job.job_id, ticket.number) for pairs in to_revoke.values() for job, ticket in pairs}
+        pending = {(job.job_id, ticket.number) for pairs in to_revoke.values() for job, ticket in pairs}
         for job in state.jobs.values():
             for ticket in [*_unwanted_tickets(job), *_stranded_tickets(job, unreachable_since)]:
-                if (job.job_id, ticket.number) not in known and ticket.site in sites:
+                if (job.job_id, ticket.number) not in pending and ticket.site in sites:
                     to_revoke.setdefault(ticket.site, []).append((job, ticket))
             if job.is_cancelled:
                 for ticket in job.live:
@@ -199,7 +201,7 @@ def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> li
     limit = timestamps.to_rfc3339(datetime.fromisoformat(timestamps.now_rfc3339()) - timedelta(seconds=FAILOVER_S))
     if job.is_over or not set(job.request.sites) - unreachable_since.keys():
         return []
-    # Where one was placed the site had answered, whatever of that was written down.
+    # A site with a new placement has answered, even if the write of its status failed.
     return [
         one
         for one in job.live
@@ -207,9 +209,9 @@ def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> li
     ]
 
 
-def _answering_since(row: status.SiteStatusRow | None, asked: str) -> str:
+def _answering_since(row: status.SiteStatusRow | None, query_time: str) -> str:
     """Return since when a site that answered at `asked` is up. row: of the previous tick."""
-    return row.since if row and row.state == "up" else asked
+    return row.since if row and row.state == "up" else query_time
 
 
 def _apply_lost_marks(state: QueueState, unreachable: Collection[str]) -> None:
@@ -217,7 +219,7 @@ def _apply_lost_marks(state: QueueState, unreachable: Collection[str]) -> None:
     for job in list(state.jobs.values()):
         for ticket in job.live:
             if ticket.number in job.declared_lost and (ticket.site in unreachable or ticket.unknown_since):
-                state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"given up as lost at {ticket.site}")
+                state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"declared lost at {ticket.site}")
 
 
 def _finish_cancelled(state: QueueState) -> None:
@@ -236,7 +238,7 @@ def _at_each_site(sites: Iterable[str], act: Callable[[str], None], faults: dict
     def guarded(name: str) -> tuple[str, PitError | None]:
         try:
             act(name)
-        except Exception as error:  # noqa: BLE001 - the journals hold what was begun; the next tick resolves it
+        except Exception as error:  # noqa: BLE001 - intents are in the journals; the next tick resolves them
             return name, site_error(name, error)
         return name, None
 
@@ -245,10 +247,10 @@ def _at_each_site(sites: Iterable[str], act: Callable[[str], None], faults: dict
 
 
 def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:
-    found: dict[str, list[D]] = {}
+    by_site: dict[str, list[D]] = {}
     for decision in decisions:
-        found.setdefault(decision.pool.partition("/")[0], []).append(decision)
-    return found
+        by_site.setdefault(decision.pool.partition("/")[0], []).append(decision)
+    return by_site
 
 
 def _queried_at(answer: SiteAnswer[planner.SiteReply]) -> str:

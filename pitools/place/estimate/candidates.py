@@ -142,8 +142,10 @@ def with_time_for_speed(request: Request, site: Site, partition: str) -> Request
 def _with_data(candidate: Candidate, request: Request, data: tuple[StagedDataset, ...]) -> Candidate:
     if candidate.plan is None:
         return candidate
-    whole = msgspec.structs.replace(candidate.plan.request, data=request.data)
-    return msgspec.structs.replace(candidate, plan=msgspec.structs.replace(candidate.plan, request=whole, data=data))
+    with_data = msgspec.structs.replace(candidate.plan.request, data=request.data)
+    return msgspec.structs.replace(
+        candidate, plan=msgspec.structs.replace(candidate.plan, request=with_data, data=data)
+    )
 
 
 def _capacity_units(request: Request, site: Site, partition: Partition, nodes: list[Node]) -> int:

@@ -21,11 +21,11 @@ QueueEntry = tuple[int, int, int, int, float]
 class Backfill:
     """The state of one pool.
 
-    running: (end by limit, job, units), ascending. queue: entries that wait, in order. `free` units are idle.
-    depth: so many of the queue are looked at, as Slurm's bf_max_job_test has it. closed: windows (from, to) in which
-    nothing may run; a job that would reach into one waits until it is over. packing: where nodes count. Then the shadow
-    still counts units only, and a job for which there are enough, but no nodes, keeps them reserved. version: another
-    whenever the pool is, save that jobs came to the end of its queue.
+    running: (end by limit, job, units), ascending. queue: pending entries, in order. `free` units are idle. depth:
+    number of queue entries considered (Slurm's bf_max_job_test). closed: windows (from, to) in which nothing may run; a
+    job that would reach into one starts after it. packing: place jobs on nodes; the shadow still counts units only, and
+    a job with enough units, but not enough nodes, keeps them reserved. version: changes with the pool's state, except
+    when jobs are appended to its queue.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Backfill:
         place = bisect_left(self.queue, entry)
         del self.queue[place]
         if place == 0 or len(self.queue) >= self.depth:
-            self.is_stale = True  # whoever is first now has another shadow; others have moved up to be looked at
+            self.is_stale = True  # the new first job has another shadow, and further entries are within the depth
         if entry in self.fresh:
             self.fresh.remove(entry)
 
@@ -89,10 +89,10 @@ class Backfill:
         self.is_stale = True
 
     def startable(self, now_s: float) -> list[QueueEntry]:
-        """Entries that start now, already out of the queue and holding their units.
+        """Return the entries that start now, removed from the queue and holding their units.
 
-        As long as no unit was given back, the shadow stands and those who did not fit cannot fit: only entries that
-        came since the last call are looked at.
+        Until units are freed, the shadow stays and entries that did not fit still do not fit: only entries added since
+        the last call are considered.
         """
         started: list[QueueEntry] = []
         while self.is_stale or self.fresh:
@@ -107,12 +107,12 @@ class Backfill:
                 begun = []
             begun += self._backfill(now_s, fresh)
             if begun and len(self.queue) >= self.depth:
-                self.is_stale = True  # others have moved up to where they are looked at
+                self.is_stale = True  # further entries are within the depth
             started += begun
         return started
 
     def _start_head(self, now_s: float) -> list[QueueEntry]:
-        """The entries at the head that fit; sets the shadow of the one that does not."""
+        """Return the entries at the head that fit; set the shadow for the first that does not."""
         started: list[QueueEntry] = []
         for entry in self.queue:
             if entry[3] > self.free or not self._is_allowed(entry, now_s):
@@ -132,10 +132,10 @@ class Backfill:
             units = entry[3]
             if units > free:
                 continue
-            beside = now_s + entry[4] > shadow
-            if (beside and units > self.spare) or not (is_plain or self._is_allowed(entry, now_s)):
+            is_past_shadow = now_s + entry[4] > shadow
+            if (is_past_shadow and units > self.spare) or not (is_plain or self._is_allowed(entry, now_s)):
                 continue
-            if beside:
+            if is_past_shadow:
                 self.spare -= units
             started.append(entry)
             self._start(entry, now_s)

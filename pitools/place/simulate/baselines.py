@@ -1,4 +1,4 @@
-"""What others do: a job gets its pool, or its pools, once, when it is submitted."""
+"""Baseline policies: a job is bound to one or several pools once, when it is submitted."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Baseline = Callable[[Arrival], Sequence[int]]
 
 
 def make_baseline(name: str, scenario: Scenario) -> Baseline:
-    """The binder of this name: an arrival → the pools whose queues it joins. Raises UsageError for no such name."""
+    """Return the named binder, arrival → the pools whose queues it joins. Raises UsageError for an unknown name."""
     if name not in BASELINES:
         raise UsageError(f'no policy "{name}"', hint=suggest(name, BASELINES))
     return BASELINES[name](scenario)
 
 
 class PlannedStart:
-    """When a job would start if it came now, by everybody's limits: the queue is planned in order, none of it before
-    one ahead of it, and the job behind it. A plan is kept and extended until the pool is another."""
+    """The start of a job if it were submitted now, by the limits of all jobs: the queue is planned in order, without
+    overtaking, and the job after it. The plan is kept and extended until the pool's version changes."""
 
     def __init__(self) -> None:
         self._plans: dict[int, tuple[int, int, int, float, list[tuple[float, int]]]] = {}
@@ -52,13 +52,13 @@ class PlannedStart:
         if version != site.version:
             # Ascending, so it is a heap.
             count, free, start_s = 0, site.free, arrival.now_s
-            ends = [(end_s, held) for end_s, _, held in site.running]
-        for _, _, _, asked, limit_s in site.queue[count:]:
-            while free < asked:
+            ends = [(end_s, held_units) for end_s, _, held_units in site.running]
+        for _, _, _, units, limit_s in site.queue[count:]:
+            while free < units:
                 start_s, freed = heappop(ends)
                 free += freed
-            free -= asked
-            heappush(ends, (start_s + limit_s, asked))
+            free -= units
+            heappush(ends, (start_s + limit_s, units))
         self._plans[pool] = site.version, len(site.queue), free, start_s, ends
         units, limit_s = arrival.demand(pool)
         if free >= units:
@@ -72,19 +72,21 @@ class PlannedStart:
 
 
 def free_space_start(arrival: Arrival, pool: int) -> float:
-    """When a job would start if it came now, by the rule of slurmctld's job_start_data: behind what runs, by limits,
-    and later by what the queue asks for, as units x limit, over the pool's units."""
+    """Return a job's start if it were submitted now, as slurmctld's job_start_data estimates it: after the running
+    jobs, by their limits, and later by the queue's units x limit over the pool's units."""
     site, (units, limit_s) = arrival.pools_state[pool], arrival.demand(pool)
     free, start_s = site.free, arrival.now_s
-    for end_s, _, held in site.running:
+    for end_s, _, freed in site.running:
         if free >= units:
             break
-        start_s, free = end_s, free + held
-    return site.opens_s(start_s + sum(asked * limit for *_, asked, limit in site.queue) / site.units, limit_s)
+        start_s, free = end_s, free + freed
+    return site.opens_s(
+        start_s + sum(queued_units * limit for *_, queued_units, limit in site.queue) / site.units, limit_s
+    )
 
 
 def _earliest_start(rule: Callable[[Arrival, int], float]) -> Baseline:
-    """Slurm's -M: the cluster that says the earliest start; of equals, the first."""
+    """Bind a job as Slurm's -M: to the cluster with the earliest start; of equals, the first."""
     return lambda arrival: (min(arrival.pools, key=lambda pool: rule(arrival, pool)),)
 
 

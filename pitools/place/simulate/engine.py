@@ -35,7 +35,7 @@ from pitools.place.types import Withdraw
 
 
 class SimEvent(NamedTuple):
-    """An attempt ends, well or not; or, for a job below 0, a node comes back or a window is over."""
+    """An attempt ends, successful or not; or, for a job number below 0, a node returns or a window ends."""
 
     time_s: float
     number: int
@@ -59,10 +59,10 @@ def simulate(
 ) -> Result:
     """Replay a trace. policy: a binder's name (`binders.NAMES`), or a function that decides.
 
-    A function gets every job that has not started, in order of submission, with or without tickets; every pool, with
-    `running` by limits; every waiting ticket, in order of placing. It is called at the next multiple of tick_s after
-    something changed (0: at each event). predictor: learns from what ends, and gives an option's run_s when the job
-    arrives; without one it is the limit. advance: called with the number of jobs that are done with. Deterministic.
+    The function gets every job that has not started, in order of submission; every pool, with `running` by limits; and
+    every pending ticket, in order of placement. It is called at the next multiple of tick_s after a change (0: at each
+    event). predictor: learns from ended jobs, and predicts an option's run_s when the job arrives; without it, run_s is
+    the limit. advance: called with the number of finished jobs. Deterministic.
     """
     return Simulator(trace, scenario, policy, name, tick_s, predictor, advance).replay()
 
@@ -171,7 +171,7 @@ class Simulator:
         site, leaves = self.sites[event.pool], self.spans.leaves[event.span]
         self.work.lose_work(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
         back_s = now + self.scenario.failures.repair_s
-        away = -2 - event.span  # a name of its own below 0
+        away = -2 - event.span  # a number below 0 for the absent node
         units = min(event.units, self.scenario.pools[event.pool].per_node)
         if site.packing:
             units = site.packing.transfer(event.job, away)
@@ -212,7 +212,7 @@ class Simulator:
         return any(from_s <= now < to_s for from_s, to_s in self.scenario.pools[pool].unreachable_windows)
 
     def _start_jobs(self, now: float) -> None:
-        """Each pool whose state changed starts what it can; the siblings of what starts vanish."""
+        """Start the jobs that can start in each changed pool, and remove the sibling tickets of a started job."""
         while self.touched:
             pool = min(self.touched)
             self.touched.discard(pool)
@@ -232,7 +232,7 @@ class Simulator:
         site, spans, attempt = self.sites[pool], self.spans, self.attempts.get(job, 0)
         leaves = site.packing.leaf_count(job) if site.packing else 0
         run_s, limit_end_s = self.work.run_on(job, pool, leaves), now + limit_s
-        if run_s > limit_s:  # slowed down beyond its limit: as if whoever set the limit had known
+        if run_s > limit_s:  # slowed down beyond its limit: the limit is extended, as a user would have set it
             site.running.remove((limit_end_s, job, units))
             site.free += units
             limit_end_s = now + run_s

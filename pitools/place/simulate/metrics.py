@@ -1,4 +1,4 @@
-"""What a replay was worth: one record a policy."""
+"""The figures of a replay: one record per policy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CLASSES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))
 class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     """One policy on one trace; of the jobs that were submitted in `window`.
 
-    jct: completion time, from submission to end. wait: to the first start; by GPUs asked for, and by tier. slowdown:
-    jct over run time, the run no shorter than 10 s. utilisation: GPU time held over GPU time there was; goodput: the
-    same, each GPU weighed by its speed, and without what failures lost; both up to the end of the last job for `all`,
-    and for a half while its jobs arrive. makespan: from the first submission to the last end. fragmentation: the mean,
-    over time, of the share of idle GPUs that lie outside the pool with the most. jain: Jain's index of the owners' mean
-    slowdowns (of the jobs', where none has an owner); 1 is fair. leaves: mean leaf switches of jobs of several nodes,
-    0 without a fabric. unplaced: jobs that no pool can hold; starved: that the policy left waiting for ever; no other
-    figure counts these. backfill_depth: waiting jobs that a scheduler looks at. wall_s: that the replay took.
+    jct: completion time, from submission to end. wait: to the first start; by GPUs requested, and by tier. slowdown:
+    jct over run time, the run at least 10 s. utilisation: GPU time held over GPU time available; goodput: the same,
+    each GPU weighted by its speed, and without work lost to failures; both until the end of the last job for `all`, and
+    for a half while its jobs arrive. makespan: from the first submission to the last end. fragmentation: the mean, over
+    time, of the share of idle GPUs outside the pool with the most. jain: Jain's index of the owners' mean slowdowns (of
+    the jobs', without owners); 1 is fair. leaves: mean leaf switches of jobs of several nodes, 0 without a fabric.
+    unplaced: jobs that no pool can hold; starved: jobs that the policy never started; no other figure counts these.
+    backfill_depth: pending jobs that a scheduler considers. wall_s: duration of the replay.
     """
 
     policy: str
@@ -66,7 +66,7 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
 
 
 def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
-    """The record of a replay; every job is replayed, whatever the window."""
+    """Return the record of a replay; every job is replayed, for any window."""
     import numpy as np
 
     submit, start, end = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
@@ -76,7 +76,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
     jct, wait, run = (end - submit)[inside], (start - submit)[inside], (end - start)[inside]
     slowdown = np.maximum(1.0, jct / np.maximum(run, SHORT_S))
     quantiles = np.percentile(jct, (50, 95, 99)) if jct.size else np.zeros(3)
-    held, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
+    utilisation, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
     several = np.frombuffer(result.spans.leaves, np.int32)
     several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.per_node for p in result.scenario.pools)]
     return PlaceResult(
@@ -96,7 +96,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
         wait_by_gpus_s=_wait_by_size(gpus[inside], wait),
         wait_by_tier_s={str(t): _mean(wait[tier[inside] == t]) for t in np.unique(tier[inside])},
         slowdown=_mean(slowdown),
-        utilisation=held,
+        utilisation=utilisation,
         goodput=delivered,
         makespan_s=float(np.nanmax(end, initial=submit[0]) - submit[0]),
         fragmentation=fragments,
@@ -161,8 +161,8 @@ def _utilisation(result: Result, trace: Trace, window_s: tuple[float, float]) ->
     lasts[-1] = max(to_s - max(moments[-1], from_s), 0.0)
     idle = size - used
     total = idle.sum(1)
-    apart = np.divide(total - idle.max(1), total, out=np.zeros_like(total), where=total > 0)
-    # Work is what the trace's run times say, each spread evenly over the time that its attempts held GPUs.
+    outside_share = np.divide(total - idle.max(1), total, out=np.zeros_like(total), where=total > 0)
+    # Work by the trace's run times, each spread evenly over the time that its attempts held GPUs.
     job, start, end = np.frombuffer(spans.job, np.int32), np.frombuffer(spans.start_s), np.frombuffer(spans.end_s)
     held_s = np.bincount(job, end - start, minlength=len(trace))
     inside_s = np.clip(np.minimum(end, to_s) - np.maximum(start, from_s), 0.0, None)
@@ -172,7 +172,7 @@ def _utilisation(result: Result, trace: Trace, window_s: tuple[float, float]) ->
     return (
         float((lasts[:, None] * used).sum() / (size.sum() * span)),
         work / (float((size * speed).sum()) * span),
-        float((lasts * apart).sum() / span),
+        float((lasts * outside_share).sum() / span),
     )
 
 
@@ -181,11 +181,11 @@ def _mean(values: Any) -> float:
 
 
 def _wait_by_size(gpus: Any, wait: Any) -> dict[str, float]:
-    found = {}
+    waits = {}
     for least, most in _CLASSES:
         name = f"{least}+" if most > 10**8 else str(least) if least == most else f"{least}-{most}"
-        found[name] = _mean(wait[(gpus >= least) & (gpus <= most)])
-    return found
+        waits[name] = _mean(wait[(gpus >= least) & (gpus <= most)])
+    return waits
 
 
 def _jain(slowdown: Any, owners: Any) -> float:

@@ -1,4 +1,4 @@
-"""What a simulation reads and gives: a trace of jobs, a scenario of pools, and what became of every job."""
+"""The input and result of a simulation: a trace of jobs, a scenario of pools, and every job's outcome."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Windows = tuple[tuple[float, float], ...]
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs in order of submission, one list a column.
+    """Jobs in order of submission, one list per column.
 
-    submit_s: from the trace's start. gpus: what a job holds. run_s: on hardware of speed 1. limit_s: its time limit, 0
-    where the trace has none. owner, title, group: user, job name, and QOS or queue; "" where unknown. predicted_s:
-    somebody's estimate of the run time that was there before the job was, on any scale, 0 where there was none.
-    skipped: rows that were no jobs; idle: jobs that never ran or held no GPU.
+    submit_s: from the trace's start. gpus: number held. run_s: on hardware of speed 1. limit_s: time limit, 0 if the
+    trace has none. owner, title, group: user, job name, and QOS or queue; "" if unknown. predicted_s: an estimate of
+    the run time made before the job, on any scale, 0 without one. skipped: rows that are not jobs; idle: jobs that
+    never ran or held no GPU.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimPool(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool to simulate. speed: beside hardware of speed 1. price: of a GPU hour. max_pending: the most that wait
-    there.
+    """One pool to simulate. speed: relative to the reference hardware. price: of a GPU hour. max_pending: limit of its
+    queue.
 
-    fabric: its nodes; then jobs are put on nodes, of `per_node` GPUs each, and not only counted. maintenance_windows:
-    windows (from, to) in seconds in which nothing runs, known beforehand. unreachable_windows: windows in which its
-    controller does not answer: what runs goes on, nothing starts.
+    fabric: its nodes; jobs are then placed on nodes of `per_node` GPUs, not only counted. maintenance_windows: windows
+    (from, to) in seconds in which nothing runs, announced before. unreachable_windows: windows in which its controller
+    does not answer: running jobs continue, none starts.
     """
 
     pool: str
@@ -80,10 +80,10 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Pools and how hard they are used.
+    """Pools and their load.
 
-    load: arrivals come this much faster than in the trace. seed: of everything drawn. backfill_depth: so many waiting
-    jobs each pool's scheduler looks at (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier;
+    load: arrivals are this much faster than in the trace. seed: of all random draws. backfill_depth: pending jobs that
+    each pool's scheduler considers (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier;
     tier_shares: tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are
     chosen, and what each leaf switch above the first adds to a run, as a share.
     """
@@ -113,12 +113,12 @@ class AttemptSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of every job of the trace, in its order.
+    """The outcome of every job of the trace, in its order.
 
-    submit_s: after the load was applied. start_s: of its first attempt; end_s: of its last; NaN for a job that no pool
-    can hold. pool: of its last attempt, an index in the scenario, or -1. decisions: calls of the policy; placed,
-    withdrawn: what it asked for; refused: what could not be done, since a pool was dark. starved: jobs that a pool
-    could hold, and that still waited when nothing more happened.
+    submit_s: with the load applied. start_s: of its first attempt; end_s: of its last; NaN for a job that no pool can
+    hold. pool: of its last attempt, an index in the scenario, or -1. decisions: calls of the policy; placed, withdrawn:
+    its actions; refused: actions that failed, since a pool was unreachable. starved: jobs that a pool could hold, and
+    that were pending when no more events came.
     """
 
     policy: str

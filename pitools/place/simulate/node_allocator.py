@@ -1,4 +1,4 @@
-"""Which nodes jobs sit on, in a pool whose fabric is known."""
+"""Allocate the nodes of jobs, in a pool with a fabric."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class NodeAllocator:
         nodes = every[:count]
         self.names = sorted(nodes, key=fabric_model.natural_sort_key)
         self.leaf = {node: leaf.path[-1] for leaf in fabric.leaves for node in leaf.nodes}
-        # by_free[n]: nodes with n free GPUs, in the order in which they came to have so many.
+        # by_free[n]: nodes with n free GPUs, in the order in which they reached that number.
         self.by_free: list[dict[str, None]] = [{} for _ in range(self.per_node)] + [dict.fromkeys(nodes)]
         self.free = dict.fromkeys(nodes, self.per_node)
         self.held: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._could: dict[int, bool] = {}
-        self._found: tuple[str, ...] = ()  # what was chosen of the nodes as they are
+        self._choice: tuple[str, ...] = ()  # the choice for the current state
 
     def fits_empty(self, units: int) -> bool:
         """Whether a job of so many units could be put somewhere if nothing else ran: not across unconnected leaves."""
@@ -52,9 +52,9 @@ class NodeAllocator:
         empty, count = self.by_free[-1], units // self.per_node
         if len(empty) < count:
             return False
-        if len(self._found) != count:
-            self._found = self._choose_whole_nodes([node for node in self.names if node in empty], count)
-        return len(self._found) == count
+        if len(self._choice) != count:
+            self._choice = self._choose_whole_nodes([node for node in self.names if node in empty], count)
+        return len(self._choice) == count
 
     def allocate(self, job: int, units: int) -> None:
         """Put a job that it holds on the node that the job fills best, or on whole nodes near each other."""
@@ -62,7 +62,7 @@ class NodeAllocator:
             nodes: tuple[str, ...] = (next(next(iter(nodes)) for nodes in self.by_free[units:] if nodes),)
         else:
             assert self.fits_now(units)
-            nodes = self._found
+            nodes = self._choice
         share = min(units, self.per_node)
         for node in nodes:
             self._change(node, -share)
@@ -74,10 +74,10 @@ class NodeAllocator:
         for node in nodes:
             self._change(node, share)
 
-    def transfer(self, job: int, other: int) -> int:
+    def transfer(self, job: int, target: int) -> int:
         """Of a job that leaves, one node's share passes to another. Returns how much that is."""
         share, nodes = self.held[job]
-        self.held[job], self.held[other] = (share, nodes[1:]), (share, nodes[:1])
+        self.held[job], self.held[target] = (share, nodes[1:]), (share, nodes[:1])
         return share
 
     def leaf_count(self, job: int) -> int:
@@ -95,7 +95,7 @@ class NodeAllocator:
             return ()
 
     def _change(self, node: str, units: int) -> None:
-        self._found = ()
+        self._choice = ()
         del self.by_free[self.free[node]][node]
         self.free[node] += units
         self.by_free[self.free[node]][node] = None

@@ -20,7 +20,7 @@ _POINTS = 500  # of the time axis
 
 
 def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], path: Path) -> None:
-    """Draw replays of one trace, and what they were worth, into a PNG.
+    """Draw replays of one trace, and their figures, into a PNG.
 
     Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
     """
@@ -34,8 +34,8 @@ def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], pa
     with mpl.rc_context({"font.family": "DejaVu Sans"}), io.BytesIO() as out:
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), dpi=_DPI, facecolor="white", layout="constrained")
         axes: dict[str, Axes] = figure.subplot_mosaic([["times", "waits"], ["use", "use"]])
-        one = summaries[0]
-        figure.suptitle(f"{one.trace} on {one.scenario}, load x{one.load:g}, {one.jobs} jobs ({one.window})")
+        first = summaries[0]
+        figure.suptitle(f"{first.trace} on {first.scenario}, load x{first.load:g}, {first.jobs} jobs ({first.window})")
         _times(axes["times"], results, summaries)
         _waits(axes["waits"], summaries)
         _plot_utilisation(axes["use"], results)
@@ -43,29 +43,30 @@ def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], pa
         write_atomic(path, out.getvalue())
 
 
-def _times(axes: Axes, results: Sequence[Result], judged: Sequence[PlaceResult]) -> None:
+def _times(axes: Axes, results: Sequence[Result], summaries: Sequence[PlaceResult]) -> None:
     """The share of jobs that were done within a time."""
     import numpy as np
 
-    for result, one in zip(results, judged, strict=True):
+    for result, summary in zip(results, summaries, strict=True):
         jct = np.frombuffer(result.end_s) - np.frombuffer(result.submit_s)
-        jct = np.sort(jct[in_window(result, one.window)]) / HOUR_S
-        label = f"{result.policy}: mean {one.mean_jct_s / HOUR_S:.2f} h, longest wait {one.max_wait_s / HOUR_S:.0f} h"
+        jct = np.sort(jct[in_window(result, summary.window)]) / HOUR_S
+        mean_h, longest_h = summary.mean_jct_s / HOUR_S, summary.max_wait_s / HOUR_S
+        label = f"{result.policy}: mean {mean_h:.2f} h, longest wait {longest_h:.0f} h"
         axes.plot(jct, np.arange(1, len(jct) + 1) / max(len(jct), 1), label=label)
     axes.set(xscale="log", xlabel="from submission to end, h", ylabel="share of the jobs", ylim=(0, 1.02))
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
 
 
-def _waits(axes: Axes, judged: Sequence[PlaceResult]) -> None:
-    """Mean waits, grouped by the GPUs asked for."""
-    width = 0.8 / len(judged)
-    classes = list(judged[0].wait_by_gpus_s)
-    for number, one in enumerate(judged):
-        places = [at + (number + 0.5) * width - 0.4 for at in range(len(classes))]
-        axes.bar(places, [wait / HOUR_S for wait in one.wait_by_gpus_s.values()], width, label=one.policy)
+def _waits(axes: Axes, summaries: Sequence[PlaceResult]) -> None:
+    """Draw mean waits, grouped by requested GPUs."""
+    width = 0.8 / len(summaries)
+    classes = list(summaries[0].wait_by_gpus_s)
+    for number, summary in enumerate(summaries):
+        places = [group + (number + 0.5) * width - 0.4 for group in range(len(classes))]
+        axes.bar(places, [wait / HOUR_S for wait in summary.wait_by_gpus_s.values()], width, label=summary.policy)
     axes.set_xticks(range(len(classes)), classes)
-    axes.set(xlabel="GPUs asked for", ylabel="mean wait, h", ylim=(0, None))
+    axes.set(xlabel="requested GPUs", ylabel="mean wait, h", ylim=(0, None))
     axes.grid(axis="y", alpha=0.3)
 
 

@@ -1,4 +1,4 @@
-"""What a policy sees of the simulated world: the same records as of the real one."""
+"""Convert the simulated state to the records that a policy gets from the real queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PolicyAdapter:
 
     def add_waiting(self, job: int, fits: Sequence[int]) -> None:
         """A job is there to be placed."""
-        run_s = self.predictor.mean_s(self._known(job)) if self.predictor else self.work.limit_s[job]
+        run_s = self.predictor.mean_s(self._features(job)) if self.predictor else self.work.limit_s[job]
         options = tuple(
             PlacementOption(
                 pool=self.described[pool].pool,
@@ -38,8 +38,8 @@ class PolicyAdapter:
             for pool in fits
         )
         job_id = self.trace.job_id[job]
-        made = PendingJob(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
-        self.waiting[job_id] = job, made
+        pending = PendingJob(job_id=job_id, submit_s=self.work.submit_s[job], options=options, tier=self.work.tier[job])
+        self.waiting[job_id] = job, pending
 
     def add_start(self, job: int) -> None:
         """A job runs."""
@@ -48,7 +48,7 @@ class PolicyAdapter:
     def add_end(self, job: int) -> None:
         """A job ran to its end: from now on its run time is known."""
         if self.predictor:
-            self.predictor.add_run(self._known(job), self.trace.run_s[job])
+            self.predictor.add_run(self._features(job), self.trace.run_s[job])
 
     def add_submission(self, job: int, pool: int, now_s: float) -> None:
         """A ticket is put into a queue."""
@@ -59,18 +59,18 @@ class PolicyAdapter:
         return self.waiting[job_id][0]
 
     def jobs(self) -> list[PendingJob]:
-        """Those that wait, in order of submission; one that failed is the last."""
+        """Return the pending jobs, in order of submission; a failed one is appended."""
         return [job for _, job in self.waiting.values()]
 
     def pools(self, now_s: float, sites: Sequence[Backfill], is_unreachable: Sequence[bool]) -> dict[str, PoolState]:
         """Each pool. In a closed window nothing is free before its end."""
-        found = {}
+        pools = {}
         for pool, site, dark in zip(self.described, sites, is_unreachable, strict=True):
             running, free = [(end_s, units) for end_s, _, units in site.running], site.free
             opens_s = max((to_s for from_s, to_s in pool.maintenance_windows if from_s <= now_s < to_s), default=now_s)
             if opens_s > now_s and free:
                 running, free = sorted([*running, (opens_s, free)]), 0
-            found[pool.pool] = PoolState(
+            pools[pool.pool] = PoolState(
                 pool=pool.pool,
                 units=pool.gpus,
                 free=free,
@@ -79,7 +79,7 @@ class PolicyAdapter:
                 is_unreachable=dark,
                 maintenance_windows=[window for window in pool.maintenance_windows if window[1] > now_s],
             )
-        return found
+        return pools
 
     def tickets(self, queued: Sequence[Mapping[int, QueueEntry]]) -> list[Ticket]:
         """Those that wait, in order of placing."""
@@ -89,7 +89,7 @@ class PolicyAdapter:
             for _, pool, job in every
         ]
 
-    def _known(self, job: int) -> JobFeatures:
+    def _features(self, job: int) -> JobFeatures:
         trace = self.trace
         kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.predicted_s[job]:g}" * (
             trace.predicted_s[job] > 0

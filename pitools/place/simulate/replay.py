@@ -1,4 +1,4 @@
-"""A policy by its name: ours, decided as live, or one of what others do."""
+"""Replay a trace under a policy by its name: pitools' own, decided as live, or a baseline."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def require_policy(name: str) -> None:
 def replay(
     trace: Trace, scenario: Scenario, name: str, *, tick_s: float = 60.0, advance: Advance = lambda _: None
 ) -> tuple[Result, float]:
-    """Replay a trace under a policy; what came of it, and the seconds that it took. Raises UsageError."""
+    """Replay a trace under a policy; return the result, and the duration in seconds. Raises UsageError."""
     require_policy(name)
     began = time.perf_counter()
     if name == OWN_POLICY:
         ours = partial(decide, policy=PolicyParams(), builder=JobTableBuilder())
-        made = engine.simulate(
+        result = engine.simulate(
             trace, scenario, ours, name=name, tick_s=tick_s, predictor=RuntimePredictor(), advance=advance
         )
     else:
-        made = engine.simulate(trace, scenario, name, advance=advance)
-    return made, time.perf_counter() - began
+        result = engine.simulate(trace, scenario, name, advance=advance)
+    return result, time.perf_counter() - began

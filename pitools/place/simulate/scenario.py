@@ -64,16 +64,16 @@ class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenario:
-    """Three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5: what a month of Helios is replayed on.
+    """Return three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5, for replays of a month of Helios.
 
-    A load of 1.4 is arrivals 1.4 times as fast, and each scheduler looks at the first 200 jobs of its queue: that
-    reading gave the nearest to a first table of these baselines, of which no more is known. It is not Slurm's default,
-    which is 500. Mean completion times in hours at loads 1.4 and 1.7, over seeds 0 to 4, the table's in brackets, and
-    behind it with 500: federation 3.3 (2.9) 3.2 and 12.0 (13.2) 7.5; slurm-m 4.4 (4.7) 4.4 and 9.9 (9.3) 8.5; most-free
-    4.9 (4.7) 4.4 and 8.5 (15.5) 8.3; random 9.4 (11.0) 8.0 and 18.9 (21.3) 12.1; soonest-end 4.3 (4.8) 4.3 and 13.8
-    (17.2) 10.8; without 500, round-robin 9.6 (17.3) and 14.4 (26.2), and, over two seeds, skypilot 282 (275) and 324
-    (320). Single seeds differ, random's at 1.7 from 10 to 25. Whoever compares with federation at 1.7 should do so at
-    both depths. Longer run times, or more jobs in the same month, in place of faster arrivals come out further away.
+    A load of 1.4 means arrivals 1.4 times as fast; each scheduler considers the first 200 jobs of its queue. That depth
+    gave the results closest to a published table of these baselines; Slurm's default is 500. Mean completion times in
+    hours at loads 1.4 and 1.7, over seeds 0 to 4, the table's in brackets, followed by those with depth 500: federation
+    3.3 (2.9) 3.2 and 12.0 (13.2) 7.5; slurm-m 4.4 (4.7) 4.4 and 9.9 (9.3) 8.5; most-free 4.9 (4.7) 4.4 and 8.5 (15.5)
+    8.3; random 9.4 (11.0) 8.0 and 18.9 (21.3) 12.1; soonest-end 4.3 (4.8) 4.3 and 13.8 (17.2) 10.8; without 500,
+    round-robin 9.6 (17.3) and 14.4 (26.2), and, over two seeds, skypilot 282 (275) and 324 (320). Single seeds differ,
+    random's at 1.7 from 10 to 25. Compare with federation at 1.7 at both depths. Longer run times, or more jobs in the
+    same month, instead of faster arrivals, give results further from the table.
     """
     return Scenario(
         name="three-unequal",
@@ -92,7 +92,7 @@ def read_scenario(path: Path) -> Scenario:
     """The scenario of a TOML file. Raises ConfigError naming file and key."""
     file = strict_toml.convert_tables(strict_toml.read_toml(path), ScenarioFile, str(path))
     try:
-        made = Scenario(
+        scenario = Scenario(
             name=file.name or path.stem,
             load=file.load,
             seed=file.seed,
@@ -114,36 +114,37 @@ def read_scenario(path: Path) -> Scenario:
         )
     except (UsageError, ValueError) as error:
         raise ConfigError(str(error), where=str(path), hint=getattr(error, "hint", "")) from error
-    return require_valid(made, str(path))
+    return require_valid(scenario, str(path))
 
 
 def scenario_of_sites(names: Sequence[str]) -> Scenario:
-    """Every partition of these sites whose file tells its nodes, as one pool; those without GPUs count nodes.
+    """Return every partition of these sites whose nodes are in the site file, as one pool each; without GPUs, nodes are
+    the units.
 
-    Raises ConfigError where a site tells of none.
+    Raises ConfigError if a site has none.
     """
     pools = []
     for name in names:
         site = load_site(name)
-        found = [
+        site_pools = [
             SimPool(
                 pool=f"{site.name}/{partition}",
-                gpus=said.nodes * max(said.gpus_per_node, 1),
-                speed=said.speed,
-                price=said.price_per_node_hour / max(said.gpus_per_node, 1),
+                gpus=description.nodes * max(description.gpus_per_node, 1),
+                speed=description.speed,
+                price=description.price_per_node_hour / max(description.gpus_per_node, 1),
                 max_pending=site.place.max_queued_jobs,
-                per_node=max(said.gpus_per_node, 1),
+                per_node=max(description.gpus_per_node, 1),
             )
-            for partition, said in site.partitions.items()
-            if said.nodes
+            for partition, description in site.partitions.items()
+            if description.nodes
         ]
-        if not found:
+        if not site_pools:
             raise ConfigError(
                 f'site "{name}" has no partition with a number of nodes',
                 where=f"site {name}",
                 hint="set partitions.<name>.nodes in its file",
             )
-        pools += found
+        pools += site_pools
     return require_valid(Scenario(name=",".join(names), pools=tuple(pools)), "sites")
 
 
@@ -171,9 +172,9 @@ def require_valid(scenario: Scenario, where: str) -> Scenario:
         wrong[f"pools.{pool.pool}: a window ends before it begins"] = any(
             a >= b for a, b in (*pool.maintenance_windows, *pool.unreachable_windows)
         )
-    for what, is_so in wrong.items():
+    for problem, is_so in wrong.items():
         if is_so:
-            raise ConfigError(what, where=where)
+            raise ConfigError(problem, where=where)
     return scenario
 
 

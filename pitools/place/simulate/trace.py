@@ -30,7 +30,7 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     """
     text = _text(path)
     rows, row = _detect_format(path, text)
-    found: list[TraceRow] = []
+    jobs: list[TraceRow] = []
     lines: dict[str, int] = {}
     skipped = idle = 0
     try:
@@ -47,13 +47,13 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
                 skipped += 1
                 continue
             lines[job.job_id] = line
-            found.append(job)
+            jobs.append(job)
     except (ValueError, csv.Error, RecursionError) as error:  # not a row: the file itself
         raise DataError(str(error), where=str(path), hint="fetch it again") from error
-    if not found:
+    if not jobs:
         hint = "a trace is one job a row; see pit place simulate -h"
         raise DataError("no job that ran and held a GPU", where=str(path), hint=hint)
-    return _columns(path.name.partition(".")[0], found, skipped, idle)
+    return _columns(path.name.partition(".")[0], jobs, skipped, idle)
 
 
 def _columns(name: str, rows: list[TraceRow], skipped: int, idle: int) -> Trace:

@@ -10,9 +10,9 @@ from pitools.place.simulate.model import DAY_S, Scenario, TimeLimits, Trace
 
 
 class Workload:
-    """The trace's jobs on the scenario's pools: when, how long, by which limit, and where at all.
+    """The trace's jobs on the scenario's pools: eligible pools, units, run times and limits.
 
-    left_s: what a job has still to run at speed 1, less after a failure.
+    left_s: remaining run time at speed 1, less after a failure.
     """
 
     def __init__(self, trace: Trace, scenario: Scenario) -> None:
@@ -26,12 +26,14 @@ class Workload:
         self._fits: dict[int, tuple[int, ...]] = {}
 
     def units_on(self, job: int, pool: int) -> int:
-        """What the job holds there: GPUs, in whole nodes if it needs more than one of a pool that has nodes."""
-        gpus, there = self.gpus[job], self.scenario.pools[pool]
-        return gpus if there.fabric is None or gpus <= there.per_node else ceil(gpus / there.per_node) * there.per_node
+        """Return the units a job holds in a pool: GPUs, in whole nodes if it needs more than one node."""
+        gpus, target = self.gpus[job], self.scenario.pools[pool]
+        return (
+            gpus if target.fabric is None or gpus <= target.per_node else ceil(gpus / target.per_node) * target.per_node
+        )
 
     def limit_on(self, job: int, pool: int) -> float:
-        """The limit that it is submitted with there: people know how fast a pool is."""
+        """Return a job's time limit in a pool: users scale it by the pool's speed."""
         return self.limit_s[job] / self.speeds[pool]
 
     def run_on(self, job: int, pool: int, leaves: int) -> float:
@@ -47,12 +49,12 @@ class Workload:
         return self._fits[gpus]
 
     def fails_after(self, job: int, attempt: int, units: int) -> float:
-        """Seconds until this attempt loses a node; the same whatever else happens, so that policies are comparable."""
+        """Return the seconds until this attempt loses a node; independent of the policy, so that policies compare."""
         rate = self.scenario.failures.per_gpu_day * units / DAY_S
         return Random(f"{self.scenario.seed} {self.job_id[job]} {attempt}").expovariate(rate)  # noqa: S311  to be repeated
 
     def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
-        """An attempt failed after ran_s: what was done up to its last checkpoint stays done."""
+        """Update a job after an attempt failed at ran_s: the work up to its last checkpoint is kept."""
         every = self.scenario.failures.checkpoint_s
         if every:
             done = self.left_s[job] * (ran_s // every * every) / self.run_on(job, pool, leaves)
@@ -60,20 +62,20 @@ class Workload:
 
 
 def draw_limits(trace: Trace, limits: TimeLimits, seed: int) -> array[float]:
-    """The trace's own limits; where it has none, the run time times a drawn factor, up to what people ask for."""
+    """Return the trace's limits; if it has none, run time times a drawn factor, up to usual limits."""
     random = Random(seed)  # noqa: S311
     factors = range(limits.factors[0], limits.factors[1] + 1)
-    found = array("d")
+    drawn = array("d")
     for run_s, limit_s in zip(trace.run_s, trace.limit_s, strict=True):
-        asked_s = run_s * random.choice(factors)
-        found.append(max(run_s, limit_s or next((s for s in limits.steps_s if s >= asked_s), limits.steps_s[-1])))
-    return found
+        requested_s = run_s * random.choice(factors)
+        drawn.append(max(run_s, limit_s or next((s for s in limits.steps_s if s >= requested_s), limits.steps_s[-1])))
+    return drawn
 
 
 def draw_tiers(trace: Trace, scenario: Scenario) -> array[int]:
     """A tier for each job: by its group, else drawn by the shares, else 0."""
     random = Random(f"tiers {scenario.seed}")  # noqa: S311
-    found = array("i")
+    tiers = array("i")
     for group in trace.group:
         drawn, tier = random.random(), scenario.tiers.get(group)
         if tier is None:
@@ -82,5 +84,5 @@ def draw_tiers(trace: Trace, scenario: Scenario) -> array[int]:
                 if (drawn := drawn - share) < 0:
                     tier = candidate
                     break
-        found.append(tier)
-    return found
+        tiers.append(tier)
+    return tiers

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -126,3 +128,11 @@ def test_a_predictor_hears_of_what_ended_and_only_then() -> None:
     jobs = trace((0, 4, 50, 80), (60, 4, 30, 30), (70, 4, 5, 5))
     engine.simulate(jobs, scenario(8), policy, tick_s=0, predictor=Counts())  # type: ignore[arg-type]
     assert told == [-1, 50, -1, -1, 5, 30]
+
+
+def test_free_space_counts_what_ends() -> None:
+    """A job starts when as many units are free as it needs, whatever the running jobs hold each."""
+    pool = SimpleNamespace(free=0, units=4, running=[(10.0, 0, 1), (20.0, 1, 1), (30.0, 2, 2)], queue=[])
+    pool.opens_s = lambda start_s, _: start_s
+    arrival = SimpleNamespace(pools_state=[pool], now_s=0.0, demand=lambda _: (4, 60.0))
+    assert baselines.free_space_start(cast(baselines.Arrival, arrival), 0) == 30

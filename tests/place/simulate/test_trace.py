@@ -22,7 +22,7 @@ PHILLY = """[
    {"start_time": "2017-10-07 01:11:29", "end_time": "2017-10-07 01:21:29",
     "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu3"]}]},
    {"start_time": "2017-10-07 02:00:00", "end_time": "2017-10-07 02:00:30",
-    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": ["gpu3"]}]}],
+    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}, {"ip": "m2", "gpus": []}]}],
   "submitted_time": "2017-10-07 01:11:00", "user": "ce2f4c"},
  {"status": "Killed", "vc": "ee9e8c", "jobid": "application_2", "attempts": [],
   "submitted_time": "2017-10-07 01:00:00", "user": "x"},
@@ -74,7 +74,7 @@ def test_the_helios_month(repo: Path) -> None:
 
 
 def test_philly_as_published(tmp_path: Path) -> None:
-    """A job's run time is that of all its attempts; one that never had any is left out; order is by submission."""
+    """A job has the run time of all its attempts and the GPUs of the largest; one without attempts is left out."""
     assert rows(tmp_path, PHILLY) == [
         ("application_3", 0, 1, 10, 0, "ce2f4c", "b436b2"),
         ("application_1506638472019_10258", 60, 3, 630, 0, "ce2f4c", "ee9e8c"),

@@ -13,14 +13,14 @@ Raw = dict[str | None, str]
 def rows(text: str) -> Iterator[tuple[int, Raw]]:
     """(line, columns by name) of each row."""
     reader = csv.DictReader(split_lines(text))
-    for found in reader:
-        yield reader.line_num, found
+    for raw in reader:
+        yield reader.line_num, raw
 
 
 def row(raw: Raw) -> TraceRow | None:
-    """A job; None for one that held no GPU or never ran. Raises ValueError."""
+    """Return a job; None for one that held no GPU or never ran. Raises ValueError."""
     if None in raw or None in raw.values():
-        raise ValueError(f"{len(raw)} columns are not what the header says")
+        raise ValueError(f"{len(raw)} columns (expected as many as the header)")
     gpus = parse_whole(raw.get("gpus") or raw.get("gpu_num") or "", "gpus")
     run_s = parse_number(raw.get("duration_s") or raw.get("duration") or "", "duration_s")
     if "submit_s" in raw:

@@ -14,27 +14,27 @@ _SPACE = " \t\r\n,"
 def rows(text: str) -> Iterator[tuple[int, Any]]:
     """(line on which it begins, value) of each item of the list, parsed one by one. Raises ValueError."""
     decoder = json.JSONDecoder()
-    at = text.index("[") + 1 if text.lstrip().startswith("[") else 0
-    if not at:
+    offset = text.index("[") + 1 if text.lstrip().startswith("[") else 0
+    if not offset:
         raise ValueError("no list: it should be one of jobs")
     line, counted = 1, 0
     while True:
-        while at < len(text) and text[at] in _SPACE:
-            at += 1
-        line, counted = line + text.count("\n", counted, at), at
-        if at >= len(text):
+        while offset < len(text) and text[offset] in _SPACE:
+            offset += 1
+        line, counted = line + text.count("\n", counted, offset), offset
+        if offset >= len(text):
             raise ValueError(f"line {line}: it is cut short")
-        if text[at] == "]":
+        if text[offset] == "]":
             return
         try:
-            found, at = decoder.raw_decode(text, at)
+            raw, offset = decoder.raw_decode(text, offset)
         except json.JSONDecodeError as error:
             raise ValueError(f"line {error.lineno}: {error.msg}") from error
-        yield line, found
+        yield line, raw
 
 
 def row(raw: Any) -> TraceRow | None:
-    """A job, its run time that of all its attempts; None for one that never ran, or held no GPU. Raises ValueError."""
+    """Return a job, with the run time of all its attempts; None if it never ran or held no GPU. Raises ValueError."""
     if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
         raise ValueError("it is no job with attempts")
     job_id, run_s, gpus = raw.get("jobid"), 0.0, 0
@@ -43,7 +43,7 @@ def row(raw: Any) -> TraceRow | None:
     for attempt in raw["attempts"]:
         try:
             start, end, detail = attempt["start_time"], attempt["end_time"], attempt["detail"]
-            held = sum(len(node["gpus"]) for node in detail)
+            attempt_gpus = sum(len(node["gpus"]) for node in detail)
         except (KeyError, TypeError) as error:
             raise ValueError(f"an attempt of {job_id} is not whole: {error}") from error
         if start in (None, "None") or end in (None, "None"):
@@ -51,7 +51,7 @@ def row(raw: Any) -> TraceRow | None:
         ran_s = parse_naive_time(end, "end_time") - parse_naive_time(start, "start_time")
         if ran_s < 0:
             raise ValueError(f"an attempt of {job_id} ends before it starts")
-        run_s, gpus = run_s + ran_s, max(gpus, held)
+        run_s, gpus = run_s + ran_s, max(gpus, attempt_gpus)
     submit_s = parse_naive_time(raw.get("submitted_time", ""), "submitted_time")
     if not run_s or not gpus:
         return None

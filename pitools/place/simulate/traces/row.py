@@ -1,4 +1,4 @@
-"""One job of a trace, whatever the form."""
+"""One job of a trace, in any format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class TraceRow(NamedTuple):
-    """What a form's reader makes of one row; the columns of `model.Trace`. submit_s: on any clock."""
+    """One job as a format's reader returns it; the columns of `model.Trace`. submit_s: on any clock."""
 
     job_id: str
     submit_s: float
@@ -26,29 +26,29 @@ def split_lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").split("\n")
 
 
-def parse_number(text: str, what: str) -> float:
-    """A finite number. Raises ValueError naming what it should have been."""
+def parse_number(text: str, problem: str) -> float:
+    """Return a finite number. Raises ValueError with `what`."""
     try:
         value = float(text)
     except (TypeError, ValueError):
-        raise ValueError(f"{what} is {text!r}, no number") from None
+        raise ValueError(f"{problem} is {text!r}, no number") from None
     if not isfinite(value):
-        raise ValueError(f"{what} is {text!r}")
+        raise ValueError(f"{problem} is {text!r}")
     return value
 
 
-def parse_whole(text: str, what: str) -> int:
-    """A whole number. Raises ValueError naming what it should have been."""
-    value = parse_number(text, what)
+def parse_whole(text: str, problem: str) -> int:
+    """Return an integer. Raises ValueError with `what`."""
+    value = parse_number(text, problem)
     if value != int(value):
-        raise ValueError(f"{what} is {text!r}, no whole number")
+        raise ValueError(f"{problem} is {text!r}, no whole number")
     return int(value)
 
 
-def parse_naive_time(text: str, what: str) -> float:
+def parse_naive_time(text: str, problem: str) -> float:
     """Unix time of zoneless text; its zone does not matter, for only differences do. Raises ValueError."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        raise ValueError(f"{what} is {text!r}, no time") from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        raise ValueError(f"{problem} is {text!r}, no time") from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,4 @@
-"""What `sacct -P` prints, its header line included, with whatever columns were asked for."""
+"""Read the output of `sacct -P`, with its header line, and any columns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
     """(line, columns by name) of each row, None where a line has not as many; steps of jobs are passed over."""
-    first, *others = split_lines(text)
+    first, *lines = split_lines(text)
     header = [*first.split("|"), _COUNTED_KEY]
     counted = "gres/gpu" if "gres/gpu" in text else "node"  # without GPUs, nodes: as a scenario of such sites
-    for line, found in enumerate(others, start=2):
-        cells = [*found.split("|"), counted]
-        if found and "." not in cells[0]:
+    for line, raw in enumerate(lines, start=2):
+        cells = [*raw.split("|"), counted]
+        if raw and "." not in cells[0]:
             yield line, dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
 def row(raw: dict[str, str] | None) -> TraceRow | None:
-    """A job; None for one that held no GPU (node, where none has GPUs), runs still or never ran. Raises ValueError."""
+    """Return a job; None if it held no GPU (no node, without GPUs), still runs or never ran. Raises ValueError."""
     if raw is None:
         raise ValueError("it has not as many columns as the header")
     try:
@@ -37,7 +37,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
     except PitError as error:
         raise ValueError(f"{error.message} ({error.where})") from error
     if run_s is None:
-        raise ValueError("it does not say how long the job ran")
+        raise ValueError("no column with the job's run time")
     ends = raw.get("State", "").split(" ")[0]
     if not run_s or not gpus or ends in ("RUNNING", "PENDING", "REQUEUED"):
         return None
@@ -54,7 +54,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
 
 
 def _gpus(raw: dict[str, str]) -> int:
-    asked = parse_tres(raw.get("AllocTRES", "")) or parse_tres(raw.get("ReqTRES", ""))
-    if raw[_COUNTED_KEY] in asked:
-        return parse_count(asked[raw[_COUNTED_KEY]]) or 0
-    return sum(parse_count(amount) or 0 for name, amount in asked.items() if name.startswith("gres/gpu:"))
+    tres = parse_tres(raw.get("AllocTRES", "")) or parse_tres(raw.get("ReqTRES", ""))
+    if raw[_COUNTED_KEY] in tres:
+        return parse_count(tres[raw[_COUNTED_KEY]]) or 0
+    return sum(parse_count(amount) or 0 for name, amount in tres.items() if name.startswith("gres/gpu:"))

@@ -1,4 +1,4 @@
-"""The Standard Workload Format: 18 columns of numbers, -1 for what is not known, comments after `;`."""
+"""Read the Standard Workload Format: 18 columns of numbers, -1 for unknown, comments after `;`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _CANCELLED = "5"
 
 def rows(text: str) -> Iterator[tuple[int, list[str]]]:
     """(line, columns) of each row."""
-    for line, found in enumerate(split_lines(text), start=1):
-        if found.strip() and not found.lstrip().startswith(";"):
-            yield line, found.split()
+    for line, raw in enumerate(split_lines(text), start=1):
+        if raw.strip() and not raw.lstrip().startswith(";"):
+            yield line, raw.split()
 
 
 def row(raw: list[str]) -> TraceRow | None:
-    """A job, its processors as GPUs; None for one that was cancelled before it ran. Raises ValueError."""
+    """Return a job, its processors as GPUs; None if it was cancelled before it ran. Raises ValueError."""
     if len(raw) != 18:
         raise ValueError(f"{len(raw)} columns instead of 18")
     run_s = parse_number(raw[3], "run time")
@@ -32,11 +32,11 @@ def row(raw: list[str]) -> TraceRow | None:
         gpus=units,
         run_s=run_s,
         limit_s=max(0.0, parse_number(raw[8], "requested time")),
-        owner=_known(raw[11]),
-        title=_known(raw[13]),
-        group=_known(raw[14]),
+        owner=_known_or_empty(raw[11]),
+        title=_known_or_empty(raw[13]),
+        group=_known_or_empty(raw[14]),
     )
 
 
-def _known(text: str) -> str:
+def _known_or_empty(text: str) -> str:
     return "" if text.startswith("-") else text
