@@ -43,7 +43,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
 )
 @click.option("--append", metavar="DATASET", help="Version to append to, as ROOT/NAME@TAG or ROOT/NAME/VERSION.")
 @click.option("--accept-drift", is_flag=True, help="Append despite drift from the parent, which is else refused.")
-@click.option("--skip-refused", is_flag=True, help="Leave out incomplete or incompatible episodes.")
+@click.option("--skip-rejected", is_flag=True, help="Leave out incomplete or incompatible episodes.")
 @click.option(
     "--report",
     type=LocalPath(dir_okay=False),
@@ -71,7 +71,7 @@ def ingest(
     schema: Path | None,
     append: str | None,
     accept_drift: bool,
-    skip_refused: bool,
+    skip_rejected: bool,
     report: Path | None,
     workers: int | None,
     array: int | None,
@@ -102,7 +102,7 @@ def ingest(
         schema=schema,
         append=parent_dir(append) if append else None,
         workers=workers or 0,
-        skip_rejected=skip_refused,
+        skip_rejected=skip_rejected,
         fail_on_drift=not accept_drift,
         report=report,
         submit_array=_submit_array(array, site_name, name, workers or 0) if array else None,

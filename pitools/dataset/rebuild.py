@@ -150,7 +150,7 @@ def _ingest(
         skip=[str(glob) for glob in options.get("skip", ())],
         schema=schema_file,
         append=parent,
-        skip_rejected=any(record.get("refused") for record in records),
+        skip_rejected=any(record.get("rejected") for record in records),
     )
     return Path(version.path)
 

@@ -211,8 +211,8 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
     for path in subset.own_files:
         folder, _, name = path.rpartition("/")
         if path not in paths or name not in (V3, V2_CONSOLIDATED) or folder in manifest.arrays:
-            what = f"the manifest's subset has the text of {path!r}, which is none of its groups' metadata"
-            raise DataError(what, where=where)
+            problem = f"the manifest's subset has the text of {path!r}, which is none of its groups' metadata"
+            raise DataError(problem, where=where)
 
 
 def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:

@@ -20,18 +20,18 @@ def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:
     """
     try:
         sync_names(temporary, below=not synced)
-        made = [final.parent] if not final.parent.exists() else []
+        created = [final.parent] if not final.parent.exists() else []
         final.parent.mkdir(parents=True, exist_ok=True)
         # rename(2) onto a non-empty folder fails: another process was first.
         try:
             os.rename(temporary, final)
         except OSError:
             if not final.is_dir():
-                _remove_empty(made)
+                _remove_empty(created)
                 raise
             return False
         fsync_dir(final.parent)
-        if made:
+        if created:
             fsync_dir(final.parent.parent)
     except OSError as error:
         if error.errno in _REMOVED_ERRNOS and final.is_dir():

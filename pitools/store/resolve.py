@@ -48,12 +48,12 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
         return path
     home = _dataset_dir(path)
     if home != path and home.is_dir():
-        name, at, tag = path.name.partition("@")
-        return _version_of_tag(home.parent, name, tag) if at else _version_of_prefix(home, path.name)
+        name, separator, tag = path.name.partition("@")
+        return _version_of_tag(home.parent, name, tag) if separator else _version_of_prefix(home, path.name)
     if any(version_dirs(path.parent, path.name)):
         if not newest:
-            what = "dataset: not a version (this command requires one)"
-            raise UsageError(what, where=text, hint="pass ROOT/NAME/VERSION")
+            problem = "dataset: not a version (this command requires one)"
+            raise UsageError(problem, where=text, hint="pass ROOT/NAME/VERSION")
         return _newest_version(path)
     return None
 
@@ -71,9 +71,9 @@ def unusable_reason(path: Path) -> str:
     """
     if why := retirement.retirement_reason(path):
         return why
-    known = version_state.read_quarantine(path)
-    if known and known.whole_version:
-        reason = format_cell(next(iter(known.reasons), "no reason given"))
+    quarantine = version_state.read_quarantine(path)
+    if quarantine and quarantine.whole_version:
+        reason = format_cell(next(iter(quarantine.reasons), "no reason given"))
         return f"in quarantine: {reason} (`pit dataset check {path} --release`)"
     return ""
 
@@ -83,8 +83,8 @@ def split_dataset_path(text: str) -> tuple[Path, str]:
     path = _path(text).absolute()
     if not any(version_dirs(path.parent, path.name)):
         if (path / FILE_NAME).is_file():
-            what = "a version (expected a dataset, ROOT/NAME)"
-            raise UsageError(what, where=str(path), hint=f"pass {path.parent}")
+            problem = "a version (expected a dataset, ROOT/NAME)"
+            raise UsageError(problem, where=str(path), hint=f"pass {path.parent}")
         raise _unknown_error(path)
     return path.parent, path.name
 
@@ -94,10 +94,10 @@ def require_root(root: Path) -> None:
     path = _path(str(root)).absolute()
     for home in (path, path.parent):
         # Folders that are not versions may have a manifest.json, too.
-        here = any(is_version(version.name) for version in version_dirs(home.parent, home.name))
-        if here and not any(version_dirs(home)):
-            what = "a dataset or version (expected a root of datasets)"
-            raise UsageError(what, where=str(root), hint=f"pass {home.parent}")
+        has_version = any(is_version(version.name) for version in version_dirs(home.parent, home.name))
+        if has_version and not any(version_dirs(home)):
+            problem = "a dataset or version (expected a root of datasets)"
+            raise UsageError(problem, where=str(root), hint=f"pass {home.parent}")
 
 
 def _path(text: str) -> Path:
@@ -105,8 +105,8 @@ def _path(text: str) -> Path:
     if not text:
         raise UsageError("dataset: empty path", hint="ROOT/NAME, ROOT/NAME@TAG or ROOT/NAME/VERSION")
     if "://" in text:
-        what = "dataset: a URL (expected a path)"
-        raise UsageError(what, where=text, hint="stage it first: `pit-stage run`")
+        problem = "dataset: a URL (expected a path)"
+        raise UsageError(problem, where=text, hint="stage it first: `pit-stage run`")
     path = Path(text)
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))  # noqa: PTH100 (links stay)
 
@@ -124,37 +124,39 @@ def _dataset_dir(path: Path) -> Path:
     """Return the dataset's folder for a text with a tag or prefix of a version; for an existing path, the path."""
     if os.path.lexists(path):
         return path
-    name, at, _ = path.name.partition("@")
-    return path.with_name(name) if at and name else path.parent if _PREFIX.fullmatch(path.name) else path
+    name, separator, _ = path.name.partition("@")
+    return path.with_name(name) if separator and name else path.parent if _PREFIX.fullmatch(path.name) else path
 
 
 def _version_of_tag(root: Path, name: str, tag: str) -> Path:
     where = f"{root / name}@{tag}"
-    known = tags.read_tags(root, name)
-    if tag not in known:
-        raise UsageError(f'no tag "{tag}"', where=where, hint=suggest(tag, known) or "`pit dataset tag` sets one")
-    path = root / name / known[tag].version
+    tag_moves = tags.read_tags(root, name)
+    if tag not in tag_moves:
+        raise UsageError(f'no tag "{tag}"', where=where, hint=suggest(tag, tag_moves) or "`pit dataset tag` sets one")
+    path = root / name / tag_moves[tag].version
     if not (path / FILE_NAME).is_file():
-        what = f"tag: version {known[tag].version} is missing"
-        raise DataError(what, where=where, hint="move the tag, or ingest that version again")
+        problem = f"tag: version {tag_moves[tag].version} is missing"
+        raise DataError(problem, where=where, hint="move the tag, or ingest that version again")
     return path
 
 
 def _version_of_prefix(home: Path, prefix: str) -> Path:
-    found = [path for path in version_dirs(home.parent, home.name) if path.name.startswith(prefix)]
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found[:5])
-        what = f"{len(found)} versions begin with {prefix}: {names}" if found else f"no version begins with {prefix}"
-        raise UsageError(what, where=str(home), hint=f"see `pit dataset list {home.parent}`")
-    return found[0]
+    matches = [path for path in version_dirs(home.parent, home.name) if path.name.startswith(prefix)]
+    if len(matches) != 1:
+        names = ", ".join(path.name for path in matches[:5])
+        problem = (
+            f"{len(matches)} versions begin with {prefix}: {names}" if matches else f"no version begins with {prefix}"
+        )
+        raise UsageError(problem, where=str(home), hint=f"see `pit dataset list {home.parent}`")
+    return matches[0]
 
 
 def _newest_version(home: Path) -> Path:
     root, name = home.absolute().parent, home.absolute().name
-    gone = retirement.read_retirements(root, name)
+    retirements = retirement.read_retirements(root, name)
     for path in reversed(list(version_dirs(home.parent, home.name))):
-        kept = version_state.read_quarantine(path)
-        if path.name not in gone and not (kept and kept.whole_version):
+        quarantine = version_state.read_quarantine(path)
+        if path.name not in retirements and not (quarantine and quarantine.whole_version):
             return path
     hint = "pass ROOT/NAME/VERSION, or undo: `pit dataset retire --undo`"
     raise UsageError("dataset: all versions are retired or in quarantine", where=str(home), hint=hint)
@@ -162,7 +164,7 @@ def _newest_version(home: Path) -> Path:
 
 def _unknown_error(path: Path) -> UsageError:
     if path.is_dir():
-        names = sorted({found.parts[-2] for found in version_dirs(path)})
+        names = sorted({version_dir.parts[-2] for version_dir in version_dirs(path)})
         ours = f"in this root: {', '.join(names[:10])}"
         hint = ours if names else "give ROOT/NAME, ROOT/NAME@TAG or a version's folder"
         return UsageError("not a dataset: it has no manifest.json", where=str(path), hint=hint)

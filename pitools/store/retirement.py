@@ -39,8 +39,10 @@ class Retirement(Record, frozen=True, kw_only=True, tag="pit.dataset-retirement/
 
 def read_retirements(root: Path, name: str) -> dict[str, Retirement]:
     """Return the existing retired versions of a dataset, by version. Raises DataError for an unreadable record."""
-    found = (retirement_of(root, name, path.stem, root / name / path.stem) for path in retirement_files(root, name))
-    return {record.version: record for record in found if record}
+    retirements = (
+        retirement_of(root, name, path.stem, root / name / path.stem) for path in retirement_files(root, name)
+    )
+    return {record.version: record for record in retirements if record}
 
 
 def retirement_files(root: Path, name: str) -> list[Path]:
@@ -72,8 +74,8 @@ def retirement_of(root: Path, name: str, version: str, folder: Path) -> Retireme
 
 def retirement_reason(path: Path) -> str:
     """Return time and reason of the retirement of the version in folder `path`; "" if not retired. Raises DataError."""
-    whole = path.resolve()
-    record = retirement_of(whole.parent.parent, whole.parent.name, whole.name, whole)
+    resolved = path.resolve()
+    record = retirement_of(resolved.parent.parent, resolved.parent.name, resolved.name, resolved)
     if record is None:
         return ""
     why = f": {format_cell(record.reason)}" if record.reason else ""

@@ -46,12 +46,12 @@ class _Move(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_tags(root: Path, name: str) -> dict[str, Tag]:
     """Return the current tags of a dataset by name. Raises DataError."""
-    found = {}
+    current_tags = {}
     for tag in tag_names(root, name):
         value = current_tag(root, name, tag)
         if value and value.version:
-            found[tag] = value
-    return found
+            current_tags[tag] = value
+    return current_tags
 
 
 def tag_names(root: Path, name: str) -> list[str]:
@@ -84,16 +84,16 @@ def move_tag(root: Path, name: str, tag: str, version: str, *, expect: str | Non
     if not _TAG.fullmatch(tag):
         hint = "use up to 100 letters, digits, dots, dashes and underscores, a letter or digit first"
         raise UsageError(f"tag {tag!r}: not a valid name", hint=hint)
-    before = current_tag(root, name, tag)
-    held = before.version if before else ""
-    if before and held == version:  # also after a repeated command
-        return before
-    if expect is not None and expect != held:
-        raise _lost_race_error(root, name, tag, before)
+    old_tag = current_tag(root, name, tag)
+    old_version = old_tag.version if old_tag else ""
+    if old_tag and old_version == version:  # also after a repeated command
+        return old_tag
+    if expect is not None and expect != old_version:
+        raise _lost_race_error(root, name, tag, old_tag)
     if version:
         _require_version(root, name, version)
-    number = before.number + 1 if before else 1
-    made = _append_move(root, name, tag, number, version, reason)
+    number = old_tag.number + 1 if old_tag else 1
+    moved = _append_move(root, name, tag, number, version, reason)
     try:
         if version:
             _require_version(
@@ -101,9 +101,9 @@ def move_tag(root: Path, name: str, tag: str, version: str, *, expect: str | Non
             )  # `gc` and `retire` look at tags after they acted: one of the two sees the other
     except PitError:
         with contextlib.suppress(TryLater):
-            _append_move(root, name, tag, number + 1, held, f"{version} went away")
+            _append_move(root, name, tag, number + 1, old_version, f"{version} went away")
         raise
-    return made
+    return moved
 
 
 def _append_move(root: Path, name: str, tag: str, number: int, to: str, reason: str) -> Tag:
@@ -135,8 +135,8 @@ def _append_move(root: Path, name: str, tag: str, number: int, to: str, reason: 
 
 
 def _numbers(folder: Path) -> list[int]:
-    found = (path.name.removesuffix(".json") for path in version_state.list_names(folder, ".json"))
-    return [int(number) for number in found if _NUMBER.fullmatch(number)]
+    names = (path.name.removesuffix(".json") for path in version_state.list_names(folder, ".json"))
+    return [int(number) for number in names if _NUMBER.fullmatch(number)]
 
 
 def _read(root: Path, name: str, tag: str, number: int) -> Tag | None:
@@ -160,19 +160,23 @@ def _require_version(root: Path, name: str, version: str) -> None:
         raise UsageError(f"version {version!r}: not a digest", where=where, hint=f"see `pit dataset list {root}`")
     try:
         with open_regular(root / name / version / FILE_NAME) as opened:
-            found = manifest.version_of(opened.read())
+            version_name = manifest.version_of(opened.read())
     except OSError as error:
         hint = f"see `pit dataset list {root}`"
         raise UsageError("no such version", where=where, hint=hint) from error
-    if found != version:
+    if version_name != version:
         hint = f"`pit dataset check {where}`, or choose another version: `pit dataset list {root}`"
-        raise DataError(f"manifest: of another version (expected {version}, got {found})", where=where, hint=hint)
+        raise DataError(
+            f"manifest: of another version (expected {version}, got {version_name})", where=where, hint=hint
+        )
     if retirement.retirement_of(root, name, version, root / name / version):
         raise UsageError("version: retired", where=where, hint=f"pit dataset retire --undo {where}")
 
 
 def _lost_race_error(root: Path, name: str, tag: str, winner: Tag | None) -> TryLater:
-    what = "tag: not found"
+    problem = "tag: not found"
     if winner:
-        what = f"tag: {winner.moved_by} moved it to {winner.version or 'nothing'} at {winner.moved_at}"
-    return TryLater(what, where=f"{root / name}@{tag}", hint="check the tag, and repeat the move if it is still needed")
+        problem = f"tag: {winner.moved_by} moved it to {winner.version or 'nothing'} at {winner.moved_at}"
+    return TryLater(
+        problem, where=f"{root / name}@{tag}", hint="check the tag, and repeat the move if it is still needed"
+    )

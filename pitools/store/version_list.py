@@ -38,14 +38,14 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
 
     Skips unreadable and removed folders, and links that are not named as a version, such as `latest`.
     """
-    found = []
+    folders = []
     for home in _list_dir(root) if name is None else [name]:
         for folder in _list_dir(root / home) if is_name(home) else ():
             with contextlib.suppress(OSError):
                 path = root / home / folder
                 if _VERSION.fullmatch(folder) or not path.is_symlink():
-                    found.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
-    yield from (root / home / folder for home, _, folder in sorted(found))
+                    folders.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
+    yield from (root / home / folder for home, _, folder in sorted(folders))
 
 
 class _Group(msgspec.Struct):

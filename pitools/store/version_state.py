@@ -165,19 +165,19 @@ def leased_version(
     _require_exists(path)
     root, name, version = _split_path(path)
     unique = f"{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}.json"
-    held = Lease(leases_dir(root, name, version) / unique, purpose, clock)
-    held.extend(until_s)
+    lease = Lease(leases_dir(root, name, version) / unique, purpose, clock)
+    lease.extend(until_s)
     try:
         _require_exists(path)  # `gc` reads leases after it moved a version: one of the two detects the other
-        yield held
+        yield lease
     finally:
-        held.release()
+        lease.release()
 
 
 def lease_records(root: Path, name: str, version: str, moment: datetime) -> list[LeaseRecord]:
     """Return the leases on a version that have not expired at `moment`, with SKEW of tolerance."""
-    found = ((file, _read_lease(file)) for file in list_names(leases_dir(root, name, version), ".json"))
-    return [reader for _, reader in found if reader and not _has_expired(reader, moment)]
+    records = ((file, _read_lease(file)) for file in list_names(leases_dir(root, name, version), ".json"))
+    return [reader for _, reader in records if reader and not _has_expired(reader, moment)]
 
 
 def remove_expired_leases(folder: Path, moment: datetime) -> None:
@@ -208,10 +208,10 @@ def _has_expired(reader: LeaseRecord, moment: datetime) -> bool:
 def list_names(folder: Path, suffix: str = "") -> list[Path]:
     """Return the files of a catalog folder with this suffix, sorted; none if the folder is missing."""
     try:
-        found = os.listdir(folder)
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [folder / name for name in sorted(found) if name.endswith(suffix) and not name.startswith(".")]
+    return [folder / name for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
 
 
 def revalidate_nfs(folder: Path) -> datetime | None:
@@ -234,8 +234,8 @@ def revalidate_nfs(folder: Path) -> datetime | None:
 
 def _split_path(path: Path) -> tuple[Path, str, str]:
     """Return root, name and version of a version's folder."""
-    whole = path.resolve()
-    return whole.parent.parent, whole.parent.name, whole.name
+    resolved = path.resolve()
+    return resolved.parent.parent, resolved.parent.name, resolved.name
 
 
 def _require_exists(path: Path) -> None:

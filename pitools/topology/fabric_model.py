@@ -101,10 +101,10 @@ def from_switches(switches: Sequence[Switch], origins: Mapping[str, str] = {}) -
         if not children[name]:
             leaves.append(Leaf(path=path, nodes=tuple(own)))
             return set(own)
-        held = set().union(*(walk(child, path) for child in children[name]))
-        if lost := [node for node in own if node not in held]:
-            raise _fabric_error(f'node "{lost[0]}" is under "{name}" but under none of its switches', name, origins)
-        return held
+        below = set().union(*(walk(child, path) for child in children[name]))
+        if missing := [node for node in own if node not in below]:
+            raise _fabric_error(f'node "{missing[0]}" is under "{name}" but under none of its switches', name, origins)
+        return below
 
     for root in by_name:
         if root not in parents:

@@ -38,9 +38,9 @@ def rank_order(nodes: Iterable[str], fabric: Fabric, group: int = 1) -> list[Nod
         placed = [(node, ()) for node in torus_order(remaining, fabric.torus)]
     else:
         branches = [
-            (leaf.path, sorted(here, key=natural_sort_key))
+            (leaf.path, sorted(leaf_nodes, key=natural_sort_key))
             for leaf in fabric.leaves
-            if (here := remaining.intersection(leaf.nodes))
+            if (leaf_nodes := remaining.intersection(leaf.nodes))
         ]
         placed = list(_walk(branches, 0, group, fabric.kind == "block"))
     remaining.difference_update(node for node, _ in placed)
@@ -59,7 +59,7 @@ def _walk(branches: Sequence[_Branch], depth: int, group: int, as_given: bool) -
             yield from ((node, path) for node in selected)
         else:
             children.setdefault(path[depth], []).append((path, selected))
-    sizes = {name: sum(len(here) for _, here in held) for name, held in children.items()}
+    sizes = {name: sum(len(part_nodes) for _, part_nodes in parts) for name, parts in children.items()}
     names = list(children) if as_given else sorted(children, key=lambda name: (sizes[name] % group != 0, -sizes[name]))
     for name in names:
         yield from _walk(children[name], depth + 1, group, as_given)

@@ -21,7 +21,7 @@ def ring_hops(order: Sequence[str], fabric: Fabric) -> int:
             if a in coordinates and b in coordinates
         )
     path_by_node = {
-        node: way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) for node in leaf.nodes
+        node: path for leaf, path in zip(fabric.leaves, leaf_paths(fabric), strict=True) for node in leaf.nodes
     }
     return sum(_link_count(path_by_node.get(a, ()), path_by_node.get(b, ())) for a, b in _ring_edges(order))
 

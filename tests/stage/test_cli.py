@@ -321,7 +321,7 @@ def test_a_root_inside_the_source_is_refused(small: Path, tmp_path: Path, pit_st
         (["run", "SMALL", "--to", "ROOT", "--quota", "20M"], ['"20M" is not a size', "where: --quota", "200GiB"]),
         (["run", "SMALL", "--to", "ROOT", "--bwlimit", "1MiB/s"], ["where: --bwlimit"]),
         (["run", "SMALL", "--to", "ROOT", "--timeout", "soon"], ["where: --timeout", "90s"]),
-        (["plan", "-", "--to", "ROOT"], ["- stands alone", "pit-stage run -"]),
+        (["plan", "-", "--to", "ROOT"], ["only source", "pit-stage run -"]),
         (["run", "SMALL", "--to", "ROOT", "--array", "x"], ["--arrays"]),
         (["run", "SMALL", "--to", "ROOT", "--fanout"], ["--fanout"]),
     ],

@@ -95,7 +95,7 @@ def provenance_records(
         )
         record = {"file": recording.path.name, "bytes": size, "digest": text, "layout": recording.layout, **options}
         if left_out := sorted(item.name for item in rejected if item.path == recording.path):
-            record["refused"] = left_out
+            record["rejected"] = left_out
         records.append(record)
     return tuple(records)
 

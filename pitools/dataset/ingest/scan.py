@@ -124,7 +124,7 @@ def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:
     accepted = sum(len(recording.episodes) for recording in scan.recordings)
     if refused and not skip_rejected:
         problem = f"{len(refused)} of {accepted + len(refused)} episodes are refused, the first: {refused[0].reason}"
-        hint = f"{refused[0].hint or 'repair them'}; or leave those episodes out with --skip-refused"
+        hint = f"{refused[0].hint or 'repair them'}; or leave those episodes out with --skip-rejected"
         raise DataError(problem, where=refused[0].where or str(refused[0].path), hint=hint)
     if not accepted:
         raise DataError("no episode is left", where=str(refused[0].path) if refused else "", hint="see --report FILE")

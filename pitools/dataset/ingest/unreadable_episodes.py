@@ -81,5 +81,5 @@ def add_episode(error: DataError, episode: Episode) -> EpisodeUnreadable | Unrea
     Unreachable instead: it does not prove that the episode is damaged."""
     if isinstance(cause := error.__cause__, OSError) and cause.errno in TRANSIENT_ERRNOS:
         return Unreachable(error.message, where=error.where, hint="run this again")
-    hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-refused"
+    hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-rejected"
     return EpisodeUnreadable(f"{episode.name}: cannot be read: {error.message}", where=error.where, hint=hint)

@@ -256,9 +256,9 @@ def _select_rank_logs(folder: Path, prominent_ranks: set[int]) -> list[tuple[int
     dated_logs.sort()
     if len(dated_logs) > _MAX_RANK_LOGS:
         prominent = [log for log in dated_logs if log[1] in prominent_ranks][: _MAX_RANK_LOGS // 2]
-        others = [log for log in dated_logs if log[1] not in prominent_ranks]
+        other_logs = [log for log in dated_logs if log[1] not in prominent_ranks]
         half = (_MAX_RANK_LOGS - len(prominent)) // 2
-        dated_logs = [*prominent, *others[:half], *others[-half:]]
+        dated_logs = [*prominent, *other_logs[:half], *other_logs[-half:]]
     return sorted((rank, path) for _, rank, path in dated_logs)
 
 

@@ -147,17 +147,17 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
     began = time.monotonic()
     signalled_at = queried_at = -_SIGNAL_AGAIN_S
     while True:
-        now = time.monotonic() - began
+        elapsed_s = time.monotonic() - began
         is_ending = site.scheduler == "none" or _has_exited(run_dir, ref)
-        if now - queried_at > (_LAST_QUERY_PAUSE_S if is_ending else _QUERY_PAUSE_S):
-            queried_at, state = now, _current_state(site, ref)
+        if elapsed_s - queried_at > (_LAST_QUERY_PAUSE_S if is_ending else _QUERY_PAUSE_S):
+            queried_at, state = elapsed_s, _current_state(site, ref)
             if is_finished(state) or (state == UNKNOWN and slurm_query.is_forgotten(site, ref.job_id)):
                 break
             # Repeated, because a signal before the ranks have started is lost.
-            if now - signalled_at > _SIGNAL_AGAIN_S:
-                signalled_at = now
+            if elapsed_s - signalled_at > _SIGNAL_AGAIN_S:
+                signalled_at = elapsed_s
                 _signal_job(site, ref, state, _stop_signal(plan))
-        if now > stop_s:
+        if elapsed_s > stop_s:
             message = f"job {ref.job_id} did not save and end within {stop_s:g} s"
             raise TryLater(message, where=str(run_dir), hint="allow more time: --stop-within")
         time.sleep(_POLL_S)
@@ -205,8 +205,8 @@ def _signal_job(site: Site, ref: run_folder.JobRef, state: str, stop_signal: str
             # A supervisor forwards USR2. Any other signal becomes TERM, which the ranks receive as well.
             os.kill(ref.pid, signal.SIGUSR2 if stop_signal == "USR2" else signal.SIGTERM)
         elif local_process.is_alive(ref) is None:
-            what = f"the run's process is on host {ref.host}"
-            raise ClusterError(what, where=ref.job_id, hint=f"repeat the command on {ref.host}")
+            problem = f"the run's process is on host {ref.host}"
+            raise ClusterError(problem, where=ref.job_id, hint=f"repeat the command on {ref.host}")
     elif state == "PENDING" or not stop_signal:
         client(site).cancel([ref.job_id])
     else:

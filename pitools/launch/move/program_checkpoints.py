@@ -59,8 +59,8 @@ def _walk_entries(path: Path, top: Path) -> Iterator[TarEntry]:
     name = f"{CHECKPOINTS_DIR}/{path.relative_to(top)}"
     mode = path.lstat().st_mode
     if not name.isprintable() or "\\" in name:
-        what = f"cannot copy a file name with a backslash or a character that is not printable: {name!r}"
-        raise DataError(what, where=str(top))
+        problem = f"cannot copy a file name with a backslash or a character that is not printable: {name!r}"
+        raise DataError(problem, where=str(top))
     if stat.S_ISLNK(mode):
         yield TarEntry(name=name, link=_relative_link(path, top))
     elif stat.S_ISREG(mode):
@@ -83,8 +83,8 @@ def _relative_link(link: Path, top: Path) -> str:
         if real.is_relative_to(top.resolve()):
             target = top / real.relative_to(top.resolve())
     if not target.is_relative_to(top):
-        what = f"link to a target outside the checkpoint folder: {target}"
-        raise DataError(what, where=str(link), hint="replace the link by the file, or remove it")
+        problem = f"link to a target outside the checkpoint folder: {target}"
+        raise DataError(problem, where=str(link), hint="replace the link by the file, or remove it")
     return os.path.relpath(target, link.parent)
 
 

@@ -81,7 +81,7 @@ def nodes_lost_by_slurm(attempt: Path, start: AttemptStart, transport: Transport
         if _LOST_STATE.search(fields["state"]) and not _POWER_SAVING.match(fields["state"])
     ]
     first = next(iter(hostlist.expand(start.node_list)), "")
-    slurmd_started = next((f"{one['begun']}.000Z" for one in states if one["node"] == first), "")
+    slurmd_started = next((f"{row['begun']}.000Z" for row in states if row["node"] == first), "")
     if (
         not lost_nodes and slurmd_started[:1].isdecimal() and slurmd_started > start.started
     ):  # "None" of one that is powered off

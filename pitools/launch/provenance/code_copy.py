@@ -174,7 +174,9 @@ def read_listing(run_dir: Path) -> CodeListing:
 
 def changed_paths(run_dir: Path) -> list[str]:
     """Return the changed and missing paths in a run's `code/`, without added ones."""
-    return [one.path for one in read_listing(run_dir).files if not _is_unchanged(run_dir / CODE_DIR / one.path, one)]
+    return [
+        file.path for file in read_listing(run_dir).files if not _is_unchanged(run_dir / CODE_DIR / file.path, file)
+    ]
 
 
 def _is_unchanged(path: Path, file: CopiedFile) -> bool:
@@ -196,8 +198,8 @@ def _changed_error(run_dir: Path, inner: str) -> DataError:
 def _limit_files(walked: Iterable[Path], workdir: Path) -> Iterator[Path]:
     for count, path in enumerate(walked):
         if count >= workdir_walk.MAX_FILES:
-            what = f"the workdir has more than {workdir_walk.MAX_FILES} files"
-            raise ConfigError(what, where=str(workdir), hint="move data out of it, or set snapshot = false")
+            problem = f"the workdir has more than {workdir_walk.MAX_FILES} files"
+            raise ConfigError(problem, where=str(workdir), hint="move data out of it, or set snapshot = false")
         yield path
 
 
@@ -207,9 +209,9 @@ def _too_large_error(workdir: Path, files: Iterable[_WalkedFile], total: int, li
         top = file.name.partition("/")[0]
         tops[top] = tops.get(top, 0) + file.stat.st_size
     largest = max(tops, key=tops.__getitem__)
-    what = f"the workdir has {format_size(total)} (a copy may have {format_size(limit)})"
+    problem = f"the workdir has {format_size(total)} (a copy may have {format_size(limit)})"
     hint = f"move data out of it ({_escape_name(largest)}: {format_size(tops[largest])}), or set snapshot = false"
-    return ConfigError(what, where=str(workdir), hint=hint)
+    return ConfigError(problem, where=str(workdir), hint=hint)
 
 
 def _copy_file(source: Path, to: Path, name: str, advance: Advance = lambda _: None) -> CopiedFile:
@@ -260,7 +262,7 @@ def _escape_name(name: str) -> str:
 
 
 def _make_listing(files: list[CopiedFile], linked: list[CopiedFile], skipped: list[str]) -> CodeListing:
-    text = "".join(f"{one.kind}\t{one.path}\t{one.digest}{one.link}\n" for one in (*files, *linked))
+    text = "".join(f"{entry.kind}\t{entry.path}\t{entry.digest}{entry.link}\n" for entry in (*files, *linked))
     return CodeListing(
         files=tuple(files),
         linked=tuple(linked),

@@ -231,7 +231,7 @@ def _size(path: Path) -> int:
 
 def _is_in_skipped_dir(top: Path, name: str, without: Collection[Path]) -> bool:
     parents = [top / parent for parent in Path(name).parents if parent.name]
-    return any(one in without or workdir_walk.is_skipped(one) for one in parents)
+    return any(folder in without or workdir_walk.is_skipped(folder) for folder in parents)
 
 
 def _run_git(

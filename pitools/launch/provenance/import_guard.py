@@ -66,7 +66,7 @@ class WorkdirPaths:
             return ""
         relative = real.relative_to(self.workdir)
         folders = [self.workdir / parent for parent in (relative, *relative.parents) if parent.name]
-        if any(workdir_walk.is_skipped(one) for one in folders):
+        if any(workdir_walk.is_skipped(folder) for folder in folders):
             return ""
         return str(self.copy / relative)
 
@@ -202,9 +202,9 @@ def _raise_if_workdir(workdir_paths: WorkdirPaths, name: str, path: str) -> None
     if not path.startswith("/") or not workdir_paths.mirror(path):
         return
     package = ", ".join(sorted(set(_distributions(name)))) or name
-    what = f'"{package}" would be imported from {path} (expected the run\'s copy)'
+    problem = f'"{package}" would be imported from {path} (expected the run\'s copy)'
     hint = "install it without --editable, or set snapshot = false"
-    raise ConfigError(what, where=str(workdir_paths.copy), hint=hint)
+    raise ConfigError(problem, where=str(workdir_paths.copy), hint=hint)
 
 
 def _distributions(name: str) -> list[str]:

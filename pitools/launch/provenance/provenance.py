@@ -244,13 +244,13 @@ def require_no_copy(run_dir: Path, plan: Plan) -> None:
         is_home = run_dir.samefile(home)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            what, hint = f"the run's own folder is missing (expected {home})", "use a machine that has this folder"
-            raise ConfigError(what, where=str(run_dir), hint=hint) from error
+            problem, hint = f"the run's own folder is missing (expected {home})", "use a machine that has this folder"
+            raise ConfigError(problem, where=str(run_dir), hint=hint) from error
         kind = ClusterError if isinstance(error, PermissionError) else Unreachable
         raise kind(f"cannot read the run's own folder: {error.strerror}", where=str(home)) from error
     if not is_home:
-        what = f"copy of a run's folder (expected the original, {home})"
-        raise ConfigError(what, where=str(run_dir), hint=f"for a new run: pit launch reproduce {run_dir}")
+        problem = f"copy of a run's folder (expected the original, {home})"
+        raise ConfigError(problem, where=str(run_dir), hint=f"for a new run: pit launch reproduce {run_dir}")
     trust.require_trusted(home, "the run's own folder", group_above=True)
 
 

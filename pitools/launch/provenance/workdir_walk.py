@@ -87,7 +87,7 @@ def walk_workdir(
     excluded = {} if excluded is None else excluded
     for folder, folders, names in os.walk(root, onerror=_raise):
         parent = Path(folder)
-        links = [one for one in folders if (parent / one).is_symlink()]
+        links = [name for name in folders if (parent / name).is_symlink()]
         candidates = [one for one in folders if one not in links and parent / one not in without]
         folders[:] = sorted(one for one in candidates if not is_skipped(parent / one))
         if left_out is not None:

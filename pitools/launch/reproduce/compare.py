@@ -58,7 +58,7 @@ def _copied_files(run_dir: Path) -> dict[str, code_copy.CopiedFile]:
     record = provenance.read_provenance(run_dir)
     if record is None or not record.code:
         return {}
-    return {one.path: one for one in code_copy.read_listing(run_dir).files if one.kind == "file"}
+    return {file.path: file for file in code_copy.read_listing(run_dir).files if file.kind == "file"}
 
 
 def _read_lines(run_dir: Path, file: code_copy.CopiedFile | None) -> list[str] | None:

@@ -105,7 +105,7 @@ def _provenance_facts(record: provenance.Provenance, packages: str, site: Mappin
     git_facts = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.problem}
     facts = {("git", key): value for key, value in git_facts.items() if value}
     python = {"python": lock.python, "implementation": lock.implementation, "said": lock.problem}
-    python |= {f"{one.name} at {one.path}": one.git_describe for one in lock.editable}
+    python |= {f"{package.name} at {package.path}": package.git_describe for package in lock.editable}
     python |= environment.parse_packages(packages)
     facts |= {("environment", key): value for key, value in python.items() if value}
     facts |= {("site", key): value for key, value in flatten(site)}

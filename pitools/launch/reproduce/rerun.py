@@ -52,7 +52,9 @@ def plan_rerun(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[
             raise DataError("no attempt of this run had nodes", where=str(run_dir), hint="leave out --same-nodes")
         request = msgspec.structs.replace(request, nodelist=hostlist.fold(ranks), topology="none", exclude="")
     new_plan = planning.make_plan(request, site, str(run_dir), request_text=old_plan.request_text)
-    before = {key: value for key, value in facts.facts_of_run(run_dir).items() if key[0] not in ("machine", "outcome")}
+    old_facts = {
+        key: value for key, value in facts.facts_of_run(run_dir).items() if key[0] not in ("machine", "outcome")
+    }
     after = facts.facts_now(new_plan, site, run_dir)
     try:
         provenance.require_no_copy(run_dir, old_plan)
@@ -60,8 +62,8 @@ def plan_rerun(run_dir: Path, site: Site, *, same_nodes: bool = False) -> tuple[
         after |= _untrusted_links(run_dir)
     if ranks:
         is_same = same_nodes or site.scheduler == "none"
-        after["nodes", "by rank"] = before["nodes", "by rank"] if is_same else "chosen by Slurm"
-    return new_plan, facts.compare_facts(before, after)
+        after["nodes", "by rank"] = old_facts["nodes", "by rank"] if is_same else "chosen by Slurm"
+    return new_plan, facts.compare_facts(old_facts, after)
 
 
 def start_rerun(plan: Plan, site: Site) -> str:

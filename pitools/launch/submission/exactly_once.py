@@ -120,10 +120,10 @@ class Submission:
     """One submission, made by the process that holds the run's lock."""
 
     def __init__(
-        self, run_dir: Path, site: Site, number: int, args: tuple[str, ...], answer: BinaryIO, until: float
+        self, run_dir: Path, site: Site, number: int, args: tuple[str, ...], answer: BinaryIO, deadline: float
     ) -> None:
         self.run_dir, self.site, self.number, self.args = run_dir, site, number, args
-        self.answer, self.deadline = answer, until
+        self.answer, self.deadline = answer, deadline
         self.name, self.path = submissions.slurm_job_name(run_dir, number), submissions.job_dir(run_dir, number)
         self.slurm = client(site)
 

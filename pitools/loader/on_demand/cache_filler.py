@@ -195,8 +195,8 @@ class CacheFiller:
         while filled < length:
             count = file.read_into(view[filled:], offset + filled)
             if not count:
-                what = f"object: truncated (expected {offset + length} bytes or more, got {offset + filled})"
-                raise DataError(what, where=self._dataset.source.label)
+                problem = f"object: truncated (expected {offset + length} bytes or more, got {offset + filled})"
+                raise DataError(problem, where=self._dataset.source.label)
             filled += count
         write_all(descriptor, view, offset)
 

@@ -95,35 +95,35 @@ class ArrayReader:
 
         Raises IndexError for steps out of range, DataError for a missing, truncated or damaged file, ChunkNotStored.
         """
-        known = self.layout
-        if not 0 <= start <= stop <= known.shape[0]:
+        layout = self.layout
+        if not 0 <= start <= stop <= layout.shape[0]:
             raise IndexError(
-                f"steps [{start}, {stop}) of {self.name}: out of range (expected at most {known.shape[0]})"
+                f"steps [{start}, {stop}) of {self.name}: out of range (expected at most {layout.shape[0]})"
             )
         if not out.flags.c_contiguous:  # else reshape would return a copy
             raise ValueError("`out`: not C-contiguous")
         view = out.reshape(-1).view(np.uint8).data
         tally = thread_stats()
         tally.path = self._path
-        at = start
-        while at < stop:
-            number = at // known.shard
-            low = number * known.shard
-            end = min(stop, low + known.shard)
-            part = view[(at - start) * known.row_bytes : (end - start) * known.row_bytes]
+        row = start
+        while row < stop:
+            number = row // layout.shard
+            low = number * layout.shard
+            end = min(stop, low + layout.shard)
+            part = view[(row - start) * layout.row_bytes : (end - start) * layout.row_bytes]
             tally.number = number
-            if known.codec == "raw":
-                self._read_raw(number, at - low, end - low, part)
+            if layout.codec == "raw":
+                self._read_raw(number, row - low, end - low, part)
             else:
-                self._read_encoded(number, at - low, end - low, part)
-            at = end
+                self._read_encoded(number, row - low, end - low, part)
+            row = end
         tally.path = None  # the reference would keep the files of this reader open
 
     def _read_raw(self, number: int, start: int, stop: int, out: memoryview) -> None:
         """Read raw chunks directly into `out`; other bytes of a chunk to be verified go to a thread-local buffer."""
-        file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
+        file, row, chunk_bytes = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
         pieces = self._chunk_slices(start, stop)
-        room = self._buffer(2 * whole + 4 * len(pieces) + _GAP_BYTES)
+        room = self._buffer(2 * chunk_bytes + 4 * len(pieces) + _GAP_BYTES)
         gap, room = room[:_GAP_BYTES], room[_GAP_BYTES:]
         reads: list[tuple[int, list[memoryview]]] = []
         doubted: list[tuple[int, list[memoryview]]] = []
@@ -133,12 +133,12 @@ class ArrayReader:
             if size != self._raw_bytes:
                 raise self._damaged(number, piece.number, f"wrong size (expected {self._raw_bytes} bytes, got {size})")
             skip, length = (piece.start - piece.low) * row, (piece.stop - piece.start) * row
-            at = (piece.start - start) * row
-            views = [out[at : at + length]]
+            offset_in_target = (piece.start - start) * row
+            views = [out[offset_in_target : offset_in_target + length]]
             if self._must_verify(file, piece.number):
-                cuts = (0, skip, whole - length, whole - length + 4)
+                cuts = (0, skip, chunk_bytes - length, chunk_bytes - length + 4)
                 head, tail, checksum = (room[low:high] for low, high in pairwise(cuts))
-                room, length, skip = room[cuts[-1] :], whole + 4, 0
+                room, length, skip = room[cuts[-1] :], chunk_bytes + 4, 0
                 views = [head, *views, tail, checksum]
                 doubted.append((piece.number, views))
             offset += skip
@@ -153,18 +153,20 @@ class ArrayReader:
             self._verify_chunk(number, file, chunk, views)
 
     def _read_encoded(self, number: int, start: int, stop: int, out: memoryview) -> None:
-        file, row, whole = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
+        file, row, chunk_bytes = self._file(number), self.layout.row_bytes, self.layout.chunk_bytes
         pieces = self._chunk_slices(start, stop)
         spans = [self._chunk_range(number, file, piece.number) for piece in pieces]
         low, high = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
-        together = high - low <= sum(size for _, size in spans) + _GAP_BYTES * len(spans)
-        room = self._buffer((high - low if together else max(size for _, size in spans)) + whole + 2 * _CACHE_LINE)
-        decoded, room = room[:whole], room[-(-whole // _CACHE_LINE) * _CACHE_LINE :]
-        if together:
+        is_one_read = high - low <= sum(size for _, size in spans) + _GAP_BYTES * len(spans)
+        room = self._buffer(
+            (high - low if is_one_read else max(size for _, size in spans)) + chunk_bytes + 2 * _CACHE_LINE
+        )
+        decoded, room = room[:chunk_bytes], room[-(-chunk_bytes // _CACHE_LINE) * _CACHE_LINE :]
+        if is_one_read:
             room = room[low % _CACHE_LINE :]
             self._read_exactly(number, file, [room[: high - low]], low)
         for piece, (offset, size) in zip(pieces, spans, strict=True):
-            if together:
+            if is_one_read:
                 encoded = room[offset - low : offset - low + size]
             else:
                 encoded = room[offset % _CACHE_LINE : offset % _CACHE_LINE + size]
@@ -176,7 +178,7 @@ class ArrayReader:
                 encoded = body
             target = out[(piece.start - start) * row : (piece.stop - start) * row]
             try:
-                if len(target) == whole:
+                if len(target) == chunk_bytes:
                     self._decoder.whole(encoded, target)
                 else:
                     self._decoder.partial(encoded, (piece.start - piece.low) * row, target, decoded)
@@ -197,8 +199,8 @@ class ArrayReader:
             raise ChunkNotStored
         if offset < file.index.first or offset + size > file.index.last:
             valid = f"{file.index.first} to {file.index.last}"
-            what = f"outside the file's data (expected bytes {valid}, got {offset} to {offset + size})"
-            raise self._damaged(number, chunk, what)
+            problem = f"outside the file's data (expected bytes {valid}, got {offset} to {offset + size})"
+            raise self._damaged(number, chunk, problem)
         return offset, size
 
     def _must_verify(self, file: OpenShard, chunk: int) -> bool:
@@ -207,10 +209,10 @@ class ArrayReader:
 
     def _verify_chunk(self, number: int, file: OpenShard, chunk: int, views: list[memoryview]) -> None:
         """Compare a chunk's CRC-32C. views: the consecutive parts of the chunk, then the checksum. Raises DataError."""
-        found = 0
+        checksum = 0
         for view in views[:-1]:
-            found = crc32c(view, found)
-        if found != int.from_bytes(views[-1], "little"):
+            checksum = crc32c(view, checksum)
+        if checksum != int.from_bytes(views[-1], "little"):
             raise self._damaged(number, chunk, "checksum mismatch")
         file.verified[chunk] = 1
 
@@ -225,25 +227,25 @@ class ArrayReader:
                 skip -= min(skip, len(view))
             more = os.preadv(file.descriptor, [view for view in rest if view], offset + count)
             if not more:
-                what = f"{self._path(number)}: truncated (expected {offset + wanted} bytes, got {offset + count})"
-                raise DataError(what, where=str(self._folder), hint=_RETRY_HINT)
+                problem = f"{self._path(number)}: truncated (expected {offset + wanted} bytes, got {offset + count})"
+                raise DataError(problem, where=str(self._folder), hint=_RETRY_HINT)
             count += more
         thread_stats().bytes += wanted
 
     def _buffer(self, size: int) -> memoryview:
         """Return this thread's buffer, of at least `size` bytes."""
-        kept: memoryview | None = getattr(self._scratch, "buffer", None)
-        if kept is None or len(kept) < size:
+        buffer: memoryview | None = getattr(self._scratch, "buffer", None)
+        if buffer is None or len(buffer) < size:
             # MAP_PRIVATE: a read in a forked child must not change its parent's buffer.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            kept = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20), flags))
-        return kept
+            buffer = self._scratch.buffer = memoryview(mmap.mmap(-1, max(size, 1 << 20), flags))
+        return buffer
 
-    def _damaged(self, number: int, chunk: int, what: str) -> DataError:
+    def _damaged(self, number: int, chunk: int, problem: str) -> DataError:
         first = number * self.layout.shard + chunk * self.layout.chunk
         chunk_text = f"chunk {chunk} (steps {first} to {min(first + self.layout.chunk, self.layout.shape[0])})"
-        what = f"{self.name}: {chunk_text} of {self._path(number)}: {what}"
-        return DataError(what, where=str(self._folder), hint=_RETRY_HINT)
+        problem = f"{self.name}: {chunk_text} of {self._path(number)}: {problem}"
+        return DataError(problem, where=str(self._folder), hint=_RETRY_HINT)
 
 
 _READERS: WeakSet[ArrayReader] = WeakSet()
@@ -255,13 +257,13 @@ def _open(
     try:
         descriptor = _descriptor(opener, path(number))
     except OSError as error:
-        what = f"{path(number)}: {os.strerror(error.errno or 0)}"
-        raise DataError(what, where=str(folder), hint=_RETRY_HINT) from error
+        problem = f"{path(number)}: {os.strerror(error.errno or 0)}"
+        raise DataError(problem, where=str(folder), hint=_RETRY_HINT) from error
     try:
         return open_shard(descriptor, sharding)
     except ShardError as broken:
-        what = f"{path(number)}: {broken.flaw.kind}: expected {broken.flaw.expected}, got {broken.flaw.got}"
-        raise DataError(what, where=str(folder), hint=_RETRY_HINT) from broken
+        problem = f"{path(number)}: {broken.flaw.kind}: expected {broken.flaw.expected}, got {broken.flaw.got}"
+        raise DataError(problem, where=str(folder), hint=_RETRY_HINT) from broken
 
 
 def _descriptor(opener: Opener, path: str) -> int:

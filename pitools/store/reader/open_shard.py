@@ -30,12 +30,12 @@ def open_shard(descriptor: int, sharding: ShardingSpec | None) -> OpenShard:
 
 
 def _index(descriptor: int, sharding: ShardingSpec | None) -> ShardIndex:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        raise ShardError("content", "a regular file", stat.filemode(found.st_mode))
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise ShardError("content", "a regular file", stat.filemode(status.st_mode))
     # A window is read completely, and the bytes after it belong to another sample: read-ahead is useless.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     if sharding is None:
-        return ShardIndex(numbers("Q", [0]), numbers("Q", [found.st_size]), 0, found.st_size)
+        return ShardIndex(numbers("Q", [0]), numbers("Q", [status.st_size]), 0, status.st_size)
     window = BufferedFile(lambda view, offset: os.preadv(descriptor, [view], offset), memoryview(bytearray(1)))
-    return read_index(window, 0, found.st_size, sharding)
+    return read_index(window, 0, status.st_size, sharding)

@@ -31,11 +31,11 @@ class ResidentArray:
         if outside.any():
             step = int(steps[outside].reshape(-1)[0])
             raise missing_steps_error(self._name, step, step + 1, self._runs)
-        found: NDArray[np.int64] = steps - self._shifts[run]
-        return found
+        indices: NDArray[np.int64] = steps - self._shifts[run]
+        return indices
 
 
 def missing_steps_error(name: str, start: int, stop: int, runs: Runs) -> IndexError:
     """Return the error for steps that are not in a staged subset."""
-    here = ", ".join(f"{first}:{last}" for first, last in runs[:8]) + (", …" if len(runs) > 8 else "")
-    return IndexError(f"steps [{start}, {stop}) of {name}: not in this subset (expected {here})")
+    present = ", ".join(f"{first}:{last}" for first, last in runs[:8]) + (", …" if len(runs) > 8 else "")
+    return IndexError(f"steps [{start}, {stop}) of {name}: not in this subset (expected {present})")

@@ -75,14 +75,14 @@ class VersionReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: another process opens the version again."""
-        again = partial(
+        reopen = partial(
             VersionReader,
             check_mode=self._check,
             resident_bytes=self._resident_bytes,
             opener=self._given,
             verify=self._verify,
         )
-        return again, (self.path,)
+        return reopen, (self.path,)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -136,8 +136,8 @@ class VersionReader:
             try:
                 self._attributes = dict(json.loads(self.read_file(metadata.V3))["attributes"])
             except (ValueError, KeyError, TypeError) as error:
-                what = f"{metadata.V3}: no attributes: {error}"
-                raise DataError(what, where=str(self.path), hint=_RETRY_HINT) from error
+                problem = f"{metadata.V3}: no attributes: {error}"
+                raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
         return self._attributes
 
     def metadata_of(self, name: str) -> metadata.ArrayMetadata:
@@ -147,15 +147,15 @@ class VersionReader:
                 names = [known for known in self.manifest.arrays if not known.startswith(EPISODE_PREFIX)]
                 raise UsageError(f"no array {name!r}", where=str(self.path), hint=suggest(name, names))
             where = f"{name}/{metadata.V3}"
-            found = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
-            if found is None:
+            parsed = metadata.parse_metadata(name, self.read_file(where), str(self.path / where))
+            if parsed is None:
                 raise DataError(f"{name}: a group (expected an array)", where=str(self.path), hint=_RETRY_HINT)
-            known = self.manifest.arrays[name]
-            if (found.shape, found.dtype) != (known.shape, known.dtype):
-                what = f"{where}: differs from the manifest "
-                what += f"(expected {known.dtype} {known.shape}, got {found.dtype} {found.shape})"
-                raise DataError(what, where=str(self.path), hint=_RETRY_HINT)
-            self._known[name] = found
+            schema = self.manifest.arrays[name]
+            if (parsed.shape, parsed.dtype) != (schema.shape, schema.dtype):
+                problem = f"{where}: differs from the manifest "
+                problem += f"(expected {schema.dtype} {schema.shape}, got {parsed.dtype} {parsed.shape})"
+                raise DataError(problem, where=str(self.path), hint=_RETRY_HINT)
+            self._known[name] = parsed
         return self._known[name]
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -186,8 +186,8 @@ class VersionReader:
 
     def resident(self, name: str) -> NDArray[Any] | None:
         """Return a whole small array; None for a large array, or without some of its steps. Raises as `read_into`."""
-        held = self.resident_rows(name)
-        return held.rows if held and held.is_complete else None
+        rows = self.resident_rows(name)
+        return rows.rows if rows and rows.is_complete else None
 
     def resident_rows(self, name: str) -> ResidentArray | None:
         """Return the present steps of a small array, read once; None for a large array. Raises as `read_into`."""
@@ -202,25 +202,25 @@ class VersionReader:
         steps = sum(stop - start for start, stop in runs)
         if steps * int(np.prod(shape[1:])) * self.dtype(name).itemsize > self._resident_bytes:
             return None
-        rows, at = np.empty((steps, *shape[1:]), self.dtype(name)), 0
+        rows, filled = np.empty((steps, *shape[1:]), self.dtype(name)), 0
         for start, stop in runs:
-            self.read_into(name, rows[at : at + stop - start], start, stop)
-            at += stop - start
+            self.read_into(name, rows[filled : filled + stop - start], start, stop)
+            filled += stop - start
         return ResidentArray(name, rows, runs, is_complete=runs == ((0, shape[0]),))
 
     def _reader(self, name: str) -> ArrayReader | None:
         if name not in self._readers:
-            known = chunk_layout(self.metadata_of(name))
+            layout = chunk_layout(self.metadata_of(name))
             self._readers[name] = (
-                ArrayReader(self.path, name, known, check_mode=self._check, opener=self._opener) if known else None
+                ArrayReader(self.path, name, layout, check_mode=self._check, opener=self._opener) if layout else None
             )
         return self._readers[name]
 
     def _require_present(self, name: str, start: int, stop: int) -> None:
         """Raise IndexError for steps that a subset does not have: Zarr would read them as fill values."""
         runs = self.manifest.runs(name)
-        at = bisect_right(runs, start, key=lambda run: run[0]) - 1
-        if start < stop and (at < 0 or stop > runs[at][1]):
+        index = bisect_right(runs, start, key=lambda run: run[0]) - 1
+        if start < stop and (index < 0 or stop > runs[index][1]):
             raise missing_steps_error(name, start, stop, runs)
 
     def _open(self, path: str) -> int:
@@ -255,24 +255,24 @@ class VersionReader:
         # By descriptor: a folder that is still being filled is renamed when it is complete.
         folder = self._open("")
         try:
-            found = zarr.open_array(Path(f"/proc/self/fd/{folder}", name), mode="r", zarr_format=3)
-            return np.asarray(found[start:stop])
+            opened = zarr.open_array(Path(f"/proc/self/fd/{folder}", name), mode="r", zarr_format=3)
+            return np.asarray(opened[start:stop])
         except (ValueError, RuntimeError, OSError) as error:
-            what = f"{name}: steps {start} to {stop} cannot be decoded: {error}"
-            raise DataError(what, where=str(self.path), hint=_RETRY_HINT) from error
+            problem = f"{name}: steps {start} to {stop} cannot be decoded: {error}"
+            raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
         finally:
             os.close(folder)
 
     def _files(self, name: str) -> dict[int, list[str]]:
         """Return the array's files in the manifest, by chunk number along the first axis."""
         if name not in self._named:
-            found: defaultdict[int, list[str]] = defaultdict(list)
+            by_folder: defaultdict[int, list[str]] = defaultdict(list)
             # `c/2/0`, or `2.0` in the v2 chunk key encoding.
             number = re.compile(rf"{re.escape(name)}/(?:c[./])?(\d+)(?:[./]\d+)*")
             for entry in self.manifest.files:
                 if matched := number.fullmatch(entry.path):
-                    found[int(matched[1])].append(entry.path)
-            self._named[name] = dict(found)
+                    by_folder[int(matched[1])].append(entry.path)
+            self._named[name] = dict(by_folder)
         return self._named[name]
 
 
@@ -284,12 +284,12 @@ def repair_hint(folder: Path) -> str:
 def _check_name(path: Path, version: str) -> None:
     name = path.resolve().name
     if is_version(name) and name != version:
-        what = f"manifest: of another version than the folder's name (expected {name}, got {version})"
-        raise DataError(what, where=str(path), hint=repair_hint(path))
+        problem = f"manifest: of another version than the folder's name (expected {name}, got {version})"
+        raise DataError(problem, where=str(path), hint=repair_hint(path))
 
 
 def _open_verified(
-    folder: Path, opener: Opener, named: dict[str, FileEntry], seen: dict[str, tuple[int, ...]], path: str
+    folder: Path, opener: Opener, named: dict[str, FileEntry], verified: dict[str, tuple[int, ...]], path: str
 ) -> int:
     """Return a descriptor of a file with the manifest's size and digest; path "": of the folder.
 
@@ -302,14 +302,14 @@ def _open_verified(
             entry = named.get(path)
             if entry is None:
                 raise DataError(f"{path}: not in the manifest", where=str(folder), hint=repair_hint(folder))
-            now = os.fstat(descriptor)
-            state = (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size)
-            if seen.get(path) == state:
+            status = os.fstat(descriptor)
+            state = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size)
+            if verified.get(path) == state:
                 return descriptor
             if digest.digest_descriptor(descriptor, like_digest=entry.digest) != (entry.bytes, entry.digest):
-                what = f"{path}: damaged: size or digest differ from the manifest"
-                raise DataError(what, where=str(folder), hint=repair_hint(folder))
-            seen[path] = state
+                problem = f"{path}: damaged: size or digest differ from the manifest"
+                raise DataError(problem, where=str(folder), hint=repair_hint(folder))
+            verified[path] = state
     except BaseException:
         os.close(descriptor)
         raise

@@ -47,13 +47,13 @@ def chunk_numbers(array: ArrayMetadata, start: int, stop: int) -> range:
 
 def chunk_ranges(array: ArrayMetadata, runs: Iterable[tuple[int, int]]) -> list[range]:
     """Return the chunk numbers of several ascending ranges of rows, as disjoint ranges with gaps between them."""
-    found: list[range] = []
+    ranges: list[range] = []
     for run in runs:
         more = chunk_numbers(array, *run)
-        if found and more and more.start <= found[-1].stop:
-            more = range(found.pop().start, more.stop)
-        found += [more] if more else []
-    return found
+        if ranges and more and more.start <= ranges[-1].stop:
+            more = range(ranges.pop().start, more.stop)
+        ranges += [more] if more else []
+    return ranges
 
 
 def make_key_parser(array: ArrayMetadata) -> Callable[[str], Coordinate | None]:
@@ -77,9 +77,11 @@ def arrays_of_paths(
     arrays: Mapping[str, ArrayMetadata], paths: Iterable[str]
 ) -> Iterator[tuple[str, ArrayMetadata | None]]:
     """Yield each path with the array whose folder contains it, or None."""
-    known: dict[str, ArrayMetadata | None] = {}
+    by_folder: dict[str, ArrayMetadata | None] = {}
     for path in paths:
         folder = path.rpartition("/")[0]
-        if folder not in known:
-            known[folder] = next((arrays[at] for at in (folder, *parent_groups(folder)) if at in arrays), None)
-        yield path, known[folder]
+        if folder not in by_folder:
+            by_folder[folder] = next(
+                (arrays[parent] for parent in (folder, *parent_groups(folder)) if parent in arrays), None
+            )
+        yield path, by_folder[folder]

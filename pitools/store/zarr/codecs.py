@@ -41,7 +41,7 @@ def decoder_for(codec: Codec) -> Decoder:
 def _blosc() -> Decoder:
     from numcodecs import blosc
 
-    def whole(encoded: memoryview, target: memoryview) -> None:
+    def decode_all(encoded: memoryview, target: memoryview) -> None:
         _require_size(_blosc_header(encoded)[1], len(target))
         blosc.decompress(encoded, target)
 
@@ -58,7 +58,7 @@ def _blosc() -> Decoder:
         blosc.decompress(encoded, room[: high - low])
         _copy(room[start - low : stop - low], target)
 
-    return Decoder(whole, part)
+    return Decoder(decode_all, part)
 
 
 def _blosc_header(encoded: memoryview) -> tuple[int, int, int]:
@@ -87,7 +87,7 @@ def _strip_blocks(encoded: memoryview, size: int, block: int, start: int, stop: 
 def _zstd() -> Decoder:
     from numcodecs import zstd
 
-    def whole(encoded: memoryview, target: memoryview) -> None:
+    def decode_all(encoded: memoryview, target: memoryview) -> None:
         header = _zstd_header(encoded)
         if header.width:
             _require_size(header.size, len(target))
@@ -104,10 +104,10 @@ def _zstd() -> Decoder:
         blocks = -(-stop // _ZSTD_BLOCK)
         last = _zstd_block(encoded, header, blocks) if blocks * _ZSTD_BLOCK < len(room) else 0
         if not (last and _decode_zstd_prefix(zstd.decompress, encoded, header, last, room[: blocks * _ZSTD_BLOCK])):
-            whole(encoded, room)
+            decode_all(encoded, room)
         _copy(room[start:stop], target)
 
-    return Decoder(whole, part)
+    return Decoder(decode_all, part)
 
 
 class _Header(NamedTuple):
@@ -132,23 +132,23 @@ def _zstd_header(encoded: memoryview) -> _Header:
     kind = encoded[4]
     single = kind >> 5 & 1
     width = (single, 2, 4, 8)[kind >> 6]
-    at = 6 - single + (0, 1, 2, 4)[kind & 3]
-    size = int.from_bytes(encoded[at : at + width], "little") + (256 if width == 2 else 0)
-    return _Header(at, width, size, simple=bool(single) and not kind & 4)
+    position = 6 - single + (0, 1, 2, 4)[kind & 3]
+    size = int.from_bytes(encoded[position : position + width], "little") + (256 if width == 2 else 0)
+    return _Header(position, width, size, simple=bool(single) and not kind & 4)
 
 
 def _zstd_block(encoded: memoryview, header: _Header, number: int) -> int:
     """Return the offset of a frame's block by number, from 1; 0 if `_decode_zstd_prefix` does not apply."""
     if not (header.simple and header.width in (4, 8)):
         return 0
-    at, block = header.end, 0
+    position, block = header.end, 0
     for _ in range(number):
-        at += block
-        head = int.from_bytes(encoded[at : at + 3], "little")
-        if head & 1 or at + 3 > len(encoded):
+        position += block
+        head = int.from_bytes(encoded[position : position + 3], "little")
+        if head & 1 or position + 3 > len(encoded):
             return 0
         block = 3 + (1 if head >> 1 & 3 == 1 else head >> 3)
-    return at
+    return position
 
 
 def _decode_zstd_prefix(

@@ -35,49 +35,49 @@ def check_gzip(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
 
 def check_zstd(read_range: ReadRange, size: int, raw_bytes: int | None) -> str:
     """Return the problem of Zstandard frames, followed block by block (of up to 128 KiB) to the end; "" if none."""
-    at, content = 0, 0
+    position, content = 0, 0
     counted = raw_bytes is not None
-    while at < size or at == 0:
-        magic = int.from_bytes(read_range(at, 4), "little")
+    while position < size or position == 0:
+        magic = int.from_bytes(read_range(position, 4), "little")
         if magic in _ZSTD_SKIPPABLE:
-            at += 8 + int.from_bytes(read_range(at + 4, 4), "little")
+            position += 8 + int.from_bytes(read_range(position + 4, 4), "little")
             continue
         if magic != _ZSTD:
-            return f"no Zstandard frame at byte {at}"
-        at, length, wrong = _zstd_frame(read_range, at + 4)
+            return f"no Zstandard frame at byte {position}"
+        position, length, wrong = _zstd_frame(read_range, position + 4)
         if wrong:
             return wrong
         counted = counted and length is not None
         content += length or 0
-    if at != size:
-        return f"{size} bytes (expected {at} by the Zstandard frame)"
+    if position != size:
+        return f"{size} bytes (expected {position} by the Zstandard frame)"
     return _check_length(content, raw_bytes) if counted else ""
 
 
-def _zstd_frame(take: ReadRange, at: int) -> tuple[int, int | None, str]:
+def _zstd_frame(take: ReadRange, position: int) -> tuple[int, int | None, str]:
     """Return the end of the frame with its header at `at`, the length of its content, and its problem or ""."""
-    head = take(at, 14)
+    head = take(position, 14)
     if not head:
-        return at, None, "truncated in a Zstandard header"
+        return position, None, "truncated in a Zstandard header"
     descriptor = head[0]
     single, checksum = descriptor >> 5 & 1, descriptor >> 2 & 1
     start = 1 + (not single) + (0, 1, 2, 4)[descriptor & 3]
     width = (single, 2, 4, 8)[descriptor >> 6]
     length = int.from_bytes(head[start : start + width], "little") + (256 if width == 2 else 0) if width else None
-    at += start + width
+    position += start + width
     last = 0
     while not last:
-        block = take(at, 3)
+        block = take(position, 3)
         number = int.from_bytes(block, "little")
         last, kind, size = number & 1, number >> 1 & 3, number >> 3
         # Writers emit an empty block only as the last one: other empty blocks are a range of zeros.
         if len(block) < 3 or kind == 3 or not (size or last):
-            return at, None, f"no Zstandard block at byte {at}"
-        at += 3 + (1 if kind == 1 else size)
-    return at + 4 * checksum, length, ""
+            return position, None, f"no Zstandard block at byte {position}"
+        position += 3 + (1 if kind == 1 else size)
+    return position + 4 * checksum, length, ""
 
 
-def _check_length(found: int, raw_bytes: int | None) -> str:
-    if raw_bytes is None or found == raw_bytes:
+def _check_length(length: int, raw_bytes: int | None) -> str:
+    if raw_bytes is None or length == raw_bytes:
         return ""
-    return f"decodes to {found} bytes (expected {raw_bytes} by the array's chunk)"
+    return f"decodes to {length} bytes (expected {raw_bytes} by the array's chunk)"

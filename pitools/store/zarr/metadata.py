@@ -91,27 +91,27 @@ def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict
         folder, _, name = path.rpartition("/")
         if name == V3 or (name == V2_ARRAY and nodes.get(folder) != V3):
             nodes[folder] = name
-    found = {}
+    arrays = {}
     for folder in sorted(nodes):
         where = f"{folder}/{nodes[folder]}".removeprefix("/")
         array = parse_metadata(folder, read_file(where), where)
         if array is not None:
-            found[folder] = array
-    for path in found:
-        if inside := next((group for group in parent_groups(path) if group in found), None):
-            raise DataError(f"array: inside another array, {found[inside].name!r}", where=path)
-    return found
+            arrays[folder] = array
+    for path in arrays:
+        if inside := next((group for group in parent_groups(path) if group in arrays), None):
+            raise DataError(f"array: inside another array, {arrays[inside].name!r}", where=path)
+    return arrays
 
 
 def parse_metadata(path: str, data: bytes, where: str) -> ArrayMetadata | None:
     """Parse the metadata of an array; return None for a group's. Raises DataError for other content."""
-    known = parse_json_object(data, where)
+    document = parse_json_object(data, where)
     try:
-        if known.get("zarr_format") == 3:
-            return None if known["node_type"] == "group" else _require_valid(_v3(path, known))
-        if known.get("zarr_format") == 2:
-            return _require_valid(_v2(path, known))
-        raise ValueError(f"zarr_format: expected 2 or 3, got {known.get('zarr_format')!r}")
+        if document.get("zarr_format") == 3:
+            return None if document["node_type"] == "group" else _require_valid(_v3(path, document))
+        if document.get("zarr_format") == 2:
+            return _require_valid(_v2(path, document))
+        raise ValueError(f"zarr_format: expected 2 or 3, got {document.get('zarr_format')!r}")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise _metadata_error(reason, where) from error
@@ -146,10 +146,10 @@ def narrowed(where: str, document: Mapping[str, Any], nodes: Container[str]) -> 
     if not isinstance(inside, Mapping) or not isinstance(listed, Mapping):
         return None
     folders = {key: key.rpartition("/")[0] if name == V2_CONSOLIDATED else key for key in listed}
-    kept = {key: listed[key] for key, path in folders.items() if f"{folder}/{path}".strip("/") in nodes}
-    if len(kept) == len(listed):
+    selected = {key: listed[key] for key, path in folders.items() if f"{folder}/{path}".strip("/") in nodes}
+    if len(selected) == len(listed):
         return None
-    inside = {**inside, "metadata": kept}
+    inside = {**inside, "metadata": selected}
     return inside if name == V2_CONSOLIDATED else {**document, "consolidated_metadata": inside}
 
 
@@ -164,47 +164,47 @@ def parent_groups(path: str) -> Iterator[str]:
         yield path
 
 
-def _v3(path: str, known: dict[str, Any]) -> ArrayMetadata:
-    if known["node_type"] != "array":
-        raise ValueError(f"node_type: expected 'array', got {known['node_type']!r}")
-    if known.get("storage_transformers"):
+def _v3(path: str, document: dict[str, Any]) -> ArrayMetadata:
+    if document["node_type"] != "array":
+        raise ValueError(f"node_type: expected 'array', got {document['node_type']!r}")
+    if document.get("storage_transformers"):
         raise ValueError("storage_transformers: not supported")
-    grid, settings = _name_and_settings(known["chunk_grid"])
+    grid, settings = _name_and_settings(document["chunk_grid"])
     if grid != "regular":
         raise ValueError(f"chunk_grid: expected 'regular', got {grid!r}")
     chunk = _shape(settings["chunk_shape"])
-    encoding, options = _name_and_settings(known["chunk_key_encoding"])
+    encoding, options = _name_and_settings(document["chunk_key_encoding"])
     if encoding not in ("default", "v2"):
         raise ValueError(f"chunk_key_encoding: expected 'default' or 'v2', got {encoding!r}")
-    dtype, itemsize = dtypes.parse_v3(*_name_and_settings(known["data_type"]))
+    dtype, itemsize = dtypes.parse_v3(*_name_and_settings(document["data_type"]))
     return ArrayMetadata(
         path=path,
         format=3,
-        shape=_shape(known["shape"]),
+        shape=_shape(document["shape"]),
         chunk=chunk,
         dtype=dtype,
-        codecs=_codecs(known["codecs"], chunk, itemsize),
+        codecs=_codecs(document["codecs"], chunk, itemsize),
         v2_keys=encoding == "v2",
         separator=options.get("separator", "." if encoding == "v2" else "/"),
     )
 
 
-def _v2(path: str, known: dict[str, Any]) -> ArrayMetadata:
-    chunk = _shape(known["chunks"])
-    dtype, itemsize = dtypes.parse_v2(known["dtype"])
-    codecs = [*(known.get("filters") or ()), *([known["compressor"]] if known["compressor"] else ())]
+def _v2(path: str, document: dict[str, Any]) -> ArrayMetadata:
+    chunk = _shape(document["chunks"])
+    dtype, itemsize = dtypes.parse_v2(document["dtype"])
+    codecs = [*(document.get("filters") or ()), *([document["compressor"]] if document["compressor"] else ())]
     # The first codec of v2 is implicit: the bytes of the items (a filter such as vlen-utf8 encodes objects instead).
-    listed = [{"name": "bytes", "configuration": {"endian": "big" if str(known["dtype"])[0] == ">" else "little"}}]
+    listed = [{"name": "bytes", "configuration": {"endian": "big" if str(document["dtype"])[0] == ">" else "little"}}]
     listed += [{"name": codec["id"], "configuration": codec} for codec in codecs]
     return ArrayMetadata(
         path=path,
         format=2,
-        shape=_shape(known["shape"]),
+        shape=_shape(document["shape"]),
         chunk=chunk,
         dtype=dtype,
         codecs=_codecs(listed, chunk, itemsize),
         v2_keys=True,
-        separator=known.get("dimension_separator") or ".",
+        separator=document.get("dimension_separator") or ".",
     )
 
 
@@ -221,14 +221,14 @@ def _require_valid(array: ArrayMetadata) -> ArrayMetadata:
 def _codecs(listed: list[Any], shape: Shape, itemsize: int | None) -> CodecChain:
     """Parse a list of codecs for chunks of this shape."""
     chain = [_name_and_settings(codec) for codec in listed]
-    sharding, known, axes = None, True, tuple(range(len(shape)))
+    sharding, is_supported, axes = None, True, tuple(range(len(shape)))
     for name, settings in chain:
         if name == "transpose" and isinstance(settings.get("order"), list):
             axes = tuple(axes[axis] for axis in _shape(settings["order"]))
-        elif name == SHARDING and known:
+        elif name == SHARDING and is_supported:
             sharding = _sharding(settings, shape, axes, itemsize)
         else:
-            known = False  # another codec before the sharding may change the shape
+            is_supported = False  # another codec before the sharding may change the shape
     raw_bytes = None if itemsize is None else math.prod(shape) * itemsize
     names = tuple(name for name, _ in chain)
     return CodecChain(names=names, raw_bytes=raw_bytes, big_endian=_is_big_endian(chain), sharding=sharding)
@@ -241,7 +241,9 @@ def _is_big_endian(chain: list[tuple[str, dict[str, Any]]]) -> bool:
 def _sharding(settings: Mapping[str, Any], shape: Shape, axes: Shape, itemsize: int | None) -> ShardingSpec:
     shape = tuple(shape[axis] for axis in axes)
     inner = _shape(settings["chunk_shape"])
-    if len(inner) != len(shape) or any(not part or whole % part for whole, part in zip(shape, inner, strict=True)):
+    if len(inner) != len(shape) or any(
+        not part or shard_side % part for shard_side, part in zip(shape, inner, strict=True)
+    ):
         raise ValueError(f"sharding: chunks of {inner} do not divide a shard of {shape}")
     default = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     index = [_name_and_settings(codec) for codec in settings.get("index_codecs", default)]

@@ -53,10 +53,10 @@ class ShardIndex(NamedTuple):
 
     def stored(self) -> list[int]:
         """Return the stored inner chunks, ordered by offset."""
-        known = (
+        size = (
             i for i, pair in enumerate(zip(self.offsets, self.sizes, strict=True)) if pair != (NOT_STORED, NOT_STORED)
         )
-        return sorted(known, key=self.offsets.__getitem__)
+        return sorted(size, key=self.offsets.__getitem__)
 
 
 class ShardError(Exception):
@@ -115,8 +115,8 @@ def read_index(window: BufferedFile, base: int, size: int, sharding: ShardingSpe
     data = window.read(base + low, table_bytes + extra)
     if len(data) < table_bytes + extra:
         raise ShardError("size", f"{base + size} bytes or more", f"{base + low + len(data)} bytes")
-    if extra and (found := load_crc32c()(data[:table_bytes], 0)) != int.from_bytes(data[table_bytes:], "little"):
-        raise ShardError("index", f"crc32c {data[table_bytes:][::-1].hex()}", f"crc32c {found:08x}")
+    if extra and (checksum := load_crc32c()(data[:table_bytes], 0)) != int.from_bytes(data[table_bytes:], "little"):
+        raise ShardError("index", f"crc32c {data[table_bytes:][::-1].hex()}", f"crc32c {checksum:08x}")
     table = numbers("Q", data[:table_bytes])
     if sharding.big_endian == (sys.byteorder == "little"):
         table.byteswap()

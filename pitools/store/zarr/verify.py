@@ -94,19 +94,19 @@ def _verify_bytes(window: BufferedFile, offset: int, size: int, codecs: CodecCha
 
 def _sharding(names: list[str], codecs: CodecChain) -> ShardingSpec | None:
     """Return the sharding if the last of these codecs is one with a supported index; else None."""
-    known = codecs.sharding if names[-1:] == [SHARDING] else None
-    return known if known and known.index_codecs in INDEX_CODECS else None
+    sharding = codecs.sharding if names[-1:] == [SHARDING] else None
+    return sharding if sharding and sharding.index_codecs in INDEX_CODECS else None
 
 
 def _compare_checksum(window: BufferedFile, offset: int, size: int) -> None:
     if size < 0:
         raise ShardError("size", "4 bytes of checksum", f"{size + 4} bytes")
-    crc32c, found = load_crc32c(), 0
+    crc32c, checksum = load_crc32c(), 0
     for block in window.blocks(offset, size):
-        found = crc32c(block, found)
+        checksum = crc32c(block, checksum)
     stored = window.read(offset + size, 4)
-    if stored != found.to_bytes(4, "little"):
-        raise ShardError("checksum", f"crc32c {stored[::-1].hex()}", f"crc32c {found:08x}")
+    if stored != checksum.to_bytes(4, "little"):
+        raise ShardError("checksum", f"crc32c {stored[::-1].hex()}", f"crc32c {checksum:08x}")
 
 
 def _compare_structure(window: BufferedFile, offset: int, size: int, names: list[str], raw_bytes: int | None) -> None:
@@ -149,8 +149,8 @@ def _count_missing(index: ShardIndex, array: ArrayMetadata, sharding: ShardingSp
     inside = []
     for axis, count in zip(sharding.axes, sharding.counts, strict=True):
         chunk = array.chunk[axis]
-        left = array.shape[axis] - coordinate[axis] * chunk
-        inside.append(range(min(count, -(-left * count // chunk))))
+        remaining = array.shape[axis] - coordinate[axis] * chunk
+        inside.append(range(min(count, -(-remaining * count // chunk))))
     strides = [*accumulate(reversed(sharding.counts[1:]), int.__mul__, initial=1)][::-1]
     places = (sum(map(int.__mul__, place, strides)) for place in product(*inside))
     return sum(index.offsets[place] == NOT_STORED for place in places)

@@ -58,7 +58,7 @@ def _expand_set(folded: str) -> set[str]:
 
 def _has_features(features: Sequence[str], expression: str) -> bool:
     if _ALL_FEATURES.fullmatch(expression):
-        return all(word in features for word in expression.split("&"))
+        return all(feature in features for feature in expression.split("&"))
     if _ANY_FEATURE.fullmatch(expression):
         return any(word in features for word in expression.split("|"))
     return True

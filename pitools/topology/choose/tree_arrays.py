@@ -91,7 +91,7 @@ def _make_arrays(fabric: Fabric) -> TreeArrays:
         height[number] = 1 + height[below].max()
     leaf_batches, parts = _batch_leaves(children.values(), [len(leaf.nodes) for leaf in fabric.leaves])
     nodes = [sorted(leaf.nodes, key=natural_sort_key) for leaf in fabric.leaves]
-    names = tuple(name for held in nodes for name in held)
+    names = tuple(name for leaf_nodes in nodes for name in leaf_nodes)
     size = np.array([len(held) for held in nodes], np.int64)
     return TreeArrays(
         names=names,

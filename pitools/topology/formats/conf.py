@@ -74,7 +74,7 @@ def write_conf(fabric: Fabric) -> str:
     if not fabric.leaves:
         raise UsageError(f"topology.conf cannot express a {fabric.kind} fabric", hint="--as yaml")
     lines = [
-        f"SwitchName={name} {key}={what}{_length_comment(fabric, name)}" for name, key, what in switch_lines(fabric)
+        f"SwitchName={name} {key}={value}{_length_comment(fabric, name)}" for name, key, value in switch_lines(fabric)
     ]
     return "\n".join(lines) + "\n"
 

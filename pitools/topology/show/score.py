@@ -84,7 +84,9 @@ def count_leaves_and_pods(nodes: Collection[str], fabric: Fabric) -> tuple[int, 
     """Return the numbers of leaves with these nodes, and of switches directly above those leaves."""
     selected = set(nodes)
     paths = [
-        way for leaf, way in zip(fabric.leaves, leaf_paths(fabric), strict=True) if not selected.isdisjoint(leaf.nodes)
+        path
+        for leaf, path in zip(fabric.leaves, leaf_paths(fabric), strict=True)
+        if not selected.isdisjoint(leaf.nodes)
     ]
     return len(paths), len({way[:-1] for way in paths if len(way) > 1})
 

@@ -86,12 +86,12 @@ def test_damaged_inside(corrupt, refused, workers) -> None:
     error = refused(path, workers=workers)
     assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
     assert error.message.startswith("demo_1: ")
-    assert "--skip-refused" in error.hint
+    assert "--skip-rejected" in error.hint
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_damaged_inside_and_left_out(corrupt, robomimic, tmp_path, workers) -> None:
-    """With --skip-refused, episodes that prove damaged when read are left out, all in one run."""
+    """With --skip-rejected, episodes that prove damaged when read are left out, all in one run."""
     paths = [corrupt(0, 2), corrupt(0, 1, 2, name="none.hdf5"), robomimic(4, name="whole.hdf5", seed=3)]
     options = {"root": tmp_path / "root", "name": "x", "skip_rejected": True, "workers": workers}
     version = ingest(paths, report=tmp_path / "report.jsonl", **options)

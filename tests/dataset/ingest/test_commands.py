@@ -50,7 +50,7 @@ def test_exit_codes(pit, robomimic, tmp_path) -> None:
 
 
 def test_refused_and_report(pit, robomimic, tmp_path) -> None:
-    """Refused episodes are named one a line and the exit is 5; with --skip-refused the rest is ingested."""
+    """Refused episodes are named one a line and the exit is 5; with --skip-rejected the rest is ingested."""
     path = robomimic(5, 6, 7)
     with h5py.File(path, "r+") as file:
         for number in (0, 2):
@@ -60,14 +60,14 @@ def test_refused_and_report(pit, robomimic, tmp_path) -> None:
     done = pit(*words)
     assert (done.returncode, done.stdout) == (5, "")
     assert len([line for line in done.stderr.splitlines() if line.startswith("pit: refused: ")]) == 2
-    assert "--skip-refused" in done.stderr
+    assert "--skip-rejected" in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     assert [(line["schema"], line["accepted"]) for line in lines] == [
         ("pit.dataset-episode/1", True),
         ("pit.dataset-episode/1", False),
         ("pit.dataset-episode/1", False),
     ]
-    (version,) = records(pit(*words, "--skip-refused"))
+    (version,) = records(pit(*words, "--skip-rejected"))
     assert version["episodes"] == 1
 
 

@@ -291,8 +291,8 @@ def test_refused(odd, tmp_path, capsys) -> None:
     assert "rewards has 3 steps" in lines[2]["reason"]
 
 
-def test_skip_refused(odd, robomimic, tmp_path) -> None:
-    """With skip_refused the others make a version, whose splits are theirs and whose provenance names what it lacks."""
+def test_skip_rejected(odd, robomimic, tmp_path) -> None:
+    """With skip_rejected the others make a version; its splits and its provenance are without the rejected ones."""
     broken = tmp_path / "none.hdf5"
     broken.write_text("no")
     paths = [odd, broken]
@@ -301,7 +301,7 @@ def test_skip_refused(odd, robomimic, tmp_path) -> None:
     assert [episode["name"] for episode in opened.episodes] == ["demo_0", "demo_3"]
     assert opened.splits == {"train": [1], "valid": [0]}
     (source,) = opened.manifest.source
-    assert source["refused"] == ["demo_1", "demo_2"]
+    assert source["rejected"] == ["demo_1", "demo_2"]
     assert not ingest(paths, root=tmp_path / "root", name="x", skip_rejected=True).new
     assert '"file":"' + str(broken) in (tmp_path / "report.jsonl").read_text()
     with pytest.raises(DataError, match="no episode is left"):
