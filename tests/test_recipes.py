@@ -115,6 +115,17 @@ def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     assert [line.split()[1] for line in said[-3:]] == ["done"] * 3
 
 
+def test_readmes_name_files_that_exist(repo: Path) -> None:
+    """Each Python file that a page below pitools/ names is in the repository, or is the reader's own."""
+    files = {path.name for folder in ("pitools", "scripts", "tests", "perf") for path in (repo / folder).rglob("*.py")}
+    pages = {path: path.read_text() for path in (repo / "pitools").rglob("README.md")}
+    named = {
+        (str(path), name) for path, text in pages.items() for name in re.findall(r"(?<![\w*}])[a-z]\w*\.py\b", text)
+    }
+    readers_own = {"train.py", "my_loop.py"}
+    assert not {(path, name) for path, name in named if name not in files | readers_own}
+
+
 def test_readmes_are_short(repo: Path) -> None:
     """At most 80 lines each."""
     lengths = {str(path): len(path.read_text().splitlines()) for path in (repo / "pitools").rglob("README.md")}

@@ -79,7 +79,7 @@ def render(
 @format_option
 @click.pass_context
 def check(ctx: click.Context, file: IO[str], site_name: str, form: str) -> None:
-    """Judge an sbatch file (- is stdin): by `bash -n`, and by `sbatch --test-only` where the site has Slurm."""
+    """Check an sbatch file (- is stdin): by `bash -n`, and by `sbatch --test-only` where the site has Slurm."""
     from pitools.core.output import Output
     from pitools.site.load import load_site
     from pitools.site.user_scripts import check_script

@@ -90,8 +90,10 @@ def test_a_wrong_file_is_named_with_its_key(
 def test_the_reference_names_every_key(repo: Path) -> None:
     """site_configs/README.md has each key of a site file."""
     text = (repo / "site_configs" / "README.md").read_text()
-    keys = {setting.key.split(".")[-1] for setting in load.setting_origins("local")}
-    assert not [key for key in keys if f"`{key}`" not in text]
+    settings = [setting.key.split(".") for setting in load.setting_origins("local")]
+    assert not [key for *_, key in settings if f"`{key}`" not in text]
+    tables = {table for table, *keys in settings if keys}
+    assert not [table for table in tables if f"`[{table}]`" not in text and f"`[{table}." not in text]
 
 
 def test_something_depends_on_every_key(repo: Path) -> None:

@@ -37,7 +37,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
         if named := [tag for tag, value in tags.read_tags(root, name).items() if value.version == version]:
             file.unlink(missing_ok=True)
             hint = "move the tag to another version first, or remove it: `pit dataset tag`"
-            raise UsageError(f"the tag {named[0]} names it", where=str(path), hint=hint)
+            raise UsageError(f"this version has the tag {named[0]}", where=str(path), hint=hint)
         if not written:
             version_state.write_annotation(file, record)
     return record
@@ -60,7 +60,7 @@ def restore_version(root: Path, name: str, version: str) -> None:
     ]
     if any(not entry.endswith(".gone") for entry in trashed):
         hint = "see `pit dataset list`; the next `pit dataset gc` restores what a killed `gc` moved aside"
-        raise TryLater("`gc` has taken it, and will bring it back unless it was decided", where=str(path), hint=hint)
+        raise TryLater("`gc` is removing this version, or is about to restore it", where=str(path), hint=hint)
     if (path / FILE_NAME).is_file():  # brought back in between
         return
     raise UsageError("there is no such version any more", where=str(path), hint="ingest it again")

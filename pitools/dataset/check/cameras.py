@@ -39,7 +39,7 @@ def is_camera(name: str, row: tuple[int, ...], dtype: str) -> bool:
 class SampledArray:
     """Finiteness of a large array. Checks the first and last step of each chunk and episode; with `deep`, all steps.
 
-    non_finite: counts of the checked steps. looked: number of checked steps."""
+    non_finite: counts of the checked steps. checked: their number."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
         self.name, self.non_finite, self.checked = name, NonFiniteCounts(len(offsets) - 1), 0
@@ -69,8 +69,8 @@ class SampledArray:
 
 class CameraFrames(SampledArray):
     """One camera's frames, (steps, H, W[, C]) uint8. repeats: (steps,) bool, whether a frame equals the one before.
-    firsts: (episodes,), a digest of each episode's first frame. brightness: of the checked frames, (n, 3): step, mean
-    grey level, and the largest deviation of a channel."""
+    first_frames: (episodes,), a digest of each episode's first frame. brightness: of the checked frames, (n, 3): step,
+    mean grey level, and the largest deviation of a channel."""
 
     def __init__(self, name: str, offsets: NDArray[np.int64], chunk: int, *, deep: bool) -> None:
         super().__init__(name, offsets, chunk, deep=deep)
@@ -86,7 +86,7 @@ class CameraFrames(SampledArray):
         return light[np.argsort(light[:, 0], kind="stable")]
 
     def add_steps(self, start: int, rows: NDArray[Any]) -> None:
-        """Take in a run of frames, from any thread."""
+        """Add consecutive frames from step `start` on. Thread-safe."""
         sampled = self._sampled_rows(start, len(rows))
         light = np.column_stack([start + sampled, *_brightness(_subsample(rows)[sampled])])
         for i in np.flatnonzero(light[:, 2] == 0).tolist():  # something small may be between the points
@@ -104,8 +104,8 @@ class CameraFrames(SampledArray):
             self._edges.append((start, start + len(rows), *ends))
 
     def frozen_runs(self, at_least: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of one and the same frame, of so many steps or more, and longer than a slow camera's frames last:
-        episode, first step, stop."""
+        """Yield (episode, first step, stop) of each frame that is repeated for `at_least` steps, or longer if the
+        camera is slow."""
         for (_, stop, _, last), (start, _, first, _) in pairwise(sorted(self._edges)):
             self.repeats[start] |= start == stop and first == last
         repeats = self.repeats.copy()
