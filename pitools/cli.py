@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -101,7 +102,10 @@ def run(command: click.Command, name: str) -> int:
     except SystemExit as error:
         if error.code != 1:
             raise
-        _discard_stdout()  # only click exits with 1: the reader (`head`, `less`) has enough, which is no failure
+        if not _reader_is_gone():  # click exits with 1 for any EPIPE, also of another pipe than these
+            report(name, ClusterError("a pipe to another process is broken", hint="run this again"))
+            return ClusterError.exit_code
+        _discard_stdout()  # the reader (`head`, `less`) has enough, which is no failure
         return 0
     except OSError as error:
         where = str(error.filename or "")
@@ -134,6 +138,14 @@ def _open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             if number:
                 setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
+
+
+def _reader_is_gone() -> bool:
+    """Return whether the reader of stdout or stderr has closed its end."""
+    poller = select.poll()
+    for descriptor in (1, 2):
+        poller.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(0))
 
 
 def _discard_stdout() -> None:

@@ -68,6 +68,23 @@ def test_few_descriptors() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_broken_pipe_of_the_command_is_a_failure() -> None:
+    """Exit 0 is for a reader of stdout that has enough, not for a pipe to another process that breaks."""
+    code = """
+import sys
+import click
+from pitools.cli import run
+@click.command()
+def command():
+    raise BrokenPipeError(32, "Broken pipe")
+sys.exit(run(command, "command"))
+"""
+    result = run([sys.executable, "-c", code], PLAIN)
+    assert (result.returncode, bool(result.stderr)) == (4, True)
+    result = run(["sh", "-c", f"(sleep 0.5; {PIT} site list; echo $? >&2) | true"], PLAIN)
+    assert result.stderr == "0\n"
+
+
 def test_a_reader_that_has_enough(repo: Path, tmp_path: Path) -> None:
     """A pipe that nobody reads is no failure of devcluster."""
     command = f"{sys.executable} {repo}/scripts/devcluster status --root {tmp_path}/none; exec >&-"

@@ -61,7 +61,8 @@ class _PendingSave(NamedTuple):
 class Checkpointer:
     """Save and restore the checkpoints of one run, at one rank. All ranks make the same calls in the same order.
 
-    A context manager: leaving it waits for the last save; after an error in the block only for seconds.
+    A context manager: leaving it waits for the last save; after an error in the block only for seconds if there are
+    several ranks.
     """
 
     def __init__(
@@ -82,10 +83,9 @@ class Checkpointer:
     ) -> None:
         """Connect the ranks in the store.
 
-        put, get: of a key-value store that all ranks share, not needed for one rank. delete: of a key there; without
-        it rank 0's memory grows by some keys a rank with every save. run: the run's name.
+        put, get, delete: of a key-value store that all ranks share, not needed for one rank. run: the run's name.
         keep_last, keep_every: see `retention.prune_checkpoints`. timeout_s: how long the first rank waits for the last.
-        name: of this Checkpointer, if several use one store. Raises Unreachable.
+        name: of this Checkpointer, if several are open in one store. Raises Unreachable, ConfigError.
         """
         # Absolute: orbax refuses any other, and a loop may change its working directory.
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run

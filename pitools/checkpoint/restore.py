@@ -80,16 +80,14 @@ class RestoreSearch:
 
     def _is_good(self, path: Path) -> bool:
         """Return whether every byte matches; if not, the checkpoint was quarantined or is skipped."""
-        rank, outcome, tries = self._barrier.rank, "again", -1
-        while outcome == "again":
+        rank, outcome, tries = self._barrier.rank, "retry", -1
+        while outcome == "retry":
             tries += 1
-            own_problems = verify.verify_checkpoint(
-                path, share=(rank, self._barrier.world_size), rank_of_file=self._rank_of_file
-            )
+            own_problems = self._verify_share(path)
             all_problems = self._gather_problems(f"checking {path.name}", own_problems)
-            doubtful_paths = {problem.path for problems in all_problems for problem in problems}
+            reported_paths = {problem.path for problems in all_problems for problem in problems}
             paths_json = self._barrier.broadcast(
-                self._key("the doubts"), _encoded(sorted(doubtful_paths)) if doubtful_paths else ""
+                self._key("the files to read again"), _encoded(sorted(reported_paths)) if reported_paths else ""
             )
             if not paths_json:
                 return True
@@ -97,10 +95,18 @@ class RestoreSearch:
             is_checker = rank in (0, self._barrier.second_node_rank)
             own_recheck = _check_uncached(path, decode_json(paths_json, list[str])) if is_checker else []
             rechecked = self._gather_problems(f"checking {path.name} again", own_recheck)
-            with all_or_none(self._barrier, self._key(f"judging {path.name}")):
+            with all_or_none(self._barrier, self._key(f"deciding on {path.name}")):
                 outcome = self._decide(path, all_problems, rechecked, tries) if rank == 0 else ""
-            outcome = self._barrier.broadcast(self._key("the verdict"), outcome)
+            outcome = self._barrier.broadcast(self._key("the decision"), outcome)
         return False
+
+    def _verify_share(self, path: Path) -> list[CheckpointProblem]:
+        """Verify this rank's share of the files; stray files beside the payload are only reported."""
+        share = (self._barrier.rank, self._barrier.world_size)
+        problems = verify.verify_checkpoint(path, share=share, rank_of_file=self._rank_of_file)
+        if extra := [problem for problem in problems if not problem.is_damage]:
+            _print(f"{path} has {len(extra)} stray files, such as {extra[0].path}: ignored")
+        return [problem for problem in problems if problem.is_damage]
 
     def _gather_problems(self, key: str, problems: list[CheckpointProblem]) -> list[list[CheckpointProblem]]:
         """Return the problems that each rank found, at rank 0."""
@@ -114,42 +120,42 @@ class RestoreSearch:
         rechecked: list[list[CheckpointProblem]],
         tries: int,
     ) -> str:
-        """Decide at rank 0 from all ranks' problems and the uncached recheck: "bad", "again" or "away".
+        """Decide at rank 0 from all ranks' problems and the uncached recheck: "damaged", "retry" or "unreadable".
 
-        Only what rank 0 and a rank of another node both read as wrong is damage: otherwise a stale cache, bad memory, a
-        broken mount or an absent server would have a good checkpoint quarantined.
+        A problem is damage only if rank 0 and a rank of another node both detect it: otherwise a stale cache, bad
+        memory, a broken mount or an absent server would have a good checkpoint quarantined.
         """
         witness = self._barrier.second_node_rank
-        damage, theirs = (
+        damage, witness_damage = (
             [problem for problem in rechecked[rank] if problem.problem != "unreadable"] for rank in (0, witness or 0)
         )
-        if damage and theirs:
+        if damage and witness_damage:
             quarantined = quarantine.quarantine_checkpoint(path, damage)
             _print(f"{path} is damaged ({damage[0].text()}): moved to {quarantined}")
-            return "bad"
-        if tries < len(_PAUSES_S) and not self._unreadable:  # later candidates had the same minute
+            return "damaged"
+        if tries < len(_PAUSES_S) and not self._unreadable:  # one minute for all candidates
             time.sleep(_PAUSES_S[tries])
-            return "again"
+            return "retry"
         clean_rank = (witness or 0) if damage else 0  # the rank whose recheck found no damage
-        doubts = [(rank, problem) for rank, problems in enumerate(first_pass) for problem in problems]
-        bad = [(0, problem) for problem in damage] or [one for one in doubts if one[1].problem != "unreadable"]
-        away = [(clean_rank, problem) for problem in rechecked[clean_rank]]
-        rank, problem = (away or bad or doubts)[0]
-        if bad and not away:
+        reported = [(rank, problem) for rank, problems in enumerate(first_pass) for problem in problems]
+        damaged = [(0, problem) for problem in damage] or [pair for pair in reported if pair[1].problem != "unreadable"]
+        unread = [(clean_rank, problem) for problem in rechecked[clean_rank]]
+        rank, problem = (unread or damaged or reported)[0]
+        if damaged and not unread:
             names = self._barrier.format_ranks
             message = f"{names([rank])} finds {problem.text()}, and {names([clean_rank])} finds it as it was saved"
             raise ClusterError(message, where=str(path), hint="check that node's mounts and memory; nothing was moved")
-        hint = "is the file system there? nothing was moved; if it stays so, `pit checkpoint check --quarantine`"
+        hint = "nothing was moved; if its file system answers, move it: `pit checkpoint check --quarantine`"
         message = f"cannot be read by {self._barrier.format_ranks([rank])}: {problem.text()}"
         self._unreadable[path] = ClusterError(message, where=str(path), hint=hint)
-        return "away"
+        return "unreadable"
 
     def _report_skipped(self, step: int, path: Path) -> None:
         """Report the skipped checkpoints, and mark them so that they do not count as progress until read again."""
-        for away, error in self._unreadable.items():
-            cost = (layout.step_of(away) or step) - step
-            _print(f"{away} {error.message}: going on from {path}, {cost} steps earlier; it stays")
-            unreadable.mark_unreadable(away, error.message)
+        for skipped, error in self._unreadable.items():
+            cost = (layout.step_of(skipped) or step) - step
+            _print(f"{skipped} {error.message}: continuing from {path}, {cost} steps earlier; it is not removed")
+            unreadable.mark_unreadable(skipped, error.message)
         if self._unreadable or unreadable.is_marked_unreadable(path):
             unreadable.clear_mark(path)
             lookup.update_latest_link(self._folder)
@@ -168,7 +174,7 @@ def _check_uncached(path: Path, names: Collection[str]) -> list[CheckpointProble
     for name in names:
         with suppress(OSError), open_regular(path / name) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return verify.verify_checkpoint(path, only=names)
+    return [problem for problem in verify.verify_checkpoint(path, only=names) if problem.is_damage]
 
 
 def _encoded(items: Sequence[CheckpointProblem | str]) -> str:

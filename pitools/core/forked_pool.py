@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 TaskIn = TypeVar("TaskIn", contravariant=True)
 ResultOut = TypeVar("ResultOut", covariant=True)
 
-# A file system that gives nothing to any reader for this long is not slow but gone.
+# Time-out: no reader has received a byte.
 STALL_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 10.0
@@ -66,9 +66,9 @@ def run_tasks(
     """Do every task once, in about this order, with `readers` threads in forked processes, one process per core.
 
     make_worker: creates a thread's worker, after the fork. on_result, advance: called in the caller's process, advance
-    with bytes moved since its last call, also with 0. The first exception of a worker, or of a signal handler in the
-    caller, stops all workers; it is raised after they have ended. Raises Unreachable when no byte moves for
-    STALL_TIMEOUT_S, ClusterError when a process dies.
+    with bytes moved since its last call, also with 0, at least every 0.1 s. The first exception of a worker, or of a
+    signal handler in the caller, stops all workers; it is raised after they have ended. Raises Unreachable when no byte
+    moves for STALL_TIMEOUT_S, ClusterError when a process dies.
     """
     if not tasks:
         return
@@ -76,7 +76,7 @@ def run_tasks(
     processes = min(readers, len(os.sched_getaffinity(0)))
     threads = -(-readers // processes)
     progress = SharedProgress(processes * threads)
-    processes_pool = _Processes(tasks, make_worker, progress, threads)
+    pool = _Processes(tasks, make_worker, progress, threads)
     result_count = 0
 
     def count_result(value: Result) -> None:
@@ -86,8 +86,8 @@ def run_tasks(
 
     try:
         for _ in range(processes):
-            processes_pool.fork()
-        processes_pool.feed_and_collect(count_result, advance)
+            pool.fork()
+        pool.feed_and_collect(count_result, advance)
         if result_count < len(tasks):
             unfinished = f"{len(tasks) - result_count} of {len(tasks)} pieces of work were not done"
             raise ClusterError(unfinished, hint="run this again")
@@ -95,7 +95,7 @@ def run_tasks(
         progress.stop()
         raise
     finally:
-        processes_pool.stop()
+        pool.stop()
 
 
 class _Processes(Generic[Task, Result]):
@@ -130,7 +130,7 @@ class _Processes(Generic[Task, Result]):
                     send,
                     [WorkerSlot(self._progress, number * self._threads + thread) for thread in range(self._threads)],
                     parent=parent,
-                    unneeded=(self._task_pipe_in, results, *self._pids),
+                    inherited=(self._task_pipe_in, results, *self._pids),
                 )
             os.close(send)
             self._pids[results], self._received[results] = pid, bytearray()
@@ -164,7 +164,7 @@ class _Processes(Generic[Task, Result]):
                     last_change, heartbeats = now, self._progress.heartbeats
                 elif now - last_change > STALL_TIMEOUT_S:
                     raise Unreachable(
-                        f"no byte has moved for {STALL_TIMEOUT_S:.0f} s", hint="is the source still there?"
+                        f"no byte has moved for {STALL_TIMEOUT_S:.0f} s", hint="check that the source answers: ls"
                     )
                 advance(total - reported_bytes)
                 reported_bytes = total
@@ -188,10 +188,14 @@ class _Processes(Generic[Task, Result]):
             self._task_pipe_in = -1
 
     def _fill(self, numbers: memoryview) -> memoryview:
-        with contextlib.suppress(BlockingIOError):
+        """Write task numbers into the pipe; return those that are left, none when no worker reads it any more."""
+        try:
             # At most PIPE_BUF, so that a number is never cut in two.
-            numbers = numbers[os.write(self._task_pipe_in, numbers[:4096]) :]
-        return numbers
+            return numbers[os.write(self._task_pipe_in, numbers[:4096]) :]
+        except BlockingIOError:
+            return numbers
+        except BrokenPipeError:
+            return numbers[:0]  # all workers have ended: their result pipes and exit statuses have the reason
 
     def _receive(self, descriptor: int, result: Callable[[Result], None]) -> bool:
         """Read available results; return False at the end of the pipe."""
@@ -237,7 +241,7 @@ def _worker_main(
     slots: list[WorkerSlot],
     *,
     parent: int,
-    unneeded: tuple[int, ...],
+    inherited: tuple[int, ...],
 ) -> NoReturn:
     """Run a forked process to its end, by os._exit: the parent's clean-up and buffers must not run here."""
     try:
@@ -247,14 +251,14 @@ def _worker_main(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
-        for descriptor in unneeded:
+        for descriptor in inherited:
             os.close(descriptor)
         os.umask(0o022)  # the staging root sets the modes of a copy
         gc.disable()  # collecting would copy the parent's memory, page by page
         lock = threading.Lock()
         threads = [
-            threading.Thread(target=_thread_main, args=(tasks, make_worker, task_pipe, result_pipe, seat, lock))
-            for seat in slots[1:]
+            threading.Thread(target=_thread_main, args=(tasks, make_worker, task_pipe, result_pipe, slot, lock))
+            for slot in slots[1:]
         ]
         for thread in threads:
             thread.start()

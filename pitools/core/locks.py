@@ -82,6 +82,10 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
         except BlockingIOError:
             pass
         except OSError as error:
+            if error.errno not in UNSUPPORTED_ERRNOS:
+                raise ClusterError(
+                    f"cannot be locked: {error.strerror}", hint="check the file system: dmesg"
+                ) from error
             problem = f"the file system has no locks: {error.strerror}"
             raise ClusterError(problem, hint="stage to a node's own disk") from error
         now = time.monotonic()

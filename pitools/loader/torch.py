@@ -107,8 +107,9 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
             loader.close()
 
     def state(self, batches: int | None = None) -> LoaderState:
-        """Return the state `batches` batches after the start; None: after all batches taken so far."""
-        return self._loader(self.batches_taken if batches is None else batches).state()
+        """Return the state `batches` batches after the start; None: of the next iterator's first batch."""
+        taken = 0 if self._repeat else self.batches_taken
+        return self._loader(taken if batches is None else batches).state()
 
     def restart(self, state: LoaderState) -> None:
         """Start the next iterator at the position of `state`. Raises ConfigError for the state of another loader."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from pitools.core.errors import DataError
 from pitools.core.fs import open_0644
 from pitools.core.record import Record, decode_json
 
-CLOSING_TIMEOUT_S = 1800.0
+# The longest time that a save or another piece of work between two steps may take.
+SAVE_TIMEOUT_S = 1800.0
 
 
 class Step(Record, frozen=True, kw_only=True, tag="pit.step/1"):
@@ -94,9 +96,11 @@ class StepLog:
             samples=samples,
             bytes_read=bytes_read,
         )
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        line = msgspec.json.encode(record) + b"\n"
+        if self._file.write(line) != len(line):  # the rest of the line would be glued to the next
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
-    def heartbeat(self, timeout_s: float = 0.0) -> None:
+    def heartbeat(self, timeout_s: float = SAVE_TIMEOUT_S) -> None:
         """Report that this rank works on something other than a step, such as an evaluation or a checkpoint.
 
         The hang watch measures from the latest step or heartbeat of any rank. timeout_s: seconds from now without
@@ -107,10 +111,10 @@ class StepLog:
         os.utime(self._file.fileno(), (mtime, mtime))
 
     def close(self) -> None:
-        """Close the file. Work after the last step, such as a last checkpoint, counts as a hang after
-        CLOSING_TIMEOUT_S."""
+        """Close the file. Work after the last step, such as the last checkpoint, counts as a hang after
+        SAVE_TIMEOUT_S."""
         if not self._file.closed:
-            self.heartbeat(CLOSING_TIMEOUT_S)
+            self.heartbeat()
         self._file.close()
 
 

@@ -149,18 +149,26 @@ def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
 def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
     """Compare nonces, each rank with rank 0 and rank 0 with each; then wait for its verdict. Raises WrongJob."""
     digest = hashlib.sha256(b"pit/nonce\0" + rank.nonce.encode()).hexdigest()
+
+    def read(key: str, other: int) -> str:
+        try:
+            return get(key, NONCE_TIMEOUT_S)
+        except TimeoutError as error:
+            message = f"rank {other}: no answer in {NONCE_TIMEOUT_S:g} s"
+            raise Unreachable(message, where=where, hint="see that rank's log and node") from error
+
     if rank.rank == 0:
         put("pit/nonce/0", digest)
-        digests = {number: get(f"pit/nonce/{number}", NONCE_TIMEOUT_S) for number in range(1, rank.world_size)}
+        digests = {number: read(f"pit/nonce/{number}", number) for number in range(1, rank.world_size)}
     else:
         # Read before writing: rank 0 waits for this key, and may end right after it, and the store with it.
-        digests = {0: get("pit/nonce/0", NONCE_TIMEOUT_S)}
+        digests = {0: read("pit/nonce/0", 0)}
         put(f"pit/nonce/{rank.rank}", digest)
     strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in digests.items() if theirs != digest]
     verdict = f"rank {rank.rank} of job {digest[:8]} met {', '.join(strangers[:4])}" if strangers else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
-    if verdict := verdict or get("pit/verdict", NONCE_TIMEOUT_S):
+    if verdict := verdict or read("pit/verdict", 0):
         hint = "two jobs share a coordinator address: end the older one, then resume this run"
         raise WrongJob(verdict, where=where, hint=hint)
 

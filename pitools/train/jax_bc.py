@@ -63,7 +63,7 @@ def init(seed: int, data: DemonstrationDataset) -> Params:
 def predict(params: Params, inputs: Inputs) -> Any:
     """Normalised actions (b, A).
 
-    GELU and not ReLU: at ReLU's corner a rounding error decides which slope counts, and within a hundred steps the loss
+    GELU and not ReLU: near 0 a rounding error selects ReLU's branch, and within a hundred steps the loss
     would depend on how many ranks made the sum.
     """
     features = [inputs["proprio"]]
@@ -141,12 +141,12 @@ def main(
     """
     rank = ranks.read_rank_env()
     if threads := ranks.cpu_threads():
-        os.environ.setdefault("NPROC", str(threads))  # by this XLA sizes its CPU thread pools
+        os.environ.setdefault("NPROC", str(threads))  # the size of XLA's CPU thread pools
     # Without this a GPU multiplies in TF32, and the sum would depend on how the batch is cut.
     jax.config.update("jax_default_matmul_precision", "highest")
     data = DemonstrationDataset(ranks.dataset_path(dataset), seed=seed)
-    with join_jax(rank) as peers:
-        stopped = train(rank, peers, data, steps, batch_size, learning_rate, seed, checkpoint_every)
+    with join_jax(rank) as group:
+        stopped = train(rank, group, data, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
@@ -196,6 +196,8 @@ def train(
             compute_s += watch.lap()
             stopped = combine_votes(votes)
             if checkpointer and should_save(step + 1, steps, checkpoint_every, stopped):
+                if log:
+                    log.heartbeat()  # a save waits for the one before
                 checkpointer.save(step + 1, as_state(params, momentum), batches.state())
             wall_s = time.perf_counter() - began
             if log:
@@ -213,8 +215,8 @@ def train(
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:
                 break
-    if log:
-        log.close()
+        if log:
+            log.close()  # before the last save is waited for: the hang watch allows it more time than a step
     return stopped
 
 

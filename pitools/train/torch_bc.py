@@ -36,7 +36,7 @@ HIDDEN = 128
 class Policy(nn.Module):  # type: ignore[misc]  # torch's classes are untyped to mypy
     """Normalised actions (b, A) of frames and proprioception: a convolutional net a camera, and two dense layers.
 
-    GELU and not ReLU: at ReLU's corner a rounding error decides which slope counts, and within a hundred steps the loss
+    GELU and not ReLU: near 0 a rounding error selects ReLU's branch, and within a hundred steps the loss
     would depend on how many ranks made the sum.
     """
 
@@ -115,8 +115,8 @@ def main(
     device = torch.device("cuda", rank.local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    with join_torch(rank, "nccl" if gpus else "gloo") as peers:
-        stopped = train(rank, peers, data, device, steps, batch_size, learning_rate, seed, checkpoint_every)
+    with join_torch(rank, "nccl" if gpus else "gloo") as group:
+        stopped = train(rank, group, data, device, steps, batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
@@ -165,6 +165,8 @@ def train(
             compute_s += watch.lap()
             stopped = combine_votes(votes)
             if checkpointer and should_save(step + 1, steps, checkpoint_every, stopped):
+                if log:
+                    log.heartbeat()  # a save waits for the one before
                 checkpointer.save(step + 1, state, batches.state())
             wall_s = time.perf_counter() - began
             if log:
@@ -182,8 +184,8 @@ def train(
                 print(f"step {step} loss {loss:.6f} {1e3 * wall_s:.0f} ms", flush=True)
             if stopped:
                 break
-    if log:
-        log.close()
+        if log:
+            log.close()  # before the last save is waited for: the hang watch allows it more time than a step
     return stopped
 
 

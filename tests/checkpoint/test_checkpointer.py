@@ -45,6 +45,10 @@ class Store:
                 raise TimeoutError(key)
             return self._values[key]
 
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._values.pop(key, None)
+
 
 class Files:
     """A framework: each rank writes its own file, and rank 0 at the end an index."""
@@ -101,7 +105,13 @@ def on_ranks(world_size: int, work: Callable[[int, dict[str, Any]], Any], store:
 
     def one(rank: int) -> None:
         try:
-            options = {"rank": rank, "world_size": world_size, "put": store.put, "get": store.get}
+            options = {
+                "rank": rank,
+                "world_size": world_size,
+                "put": store.put,
+                "get": store.get,
+                "delete": store.delete,
+            }
             found[rank] = work(rank, options)
         except Exception as error:  # noqa: BLE001  # the test looks at it
             found[rank] = error
@@ -131,6 +141,29 @@ def saved(folder: Path, *steps: int, world_size: int = 1, **more: Any) -> None:
 def restored(folder: Path, **more: Any) -> Restored | None:
     with Checkpointer(folder, Files(), **more) as guard:
         return guard.restore(state(0))
+
+
+def test_a_second_checkpointer_of_the_same_name(folder: Path) -> None:
+    """Closed and opened again in one job, as between two phases: the ranks find each other again."""
+
+    def work(rank: int, options: dict[str, Any]) -> int | None:
+        for step in (1, 2, 3):
+            with Checkpointer(folder, Files(rank), timeout_s=20, **options) as checkpointer:
+                checkpointer.save(step, state(step))
+        return lookup.latest_step(folder)
+
+    assert on_ranks(3, work) == [3, 3, 3]
+
+
+def test_a_stray_file_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note in a checkpoint changes no byte of the state: it is restored, and the file is reported."""
+    saved(folder, 1, 2)
+    (layout.step_path(folder, 2) / "NOTE.txt").write_text("the good one")
+    result = restored(folder)
+    assert result is not None
+    assert (result.step, result.state) == (2, state(2))
+    assert "NOTE.txt" in capsys.readouterr().err
+    assert not (folder / layout.QUARANTINE).exists()
 
 
 def test_what_was_saved_comes_back(folder: Path) -> None:

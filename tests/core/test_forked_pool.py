@@ -95,6 +95,16 @@ def test_a_worker_that_is_killed_is_an_error_not_a_hang():
         forked_pool.run_tasks(range(10), Dying, lambda _: None, readers=1, advance=lambda _: None)
 
 
+@pytest.mark.parametrize("worker", [Dying, Failing])
+def test_the_error_is_raised_with_tasks_still_unsent(worker: type[Square], monkeypatch: pytest.MonkeyPatch):
+    """More tasks than the pipe holds, and all readers gone: the worker's error is raised, not the broken pipe."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    for _ in range(5):
+        with pytest.raises((DataError, ClusterError), match=r"broken|signal 9") as caught:
+            forked_pool.run_tasks(range(60_000), worker, lambda _: None, readers=1, advance=lambda _: None)
+        assert not isinstance(caught.value, OSError)
+
+
 def test_workers_die_with_their_parent(tmp_path: Path):
     """kill -9 of the parent: its workers are gone, though they are in the middle of a task of ten minutes."""
     program = (

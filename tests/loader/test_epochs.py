@@ -91,6 +91,9 @@ def test_validation_repeats(path: Path, workers: int):
     for kind in (StreamLoader, partial(DataLoader, batch_size=None)):
         loader = kind(stream, num_workers=workers, timeout=60 * (workers > 0))
         assert fit(loader, epochs=2, limit=3) == [[0, 1, 2]] * 2
+    resumed = StreamLoader(stream, num_workers=workers, timeout=60 * (workers > 0))
+    resumed.load_state_dict(through_json(resumed.state_dict()))
+    assert fit(resumed, epochs=1, limit=3) == [[0, 1, 2]]
 
 
 def test_a_stream_of_no_function(path: Path):

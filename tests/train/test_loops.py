@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import lookup
 from pitools.dataset.ingest.ingest import ingest
+from pitools.launch.job.hang_watch import HangLimits
 from pitools.run import steps
 from pitools.store import version_state
 
@@ -111,6 +113,22 @@ def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
         else:
             found += job.ok().losses()
     assert found == alone[:60]
+
+
+def test_the_last_save_is_no_hang(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the last save is waited for, the hang watch allows it more than the time of some steps."""
+    for name, path in (("DATA_DEMO", small), ("CHECKPOINT_DIR", tmp_path / "c"), ("ATTEMPT_DIR", tmp_path)):
+        monkeypatch.setenv(f"PIT_{name}", str(path))
+    allowed: list[float] = []
+    close = Checkpointer.close
+
+    def timed_close(checkpointer: Checkpointer) -> None:
+        allowed.append((tmp_path / "steps" / "0.jsonl").stat().st_mtime - time.time())
+        close(checkpointer)
+
+    monkeypatch.setattr(Checkpointer, "close", timed_close)
+    pytest.importorskip("pitools.train.torch_bc", exc_type=ImportError).main(steps=2, batch_size=4)
+    assert allowed[0] > HangLimits().min_s
 
 
 def test_a_checkpoint_of_another_order_is_refused(

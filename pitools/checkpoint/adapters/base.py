@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any, Protocol
 
 from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.checkpoint.store.hashing import FileDigest
-from pitools.core.errors import ClusterError, NoSpace, PitError
+from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, Unreachable
 from pitools.core.fs import from_os_error
 
 # Digests that a rank computed while it wrote durable files: by path below the payload.
 Digests = Mapping[str, FileDigest]
+# Errors of an open that a retry would not change.
+_NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
 
 
 class FrameworkAdapter(Protocol):
-    """A framework's. `OrbaxAdapter` and `DcpAdapter` are such."""
+    """Save and load the states of one framework: `OrbaxAdapter`, `DcpAdapter`."""
 
     format: str
 
@@ -32,7 +35,7 @@ class FrameworkAdapter(Protocol):
         """
 
     def load(self, payload: Path, like: Any) -> Any:
-        """Return the state in `payload`, in the structure of `like`. Raises DataError."""
+        """Return the state in `payload`, in the structure of `like`. Raises DataError, Unreachable, ClusterError."""
 
     def rank_of_file(self, path: str, world_size: int) -> int:
         """The rank that wrote this file below the payload."""
@@ -44,6 +47,20 @@ class FrameworkAdapter(Protocol):
         """Restore the random generators to `states`, as `random_state` returned them."""
 
 
+def load_error(error: Exception, path: Path) -> PitError:
+    """Translate a failed load of verified files: a failed read to Unreachable, any other failure to DataError."""
+    if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        hint = "check that the file system answers: ls; then start the run again"
+        return Unreachable(f"read failed: {error.strerror}", where=str(path), hint=hint)
+    if isinstance(error, MemoryError):
+        return ClusterError("out of memory while loading", where=str(path), hint="request more memory")
+    return DataError(f"cannot be loaded: {_first_line(error)}", where=str(path))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def as_pit_error(error: BaseException, path: Path) -> BaseException:
     """Translate a library's error to a PitError; return other errors unchanged."""
     if isinstance(error, OSError):
@@ -51,8 +68,7 @@ def as_pit_error(error: BaseException, path: Path) -> BaseException:
     elif isinstance(error, PitError) or not isinstance(error, Exception):
         return error
     else:
-        line = next((line for line in str(error).splitlines() if line.strip()), "")
         kind = NoSpace if "No space left" in str(error) or "Disk quota" in str(error) else ClusterError
-        ours = kind(f"cannot save: {type(error).__name__}: {line}", where=str(path))
+        ours = kind(f"cannot save: {type(error).__name__}: {_first_line(error)}", where=str(path))
     ours.__cause__ = error
     return ours

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from pitools.checkpoint.adapters.base import Digests
+from pitools.checkpoint.adapters.base import Digests, load_error
 from pitools.checkpoint.adapters.dcp_files import DigestingFileSystem
 from pitools.checkpoint.coordination.exchange import SaveExchange
-from pitools.core.errors import ConfigError, DataError
+from pitools.core.errors import ClusterError, ConfigError
 
 # Classes that describe what is stored, by name: an unpickled class of another name could run any code.
 _DESCRIBING = {
@@ -84,11 +84,14 @@ class DcpAdapter:
         return lambda meet: self._write(staged, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
-        """Return the state in `payload`, in the tensors of `like`. Raises DataError."""
+        """Return the state in `payload`, in the tensors of `like`. Raises DataError, Unreachable, ClusterError."""
         try:
             self._read(payload, like)
+        except torch.OutOfMemoryError as error:
+            hint = "free the GPU's memory before the restore, or choose a larger GPU"
+            raise ClusterError("out of GPU memory while loading", where=str(payload), hint=hint) from error
         except Exception as error:
-            raise DataError(f"cannot be loaded: {_first_line(error)}", where=str(payload)) from error
+            raise load_error(error, payload) from error
         return like
 
     def random_state(self) -> dict[str, Any]:
@@ -241,7 +244,3 @@ def _type_and_shape(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return "value"
     return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

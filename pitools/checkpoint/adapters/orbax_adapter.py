@@ -18,9 +18,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]
 
+from pitools.checkpoint.adapters.base import load_error
 from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.core.daemon_pool import DaemonPool
-from pitools.core.errors import DataError
 
 _RANK_IN_NAME = re.compile(r"(?:ocdbt\.|array_metadatas/)process_(\d+)(?:/|$)")
 
@@ -49,14 +49,16 @@ class OrbaxAdapter:
         return lambda meet: self._write(futures, payload.result(), meet)
 
     def load(self, payload: Path, like: Any) -> Any:
-        """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding. Raises DataError."""
+        """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding.
+
+        Raises DataError, Unreachable, ClusterError.
+        """
         plain = jax.tree.map(_key_data, like)
         args = ocp.args.PyTreeRestore(item=plain, restore_args=jax.tree.map(_for_restoring, plain))
         try:
             state = self._handler.restore(epath.Path(payload), args=args)
         except Exception as error:
-            line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise DataError(f"cannot be loaded: {line}", where=str(payload)) from error
+            raise load_error(error, payload) from error
         return jax.tree.map(_match_type, like, jax.tree.map(_with_sharding, plain, state))
 
     def random_state(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class _RankMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BarrierResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rank 0's result for all, as JSON. missing, failed: ranks. error, error_kind: of the first that failed."""
+    """Rank 0's result for all, as JSON. missing, failed: ranks. error, error_kind: of the rank that failed."""
 
     missing: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()
@@ -78,8 +78,9 @@ class Barrier:
     def wait(self, name: str, error: BaseException | None = None) -> None:
         """Return when every rank has called this without an error.
 
-        name: unique, the same at all ranks. error: of this rank; every rank then raises its first line immediately.
-        Raises Unreachable with the missing ranks and their nodes, RemoteRankError with the first rank that failed.
+        name: unique, the same at all ranks. error: of this rank; every rank then raises its first line, as soon as the
+        ranks of lower number have called this, at the latest after the time-out. Raises Unreachable with the missing
+        ranks and their nodes, RemoteRankError with the first rank that failed.
         """
         self.gather(name, "", error=error)
 
@@ -98,7 +99,7 @@ class Barrier:
         verdict = self._combine_errors(messages)
         self._put(f"{self._prefix}/{name}/verdict", _encoded(verdict))
         if len(messages) == self.world_size and not verdict.missing and len(self._written) > _MAX_WRITTEN_KEYS:
-            self._delete_written()
+            self.delete_written()
         self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
         self._raise_error(name, verdict)
         return [reply.value for reply in messages if reply]
@@ -108,53 +109,57 @@ class Barrier:
         if self.world_size == 1:
             return value
         if self.rank == 0:
-            self._put(f"{self._prefix}/{name}/told", value)
-            self._written.append(f"{self._prefix}/{name}/told")
+            self._put(f"{self._prefix}/{name}/broadcast", value)
+            self._written.append(f"{self._prefix}/{name}/broadcast")
             return value
-        return self._read_from_rank0(name, "told")
+        return self._read_from_rank0(name, "broadcast")
 
     @property
     def second_node_rank(self) -> int | None:
         """Return the first rank on another node than rank 0's; None for one node, or when nodes are not known."""
         return next((rank for rank, node in enumerate(self._nodes) if node != self._nodes[0]), None)
 
-    def _delete_written(self) -> None:
-        """Delete the keys of all earlier calls: every rank has reached this one, and so has read them."""
+    def delete_written(self) -> None:
+        """Delete the keys of all earlier calls, at rank 0; every rank must have read them."""
         keys, self._written = self._written, []
         if self._delete:
             for key in keys:
                 self._delete(key)
 
     def _collect(self, name: str, own_message: _RankMessage) -> list[_RankMessage | None]:
-        """Return each rank's message; None for those missing after the time-out."""
+        """Return each rank's message, up to the first with an error; None for those missing after the time-out."""
         deadline = time.monotonic() + self.timeout_s
         messages: list[_RankMessage | None] = [own_message]
         for rank in range(1, self.world_size):
             try:
                 # After the time-out, messages already there are still read: the list of missing ranks has to be right.
                 text = self._get(f"{self._prefix}/{name}/{rank}", max(deadline - time.monotonic(), 0.05))
-                messages.append(decode_json(text, _RankMessage))
+                messages.append(message := decode_json(text, _RankMessage))
             except TimeoutError:
                 messages.append(None)
+            else:
+                if message.error_kind:
+                    break
         return messages
 
     @staticmethod
     def _combine_errors(messages: Sequence[_RankMessage | None]) -> BarrierResult:
-        missing = tuple(rank for rank, word in enumerate(messages) if not word)
+        missing = tuple(rank for rank, message in enumerate(messages) if not message)
         failed = {rank: message for rank, message in enumerate(messages) if message and message.error_kind}
         first = next(iter(failed.values()), _RankMessage())
         return BarrierResult(missing, tuple(failed), first.error, first.error_kind)
 
     def _raise_error(self, name: str, verdict: BarrierResult) -> None:
-        if verdict.missing:
-            problem = f"{name}: barrier timed out ({self.timeout_s:g} s), missing: {self.format_ranks(verdict.missing)}"
-            raise Unreachable(problem, where=f"rank {self.rank}", hint="see those ranks' logs and nodes")
-        if verdict.failed:
-            more = f", and {len(verdict.failed) - 1} more" if len(verdict.failed) > 1 else ""
+        missing = self.format_ranks(verdict.missing)
+        if verdict.failed:  # before the missing ones: they may wait for the failed rank
             kind = verdict.error_kind
-            problem = f"{self.format_ranks(verdict.failed[:1])}{more}: {kind}: {verdict.error}"
+            problem = f"{self.format_ranks(verdict.failed)}: {kind}: {verdict.error}"
+            problem += f"; missing: {missing}" if missing else ""
             where, hint = f"rank {self.rank} at {name}", "see that rank's log"
             raise RemoteRankError(problem, where=where, hint=hint, error_kind=kind)
+        if missing:
+            problem = f"{name}: barrier timed out ({self.timeout_s:g} s), missing: {missing}"
+            raise Unreachable(problem, where=f"rank {self.rank}", hint="see those ranks' logs and nodes")
 
     def _read_from_rank0(self, name: str, key: str) -> str:
         timeout_s = self.timeout_s + _SLACK_S + 0.05 * self.world_size
@@ -171,8 +176,8 @@ class Barrier:
         for rank in ranks[:_MAX_NAMED]:
             by_node.setdefault(self._nodes[rank] if rank < len(self._nodes) else "", []).append(rank)
         parts = [
-            f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}" + (f" on {node}" if node else "")
-            for node, some in by_node.items()
+            f"rank{'s' * (len(node_ranks) > 1)} {', '.join(map(str, node_ranks))}" + (f" on {node}" if node else "")
+            for node, node_ranks in by_node.items()
         ]
         more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
         return ", ".join(parts) + more

@@ -41,7 +41,7 @@ class SaveExchange:
         """
         rank = self._barrier.rank
         if message:
-            self._path(self._count + 1, rank, "said").write_bytes(message)
+            self._path(self._count + 1, rank, "message").write_bytes(message)
         self._count += 1
         self._reported = True
         name = f"{self._name}.{self._count}"
@@ -65,7 +65,7 @@ class SaveExchange:
 
     def _reply(self, answer: ComputeReplies) -> None:
         try:
-            messages = [self._read(rank, "said") for rank in range(self._barrier.world_size)]
+            messages = [self._read(rank, "message") for rank in range(self._barrier.world_size)]
             for rank, data in enumerate(answer(messages)):
                 if data:
                     self._path(self._count, rank, "answer").write_bytes(data)
@@ -99,21 +99,22 @@ def handshake(
 ) -> tuple[Barrier, str]:
     """Return a barrier that has the ranks' nodes, and a token that only these ranks share.
 
-    name: of the caller; unique in one store. Raises ConfigError, Unreachable.
+    name: of the caller; no other open one in this store has it. Raises ConfigError, Unreachable.
     """
-    if put is None or get is None:
+    if put is None or get is None or delete is None:
         if world_size != 1:
-            raise ConfigError(
-                f"{world_size} ranks need a shared key-value store (put and get are missing)",
-                where="Checkpointer(put=, get=)",
-            )
-        put, get = (lambda _, __: None), (lambda _, __: "")
+            message = f"put, get or delete: missing ({world_size} ranks need a key-value store that they share)"
+            hint = "put, get, delete = torch_store(), of pitools.checkpoint.coordination.torch_store"
+            raise ConfigError(message, where="Checkpointer", hint=hint)
+        put, get, delete = (lambda _, __: None), (lambda _, __: ""), (lambda _: None)
     prefix = f"pit/{name}"
-    barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix)
-    names = barrier.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
-    names_json = barrier.broadcast("told", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
+    first = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, delete=delete)
+    names = first.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
+    names_json = first.broadcast("nodes", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
     token, *nodes = decode_json(names_json, list[str])
-    barrier_with_nodes = Barrier(
-        put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete
-    )
-    return barrier_with_nodes, token
+    barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
+    # All keys from here on contain the token. Those above do not: the next Checkpointer of this name writes them again.
+    barrier.wait(f"{token}/connected")
+    first.delete_written()
+    barrier.broadcast(f"{token}/ready")
+    return barrier, token

@@ -1,4 +1,4 @@
-"""A whole folder of checkpoints judged, for people."""
+"""Verify all checkpoints of a folder."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from pitools.checkpoint.store import layout, locks, lookup, quarantine
 from pitools.checkpoint.store.manifest import load_manifest
 from pitools.checkpoint.store.problem import CheckpointProblem
-from pitools.checkpoint.store.verify import verify_checkpoint as check_one
+from pitools.checkpoint.store.verify import verify_checkpoint
 from pitools.core.errors import DataError, PitError
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record
 
 # About a second's reading.
 _PROGRESS_BAR_BYTES = 1 << 30
-# Before what cannot be read is moved: a server may have been away for a moment.
+# Before an unreadable checkpoint is moved: a server may have been away for a moment.
 _PAUSE_S = 3.0
 
 
 class FolderCheck(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1"):
     """The totals of a check, without checkpoints that the run removed meanwhile. bytes: by the manifests.
 
-    newest_good_step: the newest without problems, or null. quarantined: number of checkpoints moved aside.
+    newest_good_step: the newest without damage, or null. quarantined: number of checkpoints moved aside.
     """
 
     path: str
@@ -39,9 +39,9 @@ class FolderCheck(Record, frozen=True, kw_only=True, tag="pit.checkpoint-check/1
 def check_folder(
     folder: Path, steps: Sequence[int], *, threads: int = 0, move_aside: bool = False
 ) -> Iterator[CheckpointProblem | FolderCheck]:
-    """The findings of each checkpoint, newest first (a bar for each large one, on a terminal), then one Check.
+    """Yield the problems of each checkpoint, newest first (a bar for each large one, on a terminal), then the totals.
 
-    move_aside: move those with findings to the quarantine. Raises NoSpace, ClusterError.
+    move_aside: move damaged and unreadable ones to the quarantine. Raises NoSpace, ClusterError.
     """
     started, n_bytes, checked, findings, moved = time.monotonic(), 0, 0, 0, 0
     good: int | None = None
@@ -52,12 +52,13 @@ def check_folder(
             time.sleep(_PAUSE_S)
             size, problems = _check_one(path, threads)
         if problems and step not in layout.listed_steps(folder):
-            continue  # a live run's own retention was faster
+            continue  # a live run has just pruned it
         yield from problems
         n_bytes, checked, findings = n_bytes + size, checked + 1, findings + len(problems)
-        if not problems and good is None:
+        is_damaged = any(problem.is_damage for problem in problems)
+        if not is_damaged and good is None:
             good = step
-        if problems and move_aside:
+        if is_damaged and move_aside:
             moved += quarantine.quarantine_checkpoint(path, problems) is not None
     yield FolderCheck(
         path=str(folder.absolute()),
@@ -73,7 +74,7 @@ def check_folder(
 def newest_good_step(folder: Path) -> int | None:
     """Return the step of the newest checkpoint whose bytes all match its manifest, or None. Raises ClusterError."""
     for step in lookup.complete_steps(folder):
-        if not _check_one(layout.step_path(folder, step))[1]:
+        if not any(problem.is_damage for problem in _check_one(layout.step_path(folder, step))[1]):
             return step
     return None
 
@@ -85,7 +86,7 @@ def _check_one(path: Path, threads: int = 0) -> tuple[int, list[CheckpointProble
             stack.enter_context(locks.read_lock(path))
         size = _bytes(path)
         advance = stack.enter_context(progress_bar(path.name, size, quiet=size < _PROGRESS_BAR_BYTES))
-        return size, check_one(path, threads=threads, advance=advance)
+        return size, verify_checkpoint(path, threads=threads, advance=advance)
 
 
 def _bytes(step_dir: Path) -> int:

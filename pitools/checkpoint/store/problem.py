@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pitools.checkpoint.store import layout
 from pitools.core.record import Record
 
 ProblemKind = Literal["missing", "extra", "size", "digest", "unreadable", "manifest", "owner"]
@@ -20,6 +21,11 @@ class CheckpointProblem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-p
     problem: ProblemKind
     expected: str
     got: str
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the checkpoint must not be restored. A stray file outside the payload, such as a note, is harmless."""
+        return self.problem != "extra" or self.path.startswith(f"{layout.PAYLOAD}/")
 
     def text(self) -> str:
         """One line for people."""

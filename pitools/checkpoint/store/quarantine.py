@@ -52,10 +52,13 @@ def quarantine_checkpoint(
         lookup.update_latest_link(folder, except_step=layout.step_of(step_dir))
         try:
             os.rename(step_dir, target / step_dir.name)
-        except FileNotFoundError:
+        except OSError as error:
             (target / REASON_FILE).unlink(missing_ok=True)
             target.rmdir()
-            return None
+            lookup.update_latest_link(folder)
+            if isinstance(error, FileNotFoundError):
+                return None
+            raise
         for created in (target, target.parent, folder):
             fsync_dir(created)
     except OSError as error:

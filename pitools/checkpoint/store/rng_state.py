@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, Unreachable
 from pitools.core.record import decode_json
 
 FILE_NAME = "random.json"
@@ -38,13 +38,13 @@ class RngState(NamedTuple):
 
 
 def capture_rng_state(framework: FrameworkGenerators) -> RngState:
-    """Where this process's generators are now."""
+    """Capture the states of this process's generators."""
     numpy = sys.modules.get("numpy")
     return RngState(random.getstate(), numpy and numpy.random.get_state(legacy=True), framework.random_state())
 
 
 def encode_rng_state(states: RngState) -> bytes:
-    """As `write` takes them."""
+    """Encode the states for `write_rng_state`."""
     version, words, gauss = states.python
     record: dict[str, Any] = {"python": [version, _encode_words(words), gauss], "framework": states.framework}
     if states.numpy:
@@ -54,15 +54,22 @@ def encode_rng_state(states: RngState) -> bytes:
 
 
 def write_rng_state(building: Path, by_rank: list[bytes]) -> None:
-    """Keep those of all ranks; sealed with the state."""
+    """Write the states of all ranks into the building folder; the manifest's seal covers them."""
     (building / FILE_NAME).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
 
 
 def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators) -> None:
-    """Put this process's generators where they were. Raises DataError."""
+    """Restore the generators of this rank's process. Raises DataError, Unreachable."""
     path = step_dir / FILE_NAME
     try:
-        by_rank = decode_json(path.read_bytes(), list[dict[str, Any]])
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError("it has no random states", where=str(path)) from error
+    except OSError as error:
+        hint = "check that the file system answers: ls; then start the run again"
+        raise Unreachable(f"read failed: {error.strerror}", where=str(path), hint=hint) from error
+    try:
+        by_rank = decode_json(data, list[dict[str, Any]])
         if rank >= len(by_rank):
             return
         version, words, gauss = by_rank[rank]["python"]
@@ -74,7 +81,7 @@ def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators)
             np.random.set_state((kind, np.array(_decode_words(keys), np.uint32), *rest))
         if states := by_rank[rank]["framework"]:
             framework.set_random_state(states)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"its random states cannot be used: {error}", where=str(path)) from error
 
 

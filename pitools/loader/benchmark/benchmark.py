@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import psutil
 
 from pitools.core.record import Record
 from pitools.core.units import format_size
@@ -123,12 +123,14 @@ def benchmark_loader(
     files = tuple(path / entry.path for entry in arrays.manifest.files if entry.path.startswith(prefixes))
     setup = _BenchSetup(arrays, names, large, files, length, batch_size, threads, resident_bytes)
     cold, decode, transformed = _measure_batches(setup, transform, limit_s)
-    stored = decode.bytes_read / (decode.times * batch_size)
-    stages = [_read_stage(setup, cache, done, stored) for cache, done in _measure_reads(setup, stored, limit_s)]
+    stored = decode.bytes_read / (decode.operations * batch_size)
+    stages = [
+        _read_stage(setup, cache, measurement, stored) for cache, measurement in _measure_reads(setup, stored, limit_s)
+    ]
     stages.append(_batch_stage(setup, "decode", "warm", decode))
     if transformed:
         stages.append(_batch_stage(setup, "transform", "warm", transformed))
-    bound, advice = find_bottleneck(_combine_rates(setup, stages), threads, os.cpu_count() or 1)
+    bound, advice = find_bottleneck(_combine_rates(setup, stages), threads, len(os.sched_getaffinity(0)))
     return [*stages, _batch_stage(setup, "loader", "cold" if stored else "warm", cold, bound, advice)]
 
 
@@ -184,7 +186,7 @@ def _measure_batches(
     cold = measure.time_batches(loader, epoch, limit_s, transform)
     loader.close()
     loader, _ = setup.loader()
-    warm = measure.fastest_pass(loader, cold.times, limit_s)
+    warm = measure.fastest_pass(loader, cold.operations, limit_s)
     transformed = measure.time_transform(transform, next(loader), limit_s) if transform else None
     loader.close()
     return cold, warm, transformed
@@ -194,13 +196,15 @@ def _measure_reads(setup: _BenchSetup, stored: float, limit_s: float) -> list[tu
     """Measure random reads from disk, of a sample's bytes of an array each, cold then warm. stored: bytes a sample."""
     if not stored:
         return []
-    sizes = [file.stat().st_size for file in setup.files]
+    max_open = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    files = sorted(random.Random(0).sample(setup.files, min(max_open, len(setup.files))))  # noqa: S311 - no secret
+    sizes = [file.stat().st_size for file in files]
     ranges = measure.random_ranges(sizes, max(_MIN_READ_BYTES, int(stored / len(setup.large))))
-    measure.drop_page_cache(setup.files)
-    cold = measure.time_reads(setup.files, ranges, setup.threads, limit_s)
+    measure.drop_page_cache(files)
+    cold = measure.time_reads(files, ranges, setup.threads, limit_s)
     return [
         ("cold", cold),
-        ("warm", measure.time_reads(setup.files, ranges[: cold.times], setup.threads, math.inf)),
+        ("warm", measure.time_reads(files, ranges[: cold.operations], setup.threads, math.inf)),
     ]
 
 
@@ -216,19 +220,21 @@ def _combine_rates(setup: _BenchSetup, stages: Sequence[StageRate]) -> StageRate
         transform=transform.samples_per_s if transform else None,
         codecs=frozenset(layout.codec if layout else "zarr" for layout in layouts),
         stored_bytes=stored_bytes,
-        fits_memory=stored_bytes < psutil.virtual_memory().available,
+        fits_memory=stored_bytes < measure.available_memory(),
     )
 
 
-def _read_stage(setup: _BenchSetup, cache: str, done: Measurement, stored: float) -> StageRate:
-    return _make_stage(setup, "read", cache, done.bytes_read / stored, done.bytes_read, done.wall_s)
+def _read_stage(setup: _BenchSetup, cache: str, measurement: Measurement, stored: float) -> StageRate:
+    return _make_stage(
+        setup, "read", cache, measurement.bytes_read / stored, measurement.bytes_read, measurement.wall_s
+    )
 
 
 def _batch_stage(
-    setup: _BenchSetup, stage: str, cache: str, done: Measurement, bound: str = "", advice: str = ""
+    setup: _BenchSetup, stage: str, cache: str, measurement: Measurement, bound: str = "", advice: str = ""
 ) -> StageRate:
-    samples = done.times * setup.batch_size
-    return _make_stage(setup, stage, cache, samples, samples * setup.sample_bytes(), done.wall_s, bound, advice)
+    samples = measurement.operations * setup.batch_size
+    return _make_stage(setup, stage, cache, samples, samples * setup.sample_bytes(), measurement.wall_s, bound, advice)
 
 
 def _make_stage(

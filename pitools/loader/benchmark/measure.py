@@ -10,24 +10,42 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from pitools.core.errors import ConfigError, DataError, Unreachable
 from pitools.loader.loader import Loader, NumpyBatch
 
 _MAX_RANGES = 200_000
+_CGROUPS, _CGROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 Range = tuple[int, int, int]  # number of the file, offset, bytes
 Transform = Callable[[NumpyBatch], Any]
 
 
 class Measurement(NamedTuple):
-    """times: operations done. bytes_read: from files. wall_s: seconds."""
+    """operations: number of reads, batches or transforms. bytes_read: from files. wall_s: seconds."""
 
-    times: int
+    operations: int
     bytes_read: int
     wall_s: float
+
+
+def available_memory() -> int:
+    """Return how many bytes of files can stay in memory: the node's free memory, or this job's limit if it is less."""
+    limits: list[int] = [psutil.virtual_memory().available]
+    for line in _CGROUPS.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):  # cgroup v2; v1
+            top = _CGROUP_ROOT / controllers
+            for folder in (top / path[1:], *(top / path[1:]).parents):
+                for name in ("memory.max", "memory.limit_in_bytes"):
+                    with suppress(OSError, ValueError):  # no limit there: no file, or "max"
+                        limits.append(int((folder / name).read_text()))
+    return min(limits)
 
 
 def drop_page_cache(files: Sequence[Path]) -> None:
@@ -55,7 +73,6 @@ def random_ranges(sizes: Sequence[int], n_bytes: int, *, seed: int = 0) -> list[
 
 def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: int, limit_s: float) -> Measurement:
     """Read ranges of files by threads, until all are read or `limit_s` is over. Raises DataError, Unreachable."""
-    descriptors = [_open(file) for file in files]
     remaining = iter(ranges_to_read)  # a list's iterator is atomic: threads may share it
     largest = max((n_bytes for _, _, n_bytes in ranges_to_read), default=0)
     began = time.perf_counter()
@@ -69,9 +86,12 @@ def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: 
                 break
         return count, total
 
+    descriptors: list[int] = []
     try:
+        descriptors.extend(_open(file) for file in files)
+        began = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:
-            done = [each.result() for each in [pool.submit(work) for _ in range(threads)]]
+            results = [future.result() for future in [pool.submit(work) for _ in range(threads)]]
         wall_s = time.perf_counter() - began
     except OSError as error:
         where = os.path.commonpath(files)
@@ -79,11 +99,11 @@ def time_reads(files: Sequence[Path], ranges_to_read: Sequence[Range], threads: 
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return Measurement(sum(count for count, _ in done), sum(total for _, total in done), wall_s)
+    return Measurement(sum(count for count, _ in results), sum(total for _, total in results), wall_s)
 
 
 def time_batches(loader: Loader, max_batches: int, limit_s: float, transform: Transform | None = None) -> Measurement:
-    """Read and transform batches up to `max_batches` or `limit_s`, at least two."""
+    """Read and transform batches up to `max_batches` or `limit_s`, at least two if there are two."""
     began, count, bytes_read = time.perf_counter(), 0, 0
     while count < max_batches:
         batch = next(loader)
@@ -101,7 +121,7 @@ def fastest_pass(loader: Loader, count: int, limit_s: float) -> Measurement:
     while not passes or time.perf_counter() - began < limit_s:
         loader.load_state(start)
         passes.append(time_batches(loader, count, math.inf))
-    return min(passes, key=lambda each: each.wall_s)
+    return min(passes, key=lambda measurement: measurement.wall_s)
 
 
 def time_transform(transform: Transform, batch: NumpyBatch, limit_s: float) -> Measurement:

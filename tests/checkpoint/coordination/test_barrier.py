@@ -117,6 +117,22 @@ def test_trouble_of_one_is_told_to_all_at_once() -> None:
     assert keys.timed_out == []
 
 
+@pytest.mark.parametrize(("failing", "absent"), [(1, 2), (2, 1)])
+def test_a_failure_is_named_before_the_missing_ranks(failing: int, absent: int) -> None:
+    """One rank fails while another never comes: all raise the failure, at once if the failing one is read first."""
+    keys = Keys()
+    futures = meet(
+        3,
+        lambda barrier: barrier.wait("x", OSError("disk full") if barrier.rank == failing else None),
+        absent={absent},
+        keys=keys,
+        timeout_s=0.2,
+    )
+    errors = [future.result() for future in futures.values()]
+    assert {error.error_kind for error in errors} == {"OSError"}
+    assert keys.timed_out == [f"pit/barrier/x/{absent}"] * (absent < failing)
+
+
 def test_words_that_look_like_a_verdict_are_words() -> None:
     """Whatever a rank says comes as it was said, quotation marks and all; errors are counted, and the first is told."""
     words = ["=", "!", '-"', "", "é\n"]
@@ -125,8 +141,8 @@ def test_words_that_look_like_a_verdict_are_words() -> None:
     keys = Keys()
     told = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
     verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
-    assert verdict == BarrierResult(failed=(1, 2), error="!1", error_kind="OSError")
-    assert {future.result().message for future in told.values()} == {"rank 1 on b, and 1 more: OSError: !1"}
+    assert verdict == BarrierResult(failed=(1,), error="!1", error_kind="OSError")
+    assert {future.result().message for future in told.values()} == {"rank 1 on b: OSError: !1"}
 
 
 def test_trouble_of_rank_0_waits_for_nobody() -> None:

@@ -22,7 +22,7 @@ def test_a_run_that_prunes_is_no_finding(folder: Path, save: Save, monkeypatch: 
         retention.prune_checkpoints(folder, 1)
         return verify.verify_checkpoint(path, **more)
 
-    monkeypatch.setattr(check_folder, "check_one", check)
+    monkeypatch.setattr(check_folder, "verify_checkpoint", check)
     (summary,) = check_folder.check_folder(folder, [1, 2, 3])
     assert isinstance(summary, FolderCheck)
     assert (summary.checkpoints, summary.findings, summary.newest_good_step) == (1, 0, 3)
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_looked_at_again(
             )
         ]
 
-    monkeypatch.setattr(check_folder, "check_one", check)
+    monkeypatch.setattr(check_folder, "verify_checkpoint", check)
     monkeypatch.setattr(check_folder, "_PAUSE_S", 0.01)
     *findings, summary = check_folder.check_folder(folder, [1], move_aside=True)
     assert isinstance(summary, FolderCheck)

@@ -67,7 +67,7 @@ def test_an_older_one_that_reads_is_taken(
     out, said = capfd.readouterr()
     assert out == ""  # it is the program's
     assert f"{folder}/step_40 cannot be read" in said
-    assert f"going on from {folder}/step_10, 30 steps earlier" in said
+    assert f"continuing from {folder}/step_10, 30 steps earlier" in said
     assert layout.listed_steps(folder) == [40, 10]
     assert not (folder / "quarantine").exists()
     assert lookup.latest_step(folder) == 10

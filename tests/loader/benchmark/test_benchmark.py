@@ -56,6 +56,30 @@ def test_ranges_are_of_all_of_a_large_set():
     assert {file for file, _, _ in found} == set(range(100))
 
 
+def test_the_memory_is_the_job_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the limits of a job, its step and the node, in cgroup v1 and v2, the smallest counts; "max" is none."""
+    for version, line in (("v2", "0::/slurm/job_7/step_0"), ("v1", "4:memory:/slurm/job_7/step_0")):
+        root = tmp_path / version
+        folder = root / ("memory" if version == "v1" else "") / "slurm" / "job_7" / "step_0"
+        folder.mkdir(parents=True)
+        name = "memory.max" if version == "v2" else "memory.limit_in_bytes"
+        (folder / name).write_text("max\n")
+        (folder.parent / name).write_text("12345\n")
+        (tmp_path / "cgroup").write_text(f"9:cpu:/other\n{line}\n")
+        monkeypatch.setattr(measure, "_CGROUP_ROOT", root)
+        monkeypatch.setattr(measure, "_CGROUPS", tmp_path / "cgroup")
+        assert measure.available_memory() == 12345
+
+
+def test_a_missing_file_leaves_no_descriptor_open(tmp_path: Path):
+    """A shard that is gone is an error that names it, and the others are closed."""
+    (tmp_path / "a").write_bytes(bytes(10))
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(DataError):
+        measure.time_reads([tmp_path / "a", tmp_path / "b"], [(0, 0, 10)], 1, 1.0)
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
 def test_what_is_evicted_is_not_in_memory(version: Path):
     """The kernel would have to wait for the disk; and after `read`, for no range that was read."""
     files = sorted(file for file in version.glob("obs/eye_image/c/**/0") if file.is_file())
