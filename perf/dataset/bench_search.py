@@ -51,7 +51,7 @@ def publish(root: Path, name: str, number: int) -> None:
     data = manifests.encode_manifest(made)
     folder = root / name / manifests.version_of(data)
     folder.mkdir(parents=True)
-    (folder / manifests.FILE_NAME).write_bytes(data)
+    (folder / manifests.MANIFEST_FILE).write_bytes(data)
 
 
 def command(root: Path, env: dict[str, str]) -> None:

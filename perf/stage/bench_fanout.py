@@ -122,7 +122,7 @@ def make_set(data: Path, shards: int, size: int) -> Path:
         n_bytes, text = digest.digest_file(file)
         entries.append(FileEntry(path=f"images/c/{number:04}", bytes=n_bytes, digest=text))
     text = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
-    (folder / manifest.FILE_NAME).write_bytes(text)
+    (folder / manifest.MANIFEST_FILE).write_bytes(text)
     return folder.rename(folder.with_name(manifest.version_of(text)))
 
 

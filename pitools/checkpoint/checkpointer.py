@@ -53,8 +53,8 @@ class _PendingSave(NamedTuple):
     building: Path
     payload: Future[Path]
     write_payload: Callable[[SaveExchange], Digests | None]
-    table: dict[str, str]
-    randomness: rng_state.RngState
+    schema: dict[str, str]
+    rng_states: rng_state.RngState
     manifest_fields: dict[str, Any]
 
 
@@ -91,7 +91,7 @@ class Checkpointer:
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
         self._barrier, self._token = handshake(put, get, delete, rank, world_size, name=name, timeout_s=timeout_s)
-        self._model, self._saved = "", -1
+        self._schema_fingerprint, self._saved = "", -1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
@@ -149,7 +149,7 @@ class Checkpointer:
         exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", building / layout.DIGESTS_DIR)
         payload: Future[Path] = Future()
         try:
-            table, randomness = self._adapter.describe(state), rng_state.capture_rng_state(self._adapter)
+            schema, rng_states = self._adapter.describe(state), rng_state.capture_rng_state(self._adapter)
             write = self._adapter.copy_to_host(state, payload)
         except BaseException as error:
             self._saved = -1
@@ -157,7 +157,7 @@ class Checkpointer:
             _in_background(exchange.fail, error).join(_LEAVE_TIMEOUT_S)
             raise
         self._saved = step
-        pending = _PendingSave(building, payload, write, table, randomness, manifest_fields)
+        pending = _PendingSave(building, payload, write, schema, rng_states, manifest_fields)
         self._thread = _in_background(self._finish_save, step, exchange, pending)
 
     def wait(self) -> None:
@@ -214,19 +214,19 @@ class Checkpointer:
 
     def _open_once(self, state: Any) -> None:
         """Claim the folder for this run and remove what killed saves left, once, at rank 0."""
-        if self._model:
+        if self._schema_fingerprint:
             return
-        table = self._adapter.describe(state)
-        fingerprint = state_schema.schema_fingerprint(table)
+        schema = self._adapter.describe(state)
+        fingerprint = state_schema.schema_fingerprint(schema)
         self._opens += 1
         with all_or_none(self._barrier, f"{self._token}-{self._opens}/open"):
             if self._barrier.rank == 0:
-                self._claim_folder(table, fingerprint)
-        self._model = fingerprint
+                self._claim_folder(schema, fingerprint)
+        self._schema_fingerprint = fingerprint
 
-    def _claim_folder(self, table: dict[str, str], fingerprint: str) -> None:
+    def _claim_folder(self, schema: dict[str, str], fingerprint: str) -> None:
         self._locks.close()  # of a failed attempt
-        state_schema.require_same_schema(self.folder, table)
+        state_schema.require_same_schema(self.folder, schema)
         owner.claim_folder(self.folder, self._run, fingerprint)
         is_only_writer = self._locks.enter_context(locks.writer_lock(self.folder))
         retention.remove_leftovers(self.folder, is_only_writer=is_only_writer)
@@ -240,8 +240,8 @@ class Checkpointer:
                 f"{layout.PAYLOAD}/{path}": digest for path, digest in (pending.write_payload(exchange) or {}).items()
             }
             exchange(
-                rng_state.encode_rng_state(pending.randomness),
-                lambda all_of: self._write_metadata(building, pending.table, all_of),
+                rng_state.encode_rng_state(pending.rng_states),
+                lambda all_of: self._write_metadata(building, pending.schema, all_of),
             )
             rank, world_size = self._barrier.rank, self._barrier.world_size
             publish.digest_share(
@@ -255,9 +255,9 @@ class Checkpointer:
             raised.add_note(f"in the background, while step {step} was saved")
             exchange.fail(raised)
 
-    def _write_metadata(self, building: Path, table: dict[str, str], randomness: list[bytes]) -> list[bytes]:
-        state_schema.write_schema(building, table)
-        rng_state.write_rng_state(building, randomness)
+    def _write_metadata(self, building: Path, schema: dict[str, str], rng_states: list[bytes]) -> list[bytes]:
+        state_schema.write_schema(building, schema)
+        rng_state.write_rng_state(building, rng_states)
         return []
 
     def _publish(self, step: int, building: Path, manifest_fields: dict[str, Any]) -> list[bytes]:
@@ -268,7 +268,7 @@ class Checkpointer:
             step,
             format=self._adapter.format,
             run=self._run,
-            model=self._model,
+            model=self._schema_fingerprint,
             world_size=self._barrier.world_size,
             loader=manifest_fields["loader"],
             extra=manifest_fields["extra"],

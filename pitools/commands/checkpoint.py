@@ -115,7 +115,7 @@ def _checkpoint_dir(run: str, site_name: str) -> tuple[Path, int | None]:
     if path.is_dir() and not (path / "plan.json").is_file():
         if (step := layout.step_of(path)) is not None:
             return path.parent, step
-        if layout.listed_steps(path) or (path / owner.FILE_NAME).is_file() or (path / layout.QUARANTINE).is_dir():
+        if layout.listed_steps(path) or (path / owner.OWNER_FILE).is_file() or (path / layout.QUARANTINE).is_dir():
             return path, None
         hint = "give a run's id or folder, its checkpoints/, or one step_<n> of them"
         raise UsageError("neither a run nor a folder of checkpoints", where=str(path), hint=hint)

@@ -25,6 +25,7 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 )
 @click.option(
     "--long",
+    "when_too_long",
     type=click.Choice(("split", "drop", "refuse")),
     default="split",
     show_default=True,
@@ -50,7 +51,7 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 def plan_packing(
     dataset: str,
     lengths: tuple[int, ...],
-    long: Literal["refuse", "split", "drop"],
+    when_too_long: Literal["refuse", "split", "drop"],
     window: int,
     splits: tuple[str, ...],
     tasks: tuple[str, ...],
@@ -73,4 +74,4 @@ def plan_packing(
         episodes = filter_episodes(arrays, EpisodeFilters(splits=splits, tasks=tasks))
     with Output(form, COLUMNS) as out:
         for length in lengths:
-            out(packing_report(arrays, episodes, length, window=window, long=long))
+            out(packing_report(arrays, episodes, length, window=window, when_too_long=when_too_long))

@@ -2,7 +2,7 @@
 
     PitError
     ├── UsageError     2   the command line is wrong           → read the help
-    ├── ConfigError    3   a file a human wrote is wrong        → edit that file
+    ├── ConfigError    3   a file of the user's is wrong       → edit that file
     ├── ClusterError   4   the cluster or machine refused       → ask for something else
     │   └── ToolMissing    a program or package is not there    → install it
     ├── DataError      5   data are damaged                     → do not use them
@@ -58,7 +58,7 @@ class UsageError(PitError):
 
 
 class ConfigError(PitError):
-    """A file that a human wrote is wrong. key: the wrong key, with dots between tables; "" where no key is wrong."""
+    """A user's file (TOML, script) is wrong. key: the wrong key, with dots between tables; "" where no key is wrong."""
 
     exit_code = 3
 
@@ -98,16 +98,16 @@ class NoSpace(TryLater):
     """The destination has no room."""
 
 
-def suggest(name: str, choices_known: Iterable[str]) -> str:
-    """Return `did you mean "x"?`, or the known names if none is similar; "" without known names."""
-    choices = sorted(choices_known)
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """Return `did you mean "x"?`, or the choices if none is similar; "" without choices."""
+    ordered = sorted(choices)
     if close := most_similar(name, choices):
         return f'did you mean "{close}"?'
-    return f"known: {', '.join(choices)}" if choices else ""
+    return f"known: {', '.join(ordered)}" if ordered else ""
 
 
-def most_similar(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most similar to `name`; "" if none is similar."""
+def most_similar(name: str, choices: Iterable[str]) -> str:
+    """Return the choice that is most similar to `name`; "" if none is similar."""
     import difflib  # costs 5 ms, and is needed only for errors
 
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(name, sorted(choices), n=1, cutoff=0.6)), "")

@@ -95,7 +95,7 @@ def fit_table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     """Return the lines of a table for a terminal of `width` characters.
 
     If it is too wide, a single row is printed as one line per column. Of several rows, the longest cells are cut, but
-    not in the first column, whose names are typed again; then the last columns are omitted, marked by `…`.
+    not in the first column, whose values users copy into commands; then the last columns are omitted, marked by `…`.
     """
     heads = [_format_header(name) for name in names]
     widths = [max(len(head), *(len(row[i]) for row in rows)) for i, head in enumerate(heads)]

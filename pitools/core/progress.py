@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr: a bar on a terminal; elsewhere a line of JSON, though only of what takes long."""
+"""Progress of long work, on stderr: a bar on a terminal, elsewhere lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Advance = Callable[[int], None]
 
 _DRAW_EVERY_S = 0.1
-# Most work is over before the first line, so that a job's log has none; cron's mail never has.
+# Short operations print no line.
 _LINE_EVERY_S = 30.0
 
 

@@ -66,7 +66,7 @@ def _untrusted_error(path: Path, description: str, component: Path, problem: str
         if component == path.absolute()
         else f"{description} {path}: a {'link' if component.is_symlink() else 'folder'} on its path"
     )
-    return ConfigError(f"{which} {problem}: it would decide what runs as you", where=str(component), hint=hint)
+    return ConfigError(f"{which} {problem}: its content is executed as you", where=str(component), hint=hint)
 
 
 def _path_components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, in seconds and bytes."""
+"""Parse and format durations and sizes: seconds and bytes as text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(n_bytes: float) -> str:
-    """`1.3 GiB`: three figures, binary units, for eyes."""
+    """`1.3 GiB`: three figures, binary units."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(n_bytes) < 1024:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -63,7 +63,7 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_duration(total_s: float) -> str:
-    """`85 ms`, `3.2 s`, `4m10s`, `2h05m`: for eyes."""
+    """`85 ms`, `3.2 s`, `4m10s`, `2h05m`."""
     if total_s < 1:
         return f"{total_s * 1000:.0f} ms"
     if total_s < 60:

@@ -21,25 +21,25 @@ from pitools.core.errors import ClusterError
 from pitools.core.signals import defer_sigint
 
 MAX_WORKERS = 8  # each holds a shard, 64 MiB, and its encoded form
-_QUEUED_PER_WORKER = 4  # jobs queued for each worker, so that none waits
+_QUEUED_PER_WORKER = 4  # tasks queued for each worker, so that none waits
 _PR_SET_PDEATHSIG = 1
-# A job is a shard or a range of 64 MiB: if none finishes for this long, a file system does not answer.
+# A task is a shard or a range of 64 MiB: if none finishes for this long, a file system does not answer.
 _STALL_TIMEOUT_S = 300.0
-# How long workers may take to end; after it they are killed, which is safe.
+# How long workers may take to end; then they are killed.
 _STOP_TIMEOUT_S = 20.0
-_EXIT_GRACE_S = 1.0  # a worker that waits for a file system cannot be killed
+_EXIT_GRACE_S = 1.0  # a worker that is blocked in the kernel dies later
 
-Job = TypeVar("Job")
+Task = TypeVar("Task")
 Result = TypeVar("Result")
-JobIn = TypeVar("JobIn", contravariant=True)
+TaskIn = TypeVar("TaskIn", contravariant=True)
 ResultOut = TypeVar("ResultOut", covariant=True)
 
 
-class Worker(Protocol[JobIn, ResultOut]):
-    """The function of a worker process, called with one job after another."""
+class Worker(Protocol[TaskIn, ResultOut]):
+    """The function of a worker process, called with one task after another."""
 
-    def __call__(self, job: JobIn) -> ResultOut:
-        """Do a job, and return its result. Result and exception are pickled."""
+    def __call__(self, task: TaskIn, /) -> ResultOut:
+        """Do a task, and return its result. Result and exception are pickled."""
         ...
 
     def close(self) -> None:
@@ -52,15 +52,17 @@ def default_workers() -> int:
     return min(MAX_WORKERS, 2 * len(os.sched_getaffinity(0)))
 
 
-def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job], *, workers: int) -> Iterator[Result]:
-    """Yield the results of all jobs as they finish, started in about their order; one worker runs in this process.
+def run_tasks(
+    make_worker: Callable[[], Worker[Task, Result]], tasks: Iterable[Task], *, workers: int
+) -> Iterator[Result]:
+    """Yield the results of all tasks as they finish, started in about their order; one worker runs in this process.
 
     make_worker: creates a worker, in its process. The first exception stops all workers, and is raised after they have
     ended. Raises ClusterError when a worker process dies.
     """
     if workers <= 1:
         with contextlib.closing(make_worker()) as worker:
-            yield from map(worker, jobs)
+            yield from map(worker, tasks)
         return
     # A fork needs no imports; with other threads, which may hold a lock at that moment, it is not safe.
     is_single_threaded = sys.platform == "linux" and threading.active_count() == 1
@@ -70,10 +72,10 @@ def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job]
         workers, mp_context=context, initializer=_init_process, initargs=(make_worker, os.getpid())
     )
     try:
-        yield from _collect(pool, jobs, workers * _QUEUED_PER_WORKER)
+        yield from _collect(pool, tasks, workers * _QUEUED_PER_WORKER)
         pool.shutdown(wait=True)
     except BrokenProcessPool as error:
-        hint = "if it ran out of memory, use fewer --workers; finished jobs are kept: run this again to continue"
+        hint = "if it ran out of memory, use fewer --workers; finished tasks are kept: run this again to continue"
         raise ClusterError("a worker process was killed", hint=hint) from error
     finally:
         try:
@@ -83,12 +85,12 @@ def run_jobs(make_worker: Callable[[], Worker[Job, Result]], jobs: Iterable[Job]
             _stop_processes(set(multiprocessing.active_children()) - other_processes)
 
 
-def _collect(pool: ProcessPoolExecutor, jobs: Iterable[Job], max_pending: int) -> Iterator[Any]:
+def _collect(pool: ProcessPoolExecutor, tasks: Iterable[Task], max_pending: int) -> Iterator[Any]:
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     pending = 0
-    for job in jobs:
+    for task in tasks:
         with defer_sigint():
-            pool.submit(_do_job, job).add_done_callback(done.put)
+            pool.submit(_do_task, task).add_done_callback(done.put)
         pending += 1
         if pending >= max_pending:
             yield _next_done(done).result()
@@ -104,14 +106,14 @@ def _next_done(done: queue.SimpleQueue[Future[Any]]) -> Future[Any]:
             return done.get(timeout=_STALL_TIMEOUT_S)
         except queue.Empty:
             print(
-                f"pit: no job has finished for {(time.monotonic() - began) / 60:.0f} min; check that the file systems "
-                "answer; Ctrl-C keeps finished jobs",
+                f"pit: no task has finished for {(time.monotonic() - began) / 60:.0f} min; check that the file systems "
+                "answer; Ctrl-C keeps finished tasks",
                 file=sys.stderr,
             )
 
 
 def _stop_processes(processes: Collection[BaseProcess]) -> None:
-    """Wait for workers to finish their jobs, then kill the others."""
+    """Wait for workers to finish their tasks, then kill the others."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     try:
         for process in processes:
@@ -128,7 +130,7 @@ _worker: Worker[Any, Any] | None = None  # in a worker process
 
 def _init_process(make_worker: Callable[[], Worker[Any, Any]], parent: int) -> None:
     global _make_worker
-    # Ctrl-C reaches the whole group; the parent handles it, and ends the workers after their current job.
+    # Ctrl-C reaches the whole group; the parent handles it, and ends the workers after their current task.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -136,8 +138,8 @@ def _init_process(make_worker: Callable[[], Worker[Any, Any]], parent: int) -> N
     _make_worker = make_worker
 
 
-def _do_job(job: Any) -> Any:
+def _do_task(task: Any) -> Any:
     global _worker
-    if _worker is None:  # created with the first job, so that its failure is raised as the job's
+    if _worker is None:  # created with the first task, so that its failure is raised as the task's
         _worker = _make_worker()
-    return _worker(job)
+    return _worker(task)

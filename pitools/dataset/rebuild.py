@@ -86,7 +86,7 @@ def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], 
     places: dict[str, list[Path]] = {name: [] for name in wanted}
     for name in wanted:
         if is_version(name):  # a backfill of one of ours
-            places[name] += [path.parent for path in root.glob(f"*/{name}/{manifests.FILE_NAME}")]
+            places[name] += [path.parent for path in root.glob(f"*/{name}/{manifests.MANIFEST_FILE}")]
     for folder in folders:
         if folder.name in wanted:
             places[folder.name].append(folder)
@@ -120,7 +120,7 @@ def _parent_and_records(
     records = list(manifest.source)
     parent = root / name / manifest.parent if manifest.parent else None
     if parent:
-        if not (parent / manifests.FILE_NAME).is_file():
+        if not (parent / manifests.MANIFEST_FILE).is_file():
             hint = "rebuild or stage that one first"
             raise UsageError(f"it was appended to {manifest.parent}, which is not there", where=where, hint=hint)
         records = records[len(manifests.load_manifest(parent)[0].source) :]

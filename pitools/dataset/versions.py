@@ -70,7 +70,7 @@ def describe_version(path: Path, *, new: bool = False) -> tuple[VersionInfo, Man
         bytes=manifest.total_bytes,
         files=len(manifest.files),
         source_bytes=source_bytes(manifest),
-        published=published_at((path / manifests.FILE_NAME).stat().st_mtime_ns),
+        published=published_at((path / manifests.MANIFEST_FILE).stat().st_mtime_ns),
         new=new,
     ), manifest
 

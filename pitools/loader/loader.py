@@ -142,7 +142,7 @@ class Loader(Stateful):
         self.allocate = allocate
         self._threads, self._prefetch, self._stalled_s = max(1, threads), max(1, prefetch), stalled_s
         self._position = 0  # of the next batch to be returned
-        self._skip = 0  # batches of other workers between two of this one
+        self._skipped_batches = 0  # batches of other workers between two of this one
         self._pid, self._readers = 0, None  # type: int, ReadThreads | None
         self._pending: deque[PendingBatch] = deque()
         self._free: list[dict[str, NDArray[Any]]] = []
@@ -157,7 +157,8 @@ class Loader(Stateful):
         """Return the next batch. It is valid until the next call.
 
         Raises DataError for damaged files; Unreachable for a failed read or a read over `stalled_s`. After an error
-        the next call reads the same batch again; `load_state` may be called, too.
+        the next call reads the same batch again; after a read over `stalled_s` it waits for that read again, unless
+        `load_state` was called.
         """
         began = time.perf_counter()
         if self._returned is not None:
@@ -169,9 +170,9 @@ class Loader(Stateful):
         self._request(self._prefetch + 1)  # before this batch is removed: if the request fails, no batch is lost
         self._pending.popleft()
         self._returned, self._position, self._stalled = pending.buffers, pending.next_position, False
-        waited, times = time.perf_counter() - began, self._stats
-        self._stats = LoaderStats(times.waited_s + waited, times.bytes_read + bytes_read, times.batches + 1)
-        return pending.batch._replace(bytes_read=bytes_read, waited_s=waited)
+        waited_s, totals = time.perf_counter() - began, self._stats
+        self._stats = LoaderStats(totals.waited_s + waited_s, totals.bytes_read + bytes_read, totals.batches + 1)
+        return pending.batch._replace(bytes_read=bytes_read, waited_s=waited_s)
 
     @property
     def is_ready(self) -> bool:
@@ -202,7 +203,7 @@ class Loader(Stateful):
         """From here on return only batches `first`, `first + count`, …: the part of one of `count` workers."""
         self._discard_pending()
         self._position = self._advance_position(self._position, first)
-        self._skip = count - 1
+        self._skipped_batches = count - 1
 
     def close(self) -> None:
         """Stop the threads, except one whose read hangs. The loader may be used again."""
@@ -259,7 +260,7 @@ class Loader(Stateful):
         parts = [self._readers.submit(partial(self.samples.read, drawn, first, last, arrays)) for first, last in cuts]
         valid_mask, extras = self.samples.valid_mask(drawn), self.samples.extras(drawn)
         batch = Batch(number, size, arrays, valid_mask, extras, drawn.samples, drawn.keys)
-        return PendingBatch(batch, parts, self._advance_position(start + size, self._skip), buffers)
+        return PendingBatch(batch, parts, self._advance_position(start + size, self._skipped_batches), buffers)
 
     def _buffers(self, count: int, fields: Mapping[str, Field]) -> dict[str, NDArray[Any]]:
         """Return flat buffers for `count` samples; a free buffer that is large enough is reused."""

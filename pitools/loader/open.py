@@ -27,7 +27,7 @@ def open_version(
     location: str | Path,
     *,
     cache: Path | None = None,
-    check: CheckMode = "first",
+    check_mode: CheckMode = "first",
     resident_bytes: int = RESIDENT_BYTES,
     limits: QuotaLimits | None = None,
 ) -> VersionReader:
@@ -36,19 +36,19 @@ def open_version(
     location: a path or name as in `pitools.store.resolve`, such as `ROOT/NAME@TAG`; or a URL such as s3://… of a
     version or of a dataset with a single version. cache: staging root on this node's disk, required for a URL:
     metadata and small arrays are fetched now, a shard of a large array at its first read by any loader of the node.
-    A completely fetched version is a staged version. check, resident_bytes: as of `VersionReader`. limits: of the
+    A completely fetched version is a staged version. check_mode, resident_bytes: as of `VersionReader`. limits: of the
     cache; None: PIT_STAGE_QUOTA and PIT_STAGE_MIN_FREE.
 
     Raises UsageError for an unknown name, DataError if the location is no version; for a URL also NoSpace, TryLater,
     Unreachable, ClusterError.
     """
     if not is_url(location):
-        return VersionReader(find_version_dir(Path(location)), check_mode=check, resident_bytes=resident_bytes)
+        return VersionReader(find_version_dir(Path(location)), check_mode=check_mode, resident_bytes=resident_bytes)
     if cache is None:
         hint = "pass a folder on this node's disk: open_version(url, cache=Path(…))"
         raise UsageError("cache: missing (required for an object store)", where="cache", hint=hint)
     remote = RemoteOpener(str(location), cache, limits or _cache_limits())
-    arrays = VersionReader(remote.path, check_mode=check, resident_bytes=resident_bytes, opener=remote)
+    arrays = VersionReader(remote.path, check_mode=check_mode, resident_bytes=resident_bytes, opener=remote)
     if not remote.is_complete():
         _prefetch_small_arrays(arrays, remote, resident_bytes)
     return arrays

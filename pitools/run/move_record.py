@@ -8,7 +8,7 @@ from pitools.core.record import Record
 from pitools.run import run_folder
 from pitools.run.attempt_records import Verdict
 
-FILE = "move.json"
+MOVE_FILE = "move.json"
 
 
 class MoveIntent(Record, frozen=True, kw_only=True, tag="pit.move/1"):
@@ -24,4 +24,4 @@ class MoveIntent(Record, frozen=True, kw_only=True, tag="pit.move/1"):
 def completed_move(run_dir: Path) -> MoveIntent | None:
     """Return the move of a run that was moved; None without a move, or before its end. Raises DataError."""
     verdict = run_folder.read_record(run_dir / "verdict.json", Verdict)
-    return run_folder.read_record(run_dir / FILE, MoveIntent) if verdict and verdict.code == "moved" else None
+    return run_folder.read_record(run_dir / MOVE_FILE, MoveIntent) if verdict and verdict.code == "moved" else None

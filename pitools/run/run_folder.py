@@ -1,7 +1,7 @@
 """Read and write a run's folder, which has this layout.
 
 <runs>/<run-id>/
-    request.toml        the request as it was given; callables have none
+    request.toml        the request; no file for runs of a Python callable
     plan.json           pit.plan/1: the request resolved for one site
     script.sbatch       the submitted script
     job.json            pit.job-ref/1: the run's newest job or, locally, supervisor process

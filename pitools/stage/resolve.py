@@ -17,7 +17,7 @@ from pitools.stage.sources.base import Dataset, Source
 from pitools.stage.sources.local import LocalSource, translate_errors
 from pitools.stage.sources.open import find_source, is_url, is_zarr_store, load_dataset
 from pitools.store import manifest as manifests
-from pitools.store.manifest import FILE_NAME, Manifest
+from pitools.store.manifest import MANIFEST_FILE, Manifest
 from pitools.store.resolve import warning_for
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _list_unmanaged(location: str | Path) -> tuple[Source, StoreListing] | None:
     folder = Path(location).absolute()
     with translate_errors(folder):
         # `lexists`: any entry named manifest.json makes it a version, perhaps a broken one.
-        if os.path.lexists(folder / FILE_NAME) or not is_zarr_store(folder):
+        if os.path.lexists(folder / MANIFEST_FILE) or not is_zarr_store(folder):
             return None
     from pitools.stage.sources import store_listing
 

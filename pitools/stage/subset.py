@@ -22,7 +22,7 @@ from pitools.core.errors import DataError, UsageError, suggest
 from pitools.stage import episode_offsets
 from pitools.stage.sources.store_listing import OFFSET_ARRAYS
 from pitools.store.digest import digest_bytes, hasher_for
-from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, FileEntry, Manifest, Subset
+from pitools.store.manifest import EPISODE_PREFIX, MANIFEST_FILE, FileEntry, Manifest, Subset
 from pitools.store.zarr import chunk_keys, metadata
 from pitools.store.zarr.metadata import METADATA_NAMES, V2_CONSOLIDATED, V3, ArrayMetadata
 
@@ -54,7 +54,7 @@ def make_subset(
     if {array.name: array.shape for array in arrays_by_path.values()} != {
         n: s.shape for n, s in manifest.arrays.items()
     }:
-        raise DataError("the manifest and the Zarr metadata list different arrays", where=FILE_NAME)
+        raise DataError("the manifest and the Zarr metadata list different arrays", where=MANIFEST_FILE)
     names = _selected_arrays(manifest, arrays)
     runs = _selected_runs(manifest, arrays_by_path, read_verified, steps, episodes)
     selected = {path: array for path, array in arrays_by_path.items() if array.name in names}

@@ -27,7 +27,7 @@ from pitools.stage.sources.base import Dataset, SourceFile
 from pitools.stage.sources.local import LocalSource, translate_errors
 from pitools.stage.sources.open import dataset_version_dirs, find_version_dir, load_dataset
 from pitools.store.digest import hasher_for
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 FileProblem = Literal["missing", "size", "digest", "extra", "unreadable"]
 
@@ -120,7 +120,7 @@ class _VerifyWorker:
 
 
 def _find_extra_files(dataset: Dataset, root: Path) -> Iterator[FileFinding]:
-    expected = {entry.path for entry in dataset.manifest.files} | {FILE_NAME}
+    expected = {entry.path for entry in dataset.manifest.files} | {MANIFEST_FILE}
     for folder, folders, names in os.walk(root):
         # os.walk lists a link to a folder as a folder, and does not enter it: report it as an extra file.
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
@@ -143,7 +143,7 @@ def check_targets(path: Path) -> list[Path]:
     """
     path = path.absolute()
     with translate_errors(path):
-        if not os.path.lexists(path / FILE_NAME):
+        if not os.path.lexists(path / MANIFEST_FILE):
             if (path / OBJECTS).is_dir():
                 return sorted((path / OBJECTS).iterdir())
             if path.is_dir() and (version_dirs := dataset_version_dirs(path)):
@@ -185,12 +185,12 @@ def _check_version(folder: Path, readers: int) -> tuple[Dataset | None, list[Fil
     try:
         dataset = load_dataset(folder)
     except DataError as error:
-        problem: FileProblem = "digest" if os.path.lexists(folder / FILE_NAME) else "missing"
+        problem: FileProblem = "digest" if os.path.lexists(folder / MANIFEST_FILE) else "missing"
         return None, [
             FileFinding(
                 dataset="",
                 version=folder.name,
-                path=FILE_NAME,
+                path=MANIFEST_FILE,
                 problem=problem,
                 expected="the version's manifest",
                 got=error.message,

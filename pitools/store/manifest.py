@@ -20,7 +20,7 @@ from pitools.core.fs import open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store.zarr.metadata import V2_CONSOLIDATED, V3
 
-FILE_NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 # The first axis of arrays with this prefix, in any group, is episodes or bytes, never steps.
 EPISODE_PREFIX = "episode_"
 EPISODE_OFFSETS, EPISODE_JSON = "episode_offsets", "episode_json"
@@ -185,14 +185,14 @@ def _is_inside(text: str, *, names: int) -> bool:
 
 
 def _check_entries(files: tuple[FileEntry, ...], paths: list[str], where: str) -> None:
-    if len({*paths, FILE_NAME}) <= len(paths) or min((entry.bytes for entry in files), default=0) < 0:
-        seen = {FILE_NAME}
+    if len({*paths, MANIFEST_FILE}) <= len(paths) or min((entry.bytes for entry in files), default=0) < 0:
+        seen = {MANIFEST_FILE}
         for entry in files:
             if entry.path in seen or entry.bytes < 0:
                 raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where)
             seen.add(entry.path)
     # With NUL in place of slashes, paths below a file sort directly after it.
-    ordered = sorted([path.replace("/", "\0") for path in (*paths, FILE_NAME)])
+    ordered = sorted([path.replace("/", "\0") for path in (*paths, MANIFEST_FILE)])
     if any(map(str.startswith, ordered[1:], [f"{path}\0" for path in ordered])):
         both = next(low for low, high in pairwise(ordered) if high.startswith(f"{low}\0")).replace("\0", "/")
         raise DataError(f"the manifest names {both!r} both as a file and as a folder", where=where)
@@ -217,7 +217,7 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
 
 def load_manifest(dataset: Path) -> tuple[Manifest, bytes]:
     """Return the manifest of a version's folder, and its bytes. Raises DataError if it is missing or invalid."""
-    path = dataset / FILE_NAME
+    path = dataset / MANIFEST_FILE
     try:
         with open_regular(path) as file:
             data = file.read()

@@ -15,7 +15,7 @@ from pathlib import Path
 from pitools.core.errors import DataError, UsageError, suggest
 from pitools.core.output import format_cell
 from pitools.store import retirement, tags, version_state
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.version_list import is_version, lost_manifest_of, version_dirs
 
 PREFIX_DIGITS = 6
@@ -44,7 +44,7 @@ def find_version(text: str | Path, *, newest: bool = True) -> Path | None:
     tag of a removed version or an unreadable catalog record, OSError.
     """
     path, text = _path(str(text)), str(text)
-    if os.path.lexists(path / FILE_NAME):
+    if os.path.lexists(path / MANIFEST_FILE):
         return path
     home = _dataset_dir(path)
     if home != path and home.is_dir():
@@ -82,7 +82,7 @@ def split_dataset_path(text: str) -> tuple[Path, str]:
     """Return root and name of `ROOT/NAME`. Raises UsageError if there is no dataset."""
     path = _path(text).absolute()
     if not any(version_dirs(path.parent, path.name)):
-        if (path / FILE_NAME).is_file():
+        if (path / MANIFEST_FILE).is_file():
             problem = "a version (expected a dataset, ROOT/NAME)"
             raise UsageError(problem, where=str(path), hint=f"pass {path.parent}")
         raise _unknown_error(path)
@@ -134,7 +134,7 @@ def _version_of_tag(root: Path, name: str, tag: str) -> Path:
     if tag not in tag_moves:
         raise UsageError(f'no tag "{tag}"', where=where, hint=suggest(tag, tag_moves) or "`pit dataset tag` sets one")
     path = root / name / tag_moves[tag].version
-    if not (path / FILE_NAME).is_file():
+    if not (path / MANIFEST_FILE).is_file():
         problem = f"tag: version {tag_moves[tag].version} is missing"
         raise DataError(problem, where=where, hint="move the tag, or ingest that version again")
     return path

@@ -18,7 +18,7 @@ from pitools.core.errors import DataError, PitError, TryLater, UsageError
 from pitools.core.fs import from_os_error, fsync_dir, open_regular
 from pitools.core.record import Record, decode_json
 from pitools.store import manifest, retirement, version_state
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.version_list import is_version
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -159,7 +159,7 @@ def _require_version(root: Path, name: str, version: str) -> None:
     if not is_version(version):
         raise UsageError(f"version {version!r}: not a digest", where=where, hint=f"see `pit dataset list {root}`")
     try:
-        with open_regular(root / name / version / FILE_NAME) as opened:
+        with open_regular(root / name / version / MANIFEST_FILE) as opened:
             version_name = manifest.version_of(opened.read())
     except OSError as error:
         hint = f"see `pit dataset list {root}`"

@@ -16,7 +16,7 @@ from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 SCHEMA = "pit.zarr/1"  # attribute `schema` of a version's group
 _VERSION = re.compile(r"[0-9a-f]{32}")
@@ -44,7 +44,7 @@ def version_dirs(root: Path, name: str | None = None) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 path = root / home / folder
                 if _VERSION.fullmatch(folder) or not path.is_symlink():
-                    folders.append((home, (path / FILE_NAME).stat().st_mtime_ns, folder))
+                    folders.append((home, (path / MANIFEST_FILE).stat().st_mtime_ns, folder))
     yield from (root / home / folder for home, _, folder in sorted(folders))
 
 

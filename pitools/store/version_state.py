@@ -24,7 +24,7 @@ from pitools.core import timestamps, trust
 from pitools.core.errors import DataError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 CATALOG, TRASH = ".catalog", ".trash"
 # Tolerated clock difference of two hosts: a lease expires this long after its end.
@@ -241,7 +241,7 @@ def _split_path(path: Path) -> tuple[Path, str, str]:
 def _require_exists(path: Path) -> None:
     try:
         # Opened, since an NFS client may answer a stat from its cache.
-        with open_regular(path / FILE_NAME):
+        with open_regular(path / MANIFEST_FILE):
             return
     except OSError as error:
         hint = "see `pit dataset list`; if `gc` took it, ingest or rebuild it again"

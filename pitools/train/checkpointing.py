@@ -1,4 +1,4 @@
-"""A loop's checkpoints: whether there are any, where, and when the next is due."""
+"""Create a rank's Checkpointer, and decide when to save."""
 
 from __future__ import annotations
 

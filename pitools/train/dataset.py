@@ -56,8 +56,8 @@ class DemonstrationDataset:
             hint = f"it has {', '.join(name for name in schemas if not name.startswith('episode_'))}"
             raise DataError("it needs `action`, and images or float vectors in `obs/`", where=str(path), hint=hint)
         train = EpisodeFilters(splits=("train",) if arrays.attributes.get("splits", {}).get("train") else ())
-        self._scales = {name: make_normalizer(arrays, name) for name in (*self.proprio, "action")}
-        spans = dict.fromkeys((*self.cameras, *self._scales), SINGLE_STEP)
+        self._normalizers = {name: make_normalizer(arrays, name) for name in (*self.proprio, "action")}
+        spans = dict.fromkeys((*self.cameras, *self._normalizers), SINGLE_STEP)
         self._steps = WindowSamples(arrays, Windows(arrays.offsets, filter_episodes(arrays, train), spans), seed=seed)
         self.description, self.identity = self._steps.description, self._steps.identity
         self.fields = {name: Field(field.shape[1:], field.dtype) for name, field in self._steps.fields.items()}
@@ -66,36 +66,36 @@ class DemonstrationDataset:
         self.fields |= {"action": Field(self.fields["action"].shape, np.dtype("float32"))}
 
     def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
-        """As `Samples.batch`."""
+        """As `Samples.batch_at`."""
         return self._steps.batch_at(position, batch_size)
 
     def draw(self, positions: Indices) -> DrawnSamples:
-        """As `Samples.at`."""
+        """As `Samples.draw`."""
         return self._steps.draw(positions)._replace(fields=self.fields)
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
-        """As `Samples.read`: frames straight into the batch, vectors first beside it."""
+        """As `Samples.read`: frames directly into the batch, vectors by a temporary array."""
         count, fields = len(buffers["action"]), self._steps.fields
         read = {name: buffers[name][:, None] for name in self.cameras}
-        read |= {name: np.empty((count, *fields[name].shape), fields[name].dtype) for name in self._scales}
+        read |= {name: np.empty((count, *fields[name].shape), fields[name].dtype) for name in self._normalizers}
         self._steps.read(drawn, low, high, read, rows)
         to = slice(low, high) if rows is None else rows[low:high]
-        vectors = {name: known.apply(read[name][to][:, 0]) for name, known in self._scales.items()}
+        vectors = {name: normalizer.apply(read[name][to][:, 0]) for name, normalizer in self._normalizers.items()}
         buffers["action"][to] = vectors["action"]
         if self.proprio:
             buffers["proprio"][to] = np.concatenate([vectors[name] for name in self.proprio], axis=1)
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
-        """Nothing: a step is always its episode's."""
+        """Return {}: a single step is always within its episode."""
         return {}
 
     def extras(self, drawn: DrawnSamples) -> dict[str, NDArray[Any]]:
-        """Nothing."""
+        """Return {}."""
         return {}
 
 
 def make_normalizer(arrays: VersionReader, name: str) -> Normalizer:
-    """Mean and deviation of a (steps, columns) array over all steps, from the manifest, or computed where it has none.
+    """Return the mean and deviation of a (steps, columns) array, from the manifest, else computed.
 
     A column that never changes has deviation 1.
     """
@@ -107,7 +107,7 @@ def make_normalizer(arrays: VersionReader, name: str) -> Normalizer:
 
 
 def compute_moments(arrays: VersionReader, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The same of the steps that are here, by reading them all, twice."""
+    """Compute mean and deviation over the local steps, in two passes."""
     runs = arrays.manifest.runs(name)
     blocks = [(low, min(low + BLOCK_ROWS, stop)) for start, stop in runs for low in range(start, stop, BLOCK_ROWS)]
     steps, columns = sum(stop - start for start, stop in runs), arrays.metadata_of(name).shape[1]

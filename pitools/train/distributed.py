@@ -23,7 +23,7 @@ from pitools.loader.loader import LoaderState
 from pitools.train.rank import RankEnv
 
 JOIN_TIMEOUT_S = 300  # all ranks have started: nodes read Python from a shared file system at very different speeds
-NONCE_TIMEOUT_S = 60  # a rank that has joined answers for its nonce
+NONCE_TIMEOUT_S = 60  # a rank that has joined only has to write its nonce
 COLLECTIVE_TIMEOUT_S = 600  # the slowest rank reaches the same collective: a step, or the rest of a save before it
 LEAVE_TIMEOUT_S = 10  # all ranks have finished their steps
 
@@ -43,7 +43,7 @@ class RankGroup(NamedTuple):
     delete: Delete = lambda _: None
 
     def broadcast(self, key: str, value: str) -> str:
-        """Rank 0's value, at every rank."""
+        """Return rank 0's value at every rank."""
         if self.world_size == 1:
             return value
         if self.rank == 0:
@@ -62,7 +62,7 @@ class WrongJob(ClusterError):
 
 @contextmanager
 def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
-    """Be one of JAX's processes until the end of the block. Raises WrongJob, ConfigError.
+    """Join JAX's distributed runtime for the block. Raises WrongJob, ConfigError.
 
     Call before anything that starts JAX's backend. One rank drives one device: the GPU of its local rank, or the CPU.
     """
@@ -72,7 +72,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
         yield RankGroup()
         return
     coordinator = _variable("JAX_COORDINATOR_ADDRESS")
-    # JAX's own preemption service would take SIGTERM from `StopSignal`.
+    # JAX's own preemption service would replace StopSignal's SIGTERM handler.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -121,7 +121,7 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
 
 @contextmanager
 def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
-    """Be one rank of torch's default process group until the end of the block. Raises WrongJob, ConfigError.
+    """Join torch's default process group for the block. Raises WrongJob, ConfigError.
 
     backend: `nccl` or `gloo`.
     """
@@ -133,8 +133,9 @@ def join_torch(rank: RankEnv, backend: str) -> Iterator[RankGroup]:
         yield RankGroup()
         return
     host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
-    lead = rank.rank == 0
-    store = dist.TCPStore(host, port, rank.world_size, is_master=lead, timeout=timedelta(seconds=JOIN_TIMEOUT_S))
+    store = dist.TCPStore(
+        host, port, rank.world_size, is_master=rank.rank == 0, timeout=timedelta(seconds=JOIN_TIMEOUT_S)
+    )
 
     put, get, delete = torch_store(store)
     check_nonce(rank, put, get, where=f"{host}:{port}")
@@ -164,8 +165,14 @@ def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
         # Read before writing: rank 0 waits for this key, and may end right after it, and the store with it.
         digests = {0: read("pit/nonce/0", 0)}
         put(f"pit/nonce/{rank.rank}", digest)
-    strangers = [f"rank {other} of job {theirs[:8]}" for other, theirs in digests.items() if theirs != digest]
-    verdict = f"rank {rank.rank} of job {digest[:8]} met {', '.join(strangers[:4])}" if strangers else ""
+    mismatches = [
+        f"rank {other} of job {other_digest[:8]}" for other, other_digest in digests.items() if other_digest != digest
+    ]
+    verdict = (
+        f"rank {rank.rank}: nonce mismatch (expected job {digest[:8]}, got {', '.join(mismatches[:4])})"
+        if mismatches
+        else ""
+    )
     if rank.rank == 0:
         put("pit/verdict", verdict)
     if verdict := verdict or read("pit/verdict", 0):
@@ -190,7 +197,7 @@ def _exit_at_once(global_state: Any) -> None:
     import ctypes
 
     for connection in (global_state.client, global_state.service):
-        # Never taken down, not even at exit: its destructor is what waits and aborts.
+        # Never destroyed, not even at exit: the destructor waits and aborts.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     global_state.client = global_state.service = None
 

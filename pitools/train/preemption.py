@@ -12,9 +12,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class StopSignal:
-    """Notes SIGTERM and SIGUSR2 instead of dying of them. Use in the main thread, as a context manager.
+    """Record SIGTERM and SIGUSR2. Use in the main thread, as a context manager.
 
-    A handler can only note: to save there and then, one rank alone would leave the others waiting in a collective.
+    The handler only records: if one rank saved at once, the others would block in a collective.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, self._record) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -32,10 +32,10 @@ class StopSignal:
             signal.signal(number, handler)
 
     def votes(self) -> list[float]:
-        """One number a signal, 1 if this rank has received it: to be summed over ranks together with the gradients."""
+        """Return one number per signal, 1 if this rank has received it: to be summed over ranks with the gradients."""
         return [float(self.received == number) for number in SIGNALS]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
 
 

@@ -14,9 +14,9 @@ from pitools.core.errors import ConfigError
 class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a training job.
 
-    rank, world_size: its number among all, and how many there are. local_rank: its number on this node.
+    rank, world_size: its number among all ranks, and their count. local_rank: its number on this node.
     nonce: random text that only this job's ranks share. attempt_dir: where the step log goes, None for nowhere.
-    checkpoint_dir: where checkpoints are found and kept, None for nowhere.
+    checkpoint_dir: where checkpoints are saved and restored, None for nowhere.
     """
 
     rank: int = 0
@@ -28,7 +28,7 @@ class RankEnv(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rank_env(env: Mapping[str, str] = os.environ) -> RankEnv:
-    """This process's rank, from `PIT_*`. Raises ConfigError naming the variable that is not possible."""
+    """Return this process's rank, from `PIT_*`. Raises ConfigError with the invalid variable."""
     for name in () if "PIT_WORLD_SIZE" in env else ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         # N tasks that each run as the only rank would train N models, and overwrite each other's checkpoints.
         if _count(env, name, 1) > 1:

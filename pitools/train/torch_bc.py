@@ -80,7 +80,7 @@ def compute(policy: Policy, inputs: dict[str, Any], batch_size: int, votes: list
 def update(policy: Policy, momentum: dict[str, Any], vector: Any, learning_rate: float) -> None:
     """One step of SGD with momentum, in place; vector: the summed gradients.
 
-    What `torch.optim.SGD` does, without the 2 s of imports that it costs each rank.
+    As `torch.optim.SGD`, whose import costs each rank 2 s.
     """
     parameters = dict(policy.named_parameters())
     parts = vector.split([parameter.numel() for parameter in parameters.values()])

@@ -116,7 +116,7 @@ def dataset(tmp_path: Path) -> Path:
     size, text = digest.digest_file(folder / "a")
     entry = FileEntry(path="a", bytes=size, digest=text)
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
-    (folder / manifest.FILE_NAME).write_bytes(data)
+    (folder / manifest.MANIFEST_FILE).write_bytes(data)
     return folder.rename(tmp_path / "pick" / manifest.version_of(data))
 
 

@@ -165,7 +165,7 @@ def write(
         **({"subset": Subset(parent=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
     )
     data = manifests.encode_manifest(manifest)
-    write_atomic(temporary / manifests.FILE_NAME, data, durable=False)
+    write_atomic(temporary / manifests.MANIFEST_FILE, data, durable=False)
     final = root / name / manifests.version_of(data)
     final.parent.mkdir(parents=True, exist_ok=True)
     try:

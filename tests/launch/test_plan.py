@@ -57,7 +57,7 @@ def test_a_dataset_is_found_where_the_site_keeps_them(
     raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=0, steps=0, arrays={}, files=()))
     version = tmp_path / "data" / "pick" / manifest.version_of(raw)
     version.mkdir(parents=True)
-    (version / manifest.FILE_NAME).write_bytes(raw)
+    (version / manifest.MANIFEST_FILE).write_bytes(raw)
     (tmp_path / "local.toml").write_text(f'[paths]\ndata = "{tmp_path}/data"\n')
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
     (staged,) = make_plan("local", data={"demo": "pick"}).data

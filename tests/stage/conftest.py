@@ -38,7 +38,7 @@ def build_dataset(root: Path, files: Mapping[str, bytes | int], name: str = "pic
         entries.append(FileEntry(path=path, bytes=size, digest=text))
     folder.mkdir(parents=True, exist_ok=True)
     data = manifest.encode_manifest(Manifest(name=name, episodes=1, steps=1, arrays={}, files=tuple(entries)))
-    (folder / manifest.FILE_NAME).write_bytes(data)
+    (folder / manifest.MANIFEST_FILE).write_bytes(data)
     return folder.rename(root / name / manifest.version_of(data))
 
 

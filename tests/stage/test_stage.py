@@ -232,7 +232,7 @@ def test_a_limit_on_bandwidth_is_kept(make_dataset, root: Path):
 
 
 names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
-    lambda name: name not in (".", "..", manifest.FILE_NAME)
+    lambda name: name not in (".", "..", manifest.MANIFEST_FILE)
 )
 
 
@@ -256,7 +256,7 @@ def test_any_flipped_bit_is_found(data: st.DataObject, build):
     """One bit anywhere in the source, its manifest included, and nothing is published."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = build(Path(temporary) / "data", {"a": b"0123456789" * 5, "b/c": b"abc"})
-        file = folder / data.draw(st.sampled_from(["a", "b/c", manifest.FILE_NAME]))
+        file = folder / data.draw(st.sampled_from(["a", "b/c", manifest.MANIFEST_FILE]))
         content = bytearray(file.read_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         file.write_bytes(content)

@@ -35,7 +35,7 @@ from pitools.stage.subset import make_subset
 from pitools.stage.unmanaged.stage_store import stage_store
 from pitools.stage.verify import FileFinding, check_versions
 from pitools.store import manifest
-from pitools.store.manifest import FILE_NAME, ArraySchema, FileEntry, Manifest, Subset
+from pitools.store.manifest import MANIFEST_FILE, ArraySchema, FileEntry, Manifest, Subset
 from pitools.store.zarr import chunk_keys, metadata
 
 BOUNDS = [0, 30, 180, 200, 230]
@@ -81,7 +81,7 @@ def take(tmp_path: Path) -> Take:
             shutil.copyfile(folder / entry.path, to / entry.path)
         for path, content in part.subset.own_files.items() if part.subset else ():
             (to / path).write_bytes(content)
-        (to / FILE_NAME).write_bytes(data)
+        (to / MANIFEST_FILE).write_bytes(data)
         return to
 
     return make
@@ -228,7 +228,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
     for entry in part.files:
         (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
         (to / entry.path).hardlink_to(whole / entry.path)
-    (to / FILE_NAME).write_bytes(manifest.encode_manifest(part))
+    (to / MANIFEST_FILE).write_bytes(manifest.encode_manifest(part))
     for resident in (0, 1 << 28):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(reading, "RESIDENT_BYTES", resident)
@@ -564,8 +564,8 @@ def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path,
     """Nothing but its manifest says which part a set was: it is to be staged again, and its source did not change."""
     part = load_dataset(take(whole, arrays=["action"]))
     at = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
-    (at / FILE_NAME).chmod(0o600)
-    (at / FILE_NAME).write_bytes(b"{")
+    (at / MANIFEST_FILE).chmod(0o600)
+    (at / MANIFEST_FILE).write_bytes(b"{")
     found = [each for each in check_versions(at, readers=1) if isinstance(each, FileFinding)]
     record = repair_set(root, part.version, found)
     assert (record.state, " now" in record.reason, "--arrays" in record.reason) == ("failed", False, True)

@@ -73,8 +73,8 @@ def test_both_sides_are_named() -> None:
     assert lead is not None
     assert stranger is not None
     assert "rank 0 of job" in str(lead)
-    assert "met rank 1 of job" in str(lead)
-    assert "met rank 0 of job" in str(stranger)
+    assert "rank 1 of job" in str(lead)
+    assert "rank 0 of job" in str(stranger)
     assert (lead.where, lead.exit_code) == ("n01:29500", 4)
 
 

@@ -167,7 +167,7 @@ def test_ranks_of_two_jobs_refuse_each_other(
     assert 0 not in job.wait()
     for rank, other in ((0, 1), (1, 0)):
         assert "WrongJob" in job.text(rank)
-        assert f"met rank {other} of job" in job.text(rank)
+        assert f"rank {other} of job" in job.text(rank)
         assert job.log(rank) == []
     assert ours not in job.text()
     assert theirs not in job.text()

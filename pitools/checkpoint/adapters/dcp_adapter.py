@@ -31,7 +31,7 @@ from pitools.checkpoint.coordination.exchange import SaveExchange
 from pitools.core.errors import ClusterError, ConfigError
 
 # Classes that describe what is stored, by name: an unpickled class of another name could run any code.
-_DESCRIBING = {
+_ALLOWED_CLASSES = {
     "builtins": "frozenset set slice",
     "collections": "ChainMap OrderedDict",
     "torch": "Size",
@@ -42,7 +42,7 @@ _DESCRIBING = {
     "torch.distributed.checkpoint.planner": "BytesIOWriteData SavePlan TensorWriteData WriteItem WriteItemType",
     "torch.distributed.checkpoint.storage": "WriteResult",
 }
-_ALLOWED_NAMES = {(module, name) for module, names in _DESCRIBING.items() for name in names.split()}
+_ALLOWED_NAMES = {(module, name) for module, names in _ALLOWED_CLASSES.items() for name in names.split()}
 # Python 3.13's name is another than that of those before and after.
 _ALLOWED_PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 # Types that are known to be loadable, also within lists and tuples.
@@ -53,7 +53,7 @@ _RANK_IN_NAME = re.compile(r"__(\d+)_\d+\.distcp$")
 class DcpAdapter:
     """The adapter of a `Checkpointer` for torch: states are (nested) dicts of tensors and plain values.
 
-    Tensors are saved where they are and loaded in place.
+    Each rank saves its own shards; `load` writes into the tensors of `like`.
     """
 
     format = "dcp"
@@ -61,7 +61,7 @@ class DcpAdapter:
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         gpu = torch.cuda.is_available()
-        # Keeps its buffers, so that only the first save waits for memory to be given.
+        # Keeps its buffers, so that only the first save allocates memory.
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
@@ -75,13 +75,13 @@ class DcpAdapter:
         return {str(name): _type_and_shape(value) for name, value in planner.state_dict.items()}
 
     def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], Digests]:
-        """Copy a state to this host; returns what writes it into `payload`, to be called once, in any thread.
+        """Copy a state to this host; return the function that writes it into `payload`, called once, in any thread.
 
-        Raises ConfigError for what could be written and not be loaded.
+        Raises ConfigError for values that torch can write but not load.
         """
         _require_loadable(state)
         staged = self._stager.stage(state)
-        return lambda meet: self._write(staged, payload.result(), meet)
+        return lambda exchange: self._write(staged, payload.result(), exchange)
 
     def load(self, payload: Path, like: Any) -> Any:
         """Return the state in `payload`, in the tensors of `like`. Raises DataError, Unreachable, ClusterError."""
@@ -128,12 +128,12 @@ class DcpAdapter:
         reader.read_data(planner.finish_plan(plan), planner).wait()
 
     def _write(self, staged: Any, payload: Path, exchange: SaveExchange) -> Digests:
-        lead = self._rank == 0
+        is_rank0 = self._rank == 0
         # Its files are synced as they are closed; torch's own sync comes before the last bytes.
         planner, writer = DefaultSavePlanner(), _Writer(payload, sync_files=False, overwrite=False)
         writer.fs = files = DigestingFileSystem()
-        planner.set_up_planner(staged, writer.storage_meta(), lead)
-        writer.set_up_storage_writer(lead)
+        planner.set_up_planner(staged, writer.storage_meta(), is_rank0)
+        writer.set_up_storage_writer(is_rank0)
         described: list[Any] = []
 
         def divide(plans: list[bytes]) -> list[bytes]:
@@ -158,26 +158,26 @@ class _Writer(FileSystemWriter):  # type: ignore[misc]  # torch's classes are un
         return StorageMeta(checkpoint_id=str(self.checkpoint_id), save_id=self.save_id)
 
 
-_InPython: Any = pickle._Unpickler  # the twice as fast one in C cannot refuse a state
+_PythonUnpickler: Any = pickle._Unpickler  # the C unpickler, twice as fast, cannot override BUILD
 
 
-class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
+class _Unpickler(_PythonUnpickler):  # type: ignore[misc]  # untyped
     """Of descriptions only: a pickle can name any function, and a checkpoint or a message is not to be trusted so."""
 
-    dispatch = dict(_InPython.dispatch)
+    dispatch = dict(_PythonUnpickler.dispatch)
 
     def load_build(self) -> None:
         # A state that is set on a class, a function or an enum's member would change it for the whole process.
         kind = type(self.stack[-2])
         if not is_dataclass(kind) and kind is not ChainMap:
-            raise pickle.UnpicklingError(f"a state of a {kind.__name__} has no place in a checkpoint")
+            raise pickle.UnpicklingError(f"state of class {kind.__name__}: not allowed in a checkpoint's metadata")
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
 
     def get_extension(self, code: int) -> None:
         # A class seen before would come from a cache, without a call of find_class.
-        raise pickle.UnpicklingError(f"the extension {code} has no place in a checkpoint")
+        raise pickle.UnpicklingError(f"pickle extension {code}: not allowed in a checkpoint's metadata")
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED_PATHS:
@@ -189,14 +189,16 @@ class _Unpickler(_InPython):  # type: ignore[misc]  # not described to mypy
             return super().find_class(module, name)
         if module == "torch" and isinstance(vars(torch).get(name), (torch.dtype, torch.layout, torch.memory_format)):
             return vars(torch)[name]
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+        raise pickle.UnpicklingError(f"class {module}.{name}: not allowed in a checkpoint's metadata")
 
 
 def _enum_member(kind: Any, name: Any) -> Enum:
     """Return a member of an enum: Python 3.11.0 to 3.11.3 pickle one as getattr(kind, name), others by its value."""
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind.__members__[name]
-    raise pickle.UnpicklingError(f"getattr of {kind!r} has no place in a checkpoint (expected a member of an enum)")
+    raise pickle.UnpicklingError(
+        f"getattr of {kind!r}: not allowed in a checkpoint's metadata (expected a member of an enum)"
+    )
 
 
 def _unpickle(data: bytes) -> Any:
@@ -219,7 +221,9 @@ def _require_loadable(value: Any, name: str = "") -> None:
     parts: Mapping[Any, Any] | None = value if isinstance(value, Mapping) else None
     if type(value) in (list, tuple):
         parts = dict(enumerate(value))
-    if parts is not None and {*map(type, parts.values())} <= _PLAIN_TYPES:  # soon done: a state has thousands of leaves
+    if (
+        parts is not None and {*map(type, parts.values())} <= _PLAIN_TYPES
+    ):  # the usual case, fast: a state has thousands of leaves
         return
     if parts is None or isinstance(value, tuple):  # torch takes a tuple as one leaf
         _require_round_trip(value, name)
@@ -235,7 +239,9 @@ def _require_round_trip(value: Any, name: str) -> None:
         written.seek(0)
         torch.load(written, weights_only=True)
     except Exception as error:
-        problem = f'"{name}" is a {type(value).__module__}.{type(value).__qualname__}, which torch would not load again'
+        problem = (
+            f'state["{name}"]: {type(value).__module__}.{type(value).__qualname__} cannot be loaded again by torch'
+        )
         hint = "save a tensor (torch.from_numpy), a plain number (.item()), text, or lists and dicts of such"
         raise ConfigError(problem, where="the state to save", hint=hint) from error
 

@@ -24,7 +24,7 @@ _BUFFER = 256 << 10
 
 
 class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes are untyped to mypy
-    """Where a writer of DCP's puts its files. digests: of those that it has written and made durable, by name."""
+    """A DCP file system that digests files while it writes them. digests: of the durable files, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes 
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        """A file opened to be read, or to be written from its beginning to its end."""
+        """Open a file for reading, or for writing it once from start to end."""
         if mode != "wb":
             with super().create_stream(path, mode) as stream:
                 yield stream
@@ -50,7 +50,7 @@ class DigestingFileSystem(FileSystem):  # type: ignore[misc]  # torch's classes 
         self.digests[Path(path).name] = written.digest()
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """Give a file another name."""
+        """Rename a file, and its digest."""
         super().rename(path, new_path)
         if digest := self.digests.pop(Path(path).name, None):
             self.digests[Path(new_path).name] = digest
@@ -64,12 +64,12 @@ class _DigestedFile:
 
     def write(self, data: Any) -> int:
         """Write all of a block."""
-        with memoryview(data) as given, given.cast("B") as block:
+        with memoryview(data) as view, view.cast("B") as block:
             if len(block) < _BUFFER:
                 self._hasher.update(block)
                 self._file.write(block)
             else:
-                # Both let the interpreter go.
+                # Both release the GIL.
                 hashing = self._pool.submit(self._hasher.update, block)
                 try:
                     self._file.write(block)
@@ -79,11 +79,11 @@ class _DigestedFile:
             return len(block)
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes written."""
         return self._count
 
     def flush(self) -> None:
-        """Nothing: `close` does."""
+        """Do nothing: `close` flushes."""
 
     def close(self) -> None:
         """Sync the file."""
@@ -93,5 +93,5 @@ class _DigestedFile:
             self._file.close()
 
     def digest(self) -> FileDigest:
-        """Of all that was written."""
+        """Return the digest of all written bytes."""
         return FileDigest(self._count, self._hasher.digest())

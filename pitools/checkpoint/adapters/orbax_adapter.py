@@ -28,7 +28,7 @@ _RANK_IN_NAME = re.compile(r"(?:ocdbt\.|array_metadatas/)process_(\d+)(?:/|$)")
 class OrbaxAdapter:
     """The adapter of a `Checkpointer` for JAX.
 
-    An array that is whole in each process counts as the same in all, and is written once.
+    A fully addressable array is taken as replicated, and written by process 0 only.
     """
 
     format = "orbax"
@@ -42,11 +42,11 @@ class OrbaxAdapter:
         return {_name(path): _type_and_shape(leaf) for path, leaf in leaves}
 
     def copy_to_host(self, state: Any, payload: Future[Path]) -> Callable[[SaveExchange], None]:
-        """Copy a state to this host; returns what waits until it is in `payload`, to be called once, in any thread."""
+        """Copy a state to this host; return the function that waits for its write into `payload`, called once."""
         args = ocp.args.PyTreeSave(jax.tree.map(_for_saving, jax.tree.map(_key_data, state)))
-        # Copies, and writes once the folder is there; before that its threads would take turns with this one.
+        # Copies now, and writes once the folder exists: earlier, its threads would compete with this one for the GIL.
         futures = _run(self._handler.async_save(_AwaitedPath(payload), args=args))
-        return lambda meet: self._write(futures, payload.result(), meet)
+        return lambda exchange: self._write(futures, payload.result(), exchange)
 
     def load(self, payload: Path, like: Any) -> Any:
         """Return the state in `payload`. like: arrays, or jax.ShapeDtypeStruct with a sharding.
@@ -85,7 +85,7 @@ class OrbaxAdapter:
 
 
 class _AwaitedPath:
-    """A folder that will be there, or something in it: orbax's protocol `PathAwaitingCreation`."""
+    """A path whose folder is created later: orbax's protocol `PathAwaitingCreation`."""
 
     def __init__(self, folder: Future[Path], *names: str) -> None:
         self._folder, self._names = folder, names
@@ -95,11 +95,11 @@ class _AwaitedPath:
 
     @property
     def path(self) -> epath.Path:
-        """Where it is."""
+        """Return the path, once its folder exists."""
         return _PresentPath(self._folder.result(), *self._names)
 
     async def await_creation(self) -> epath.Path:
-        """Where it is, once it is there."""
+        """Wait for the folder, and return the path."""
         await asyncio.wrap_future(self._folder)
         return self.path
 
@@ -108,7 +108,7 @@ class _PresentPath(type(epath.Path("/"))):  # type: ignore[misc]
     """An existing folder. If two threads of orbax await its creation, the slower one awaits this object."""
 
     async def await_creation(self) -> epath.Path:
-        """Itself."""
+        """Return self."""
         return self
 
 
@@ -122,7 +122,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    # As asyncio.run, without its tidying up, which has nothing to tidy here and takes three more turns of the loop.
+    # As asyncio.run without cancelling tasks and closing generators: there are none, and it costs three iterations.
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(coroutine)
@@ -145,7 +145,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _key_data(leaf: Any) -> Any:
-    """A random key as the numbers it is made of: a format of their own would not be read by another world size."""
+    """Return the uint32 data of a random key: orbax cannot restore its own format of keys with another world size."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 

@@ -1,4 +1,4 @@
-"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Checkpointer` in a loop of one's own."""
+"""The store that torch's ranks share, for the `put`, `get` and `delete` of a `Checkpointer` in your own loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STORE_GONE_HINT = "see the log of rank 0, which runs the ranks' store"
 
 
 def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
-    """`put`, `get` and `delete` of the default process group's store, or of `store`, over a connection of their own.
+    """Return `put`, `get` and `delete` of the default process group's store, or of `store`, on a separate connection.
 
-    put, get: of text; `get` raises TimeoutError, all Unreachable. delete: of a key, there or not. Raises ConfigError
+    put, get: of text; `get` raises TimeoutError, all Unreachable. delete: a missing key is no error. Raises ConfigError
     where there is no group.
     """
     if store is None:
@@ -24,7 +24,7 @@ def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
             hint = "call torch.distributed.init_process_group first; one rank alone needs no store"
             raise ConfigError("torch has no process group", where="torch_store()", hint=hint)
         store = dist.distributed_c10d._get_default_store()  # it has no public name yet
-    # A connection that waits would hold up the process group's.
+    # A separate connection: a blocking wait would block the process group's requests.
     own, where = store.clone(), _where(store)
 
     def get(key: str, seconds: float) -> str:

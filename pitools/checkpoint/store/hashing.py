@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 
 class FileDigest(NamedTuple):
-    """One file as it was found: its size, its digest ("" where it has another size than expected), what failed."""
+    """Size and digest of one file. digest: "" if the size is not the expected one. error: of a failed read."""
 
     bytes: int
     digest: str
@@ -29,7 +29,7 @@ class FileDigest(NamedTuple):
 
 
 def default_threads() -> int:
-    """Return one per core of this process's affinity, 1 to 8: new files are hashed from memory."""
+    """Return the number of hash threads: one per core of this process's affinity, 1 to 8; new files are in memory."""
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
@@ -43,7 +43,7 @@ def hash_files(
     reader = _RangeHasher(root, advance, sync=sync)
     with DaemonPool(threads, "digest") as pool:
         todo: list[tuple[str, list[Future[FileDigest]]]] = []
-        # Large ones first: of two threads none is left alone with the largest.
+        # Largest first, so that the threads finish at about the same time.
         for path, size in sorted(sizes.items(), key=lambda item: -item[1]):
             if size > RANGE_BYTES and (current_size := reader.size(path)) != size:
                 # A forged manifest may claim more ranges than memory holds.
@@ -72,14 +72,14 @@ class _RangeHasher:
         self._own = threading.local()
 
     def size(self, path: str) -> int | FileDigest:
-        """Bytes of a file now; what failed where there is none."""
+        """Return the bytes of a file now, or the error."""
         try:
             return (self._root / path).lstat().st_size
         except OSError as error:
             return FileDigest(0, "", error)
 
     def range(self, path: str, size: int, start: int) -> FileDigest:
-        """The digest of one range: as text of the whole file where that is one range, else its hex digits."""
+        """Return the digest of one range; of a file of one range, the file's digest as text."""
         try:
             return self._range(path, size, start)
         except OSError as error:

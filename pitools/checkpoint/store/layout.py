@@ -45,7 +45,7 @@ def step_of(path: Path) -> int | None:
 
 
 def building_path(folder: Path, step: int, token: str) -> Path:
-    """Where a save builds; the same at every rank. Raises UsageError for a step or token that makes no name."""
+    """Return the path of a save's building folder, the same at every rank. Raises UsageError for an invalid name."""
     if not 0 <= step <= MAX_STEP or not _TOKEN.fullmatch(token):
         raise UsageError(f"no checkpoint can have step {step} and token {token!r}", where=str(folder))
     return folder / f".step_{step}.{token}"
@@ -63,22 +63,22 @@ def payload_path(checkpoint_dir: Path) -> Path:
 
 
 def create_building(folder: Path, step: int, token: str) -> Path:
-    """Make the folder that a save builds in, empty; rank 0 alone calls this. Raises NoSpace, ClusterError."""
-    place = building_path(folder, step, token)
+    """Create the building folder of a save, at rank 0 only. Raises NoSpace, ClusterError."""
+    building = building_path(folder, step, token)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             fsync_dir(folder.parent)
-        place.mkdir()
-        (place / DIGESTS_DIR).mkdir()
+        building.mkdir()
+        (building / DIGESTS_DIR).mkdir()
     except OSError as error:
-        remove_building(place)
-        raise from_os_error(error, place) from error
-    return place
+        remove_building(building)
+        raise from_os_error(error, building) from error
+    return building
 
 
 def remove_building(path: Path) -> None:
-    """Remove a folder of ours as far as that is possible: what stays is swept by the next save."""
+    """Remove a building folder as far as possible; the next save removes the rest."""
     with contextlib.suppress(OSError):
         if path.is_symlink():
             path.unlink()
@@ -86,7 +86,7 @@ def remove_building(path: Path) -> None:
 
 
 def listed_steps(folder: Path) -> list[int]:
-    """Steps that have a folder by name, newest first; none where there is no folder. Raises ClusterError."""
+    """Return the steps in the names of checkpoints, newest first; [] without a folder. Raises ClusterError."""
     return sorted((step for path in _list_dir(folder) if (step := step_of(path)) is not None), reverse=True)
 
 
@@ -97,7 +97,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def walk_files(top: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(relative path, entry) of all that is not a folder, links not followed. skip: a folder in it. Raises OSError."""
+    """Yield (relative path, entry) of all but folders, without following links. skip: a folder. Raises OSError."""
     todo = [""]
     while todo:
         prefix = todo.pop()
@@ -118,7 +118,8 @@ def file_sizes(building: Path, is_wanted: Callable[[str], bool] = lambda _: True
     for path, entry in walk_files(building, skip=DIGESTS_DIR):
         if not entry.is_file(follow_symlinks=False) or not is_inside(path):
             raise DataError(
-                f"no plain file of a plain name: {path!r}: a checkpoint cannot hold it", where=str(building)
+                f"{path!r}: not a regular file, or an unprintable name: a checkpoint cannot hold it",
+                where=str(building),
             )
         if is_wanted(path):
             sizes[path] = entry.stat(follow_symlinks=False).st_size
@@ -132,5 +133,5 @@ def _list_dir(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
-        hint = "is the file system there? the same command works again once it is"
+        hint = f"check that the file system is mounted: ls {folder}"
         raise ClusterError(f"cannot be listed: {reason}", where=str(folder), hint=hint) from error

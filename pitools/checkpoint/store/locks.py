@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from pitools.checkpoint.store.manifest import FILE_NAME
+from pitools.checkpoint.store.manifest import MANIFEST_FILE
 from pitools.core.errors import DataError, TryLater
 from pitools.core.fs import from_os_error
 
@@ -33,7 +33,7 @@ _GONE_HINT = "another process removed or quarantined it; pit checkpoint list"
 @contextmanager
 def read_lock(step_dir: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
     """Keep a checkpoint from being removed while the block runs. Raises DataError when it is gone, TryLater."""
-    path = step_dir / FILE_NAME
+    path = step_dir / MANIFEST_FILE
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError as error:
@@ -52,7 +52,7 @@ def read_lock(step_dir: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None
 @contextmanager
 def exclusive_lock(step_dir: Path) -> Iterator[bool]:
     """Yield whether a checkpoint exists and has no readers; none can begin while the block runs. Raises OSError."""
-    path = step_dir / FILE_NAME
+    path = step_dir / MANIFEST_FILE
     try:
         # For writing: over NFS an exclusive flock is a write lock.
         descriptor = os.open(path, os.O_RDWR | _FLAGS)

@@ -1,4 +1,4 @@
-"""Which checkpoints a folder has, by names, manifests and sizes alone: `verify.py` reads their bytes."""
+"""List the checkpoints of a folder by names, manifests and file sizes; `verify.py` reads their bytes."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def read_if_complete(step_dir: Path) -> CheckpointManifest | None:
 
 
 def update_latest_link(folder: Path, *, except_step: int | None = None) -> None:
-    """Let `latest` name the newest, or nothing where there is none. Best effort: nothing of ours reads it.
+    """Point `latest` to the newest complete checkpoint, or remove it. Best effort: pitools does not read it.
 
-    except_step: a step that is about to go.
+    except_step: a step that is being removed.
     """
     with contextlib.suppress(OSError, PitError):
         latest = folder / layout.LATEST

@@ -19,7 +19,7 @@ from pitools.core.record import Record, decode_json
 from pitools.store.digest import ALGORITHM, digest_bytes
 from pitools.store.manifest import FileEntry as FileEntry
 
-FILE_NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 # The memory limit of a reader; a writer obeys it too, so that no manifest is written that cannot be read.
 MAX_BYTES = 64 << 20
 MAX_FILES = 250_000
@@ -58,7 +58,7 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """The manifest's bytes, sealed. Raises DataError when no reader would take them."""
+    """Return the manifest's bytes, sealed. Raises DataError when they exceed the readers' limits."""
     record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL)
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
@@ -69,7 +69,7 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
-    """The manifest in these bytes. Raises DataError when they are none, were changed, or name what cannot be."""
+    """Return the manifest in these bytes. Raises DataError for invalid JSON, a wrong seal, or invalid entries."""
     try:
         manifest = decode_json(data, CheckpointManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -78,16 +78,16 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     if not sealed or digest_bytes(data.replace(sealed[0].encode(), _EMPTY_SEAL.encode(), 1)) != manifest.seal:
         raise DataError("the manifest was changed since it was written", where=where, hint=_HINT)
     if not 0 <= manifest.step <= MAX_STEP:
-        raise DataError(f"the manifest's step is not possible: {manifest.step}", where=where, hint=_HINT)
+        raise DataError(f"the manifest's step: {manifest.step} (expected 0 to {MAX_STEP})", where=where, hint=_HINT)
     check_entries(manifest.files, where)
     return manifest
 
 
 def load_manifest(step_dir: Path) -> CheckpointManifest:
     """Return the manifest of a checkpoint. Raises DataError if it is missing or damaged."""
-    path = step_dir / FILE_NAME
+    path = step_dir / MANIFEST_FILE
     try:
-        # A link, a FIFO and a file without end are no manifests, and none of them may keep us waiting.
+        # A link, a FIFO and an endless file are refused without waiting.
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -100,14 +100,14 @@ def load_manifest(step_dir: Path) -> CheckpointManifest:
 
 
 def check_entries(files: Iterable[FileEntry], where: str) -> None:
-    """Raises DataError when there are too many files, one is outside the folder, named twice, or cannot be."""
-    paths = {FILE_NAME}
+    """Raise DataError for too many files, and for a path that is outside the folder, repeated or invalid."""
+    paths = {MANIFEST_FILE}
     for entry in files:
         # A name in the manifest becomes a path that is read, and written by a copy.
         if not is_inside(entry.path):
             raise DataError(f"the manifest names a path outside: {entry.path!r}", where=where, hint=_HINT)
         if entry.path in paths or entry.bytes < 0 or not _DIGEST.fullmatch(entry.digest):
-            raise DataError(f"the manifest's entry for {entry.path!r} is not possible", where=where, hint=_HINT)
+            raise DataError(f"the manifest's entry for {entry.path!r} is invalid", where=where, hint=_HINT)
         paths.add(entry.path)
     if len(paths) > MAX_FILES + 1:
         raise DataError(f"the manifest names more than {MAX_FILES} files", where=where, hint=_HINT)

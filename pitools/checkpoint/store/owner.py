@@ -14,7 +14,7 @@ from pitools.core.errors import ConfigError, DataError
 from pitools.core.fs import from_os_error, fsync_dir, open_regular
 from pitools.core.record import Record, decode_json
 
-FILE_NAME = "owner.json"
+OWNER_FILE = "owner.json"
 _MAX_BYTES = 1 << 20
 _OTHER_FOLDER_HINT = "give another checkpoint folder (PIT_CHECKPOINT_DIR), or move that one away"
 
@@ -55,7 +55,7 @@ def claim_folder(folder: Path, run: str, model: str) -> None:
 
 def read_owner(folder: Path) -> FolderOwner | None:
     """Return the owner of a folder; None if it has none. Raises ConfigError for an unreadable record."""
-    path = folder / FILE_NAME
+    path = folder / OWNER_FILE
     try:
         with open_regular(path) as file:
             return decode_json(file.read(_MAX_BYTES), FolderOwner)
@@ -87,7 +87,7 @@ def _require_regular(folder: Path) -> None:
 def _require_claimable(folder: Path, owner: FolderOwner) -> None:
     """Accept a folder without an owner only if it is empty, or its checkpoints are all of this run."""
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name in (layout.LATEST, layout.QUARANTINE, FILE_NAME):
+        if path.name.startswith(".") or path.name in (layout.LATEST, layout.QUARANTINE, OWNER_FILE):
             continue
         run = None
         if layout.step_of(path) is not None and stat.S_ISDIR(path.lstat().st_mode):
@@ -106,7 +106,7 @@ def _require_claimable(folder: Path, owner: FolderOwner) -> None:
 
 def _write(folder: Path, owner: FolderOwner) -> FolderOwner:
     """Write the owner record by link(2): the first rank's record stays, and the others read it."""
-    temporary = folder / f".{FILE_NAME}.{os.getpid()}.{os.urandom(4).hex()}"
+    temporary = folder / f".{OWNER_FILE}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -114,7 +114,7 @@ def _write(folder: Path, owner: FolderOwner) -> FolderOwner:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, folder / FILE_NAME)
+            os.link(temporary, folder / OWNER_FILE)
         except FileExistsError:
             return read_owner(folder) or owner
         fsync_dir(folder)

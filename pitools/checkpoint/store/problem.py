@@ -24,7 +24,7 @@ class CheckpointProblem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-p
 
     @property
     def is_damage(self) -> bool:
-        """Whether the checkpoint must not be restored. A stray file outside the payload, such as a note, is harmless."""
+        """Whether the checkpoint must not be restored; a stray file beside the payload, such as a note, is harmless."""
         return self.problem != "extra" or self.path.startswith(f"{layout.PAYLOAD}/")
 
     def text(self) -> str:

@@ -23,7 +23,7 @@ import msgspec
 
 from pitools.checkpoint.store import layout, lookup, quarantine, unreadable
 from pitools.checkpoint.store.hashing import FileDigest, default_threads, hash_files
-from pitools.checkpoint.store.manifest import FILE_NAME, CheckpointManifest, FileEntry, encode_manifest
+from pitools.checkpoint.store.manifest import MANIFEST_FILE, CheckpointManifest, FileEntry, encode_manifest
 from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.core.fs import from_os_error, write_atomic
@@ -56,7 +56,7 @@ def digest_share(
 ) -> RankDigests:
     """Digest this rank's files of a building folder, sync them, and write the digests for rank 0.
 
-    rank_of_file: (path below `building`, ranks) → the rank that digests it; best its writer, which has it in memory.
+    rank_of_file: (path below `building`, ranks) → the rank that digests it; preferably its writer.
     known_digests: digests that this rank computed while writing durable files, which are not read again. Call when all
     ranks have written. Raises NoSpace, ClusterError, DataError.
     """
@@ -114,7 +114,7 @@ def publish_checkpoint(
         )
         data = encode_manifest(record)
         shutil.rmtree(building / layout.DIGESTS_DIR)
-        write_atomic(building / FILE_NAME, data)
+        write_atomic(building / MANIFEST_FILE, data)
         if os.path.lexists(final):
             if unreadable.is_marked_unreadable(final):
                 quarantine.quarantine_checkpoint(
@@ -134,15 +134,15 @@ def publish_checkpoint(
     return final
 
 
-def _entry_of_written(place: Path, path: str, size: int, written: FileDigest) -> FileEntry:
+def _entry_of_written(building: Path, path: str, size: int, written: FileDigest) -> FileEntry:
     if size != written.bytes:
         problem = f"it has {size} bytes, and {written.bytes} were written"
-        raise DataError(problem, where=str(place / path), hint=_UNCOVERED)
+        raise DataError(problem, where=str(building / path), hint=_UNCOVERED)
     return FileEntry(path=path, bytes=size, digest=written.digest)
 
 
 def _merge_digests(building: Path, world_size: int) -> tuple[FileEntry, ...]:
-    """Return the entries of all ranks, by path. Raises DataError unless they are just the files that are there."""
+    """Return the entries of all ranks, by path. Raises DataError unless they are exactly the files in the folder."""
     entries: dict[str, FileEntry] = {}
     for rank in range(world_size):
         path = building / layout.DIGESTS_DIR / f"{rank}.json"

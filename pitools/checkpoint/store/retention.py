@@ -1,4 +1,4 @@
-"""Remove old checkpoints, by a rename first: no reader gets a part, and two processes may prune at the same time."""
+"""Remove old checkpoints, each by a rename first: no reader sees a part, and two processes may prune at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PruneState = Literal["kept", "removed", "would be removed", "failed"]
 
 
 class PruneResult(Record, frozen=True, kw_only=True, tag="pit.checkpoint-pruned/1"):
-    """What became of one checkpoint. reason: why it is still there, or ""; of "failed", the system's error."""
+    """Whether one checkpoint was removed. reason: why it was kept, or ""; of "failed", the system's error."""
 
     step: int
     state: PruneState
@@ -68,7 +68,8 @@ def prune_after_save(folder: Path, keep_last: int = KEEP_LAST, keep_every: int =
 
 
 def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path]:
-    """Remove the leftovers of killed saves and removals, and return them; none while another process saves there.
+    """Remove the leftovers of killed saves and removals, and return them; while another process saves there, only
+    those of removals.
 
     is_only_writer: the caller holds `locks.writer_lock`, which yielded True. Raises ClusterError.
     """
@@ -97,7 +98,7 @@ def _keep_reason(step: int, last: Collection[int], every: int, keep: Collection[
 
 
 def _remove(path: Path) -> tuple[PruneState, str]:
-    """Remove a checkpoint; returns what became of it, and why it is still there."""
+    """Remove a checkpoint; return its state and reason."""
     renamed = path.with_name(f"{layout.OLD_PREFIX}{path.name}.{secrets.token_hex(4)}")
     try:
         with locks.exclusive_lock(path) as free:

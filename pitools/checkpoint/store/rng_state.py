@@ -16,17 +16,17 @@ import msgspec
 from pitools.core.errors import DataError, Unreachable
 from pitools.core.record import decode_json
 
-FILE_NAME = "random.json"
+RNG_STATE_FILE = "random.json"
 
 
 class FrameworkGenerators(Protocol):
-    """A framework's."""
+    """The random generators of a framework."""
 
     def random_state(self) -> dict[str, Any]:
-        """Where they are, as JSON."""
+        """Return their states, as JSON."""
 
     def set_random_state(self, states: dict[str, Any]) -> None:
-        """Put them there."""
+        """Restore them."""
 
 
 class RngState(NamedTuple):
@@ -55,12 +55,12 @@ def encode_rng_state(states: RngState) -> bytes:
 
 def write_rng_state(building: Path, by_rank: list[bytes]) -> None:
     """Write the states of all ranks into the building folder; the manifest's seal covers them."""
-    (building / FILE_NAME).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
+    (building / RNG_STATE_FILE).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
 
 
 def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators) -> None:
     """Restore the generators of this rank's process. Raises DataError, Unreachable."""
-    path = step_dir / FILE_NAME
+    path = step_dir / RNG_STATE_FILE
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Judge a checkpoint by its bytes. All ranks may share the work; what each finds is to be brought together."""
+"""Verify a checkpoint's files against its manifest. Each rank can verify a share; the caller gathers the problems."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 from pitools.checkpoint.store import layout, owner
 from pitools.checkpoint.store.hashing import FileDigest, default_threads, hash_files
-from pitools.checkpoint.store.manifest import FILE_NAME, CheckpointManifest, FileEntry, load_manifest
+from pitools.checkpoint.store.manifest import MANIFEST_FILE, CheckpointManifest, FileEntry, load_manifest
 from pitools.checkpoint.store.problem import CheckpointProblem, ProblemKind
 from pitools.core.errors import ConfigError, DataError
 from pitools.core.progress import Advance
 
 # A special file at the path, which a retry would not change: a link, a socket, a device, or no file.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
-# Of the mean share, and bytes: so much more one rank may have to read, that none reads what another node will load.
-_MAX_IMBALANCE, _SMALL = 1.25, 16 << 20
+# Each rank reads what it wrote unless some rank would read more than this factor of the mean share plus these bytes;
+# then the files are divided by size.
+_MAX_IMBALANCE, _SLACK_BYTES = 1.25, 16 << 20
 # Beyond this number, stray files are reported together.
 _MAX_EXTRAS = 1000
 
@@ -36,7 +37,7 @@ def verify_checkpoint(
     advance: Advance = lambda _: None,
     rank_of_file: RankOfFile | None = None,
 ) -> list[CheckpointProblem]:
-    """Return all problems of a checkpoint, by path; [] if it is as it was saved.
+    """Return all problems of a checkpoint, by path; [] if all bytes match.
 
     share: (rank, world size) of this reader: each reads some of the files, all read the manifest.
     only: read only these files. rank_of_file: see `split_files`.
@@ -51,25 +52,25 @@ def verify_checkpoint(
     except OSError as error:
         return [_problem(step_dir, "", "unreadable", "a checkpoint", str(error.strerror))]
     except DataError as error:
-        away = isinstance(cause := error.__cause__, OSError) and cause.errno not in _NO_FILE
-        kind: ProblemKind = "unreadable" if away else "manifest"
-        return [_problem(step_dir, FILE_NAME, kind, "the checkpoint's manifest", error.message)]
+        is_read_error = isinstance(cause := error.__cause__, OSError) and cause.errno not in _NO_FILE
+        kind: ProblemKind = "unreadable" if is_read_error else "manifest"
+        return [_problem(step_dir, MANIFEST_FILE, kind, "the checkpoint's manifest", error.message)]
     problems = [*_identity(step_dir, manifest)]
     if rank == 0:
         problems += _find_extra_files(step_dir, manifest)
     entries = split_files(manifest.files, world_size, rank_of_file)[rank]
-    wanted = entries if only is None else [entry for entry in entries if entry.path in only]
-    problems += _contents(step_dir, wanted, threads, advance)
+    selected = entries if only is None else [entry for entry in entries if entry.path in only]
+    problems += _contents(step_dir, selected, threads, advance)
     return sorted(problems, key=lambda problem: problem.path)
 
 
 def split_files(
     files: tuple[FileEntry, ...], world_size: int, rank_of_file: RankOfFile | None = None
 ) -> list[list[FileEntry]]:
-    """The files of each of `world_size` ranks, about equal in bytes; the same at every rank.
+    """Return the files of each of `world_size` ranks, about equal in bytes; the same at every rank.
 
-    rank_of_file: (path, ranks) → the rank that wrote it, and is likely to load it: its node then fetches it once. Where
-    ranks wrote very unequal parts it does not count.
+    rank_of_file: (path, ranks) → the rank that wrote it, and is likely to load it: its node then fetches it once. Not
+    used if the shares would be too unequal (_MAX_IMBALANCE).
     """
     if world_size == 1:
         return [list(files)]
@@ -78,7 +79,7 @@ def split_files(
         for entry in files:
             shares[rank_of_file(entry.path, world_size)].append(entry)
         sizes = [sum(entry.bytes for entry in share) for share in shares]
-        if max(sizes) <= _MAX_IMBALANCE * sum(sizes) / world_size + _SMALL:
+        if max(sizes) <= _MAX_IMBALANCE * sum(sizes) / world_size + _SLACK_BYTES:
             return shares
         shares = [[] for _ in range(world_size)]
     # From the largest down, back and forth over the ranks: nearly even, without searching for the least loaded.
@@ -91,18 +92,18 @@ def split_files(
 def _identity(step_dir: Path, manifest: CheckpointManifest) -> Iterator[CheckpointProblem]:
     if manifest.step != (step := layout.step_of(step_dir)):
         expected = "a checkpoint's name" if step is None else f"step {step}, as it is named"
-        yield _problem(step_dir, FILE_NAME, "manifest", expected, f"step {manifest.step}")
+        yield _problem(step_dir, MANIFEST_FILE, "manifest", expected, f"step {manifest.step}")
     try:
         folder_owner = owner.read_owner(step_dir.parent)
     except ConfigError:
         return  # a problem of the folder, which `claim_folder` reports
     if folder_owner and not owner.is_owned_by(folder_owner, manifest):
         expected, got = (f"run {record.run}, model {record.model}" for record in (folder_owner, manifest))
-        yield _problem(step_dir, FILE_NAME, "owner", expected, got)
+        yield _problem(step_dir, MANIFEST_FILE, "owner", expected, got)
 
 
 def _find_extra_files(step_dir: Path, manifest: CheckpointManifest) -> Iterator[CheckpointProblem]:
-    listed, reported = {entry.path for entry in manifest.files} | {FILE_NAME}, 0
+    listed, reported = {entry.path for entry in manifest.files} | {MANIFEST_FILE}, 0
     try:
         for path, entry in layout.walk_files(step_dir):
             if path not in listed:
@@ -118,11 +119,11 @@ def _contents(step_dir: Path, files: list[FileEntry], threads: int, advance: Adv
     expected = {entry.path: entry for entry in files}
     sizes = {entry.path: entry.bytes for entry in files}
     for path, digest in hash_files(step_dir, sizes, threads=threads or default_threads(), advance=advance):
-        if problem := _judge(step_dir, expected[path], digest):
+        if problem := _compare(step_dir, expected[path], digest):
             yield problem
 
 
-def _judge(step_dir: Path, entry: FileEntry, digest: FileDigest) -> CheckpointProblem | None:
+def _compare(step_dir: Path, entry: FileEntry, digest: FileDigest) -> CheckpointProblem | None:
     if isinstance(digest.error, (FileNotFoundError, NotADirectoryError)):
         return _problem(step_dir, entry.path, "missing", "a file", "nothing")
     if digest.error and digest.error.errno in _NO_FILE:

@@ -218,7 +218,7 @@ def _manifests(home: Path, folders: Sequence[str], *, quiet: bool) -> Iterator[t
         for folder in folders:
             advance(1)
             try:
-                mtime_ns = os.stat(f"{home}/{folder}/{manifests.FILE_NAME}").st_mtime_ns  # noqa: PTH116 (thousands)
+                mtime_ns = os.stat(f"{home}/{folder}/{manifests.MANIFEST_FILE}").st_mtime_ns  # noqa: PTH116 (thousands)
             except OSError:  # no version
                 if not is_version(folder):
                     continue

@@ -9,7 +9,7 @@ from pitools.core import timestamps
 from pitools.core.errors import TryLater, UsageError
 from pitools.core.fs import from_os_error
 from pitools.store import retirement, tags, version_state
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.retirement import Retirement
 from pitools.store.version_list import published_at
 
@@ -20,7 +20,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
     if existing := retirement.retirement_of(root, name, version, path):
         return existing
     try:
-        written_ns = (path / FILE_NAME).stat().st_mtime_ns
+        written_ns = (path / MANIFEST_FILE).stat().st_mtime_ns
     except OSError as error:
         raise UsageError("there is no such version", where=str(path), hint=f"see `pit dataset list {root}`") from error
     record = Retirement(
@@ -51,7 +51,7 @@ def restore_version(root: Path, name: str, version: str) -> None:
     except OSError as error:
         raise from_os_error(error, file) from error
     path = root / name / version
-    if (path / FILE_NAME).is_file():
+    if (path / MANIFEST_FILE).is_file():
         return
     trashed = [
         entry.name
@@ -61,7 +61,7 @@ def restore_version(root: Path, name: str, version: str) -> None:
     if any(not entry.endswith(".gone") for entry in trashed):
         hint = "see `pit dataset list`; the next `pit dataset gc` restores what a killed `gc` moved aside"
         raise TryLater("`gc` is removing this version, or is about to restore it", where=str(path), hint=hint)
-    if (path / FILE_NAME).is_file():  # brought back in between
+    if (path / MANIFEST_FILE).is_file():  # brought back in between
         return
     raise UsageError("there is no such version any more", where=str(path), hint="ingest it again")
 

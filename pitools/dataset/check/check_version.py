@@ -270,7 +270,7 @@ def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]
         Finding(
             level="warning",
             check="parent",
-            file=f"{parent}/{manifests.FILE_NAME}",
+            file=f"{parent}/{manifests.MANIFEST_FILE}",
             problem=message,
             got=got,
             expected=manifest.parent,

@@ -72,7 +72,7 @@ def _misnamed(path: Path, data: bytes) -> Iterator[Finding]:
         yield Finding(
             level="damage",
             check="manifest",
-            file=manifests.FILE_NAME,
+            file=manifests.MANIFEST_FILE,
             got=version,
             expected=name,
             problem="the manifest does not match the folder's name",
@@ -187,7 +187,7 @@ def _shards(
 
 
 def _find_extra_files(path: Path, manifest: Manifest) -> Iterator[Finding]:
-    listed = {entry.path for entry in manifest.files} | {manifests.FILE_NAME}
+    listed = {entry.path for entry in manifest.files} | {manifests.MANIFEST_FILE}
     for folder, folders, names in os.walk(path):
         links = [name for name in folders if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
         for name in names + links:

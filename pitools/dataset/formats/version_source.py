@@ -68,7 +68,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
         layout="zarr",
         episodes=episodes,
         splits=splits,
-        files=(path / manifests.FILE_NAME,),
+        files=(path / manifests.MANIFEST_FILE,),
         attributes={"version": store.version, "sources": store.attributes.get("sources", [])},
         notes=tuple(_notes(path)),
     )

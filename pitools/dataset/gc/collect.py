@@ -27,7 +27,7 @@ from pitools.core.record import Record
 from pitools.dataset.gc import abandoned_ingests
 from pitools.dataset.gc.references import References, VersionKey
 from pitools.store import retirement, version_state
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.version_list import is_version
 
 GRACE_S = 7 * 86400
@@ -199,7 +199,7 @@ def _rename(old: Path, new: Path) -> str:
 
 
 def _is_there(root: Path, key: VersionKey) -> bool:
-    return (root / key.name / key.version / FILE_NAME).is_file()
+    return (root / key.name / key.version / MANIFEST_FILE).is_file()
 
 
 def _restore(root: Path, key: VersionKey, path: Path, reason: str) -> GcResult | None:

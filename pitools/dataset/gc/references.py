@@ -14,7 +14,7 @@ from pitools.core.errors import UsageError
 from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.store import tags, version_state
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 
 class VersionKey(NamedTuple):
@@ -70,7 +70,7 @@ class References:
         present = [(VersionKey(home.name, path.name), path) for home in homes for path in self._list(home, fresh)]
         for key, path in (*present, *trashed):
             if key not in self._parents:
-                self._read(key, path / FILE_NAME)
+                self._read(key, path / MANIFEST_FILE)
         for folder in self._runs:
             for path in self._list(folder, fresh):
                 self._read_run(path, fresh)

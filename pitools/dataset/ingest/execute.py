@@ -47,7 +47,9 @@ def run_plan(
     entries = dict(queue.trusted)
     with progress_bar("ingest", total) as advance:
         advance(sum(plan.raw_bytes(job) for job in todo if plan.job_key(job) in entries))
-        for job, entry in worker_pool.run_jobs(partial(ShardWorker, plan, staging, run), queue.jobs(), workers=workers):
+        for job, entry in worker_pool.run_tasks(
+            partial(ShardWorker, plan, staging, run), queue.jobs(), workers=workers
+        ):
             entries[entry.key] = entry
             advance(plan.raw_bytes(job))
     return entries

@@ -71,7 +71,7 @@ def write_metadata(
         tasks=count_tasks(lines),
     )
     data = manifests.encode_manifest(manifest)
-    staging.put_file(manifests.FILE_NAME, lambda part: shard_writer.write_durable(part, data))
+    staging.put_file(manifests.MANIFEST_FILE, lambda part: shard_writer.write_durable(part, data))
     return data
 
 

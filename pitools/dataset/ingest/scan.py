@@ -214,7 +214,7 @@ class _Scanner:
 def _scan(paths: Sequence[Path], start: Callable[[], _Scanner], workers: int) -> list[Recording | RejectedEpisode]:
     results: dict[int, Recording | RejectedEpisode] = {}
     with progress_bar("scan", len(paths), unit="recordings", quiet=len(paths) <= _SERIAL_BELOW) as advance:
-        for number, item in worker_pool.run_jobs(
+        for number, item in worker_pool.run_tasks(
             start, enumerate(paths), workers=workers if len(paths) > _SERIAL_BELOW else 1
         ):
             results[number] = item

@@ -149,7 +149,7 @@ def _has_no_checkpoint_files(checkpoints: Path) -> bool:
         names = [path.name for path in checkpoints.iterdir()]
     except OSError:
         return True
-    store_files = (owner.FILE_NAME, layout.QUARANTINE)
+    store_files = (owner.OWNER_FILE, layout.QUARANTINE)
     return not any(name in store_files or layout.step_of(Path(name)) is not None for name in names)
 
 

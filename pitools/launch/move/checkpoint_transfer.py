@@ -45,7 +45,7 @@ def _copy_step(run_dir: Path, step: int, to: Path, run: str) -> None:
     checkpoint = manifest.load_manifest(source)
     try:
         target.mkdir(parents=True)
-        write_atomic(target.parent / owner.FILE_NAME, texts[owner.FILE_NAME], durable=False)
+        write_atomic(target.parent / owner.OWNER_FILE, texts[owner.OWNER_FILE], durable=False)
         with progress_bar(target.name, checkpoint.total_bytes) as advance:
             for entry in checkpoint.files:
                 (target / entry.path).parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def _copy_step(run_dir: Path, step: int, to: Path, run: str) -> None:
                     while block := file.read(_BLOCK_BYTES):
                         out.write(block)
                         advance(len(block))
-        write_atomic(target / manifest.FILE_NAME, texts[manifest.FILE_NAME], durable=False)
+        write_atomic(target / manifest.MANIFEST_FILE, texts[manifest.MANIFEST_FILE], durable=False)
         sync_fs(target)
     except OSError as error:
         raise from_os_error(error, target) from error
@@ -105,12 +105,12 @@ def _checkpoint_entries(run_dir: Path, step: int, name: str) -> list[TarEntry]:
     source, step_dir = layout.step_path(run_dir / "checkpoints", step), f"checkpoints/step_{step}"
     texts = _owner_files_for(source, name)
     return [
-        TarEntry(name=f"checkpoints/{owner.FILE_NAME}", data=texts[owner.FILE_NAME]),
+        TarEntry(name=f"checkpoints/{owner.OWNER_FILE}", data=texts[owner.OWNER_FILE]),
         *(
             TarEntry(name=f"{step_dir}/{file.path}", path=source / file.path)
             for file in manifest.load_manifest(source).files
         ),
-        TarEntry(name=f"{step_dir}/{manifest.FILE_NAME}", data=texts[manifest.FILE_NAME]),
+        TarEntry(name=f"{step_dir}/{manifest.MANIFEST_FILE}", data=texts[manifest.MANIFEST_FILE]),
     ]
 
 
@@ -127,4 +127,7 @@ def _owner_files_for(source: Path, run: str) -> dict[str, bytes]:
     saved = manifest.load_manifest(source)
     renamed = msgspec.structs.replace(saved, run=run)
     folder_owner = owner.FolderOwner(run=run, model=saved.model)
-    return {manifest.FILE_NAME: manifest.encode_manifest(renamed), owner.FILE_NAME: msgspec.json.encode(folder_owner)}
+    return {
+        manifest.MANIFEST_FILE: manifest.encode_manifest(renamed),
+        owner.OWNER_FILE: msgspec.json.encode(folder_owner),
+    }

@@ -85,7 +85,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
         if is_far:
             for dataset in remote.missing_datasets(plan, target_site):
                 remote.send_dataset(dataset, target_site)
-        run_folder.write_record(run_dir / move_record.FILE, intent, durable=True)
+        run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
         try:
             moving = _conclude_as_moved(run_dir, intent)
             intent = _stop_with_checkpoint(run_dir, old_plan, site, intent, stop_s)
@@ -108,7 +108,7 @@ def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
     """Return the record of a move begun before, or of a new one. Raises UsageError for a finished or moved run."""
     verdict, intent = (
         apply_decision.read_verdict(run_dir),
-        run_folder.read_record(run_dir / move_record.FILE, MoveIntent),
+        run_folder.read_record(run_dir / move_record.MOVE_FILE, MoveIntent),
     )
     if verdict and verdict.state == "finished":
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
@@ -143,7 +143,7 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
         return intent
     submissions.require_same_cluster(site, ref)
     intent = replace(intent, job_ended=True)
-    run_folder.write_record(run_dir / move_record.FILE, intent, durable=True)
+    run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
     began = time.monotonic()
     signalled_at = queried_at = -_SIGNAL_AGAIN_S
     while True:
@@ -312,14 +312,14 @@ def _require_not_cancelled(run_dir: Path, moving: Verdict, hint: str = "") -> No
 def _reopen(run_dir: Path, site: Site, intent: MoveIntent) -> None:
     """Undo the move, and continue the run at its own site if it was stopped for the move."""
     with contextlib.suppress(PitError, OSError):
-        intent = run_folder.read_record(run_dir / move_record.FILE, MoveIntent) or intent
+        intent = run_folder.read_record(run_dir / move_record.MOVE_FILE, MoveIntent) or intent
         verdict = apply_decision.read_verdict(run_dir)
         if verdict is None or verdict.code != "moving":
-            (run_dir / move_record.FILE).unlink(missing_ok=True)
+            (run_dir / move_record.MOVE_FILE).unlink(missing_ok=True)
             return
         with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
-            (run_dir / move_record.FILE).unlink(missing_ok=True)
+            (run_dir / move_record.MOVE_FILE).unlink(missing_ok=True)
             run_folder.append_event(run_dir, "not moved", site=intent.target_site)
         if cancel_request.pending_cancel(run_dir):
             return

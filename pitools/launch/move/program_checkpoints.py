@@ -43,7 +43,7 @@ def program_entries(run_dir: Path) -> list[TarEntry]:
 
 def _is_pitools_entry(path: Path) -> bool:
     """Whether `pitools.checkpoint` made this entry of a checkpoint folder."""
-    if path.name in (owner.FILE_NAME, locks.WRITER_LOCK, layout.QUARANTINE) or layout.parse_building(path):
+    if path.name in (owner.OWNER_FILE, locks.WRITER_LOCK, layout.QUARANTINE) or layout.parse_building(path):
         return True
     if path.name.startswith((f"{layout.OLD_PREFIX}step_", f".{layout.LATEST}.", f"{unreadable.MARK_PREFIX}step_")):
         return True
@@ -51,7 +51,7 @@ def _is_pitools_entry(path: Path) -> bool:
         target = path.parent / path.readlink()
         return target.parent == path.parent and _is_pitools_entry(target)
     return layout.step_of(path) is not None and any(
-        (path / name).exists() for name in (manifest.FILE_NAME, layout.PAYLOAD)
+        (path / name).exists() for name in (manifest.MANIFEST_FILE, layout.PAYLOAD)
     )
 
 

@@ -105,7 +105,7 @@ def _request_cancel(run_dir: Path, moving: Verdict | None) -> None:
 def _withdraw_request(run_dir: Path, moving: Verdict | None) -> None:
     """Delete the cancel request after a refusal, and restore the verdict of a run that is being moved."""
     (run_dir / cancel_request.CANCEL_FILE).unlink(missing_ok=True)
-    if moving and (run_dir / move_record.FILE).exists():
+    if moving and (run_dir / move_record.MOVE_FILE).exists():
         apply_decision.write_verdict(run_dir, moving.kind, moving.reason, moved_to=moving.moved_to)
 
 

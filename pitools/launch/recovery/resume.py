@@ -101,7 +101,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                 return _result(run_dir, "untouched", "its job is pending or running again")
         if verdict:
             if move_record.completed_move(run_dir):  # the run is no longer moved away, and may be moved again
-                (run_dir / move_record.FILE).unlink()
+                (run_dir / move_record.MOVE_FILE).unlink()
             apply_decision.reopen(run_dir)
         if unresolved_at is not None:
             new_job = next_job.submit_next_job(

@@ -29,7 +29,7 @@ from pitools.stage.copy.write import write_all
 from pitools.stage.sources.base import Dataset, SourceFile, all_folders
 from pitools.stage.stage import publish_new
 from pitools.store.digest import hasher_for
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 # A shard is fetched in parts: its first reader does not depend on the speed of a single connection.
 _FILE_THREADS, _REQUEST_THREADS = 8, 16
@@ -98,8 +98,8 @@ class CacheFiller:
 
         Raises DataError if the version has no such file or its digest differs; Unreachable, NoSpace, ClusterError.
         """
-        if path == FILE_NAME:
-            descriptor = os.memfd_create(FILE_NAME, os.MFD_CLOEXEC)
+        if path == MANIFEST_FILE:
+            descriptor = os.memfd_create(MANIFEST_FILE, os.MFD_CLOEXEC)
             write_all(descriptor, memoryview(self._dataset.data), 0)
             return descriptor
         if not path:

@@ -57,27 +57,27 @@ class BucketedSamples:
         sequences: Sequences,
         edges: Sequence[int],
         *,
-        steps: int = 0,
+        max_batch_steps: int = 0,
         batch_size: int = 0,
         multiple: int = 8,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """edges: maximal lengths of the buckets, ascending; see `quantile_edges`. steps: the limit of a batch, with
+        """edges: maximal lengths of the buckets, ascending; see `quantile_edges`. max_batch_steps: of a batch, with
         padding; or batch_size: of all batches. multiple: divides every batch size, so that ranks get equal parts.
 
         Raises ConfigError for invalid edges or sizes, UsageError, DataError.
         """
         lengths = sequences.lengths
         require_within_episodes(arrays, *sequences[:3])
-        _check(lengths, edges, steps, batch_size, multiple)
+        _check(lengths, edges, max_batch_steps, batch_size, multiple)
         self.description, self._arrays, self._sequences = str(arrays.path), arrays, sequences
         self._instructions = InstructionTable(arrays)
         self.identity = {
             "dataset": arrays.version,
             "sequences": sequences.identity,
             "edges": " ".join(map(str, edges)),
-            "steps": str(steps),
+            "max_batch_steps": str(max_batch_steps),
             "batch_size": str(batch_size),
             "multiple": str(multiple),
             "seed": str(seed),
@@ -88,14 +88,14 @@ class BucketedSamples:
         self._buckets = [
             _Bucket(
                 edge,
-                batch_size or steps // edge // multiple * multiple,
-                which,
+                batch_size or max_batch_steps // edge // multiple * multiple,
+                members,
                 ShuffledOrder(
-                    dataset=f"{arrays.version} bucket {number}", samples=len(which), seed=seed, shuffle=shuffle
+                    dataset=f"{arrays.version} bucket {number}", samples=len(members), seed=seed, shuffle=shuffle
                 ),
             )
             for number, edge in enumerate(edges)
-            if len(which := np.flatnonzero(bucket_of == number))
+            if len(members := np.flatnonzero(bucket_of == number))
         ]
         self.planned_batch_size = min(bucket.size for bucket in self._buckets)
         self.fields = {name: make_field(arrays, name, self._buckets[-1].length) for name in names}
@@ -202,7 +202,7 @@ def quantile_edges(lengths: Indices, buckets: int) -> list[int]:
     return [int(edge) for edge in np.unique(cuts)]
 
 
-def _check(lengths: Indices, edges: Sequence[int], steps: int, batch_size: int, multiple: int) -> None:
+def _check(lengths: Indices, edges: Sequence[int], max_batch_steps: int, batch_size: int, multiple: int) -> None:
     if not lengths.size:
         raise ConfigError("sequences: none to put in buckets", where="episodes")
     if not edges or edges[0] < 1 or any(low >= high for low, high in pairwise(edges)):
@@ -210,10 +210,11 @@ def _check(lengths: Indices, edges: Sequence[int], steps: int, batch_size: int, 
     if int(lengths.max()) > edges[-1]:
         message = f"sequence: longer than the last edge (expected at most {edges[-1]} steps, got {int(lengths.max())})"
         raise ConfigError(message, where="edges", hint="add an edge, or cut long episodes: see `cut_sequences`")
-    if multiple < 1 or bool(steps) == bool(batch_size) or batch_size % multiple:
-        message = "batch size: expected steps or batch_size, and a multiple of `multiple`, "
-        message += f"got steps={steps}, batch_size={batch_size}, multiple={multiple}"
+    if multiple < 1 or bool(max_batch_steps) == bool(batch_size) or batch_size % multiple:
+        message = "batch size: expected max_batch_steps or batch_size, and a multiple of `multiple`, "
+        message += f"got max_batch_steps={max_batch_steps}, batch_size={batch_size}, multiple={multiple}"
         raise ConfigError(message, where="batch_size")
-    if steps and steps < edges[-1] * multiple:
-        message = f"steps={steps}: too few for {multiple} sequences of {edges[-1]} (expected {edges[-1] * multiple})"
-        raise ConfigError(message, where="steps", hint="increase steps, or choose a smaller multiple")
+    if max_batch_steps and max_batch_steps < edges[-1] * multiple:
+        message = f"max_batch_steps={max_batch_steps}: too few for {multiple} sequences of {edges[-1]} "
+        message += f"(expected {edges[-1] * multiple})"
+        raise ConfigError(message, where="max_batch_steps", hint="increase it, or choose a smaller multiple")

@@ -49,12 +49,12 @@ class MixtureSamples:
         weights: Sequence[float],
         *,
         rename: Mapping[int, Mapping[str, str]] = {},
-        turn: Literal["even", "shuffled"] = "even",
+        turn_order: Literal["even", "shuffled"] = "even",
         seed: int = 0,
     ) -> None:
         """weights: proportions of samples, in any unit. rename: dataset number → its array name → the common name.
 
-        turn: `even`: turns as evenly spread as possible; `shuffled`: in random order within each 4,096 turns or more.
+        turn_order: `even`: turns as evenly spread as possible; `shuffled`: in random order within 4,096 turns or more.
         Raises ConfigError for invalid weights, or datasets whose arrays differ.
         """
         if len(members) != len(weights):
@@ -66,7 +66,7 @@ class MixtureSamples:
         self.description = ", ".join(member.description for member in members)
         self.identity = {
             "weights": " ".join(map(str, self._turns.parts.tolist())),
-            "turn": turn,
+            "turn_order": turn_order,
             "seed": str(seed),
             "datasets": str(len(members)),
             **{
@@ -77,8 +77,10 @@ class MixtureSamples:
         }
         digest = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:32]
         cycle = len(self._turns.member)
-        span = cycle * (-(-_CHUNK // cycle) if turn == "shuffled" else 1)
-        self._order = ShuffledOrder(dataset=f"mixture {digest}", samples=span, seed=seed, shuffle=turn == "shuffled")
+        span = cycle * (-(-_CHUNK // cycle) if turn_order == "shuffled" else 1)
+        self._order = ShuffledOrder(
+            dataset=f"mixture {digest}", samples=span, seed=seed, shuffle=turn_order == "shuffled"
+        )
 
     def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
@@ -87,9 +89,9 @@ class MixtureSamples:
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`; `samples` are numbers within each dataset."""
         cycle, span = len(self._turns.member), self._order.samples
-        turn = self._order.samples_at(positions)
-        cycles = positions // span * (span // cycle) + turn // cycle
-        members, positions_within = self._turns.locate(turn % cycle, cycles)
+        turns = self._order.samples_at(positions)
+        cycles = positions // span * (span // cycle) + turns // cycle
+        members, positions_within = self._turns.locate(turns % cycle, cycles)
         samples = np.empty(len(positions), np.int64)
         parts = []
         for number in np.unique(members).tolist():

@@ -102,17 +102,17 @@ class PackingPlan:
 
 
 def packing_report(
-    arrays: VersionReader, episodes: Indices, length: int, *, window: int = 1, long: WhenTooLong = "split"
+    arrays: VersionReader, episodes: Indices, length: int, *, window: int = 1, when_too_long: WhenTooLong = "split"
 ) -> PackingReport:
     """Summarise the plan for these episodes in rows of `length` steps. Raises as `cut_sequences` and `PackingPlan`."""
-    sequences = cut_sequences(arrays.offsets, episodes, length, window=window, long=long)
+    sequences = cut_sequences(arrays.offsets, episodes, length, window=window, when_too_long=when_too_long)
     plan = PackingPlan(sequences, length)
     return PackingReport(
         name=arrays.manifest.name,
         version=arrays.version,
         length=length,
         window=window,
-        when_too_long=long,
+        when_too_long=when_too_long,
         episodes=len(episodes),
         sequences=len(sequences.start),
         rows=plan.rows,
@@ -201,12 +201,12 @@ class PackedSamples:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        deal: bool = True,
+        reassign: bool = True,
     ) -> None:
-        """deal: shuffle sequences of equal length among rows in each epoch. Raises UsageError, DataError."""
+        """reassign: shuffle sequences of equal length among rows in each epoch. Raises UsageError, DataError."""
         require_within_episodes(arrays, *packing.sequences[:3])
         self.description, self.packing = str(arrays.path), packing
-        self._arrays, self._deal, self._instructions = arrays, deal, InstructionTable(arrays)
+        self._arrays, self._reassign, self._instructions = arrays, reassign, InstructionTable(arrays)
         self.order = ShuffledOrder(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
             "dataset": arrays.version,
@@ -214,7 +214,7 @@ class PackedSamples:
             "length": str(packing.length),
             "seed": str(seed),
             "shuffle": str(shuffle),
-            "deal": str(deal),
+            "reassign": str(reassign),
         }
         self.fields = {name: make_field(arrays, name, packing.length) for name in names}
 
@@ -230,16 +230,16 @@ class PackedSamples:
         begins = ends - counts
         slots = np.arange(int(ends[-1]) if ends.size else 0) - np.repeat(begins - first[rows], counts)
         # A batch may span two epochs, each with its own shuffle.
-        epochs = np.repeat(positions // self.packing.rows if self._deal else np.zeros_like(rows), counts)
-        which = np.empty_like(slots)
+        epochs = np.repeat(positions // self.packing.rows if self._reassign else np.zeros_like(rows), counts)
+        members = np.empty_like(slots)
         for epoch in np.unique(epochs).tolist():
-            which[epochs == epoch] = self.packing.sequences_of_epoch(epoch)[slots[epochs == epoch]]
+            members[epochs == epoch] = self.packing.sequences_of_epoch(epoch)[slots[epochs == epoch]]
         sequences = self.packing.sequences
-        size = sequences.lengths[which]
+        size = sequences.lengths[members]
         ends_before = np.cumsum(size) - size
         offset = ends_before - np.repeat(ends_before[begins], counts) if size.size else ends_before
         pieces = _PackedRows(
-            np.concatenate([[0], ends]), sequences.episode[which], sequences.start[which], size, offset
+            np.concatenate([[0], ends]), sequences.episode[members], sequences.start[members], size, offset
         )
         return DrawnSamples(rows, self.order.keys_at(positions), self.fields, pieces)
 

@@ -94,7 +94,9 @@ class Samples(Protocol):
         """
 
     def draw(self, positions: Indices) -> DrawnSamples:
-        """Return the samples at (n,) positions of one global batch. Pure; the time is independent of their count."""
+        """Return the samples at (n,) positions of one global batch. Pure; the time
+        does not depend on the number of samples in the dataset.
+        """
 
     def read(self, drawn: DrawnSamples, low: int, high: int, buffers: Buffers, rows: Indices | None = None) -> None:
         """Read samples [low, high) into the buffers, by name: sample i into row i, or in a mixture into rows[i].

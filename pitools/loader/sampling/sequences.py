@@ -36,13 +36,13 @@ class Sequences(NamedTuple):
 
 
 def cut_sequences(
-    offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, long: WhenTooLong = "refuse"
+    offsets: Indices, episodes: Indices, longest: int, *, window: int = 1, when_too_long: WhenTooLong = "refuse"
 ) -> Sequences:
     """Return the episodes as sequences of at most `longest` steps; empty episodes are omitted.
 
-    offsets: (all episodes + 1,) first steps. long: treatment of longer episodes; `split` cuts them into parts of the
-    largest multiple of `window` steps, so that no window of this length is cut. Raises UsageError for invalid lengths,
-    ConfigError for an episode that is too long.
+    offsets: (all episodes + 1,) first steps. when_too_long: treatment of longer episodes; `split` cuts them into parts
+    of the largest multiple of `window` steps, so that no window of this length is cut. Raises UsageError for invalid
+    lengths, ConfigError for an episode that is too long.
     """
     if not 1 <= window <= longest:
         raise UsageError(f"window: expected 1 to {longest} steps, got {window}", where="window")
@@ -50,12 +50,14 @@ def cut_sequences(
     numbers = numbers[offsets[numbers] < offsets[numbers + 1]]
     lengths = offsets[numbers + 1] - offsets[numbers]
     over = lengths > longest
-    if long == "refuse" and over.any():
+    if when_too_long == "refuse" and over.any():
         index = int(np.argmax(lengths))
         message = f"episodes: {int(over.sum())} too long (expected at most {longest} steps, got {lengths[index]} in "
         message += f"episode {numbers[index]})"
-        raise ConfigError(message, where="length", hint='increase the length, or use long="split" or long="drop"')
-    dropped, split = (int(over.sum()) if long == policy else 0 for policy in ("drop", "split"))
+        raise ConfigError(
+            message, where="length", hint='increase the length, or use when_too_long="split" or when_too_long="drop"'
+        )
+    dropped, split = (int(over.sum()) if when_too_long == policy else 0 for policy in ("drop", "split"))
     if dropped:
         numbers, lengths, over = numbers[~over], lengths[~over], over[~over]
     part = np.where(over, longest // window * window, lengths)

@@ -18,10 +18,10 @@ from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
 from pitools.slurm.batch import run_batch, stdout_or_raise
 from pitools.store import manifest
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 # A version's name is the digest of its manifest: a site with that file has the version, or is receiving it.
-_DIGEST_SCRIPT = f'for d; do sha256sum "$d/{FILE_NAME}" 2>/dev/null | cut -c1-32 | grep . || echo -; done'
+_DIGEST_SCRIPT = f'for d; do sha256sum "$d/{MANIFEST_FILE}" 2>/dev/null | cut -c1-32 | grep . || echo -; done'
 _DIGEST = re.compile(r"[0-9a-f]{32}|-")
 
 

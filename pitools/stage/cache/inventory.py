@@ -20,7 +20,7 @@ from pitools.stage.cache.layout import OBJECTS, QUARANTINE, is_leased, lock_owne
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import translate_errors
 from pitools.stage.sources.open import load_dataset
-from pitools.store.manifest import FILE_NAME, Subset
+from pitools.store.manifest import MANIFEST_FILE, Subset
 from pitools.store.publish import STAGING_DIR
 
 State = Literal["whole", "damaged", "partial", "quarantined"]
@@ -90,7 +90,7 @@ def describe_set(root: Path, version: str) -> StagedSet:
     try:
         dataset = load_dataset(folder)
         # A stager writes the manifest last.
-        written = _format_time((folder / FILE_NAME).stat().st_mtime)
+        written = _format_time((folder / MANIFEST_FILE).stat().st_mtime)
     except (PitError, OSError):
         return _describe_partial(root, folder, version, "damaged")
     return _make_staged_set(
@@ -111,7 +111,7 @@ def matches_sizes(folder: Path, dataset: Dataset) -> bool:
     try:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             return False
-        with open_regular(folder / FILE_NAME) as file:
+        with open_regular(folder / MANIFEST_FILE) as file:
             if file.read() != dataset.data:
                 return False
         # os.stat of joined text, for speed: every job whose data is present checks every file here.

@@ -14,7 +14,7 @@ from pitools.core.record import decode_json
 from pitools.stage.cache.layout import OBJECTS
 from pitools.stage.sources.base import Dataset, all_folders
 from pitools.stage.sources.open import load_dataset
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 # A new version shares most with the newest few versions of its dataset.
 _MAX_OLDER = 4
@@ -55,7 +55,7 @@ def _older_versions(dataset: Dataset, root: Path) -> list[Path]:
     versions = []
     for folder in (root / OBJECTS).iterdir():
         try:
-            with open_regular(folder / FILE_NAME) as file:
+            with open_regular(folder / MANIFEST_FILE) as file:
                 staged_ns = os.fstat(file.fileno()).st_mtime_ns
                 name = decode_json(file.read(), _ManifestName).name
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -71,7 +71,7 @@ def _link_from(
     linked: set[int] = set()
     try:
         older_version = load_dataset(folder)
-        staged_ns = (folder / FILE_NAME).stat().st_mtime_ns
+        staged_ns = (folder / MANIFEST_FILE).stat().st_mtime_ns
     except (PitError, OSError):
         return linked
     for entry in older_version.manifest.files:

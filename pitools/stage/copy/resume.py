@@ -19,7 +19,7 @@ from pitools.stage.copy.journal import CopyJournal, FinishedFiles
 from pitools.stage.copy.worker import digest_error
 from pitools.stage.sources.base import Dataset
 from pitools.store.digest import RANGE_BYTES, digest_bytes
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 
 # The workers' counters are read with a delay.
 _LATE_WRITE_BYTES = 256 << 20
@@ -102,7 +102,7 @@ def _write_own_files(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[i
         if index in skip or (data := contents.get(entry.path)) is None:
             continue
         if len(data) != entry.bytes or digest_bytes(data) != entry.digest:
-            raise digest_error(entry, digest_bytes(data), f"{FILE_NAME}: {entry.path}")
+            raise digest_error(entry, digest_bytes(data), f"{MANIFEST_FILE}: {entry.path}")
         write_file(folder, entry.path, data)
         written.add(index)
     return written
@@ -132,7 +132,7 @@ def _remove_stale(folder: Path, files: Sequence[FileEntry], finished: FinishedFi
 
 def write_manifest_last(folder: Path, dataset: Dataset) -> Path:
     """Write the manifest, a version's last file, into its partial folder, which may then be published."""
-    write_file(folder, FILE_NAME, dataset.data)
+    write_file(folder, MANIFEST_FILE, dataset.data)
     folder.chmod(0o755)
     return folder
 

@@ -9,7 +9,7 @@ import msgspec
 from pitools.core.errors import DataError
 from pitools.store import manifest as manifests
 from pitools.store.digest import ALGORITHM, RANGED_ALGORITHM
-from pitools.store.manifest import FILE_NAME, FileEntry, Manifest
+from pitools.store.manifest import MANIFEST_FILE, FileEntry, Manifest
 from pitools.store.version_list import is_version
 
 
@@ -71,7 +71,7 @@ def make_dataset(source: Source, manifest: Manifest, data: bytes, *, name: str) 
 
     Raises DataError when the folder's version is wrong, or a digest's algorithm is unknown.
     """
-    where = f"{source.label}/{FILE_NAME}"
+    where = f"{source.label}/{MANIFEST_FILE}"
     version = manifests.version_of(data)
     if is_version(name) and name != version:
         message = f"the manifest is of version {version} (expected {name}, the folder's name)"

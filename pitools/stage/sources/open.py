@@ -10,7 +10,7 @@ from pitools.stage.sources.base import Dataset, Source, make_dataset
 from pitools.stage.sources.local import OBJECTS, LocalSource, translate_errors
 from pitools.store import manifest as manifests
 from pitools.store import resolve
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 # Files that mark a folder as a Zarr store.
 _ZARR_MARKERS = ("zarr.json", ".zgroup", ".zarray")
@@ -38,7 +38,7 @@ def find_version_dir(path: Path) -> Path:
         if (
             path.name == OBJECTS
             and len(version_dirs := dataset_version_dirs(path)) > 1
-            and not os.path.lexists(path / FILE_NAME)
+            and not os.path.lexists(path / MANIFEST_FILE)
         ):
             names = ", ".join(folder.name for folder in version_dirs)
             raise UsageError(
@@ -87,7 +87,9 @@ def is_zarr_store(folder: Path) -> bool:
 
 def dataset_version_dirs(path: Path) -> list[Path]:
     """Return the version folders inside `<root>/<name>`, sorted, without links such as `latest`."""
-    return sorted(entry for entry in path.iterdir() if not entry.is_symlink() and os.path.lexists(entry / FILE_NAME))
+    return sorted(
+        entry for entry in path.iterdir() if not entry.is_symlink() and os.path.lexists(entry / MANIFEST_FILE)
+    )
 
 
 def is_url(location: str | Path) -> bool:
@@ -117,7 +119,7 @@ def load_dataset(location: str | Path) -> Dataset:
     source = LocalSource(folder=folder)
     reader = source.connect()
     try:
-        reader.open(FILE_NAME).close()  # refuses a link or a FIFO before it is read
+        reader.open(MANIFEST_FILE).close()  # refuses a link or a FIFO before it is read
     finally:
         reader.close()
     return make_dataset(source, *manifests.load_manifest(folder), name=folder.name)

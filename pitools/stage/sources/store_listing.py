@@ -28,7 +28,7 @@ from pitools.core.shared_progress import WorkerSlot
 from pitools.stage.sources.base import SourceReader
 from pitools.stage.sources.local import read_error
 from pitools.store import manifest as manifests
-from pitools.store.manifest import EPISODE_PREFIX, FILE_NAME, ArraySchema, FileEntry, Manifest
+from pitools.store.manifest import EPISODE_PREFIX, MANIFEST_FILE, ArraySchema, FileEntry, Manifest
 from pitools.store.version_list import lost_manifest
 from pitools.store.zarr import metadata
 
@@ -73,7 +73,9 @@ class StoreListing(NamedTuple):
 def is_store(names: Iterable[str]) -> bool:
     """Whether a folder with these names is a Zarr store without a manifest of ours."""
     name_set = set(names)
-    return FILE_NAME not in name_set and not name_set.isdisjoint((metadata.V3, metadata.V2_GROUP, metadata.V2_ARRAY))
+    return MANIFEST_FILE not in name_set and not name_set.isdisjoint(
+        (metadata.V3, metadata.V2_GROUP, metadata.V2_ARRAY)
+    )
 
 
 def list_store(folder: Path) -> StoreListing:

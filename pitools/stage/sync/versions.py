@@ -13,7 +13,7 @@ from pitools.core.errors import ConfigError, DataError, PitError, suggest
 from pitools.stage.sources.local import read_error
 from pitools.stage.sources.open import dataset_version_dirs, is_url
 from pitools.stage.sync.policy import Rule
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 from pitools.store.resolve import unusable_reason
 
 
@@ -86,7 +86,7 @@ def _versions(folder: Path, on_error: Callable[[PitError], None]) -> Iterator[So
             on_error(error)
             continue
         with contextlib.suppress(FileNotFoundError):  # collected at this moment
-            yield SourceVersion(folder.name, version, (version / FILE_NAME).lstat().st_mtime_ns)
+            yield SourceVersion(folder.name, version, (version / MANIFEST_FILE).lstat().st_mtime_ns)
 
 
 def _newest_first(versions: list[SourceVersion]) -> list[SourceVersion]:

@@ -54,8 +54,8 @@ class VersionReader:
         self._opener, self._given = opener or partial(open_below, path), opener
         self._check, self._resident_bytes = check_mode, resident_bytes
         if opener:
-            data = self.read_file(manifests.FILE_NAME)
-            self.manifest = manifests.decode_manifest(data, str(path / manifests.FILE_NAME))
+            data = self.read_file(manifests.MANIFEST_FILE)
+            self.manifest = manifests.decode_manifest(data, str(path / manifests.MANIFEST_FILE))
         else:
             self.manifest, data = manifests.load_manifest(path)
         self.version = manifests.version_of(data)

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import re
 from collections import ChainMap, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "named_in_a_pickle.py").write_text("import pathlib; pathlib.Path(__file__ + '.ran').touch()\nx = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     for data in (b"cnamed_in_a_pickle\nx\n.", b"ctorch\nserialization.os.system\n.", b"cos\nsystem\n."):
-        with pytest.raises(pickle.UnpicklingError, match="no place in a checkpoint"):
+        with pytest.raises(pickle.UnpicklingError, match="not allowed"):
             dcp_adapter._unpickle(data)
     assert not (tmp_path / "named_in_a_pickle.py.ran").exists()
     known = [torch.float32, torch.Size([2]), torch.strided, ChainMap({"a": 1}), OrderedDict(a=1)]
@@ -128,7 +129,7 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_class_of_torch_s_is_let_in_by_its_name(module: str, name: str) -> None:
     """One beside those that describe may open any address that it is given, and run what a template there says."""
     data = f"\x80\x04ctorch.distributed.checkpoint.{module}\n{name}\n(Vmemory://x\ntR.".encode("latin-1")
-    with pytest.raises(pickle.UnpicklingError, match=rf"{module}.{name} has no place in a checkpoint"):
+    with pytest.raises(pickle.UnpicklingError, match=rf"{module}.{name}: "):
         dcp_adapter._unpickle(data)
 
 
@@ -157,7 +158,7 @@ def test_a_state_is_of_what_the_pickle_made(what: str) -> None:
         return [dict(vars(one)) for one in (*named, *WriteItemType, dcp_adapter._enum_member)]
 
     before = shared()
-    with pytest.raises(pickle.UnpicklingError, match=r"a state of a \w+ has no place in a checkpoint"):
+    with pytest.raises(pickle.UnpicklingError, match=r"state of class \w+: "):
         dcp_adapter._unpickle(f"\x80\x02{_STATES[what]}.".encode("latin-1"))
     assert shared() == before
 
@@ -222,7 +223,7 @@ class Schedule:
 def test_what_would_not_be_loaded_is_not_saved(folder: Path, name: str, leaf: object) -> None:
     """The first save says so, with the leaf's name, and not the first restore; the guard goes on without it."""
     with Checkpointer(folder, DcpAdapter()) as guard:
-        with pytest.raises(ConfigError, match=f'"{name}" is a ') as caught:
+        with pytest.raises(ConfigError, match=re.escape(f'"{name}"')) as caught:
             guard.save(1, {"w": torch.zeros(2), "n": leaf})
         assert ".item()" in str(caught.value.hint)
         assert lookup.complete_steps(folder) == []

@@ -62,10 +62,10 @@ def test_every_cut_and_insertion_is_found(place: int, more: bytes) -> None:
 )
 def test_paths_outside(path: str) -> None:
     """A manifest cannot name a file outside its folder, nor itself; neither is one written."""
-    with pytest.raises(DataError, match=r"outside|not possible"):
+    with pytest.raises(DataError, match=r"outside|invalid"):
         encode_manifest(record(path))
     forged = msgspec.json.format(msgspec.json.encode(record(path)), indent=1) + b"\n"
-    with pytest.raises(DataError, match=r"outside|not possible"):
+    with pytest.raises(DataError, match=r"outside|invalid"):
         decode_manifest(
             forged.replace(manifest._EMPTY_SEAL.encode(), manifest.digest_bytes(forged).encode(), 1), "here"
         )
@@ -80,7 +80,7 @@ def test_entries_that_cannot_be(entry: dict[str, object]) -> None:
         FileEntry(path="payload/b", bytes=1, digest=DIGEST),
         FileEntry(**{"path": "payload/a", "bytes": 1, "digest": DIGEST, **entry}),
     )
-    with pytest.raises(DataError, match="not possible"):
+    with pytest.raises(DataError, match="payload/"):
         encode_manifest(record(files=files))
 
 
@@ -97,7 +97,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_manifest_of_ten_gigabytes(tmp_path: Path) -> None:
     """A file without end, a FIFO, a link and a folder are refused at once, and no memory is given to them."""
-    path = tmp_path / manifest.FILE_NAME
+    path = tmp_path / manifest.MANIFEST_FILE
     with path.open("wb") as file:
         file.truncate(10 << 30)
     with pytest.raises(DataError, match="more than"):

@@ -63,7 +63,7 @@ def test_what_is_not_ours(folder: Path, save: Save, tmp_path: Path) -> None:
         owner.claim_folder(tmp_path / "link", "theirs", MODEL)
     with pytest.raises(ConfigError, match="not a folder"):
         owner.claim_folder(tmp_path / "thesis.tex", RUN, MODEL)
-    assert not (folder / owner.FILE_NAME).exists()
+    assert not (folder / owner.OWNER_FILE).exists()
 
 
 @pytest.mark.usefixtures("as_root")
@@ -101,7 +101,7 @@ def test_half_deleted(folder: Path, save: Save) -> None:
 def test_damaged_owner(folder: Path, save: Save, data: bytes) -> None:
     """A damaged owner.json is told, with what to do; nothing is claimed by guessing."""
     owner.claim_folder(folder, RUN, MODEL)
-    (folder / owner.FILE_NAME).write_bytes(data)
+    (folder / owner.OWNER_FILE).write_bytes(data)
     with pytest.raises(ConfigError, match="owner"):
         owner.claim_folder(folder, RUN, MODEL)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pitools.checkpoint.store import layout, lookup, publish, quarantine, retention, verify
-from pitools.checkpoint.store.manifest import FILE_NAME
+from pitools.checkpoint.store.manifest import MANIFEST_FILE
 from tests.checkpoint.conftest import MODEL, RUN, build, contents
 
-FILES = [*(f"payload/{name}" for name in contents(0) if name != "empty"), FILE_NAME]
+FILES = [*(f"payload/{name}" for name in contents(0) if name != "empty"), MANIFEST_FILE]
 
 
 class Checkpoints(RuleBasedStateMachine):
@@ -70,7 +70,7 @@ class Checkpoints(RuleBasedStateMachine):
         else:
             path.with_name("new").write_bytes(content)
         self.good.remove(step)
-        silent = fault == "add" or (fault == "flip" and name != FILE_NAME)
+        silent = fault == "add" or (fault == "flip" and name != MANIFEST_FILE)
         (self.silent if silent else self.seen).add(step)
 
     @rule(last=st.integers(1, 3))

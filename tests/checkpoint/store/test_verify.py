@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import check_folder, layout, lookup, verify
-from pitools.checkpoint.store.manifest import FILE_NAME, FileEntry, load_manifest
+from pitools.checkpoint.store.manifest import MANIFEST_FILE, FileEntry, load_manifest
 from tests.checkpoint.conftest import Save
 from tests.checkpoint.test_checkpointer import Files, on_ranks, saved, state
 
-PATHS = ["payload/_METADATA", "payload/d/0a", "payload/ocdbt.process_0/d/1b", "payload/empty", FILE_NAME]
+PATHS = ["payload/_METADATA", "payload/d/0a", "payload/ocdbt.process_0/d/1b", "payload/empty", MANIFEST_FILE]
 
 
 def kinds(path: Path, **more: object) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_names_that_lie(folder: Path, save: Save, tmp_path: Path) -> None:
     """A checkpoint under another step's name, a link to one, and a name that is no checkpoint's are not believed."""
     path = save(3)
     path.rename(folder / "step_5")
-    assert kinds(folder / "step_5") == {FILE_NAME: "manifest"}
+    assert kinds(folder / "step_5") == {MANIFEST_FILE: "manifest"}
     assert lookup.latest_step(folder) is None
     (folder / "step_5").rename(tmp_path / "step_3")
     (folder / "step_3").symlink_to(tmp_path / "step_3")

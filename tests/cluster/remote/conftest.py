@@ -284,7 +284,7 @@ def dataset(root: Path, sizes: Sequence[int]) -> Path:
         path.write_bytes(os.urandom(size))
         entries.append(manifest.FileEntry(path=f"a/{number}", bytes=size, digest=digest.digest_file(path)[1]))
     raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
-    (building / manifest.FILE_NAME).write_bytes(raw)
+    (building / manifest.MANIFEST_FILE).write_bytes(raw)
     return building.rename(root / "pick" / manifest.version_of(raw))
 
 

@@ -108,12 +108,12 @@ def resign(path: Path, **changes: Any) -> Path:
     entries = []
     for file in sorted(path.rglob("*")):
         relative = file.relative_to(path).as_posix()
-        if file.is_file() and relative != manifests.FILE_NAME:
+        if file.is_file() and relative != manifests.MANIFEST_FILE:
             size, text = digest.digest_file(file)
             entries.append(FileEntry(path=relative, bytes=size, digest=text))
     files = tuple(sorted(entries, key=lambda entry: entry.path))
     data = manifests.encode_manifest(msgspec.structs.replace(manifest, **{"files": files, **changes}))
-    write_atomic(path / manifests.FILE_NAME, data)
+    write_atomic(path / manifests.MANIFEST_FILE, data)
     return path.rename(path.with_name(manifests.version_of(data)))
 
 

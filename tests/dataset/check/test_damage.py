@@ -201,10 +201,10 @@ def test_manifest_is_the_root_of_trust(version) -> None:
     """A manifest that agrees with damaged files is still not the one that the version is named after."""
     path = shards(version)[0]
     path.write_bytes(path.read_bytes()[::-1])
-    data = (version / manifests.FILE_NAME).read_bytes()
-    (version / manifests.FILE_NAME).write_bytes(data.replace(b'"parent": ""', b'"parent": "' + b"0" * 32 + b'"'))
+    data = (version / manifests.MANIFEST_FILE).read_bytes()
+    (version / manifests.MANIFEST_FILE).write_bytes(data.replace(b'"parent": ""', b'"parent": "' + b"0" * 32 + b'"'))
     *findings, _ = check.check_version(version, quiet=True)
-    assert {finding.file for finding in findings} >= {manifests.FILE_NAME, path.relative_to(version).as_posix()}
+    assert {finding.file for finding in findings} >= {manifests.MANIFEST_FILE, path.relative_to(version).as_posix()}
 
 
 def test_part_of_the_steps(version, pit, tmp_path) -> None:

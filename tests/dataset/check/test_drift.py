@@ -281,7 +281,7 @@ def test_a_damaged_parent(make, found, resign, text) -> None:
     parent = with_statistics(make(), resign)
     change = lambda demos: demos[3]["actions"].__setitem__(5, np.nan)  # noqa: E731
     child = resign(make(change, seed=1), parent=parent.name)
-    file = parent / manifests.FILE_NAME
+    file = parent / manifests.MANIFEST_FILE
     file.write_bytes(file.read_bytes().replace(b'"name": "x"', b'"name": "y"') if text is None else text)
     said = [(finding.level, finding.check, finding.file) for finding in found(child)]
     assert ("warning", "parent", str(file)) in said

@@ -284,8 +284,8 @@ def test_part_of_a_version(robomimic, tmp_path, change) -> None:
     part = Subset(parent=version.name, arrays=tuple(sorted(known.arrays)), steps=((0, 30),))
     changed = msgspec.structs.replace(known, **({"subset": part} if change == "subset" else {"episodes": 3}))
     data = manifests.encode_manifest(changed)
-    (version / manifests.FILE_NAME).chmod(0o644)
-    (version / manifests.FILE_NAME).write_bytes(data)
+    (version / manifests.MANIFEST_FILE).chmod(0o644)
+    (version / manifests.MANIFEST_FILE).write_bytes(data)
     path = version.rename(version.with_name(manifests.version_of(data)))
     with pytest.raises(DataError) as caught:
         detect.scan_recording(path, "auto")

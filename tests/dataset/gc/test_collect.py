@@ -210,7 +210,7 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
         elif what == "child":
             publish(root, "z", 9, parent=one.name)
         else:
-            with pytest.raises(TryLater, match="will bring it back"):
+            with pytest.raises(TryLater, match="gc"):
                 restore_version(root, "x", one.name)
 
     with patch("os.rename", act):

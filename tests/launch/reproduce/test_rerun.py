@@ -57,7 +57,7 @@ def dataset(root: Path, text: bytes) -> Path:
     (building / "a").write_bytes(text)
     entry = manifest.FileEntry(path="a", bytes=len(text), digest=digest.digest_bytes(text))
     raw = manifest.encode_manifest(manifest.Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
-    (building / manifest.FILE_NAME).write_bytes(raw)
+    (building / manifest.MANIFEST_FILE).write_bytes(raw)
     return building.rename(root / "pick" / manifest.version_of(raw))
 
 
@@ -197,7 +197,7 @@ def test_data_that_is_gone_or_changed(
     planned, _ = rerun.plan_rerun(run_dir, site)
     assert planned.data[0].version == one.name
     held = manifest.load_manifest(one)[0]
-    (one / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(msgspec.structs.replace(held, steps=2)))
+    (one / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(msgspec.structs.replace(held, steps=2)))
     with pytest.raises(DataError, match=rf"expected {one.name}"):
         rerun.plan_rerun(run_dir, site)
     one.rename(one.with_name("moved"))

@@ -81,7 +81,7 @@ def build(root: Path) -> Path:
             arrays={name: ArraySchema(shape=made[name][0].shape, dtype=made[name][0].dtype.name) for name in made},
         )
     )
-    (folder / manifest.FILE_NAME).write_bytes(data)
+    (folder / manifest.MANIFEST_FILE).write_bytes(data)
     return folder.rename(root / manifest.version_of(data))
 
 
@@ -488,8 +488,8 @@ def test_another_version_is_never_taken_for_this_one(version: Path, url: str, ro
     place = set_path(root, version.name)
     stage_version(load_dataset(url), root)
     known = msgspec.structs.replace(VersionReader(version).manifest, name="other")
-    (place / manifest.FILE_NAME).chmod(0o600)
-    (place / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(known))
+    (place / manifest.MANIFEST_FILE).chmod(0o600)
+    (place / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(known))
     remote = open_remote(url, root)
     assert remote.version == version.name
     assert np.array_equal(images(remote), images(VersionReader(version)))

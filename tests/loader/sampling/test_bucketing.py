@@ -26,10 +26,12 @@ def version(record: Callable[..., Path]) -> Path:
     return record(LENGTHS)
 
 
-def bucketed(version: Path, *, resident: int = 64 << 20, multiple: int = 2, steps: int = 64, **more) -> BucketedSamples:
+def bucketed(
+    version: Path, *, resident: int = 64 << 20, multiple: int = 2, max_batch_steps: int = 64, **more
+) -> BucketedSamples:
     arrays = VersionReader(version, resident_bytes=resident)
     known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
-    return BucketedSamples(arrays, NAMES, known, EDGES, steps=steps, multiple=multiple, **more)
+    return BucketedSamples(arrays, NAMES, known, EDGES, max_batch_steps=max_batch_steps, multiple=multiple, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
@@ -68,7 +70,14 @@ def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, 
     del arrays.manifest.arrays["episode_json"]  # it tells of other episodes
     known = cut_sequences(arrays.offsets, np.arange(len(lengths)), 32)
     samples = BucketedSamples(
-        arrays, ["action"], known, EDGES, steps=32 * multiple * factor, multiple=multiple, seed=seed, shuffle=shuffle
+        arrays,
+        ["action"],
+        known,
+        EDGES,
+        max_batch_steps=32 * multiple * factor,
+        multiple=multiple,
+        seed=seed,
+        shuffle=shuffle,
     )
     counts, position, step = Counter(range(len(lengths))), 0, 0
     while position < 4 * len(lengths) + 200:
@@ -104,7 +113,7 @@ def test_a_round_gives_each_its_due(version: Path):
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_batches_are_the_same_for_any_world_size_and_resume_at_another(version: Path, world_size: int):
     """Ranks' parts are equal and make the global batch; a state of one rank goes on as several."""
-    make = lambda: bucketed(version, multiple=8, steps=256, seed=1)  # noqa: E731
+    make = lambda: bucketed(version, multiple=8, max_batch_steps=256, seed=1)  # noqa: E731
     alone = Loader(make())
     expected = [(batch.step, batch.arrays["action"].copy(), batch.keys) for batch in islice(alone, 9)]
     assert len({action.shape for _, action, _ in expected}) > 1
@@ -119,8 +128,8 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(version: 
         assert {(part.step, len(part.samples)) for part in parts} == {(step, len(action) // world_size)}
         assert np.array_equal(np.concatenate([part.arrays["action"] for part in parts]), action)
         assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
-    with pytest.raises(ConfigError, match="steps"):
-        Loader(bucketed(version, multiple=8, steps=512, seed=1)).load_state(first.state())
+    with pytest.raises(ConfigError, match="max_batch_steps"):
+        Loader(bucketed(version, multiple=8, max_batch_steps=512, seed=1)).load_state(first.state())
     for each in (alone, first, *ranks):
         each.close()
 
@@ -145,11 +154,11 @@ def test_invalid_edges_and_sizes_are_refused(version: Path):
     assert quantile_edges(known.lengths, 4)[-1] == max(LENGTHS)
     assert quantile_edges(np.array([5, 5, 5]), 4) == [5]
     for edges, more, message in (
-        ((16, 8), {"steps": 64}, r"edges: .*\[16, 8\]"),
-        ((8, 16), {"steps": 256}, "at most 16 steps, got 30"),
-        (EDGES, {"steps": 64}, r"steps=64: .* 8 sequences of 32 \(expected 256\)"),
+        ((16, 8), {"max_batch_steps": 64}, r"edges: .*\[16, 8\]"),
+        ((8, 16), {"max_batch_steps": 256}, "at most 16 steps, got 30"),
+        (EDGES, {"max_batch_steps": 64}, r"max_batch_steps=64: .* 8 sequences of 32 \(expected 256\)"),
         (EDGES, {"batch_size": 12}, "batch_size=12"),
-        (EDGES, {}, "steps=0, batch_size=0"),
+        (EDGES, {}, "max_batch_steps=0, batch_size=0"),
     ):
         with pytest.raises(ConfigError, match=message):
             BucketedSamples(arrays, NAMES, known, edges, **more)

@@ -156,7 +156,7 @@ def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:
     shutil.copytree(version, to)
     known, data = manifest.load_manifest(version)
     part = manifest.Subset(parent=manifest.version_of(data), arrays=tuple(known.arrays), steps=steps)
-    (to / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(msgspec.structs.replace(known, subset=part)))
+    (to / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(msgspec.structs.replace(known, subset=part)))
     return to
 
 

@@ -58,7 +58,7 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
             packed(plan=1),
             packed(seed=1),
             packed(shuffle=False),
-            packed(deal=False),
+            packed(reassign=False),
         ],
         [
             bucketed(),
@@ -66,7 +66,7 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
             bucketed(episodes=less),
             bucketed(batch_size=4),
             bucketed(multiple=2),
-            bucketed(steps=64, batch_size=0),
+            bucketed(max_batch_steps=64, batch_size=0),
             bucketed(seed=1),
             bucketed(shuffle=False),
         ],
@@ -75,8 +75,8 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
             mixture((1, 3)),
             mixture(members=(two, one)),
             mixture(seeds=(0, 1)),
-            mixture(turn="shuffled"),
-            mixture(turn="shuffled", seed=1),
+            mixture(turn_order="shuffled"),
+            mixture(turn_order="shuffled", seed=1),
             mixture(seed=1),
         ],
     ]

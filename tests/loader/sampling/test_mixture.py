@@ -89,7 +89,7 @@ def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True,
 @pytest.mark.parametrize("resident", [0, 64 << 20])
 def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resident: int):
     """Each sample is the next of its own dataset's order, whoever's turn it is, to the bit; shares are the weights'."""
-    samples = mixture(versions, resident=resident, turn=turn, pad=True)
+    samples = mixture(versions, resident=resident, turn_order=turn, pad=True)
     members, whole = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
     batches = Loader(samples, batch_size=32)
     taken: list[list[int]] = [[], [], []]
@@ -117,7 +117,7 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
 
 def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Path]):
     """Over whole cycles, every dataset has been asked for its first positions, each once, also over cycle's ends."""
-    samples = mixture(versions, turn="shuffled")
+    samples = mixture(versions, turn_order="shuffled")
     span = samples._order.samples
     assert span == 4100
     drawn = samples.draw(np.arange(3 * span))
@@ -131,11 +131,11 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
 @pytest.mark.parametrize("turn", ["even", "shuffled"])
 def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int, turn: str):
     """Ranks' parts make the global batch, with the same keys; a state of one rank goes on as several."""
-    alone, first = (Loader(mixture(versions, turn=turn), batch_size=24) for _ in range(2))
+    alone, first = (Loader(mixture(versions, turn_order=turn), batch_size=24) for _ in range(2))
     expected = [(batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.keys) for batch in islice(alone, 7)]
     next(first), next(first)
     ranks = [
-        Loader(mixture(versions, turn=turn), batch_size=24, rank=rank, world_size=world_size, threads=1)
+        Loader(mixture(versions, turn_order=turn), batch_size=24, rank=rank, world_size=world_size, threads=1)
         for rank in range(world_size)
     ]
     for each in ranks:
@@ -191,7 +191,7 @@ def test_another_process_is_given_the_same(versions: list[Path]):
     known = cut_sequences(arrays.offsets, np.arange(3), 40)
     packs = PackedSamples(arrays, ["action"], PackingPlan(known, 40))
     buckets = BucketedSamples(arrays, ["action"], known, [16, 40], batch_size=2, multiple=2)
-    for samples in (mixture(versions, turn="shuffled"), packs, buckets):
+    for samples in (mixture(versions, turn_order="shuffled"), packs, buckets):
         there = pickle.loads(pickle.dumps(samples))
         assert there.identity == samples.identity
         one, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, there))

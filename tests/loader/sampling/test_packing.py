@@ -47,22 +47,22 @@ def naive_best_fit(lengths: list[int], length: int) -> int:
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30),
     length=st.integers(1, 30),
     window=st.integers(1, 30),
-    long=st.sampled_from(["split", "drop"]),
+    when_too_long=st.sampled_from(["split", "drop"]),
 )
-def test_every_step_is_a_sequences_once(lengths, length, window, long):
+def test_every_step_is_a_sequences_once(lengths, length, window, when_too_long):
     """Any episodes: whole, cut at multiples of the window, or dropped; in order, none longer than is allowed."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if window > length:
         with pytest.raises(UsageError, match=f"window: .* {window}$"):
             cut_sequences(offsets, np.arange(len(lengths)), length, window=window)
         return
-    found = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, long=long)
+    found = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, when_too_long=when_too_long)
     assert all(1 <= steps <= length for steps in found.lengths)
     steps = [(e, s) for e, low, high in zip(*found[:3], strict=True) for s in range(low, high)]
-    kept = [e for e, size in enumerate(lengths) if size <= length or long == "split"]
+    kept = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "split"]
     assert steps == [(e, s) for e in kept for s in range(offsets[e], offsets[e + 1])]
     assert found.dropped == len(lengths) - len(kept)
-    assert found.split == (sum(size > length for size in lengths) if long == "split" else 0)
+    assert found.split == (sum(size > length for size in lengths) if when_too_long == "split" else 0)
     cuts = (found.start - offsets[found.episode]) % window
     assert not cuts.any()
 
@@ -126,15 +126,15 @@ def version(record: Callable[..., Path]) -> Path:
 
 def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> PackedSamples:
     arrays = VersionReader(version, resident_bytes=resident)
-    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, long="split")
+    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, when_too_long="split")
     return PackedSamples(arrays, NAMES, PackingPlan(known, 48, seed=3), seed=3, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
-@pytest.mark.parametrize("deal", [True, False])
-def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: bool):
+@pytest.mark.parametrize("reassign", [True, False])
+def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassign: bool):
     """Over more than an epoch: arrays, segments, positions, episodes and mask, to the bit, of old buffers too."""
-    samples = packed(version, resident=resident, deal=deal)
+    samples = packed(version, resident=resident, reassign=reassign)
     plan, arrays = samples.packing, VersionReader(version)
     batches = Loader(samples, batch_size=4)
     seen = []
@@ -144,7 +144,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, deal: b
             seen.append((epoch, number))
             at, expected = 0, {name: np.zeros_like(batch.arrays[name][0]) for name in NAMES}
             segment, position, episode = np.zeros(48), np.zeros(48), np.full(48, -1)
-            members = plan.sequences_of_epoch(epoch if deal else 0)[plan.first[number] : plan.first[number + 1]]
+            members = plan.sequences_of_epoch(epoch if reassign else 0)[plan.first[number] : plan.first[number + 1]]
             for place, member in enumerate(members.tolist(), 1):
                 start, stop = int(plan.sequences.start[member]), int(plan.sequences.stop[member])
                 for step in range(start, stop):
@@ -176,8 +176,8 @@ def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Pat
         assert np.array_equal(np.concatenate([part.arrays["action"] for part in parts]), action)
         assert np.array_equal(np.concatenate([part.extras["segment"] for part in parts]), segment)
         assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
-    with pytest.raises(ConfigError, match="deal"):
-        Loader(packed(version, deal=False), batch_size=8).load_state(first.state())
+    with pytest.raises(ConfigError, match="reassign"):
+        Loader(packed(version, reassign=False), batch_size=8).load_state(first.state())
     for each in (alone, first, *ranks):
         each.close()
 

@@ -24,7 +24,7 @@ def write_manifest(folder: Path, path: str) -> Path:
     folder.mkdir(parents=True)
     entry = FileEntry(path=path, bytes=1, digest="xxh3_128:" + "0" * 32)
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=(entry,)))
-    (folder / manifest.FILE_NAME).write_bytes(data)
+    (folder / manifest.MANIFEST_FILE).write_bytes(data)
     return folder.rename(folder.parent / manifest.version_of(data))
 
 

@@ -29,7 +29,7 @@ def older(build, folder: Path, files: dict[str, bytes | int]) -> Path:
         whole.update((new / path).read_bytes())
         entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=whole.digest()))
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
-    (new / manifest.FILE_NAME).write_bytes(data)
+    (new / manifest.MANIFEST_FILE).write_bytes(data)
     return new.rename(new.with_name(manifest.version_of(data)))
 
 

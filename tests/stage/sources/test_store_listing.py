@@ -296,7 +296,7 @@ def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -
     """A version without its manifest is refused; its arrays under another name are described as they were by that."""
     made = Path(ingest([bridge], root=tmp_path, name="bridge").path)
     known, _ = manifest.load_manifest(made)
-    (made / manifest.FILE_NAME).unlink()
+    (made / manifest.MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match="lost its manifest"):
         describe_folder(made)
     assert "action" in describe_folder(build(made.with_name("0" * 32))).arrays

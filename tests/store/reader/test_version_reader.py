@@ -67,7 +67,7 @@ def build(
         arrays={name: ArraySchema(shape=data.shape, dtype=data.dtype.name) for name, data in content.items()},
         **({} if runs is None else {"subset": Subset(parent="", arrays=tuple(content), steps=runs)}),
     )
-    (folder / manifest.FILE_NAME).write_bytes(manifest.encode_manifest(known))
+    (folder / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(known))
     return folder, content
 
 

@@ -23,7 +23,7 @@ from pitools.site import remote_files, tar_stream
 from pitools.site.schema import Site
 from pitools.slurm.errors import error_text
 from pitools.store import manifest
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 from pitools.store.publish import STAGING_DIR
 
 BATCH_BYTES, BATCH_MAX_FILES = 256 << 20, 4096
@@ -54,7 +54,7 @@ def missing_datasets(plan: Plan, site: Site) -> tuple[StagedDataset, ...]:
     """Return the plan's datasets that the site does not have, by one call. Raises as `dataset_dir`; Unreachable."""
     if not plan.data or not paths.remote_datasets_dir(site):
         return ()
-    by_manifest = {f"{dataset_dir(site, data)}/{FILE_NAME}": data for data in plan.data}
+    by_manifest = {f"{dataset_dir(site, data)}/{MANIFEST_FILE}": data for data in plan.data}
     existing = remote_files.existing(site, by_manifest)
     return tuple(data for mark, data in by_manifest.items() if mark not in existing)
 
@@ -74,7 +74,7 @@ def send_dataset(staged: StagedDataset, site: Site) -> DatasetTransfer:
         _run_receive(site, batch_root, final, contents, raw)
     except (ClusterError, DataError):
         # A concurrent upload may have published the dataset and removed the batches.
-        if not remote_files.existing(site, [f"{final}/{FILE_NAME}"]):
+        if not remote_files.existing(site, [f"{final}/{MANIFEST_FILE}"]):
             raise
     return DatasetTransfer(bytes=sent_bytes, wall_s=time.monotonic() - began)
 

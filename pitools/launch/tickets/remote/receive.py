@@ -16,7 +16,7 @@ from pathlib import Path
 from pitools.core.errors import ConfigError, DataError, PitError
 from pitools.core.fs import from_os_error, open_regular, sync_fs, write_atomic
 from pitools.store import digest, manifest
-from pitools.store.manifest import FILE_NAME, FileEntry
+from pitools.store.manifest import MANIFEST_FILE, FileEntry
 from pitools.store.publish import publish_dir
 
 _READERS = 4
@@ -32,12 +32,12 @@ def receive_dataset(batch_root: Path, final: Path, raw: bytes) -> None:
         message = f"manifest of version {manifest.version_of(raw)} (expected {final.name})"
         raise ConfigError(message, where=str(final))
     contents = manifest.decode_manifest(raw, str(final))
-    if not (final / FILE_NAME).is_file():
+    if not (final / MANIFEST_FILE).is_file():
         building = batch_root / f".whole.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             building.mkdir(parents=True)
             _link_batches(batch_root, building, contents.files)
-            write_atomic(building / FILE_NAME, raw)
+            write_atomic(building / MANIFEST_FILE, raw)
             sync_fs(building)
             publish_dir(building, final)
         except OSError as error:

@@ -16,7 +16,7 @@ from pitools.stage.sources.base import Dataset, all_folders, make_dataset
 from pitools.stage.sources.object_store.client import ObjectUrl, cached_store, call_store, changed_error, parse_url
 from pitools.stage.sources.object_store.isolated import run_isolated as run_isolated
 from pitools.store import manifest as manifests
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -132,7 +132,7 @@ def load_remote_version(url: str) -> Dataset:
     """
     object_url = parse_url(url)
     data = run_isolated(lambda _: _get_manifest(object_url))
-    manifest = manifests.decode_manifest(data, f"{object_url.url}/{FILE_NAME}")
+    manifest = manifests.decode_manifest(data, f"{object_url.url}/{MANIFEST_FILE}")
     source = ObjectStoreSource(object_url.url, {entry.path: (entry.bytes, "") for entry in manifest.files})
     return make_dataset(source, manifest, data, name=object_url.prefix.rpartition("/")[2])
 
@@ -184,21 +184,21 @@ def _get_manifest(url: ObjectUrl) -> bytes:
     import obstore
 
     def get() -> tuple[int, bytes]:
-        result = obstore.get(store, url.key(FILE_NAME))
+        result = obstore.get(store, url.key(MANIFEST_FILE))
         size = result.meta["size"]
         return size, bytes(result.bytes()) if size <= MANIFEST_BYTES else b""
 
     try:
-        size, data = call_store(get, url, FILE_NAME)
+        size, data = call_store(get, url, MANIFEST_FILE)
     except DataError:
         raise _no_manifest(url) from None
     if size > MANIFEST_BYTES:
-        raise DataError(f"not a manifest: it has {size} bytes", where=f"{url.url}/{FILE_NAME}")
+        raise DataError(f"not a manifest: it has {size} bytes", where=f"{url.url}/{MANIFEST_FILE}")
     return data
 
 
 def _no_manifest(url: ObjectUrl) -> DataError:
-    message, hint = f"not a dataset: no {FILE_NAME}", "give one version's URL: s3://BUCKET/<name>/<version>"
+    message, hint = f"not a dataset: no {MANIFEST_FILE}", "give one version's URL: s3://BUCKET/<name>/<version>"
     return DataError(message, where=url.url, hint=hint)
 
 
@@ -240,7 +240,7 @@ def _modified_ns(url: ObjectUrl) -> int:
     import obstore
 
     with suppress(DataError):
-        meta = call_store(lambda: obstore.head(store, url.key(FILE_NAME)), url, FILE_NAME)
+        meta = call_store(lambda: obstore.head(store, url.key(MANIFEST_FILE)), url, MANIFEST_FILE)
         return int(meta["last_modified"].timestamp() * 1e9)
     return 0
 

@@ -119,7 +119,7 @@ def test_a_part_of_a_version_is_staged(
 def test_a_store_without_a_manifest_is_staged(episodes: Path, root: Path, quiet: Run, server: Server):
     """A plain Zarr store is listed, staged and judged; one that stands is not read again, one that changed is."""
     files = {path.relative_to(episodes).as_posix(): path for path in episodes.rglob("*") if path.is_file()}
-    del files[manifest.FILE_NAME]
+    del files[manifest.MANIFEST_FILE]
     s3_server.put(server.port, {f"bare/x.zarr/{path}": file for path, file in files.items()})
     url = f"s3://{BUCKET}/bare/x.zarr"
     code, out, _ = quiet("run", url, "--to", root)
@@ -183,7 +183,7 @@ def test_keys_below_a_url_that_climb_are_refused(root: Path, quiet: Run, server:
     names = {"../out": b"x"}
     entries = tuple(manifest.FileEntry(path=path, bytes=1, digest="xxh3_128:" + "0" * 32) for path in names)
     data = manifest.encode_manifest(manifest.Manifest(name="x", episodes=1, steps=1, arrays={}, files=entries))
-    s3_server.put(server.port, {f"climb/v/{manifest.FILE_NAME}": data, "climb/out": b"x"})
+    s3_server.put(server.port, {f"climb/v/{manifest.MANIFEST_FILE}": data, "climb/out": b"x"})
     code, out, err = quiet("run", f"s3://{BUCKET}/climb/v", "--to", root)
     assert (code, out) == (5, "")
     assert ".." in err

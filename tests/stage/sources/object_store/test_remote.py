@@ -18,7 +18,7 @@ from pitools.core.errors import DataError, ToolMissing, UsageError
 from pitools.stage.sources.object_store import client, remote
 from pitools.stage.sources.object_store.remote import ObjectStoreSource
 from pitools.stage.stage import stage_version
-from pitools.store.manifest import FILE_NAME
+from pitools.store.manifest import MANIFEST_FILE
 
 MiB = 1 << 20
 
@@ -164,7 +164,9 @@ def test_the_only_version_is_found(uploaded: Path):
 
 def test_several_versions_have_to_be_named(server: Server):
     """Their names are in the error."""
-    s3_server.put(server.port, {f"several/{name}/{FILE_NAME}": b"{}" for name in ("v1", "v2")} | {"several/x/y": b""})
+    s3_server.put(
+        server.port, {f"several/{name}/{MANIFEST_FILE}": b"{}" for name in ("v1", "v2")} | {"several/x/y": b""}
+    )
     with pytest.raises(UsageError, match="there are 2 versions: v1, v2"):
         remote.find_remote_version(f"s3://{BUCKET}/several")
 
@@ -182,8 +184,8 @@ def test_a_manifest_is_not_believed_before_it_is_checked(
     server: Server, uploaded: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of another version, not JSON, and too large to be one."""
-    data, other = (uploaded / FILE_NAME).read_bytes(), "0" * 32
-    s3_server.put(server.port, {f"bad/{other}/{FILE_NAME}": data, f"bad/text/{FILE_NAME}": b"hello"})
+    data, other = (uploaded / MANIFEST_FILE).read_bytes(), "0" * 32
+    s3_server.put(server.port, {f"bad/{other}/{MANIFEST_FILE}": data, f"bad/text/{MANIFEST_FILE}": b"hello"})
     with pytest.raises(DataError, match=f"{uploaded.name} .expected {other}"):
         remote.load_remote_version(f"s3://{BUCKET}/bad/{other}")
     with pytest.raises(DataError, match="not a manifest"):
