@@ -99,8 +99,8 @@ class Small:
 
     def ended(self, name: str, site: str) -> subprocess.CompletedProcess[str]:
         process = self.begun[name, site]
-        said = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(process.args, process.returncode, *said)
+        output = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +136,16 @@ def pipelines(small: Small, recording: Path, repo: Path, tmp_path_factory: pytes
     (folder / "recordings").symlink_to(recording.parent)
     # The submitter's own default site must not reach the job: its order is of the fabric that it runs on.
     env = {"PIT_RUNS": str(folder / "runs"), "PIT_SITE": "beta", "XDG_STATE_HOME": str(folder / "state")}
-    said = follow(repo, folder, "README.md", 0, **env)
-    jax = [json.loads(line) for line in said.splitlines() if '"run_dir"' in line][-1]
+    lines = follow(repo, folder, "README.md", 0, **env)
+    jax = [json.loads(line) for line in lines.splitlines() if '"run_dir"' in line][-1]
     argv = [PIT, "launch", "run", "scripts/examples/bc_torch.toml", "--site", "alpha", "--data", "demo=datasets/demo"]
     with subprocess.Popen(
         [*argv, "--wait"], cwd=folder, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
-    ) as other:
-        said += follow(repo, folder, "README.md", 1, 2, **env)
-        there = other.communicate(timeout=240)[0]
+    ) as process:
+        lines += follow(repo, folder, "README.md", 1, 2, **env)
+        there = process.communicate(timeout=240)[0]
     torch = [json.loads(text.splitlines()[-1]) for text in ((folder / "run.jsonl").read_text(), there)]
-    return Pipelines(said, jax, torch)
+    return Pipelines(lines, jax, torch)
 
 
 def test_two_processes_here_train_as_one(
@@ -200,7 +200,7 @@ def test_torch_on_both_clusters_by_site_alone(pipelines: Pipelines, alone: dict[
 def test_a_rendered_script_runs_by_hand(clusters: Path, pit: Pit, tmp_path: Path) -> None:
     """What `script render` prints, given to sbatch, starts ranks that know their place and each other."""
     words = ["echo $PIT_RANK/$PIT_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT"]
-    made = pit(
+    result = pit(
         "script",
         "render",
         "train",
@@ -219,7 +219,7 @@ def test_a_rendered_script_runs_by_hand(clusters: Path, pit: Pit, tmp_path: Path
         "-c",
         *words,
     )
-    (tmp_path / "job.sh").write_text(made.stdout)
+    (tmp_path / "job.sh").write_text(result.stdout)
     done = pit("psbatch", "--site", "beta", "--parsable", "--wait", "job.sh", PIT_PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     attempt = tmp_path / "runs" / done.stdout.strip() / "attempts" / "0"
@@ -258,8 +258,8 @@ def test_under_a_lax_umask_logs_are_their_owner_s(clusters: Path, pit: Pit, tmp_
     run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
     (log,) = (run_dir / "attempts" / "0" / "logs").glob("0.out")
     assert log.read_text().split("\n").count("0002") == (1 if site == "local" else 2)
-    found = [path for path in run_dir.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
-    assert [str(path.relative_to(run_dir)) for path in found] == ["checkpoints/mine"]
+    paths = [path for path in run_dir.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
+    assert [str(path.relative_to(run_dir)) for path in paths] == ["checkpoints/mine"]
 
 
 def ranks_of(run_dir: str, count: int) -> list[int]:

@@ -38,11 +38,11 @@ def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> st
 
 def test_launch_here(repo: Path, tmp_path: Path) -> None:
     """A run on this machine from its start to its end, and a plan through a pipe."""
-    said = follow(repo, tmp_path, "pitools/launch/README.md", 0)
-    assert "rank 1 of 2\n" in said
-    records = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    assert [one["state"] for one in records if one["schema"] == "pit.run/1"][-2:] == ["COMPLETED"] * 2
-    assert [one["action"] for one in records if one["schema"] == "pit.resume-result/1"] == ["already_ended"]
+    lines = follow(repo, tmp_path, "pitools/launch/README.md", 0)
+    assert "rank 1 of 2\n" in lines
+    records = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    assert [record["state"] for record in records if record["schema"] == "pit.run/1"][-2:] == ["COMPLETED"] * 2
+    assert [record["action"] for record in records if record["schema"] == "pit.resume-result/1"] == ["already_ended"]
 
 
 def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
     """A program's own fault is not tried again, and the run says what it was."""
-    said = follow(repo, tmp_path, "pitools/launch/recovery/README.md", 0)
-    assert "ModuleNotFoundError" in said
+    lines = follow(repo, tmp_path, "pitools/launch/recovery/README.md", 0)
+    assert "ModuleNotFoundError" in lines
     assert len(list(tmp_path.glob("runs/*/attempts/*"))) == 1
 
 
@@ -80,10 +80,10 @@ def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch
 def test_topology(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """Orders of a list, of a pipe, and of an allocation that is then run by it."""
     conf = str(clusters / "alpha" / "slurm.conf")
-    said = follow(repo, tmp_path, "pitools/topology/README.md", 0, 1, 2, SLURM_CONF=conf).splitlines()
-    assert said[1].split() == ["0", "alpha01", "leaf1"]
-    assert [line.split("\t")[1] for line in said[10:13]] == ["alpha02", "alpha04", "alpha01"]
-    ranks = [line.split() for line in said[-8:]]
+    lines = follow(repo, tmp_path, "pitools/topology/README.md", 0, 1, 2, SLURM_CONF=conf).splitlines()
+    assert lines[1].split() == ["0", "alpha01", "leaf1"]
+    assert [line.split("\t")[1] for line in lines[10:13]] == ["alpha02", "alpha04", "alpha01"]
+    ranks = [line.split() for line in lines[-8:]]
     assert [rank for rank, _ in ranks] == [str(number) for number in range(8)]
     hosts = (tmp_path / "hosts").read_text().split()
     assert [node for _, node in ranks] == hosts
@@ -92,9 +92,9 @@ def test_topology(clusters: Path, repo: Path, tmp_path: Path) -> None:
 @pytest.mark.slurm
 def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """Nodes of one leaf, a CSV as a picture and as Slurm's file, and ranks for torchrun, MPI and JAX."""
-    said = follow(repo, tmp_path, "pitools/topology/README.md", 3, 4).splitlines()
-    assert said[0] in ("alpha02,alpha04", "alpha03,alpha05")
-    assert "tree: 3 nodes, 3 leaves, 2 pods" in said[1]
+    lines = follow(repo, tmp_path, "pitools/topology/README.md", 3, 4).splitlines()
+    assert lines[0] in ("alpha02,alpha04", "alpha03,alpha05")
+    assert "tree: 3 nodes, 3 leaves, 2 pods" in lines[1]
     assert "SwitchName=P2/S1 Nodes=n3" in (tmp_path / "topology.conf").read_text()
     assert (tmp_path / "ranks").read_text().startswith("alpha01 --node-rank=0 --nnodes=4 ")
     assert len((tmp_path / "rf").read_text().splitlines()) == 32
@@ -105,14 +105,14 @@ def test_topology_of_a_choice(clusters: Path, repo: Path, tmp_path: Path) -> Non
 def test_place(clusters: Path, repo: Path, tmp_path: Path) -> None:
     """A request runs at the best place, and three more from a queue that both sites serve."""
     queue = {name: str(tmp_path / name) for name in ("PIT_PLACE", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
-    said = follow(repo, tmp_path, "pitools/place/README.md", 0, 1, **queue).splitlines()
-    assert said[0].split()[:3] == ["RANK", "SITE", "PARTITION"]
-    assert {tuple(line.split()[1:3]) for line in said[1:5]} == {
+    lines = follow(repo, tmp_path, "pitools/place/README.md", 0, 1, **queue).splitlines()
+    assert lines[0].split()[:3] == ["RANK", "SITE", "PARTITION"]
+    assert {tuple(line.split()[1:3]) for line in lines[1:5]} == {
         (site, partition) for site in ("alpha", "beta") for partition in ("train", "dev")
     }
-    records = [json.loads(line) for line in said if line.startswith("{")]
+    records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record.get("state") for record in records] == ["COMPLETED", "done", "done", "done"]
-    assert [line.split()[1] for line in said[-3:]] == ["done"] * 3
+    assert [line.split()[1] for line in lines[-3:]] == ["done"] * 3
 
 
 def test_readmes_name_files_that_exist(repo: Path) -> None:

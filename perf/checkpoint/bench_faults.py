@@ -131,11 +131,16 @@ def damage(newest: Path, kind: str, rng: random.Random) -> str:
 def ours(framework: Jax | Torch, folder: Path) -> int:
     """The step we go on from; -1 where nothing is found."""
     with Checkpointer(folder, framework.adapter) as guard:
-        found = guard.restore(framework.state(0))
-        if found is None:
+        restored_state = guard.restore(framework.state(0))
+        if restored_state is None:
             return -1
-        step = step_of(found.state)
-        return step if (found.step, found.loader, found.extra) == (step, {"position": step}, {"lr": 0.5}) else 0
+        step = step_of(restored_state.state)
+        return (
+            step
+            if (restored_state.step, restored_state.loader, restored_state.extra)
+            == (step, {"position": step}, {"lr": 0.5})
+            else 0
+        )
 
 
 def peers(framework: Jax | Torch, folder: Path) -> int:
@@ -153,7 +158,7 @@ def measure(framework: Jax | Torch, home: Path, faults: int) -> list[Case]:
     cases = []
     for kind in KINDS:
         count, detected, restored = faults // len(KINDS), 0, 0
-        theirs: Counter[str] = Counter()
+        counter: Counter[str] = Counter()
         for number in range(count):
             rng = random.Random(f"{kind} {number}")
             told = []
@@ -169,12 +174,12 @@ def measure(framework: Jax | Torch, home: Path, faults: int) -> list[Case]:
                 shutil.rmtree(folder)
             detected += told[0] in (1, 2)
             restored += told[0] == 2
-            theirs["an error"] += told[1] == -1
-            theirs["silently a state that never was"] += told[1] == 0
-            theirs["no effect"] += told[1] == 3
-        silent = theirs["silently a state that never was"]
+            counter["an error"] += told[1] == -1
+            counter["silently a state that never was"] += told[1] == 0
+            counter["no effect"] += told[1] == 3
+        silent = counter["silently a state that never was"]
         print_progress(
-            f"{framework.name} {kind}: {detected} of {count} detected, {restored} restored; peer: {dict(theirs)}"
+            f"{framework.name} {kind}: {detected} of {count} detected, {restored} restored; peer: {dict(counter)}"
         )
         words = f"{kind}, {count} times: share gone on from the newest good one ({silent} silent at the peer)"
         cases.append(from_ratios(words, framework.name, version(framework.name), [restored / count], target=1.0))

@@ -83,7 +83,7 @@ def same_batches(data: Path, count: int) -> bool:
     whole = [batch.samples.tolist() for batch in islice(_copies(data, 0, 1), count)]
     for world_size in WORLDS:
         parts = [list(islice(_copies(data, rank, world_size), count)) for rank in range(world_size)]
-        if [np.concatenate([part[at].samples for part in parts]).tolist() for at in range(count)] != whole:
+        if [np.concatenate([part[index].samples for part in parts]).tolist() for index in range(count)] != whole:
             return False
     return True
 

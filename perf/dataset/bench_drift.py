@@ -203,11 +203,11 @@ def expert(task: str) -> list[Episode]:
     import metaworld
     from metaworld.policies import ENV_POLICY_MAP
 
-    known = metaworld.ML1(task, seed=1)
-    world, policy, rng = known.train_classes[task](), ENV_POLICY_MAP[task](), np.random.default_rng(0)
+    ml1 = metaworld.ML1(task, seed=1)
+    world, policy, rng = ml1.train_classes[task](), ENV_POLICY_MAP[task](), np.random.default_rng(0)
     found = []
     for number in range(80):
-        world.set_task(known.train_tasks[number % len(known.train_tasks)])
+        world.set_task(ml1.train_tasks[number % len(ml1.train_tasks)])
         world.seed(number)
         state, rows, after = world.reset()[0], [], 0
         while len(rows) < 200 and after < 10:

@@ -37,11 +37,11 @@ def install() -> dict[str, str]:
     if not PYTHON.exists():
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     show = "from importlib.metadata import version; print(version('icechunk'), version('dvc'))"
-    found = subprocess.run([PYTHON, "-c", show], capture_output=True, text=True, check=False)
-    if found.returncode:
+    result = subprocess.run([PYTHON, "-c", show], capture_output=True, text=True, check=False)
+    if result.returncode:
         subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "icechunk", "zarr", "dvc"], check=True)
-        found = subprocess.run([PYTHON, "-c", show], capture_output=True, text=True, check=True)
-    return dict(zip(("icechunk", "dvc"), found.stdout.split(), strict=True))
+        result = subprocess.run([PYTHON, "-c", show], capture_output=True, text=True, check=True)
+    return dict(zip(("icechunk", "dvc"), result.stdout.split(), strict=True))
 
 
 def dvc(folder: Path, *words: str) -> None:
@@ -73,15 +73,15 @@ def main() -> int:
     with workspace(args.memory, needed=shards * size * 6) as home:
         print_progress(what)
         idle = make_file_set(home / "idle", [size] * shards)
-        kept = make_file_set(home / "kept", [size] * shards, seed=2)
-        root, name, version = kept.folder.parent.parent, kept.folder.parent.name, kept.version
+        file_set = make_file_set(home / "kept", [size] * shards, seed=2)
+        root, name, version = file_set.folder.parent.parent, file_set.folder.parent.name, file_set.version
         tags.move_tag(root, name, "prod", version)
         record = Retirement(
             name=name,
             version=version,
             retired_at="2020-01-01T00:00:00Z",
             retired_by="",
-            published=published_at((kept.folder / MANIFEST_FILE).stat().st_mtime_ns),
+            published=published_at((file_set.folder / MANIFEST_FILE).stat().st_mtime_ns),
         )
         version_state.write_annotation(version_state.retired_file(root, name, version), record)
         ice = home / "icechunk"

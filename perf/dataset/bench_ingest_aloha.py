@@ -136,13 +136,13 @@ def lerobot(files: list[Path], disk: Path, memory: Path, python: str, *, steps: 
     with h5py.File(files[0]) as file, sample.open("wb") as out:
         for camera in CAMERAS:
             out.write(file[f"observations/images/{camera}"][:steps].tobytes())
-    said = msgspec.json.decode(
+    decoded = msgspec.json.decode(
         execute(python, "-m", "perf.dataset.ingest_lerobot", sample, f"{steps}", disk / "lerobot").splitlines()[-1]
     )
     scale = sum(path.stat().st_size for path in files) / (steps * len(CAMERAS) * FRAME_BYTES)
     how = f"create, add_frame, save_episode, videos; {steps} steps, seconds times {scale:.0f}"
-    ratio = float(said["wall_s"]) * scale / ours_s
-    return [from_ratios("ALOHA, lz4", "lerobot", said["version"], [ratio], target=OF_LEROBOT, command=how)]
+    ratio = float(decoded["wall_s"]) * scale / ours_s
+    return [from_ratios("ALOHA, lz4", "lerobot", decoded["version"], [ratio], target=OF_LEROBOT, command=how)]
 
 
 def fio_version() -> str:

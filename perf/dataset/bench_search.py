@@ -38,7 +38,7 @@ def publish(root: Path, name: str, number: int) -> None:
     """One version, as far as its manifest goes."""
     digest = f"xxh3_128:{number:032x}"
     files = sorted(f"{array}/c/{shard}" for array in ARRAYS for shard in range(5))
-    made = Manifest(
+    manifest = Manifest(
         name=name,
         episodes=100 + number % 100,
         steps=10_000,
@@ -48,7 +48,7 @@ def publish(root: Path, name: str, number: int) -> None:
         source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),
         tasks={f"open the drawer {number % 50 + i}": 20 for i in range(5)},
     )
-    data = manifests.encode_manifest(made)
+    data = manifests.encode_manifest(manifest)
     folder = root / name / manifests.version_of(data)
     folder.mkdir(parents=True)
     (folder / manifests.MANIFEST_FILE).write_bytes(data)
@@ -69,9 +69,9 @@ def by_reading(root: Path) -> int:
     """What a search costs without an index: every manifest decoded."""
     found = 0
     for path in root.glob("*/*/manifest.json"):
-        known = manifests.decode_manifest(path.read_bytes(), str(path))
-        has_task = any("drawer 7" in task for task in known.tasks or ())
-        found += known.episodes >= 150 and has_task and any(name.endswith("_image") for name in known.arrays)
+        manifest = manifests.decode_manifest(path.read_bytes(), str(path))
+        has_task = any("drawer 7" in task for task in manifest.tasks or ())
+        found += manifest.episodes >= 150 and has_task and any(name.endswith("_image") for name in manifest.arrays)
     return found
 
 

@@ -44,24 +44,24 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
         root = zarr.create_group(dest / "store")
         for key, name in names.items():
             first = opened[0][key]
-            known = chunking.choose_grid((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
+            grid = chunking.choose_grid((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
             blosc = BloscCodec(
                 cname="lz4",
                 clevel=chunking.LZ4_LEVEL,
-                typesize=known.itemsize,
-                shuffle="shuffle" if known.itemsize > 1 else "noshuffle",
+                typesize=grid.itemsize,
+                shuffle="shuffle" if grid.itemsize > 1 else "noshuffle",
             )
             array = root.create_array(
                 name,
-                shape=known.shape,
-                dtype=known.dtype,
-                chunks=(known.chunk, *known.shape[1:]),
-                shards=(known.shard, *known.shape[1:]),
+                shape=grid.shape,
+                dtype=grid.dtype,
+                chunks=(grid.chunk, *grid.shape[1:]),
+                shards=(grid.shard, *grid.shape[1:]),
                 compressors=[*([blosc] if codec == "lz4" else []), Crc32cCodec()],
             )
-            for start in range(0, known.shape[0], known.shard):
-                stop = min(start + known.shard, known.shape[0])
-                block = np.empty((stop - start, *known.shape[1:]), known.dtype)
+            for start in range(0, grid.shape[0], grid.shard):
+                stop = min(start + grid.shard, grid.shape[0])
+                block = np.empty((stop - start, *grid.shape[1:]), grid.dtype)
                 for file, end in zip(opened, ends, strict=True):
                     begin = end - len(file[key])
                     low, high = max(start, begin), min(stop, end)

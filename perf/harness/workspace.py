@@ -69,7 +69,7 @@ def workspace(parent: Path, *, needed: int) -> Iterator[Path]:
 
 def execute(*argv: str | Path) -> str:
     """Run a program to its end; its stdout. Exits with its words when it fails; leaves none of its children behind."""
-    return execute_all([[str(word) for word in argv]])[0]
+    return execute_all([[str(argument) for argument in argv]])[0]
 
 
 def execute_all(commands: Sequence[Sequence[str]]) -> list[str]:

@@ -80,13 +80,13 @@ def pairs(count: int) -> list[tuple[str, str, str]]:
 def advance(job_id: int) -> None:
     """Make `job_id` the next job's, by FirstJobId, which slurmctld reads again when it is above its counter."""
     conf = Path(SITE.slurm.conf)
-    before = conf.read_text()
-    conf.write_text(re.sub(r"(?m)^FirstJobId=.*\n", "", before) + f"FirstJobId={job_id}\n")
+    text = conf.read_text()
+    conf.write_text(re.sub(r"(?m)^FirstJobId=.*\n", "", text) + f"FirstJobId={job_id}\n")
     try:
         subprocess.run(["scontrol", "reconfigure"], env=ENV, check=True)
         time.sleep(2)
     finally:
-        conf.write_text(before)
+        conf.write_text(text)
 
 
 def both_succeed(one: str, two: str) -> bool:

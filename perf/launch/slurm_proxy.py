@@ -50,8 +50,8 @@ class SlurmProxy:
     def conf(self, real: Path, path: Path, **changes: object) -> Path:
         """Write a slurm.conf for clients of this proxy: another's, less what `changes` says."""
         changes = {"SlurmctldPort": self.port, **changes}
-        kept = [line for line in real.read_text().splitlines() if line.split("=")[0] not in changes]
-        path.write_text("\n".join([*(f"{key}={value}" for key, value in changes.items()), *kept]) + "\n")
+        lines = [line for line in real.read_text().splitlines() if line.split("=")[0] not in changes]
+        path.write_text("\n".join([*(f"{key}={value}" for key, value in changes.items()), *lines]) + "\n")
         return path
 
     def close(self) -> None:

@@ -129,14 +129,14 @@ def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list
     found: dict[str, set[str]] = {name: set() for name in names}
     for job in known:
         found[job.name].add(job.raw_id)
-    said = subprocess.run(
+    result = subprocess.run(
         ["sacct", "-X", "-n", "-P", "-S", "now-1hours", "-o", "jobidraw,jobname%200"],
         text=True,
         check=True,
         env={**os.environ, "SLURM_CONF": str(REAL)},
         capture_output=True,
     ).stdout
-    for line in said.splitlines():
+    for line in result.splitlines():
         job_id, name = line.split("|")
         if name in found:
             found[name].add(job_id)

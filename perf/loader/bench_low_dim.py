@@ -36,7 +36,7 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
     """Batches of windows: ours, zarr's (a tenth as many), tensorstore's, and by an index into memory."""
     import zarr
 
-    ours = OurLoader(path, array="action", batch=BATCH)
+    our_loader = OurLoader(path, array="action", batch=BATCH)
     out = np.empty((BATCH, LENGTH, ACTION), np.float32)
     window = np.arange(LENGTH)
 
@@ -57,13 +57,13 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
     counts = dict.fromkeys(("zarr", "zarr, oindex"), max(1, batches // 10))
 
     def fill(way: Variant, count: int) -> None:
-        for starts in ours.windows(count):
+        for starts in our_loader.windows(count):
             way.fill(starts, out)
 
     best = {}
     for peer, tried in ways.items():
         for way in tried:
-            (starts,) = ours.windows(1)
+            (starts,) = our_loader.windows(1)
             way.fill(starts, out)
             if not np.array_equal(out, actions[np.asarray(starts)[:, None] + window]):
                 sys.exit(f"{peer}, {way.description}: not what was recorded")
@@ -71,13 +71,13 @@ def low_dim(path: Path, actions: np.ndarray, codec: str, *, batches: int, rounds
     times = interleave(
         rounds,
         {
-            OURS: lambda: ours.read(batches),
+            OURS: lambda: our_loader.read(batches),
             **{peer: lambda way=way, peer=peer: fill(way, counts.get(peer, batches)) for peer, way in best.items()},
         },
         rotate=True,
-        around_each=ours.setting,
+        around_each=our_loader.setting,
     )
-    ours.close()
+    our_loader.close()
     cases = []
     for peer, way in best.items():
         theirs = [seconds * batches / counts.get(peer, batches) for seconds in times[peer]]

@@ -32,7 +32,7 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
     """Ours and each format's own reader, in turn; and our seconds a window."""
     from perf.loader.record_formats import array_record, hdf5, mds
 
-    ours = OurLoader(ingest_recording(made, home / "datasets", "raw"), batch=BATCH)
+    our_loader = OurLoader(ingest_recording(made, home / "datasets", "raw"), batch=BATCH)
     out = np.empty((BATCH, LENGTH, SIDE, SIDE, 3), np.uint8)
     made_ways = [
         mds(made, home / "mds"),
@@ -43,20 +43,20 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
     frames = made.map(made.frames)
 
     def fill(way: Variant) -> None:
-        for starts in ours.windows(batches):
+        for starts in our_loader.windows(batches):
             way.fill(starts, out)
 
     best = {}
     for peer, ways in zip(REACH, made_ways, strict=True):
         for way in ways:
-            (starts,) = ours.windows(1)
+            (starts,) = our_loader.windows(1)
             way.fill(starts, out)
             if not all(np.array_equal(frames[at : at + LENGTH], found) for at, found in zip(starts, out, strict=True)):
                 sys.exit(f"{peer}, {way.description}: not what was recorded")
         best[peer] = fastest_variant(ways, fill, tune=tune)
-    runs = {OURS: lambda: ours.read(batches), **{peer: lambda way=way: fill(way) for peer, way in best.items()}}
-    times = interleave(rounds, runs, rotate=True, around_each=ours.setting)
-    ours.close()
+    runs = {OURS: lambda: our_loader.read(batches), **{peer: lambda way=way: fill(way) for peer, way in best.items()}}
+    times = interleave(rounds, runs, rotate=True, around_each=our_loader.setting)
+    our_loader.close()
     for name, seconds in times.items():
         print_progress(f"records: {name} {format_spread(seconds)} for {batches * BATCH} windows")
     ours_s = statistics.median(times[OURS]) / (batches * BATCH)
@@ -77,9 +77,13 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
 def lerobot(made: Recording, home: Path, python: str, ours_s: float, *, windows: int) -> list[Case]:
     """LeRobot's loader on its own mp4, in its own interpreter, against our seconds a window. Reported, not raced."""
     program = (python, "-m", "perf.loader.lerobot_loader")
-    said = msgspec.json.decode(execute(*program, made.frames, home / "lerobot", f"{windows}").splitlines()[-1])
-    ratios = [seconds / ours_s for seconds in said["seconds"]]
-    return [from_ratios("windows of video frames", "lerobot", said["version"], ratios, target=0.0, command=said["how"])]
+    decoded = msgspec.json.decode(execute(*program, made.frames, home / "lerobot", f"{windows}").splitlines()[-1])
+    ratios = [seconds / ours_s for seconds in decoded["seconds"]]
+    return [
+        from_ratios(
+            "windows of video frames", "lerobot", decoded["version"], ratios, target=0.0, command=decoded["how"]
+        )
+    ]
 
 
 def main() -> int:

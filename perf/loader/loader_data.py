@@ -43,9 +43,13 @@ def record(home: Path, kind: str, *, episodes: int, seed: int = 1) -> Recording:
     import h5py
 
     home.mkdir(parents=True, exist_ok=True)
-    made = Recording(home / f"{kind}.hdf5", home / f"{kind}.frames", home / f"{kind}.actions", episodes * EPISODE)
+    recording = Recording(home / f"{kind}.hdf5", home / f"{kind}.frames", home / f"{kind}.actions", episodes * EPISODE)
     random = np.random.default_rng(seed)
-    with h5py.File(made.hdf5, "w") as file, made.frames.open("wb") as frames, made.actions.open("wb") as actions:
+    with (
+        h5py.File(recording.hdf5, "w") as file,
+        recording.frames.open("wb") as frames,
+        recording.actions.open("wb") as actions,
+    ):
         for number in range(episodes):
             demo = file.create_group(f"data/demo_{number}")
             demo.attrs["num_samples"] = EPISODE
@@ -54,7 +58,7 @@ def record(home: Path, kind: str, *, episodes: int, seed: int = 1) -> Recording:
             frames.write(image.data)
             actions.write(action.data)
             demo[IMAGE], demo["actions"] = image, action
-    return made
+    return recording
 
 
 def record_actions(home: Path, *, episodes: int, seed: int = 1) -> Recording:
@@ -62,15 +66,15 @@ def record_actions(home: Path, *, episodes: int, seed: int = 1) -> Recording:
     import h5py
 
     home.mkdir(parents=True, exist_ok=True)
-    made = Recording(home / "actions.hdf5", home / "none", home / "actions", episodes * EPISODE)
-    walk = np.random.default_rng(seed).normal(size=(made.steps, ACTION)).cumsum(axis=0).astype(np.float32)
-    walk.tofile(made.actions)
-    with h5py.File(made.hdf5, "w") as file:
+    recording = Recording(home / "actions.hdf5", home / "none", home / "actions", episodes * EPISODE)
+    walk = np.random.default_rng(seed).normal(size=(recording.steps, ACTION)).cumsum(axis=0).astype(np.float32)
+    walk.tofile(recording.actions)
+    with h5py.File(recording.hdf5, "w") as file:
         for number in range(episodes):
             demo = file.create_group(f"data/demo_{number}")
             demo.attrs["num_samples"] = EPISODE
             demo["actions"] = walk[number * EPISODE : (number + 1) * EPISODE]
-    return made
+    return recording
 
 
 def ingest_recording(made: Recording, root: Path, codec: str) -> Path:

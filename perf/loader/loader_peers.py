@@ -104,7 +104,7 @@ def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -
                 job.result()
 
         def copy(starts: Sequence[int], out: Any) -> None:
-            for place, job in zip(out, [store[at : at + length].read() for at in starts], strict=True):
+            for place, job in zip(out, [store[start : start + length].read() for start in starts], strict=True):
                 place[:] = job.result()
 
         about = f"of a batch at once, cache_pool {cache_bytes >> 20} MiB, recheck_cached_data open"
@@ -131,7 +131,7 @@ def _zarr_ways(array: Any, length: int) -> list[Variant]:
             array.get_basic_selection(slice(at, at + length), out=NDBuffer(place))
 
     async def together(starts: Sequence[int]) -> list[Any]:
-        jobs = (array.async_array.getitem(slice(at, at + length)) for at in starts)
+        jobs = (array.async_array.getitem(slice(start, start + length)) for start in starts)
         return await asyncio.gather(*jobs)
 
     def gather(starts: Sequence[int], out: Any) -> None:

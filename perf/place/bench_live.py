@@ -116,9 +116,9 @@ class Clusters:
     def _of(self, name: str) -> Counter[str]:
         text = subprocess.run(["sdiag"], env=self.env(name), capture_output=True, text=True, check=True).stdout
         section = text.partition("by message type")[2].partition("by user")[0]
-        found = Counter({kind: int(n) for kind, n in re.findall(r"(\w+)\s+\( *\d+\) count:(\d+)", section)})
-        del found["REQUEST_STATS_INFO"]  # this one
-        return found
+        counter = Counter({kind: int(n) for kind, n in re.findall(r"(\w+)\s+\( *\d+\) count:(\d+)", section)})
+        del counter["REQUEST_STATS_INFO"]  # this one
+        return counter
 
     def crash(self) -> None:
         """Kill one slurmctld, and start it again a while later."""
@@ -129,8 +129,8 @@ class Clusters:
 
     def version(self) -> str:
         """Slurm's."""
-        said = subprocess.run(["sbatch", "-V"], env=self.env(), capture_output=True, text=True, check=True)
-        return said.stdout.split()[-1]
+        result = subprocess.run(["sbatch", "-V"], env=self.env(), capture_output=True, text=True, check=True)
+        return result.stdout.split()[-1]
 
     def down(self) -> None:
         """End them."""
@@ -203,8 +203,8 @@ def ours(run: Run, clusters: Clusters) -> dict[str, float]:
     crash.join()
     calls = clusters.calls() - before
     if errors:
-        said = [line for line in (run.work / "watch").read_text().splitlines() if not line.startswith("{")]
-        print(*said[-20:], sep="\n", file=sys.stderr)
+        lines = [line for line in (run.work / "watch").read_text().splitlines() if not line.startswith("{")]
+        print(*lines[-20:], sep="\n", file=sys.stderr)
     return run.result(began) | {"kills": kills, "errors": errors, "calls": calls}
 
 
@@ -216,10 +216,10 @@ def peers(run: Run, clusters: Clusters) -> dict[str, float]:
     scripts = []
     for path in run.requests:
         plan = planning.make_plan(load_request(path), site, str(path))
-        at = run.work / "runs" / path.stem
-        (at / "attempts").mkdir(parents=True)
-        scripts.append(at / "script.sbatch")
-        scripts[-1].write_text(planning.render_script(plan, site, run_dir=str(at), payload="true"))
+        stem = run.work / "runs" / path.stem
+        (stem / "attempts").mkdir(parents=True)
+        scripts.append(stem / "script.sbatch")
+        scripts[-1].write_text(planning.render_script(plan, site, run_dir=str(stem), payload="true"))
     before, began = clusters.calls(), time.time()
     crash = _crash_in_the_middle(run, clusters)
 

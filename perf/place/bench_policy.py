@@ -50,16 +50,16 @@ def replay(jobs: Trace, load: float, depth: int, seed: int, name: str) -> metric
         result = engine.simulate(jobs, sites, ours, predictor=RuntimePredictor())
     else:
         result = engine.simulate(jobs, sites, name)
-    found = metrics.summarize(result, jobs, window="second-half", wall_s=time.perf_counter() - began)
-    if found.starved:
-        sys.exit(f"{name} left {found.starved} jobs unrun")
+    summary = metrics.summarize(result, jobs, window="second-half", wall_s=time.perf_counter() - began)
+    if summary.starved:
+        sys.exit(f"{name} left {summary.starved} jobs unrun")
     print(
-        f"  x{load} depth {depth} seed {seed} {name}: mean {found.mean_jct_s / 3600:.2f} h, longest wait"
-        f" {found.max_wait_s / 3600:.1f} h, held {found.utilisation:.3f}, delivered {found.goodput:.3f},"
-        f" in {found.wall_s:.1f} s",
+        f"  x{load} depth {depth} seed {seed} {name}: mean {summary.mean_jct_s / 3600:.2f} h, longest wait"
+        f" {summary.max_wait_s / 3600:.1f} h, held {summary.utilisation:.3f}, delivered {summary.goodput:.3f},"
+        f" in {summary.wall_s:.1f} s",
         file=sys.stderr,
     )
-    return found
+    return summary
 
 
 def cases(jobs: Trace, load: float, depth: int, seeds: range) -> list[Case]:

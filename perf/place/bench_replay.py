@@ -63,10 +63,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     if not TRACE.exists():
         sys.exit(f"{TRACE} is not here")
-    return report([case for policy in POLICIES for case in cases(policy, 1 if asked.quick else asked.rounds)])
+    return report([case for policy in POLICIES for case in cases(policy, 1 if args.quick else args.rounds)])
 
 
 if __name__ == "__main__":

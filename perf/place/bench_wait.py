@@ -75,9 +75,9 @@ class Replay:
                     start_s, started = heappop(starts)
                     waits.add_start(str(started), start_s)
                 features = WaitFeatures(int(self.units[job]), float(self.limit_s[job]), float(self.ahead[job]))
-                told = waits.predict(now_s, float(self.raw_s[job]), features)
-                waits.add_submission(str(job), now_s, float(self.raw_s[job]), features, told)
-                said[job] = told or said[job]
+                prediction = waits.predict(now_s, float(self.raw_s[job]), features)
+                waits.add_submission(str(job), now_s, float(self.raw_s[job]), features, prediction)
+                said[job] = prediction or said[job]
                 heappush(starts, (now_s + float(self.wait_s[job]), job))
         return said
 

@@ -58,9 +58,9 @@ def run_campaign(
     time_, notice_s, delay_s = fault.limit or ("10m", 60, shape.delay_s)
     shaped = shape._replace(delay_s=delay_s)
     began = time.time()
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as exit_stack:
         if fault.around:
-            held.enter_context(fault.around(cluster, dice.choice(nodes)))
+            exit_stack.enter_context(fault.around(cluster, dice.choice(nodes)))
         trial = Trial(cluster, case, loop, data, shaped, dice, args=fault.args(steps[0]), time=time_, notice_s=notice_s)
         if fault.do:
             inject(trial, fault, steps)

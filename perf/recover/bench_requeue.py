@@ -126,7 +126,7 @@ def compare_next_step(args: argparse.Namespace, cluster: FaultCluster, data: Pat
     for number in range(args.rounds):
         for side, times_s in took.items():
             times_s += next_steps(cluster, side, data, number, args.times)
-            print(f"next step {side}: {[round(one, 1) for one in times_s]}", file=sys.stderr, flush=True)
+            print(f"next step {side}: {[round(times_, 1) for times_ in times_s]}", file=sys.stderr, flush=True)
     pairs = [theirs / ours for ours, theirs in zip(took["ours"], took["peer"], strict=True)]
     return from_ratios("from kill -9 of a rank to the next step", "sbatch --requeue", slurm, pairs, target=2)
 

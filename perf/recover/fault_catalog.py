@@ -102,10 +102,10 @@ def read_only(seconds: float) -> Callable[[Trial], None]:
     """The shared folder read-only for so many seconds."""
 
     def do(trial: Trial) -> None:
-        held = contextlib.ExitStack()
-        held.enter_context(trial.cluster.read_only_runs())
+        exit_stack = contextlib.ExitStack()
+        exit_stack.enter_context(trial.cluster.read_only_runs())
         trial.record_fault()
-        trial.later(seconds, held.close)
+        trial.later(seconds, exit_stack.close)
 
     return do
 

@@ -147,8 +147,10 @@ class FaultCluster:
         recording = self.work / "tiny.hdf5"
         make = [sys.executable, str(REPO / "scripts/examples/make_recording.py"), str(recording)]
         self.run(*make, "--episodes", "8", "--steps", "30", "--size", "32")
-        made = self.pit("dataset", "ingest", str(recording), "--to", str(self.work / "datasets"), "--name", "tiny")[-1]
-        return self.work / "datasets" / made["name"] / made["version"]
+        result = self.pit("dataset", "ingest", str(recording), "--to", str(self.work / "datasets"), "--name", "tiny")[
+            -1
+        ]
+        return self.work / "datasets" / result["name"] / result["version"]
 
     def kill_daemon(self, name: str) -> None:
         """kill -9 of `slurmd-<node>` or `<cluster>-slurmctld`."""
@@ -166,18 +168,18 @@ class FaultCluster:
     @contextlib.contextmanager
     def read_only_runs(self) -> Iterator[None]:
         """The folder of runs read-only for whoever opens a file there, as a server that fails over has it."""
-        other = self.work / "read-only"
-        other.mkdir(exist_ok=True)
-        subprocess.run(["mount", "--bind", str(self.runs), str(other)], check=True)
+        folder = self.work / "read-only"
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["mount", "--bind", str(self.runs), str(folder)], check=True)
         try:
-            subprocess.run(["mount", "-o", "remount,ro,bind", str(other)], check=True)
-            subprocess.run(["mount", "--bind", str(other), str(self.runs)], check=True)
+            subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+            subprocess.run(["mount", "--bind", str(folder), str(self.runs)], check=True)
             try:
                 yield
             finally:
                 subprocess.run(["umount", "-l", str(self.runs)], check=True)
         finally:
-            subprocess.run(["umount", "-l", str(other)], check=True)
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
     @contextlib.contextmanager
     def full_nvme(self, node: str) -> Iterator[None]:
@@ -227,8 +229,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """A file of JSON; {} where there is none."""
     with contextlib.suppress(OSError):
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        return found
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        return record
     return {}
 
 

@@ -179,17 +179,17 @@ class Trial:
     def loss(self) -> float | None:
         """Of the last step; None where that was not made."""
         last = [
-            one
+            json_line
             for path in attempts(self.run_dir)
-            for one in read_json_lines(path / "steps" / "0.jsonl")
-            if one["step"] == self.shape.steps - 1
+            for json_line in read_json_lines(path / "steps" / "0.jsonl")
+            if json_line["step"] == self.shape.steps - 1
         ]
         return last[-1]["loss"] if last else None
 
     def cause(self, attempt: str) -> dict[str, Any]:
         """Why an attempt ended, as it was judged; of a job that never began one, why that did."""
-        told = read_json(self.run_dir / "attempts" / attempt / "cause.json")
-        return told or read_json(self.run_dir / "jobs" / "0" / "cause.json")
+        record = read_json(self.run_dir / "attempts" / attempt / "cause.json")
+        return record or read_json(self.run_dir / "jobs" / "0" / "cause.json")
 
     def recovery_of(self, hit: InjectedFault) -> tuple[float | None, int | None]:
         """(seconds from a fault to the next new step, steps that were made twice); None where there was no next."""
@@ -223,8 +223,8 @@ def reset_cluster(cluster: FaultCluster) -> None:
     (cluster.runs / ".exclusions.jsonl").unlink(missing_ok=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        said = cluster.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T", check=False).split("\n")
-        states = dict(line.split() for line in said if line)
+        parts = cluster.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T", check=False).split("\n")
+        states = dict(line.split() for line in parts if line)
         if len(states) == len(cluster.nodes) and set(states.values()) == {"idle"}:
             return
         for node, state in states.items():

@@ -50,11 +50,11 @@ def main() -> int:
     count, size = (8, 8 * MIB) if args.quick else (40, 32 * MIB)
     what, total = f"{count} shards of {size // MIB} MiB", count * size
     with workspace(args.memory, needed=2 * total) as memory, workspace(args.disk, needed=total) as disk:
-        made = make_file_set(memory / "sets", [size] * count)
+        file_set = make_file_set(memory / "sets", [size] * count)
         run = {"rounds": args.rounds, "tune": not args.quick}
-        code = report(to_disk(made, disk, what, **run))
+        code = report(to_disk(file_set, disk, what, **run))
         (memory / "copies").mkdir()
-        return code | report(to_memory(made, memory / "copies", what, **run))
+        return code | report(to_memory(file_set, memory / "copies", what, **run))
 
 
 if __name__ == "__main__":

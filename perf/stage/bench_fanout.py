@@ -69,7 +69,7 @@ def measure(work: Path, data: Path, size: int, env: Mapping[str, str], args: arg
         def run() -> None:
             to = work / "nodes"
             before = received_bytes()
-            srun([word.replace("TO", str(to)) for word in argv], env)
+            srun([argument.replace("TO", str(to)) for argument in argv], env)
             received[name].append(received_bytes() - before)
             for number in range(1, NODES + 1):
                 there = whole(to / f"alpha{number:02}")
@@ -255,8 +255,8 @@ def received_bytes() -> int:
 
 def tool_version(tool: str) -> str:
     text = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
-    found = re.search(r"\d+\.\d[\w.-]*", text)
-    return found[0] if found else ""
+    matches = re.search(r"\d+\.\d[\w.-]*", text)
+    return matches[0] if matches else ""
 
 
 if __name__ == "__main__":

@@ -148,11 +148,11 @@ def serve_client(name: str, setting: int, count: int) -> int:
     fetch, cpu_s = {"ours": ours, "s3fs": s3fs, "boto3": boto3}[name](jobs(count), setting)
     for line in sys.stdin:
         began, cpu = time.perf_counter(), cpu_s()
-        found = fetch(line.strip() == "hash")
+        fetched = fetch(line.strip() == "hash")
         answer: dict[str, Any] = {"s": time.perf_counter() - began, "cpu_s": cpu_s() - cpu}
         if line.strip() == "hash":
             whole = hashlib.sha256()
-            for each in found:
+            for each in fetched:
                 whole.update(each)
             answer["hash"] = whole.hexdigest()
         print(json.dumps(answer), flush=True)

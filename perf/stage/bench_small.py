@@ -65,18 +65,18 @@ def main() -> int:
     with workspace(args.memory, needed=2 * total) as here, workspace(args.disk, needed=2 * total) as disk:
         if not args.quick:
             wait_for_inode_reuse(disk)
-        made = make_file_set(here / "sets", [50_000] * count)
-        code = report(race(made, disk, f"{what}, memory to disk, with sync", sync=True, least=TO_DISK, **run))
+        file_set = make_file_set(here / "sets", [50_000] * count)
+        code = report(race(file_set, disk, f"{what}, memory to disk, with sync", sync=True, least=TO_DISK, **run))
         (here / "copies").mkdir()
-        code |= report(race(made, here / "copies", f"{what}, memory to memory", sync=False, least=TO_MEMORY, **run))
-        shutil.rmtree(made.folder)
+        code |= report(race(file_set, here / "copies", f"{what}, memory to memory", sync=False, least=TO_MEMORY, **run))
+        shutil.rmtree(file_set.folder)
         for size in (4_000, 30_000):
             case = f"{count:,} files of {size // 1000} kB, a folder each, memory to memory"
-            made = make_file_set(here / f"sets-{size}", [size] * count, in_folder=1)
-            code |= report(race(made, here / "copies", case, sync=False, least=IN_FOLDERS, **run))
-            shutil.rmtree(made.folder)
-        made = make_file_set(here / "many", [1000 + number % 3000 for number in range(many)])
-        return code | report([memory(made, disk, rounds=3 if not args.quick else 1)])
+            file_set = make_file_set(here / f"sets-{size}", [size] * count, in_folder=1)
+            code |= report(race(file_set, here / "copies", case, sync=False, least=IN_FOLDERS, **run))
+            shutil.rmtree(file_set.folder)
+        file_set = make_file_set(here / "many", [1000 + number % 3000 for number in range(many)])
+        return code | report([memory(file_set, disk, rounds=3 if not args.quick else 1)])
 
 
 if __name__ == "__main__":

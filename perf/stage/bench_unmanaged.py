@@ -52,12 +52,12 @@ def main() -> int:
     install()
     chunks = 200 if args.quick else 2_000
     with workspace(args.memory, needed=2 * chunks * SIDE * SIDE * 3) as here:
-        made = make_store(here / "pick.zarr", chunks)
-        case = f"a plain Zarr store, {len(made.files):,} files of {made.bytes / 1e6:.0f} MB, memory to memory"
+        store = make_store(here / "pick.zarr", chunks)
+        case = f"a plain Zarr store, {len(store.files):,} files of {store.bytes / 1e6:.0f} MB, memory to memory"
         print_progress(case)
         (here / "copies").mkdir()
-        race = CopyRunner(made, here / "copies", sync=False)
-        peers = race.tuned(copy_commands(made), tune=not args.quick)
+        race = CopyRunner(store, here / "copies", sync=False)
+        peers = race.tuned(copy_commands(store), tune=not args.quick)
         return report(race.cases(case, race.run(args.rounds, peers), peers, REACH, least=LEAST))
 
 

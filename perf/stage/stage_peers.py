@@ -34,7 +34,7 @@ class PeerCommand(msgspec.Struct, frozen=True, kw_only=True):
     def argv_for(self, *, src: Path, dest: Path, work: Path) -> list[str]:
         """The argv for these paths."""
         paths = {"SRC": str(src), "DEST": str(dest), "WORK": str(work)}
-        return [re.sub("SRC|DEST|WORK", lambda found: paths[found[0]], word) for word in self.argv]
+        return [re.sub("SRC|DEST|WORK", lambda found: paths[found[0]], argument) for argument in self.argv]
 
 
 def install() -> None:
@@ -53,8 +53,8 @@ def install() -> None:
 def version(program: str | Path) -> str:
     """What a peer says its version is."""
     words = [str(program), "-h"] if Path(program).name == "fpsync" else [str(program), "--version"]
-    if found := re.search(r"\d+\.\d+(\.\d+)*", execute(*words).splitlines()[0]):
-        return found[0]
+    if matches := re.search(r"\d+\.\d+(\.\d+)*", execute(*words).splitlines()[0]):
+        return matches[0]
     sys.exit(f"{program} does not say its version")
 
 

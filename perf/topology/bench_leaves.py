@@ -112,11 +112,11 @@ def race(slurm: Client, rounds: int) -> dict[int, list[tuple[int, int, int]]]:
         for size in SIZES:
             theirs = taken(slurm, size)
             assert theirs <= free
-            ours = select_nodes(fabric, free, size, objective="leaf")
+            selection = select_nodes(fabric, free, size, objective="leaf")
             pods = leaves_of(fabric, theirs, 1)
             within = select_nodes(fabric, {node for node in free if pod_of[node] in pods}, size, objective="leaf")
-            found[size].append((len(leaves_of(fabric, theirs, 0)), ours.leaves, within.leaves))
-            assert ours.leaves == len(leaves_of(fabric, ours.nodes, 0))
+            found[size].append((len(leaves_of(fabric, theirs, 0)), selection.leaves, within.leaves))
+            assert selection.leaves == len(leaves_of(fabric, selection.nodes, 0))
         print(f"occupancy {number + 1} of {rounds}", [rows[-1] for rows in found.values()], file=sys.stderr, flush=True)
     return found
 

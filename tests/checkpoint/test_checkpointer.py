@@ -329,10 +329,10 @@ def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, da
 
     def work(rank: int, options: dict[str, Any]) -> int:
         with Checkpointer(folder, Files(rank), **options) as guard:
-            found = guard.restore(state(0))
-            assert found == Restored(1, state(1), {"position": 1}, {})
+            restored_state = guard.restore(state(0))
+            assert restored_state == Restored(1, state(1), {"position": 1}, {})
             guard.save(2, state(2))
-            return found.step
+            return restored_state.step
 
     assert on_ranks(2, work) == [1, 1]
     (aside,) = (folder / "quarantine").iterdir()

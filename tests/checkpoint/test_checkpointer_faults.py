@@ -155,8 +155,8 @@ def test_damage_is_what_two_nodes_see(folder: Path, monkeypatch: pytest.MonkeyPa
 
     def work(rank: int, options: dict[str, Any]) -> int:
         me.rank = rank
-        look = restore.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
-        with look.newest_good() as found:
+        restore_search = restore.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
+        with restore_search.newest_good() as found:
             return found[0].step if found else -1
 
     found = on_ranks(2, work)

@@ -58,5 +58,5 @@ def test_each_python_restores_what_each_saved(framework: str, repo: Path, tmp_pa
     for version, python in pythons.items():
         run(python, repo, "save", framework, tmp_path / version)
     for version, python in pythons.items():
-        said = run(python, repo, "restore", framework, *(tmp_path / other for other in pythons))
-        assert said == [f"{version} restored {other}" for other in pythons]
+        result = run(python, repo, "restore", framework, *(tmp_path / other for other in pythons))
+        assert result == [f"{version} restored {other}" for other in pythons]

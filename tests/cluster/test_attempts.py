@@ -105,9 +105,9 @@ def verdict(run_dir: Path) -> records.Verdict:
 
 
 def cause(run_dir: Path, attempt: int) -> records.Cause:
-    found = run_folder.read_record(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
-    assert found is not None
-    return found
+    record = run_folder.read_record(run_dir / "attempts" / str(attempt) / "cause.json", records.Cause)
+    assert record is not None
+    return record
 
 
 def starts(run_dir: Path) -> list[records.AttemptStart]:
@@ -145,11 +145,11 @@ def test_a_rank_that_hangs_leaves_its_stack(started: dict[str, Path]) -> None:
     assert verdict(run_dir).state == "finished"
     attempt = run_dir / "attempts" / "0"
     hang = run_folder.read_record(attempt / "hang.json", records.HangReport)
-    ended = run_folder.read_record(attempt / "exit.json", run_folder.AttemptExit)
+    record = run_folder.read_record(attempt / "exit.json", run_folder.AttemptExit)
     assert hang is not None
-    assert ended is not None
+    assert record is not None
     assert (hang.step, hang.slow_ranks) == (3, (1,))
-    assert seconds_between(hang.t, ended.ended) < 10
+    assert seconds_between(hang.t, record.ended) < 10
     assert cause(run_dir, 0).kind == "hang"
     for rank in range(2):
         text = (attempt / "stacks" / f"{rank}.txt").read_text()

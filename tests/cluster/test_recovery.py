@@ -101,7 +101,7 @@ def watched(pit: Pit, run: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
 def decisions(run: dict[str, Any]) -> list[tuple[str, str]]:
     lines = (Path(run["run_dir"]) / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    return [(one["detail"]["kind"], one["detail"]["action"]) for one in events if one["event"] == "decided"]
+    return [(event["detail"]["kind"], event["detail"]["action"]) for event in events if event["event"] == "decided"]
 
 
 def steps(run: dict[str, Any], attempt: int = 0) -> list[int]:

@@ -90,8 +90,8 @@ def test_a_run_ends_completed(far: Pit, sshd: Any, tmp_path: Path) -> None:
     (tmp_path / "hello.toml").write_text(HELLO.format("echo $PIT_RANK $SSH_CONNECTION"))
     run = records(far("launch", "run", "hello.toml", "--site", "far", "--wait"))[-1]
     assert (run["site"], run["state"], run["exit_code"], run["nodes"]) == ("far", "COMPLETED", 0, 2)
-    said = (Path(run["run_dir"]) / "attempts" / "0" / "logs" / "1.out").read_text()
-    assert re.search(rf"^1 127\.0\.0\.1 \d+ 127\.0\.0\.1 {sshd.port}$", said, re.MULTILINE)
+    text = (Path(run["run_dir"]) / "attempts" / "0" / "logs" / "1.out").read_text()
+    assert re.search(rf"^1 127\.0\.0\.1 \d+ 127\.0\.0\.1 {sshd.port}$", text, re.MULTILINE)
 
 
 def test_cancel_ends_a_run(far: Pit, alpha: Client, tmp_path: Path) -> None:

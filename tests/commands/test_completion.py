@@ -56,8 +56,8 @@ def test_runs_of_all_sites_newest_first(runs: Path) -> None:
 def test_not_every_run_there_ever_was(runs: Path) -> None:
     """Fifty at most, the newest."""
     for number in range(60):
-        (made := runs / "here" / f"d-20260201-0000{number:02}-abc123").mkdir()
-        (made / "plan.json").touch()
+        (folder := runs / "here" / f"d-20260201-0000{number:02}-abc123").mkdir()
+        (folder / "plan.json").touch()
     found = [one.value for one in offered("launch", "show", "")]
     assert (len(found), found[0], found[-1]) == (50, "d-20260201-000059-abc123", "d-20260201-000010-abc123")
 

@@ -103,10 +103,10 @@ def test_run_takes_more_input_and_output_than_a_pipe_holds() -> None:
 
 def test_a_missing_folder_is_not_a_missing_program(tmp_path: Path) -> None:
     """The folder to run in is named, and the program is not called missing."""
-    gone = tmp_path / "gone"
+    folder = tmp_path / "gone"
     with pytest.raises(ClusterError, match="in this folder") as caught:
-        subprocesses.start_detached(["true"], env=os.environ, log=tmp_path / "log", cwd=gone)
-    assert caught.value.where == str(gone)
+        subprocesses.start_detached(["true"], env=os.environ, log=tmp_path / "log", cwd=folder)
+    assert caught.value.where == str(folder)
     assert not isinstance(caught.value, ToolMissing)
 
 
@@ -147,10 +147,10 @@ def test_what_is_left_of_a_session_is_gone_when_killed(tmp_path: Path, left: str
     )
     assert process.wait(20) == 0
     for _ in range(400):
-        if "now" in (said := (tmp_path / "log").read_text()):
+        if "now" in (text := (tmp_path / "log").read_text()):
             break
         time.sleep(0.05)
-    pid = next(int(word) for word in said.split() if word.isdigit())
+    pid = next(int(word) for word in text.split() if word.isdigit())
     assert os.getpgid(pid) == pid
     subprocesses.kill_sessions(process.pid)
     with contextlib.suppress(FileNotFoundError):
@@ -191,9 +191,9 @@ def test_an_error_crosses_processes_whole() -> None:
     """With every field, also of one that was added to after it was made."""
     error = ConfigError("no such thing", where="here", hint="look elsewhere", key="a.b")
     error.where += ", and there"
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again)) == (ConfigError, "here, and there: no such thing")
-    assert (again.hint, again.key) == ("look elsewhere", "a.b")
+    record = pickle.loads(pickle.dumps(error))
+    assert (type(record), str(record)) == (ConfigError, "here, and there: no such thing")
+    assert (record.hint, record.key) == ("look elsewhere", "a.b")
 
 
 def test_a_hint_is_added_to_a_new_error() -> None:

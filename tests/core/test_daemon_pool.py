@@ -51,9 +51,9 @@ def test_values_errors_and_the_end() -> None:
         assert [threads.submit(pow, 2, n) for n in range(5)][4].result(10) == 16
         with pytest.raises(ZeroDivisionError):
             threads.submit(lambda: 1 // 0).result(10)
-    before = threading.active_count()
+    n_threads = threading.active_count()
     with DaemonPool(1, "test") as threads:
-        assert threading.active_count() == before
+        assert threading.active_count() == n_threads
         threads.submit(slow)
         left = threads.submit(done.append, "left")
         assert began.wait(10)

@@ -44,10 +44,10 @@ def test_a_log_gets_a_line_of_json_now_and_then(monkeypatch: pytest.MonkeyPatch,
         advance.add_file()
         advance(25)
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert (told["schema"], told["title"], told["done"], told["total"]) == ("pit.progress/1", "pick", 25, 100)
-    assert (told["parts"], told["total_parts"]) == (1, 4)
-    assert told["remaining_s"] == pytest.approx(3 * told["wall_s"], abs=0.2)
+    record = json.loads(line)
+    assert (record["schema"], record["title"], record["done"], record["total"]) == ("pit.progress/1", "pick", 25, 100)
+    assert (record["parts"], record["total_parts"]) == (1, 4)
+    assert record["remaining_s"] == pytest.approx(3 * record["wall_s"], abs=0.2)
 
 
 def test_an_unknown_total_is_no_full_bar(monkeypatch: pytest.MonkeyPatch, capsys):

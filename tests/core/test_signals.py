@@ -119,9 +119,9 @@ def test_in_another_thread() -> None:
 
 def test_no_lock_stays_taken() -> None:
     """Wherever Ctrl-C comes, workers end and so does the process."""
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
-    lines = ended.stdout.split("\n")[:-1]
-    assert lines[-1].endswith(" 0"), (lines, ended.stderr)
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    lines = result.stdout.split("\n")[:-1]
+    assert lines[-1].endswith(" 0"), (lines, result.stderr)
     assert all(line.endswith(" 130") for line in lines[:-1])
     assert len(lines) > 5
 

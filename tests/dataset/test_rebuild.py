@@ -45,12 +45,12 @@ def test_identical(robomimic, archive, below, tmp_path) -> None:
 
 def test_appended(robomimic, archive, tmp_path) -> None:
     """A version that was appended to another is rebuilt on that one, from its own recordings alone."""
-    one = ingest([robomimic(3, name="a.hdf5")], root=tmp_path / "root", name="x")
-    two = ingest([robomimic(5, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=Path(one.path))
+    version = ingest([robomimic(3, name="a.hdf5")], root=tmp_path / "root", name="x")
+    two = ingest([robomimic(5, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=Path(version.path))
     (tmp_path / "a.hdf5").unlink()
     assert rebuild_version(Path(two.path), [tmp_path])[0].state == "identical"
-    shutil.rmtree(one.path)
-    with pytest.raises(UsageError, match=f"appended to {one.version}"):
+    shutil.rmtree(version.path)
+    with pytest.raises(UsageError, match=f"appended to {version.version}"):
         rebuild_version(Path(two.path), [tmp_path])
 
 
@@ -128,11 +128,13 @@ def test_refused_episodes(robomimic, tmp_path) -> None:
 def test_held_meanwhile(robomimic, tmp_path) -> None:
     """Neither the version nor its parent can be collected while it is rebuilt; afterwards both can."""
     root = tmp_path / "root"
-    one = ingest([robomimic(3, name="a.hdf5")], root=root, name="x")
-    two = ingest([robomimic(3, name="b.hdf5", seed=1)], root=root, name="x", append=Path(one.path))
+    version = ingest([robomimic(3, name="a.hdf5")], root=root, name="x")
+    two = ingest([robomimic(3, name="b.hdf5", seed=1)], root=root, name="x", append=Path(version.path))
 
     def readers() -> list[int]:
-        found = (version_state.lease_records(root, "x", each.version, version_state.utc_now()) for each in (one, two))
+        found = (
+            version_state.lease_records(root, "x", each.version, version_state.utc_now()) for each in (version, two)
+        )
         return [sum(reader.purpose.startswith("rebuild") for reader in each) for each in found]
 
     seen = []
@@ -157,26 +159,26 @@ def test_another_in_its_place(robomimic, tmp_path) -> None:
     """Into a folder that has the version's name, but says something else of itself, no file is put."""
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     robomimic(3, 4, seed=1)
-    made = Path(rebuild_version(Path(version.path), [tmp_path], to_publish=True)[0].path)
-    (made / "reward/c/0").unlink()
-    (made / "manifest.json").write_bytes((Path(version.path) / "manifest.json").read_bytes())
+    path = Path(rebuild_version(Path(version.path), [tmp_path], to_publish=True)[0].path)
+    (path / "reward/c/0").unlink()
+    (path / "manifest.json").write_bytes((Path(version.path) / "manifest.json").read_bytes())
     with pytest.raises(DataError, match="another version"):
         rebuild_version(Path(version.path), [tmp_path], to_publish=True)
-    assert not (made / "reward/c/0").exists()
+    assert not (path / "reward/c/0").exists()
 
 
 def test_damage_that_the_parent_shares(robomimic, tmp_path, monkeypatch) -> None:
     """What is linked from a parent is not called repaired where the parent's own file is damaged."""
     monkeypatch.setattr("pitools.dataset.ingest.chunking.CHUNK_BYTES", 512)
     monkeypatch.setattr("pitools.dataset.ingest.chunking.SHARD_BYTES", 2048)
-    one = ingest([robomimic(70, name="a.hdf5")], root=tmp_path / "root", name="x")
-    two = ingest([robomimic(5, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=Path(one.path))
+    version = ingest([robomimic(70, name="a.hdf5")], root=tmp_path / "root", name="x")
+    two = ingest([robomimic(5, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=Path(version.path))
     linked = [file for file in Path(two.path).rglob("*") if file.is_file() and file.stat().st_nlink > 1]
     linked[0].write_bytes(bytes(linked[0].stat().st_size))
     with pytest.raises(DataError, match=str(linked[0].relative_to(two.path))) as caught:
         rebuild_version(Path(two.path), [tmp_path], to_publish=True)
-    assert one.version in caught.value.hint
-    assert rebuild_version(Path(one.path), [tmp_path], to_publish=True)[0].repaired_files == 1
+    assert version.version in caught.value.hint
+    assert rebuild_version(Path(version.path), [tmp_path], to_publish=True)[0].repaired_files == 1
     assert rebuild_version(Path(two.path), [tmp_path], to_publish=True)[0].repaired_files == 1
 
 

@@ -75,8 +75,8 @@ def test_too_long_a_root_is_refused():
 
 def test_kept_settings_hold_without_options():
     """A later `up` needs no options."""
-    kept = Settings(clusters=("g",), nodes=3, base_port=20000, cloud="cloud[1-2]")
-    assert resolve(ROOT, kept, Overrides()) == kept
+    settings = Settings(clusters=("g",), nodes=3, base_port=20000, cloud="cloud[1-2]")
+    assert resolve(ROOT, settings, Overrides()) == settings
 
 
 def test_the_cloud_may_be_added_to_what_is_up():

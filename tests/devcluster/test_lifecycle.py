@@ -110,9 +110,9 @@ def slow(pid: int) -> Iterator[None]:
 def set_up_by(root: Path) -> set[str]:
     """The programs that an `up` of this root waits for."""
     found = set()
-    for who in stray_processes.setup_processes(root):
+    for setup_process in stray_processes.setup_processes(root):
         with contextlib.suppress(OSError):
-            found.add(Path(f"/proc/{who.pid}/comm").read_text().strip())
+            found.add(Path(f"/proc/{setup_process.pid}/comm").read_text().strip())
     return found
 
 
@@ -164,10 +164,10 @@ def test_a_port_of_another_is_refused(root, devcluster):
     port = asked[-1]
     with subprocess.Popen(
         ["python3", "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"]
-    ) as other:
+    ) as process:
         time.sleep(0.5)
         done = devcluster("up", *asked)
-        other.kill()
+        process.kill()
     assert done.returncode == 4
     assert f"port {port}" in done.stderr
     assert "--base-port" in done.stderr

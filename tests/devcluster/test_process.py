@@ -38,8 +38,11 @@ def said(tmp_path, who):
 
 def test_an_id_that_passed_to_another_process_is_not_signalled(sleeper):
     """The same pid with another start time, or from another boot, is another process."""
-    who = identify(sleeper.pid)
-    for other in (dataclasses.replace(who, start=who.start - 1), dataclasses.replace(who, boot="another")):
+    identity = identify(sleeper.pid)
+    for other in (
+        dataclasses.replace(identity, start=identity.start - 1),
+        dataclasses.replace(identity, boot="another"),
+    ):
         assert not is_alive(other)
         assert not send(other, signal.SIGKILL)
         assert stop([other], term_s=0.1) == []
@@ -48,8 +51,8 @@ def test_an_id_that_passed_to_another_process_is_not_signalled(sleeper):
 
 def test_a_zombie_has_ended(sleeper):
     """A process that nobody reaped holds nothing any more; `down` must not wait for it."""
-    who = identify(sleeper.pid)
-    assert stop([who], term_s=5.0) == []
+    identity = identify(sleeper.pid)
+    assert stop([identity], term_s=5.0) == []
     assert identify(sleeper.pid) is None
 
 
@@ -107,15 +110,15 @@ def test_what_an_interrupted_up_left_is_found_with_its_children(tmp_path):
     """Set-up programs are told by a mark in their environment, their children by descent; others are not."""
     env = {stray_processes.SETUP_MARK: str(tmp_path), "PATH": os.environ["PATH"]}
     with subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env) as shell:
-        other = subprocess.Popen(["sleep", "60"], env={stray_processes.SETUP_MARK: f"{tmp_path}x"})
+        process = subprocess.Popen(["sleep", "60"], env={stray_processes.SETUP_MARK: f"{tmp_path}x"})
         end = time.monotonic() + 10
         while len(found := stray_processes.setup_processes(tmp_path)) < 2 and time.monotonic() < end:
             time.sleep(0.02)
         assert shell.pid in [who.pid for who in found]
         assert stop(found, term_s=5.0) == []
-    assert other.poll() is None
-    other.kill()
-    other.wait()
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 def test_a_task_is_told_from_a_users_shell(tmp_path):
@@ -124,7 +127,7 @@ def test_a_task_is_told_from_a_users_shell(tmp_path):
     shell = subprocess.Popen(["sleep", "60"], env=ours)
     task = subprocess.Popen(["sleep", "60"], env={**ours, "SLURMD_NODENAME": "alpha01"})
     try:
-        assert [who.pid for who in stray_processes.job_processes(tmp_path)] == [task.pid]
+        assert [job_process.pid for job_process in stray_processes.job_processes(tmp_path)] == [task.pid]
     finally:
         for process in (shell, task):
             process.kill()

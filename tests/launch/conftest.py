@@ -120,11 +120,11 @@ class Cluster:
         self.patience.append(retry_for_s)
         if self.refuses:
             raise self.refuses
-        if any("99" in word for word in args):
+        if any("99" in argument for argument in args):
             raise SlurmRefused("Invalid node name specified", where="sbatch", reason=SlurmReason.INVALID_NODE_NAME)
         number = submissions.next_number(run_dir) if number is None else number
-        if found := submissions.read_job(run_dir, number):
-            return found
+        if job := submissions.read_job(run_dir, number):
+            return job
         self.meanwhile()
         ref = run_folder.JobRef(
             job_id=str(100 + number), site=site.name, submitted=timestamps.now_rfc3339(), number=number

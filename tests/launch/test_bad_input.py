@@ -35,25 +35,25 @@ def refused(pit: Pit, tmp_path: Path) -> Callable[..., str]:
 
 def test_an_unknown_site_names_the_nearest(refused: Callable[..., str]) -> None:
     """Exit 2."""
-    said = refused(GOOD, 2, "--site", "alpah")
-    assert 'no site "alpah"' in said
-    assert 'did you mean "alpha"?' in said
+    error = refused(GOOD, 2, "--site", "alpah")
+    assert 'no site "alpah"' in error
+    assert 'did you mean "alpha"?' in error
 
 
 def test_an_unknown_key_names_file_and_neighbour(refused: Callable[..., str]) -> None:
     """Exit 3, in a request."""
-    said = refused(GOOD + "nodse = 2\n", 3)
-    assert 'unknown key "nodse"' in said
-    assert "where: request.toml" in said
-    assert 'did you mean "nodes"?' in said
+    error = refused(GOOD + "nodse = 2\n", 3)
+    assert 'unknown key "nodse"' in error
+    assert "where: request.toml" in error
+    assert 'did you mean "nodes"?' in error
 
 
 def test_an_unknown_key_of_a_site(refused: Callable[..., str], tmp_path: Path) -> None:
     """Exit 3, in a site file, named with its path."""
     (tmp_path / "bad.toml").write_text('name = "bad"\nscheduller = "none"\n')
-    said = refused(GOOD, 3, "--site", "bad", PIT_SITE_PATH=str(tmp_path))
-    assert f"where: {tmp_path / 'bad.toml'}" in said
-    assert 'did you mean "scheduler"?' in said
+    error = refused(GOOD, 3, "--site", "bad", PIT_SITE_PATH=str(tmp_path))
+    assert f"where: {tmp_path / 'bad.toml'}" in error
+    assert 'did you mean "scheduler"?' in error
 
 
 def test_an_unknown_partition(refused: Callable[..., str]) -> None:
@@ -74,9 +74,9 @@ def test_an_entry_point_that_does_not_import(
 ) -> None:
     """Exit 3 before anything is submitted, with the reason Python gave."""
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    said = refused(f'name = "x"\nentry = "{entry}"\n', 3)
-    assert f'entry = "{entry}" does not import' in said
-    assert what in said
+    error = refused(f'name = "x"\nentry = "{entry}"\n', 3)
+    assert f'entry = "{entry}" does not import' in error
+    assert what in error
 
 
 def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> 
     assert "not a dataset" in refused(wanted, 5, "--data", f"demo={tmp_path / 'empty'}")
     assert 'dataset "demo" has no path' in refused(wanted, 3)
     for source in ("nothing/here", "s3://lab/demo", f"{tmp_path}/empty@good"):
-        said = refused(GOOD + f'[data]\ndemo = "{source}"\n', 3)
-        assert "data.demo" in said
-        assert "request.toml" in said
+        error = refused(GOOD + f'[data]\ndemo = "{source}"\n', 3)
+        assert "data.demo" in error
+        assert "request.toml" in error
 
 
 def test_a_runs_folder_that_cannot_be(refused: Callable[..., str]) -> None:
@@ -111,9 +111,9 @@ def test_a_controller_that_is_gone(clusters: Path, refused: Callable[..., str], 
     lines = ["SlurmctldPort=19" if line.startswith("SlurmctldPort") else line for line in text.splitlines()]
     conf.write_text("\n".join([*lines, "MessageTimeout=1"]) + "\n")
     (tmp_path / "alpha.toml").write_text(f'[slurm]\nconf = "{conf}"\n')
-    said = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_RETRY_FOR="1s")
-    assert "Unable to contact slurm controller" in said
-    assert "next:" in said
+    error = refused(GOOD, 75, "--site", "alpha", PIT_SITE_PATH=str(tmp_path), PIT_RETRY_FOR="1s")
+    assert "Unable to contact slurm controller" in error
+    assert "next:" in error
 
 
 @pytest.mark.slurm

@@ -150,9 +150,9 @@ def test_the_job_s_exit_code_is_the_ranks(clusters: Path, submitted: SubmittedJo
     """A rank that ends with 7 makes a job that ends with 7: no epilogue hides it."""
     job, run_dir = submitted.failing, submitted.failing_dir
     until(lambda: (run_dir / "attempts" / "0" / "exit.json").exists())
-    ended = run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
-    assert ended is not None
-    assert ended.exit_code == 7
+    record = run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
+    assert record is not None
+    assert record.exit_code == 7
     until(lambda: client(load.load_site("alpha")).state_of([job.job_id])[job.job_id] == "FAILED")
     shown = subprocess.run(
         ["scontrol", "-o", "show", "job", job.job_id],

@@ -56,8 +56,8 @@ def test_an_id_is_found_at_any_site(pit: Pit, run: Path, tmp_path: Path) -> None
     sites = {"PIT_SITE_PATH": str(tmp_path)}
     done = pit("launch", "show", NAME, **sites)
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)
-    assert (said["site"], said["run_dir"], said["steps"]) == ("other", str(run), 20)
+    record = json.loads(done.stdout)
+    assert (record["site"], record["run_dir"], record["steps"]) == ("other", str(run), 20)
     assert pit("launch", "diff", NAME, NAME, **sites).stderr == "pit: no differences\n"
     assert pit("checkpoint", "list", NAME, **sites).stderr == f"pit: no checkpoints in {run}/checkpoints\n"
     assert pit("launch", "cancel", NAME[:-1] + "4", **sites).returncode == 2
@@ -122,8 +122,8 @@ def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run / "job.json", folder.JobRef(job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z")
     )
     for number in "01":
-        made = folder.AttemptExit(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
-        folder.write_record(run / "attempts" / number / "exit.json", made)
+        attempt_exit = folder.AttemptExit(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
+        folder.write_record(run / "attempts" / number / "exit.json", attempt_exit)
     apply_decision.write_verdict(run, "finished", "the program ended with code 0", 0)
     return run
 
@@ -161,9 +161,9 @@ def test_one_bad_record_hides_no_other_run(
     (ended / part).write_bytes(b"")
     with contextlib.suppress(DataError):
         pit_here("list", "--site", "other")
-    said = capsys.readouterr()
-    assert "y-20260102-000000-abc123" in said.out
-    assert part in said.err or ended.name in said.out
+    output = capsys.readouterr()
+    assert "y-20260102-000000-abc123" in output.out
+    assert part in output.err or ended.name in output.out
 
 
 @pytest.mark.parametrize("kind", ["bytes", "folder"])
@@ -231,7 +231,7 @@ def test_two_local_runs_of_one_process_id(run: Path, tmp_path: Path, monkeypatch
         folder.write_record(path / "job.json", job)
         (path / "attempts" / "0").mkdir(parents=True)
     for order in ([run, lives], [lives, run]):
-        states = {Path(one.run_dir): one.state for one in status.run_statuses(order, site)}
+        states = {Path(statuse.run_dir): statuse.state for statuse in status.run_statuses(order, site)}
         assert states == {run: "FAILED", lives: "RUNNING"}
         due = tick._due({path: folder.read_record(path / "job.json", folder.JobRef) for path in order}, site, no_fault)
         assert list(due) == [(run, "FAILED")]
@@ -243,19 +243,19 @@ def test_a_run_of_another_user_ends_no_process_of_ours(
 ) -> None:
     """Root who cancels a user's run ends that user's process, and not whichever its record names."""
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    with subprocess.Popen(["sleep", "60"]) as ours:
-        ticks = local_process._start_ticks(ours.pid)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        ticks = local_process._start_ticks(process.pid)
         ref = folder.JobRef(
-            job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z", pid=ours.pid, start_ticks=ticks
+            job_id="local-1", site="other", submitted="2026-01-01T00:00:00Z", pid=process.pid, start_ticks=ticks
         )
         folder.write_record(run / "job.json", ref)
         os.chown(run, 12345, 12345)
         with pytest.raises(ClusterError):
             status.cancel_run(run, load_site("other"))
-        assert ours.poll() is None
+        assert process.poll() is None
         os.chown(run, 0, 0)
         status.cancel_run(run, load_site("other"))
-        assert ours.wait(10) == -15
+        assert process.wait(10) == -15
 
 
 def no_fault(path: Path, error: PitError) -> None:
@@ -297,9 +297,9 @@ def test_who_is_over_is_not_cancelled(ended: Path, capsys: pytest.CaptureFixture
     (ended / "job.json").unlink()
     events = (ended / "events.jsonl").read_bytes()
     pit_here("cancel", str(ended))
-    said = capsys.readouterr()
-    assert "pit: it has finished before, 20" in said.err
-    assert json.loads(said.out)["state"] == "COMPLETED"
+    output = capsys.readouterr()
+    assert "pit: it has finished before, 20" in output.err
+    assert json.loads(output.out)["state"] == "COMPLETED"
     assert (ended / "events.jsonl").read_bytes() == events
 
 
@@ -361,9 +361,9 @@ def in_terminal(*words: str, env: dict[str, str]) -> list[str]:
     pit = str(Path(sys.executable).parent / "pit")
     subprocess.run([pit, *words], env=clean | env, stdout=theirs, stderr=subprocess.DEVNULL, check=True, timeout=60)
     os.close(theirs)
-    said = os.read(ours, 65536).decode()
+    decoded = os.read(ours, 65536).decode()
     os.close(ours)
-    return said.splitlines()
+    return decoded.splitlines()
 
 
 def test_runs_fit_a_terminal(ended: Path, tmp_path: Path) -> None:

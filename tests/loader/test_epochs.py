@@ -125,8 +125,8 @@ def test_a_state_is_plain(path: Path, through: Callable[[dict[str, Any]], dict[s
         again = make(path)
         again.load_state_dict(state)
         assert next(again).step == 4
-        other = StreamLoader(BatchStream(partial(make, path), state=state))
-        assert fit(other, 1, 2) == [[4, 5]]
+        stream_loader = StreamLoader(BatchStream(partial(make, path), state=state))
+        assert fit(stream_loader, 1, 2) == [[4, 5]]
         batches.load_state_dict(state)
         assert next(iter(batches)).step == 4
         loader.load_state_dict(state)

@@ -80,8 +80,8 @@ def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, 
             [
                 np.stack(
                     [
-                        data[name][min(max(at, start), stop - 1)]
-                        for at in range(anchor - span.before, anchor + span.after)
+                        data[name][min(max(index, start), stop - 1)]
+                        for index in range(anchor - span.before, anchor + span.after)
                     ]
                 )
                 for anchor, start, stop in (anchors[sample] for sample in samples)

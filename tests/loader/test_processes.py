@@ -167,14 +167,14 @@ def test_a_child_forked_by_a_thread_reads(arrays: VersionReader):
 
 def test_closing_leaves_no_thread(arrays: VersionReader):
     """Neither after `close`, nor after a loader that nobody closed is gone; a closed one reads again."""
-    before = threading.active_count()
+    n_threads = threading.active_count()
     batches = loader(arrays, threads=4)
     expected = sums(batches, 3)
-    assert threading.active_count() == before + 4
+    assert threading.active_count() == n_threads + 4
     batches.close()
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads
     assert sums(loader(arrays), 3) == expected
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads
     sums(batches, 1)
     del batches
-    assert threading.active_count() == before
+    assert threading.active_count() == n_threads

@@ -97,7 +97,7 @@ def test_a_record_that_is_none_is_damage(tmp_path: Path) -> None:
 def test_a_lax_umask_lets_nobody_else_write(tmp_path: Path, access: str, above: int) -> None:
     """Of a run nothing can be written by its group; what is made above it only where the site trusts the group."""
     run = tmp_path / "lab" / "runs" / "a"
-    before = os.umask(0o002)
+    old_umask = os.umask(0o002)
     try:
         run_folder.make_run_dir(run, access)
         for name in ("jobs", "attempts", "attempts/0"):  # as they are made before there is anything in them
@@ -109,7 +109,7 @@ def test_a_lax_umask_lets_nobody_else_write(tmp_path: Path, access: str, above: 
         StepLog(run / "attempts" / "0" / "steps", 0).close()
         grant.claim(run / "jobs" / "1", grant.REVOKED)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (run.parent, run.parent.parent)] == [above, above]
     opened = [path for path in run.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
     assert [path.name for path in opened] == []

@@ -35,8 +35,8 @@ def test_what_is_not_as_the_file_says_is_found(pit: Pit, tmp_path: Path) -> None
         f'name = "odd"\n[slurm]\nconf = "{tmp_path}/slurm.conf"\ncluster = "mine"\n[partitions.a]\n'
         '[paths]\n# ?? where\nnvme = "/x"\npython = "/nowhere/python"\n'
     )
-    found = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
-    assert {row["key"] for row in found} == {f"{tmp_path}/odd.toml:7", "paths.python", "slurm.cluster"}
+    problems = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert {row["key"] for row in problems} == {f"{tmp_path}/odd.toml:7", "paths.python", "slurm.cluster"}
 
 
 def test_a_folder_where_runs_could_be_exchanged_is_found(pit: Pit, tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_folder_where_runs_could_be_exchanged_is_found(pit: Pit, tmp_path: Pat
     (tmp_path / "odd.toml").write_text(text)
     for mode, keys in ((0o777, ["paths.runs"]), (0o1777, []), (0o755, [])):
         runs.chmod(mode)
-        found = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1 if keys else 0)
-        assert [row["key"] for row in found] == keys
+        problems = findings(pit("site", "check", "odd", PIT_SITE_PATH=str(tmp_path)), 1 if keys else 0)
+        assert [row["key"] for row in problems] == keys
 
 
 def test_a_site_file_of_others_is_found(pit: Pit, tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_folder_without_commands_is_found(clusters: Path, dev_sites: Path, pit
     """Those of the PATH would answer in their place, and nobody would know."""
     text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "two"')
     (tmp_path / "two.toml").write_text(text.replace("[slurm]", f'[slurm]\nbin = "{tmp_path}"'))
-    found = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
-    assert [row["key"] for row in found] == ["slurm.bin"]
+    problems = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in problems] == ["slurm.bin"]
 
 
 @pytest.mark.slurm
@@ -100,8 +100,8 @@ def test_commands_of_another_version_are_found(clusters: Path, dev_sites: Path, 
     text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "two"')
     text = text.replace('cluster = "alpha"', f'cluster = "gamma"\nbin = "{tmp_path}/bin"')
     (tmp_path / "two.toml").write_text(text)
-    found = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
-    assert [row["key"] for row in found] == ["slurm.cluster", "slurm.cluster", "slurm.bin"]  # by its file, and live
+    problems = findings(pit("site", "check", "--live", "two", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in problems] == ["slurm.cluster", "slurm.cluster", "slurm.bin"]  # by its file, and live
     (tmp_path / "r.toml").write_text('name = "r"\ncommand = "true"\ntime = "2m"\n')
     done = pit("launch", "run", "r.toml", "--site", "two", PIT_SITE_PATH=str(tmp_path), PIT_RUNS=str(tmp_path / "runs"))
     assert (done.returncode, '"alpha"' in done.stderr) == (4, True)
@@ -114,8 +114,8 @@ def test_probe_fills_in_a_site_that_works(clusters: Path, pit: Pit, tmp_path: Pa
     text = pit("site", "probe", "mine", "--conf", str(conf)).stdout
     (tmp_path / "mine.toml").write_text(text)
     marked = [number for number, line in enumerate(text.splitlines(), 1) if "??" in line]
-    found = findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 1)
-    assert [row["key"] for row in found] == [f"{tmp_path}/mine.toml:{number}" for number in marked]
+    problems = findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 1)
+    assert [row["key"] for row in problems] == [f"{tmp_path}/mine.toml:{number}" for number in marked]
     (tmp_path / "mine.toml").write_text(text.replace("??", ""))
     assert findings(pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path)), 0) == []
     site = tomllib.loads(text)

@@ -40,8 +40,8 @@ def test_one_bad_file_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None
 
 def test_show_tells_the_origin(pit: Pit) -> None:
     """A table for eyes, with the variable that won."""
-    said = pit("site", "show", "alpha", "--origin", "--format", "table", PIT_PARTITION="dev").stdout
-    (line,) = [line for line in said.splitlines() if line.startswith("defaults.partition")]
+    stdout = pit("site", "show", "alpha", "--origin", "--format", "table", PIT_PARTITION="dev").stdout
+    (line,) = [line for line in stdout.splitlines() if line.startswith("defaults.partition")]
     assert line.split()[1:] == ['"dev"', "env", "PIT_PARTITION"]
 
 

@@ -36,9 +36,11 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_brings_every_file(repo: Path, wheel: Path) -> None:
     """Sites, templates, the prolog and the examples of cron are in it, to the byte, and the prolog is executable."""
-    with zipfile.ZipFile(wheel) as held:
-        brought = {name.partition("shipped/")[2]: held.read(name) for name in held.namelist() if "/shipped/" in name}
-        mode = held.getinfo("pitools/shipped/scripts/pit-prolog").external_attr >> 16
+    with zipfile.ZipFile(wheel) as zip_file:
+        brought = {
+            name.partition("shipped/")[2]: zip_file.read(name) for name in zip_file.namelist() if "/shipped/" in name
+        }
+        mode = zip_file.getinfo("pitools/shipped/scripts/pit-prolog").external_attr >> 16
     wanted = {
         str(path.relative_to(repo)): path.read_bytes()
         for name in FILES
@@ -51,8 +53,8 @@ def test_a_wheel_brings_every_file(repo: Path, wheel: Path) -> None:
 
 def test_a_package_in_any_folder_has_them(wheel: Path, tmp_path: Path) -> None:
     """As `pip install --target` leaves it, found by PYTHONPATH alone: the sites are listed and a script is rendered."""
-    with zipfile.ZipFile(wheel) as held:
-        held.extractall(tmp_path / "target")
+    with zipfile.ZipFile(wheel) as zip_file:
+        zip_file.extractall(tmp_path / "target")
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "target"), "XDG_CONFIG_HOME": str(tmp_path)}
 
     def pit(*words: str) -> str:

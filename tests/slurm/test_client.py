@@ -26,7 +26,7 @@ def queue(argv: Sequence[str], *jobs: tuple[str, str, str]) -> str:
 
 def accounts(argv: Sequence[str], *jobs: tuple[str, str, str]) -> str:
     """sacct's text for (job id, number, state), with its header."""
-    sep = next(word for word in argv if word.startswith("--delimiter=")).removeprefix("--delimiter=")
+    sep = next(argument for argument in argv if argument.startswith("--delimiter=")).removeprefix("--delimiter=")
     empty = dict.fromkeys(ACCOUNTING_FORMAT, "") | {"ExitCode": "0:0"}
     rows = [empty | {"JobID": a, "JobIDRaw": b, "State": c} for a, b, c in jobs]
     return "".join(sep.join(row) + "\n" for row in [list(ACCOUNTING_FORMAT), *(row.values() for row in rows)])

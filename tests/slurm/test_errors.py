@@ -71,8 +71,8 @@ def test_what_slurm_said(repo: Path, name: str, meaning: tuple[str, str]) -> Non
 @pytest.mark.parametrize(("name", "meaning"), SSH_REASONS.items())
 def test_what_ssh_said(repo: Path, name: str, meaning: tuple[str, str]) -> None:
     """Each recorded failure of ssh tells whether a command can have been run at the other end."""
-    said = (repo / f"tests/replay/openssh-9.2/{name}.txt.err").read_text()
-    error = errors.error_for("sbatch", "login", errors.SSH_FAILED, f"Welcome!\nConnection refused\n\n{said}")
+    text = (repo / f"tests/replay/openssh-9.2/{name}.txt.err").read_text()
+    error = errors.error_for("sbatch", "login", errors.SSH_FAILED, f"Welcome!\nConnection refused\n\n{text}")
     assert isinstance(error, SlurmUnreachable)
     assert (error.reason, error.delivery) == meaning
 
@@ -85,9 +85,9 @@ def test_every_reason_is_recorded() -> None:
 def test_an_error_crosses_processes() -> None:
     """Pickled and back, it is of its class and has its fields."""
     error = errors.error_for("sbatch", "h", 1, "sbatch: error: Unable to contact slurm controller (connect failure)")
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is SlurmUnreachable
-    assert vars(again) == vars(error)
+    record = pickle.loads(pickle.dumps(error))
+    assert type(record) is SlurmUnreachable
+    assert vars(record) == vars(error)
 
 
 @pytest.mark.parametrize("name", ["down_squeue", "down_sinfo", "down_sbatch"])

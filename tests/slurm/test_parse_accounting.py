@@ -80,9 +80,9 @@ def test_any_name_and_comment_come_back(name: str, comment: str) -> None:
 
 def test_recorded_associations(recorded: Recorded) -> None:
     """The six associations of each version."""
-    found = parse_accounting.parse_associations(recorded("assoc.txt"))
-    assert len(found) == 6
-    assert found[-1] == Association(
+    associations = parse_accounting.parse_associations(recorded("assoc.txt"))
+    assert len(associations) == 6
+    assert associations[-1] == Association(
         cluster="gamma", account="lab", user="root", qos=("high", "low", "normal"), fairshare="1"
     )
 

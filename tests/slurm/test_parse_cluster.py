@@ -47,8 +47,8 @@ def test_recorded_versions(recorded: Recorded, version: str) -> None:
 
 def test_recorded_tree(recorded: Recorded) -> None:
     """The switches of each version, leaves first."""
-    found = parse_cluster.parse_topology(recorded("topology.txt"))
-    assert found == [
+    topology = parse_cluster.parse_topology(recorded("topology.txt"))
+    assert topology == [
         Switch(switch="leaf1", level=0, node_list="h[01-04]"),
         Switch(switch="leaf2", level=0, node_list="h[05-08]"),
         Switch(switch="leaf3", level=0, node_list="a[01-04]"),
@@ -59,8 +59,8 @@ def test_recorded_tree(recorded: Recorded) -> None:
 
 def test_recorded_branch(recorded: Recorded, version: str) -> None:
     """The switches above one node, which 25.05 no longer tells."""
-    found = parse_cluster.parse_topology(recorded("topology_node.txt"))
-    assert len(found) == (0 if version == "25.05" else 3)
+    topology = parse_cluster.parse_topology(recorded("topology_node.txt"))
+    assert len(topology) == (0 if version == "25.05" else 3)
 
 
 def test_recorded_blocks(repo: Path) -> None:

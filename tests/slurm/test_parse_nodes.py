@@ -115,11 +115,11 @@ def test_gpus_in_use_come_from_the_detailed_answer() -> None:
 
 def test_later_versions_may_add(recorded: Recorded) -> None:
     """Keys, flags and states that a later version adds change nothing else."""
-    before = parse_nodes.parse_nodes(recorded("nodes_o.txt"), UTC)
+    nodes = parse_nodes.parse_nodes(recorded("nodes_o.txt"), UTC)
     text = recorded("nodes_o.txt").replace(" CPUTot=", " NewKey=some words here Topology=x:y CPUTot=")
     text = text.replace(" State=IDLE+DRAIN", " State=IDLE+DRAIN+QUARANTINE")
     after = parse_nodes.parse_nodes(text, UTC)
-    assert after[:-1] == before[:-1]
+    assert after[:-1] == nodes[:-1]
     assert after[-1].flags == ("drain", "quarantine")
 
 

@@ -139,9 +139,9 @@ def test_a_folder_of_commands_comes_before_the_path(far_end: Transport, host: st
     folder.mkdir(parents=True)
     (folder / "scontrol").write_text("#!/bin/sh\necho mine; env\n")
     (folder / "scontrol").chmod(0o755)
-    said = run_command(Transport(host=host, bin=str(folder), timeout_s=10), ["scontrol"], env=QUERY_ENV).stdout
-    assert said.startswith("mine\n")
-    assert f"PATH={folder}:" in said
+    stdout = run_command(Transport(host=host, bin=str(folder), timeout_s=10), ["scontrol"], env=QUERY_ENV).stdout
+    assert stdout.startswith("mine\n")
+    assert f"PATH={folder}:" in stdout
     if not host:
         for path in (folder, folder / "scontrol"):
             path.chmod(0o777)

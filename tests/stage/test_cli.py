@@ -55,8 +55,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from pitools.dataset.ingest import chunking
 
-    made = tmp_path_factory.mktemp("cli")
-    with h5py.File(made / "a.hdf5", "w") as file:
+    folder = tmp_path_factory.mktemp("cli")
+    with h5py.File(folder / "a.hdf5", "w") as file:
         for i in range(5):
             file[f"data/demo_{i}/actions"] = np.full((300, 2), i, np.float32)
             file[f"data/demo_{i}/obs/state"] = np.full((300, 1), i, np.float64)
@@ -65,7 +65,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunking, "CHUNK_BYTES", 1024)
         patched.setattr(chunking, "SHARD_BYTES", 4096)
-        return Path(ingest([made / "a.hdf5"], root=made / "root", name="pick").path)
+        return Path(ingest([folder / "a.hdf5"], root=folder / "root", name="pick").path)
 
 
 def arrays_of(path: str) -> set[str]:
@@ -218,18 +218,18 @@ def test_check_repairs_a_plain_store_whose_manifest_is_damaged(store: Path, root
     assert pit_stage("run", store, "--to", root)[0] == 0
     (final,) = (root / "objects").iterdir()
     file = final / "manifest.json"
-    whole = file.read_bytes()
+    data = file.read_bytes()
 
     def check() -> tuple[int, list[str]]:
         file.unlink()
         if damage != "gone":
-            file.write_bytes(b"{" if damage == "cut" else whole.replace(b'"steps"', b'"steps" '))
+            file.write_bytes(b"{" if damage == "cut" else data.replace(b'"steps"', b'"steps" '))
         code, out, _ = pit_stage("check", root, "--repair")
         found = [json.loads(line) for line in out.splitlines()]
         return code, [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
 
     assert check() == (0, ["repaired"])
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == data
     assert pit_stage("check", root)[0] == 0
     os.utime(next(path for path in store.rglob("*") if path.is_file()), (1, 1))
     assert check() == (1, ["failed"])
@@ -239,9 +239,9 @@ def test_a_plain_store_that_is_used_again_is_used_now(store: Path, root: Path, p
     """A set that `run` found in place is not the next to be evicted."""
     version = records(pit_stage("run", store, "--to", root)[1])[0]["version"]
     os.utime(root / ".leases" / version, (0, 0))
-    before = time.time()
+    start_time = time.time()
     assert records(pit_stage("run", store, "--to", root)[1])[0]["state"] == "present"
-    assert (root / ".leases" / version).stat().st_mtime > before - 1
+    assert (root / ".leases" / version).stat().st_mtime > start_time - 1
 
 
 def test_an_array_that_lost_its_metadata_is_said(tmp_path: Path, root: Path, pit_stage: Cli):
@@ -389,8 +389,8 @@ def test_a_plan_of_a_part_through_a_pipe(recording: Path, tmp_path: Path, progra
     [planned], [staged] = records(plan.stdout), records(done.stdout)
     assert (planned["arrays"], planned["episodes"]) == (["*action"], "1-2")
     assert (staged["state"], staged["bytes"]) == ("staged", planned["bytes"])
-    again = subprocess.run([*program, "run", "-"], input=plan.stdout, capture_output=True, text=True, check=True)
-    assert records(again.stdout)[0]["state"] == "present"
+    result = subprocess.run([*program, "run", "-"], input=plan.stdout, capture_output=True, text=True, check=True)
+    assert records(result.stdout)[0]["state"] == "present"
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_help_is_light():
 
 def test_run_stages_several_and_writes_the_receipt(small: Path, make_dataset, tmp_path: Path, pit_stage):
     """One record a version, in order, on stdout and in the file."""
-    other = make_dataset({"a": b"1"}, "other")
+    dataset = make_dataset({"a": b"1"}, "other")
     receipt = tmp_path / "receipts" / "r.json"
-    code, out, err = pit_stage("run", small, other.parent, "--to", tmp_path / "pit", "--receipt", receipt)
+    code, out, err = pit_stage("run", small, dataset.parent, "--to", tmp_path / "pit", "--receipt", receipt)
     assert (code, err) == (0, "")
     assert [(r["dataset"], r["state"]) for r in records(out)] == [("pick", "staged"), ("other", "staged")]
     assert receipt.read_text() == out
@@ -71,12 +71,12 @@ def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pi
 
 def test_no_receipt_of_what_was_not_staged(small: Path, make_dataset, tmp_path: Path, pit_stage):
     """The first version is staged and said so; the second is not, and no receipt says it was."""
-    other = make_dataset({"a": b"1"}, "other")
-    (other / "a").unlink()
-    code, out, err = pit_stage("run", small, other, "--to", tmp_path / "pit", "--receipt", tmp_path / "r.json")
+    dataset = make_dataset({"a": b"1"}, "other")
+    (dataset / "a").unlink()
+    code, out, err = pit_stage("run", small, dataset, "--to", tmp_path / "pit", "--receipt", tmp_path / "r.json")
     assert code == 5
     assert [r["dataset"] for r in records(out)] == ["pick"]
-    assert str(other / "a") in err
+    assert str(dataset / "a") in err
     assert not (tmp_path / "r.json").exists()
 
 
@@ -161,7 +161,7 @@ def test_every_command_has_a_table(small: Path, tmp_path: Path, pit_stage, form:
 )
 def test_exit_codes(small: Path, tmp_path: Path, pit_stage, argv: list[str], code: int):
     """Each class of mistake has its own code, and one line that says what was wrong."""
-    argv = [word.replace("SMALL", str(small)).replace("ROOT", str(tmp_path / "pit")) for word in argv]
+    argv = [argument.replace("SMALL", str(small)).replace("ROOT", str(tmp_path / "pit")) for argument in argv]
     found, out, err = pit_stage(*argv)
     assert (found, out) == (code, "")
     assert err

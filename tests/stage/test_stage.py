@@ -49,8 +49,8 @@ def test_files_that_the_manifest_does_not_name_stay_behind(small: Path, root: Pa
 def test_a_second_run_copies_nothing(small: Path, root: Path):
     """The copy that stands is found by names and sizes; its files are not even opened."""
     stage_version(load_dataset(small), root)
-    again = stage_version(load_dataset(small), root)
-    assert (again.state, again.copied_bytes, again.verified_bytes) == ("present", 0, 0)
+    stage_result = stage_version(load_dataset(small), root)
+    assert (stage_result.state, stage_result.copied_bytes, stage_result.verified_bytes) == ("present", 0, 0)
 
 
 def test_a_staged_copy_can_itself_be_staged(small: Path, root: Path, tmp_path: Path):
@@ -99,8 +99,12 @@ def test_verify_finds_a_flipped_byte_at_rest(small: Path, root: Path):
     assert stage_version(load_dataset(small), root).state == "present"
     assert stage_version(load_dataset(small), root, verify=True).state == "repaired"
     assert tree(final) == tree(small)
-    again = stage_version(load_dataset(small), root, verify=True)
-    assert (again.state, again.copied_bytes, again.verified_bytes) == ("present", 0, again.bytes)
+    stage_result = stage_version(load_dataset(small), root, verify=True)
+    assert (stage_result.state, stage_result.copied_bytes, stage_result.verified_bytes) == (
+        "present",
+        0,
+        stage_result.bytes,
+    )
 
 
 @pytest.mark.parametrize("damage", ["flip", "short", "long", "missing", "link", "fifo", "linked folder"])
@@ -157,15 +161,15 @@ def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Pa
 def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root: Path):
     """What is copied is what the manifest names, to its last byte and no further, however fast the file grows."""
     folder = make_dataset({"a": os.urandom(4 << 20)})
-    whole = (folder / "a").read_bytes()
+    data = (folder / "a").read_bytes()
 
     def grow(count: int) -> None:
         with (folder / "a").open("ab") as opened:
             opened.write(bytes(1000 if count else 0))
 
     record = stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=grow)
-    assert (Path(record.path) / "a").read_bytes() == whole
-    assert (folder / "a").stat().st_size > len(whole)
+    assert (Path(record.path) / "a").read_bytes() == data
+    assert (folder / "a").stat().st_size > len(data)
 
 
 def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residue):

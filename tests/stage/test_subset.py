@@ -49,8 +49,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 4 episodes in many small shards, whose actions count the steps."""
     import h5py
 
-    made = tmp_path_factory.mktemp("select")
-    with h5py.File(made / "a.hdf5", "w") as file:
+    folder = tmp_path_factory.mktemp("select")
+    with h5py.File(folder / "a.hdf5", "w") as file:
         for i, (start, stop) in enumerate(pairwise(BOUNDS)):
             steps = np.arange(start, stop, dtype=np.int64)
             file[f"data/demo_{i}/actions"] = steps[:, None] * [1, 10]
@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunking, "CHUNK_BYTES", 128)
         patched.setattr(chunking, "SHARD_BYTES", 512)
-        return Path(ingest([made / "a.hdf5"], root=made / "root", name="x").path)
+        return Path(ingest([folder / "a.hdf5"], root=folder / "root", name="x").path)
 
 
 def select(folder: Path, **choice: Any) -> Manifest:
@@ -112,36 +112,36 @@ def test_arrays(whole: Path, take: Take) -> None:
 def test_parts_side_by_side(whole: Path, root: Path) -> None:
     """Staged parts open in silence, each with just its arrays; their own files are judged and repaired like others."""
     for names in (["action"], ["obs/state"], ["obs"]):
-        wanted = resolve_source(whole, Selection(arrays=tuple(names)))
-        assert isinstance(wanted, Dataset)
-        done = stage_version(wanted, root)
+        source = resolve_source(whole, Selection(arrays=tuple(names)))
+        assert isinstance(source, Dataset)
+        done = stage_version(source, root)
         path = Path(done.path)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             group = zarr.open_group(path, mode="r")
             arrays = {name for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
-            assert arrays == set(wanted.manifest.arrays) == set(open_dataset(path).arrays) | BOTH
+            assert arrays == set(source.manifest.arrays) == set(open_dataset(path).arrays) | BOTH
         assert group.attrs["splits"] == {"train": [0, 1]}
         own = path / "zarr.json"
-        kept = own.read_bytes()
+        data = own.read_bytes()
         own.chmod(0o600)
-        own.write_bytes(kept[:-1] + b" ")
+        own.write_bytes(data[:-1] + b" ")
         found = [item for item in check_versions(path, readers=1) if isinstance(item, FileFinding)]
         assert [item.path for item in found] == ["zarr.json"]
         assert repair_set(root, done.version, found).state == "repaired"
-        assert own.read_bytes() == kept
-        assert stage_version(wanted, root).state == "present"
+        assert own.read_bytes() == data
+        assert stage_version(source, root).state == "present"
 
 
 def test_own_files_that_are_not_what_the_manifest_says(whole: Path, root: Path) -> None:
     """Nothing is written of a manifest that contradicts itself."""
-    wanted = resolve_source(whole, Selection(arrays=("action",)))
-    assert isinstance(wanted, Dataset)
-    part = wanted.manifest
+    source = resolve_source(whole, Selection(arrays=("action",)))
+    assert isinstance(source, Dataset)
+    part = source.manifest
     assert part.subset
     part = structs.replace(part, subset=structs.replace(part.subset, metadata={"zarr.json": "{}"}))
     with pytest.raises(DataError, match=r"zarr\.json: digest xxh3_128:"):
-        stage_version(structs.replace(wanted, manifest=part), root)
+        stage_version(structs.replace(source, manifest=part), root)
 
 
 def test_groups(whole: Path) -> None:
@@ -500,8 +500,8 @@ def test_boundaries_of_any_codec(tmp_path: Path, codec: dict[str, Any]) -> None:
     offsets = np.cumsum([0, *range(1, 21)])
     codec = {"dtype": "int64", "chunks": (4,), "compressors": None} | codec
     folder = tmp_path / "x"
-    made = zarr.create_array(folder, name="episode_offsets", shape=offsets.shape, fill_value=0, **codec)
-    made[...] = offsets
+    array = zarr.create_array(folder, name="episode_offsets", shape=offsets.shape, fill_value=0, **codec)
+    array[...] = offsets
     known = structs.replace(describe_folder(folder), steps=int(offsets[-1]))
     arrays = metadata.read_arrays((entry.path for entry in known.files), lambda path: (folder / path).read_bytes())
     assert episode_offsets.read_offsets(known, arrays, lambda path: (folder / path).read_bytes()) == offsets.tolist()
@@ -563,10 +563,10 @@ def test_boundaries_that_are_not_understood(tmp_path: Path, stored: dict[str, An
 def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path, take: Take, root: Path) -> None:
     """Nothing but its manifest says which part a set was: it is to be staged again, and its source did not change."""
     part = load_dataset(take(whole, arrays=["action"]))
-    at = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
-    (at / MANIFEST_FILE).chmod(0o600)
-    (at / MANIFEST_FILE).write_bytes(b"{")
-    found = [each for each in check_versions(at, readers=1) if isinstance(each, FileFinding)]
+    path = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
+    (path / MANIFEST_FILE).chmod(0o600)
+    (path / MANIFEST_FILE).write_bytes(b"{")
+    found = [each for each in check_versions(path, readers=1) if isinstance(each, FileFinding)]
     record = repair_set(root, part.version, found)
     assert (record.state, " now" in record.reason, "--arrays" in record.reason) == ("failed", False, True)
 

@@ -57,8 +57,8 @@ def test_a_finding_says_what_was_expected(small: Path):
 def test_a_root_is_checked_object_by_object(small: Path, make_dataset, tmp_path: Path):
     """What is not a dataset at all is a finding too, and the others are still checked."""
     root = tmp_path / "pit"
-    other = make_dataset({"a": b"1"}, "other")
-    for folder in (small, other):
+    dataset = make_dataset({"a": b"1"}, "other")
+    for folder in (small, dataset):
         stage_version(load_dataset(folder), root)
     assert judge(root)[1].datasets == 2
     (root / "objects/empty").mkdir()
@@ -93,16 +93,16 @@ def test_an_empty_root_is_in_order_and_a_folder_that_is_none_is_not(tmp_path: Pa
 def test_the_list_tells_whole_from_damaged(small: Path, make_dataset, tmp_path: Path):
     """One record an object, also of one whose manifest is gone."""
     root = tmp_path / "pit"
-    other = make_dataset({"a": b"1"}, "other")
+    dataset = make_dataset({"a": b"1"}, "other")
     assert list(list_sets(root)) == []
-    for folder in (small, other):
+    for folder in (small, dataset):
         stage_version(load_dataset(folder), root)
     (root / "objects/zz").mkdir()
-    (root / "objects" / other.name / "a").unlink()
+    (root / "objects" / dataset.name / "a").unlink()
     by_version = {record.version: record for record in list_sets(root)}
     assert {version: record.state for version, record in by_version.items()} == {
         small.name: "whole",
-        other.name: "damaged",
+        dataset.name: "damaged",
         "zz": "damaged",
     }
     assert (by_version[small.name].dataset, by_version[small.name].files) == ("pick", 5)

@@ -159,12 +159,12 @@ def test_names_and_refresh(tmp_path) -> None:
 def test_permissions(version) -> None:
     """Whoever may add versions to a dataset may write to its catalog, whatever the umask of who was first."""
     version.parent.chmod(0o2775)
-    before = os.umask(0o077)
+    old_umask = os.umask(0o077)
     try:
         with version_state.leased_version(version, 60, "job"):
             folders = [path for path in (version.parent / ".catalog").rglob("*") if path.is_dir()]
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert {oct(path.stat().st_mode & 0o7777) for path in (version.parent / ".catalog", *folders)} == {"0o2775"}
 
 

@@ -256,14 +256,14 @@ def test_a_site_says_where_its_fabric_is(tmp_path: Path) -> None:
     """Its file goes first, then its torus, then its Slurm; without any, nothing is known."""
     path = tmp_path / "hosts.csv"
     path.write_text("node,leaf\nn1,a\nn2,b\n")
-    told = Client(
+    client = Client(
         run=lambda argv, **_: subprocesses.Completed(tuple(argv), 0, "SwitchName=s Level=0 Nodes=n[1-2]\n", "")
     )
-    assert [leaf.path for leaf in discover.fabric_of_site(Site(name="x"), told).leaves] == [("s",)]
+    assert [leaf.path for leaf in discover.fabric_of_site(Site(name="x"), client).leaves] == [("s",)]
     assert discover.fabric_of_site(Site(name="x"), None) == Fabric(kind="flat")
-    here = Site(name="x", topology=Topology(file=str(path), dims=(2, 1), nodes="n[1-2]"))
-    assert [leaf.path for leaf in discover.fabric_of_site(here, told).leaves] == [("a",), ("b",)]
-    torus = discover.fabric_of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[3-4],n[1-2]")), told)
+    site = Site(name="x", topology=Topology(file=str(path), dims=(2, 1), nodes="n[1-2]"))
+    assert [leaf.path for leaf in discover.fabric_of_site(site, client).leaves] == [("a",), ("b",)]
+    torus = discover.fabric_of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[3-4],n[1-2]")), client)
     assert torus.torus == Torus(dims=(2, 2), nodes=("n3", "n4", "n1", "n2"))
     with pytest.raises(DataError, match=r"x: topology.dims: 2 nodes for a torus of 2 by 2"):
         discover.fabric_of_site(Site(name="x", topology=Topology(dims=(2, 2), nodes="n[1-2]")), None)

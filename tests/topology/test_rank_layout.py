@@ -154,10 +154,10 @@ print(json.dumps([dict(mesh.shape), [[int(d.id) for d in row.flat] for row in me
 def test_jax_builds_its_mesh(pit: Pit, site: str) -> None:
     """Four processes that srun numbered by name, two devices each: a real Mesh has the leaves' devices side by side."""
     words = ["topology", "order", "n[1-4]", "--site", "wired", "--as", "jax", "--gpus", "2", "--tensor", "2"]
-    said = pit(*words, "--pipeline", "2", PIT_SITE_PATH=site).stdout
+    stdout = pit(*words, "--pipeline", "2", PIT_SITE_PATH=site).stdout
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
     argv = [sys.executable, "-c", MESH]
-    done = subprocess.run(argv, input=said, env=env, text=True, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(argv, input=stdout, env=env, text=True, capture_output=True, check=True, timeout=60)
     shape, devices = json.loads(done.stdout)
     assert shape == {"data": 2, "pipeline": 2, "tensor": 2}
     assert devices == [[0, 1, 6, 7], [2, 3, 4, 5]]  # n1 and n4, then n2 and n3

@@ -38,13 +38,13 @@ def forest(roots: list[object], seed: int) -> Fabric:
     def grow(shape: object) -> str:
         name = f"s{len(switches)}"
         switches.append(Switch(switch=name, level=0, node_list=""))
-        at = len(switches) - 1
+        count = len(switches) - 1
         if isinstance(shape, int):
             nodes = ",".join(names.pop() for _ in range(shape))
-            switches[at] = Switch(switch=name, level=0, node_list=nodes)
+            switches[count] = Switch(switch=name, level=0, node_list=nodes)
         else:
             below = ",".join([grow(part) for part in shape])  # type: ignore[attr-defined]
-            switches[at] = Switch(switch=name, level=1, node_list="", switches=below)
+            switches[count] = Switch(switch=name, level=1, node_list="", switches=below)
         return name
 
     for root in roots:
@@ -70,7 +70,7 @@ def test_no_permutation_is_better(fabric: Fabric, data: st.DataObject) -> None:
     first, *rest = chosen
     assert (
         ours
-        == min(ring_hops([first, *others], fabric) for others in permutations(rest))
+        == min(ring_hops([first, *permutation], fabric) for permutation in permutations(rest))
         == min_ring_hops(chosen, fabric)
     )
 

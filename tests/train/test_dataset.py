@@ -71,8 +71,10 @@ def test_columns_are_brought_to_one_scale(small: Path, monkeypatch: pytest.Monke
 def test_statistics_are_the_manifest_s(small: Path) -> None:
     """Where the manifest has them nothing is read for them; else they are computed."""
     raw = VersionReader(small)
-    known = Statistics(rows=70, minimum=(0.0,) * 3, maximum=(9.0,) * 3, mean=(1.0, 2.0, 3.0), deviation=(2.0, 4.0, 0.0))
-    raw.manifest = msgspec.structs.replace(raw.manifest, statistics={"action": known})
+    statistics = Statistics(
+        rows=70, minimum=(0.0,) * 3, maximum=(9.0,) * 3, mean=(1.0, 2.0, 3.0), deviation=(2.0, 4.0, 0.0)
+    )
+    raw.manifest = msgspec.structs.replace(raw.manifest, statistics={"action": statistics})
     scale = dataset.make_normalizer(raw, "action")
     assert (scale.mean.tolist(), scale.deviation.tolist()) == ([1, 2, 3], [2, 4, 1])
     np.testing.assert_allclose(scale.apply(np.array([[3.0, 2.0, 5.0]])), [[1, 0, 2]])

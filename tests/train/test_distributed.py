@@ -58,12 +58,12 @@ def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
 def test_all_go_on_or_none_does(nonces: list[str]) -> None:
     """One rank of another job, wherever it stands, stops every rank; ranks of one job pass."""
     store = Store()
-    told = meet(nonces, store)
+    futures = meet(nonces, store)
     if len(set(nonces)) == 1:
-        assert told == [None] * len(nonces)
+        assert futures == [None] * len(nonces)
     else:
-        assert None not in told
-    seen = store.everything() + "".join(str(error) for error in told)
+        assert None not in futures
+    seen = store.everything() + "".join(str(error) for error in futures)
     assert not any(nonce in seen for nonce in nonces)
 
 

@@ -33,10 +33,10 @@ def run(folder: Path, peers: RankGroup, steps: list[int], adapter: Any, state: A
     store = {"put": peers.put, "get": peers.get, "delete": peers.delete}
     options = {"rank": peers.rank, "world_size": peers.world_size, **store}
     with Checkpointer(folder, adapter, **options, run="r", timeout_s=float(sys.argv[4])) as guard:
-        if found := guard.restore(state(0)):
-            check(found.state, found.step)
-            assert (found.loader, found.extra) == ({"position": found.step}, {"lr": 0.5})
-        print("restored", found.step if found else None, flush=True)
+        if restored_state := guard.restore(state(0)):
+            check(restored_state.state, restored_state.step)
+            assert (restored_state.loader, restored_state.extra) == ({"position": restored_state.step}, {"lr": 0.5})
+        print("restored", restored_state.step if restored_state else None, flush=True)
         for step in steps:
             now = state(step)
             guard.save(step, now, {"position": step}, {"lr": 0.5})

@@ -236,9 +236,9 @@ def test_plain_leaves_are_saved_and_loaded(folder: Path) -> None:
         guard.save(1, {"w": torch.ones(2), **leaves})
     like = {"a": [0], "b": (), "c": {"d": set(), "e": None}, "f": 0, "w": torch.zeros(2)}
     with Checkpointer(folder, DcpAdapter()) as guard:
-        found = guard.restore(like)
-    assert found
-    assert {name: found.state[name] for name in leaves} == leaves
+        restored_state = guard.restore(like)
+    assert restored_state
+    assert {name: restored_state.state[name] for name in leaves} == leaves
 
 
 def _getattr_of(module: str, kind: str, name: str) -> bytes:

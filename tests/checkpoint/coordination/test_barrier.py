@@ -82,8 +82,8 @@ def test_missing_ranks_are_named_with_their_nodes() -> None:
             keys.get(f"pit/barrier/step_40 written/{rank}", 60)
         barrier.wait("step_40 written")
 
-    told = meet(6, work, absent={2, 4, 5}, keys=keys, timeout_s=0.2, nodes=nodes)
-    for future in told.values():
+    futures = meet(6, work, absent={2, 4, 5}, keys=keys, timeout_s=0.2, nodes=nodes)
+    for future in futures.values():
         error = future.result()
         assert isinstance(error, Unreachable)
         assert error.message == "step_40 written: barrier timed out (0.2 s), missing: rank 2 on n02, ranks 4, 5 on n04"
@@ -100,8 +100,8 @@ def test_many_missing_ranks_are_counted() -> None:
 def test_rank_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks time out, and name rank 0."""
     monkeypatch.setattr("pitools.checkpoint.coordination.barrier._SLACK_S", 0.1)
-    told = meet(3, lambda b: b.wait("x"), absent={0}, timeout_s=0.1, nodes=["n1", "n2", "n3"])
-    for future in told.values():
+    futures = meet(3, lambda b: b.wait("x"), absent={0}, timeout_s=0.1, nodes=["n1", "n2", "n3"])
+    for future in futures.values():
         assert isinstance(future.result(), Unreachable)
         assert future.result().message.endswith("missing: rank 0 on n1")
 
@@ -109,8 +109,8 @@ def test_rank_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trouble_of_one_is_told_to_all_at_once() -> None:
     """A rank whose disk is full does not make the others wait: all raise its words."""
     keys, full = Keys(), NoSpace("no space left", where="/nvme")
-    told = meet(4, lambda b: b.wait("x", full if b.rank == 2 else None), keys=keys, timeout_s=60, nodes="abcd")
-    errors = {rank: future.result() for rank, future in told.items()}
+    futures = meet(4, lambda b: b.wait("x", full if b.rank == 2 else None), keys=keys, timeout_s=60, nodes="abcd")
+    errors = {rank: future.result() for rank, future in futures.items()}
     assert all(isinstance(error, RemoteRankError) for error in errors.values())
     assert {error.error_kind for error in errors.values()} == {"NoSpace"}
     assert {error.message for error in errors.values()} == {"rank 2 on c: NoSpace: /nvme: no space left"}
@@ -136,8 +136,8 @@ def test_a_failure_is_named_before_the_missing_ranks(failing: int, absent: int) 
 def test_words_that_look_like_a_verdict_are_words() -> None:
     """Whatever a rank says comes as it was said, quotation marks and all; errors are counted, and the first is told."""
     words = ["=", "!", '-"', "", "é\n"]
-    said = meet(5, lambda b: b.gather("x", words[b.rank]))
-    assert said[0].result() == words
+    futures = meet(5, lambda b: b.gather("x", words[b.rank]))
+    assert futures[0].result() == words
     keys = Keys()
     told = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
     verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
@@ -148,8 +148,10 @@ def test_words_that_look_like_a_verdict_are_words() -> None:
 def test_trouble_of_rank_0_waits_for_nobody() -> None:
     """Rank 0's own trouble is told although another rank will never come."""
     keys, broken = Keys(), ValueError()  # it has no words: its class is told
-    told = meet(3, lambda b: b.wait("x", None if b.rank else broken), absent={1}, keys=keys, timeout_s=60, nodes="abc")
-    assert {future.result().error_kind for future in told.values()} == {"ValueError"}
+    futures = meet(
+        3, lambda b: b.wait("x", None if b.rank else broken), absent={1}, keys=keys, timeout_s=60, nodes="abc"
+    )
+    assert {future.result().error_kind for future in futures.values()} == {"ValueError"}
     assert keys.timed_out == []
 
 

@@ -29,8 +29,8 @@ def kinds(path: Path, **more: object) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def memory() -> Path:
     """A folder in memory, where thousands of copies cost nothing."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

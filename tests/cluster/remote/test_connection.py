@@ -42,10 +42,10 @@ def master() -> psutil.Process:
 
 def test_many_calls_are_one_login(near: None, far_side: Any) -> None:
     """Twenty commands one after the other need one login; the socket's folder is closed to everybody else."""
-    before = far_side.logins()
+    login_hosts = far_side.logins()
     for _ in range(20):
         ask()
-    assert far_side.logins() - before == 1
+    assert far_side.logins() - login_hosts == 1
     (path,) = sockets()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
@@ -61,11 +61,11 @@ def test_more_at_once_than_a_connection_takes(near: None, far_side: Any) -> None
 
 def test_commands_that_begin_at_once_are_one_login(near: None, far_side: Any) -> None:
     """Where no connection is open yet, one of them makes it and the others wait for that."""
-    before = far_side.logins()
+    login_hosts = far_side.logins()
     with ThreadPoolExecutor(6) as pool:
         said = list(pool.map(lambda number: ask(FAR, "echo", str(number)), range(6)))
     assert said == [f"{number}\n" for number in range(6)]
-    assert far_side.logins() - before == 1
+    assert far_side.logins() - login_hosts == 1
 
 
 def test_a_connection_that_is_cut_is_made_again(near: None, far_side: Any) -> None:
@@ -110,9 +110,9 @@ def test_the_users_own_sharing_stays(near: None, far_side: Any) -> None:
     assert "ControlMaster=auto" not in ssh_mux.mux_options("shared")
     ask(Transport(host="shared", timeout_s=10))
     assert sockets() == []
-    before = far_side.logins()
+    login_hosts = far_side.logins()
     ask(Transport(host="shared", timeout_s=10))
-    assert far_side.logins() == before
+    assert far_side.logins() == login_hosts
     subprocess.run([f"{far_side.near}/ssh", "-O", "exit", "shared"], capture_output=True, check=True)
 
 
@@ -132,5 +132,5 @@ def test_a_folder_that_is_not_private_is_not_used(
         folder.write_text("")
     else:
         folder = tmp_path / ("x" * 90)
-    assert not [word for word in ssh_mux.mux_options("far") if word.startswith("ControlPath")]
+    assert not [mux_option for mux_option in ssh_mux.mux_options("far") if mux_option.startswith("ControlPath")]
     ask()

@@ -85,7 +85,7 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
         Request(name=name, command=command, time="2m", workdir=str(work))
         for name in ("near", "far", "far", "moved", "moved")
     ]
-    jobs = store.enqueue(world, [store.make_request(one, ("beta", "far"), user="ada") for one in requests])
+    jobs = store.enqueue(world, [store.make_request(request, ("beta", "far"), user="ada") for request in requests])
     ticker = Dispatcher(world, decide)
     before, cuts = far_side.logins(), 0
     deadline = time.monotonic() + 40
@@ -111,4 +111,4 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
     assert ran == Counter((job.job_id, sides[job.job_id.partition("-")[0]]) for job in jobs)
     # What the far runs had to say lies in the queue's own folder.
     logs = [list((store.queue_dir() / "done" / job.job_id).glob("run/attempts/*/exit.json")) for job in jobs]
-    assert [len(one) for one in logs] == [0, 1, 1, 1, 1]
+    assert [len(request) for request in logs] == [0, 1, 1, 1, 1]

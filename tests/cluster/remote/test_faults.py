@@ -62,12 +62,12 @@ def test_cut_between_sbatch_and_its_answer(
 ) -> None:
     """The job is found by what is left there, or by its name; sbatch runs once, and so does the job."""
     path = fake(far_side, CUT_OFF.format(shells=shells))
-    before = far_side.logins()
-    sent = remote.submit_ticket(make_plan(command="echo x"), site, name=name)
+    login_hosts = far_side.logins()
+    submission = remote.submit_ticket(make_plan(command="echo x"), site, name=name)
     (job,) = alpha.jobs(name=name, all_states=True)
-    assert sent.job_id == job.raw_id
+    assert submission.job_id == job.raw_id
     assert not path.with_name("sbatch.again").exists()
-    assert far_side.logins() - before == 2
+    assert far_side.logins() - login_hosts == 2
     assert remote.submit_ticket(make_plan(command="echo x"), site, name=name).job_id == job.raw_id
 
 

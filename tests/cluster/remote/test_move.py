@@ -70,16 +70,16 @@ def test_it_goes_on_at_a_site_that_shares_nothing(started: Path, site: Site, far
     (started / "checkpoints").mkdir(exist_ok=True)
     (started / "checkpoints" / "words.json").write_text("[1]")
     moved = move_run.move_run(started, load.load_site("local"), site)
-    there = Path(moved.run_dir)
-    assert there.is_relative_to(far_side.root)
+    path = Path(moved.run_dir)
+    assert path.is_relative_to(far_side.root)
     assert moved.step > 0
-    until((there / "attempts" / "0" / "began").exists)
-    assert (there / "attempts" / "0" / "began").read_text() == str(moved.step)
+    until((path / "attempts" / "0" / "began").exists)
+    assert (path / "attempts" / "0" / "began").read_text() == str(moved.step)
     step = f"checkpoints/step_{moved.step}"
-    assert verify.verify_checkpoint(there / step) == []
-    assert (there / step / "payload" / "state").read_bytes() == (started / step / "payload" / "state").read_bytes()
-    assert (there / "checkpoints" / "words.json").read_text() == "[1]"
-    assert json.loads((there / "checkpoints" / "owner.json").read_text())["run"] == moved.new_run_id
+    assert verify.verify_checkpoint(path / step) == []
+    assert (path / step / "payload" / "state").read_bytes() == (started / step / "payload" / "state").read_bytes()
+    assert (path / "checkpoints" / "words.json").read_text() == "[1]"
+    assert json.loads((path / "checkpoints" / "owner.json").read_text())["run"] == moved.new_run_id
     verdict = apply_decision.read_verdict(started)
     assert verdict is not None
     assert (verdict.code, verdict.moved_to) == ("moved", moved.new_run_id)

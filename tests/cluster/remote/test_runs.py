@@ -70,36 +70,41 @@ def test_a_run_from_end_to_end(
     plan = make_plan(
         entry="main:main", args={"note": "it's"}, nodes=2, data={"pick": str(version)}, env={"ODD": "a 'b' $c"}
     )
-    before = far_side.logins()
-    sent = remote.submit_ticket(plan, site, name=name)
-    assert (sent.data_bytes, sent.data_s > 0) == (100_003, True)
+    login_hosts = far_side.logins()
+    submission = remote.submit_ticket(plan, site, name=name)
+    assert (submission.data_bytes, submission.data_s > 0) == (100_003, True)
     again = remote.submit_ticket(plan, site, name=name)
-    assert (again.job_id, again.data_bytes) == (sent.job_id, 0)
+    assert (again.job_id, again.data_bytes) == (submission.job_id, 0)
     seen = until(site, name, over)
-    assert far_side.logins() - before == 1
+    assert far_side.logins() - login_hosts == 1
     (job,) = alpha.jobs(name=name, all_states=True)
-    assert (job.raw_id, job.user) == (sent.job_id, far_side.user)
+    assert (job.raw_id, job.user) == (submission.job_id, far_side.user)
     deadline = time.monotonic() + 30
     while (state := alpha.state_of([job.raw_id])[job.raw_id]) != "COMPLETED":  # the run is over before Slurm says so
         assert (state in ("RUNNING", "COMPLETING"), time.monotonic() < deadline) == (True, True)
         time.sleep(0.2)
-    assert (seen.state, seen.job_id, seen.exit_code, seen.grant) == ("COMPLETED", sent.job_id, 0, f"run.{sent.job_id}")
+    assert (seen.state, seen.job_id, seen.exit_code, seen.grant) == (
+        "COMPLETED",
+        submission.job_id,
+        0,
+        f"run.{submission.job_id}",
+    )
 
     assert remote.fetch_run(site, name, tmp_path / "back")
     assert not (tmp_path / "back" / "code").exists()
     for rank in range(2):
-        said = (tmp_path / "back" / "attempts" / "0" / "logs" / f"{rank}.out").read_text().splitlines()[-1].split()
-        assert said[:3] == ["helped", "it's", str(rank)]
-        assert said[3] == (version / "a" / "0").read_bytes().hex()
-        assert int(said[-1]) == far_side.root.stat().st_uid
-    ended = run_folder.read_record(tmp_path / "back" / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
-    assert ended is not None
-    assert ended.exit_code == 0
+        parts = (tmp_path / "back" / "attempts" / "0" / "logs" / f"{rank}.out").read_text().splitlines()[-1].split()
+        assert parts[:3] == ["helped", "it's", str(rank)]
+        assert parts[3] == (version / "a" / "0").read_bytes().hex()
+        assert int(parts[-1]) == far_side.root.stat().st_uid
+    record = run_folder.read_record(tmp_path / "back" / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
+    assert record is not None
+    assert record.exit_code == 0
     there = Path(remote.ticket_dir(site, name))
     assert {path.name for path in (there / "code").iterdir()} == {"main.py", "helper.py", "here.py"}
     assert (there / "code" / "here.py").readlink() == Path("helper.py")
     for one in ("script.sbatch", "plan.json", "job.json"):
-        assert not [word for word in near_words(tmp_path) if word in (there / one).read_bytes()]
+        assert not [near_word for near_word in near_words(tmp_path) if near_word in (there / one).read_bytes()]
     remote.remove_ticket_dirs(site, [name])
     assert not there.exists()
     assert remote.ticket_states(site, [name])[name].state == "COMPLETED"  # squeue still knows
@@ -108,11 +113,11 @@ def test_a_run_from_end_to_end(
 def test_it_gets_the_best_of_the_free_nodes(site: Site, make_plan: MakePlan, name: str) -> None:
     """As here: it is told the leaf that has room for it before it begins."""
     tell = '[ "$PIT_RANK" != 0 ] || scontrol show job "$SLURM_JOB_ID" > "$PIT_RUN_DIR/told"'
-    sent = remote.submit_ticket(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
+    submission = remote.submit_ticket(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
     until(site, name, over)
     words = Path(remote.ticket_dir(site, name), "told").read_text().split()
     told = dict(word.split("=", 1) for word in words if "=" in word)
-    assert told["JobId"] == sent.job_id
+    assert told["JobId"] == submission.job_id
     leaves = [{f"alpha0{n + even}" for n in (1, 3, 5, 7)} for even in (0, 1)]
     other, mine = sorted(leaves, key=lambda leaf: leaf.issuperset(hostlist.expand(told["NodeList"])))
     assert set(hostlist.expand(told["NodeList"])) < mine
@@ -124,14 +129,14 @@ def test_what_was_queued_before_is_only_looked_up(
 ) -> None:
     """Nobody chooses nodes for it again, though Slurm may have forgotten it: its run stays as it is."""
     plan = make_plan(nodes=2, topology="exclude")
-    sent = remote.submit_ticket(plan, site, name=name)
+    submission = remote.submit_ticket(plan, site, name=name)
     until(site, name, over)
 
     def forgotten(*_: object, **__: object) -> None:
-        raise ClusterError(f"Slurm does not know job {sent.job_id}")
+        raise ClusterError(f"Slurm does not know job {submission.job_id}")
 
     monkeypatch.setattr(node_choice, "acquire_nodes", forgotten)
-    assert remote.submit_ticket(plan, site, name=name).job_id == sent.job_id
+    assert remote.submit_ticket(plan, site, name=name).job_id == submission.job_id
     assert Path(remote.ticket_dir(site, name), "attempts").is_dir()
 
 
@@ -266,11 +271,16 @@ def test_a_local_reach_with_other_paths(
 
 def test_the_run_itself_knows_best(site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str) -> None:
     """A run that wrote down that it completed has, whatever Slurm still believes."""
-    sent = remote.submit_ticket(make_plan(command="sleep 60"), site, name=name)
+    submission = remote.submit_ticket(make_plan(command="sleep 60"), site, name=name)
     attempts = Path(remote.ticket_dir(site, name)) / "attempts"
     # Its attempt first: one that begins after the ninth is the tenth, and the newest.
     until(site, name, lambda seen: seen.state == "RUNNING" and (attempts / "0" / "start.json").exists())
-    ended = attempts / "9" / "exit.json"
-    run_folder.write_record(ended, run_folder.AttemptExit(job_id=sent.job_id, exit_code=0, ended=""))
-    assert remote.ticket_states(site, [name])[name][:4] == ("COMPLETED", sent.job_id, f"run.{sent.job_id}", 0)
-    remote.cancel_tickets(site, {sent.job_id: name})
+    path = attempts / "9" / "exit.json"
+    run_folder.write_record(path, run_folder.AttemptExit(job_id=submission.job_id, exit_code=0, ended=""))
+    assert remote.ticket_states(site, [name])[name][:4] == (
+        "COMPLETED",
+        submission.job_id,
+        f"run.{submission.job_id}",
+        0,
+    )
+    remote.cancel_tickets(site, {submission.job_id: name})

@@ -107,13 +107,13 @@ def test_show(pit, lines, robomimic, tmp_path) -> None:
     """`show` takes a name, a tag or the beginning of a version; arrays, episodes, and one of them."""
     from pitools.dataset.ingest.ingest import ingest
 
-    made = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
-    tags.move_tag(tmp_path / "root", "x", "prod", made.version)
-    path = Path(made.path)
+    version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
+    tags.move_tag(tmp_path / "root", "x", "prod", version.version)
+    path = Path(version.path)
     version_state.set_quarantine(
         path, version_state.Quarantine(whole_version=False, episodes={1: ("black frames",)}, set_at="", set_by="")
     )
-    for name in ("root/x", "root/x@prod", f"root/x/{made.version[:6]}", str(path)):
+    for name in ("root/x", "root/x@prod", f"root/x/{version.version[:6]}", str(path)):
         done = pit("dataset", "show", name)
         shown = {line["array"]: line for line in lines(done)}
         assert shown["action"]["shape"] == [7, 7]
@@ -144,10 +144,10 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     from pitools.dataset.ingest.ingest import ingest
 
     root = tmp_path / "root"
-    one = ingest([robomimic(3, 4)], root=root, name="x")
-    assert [line["change"] for line in lines(pit("dataset", "diff", one.path, one.path))] == ["shared"]
+    version = ingest([robomimic(3, 4)], root=root, name="x")
+    assert [line["change"] for line in lines(pit("dataset", "diff", version.path, version.path))] == ["shared"]
     two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip=["reward"])
-    found = lines(pit("dataset", "diff", one.path, two.path), 1)
+    found = lines(pit("dataset", "diff", version.path, two.path), 1)
     assert {line["schema"] for line in found} == {"pit.dataset-diff/1"}
     told = {(line["kind"], line["subject"]): line for line in found}
     assert told["array", "reward"]["change"] == "removed"
@@ -158,7 +158,7 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     assert told["statistics", "action"]["shift"] > 0
     assert sum(line["bytes"] for line in found if line["kind"] == "files" and line["change"] != "removed") == two.bytes
     three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")
-    found = lines(pit("dataset", "diff", one.path, three.path), 1)
+    found = lines(pit("dataset", "diff", version.path, three.path), 1)
     assert {line["subject"] for line in found if line["kind"] == "episode"} == {
         "reach.hdf5: demo_0",
         "reach.hdf5: demo_1",

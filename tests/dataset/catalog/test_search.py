@@ -140,8 +140,8 @@ def test_what_is_said_of_versions(root) -> None:
 def test_each_change_shows(publish, root) -> None:
     """Whatever is done to a version, alone, shows in the next search, with an index from before."""
     path = next(Path(found.path) for found in search.search(root, index.load_index(root)[0], ["name=stack*"]))
-    other = publish(root, "stack.v2", 5, episodes=71)
-    tags.move_tag(root, "stack.v2", "old", other.name)
+    version = publish(root, "stack.v2", 5, episodes=71)
+    tags.move_tag(root, "stack.v2", "old", version.name)
 
     def held(number: int) -> version_state.Quarantine:
         return version_state.Quarantine(
@@ -150,7 +150,7 @@ def test_each_change_shows(publish, root) -> None:
 
     for act, condition in (
         (lambda: tags.move_tag(root, "stack.v2", "prod", path.name), "tag=prod"),
-        (lambda: tags.move_tag(root, "stack.v2", "prod", other.name), "tag!=prod"),
+        (lambda: tags.move_tag(root, "stack.v2", "prod", version.name), "tag!=prod"),
         (lambda: tags.move_tag(root, "stack.v2", "prod", path.name), "tag=prod"),
         (lambda: tags.move_tag(root, "stack.v2", "prod", ""), "tag!=prod"),
         (lambda: retire_version(path), "state=retired"),
@@ -270,11 +270,11 @@ def test_index_is_only_a_shortcut(root, damage) -> None:
     elif damage == "bit":
         path.write_bytes(data.replace(b"reach", b"reacl"))
     elif damage in ("format", "root"):
-        other = msgspec.msgpack.decode(data[4:], type=index.RootIndex)
-        other = msgspec.structs.replace(
-            other, **({"format": index.FORMAT - 1} if damage == "format" else {"root": "/else"})
+        decoded = msgspec.msgpack.decode(data[4:], type=index.RootIndex)
+        decoded = msgspec.structs.replace(
+            decoded, **({"format": index.FORMAT - 1} if damage == "format" else {"root": "/else"})
         )
-        index._write_index(root, other)
+        index._write_index(root, decoded)
     elif damage == "others":
         path.chmod(0o666)
     elif damage == "link":
@@ -303,10 +303,10 @@ def test_rebuild(root) -> None:
 def test_strange_provenance(publish, tmp_path) -> None:
     """What a manifest says of its recordings is anything at all, and no reason not to list it."""
     path = publish(tmp_path / "root", "x") / "manifest.json"
-    whole = path.read_bytes()
+    data = path.read_bytes()
     for text in (b'"many"', b"null", b"{}", b"[1]"):
-        path.write_bytes(whole.replace(b'"bytes": 1000', b'"bytes": ' + text))
-        assert path.read_bytes() != whole
+        path.write_bytes(data.replace(b'"bytes": 1000', b'"bytes": ' + text))
+        assert path.read_bytes() != data
         (found,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
         assert found.source_bytes == describe_version(path.parent)[0].source_bytes == 0
 
@@ -329,7 +329,7 @@ def test_lost_manifest(pit, robomimic, tmp_path) -> None:
 def test_damaged_manifest(root) -> None:
     """A damaged manifest is told each time until it is whole again, and hides nothing else."""
     path = next(search.search(root, index.load_index(root)[0], ["name=stack*"])).path
-    whole = (Path(path) / "manifest.json").read_bytes()
+    data = (Path(path) / "manifest.json").read_bytes()
     shutil.rmtree(index.index_path(root).parent)
     (Path(path) / "manifest.json").write_text("{")
     settle()
@@ -337,6 +337,6 @@ def test_damaged_manifest(root) -> None:
         known, errors = index.load_index(root)
         assert [error.where for error in errors] == [f"{path}/manifest.json"]
         assert len(list(search.search(root, known, []))) == 4
-    (Path(path) / "manifest.json").write_bytes(whole)
+    (Path(path) / "manifest.json").write_bytes(data)
     assert index.load_index(root)[1] == []
     assert len(find(root)) == 5

@@ -35,9 +35,9 @@ def test_moves_are_a_history(publish, tmp_path) -> None:
 
 def test_again_changes_nothing(publish, tmp_path) -> None:
     """A move that was made already is a success, and no new entry, so that it is safe to repeat."""
-    one = publish(tmp_path, "x").name
-    first = tags.move_tag(tmp_path, "x", "prod", one)
-    assert tags.move_tag(tmp_path, "x", "prod", one, expect="") == first
+    name = publish(tmp_path, "x").name
+    first = tags.move_tag(tmp_path, "x", "prod", name)
+    assert tags.move_tag(tmp_path, "x", "prod", name, expect="") == first
     assert len(tags.tag_history(tmp_path, "x", "prod")) == 1
 
 
@@ -80,7 +80,7 @@ def test_names_that_are_remembered(publish, tmp_path) -> None:
 
 def test_survives_power_loss(publish, tmp_path) -> None:
     """A move is on disk before it can be seen, and its name before it is told."""
-    one = publish(tmp_path, "x").name
+    name = publish(tmp_path, "x").name
     done = []
     fsync, link = os.fsync, os.link
 
@@ -89,13 +89,13 @@ def test_survives_power_loss(publish, tmp_path) -> None:
         fsync(descriptor)
 
     with patch("os.fsync", synced), patch("os.link", lambda *names: (done.append("link"), link(*names))):
-        tags.move_tag(tmp_path, "x", "prod", one)
+        tags.move_tag(tmp_path, "x", "prod", name)
     assert done == ["file", "link", "folder"]
 
 
 def test_lost_answer(publish, tmp_path) -> None:
     """Where NFS repeats a link whose answer was lost, and so meets its own file, the move is a success."""
-    one = publish(tmp_path, "x").name
+    name = publish(tmp_path, "x").name
     link = os.link
 
     def twice(*names):
@@ -103,8 +103,8 @@ def test_lost_answer(publish, tmp_path) -> None:
         link(*names)
 
     with patch("os.link", twice):
-        assert tags.move_tag(tmp_path, "x", "prod", one).number == 1
-    assert tags.read_tags(tmp_path, "x")["prod"].version == one
+        assert tags.move_tag(tmp_path, "x", "prod", name).number == 1
+    assert tags.read_tags(tmp_path, "x")["prod"].version == name
 
 
 def test_refused(publish, tmp_path) -> None:
@@ -153,21 +153,21 @@ def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
 
 def test_retire_meets_tag(publish, tmp_path) -> None:
     """A version that a tag names cannot be retired; nor where the tag is set while that is being written."""
-    one = publish(tmp_path, "x")
+    version = publish(tmp_path, "x")
     write = version_state.write_annotation
 
     def tagged(path, record, **settings):
-        tags.move_tag(tmp_path, "x", "prod", one.name)
+        tags.move_tag(tmp_path, "x", "prod", version.name)
         write(path, record, **settings)
 
     with (
         patch("pitools.store.version_state.write_annotation", tagged),
         pytest.raises(UsageError, match="prod"),
     ):
-        retire_version(one)
+        retire_version(version)
     with pytest.raises(UsageError, match="prod"):
-        retire_version(one)
-    assert not version_state.retired_file(tmp_path, "x", one.name).exists()
+        retire_version(version)
+    assert not version_state.retired_file(tmp_path, "x", version.name).exists()
 
 
 def test_damaged_entry(publish, tmp_path) -> None:
@@ -232,7 +232,7 @@ def test_many_at_once(publish, tmp_path) -> None:
 
 def test_no_hard_links(publish, tmp_path) -> None:
     """Where the file system refuses links that is told, and nothing is left behind."""
-    one = publish(tmp_path, "x").name
+    name = publish(tmp_path, "x").name
     with patch("os.link", side_effect=PermissionError(1, "no")), pytest.raises(ClusterError):
-        tags.move_tag(tmp_path, "x", "prod", one)
+        tags.move_tag(tmp_path, "x", "prod", name)
     assert list((version_state.tags_dir(tmp_path, "x") / "prod").iterdir()) == []

@@ -37,8 +37,8 @@ def test_something_small(make, found) -> None:
 
     def change(demos) -> None:
         del demos[2:]
-        for known in demos:
-            known["obs/eye_image"] = frames = np.full((len(known["actions"]), 240, 320, 3), (70, 90, 110), np.uint8)
+        for demo in demos:
+            demo["obs/eye_image"] = frames = np.full((len(demo["actions"]), 240, 320, 3), (70, 90, 110), np.uint8)
             for step in range(len(frames)):
                 frames[step, 101:104, 3 * step + 1 : 3 * step + 4] = 200
 
@@ -49,12 +49,10 @@ def test_slow_camera(make, found, places) -> None:
     """A camera of a lower rate than the robot's repeats its frames; one that lasts for many more is frozen."""
 
     def change(demos, stop: int = 0) -> None:
-        for known in demos:
-            known["obs/eye_image"] = np.repeat(known["obs/eye_image"], 11, axis=0)
-            for key in [key for key, value in known.items() if not isinstance(value, str) and "image" not in key]:
-                known[key] = np.linspace(known[key][0], known[key][-1], len(known["obs/eye_image"])).astype(
-                    known[key].dtype
-                )
+        for demo in demos:
+            demo["obs/eye_image"] = np.repeat(demo["obs/eye_image"], 11, axis=0)
+            for key in [key for key, value in demo.items() if not isinstance(value, str) and "image" not in key]:
+                demo[key] = np.linspace(demo[key][0], demo[key][-1], len(demo["obs/eye_image"])).astype(demo[key].dtype)
         demos[4]["obs/eye_image"][110 : 110 + stop] = demos[4]["obs/eye_image"][110]
 
     assert found(make(change)) == []
@@ -78,8 +76,8 @@ def test_dark_is_not_black(make, found) -> None:
     """A dark room in which something can be seen is no black frame."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["obs/eye_image"] //= 8
+        for demo in demos:
+            demo["obs/eye_image"] //= 8
 
     assert found(make(change), deep=True) == []
 
@@ -135,9 +133,9 @@ def test_large_frames(make, found, places) -> None:
     def change(demos) -> None:
         del demos[3:]
         rng = np.random.default_rng(1)
-        for known in demos:
-            steps = len(known["actions"])
-            known["obs/eye_image"] = rng.integers(60, 200, (steps, 61, 83, 3), np.uint8)
+        for demo in demos:
+            steps = len(demo["actions"])
+            demo["obs/eye_image"] = rng.integers(60, 200, (steps, 61, 83, 3), np.uint8)
         demos[1]["obs/eye_image"][5:25] = demos[1]["obs/eye_image"][5]
         demos[2]["obs/eye_image"][3] = 0
 

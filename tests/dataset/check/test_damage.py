@@ -125,12 +125,12 @@ def test_truncated(version) -> None:
     """A shard cut short at any place is seen."""
     rng = np.random.default_rng(3)
     for path in shards(version):
-        before = path.read_bytes()
+        data = path.read_bytes()
         for _ in range(2):
-            os.truncate(path, int(rng.integers(len(before))))
+            os.truncate(path, int(rng.integers(len(data))))
             assert seen_by_check(version)
             assert seen_by_reading(version)
-            path.write_bytes(before)
+            path.write_bytes(data)
 
 
 def test_hole(version) -> None:
@@ -152,11 +152,11 @@ def test_hole(version) -> None:
 def test_missing_shard(version) -> None:
     """A shard that is gone is seen, and never read as zeros."""
     for path in shards(version):
-        before = path.read_bytes()
+        data = path.read_bytes()
         path.unlink()
         assert seen_by_check(version)
         assert seen_by_reading(version)
-        path.write_bytes(before)
+        path.write_bytes(data)
 
 
 def test_swapped_shards(version) -> None:
@@ -179,19 +179,19 @@ def test_swapped_shards(version) -> None:
 def test_stale_metadata(version, array, what) -> None:
     """A `zarr.json` of another version of the array is seen, whatever of it is another."""
     path = version / array / "zarr.json"
-    known = json.loads(path.read_bytes())
-    sharding = known["codecs"][0]["configuration"]
+    record = json.loads(path.read_bytes())
+    sharding = record["codecs"][0]["configuration"]
     if what == "shape":
-        known["shape"][0] -= 1
+        record["shape"][0] -= 1
     elif what == "type":
-        known["data_type"] = {"float32": "int32", "uint8": "int8"}[known["data_type"]]
+        record["data_type"] = {"float32": "int32", "uint8": "int8"}[record["data_type"]]
     elif what == "chunk":
         sharding["chunk_shape"][0] //= 2
     elif what == "codec":
         sharding["codecs"].insert(1, {"name": "gzip", "configuration": {"level": 1}})
     else:
-        known["fill_value"] = 7
-    path.write_bytes(json.dumps(known, indent=1).encode())
+        record["fill_value"] = 7
+    path.write_bytes(json.dumps(record, indent=1).encode())
     assert seen_by_check(version)
     # The fill value stands for chunks that are not stored: in our versions there is none.
     assert seen_by_reading(version) or what == "fill"

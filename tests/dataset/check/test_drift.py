@@ -94,10 +94,10 @@ def test_more_of_the_same(episodes) -> None:
 def test_values_that_drift(kind, change, expected) -> None:
     """A bad batch of data is found, be it the whole version or a tenth that drowns in what was there before."""
     if kind == "append":
-        found = check.check_drift(*appended(data(400), data(40, seed=1, **change)))
+        drift = check.check_drift(*appended(data(400), data(40, seed=1, **change)))
     else:
-        found = check.check_drift(manifest(data(40, seed=1, **change)), manifest(data(400)))
-    said = {name for level, name, _ in checks(found) if level == "fault"}
+        drift = check.check_drift(manifest(data(40, seed=1, **change)), manifest(data(400)))
+    said = {name for level, name, _ in checks(drift) if level == "fault"}
     assert expected & said
     assert said <= expected | {"range", "constant"}
 
@@ -114,10 +114,10 @@ def test_it_says_what_and_how_much() -> None:
 
 def test_a_column_that_wakes_up() -> None:
     """A column that never moved in the parent and now does is worth a look."""
-    found = check.check_drift(
+    drift = check.check_drift(
         manifest(data(200, action=lambda rows: rows + rows[:, :1] * [0, 0, 0, 1])), manifest(data(200))
     )
-    assert ("warning", "constant", "action") in checks(found)
+    assert ("warning", "constant", "action") in checks(drift)
 
 
 def test_schema() -> None:
@@ -187,8 +187,8 @@ def test_real_episodes_appended(bridge, tmp_path) -> None:
     for change in (lambda _: None, dark, millimetres):
         file = some(f"{change.__name__.strip('<>')}.hdf5", range(15, 25), change)
         child = Path(ingest([file], root=tmp_path / "root", name="x", append=parent).path)
-        found = check.check_drift(manifests.load_manifest(child)[0], manifests.load_manifest(parent)[0])
-        faults[change.__name__] = {(one.check, one.array) for one in found if one.level == "fault"}
+        drift = check.check_drift(manifests.load_manifest(child)[0], manifests.load_manifest(parent)[0])
+        faults[change.__name__] = {(one.check, one.array) for one in drift if one.level == "fault"}
     assert faults["<lambda>"] == set()
     assert faults["dark"] == {("brightness-drift", "obs/agentview_image")}
     assert faults["millimetres"] == {(f"{name}-drift", "action") for name in ("mean", "deviation", "range")}
@@ -199,8 +199,8 @@ def test_time_goes_on(make) -> None:
 
     def on(day: int):
         def change(demos) -> None:
-            for known in demos:
-                known["obs/timestamp"] = known["obs/timestamp"] + 1.7e9 + 86400 * day
+            for demo in demos:
+                demo["obs/timestamp"] = demo["obs/timestamp"] + 1.7e9 + 86400 * day
 
         return change
 
@@ -225,8 +225,8 @@ def test_a_large_mean() -> None:
     assert check.check_drift(*appended(far(200, 0), far(40, 1))) == []
     # Where it can be told, it is.
     still = data(40, 1, action=lambda rows: rows * [1, 0, 1, 1] + 30)
-    found = check.check_drift(*appended(data(200, 0, action=lambda rows: rows + 30), still))
-    assert ("fault", "constant", "action") in checks(found)
+    drift = check.check_drift(*appended(data(200, 0, action=lambda rows: rows + 30), still))
+    assert ("fault", "constant", "action") in checks(drift)
 
 
 def test_bounds() -> None:
@@ -259,11 +259,11 @@ def test_against_the_parent(make, found, resign) -> None:
     """A version is compared with its parent, if that lies beside it, and with any other that is named."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["actions"] += 6
-            for key, value in known.items():
+        for demo in demos:
+            demo["actions"] += 6
+            for key, value in demo.items():
                 if not isinstance(value, str):
-                    known[key] = value[:14]
+                    demo[key] = value[:14]
 
     parent = with_statistics(make(), resign)
     child = with_statistics(make(change, seed=1), resign, parent=parent.name)

@@ -26,17 +26,17 @@ def shares(bench: ModuleType, fault: str, count: int) -> dict[int, float]:
 
 def test_healthy_appends_of_any_size_are_taken(bridge, bench) -> None:
     """Of random real episodes added to others at most one append in a hundred is refused, however few they are."""
-    found = shares(bench, "", 20)
-    assert list(found) == [1, 2, 3, 5, 10, 20]
-    assert max(found.values()) <= 0.01
+    share_by_name = shares(bench, "", 20)
+    assert list(share_by_name) == [1, 2, 3, 5, 10, 20]
+    assert max(share_by_name.values()) <= 0.01
 
 
 @pytest.mark.parametrize("fault", ["x1000", "x57.3", "dead joint", "dark", "bright"])
 def test_faults_in_small_appends_are_seen(bridge, bench, fault) -> None:
     """Another unit is refused from one episode on, a dead joint and another light from as many as say so."""
-    found = shares(bench, fault, 8)
-    assert min(found) == bench.LEAST_NEW.get(fault, 1)
-    assert min(found.values()) >= 0.96
+    share_by_name = shares(bench, fault, 8)
+    assert min(share_by_name) == bench.LEAST_NEW.get(fault, 1)
+    assert min(share_by_name.values()) >= 0.96
 
 
 def test_a_column_that_seldom_moves(bench) -> None:

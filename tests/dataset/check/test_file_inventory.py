@@ -91,7 +91,9 @@ def test_absent_chunk(copy, found, resign) -> None:
     # zarr-python does not write chunks of nothing but the fill value.
     zarr.open_array(copy / "action", mode="r+", zarr_format=3)[256:] = 0
     findings = found(resign(copy))
-    assert ("warning", "absent", "action/c/0/0") in {(one.level, one.check, one.file) for one in findings}
+    assert ("warning", "absent", "action/c/0/0") in {
+        (finding.level, finding.check, finding.file) for finding in findings
+    }
 
 
 def test_no_checksums_inside(tmp_path, found, copy, resign, manifest_of) -> None:
@@ -103,10 +105,10 @@ def test_no_checksums_inside(tmp_path, found, copy, resign, manifest_of) -> None
 
     values = zarr.open_array(copy / "obs/joints", mode="r", zarr_format=3)[:]
     shutil.rmtree(copy / "obs/joints")
-    made = zarr.create_array(
+    array = zarr.create_array(
         copy / "obs/joints", shape=values.shape, dtype=values.dtype, chunks=(64, 7), compressors=None, fill_value=0
     )
-    made[:] = values
+    array[:] = values
     copy = resign(copy)
     assert found(copy) == []
     shard = copy / "obs/joints/c/1/0"
@@ -136,7 +138,7 @@ def test_forms_that_only_zarr_python_reads(copy, found, resign) -> None:
     joints = zarr.open_array(copy / "obs/joints", mode="r", zarr_format=3)[:]
     joints[60, 2] = np.nan
     shutil.rmtree(copy / "obs/joints")
-    made = zarr.create_array(
+    array = zarr.create_array(
         copy / "obs/joints",
         shape=joints.shape,
         dtype=joints.dtype,
@@ -144,7 +146,7 @@ def test_forms_that_only_zarr_python_reads(copy, found, resign) -> None:
         compressors=GzipCodec(level=1),
         fill_value=0,
     )
-    made[:] = joints
+    array[:] = joints
     copy = resign(copy)
     wrong = found(copy)  # also the manifest's statistics, which are of what was there before
     assert {(one.check, one.episode, one.step) for one in wrong} == {("nan", 1, 20), ("statistics", None, None)}
@@ -188,4 +190,6 @@ def test_other_content(make, found, rewrite) -> None:
     store = VersionReader(path)
     rewrite(path, "obs/timestamp", store.read("obs/timestamp", 0, store.manifest.steps) + 0.5)
     findings = found(path)
-    assert {(one.level, one.check, one.array) for one in findings} >= {("damage", "digest", "obs/timestamp")}
+    assert {(finding.level, finding.check, finding.array) for finding in findings} >= {
+        ("damage", "digest", "obs/timestamp")
+    }

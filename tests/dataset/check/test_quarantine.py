@@ -41,8 +41,8 @@ def test_added(copy) -> None:
     record = quarantine_episodes(copy, [fault(1, "bad"), fault(1, "worse"), fault(2, "bad")])
     assert record == version_state.read_quarantine(copy)
     assert record.episodes == {1: ("nan: bad", "nan: worse"), 2: ("nan: bad",), 3: ("nan: bad",)}
-    whole = quarantine_episodes(copy, [Finding(level="damage", check="shard", problem="rot")])
-    assert (whole.whole_version, set(whole.episodes)) == (True, {1, 2, 3})
+    quarantined = quarantine_episodes(copy, [Finding(level="damage", check="shard", problem="rot")])
+    assert (quarantined.whole_version, set(quarantined.episodes)) == (True, {1, 2, 3})
     again = quarantine_episodes(copy, [fault(4, "bad")])
     assert (again.whole_version, again.reasons, set(again.episodes)) == (True, ("shard: rot",), {1, 2, 3, 4})
 
@@ -115,6 +115,6 @@ def test_record(copy, found) -> None:
     quarantine_episodes(copy, _fault())
     (file,) = (copy.parent / ".catalog/quarantine").iterdir()
     assert file.name == f"{copy.name}.json"
-    known = json.loads(file.read_text())
-    assert next(iter(known.items())) == ("schema", "pit.quarantine/1")
-    assert known["episodes"] == {"1": ["nan: bad"]}
+    record = json.loads(file.read_text())
+    assert next(iter(record.items())) == ("schema", "pit.quarantine/1")
+    assert record["episodes"] == {"1": ["nan: bad"]}

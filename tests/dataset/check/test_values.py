@@ -45,8 +45,8 @@ def test_nan_in_what_is_too_large(make, found, places) -> None:
     """In a point cloud, a NaN at an episode's first step is found by a sample, and anywhere by a deep check."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["obs/points"] = np.ones((len(known["actions"]), 700, 3), np.float32)
+        for demo in demos:
+            demo["obs/points"] = np.ones((len(demo["actions"]), 700, 3), np.float32)
         demos[4]["obs/points"][0, 5] = np.nan
         demos[6]["obs/points"][9, 5] = np.nan
 
@@ -59,9 +59,9 @@ def test_constant(make, found) -> None:
     """Columns that never change are worth a look, an action of which nothing does is a fault; a reward may be 0."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["actions"][:, 6] = 1
-            known["obs/joints"][:, 2] = 0.5
+        for demo in demos:
+            demo["actions"][:, 6] = 1
+            demo["obs/joints"][:, 2] = 0.5
 
     findings = found(make(change))
     assert [(finding.level, finding.check, finding.array) for finding in findings] == [
@@ -110,9 +110,9 @@ def test_a_gripper_is_no_outlier(make, found) -> None:
     """A column that mostly rests, and now and then moves, is ordinary."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["actions"][:, 6] = 0
-            known["actions"][20:22, 6] = 1
+        for demo in demos:
+            demo["actions"][:, 6] = 0
+            demo["actions"][20:22, 6] = 1
 
     assert found(make(change)) == []
 
@@ -138,8 +138,8 @@ def test_matrices(make, found, row) -> None:
     """Poses as matrices, and the like, are as ordinary as vectors."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["obs/pose"] = np.random.default_rng(len(known["actions"])).normal(size=(len(known["actions"]), *row))
+        for demo in demos:
+            demo["obs/pose"] = np.random.default_rng(len(demo["actions"])).normal(size=(len(demo["actions"]), *row))
 
     assert found(make(change)) == []
 
@@ -203,8 +203,8 @@ def test_statistics_of_the_largest_numbers(make, found, resign, manifest_of, lar
     are compared all the same."""
 
     def change(demos) -> None:
-        for known in demos:
-            known["obs/large"] = np.where(known["obs/joints"] > 0, large, -large)
+        for demo in demos:
+            demo["obs/large"] = np.where(demo["obs/joints"] > 0, large, -large)
 
     path = make(change)
     assert found(path) == []

@@ -183,8 +183,8 @@ def lerobot(tmp_path: Path) -> Callable[..., LeRobot]:
     """Writes a LeRobot v3 dataset of these episode lengths."""
 
     def make(*lengths: int, video: bool = True) -> LeRobot:
-        made = LeRobot(tmp_path / "lerobot", lengths, video=video)
-        made.write()
-        return made
+        le_robot = LeRobot(tmp_path / "lerobot", lengths, video=video)
+        le_robot.write()
+        return le_robot
 
     return make

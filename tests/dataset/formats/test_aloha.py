@@ -52,12 +52,12 @@ def test_encoded_rows(aloha, whole, form, part) -> None:
         padded = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
         replace(path, "observations/images/top", data=padded if form == "padded" else padded.view(f"S{width}")[:, 0])
     replace(path, "compress_len", data=np.array([[len(row) for row in rows]] * 2, np.float32))
-    found = detect.scan_recording(path, "auto")
-    assert not found.rejected
+    recording = detect.scan_recording(path, "auto")
+    assert not recording.rejected
     np.testing.assert_array_equal(
-        whole(found.episodes[0], part)["obs/top_image"], np.stack([decoded(row) for row in rows])
+        whole(recording.episodes[0], part)["obs/top_image"], np.stack([decoded(row) for row in rows])
     )
-    assert set(found.episodes[0].columns) == {"action", "obs/qpos", "obs/qvel", "obs/top_image", "obs/wrist_image"}
+    assert set(recording.episodes[0].columns) == {"action", "obs/qpos", "obs/qvel", "obs/top_image", "obs/wrist_image"}
 
 
 @pytest.mark.parametrize("folder", ["images_depth", "depth"])
@@ -151,8 +151,8 @@ def test_refused_not_raised(aloha, key, options, why) -> None:
     """An incomplete episode is in `rejected`, with the reason, and the scan does not raise."""
     path = aloha(0, 3)
     replace(path, key, **options)
-    found = detect.scan_recording(path, "auto")
-    assert found.episodes == ()
-    (item,) = found.rejected
+    recording = detect.scan_recording(path, "auto")
+    assert recording.episodes == ()
+    (item,) = recording.rejected
     assert (item.name, item.path) == ("episode_0", path)
     assert why in item.reason

@@ -47,8 +47,8 @@ def test_attributes_that_json_cannot_hold(robomimic, store, capsys) -> None:
         "operator": "caf\\xe9",
         "place": "caf\\xe9",
     }
-    told = capsys.readouterr().err
-    assert all(f"attribute {key}: " in told for key in kept)
+    stderr = capsys.readouterr().err
+    assert all(f"attribute {key}: " in stderr for key in kept)
     assert version.episodes == 2
 
 

@@ -38,9 +38,9 @@ def put(path: Path, key: str, rows: Sequence[bytes], form: str) -> None:
         if key in file:
             del file[key]
         if form == "vlen":
-            made = file.create_dataset(key, (len(rows),), h5py.vlen_dtype(np.uint8))
+            dataset = file.create_dataset(key, (len(rows),), h5py.vlen_dtype(np.uint8))
             for number, row in enumerate(rows):
-                made[number] = np.frombuffer(row, np.uint8)
+                dataset[number] = np.frombuffer(row, np.uint8)
         elif form == "bytes":
             file[key] = np.array(rows, f"S{width}")
         else:
@@ -59,9 +59,9 @@ def test_rows_of_robomimic(robomimic, whole, kind, forms) -> None:
         rows = [encoded(frame, kind) for frame in frames]
         put(path, f"data/demo_{number}/{EYE}", rows, form)
         sent.append(np.stack([np.asarray(Image.open(io.BytesIO(row)).convert("RGB")) for row in rows]))
-    found = detect.scan_recording(path, "auto")
-    assert not found.rejected
-    for episode, frames in zip(found.episodes, sent, strict=True):
+    recording = detect.scan_recording(path, "auto")
+    assert not recording.rejected
+    for episode, frames in zip(recording.episodes, sent, strict=True):
         np.testing.assert_array_equal(whole(episode)[EYE], frames)
 
 
@@ -71,9 +71,9 @@ def test_a_first_row_of_nothing(robomimic) -> None:
     row = encoded(np.zeros((24, 32, 3), np.uint8), "PNG")
     for number, first in enumerate((row, b"")):
         put(path, f"data/demo_{number}/{EYE}", [first, row, row, row], "5")
-    found = detect.scan_recording(path, "auto")
-    assert [item.name for item in found.rejected] == ["demo_1"]
-    assert found.episodes[0].columns[EYE].row == (24, 32, 3)
+    recording = detect.scan_recording(path, "auto")
+    assert [item.name for item in recording.rejected] == ["demo_1"]
+    assert recording.episodes[0].columns[EYE].row == (24, 32, 3)
 
 
 def test_a_damaged_chunk_of_pictures(robomimic) -> None:
@@ -84,14 +84,14 @@ def test_a_damaged_chunk_of_pictures(robomimic) -> None:
     with h5py.File(path, "r+") as file:
         rows = file[f"data/demo_1/{EYE}"][:]
         del file[f"data/demo_1/{EYE}"]
-        made = file["data/demo_1"].create_dataset(EYE, data=rows, chunks=(1, rows.shape[1]), compression="gzip")
-        offset = made.id.get_chunk_info(0).byte_offset
+        dataset = file["data/demo_1"].create_dataset(EYE, data=rows, chunks=(1, rows.shape[1]), compression="gzip")
+        offset = dataset.id.get_chunk_info(0).byte_offset
     data = bytearray(path.read_bytes())
     data[offset : offset + 8] = b"\xff" * 8
     path.write_bytes(data)
-    found = detect.scan_recording(path, "auto")
-    assert [episode.name for episode in found.episodes] == ["demo_0"]
-    assert found.rejected[0].where == f"{path}: /data/demo_1/{EYE}"
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["demo_0"]
+    assert recording.rejected[0].where == f"{path}: /data/demo_1/{EYE}"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

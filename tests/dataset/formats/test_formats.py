@@ -75,9 +75,9 @@ def test_a_filter_that_is_not_installed(robomimic) -> None:
         space, name = h5py.h5s.create_simple((3, 7)), b"data/demo_0/actions"
         made = h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, space, known)
         made.write_direct_chunk((0, 0), b"compressed", 0)
-    found = detect.scan_recording(path, "auto")
-    assert [episode.name for episode in found.episodes] == ["demo_1"]
-    (item,) = found.rejected
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["demo_1"]
+    (item,) = recording.rejected
     assert "60001" in item.reason
     assert "hdf5plugin" in item.hint
 
@@ -89,12 +89,12 @@ def test_a_codec_that_is_not_installed(tmp_path, zarr_format) -> None:
     root.create_array("data/img", data=np.ones((4, 8, 8, 3), np.uint8))
     root.create_array("meta/episode_ends", data=np.array([4]))
     file = tmp_path / "z/data/img" / (".zarray" if zarr_format == 2 else "zarr.json")
-    known = json.loads(file.read_text())
+    record = json.loads(file.read_text())
     if zarr_format == 2:
-        known["compressor"] = {"id": "imagecodecs_jpegxl", "level": 3}
+        record["compressor"] = {"id": "imagecodecs_jpegxl", "level": 3}
     else:
-        known["codecs"].append({"name": "imagecodecs_jpegxl", "configuration": {}})
-    file.write_text(json.dumps(known))
+        record["codecs"].append({"name": "imagecodecs_jpegxl", "configuration": {}})
+    file.write_text(json.dumps(record))
     with pytest.raises(DataError) as caught:
         detect.scan_recording(tmp_path / "z", "auto")
     assert "imagecodecs_jpegxl" in caught.value.message

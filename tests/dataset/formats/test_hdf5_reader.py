@@ -62,8 +62,8 @@ def test_any_storage(data) -> None:
     options = {"chunks": chunks} | data.draw(st.sampled_from(filters))
     start = data.draw(st.integers(0, steps))
     stop = data.draw(st.integers(start, steps))
-    with tempfile.TemporaryDirectory() as made:
-        path = Path(made) / "x.hdf5"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.hdf5"
         with h5py.File(path, "w", userblock_size=data.draw(st.sampled_from([0, 512]))) as file:
             dataset = file.create_dataset(
                 "x", values.shape, values.dtype, maxshape=(None, *row) if chunks else None, **options
@@ -208,12 +208,12 @@ def test_links_to_other_files(tmp_path, link) -> None:
                 "soft": h5py.SoftLink("/way/x"),
                 "soft group": h5py.SoftLink("/way"),
             }[link]
-    found = detect.scan_recording(tmp_path / "a.hdf5", "robomimic")
+    recording = detect.scan_recording(tmp_path / "a.hdf5", "robomimic")
     if link == "demo":
-        assert [episode.name for episode in found.episodes] == ["demo_0"]
+        assert [episode.name for episode in recording.episodes] == ["demo_0"]
     else:
-        assert found.episodes == ()
-        assert "is a link to another file" in found.rejected[0].reason
+        assert recording.episodes == ()
+        assert "is a link to another file" in recording.rejected[0].reason
 
 
 def test_link_within(tmp_path) -> None:
@@ -257,13 +257,13 @@ def test_ends_while_read(tmp_path) -> None:
 
 def test_many_threads(robomimic) -> None:
     """Readers in several threads at once, each its own, give what one alone gives; a column may have been pickled."""
-    found = detect.scan_recording(robomimic(30, 40, 50), "auto")
-    columns = [pickle.loads(pickle.dumps(episode.columns)) for episode in found.episodes]
-    with h5py.File(found.path) as file:
+    recording = detect.scan_recording(robomimic(30, 40, 50), "auto")
+    columns = [pickle.loads(pickle.dumps(episode.columns)) for episode in recording.episodes]
+    with h5py.File(recording.path) as file:
         expected = [file[f"data/demo_{i}/obs/eye_image"][:] for i in range(3)]
 
     def one(number: int) -> None:
-        reader = open_reader(found.episodes[number % 3])
+        reader = open_reader(recording.episodes[number % 3])
         for _ in range(5):
             known = columns[number % 3]["obs/eye_image"]
             out = np.empty((known.steps, *known.row), known.dtype)

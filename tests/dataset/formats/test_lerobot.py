@@ -33,8 +33,8 @@ def numbers(frames: np.ndarray) -> np.ndarray:
 
 
 def info(path: Path, **changes: object) -> None:
-    known = json.loads((path / "meta/info.json").read_text())
-    (path / "meta/info.json").write_text(json.dumps(known | changes))
+    record = json.loads((path / "meta/info.json").read_text())
+    (path / "meta/info.json").write_text(json.dumps(record | changes))
 
 
 def episodes(path: Path, **changes: list[object]) -> None:
@@ -63,44 +63,44 @@ def test_a_pipe_is_refused_where_it_would_be_read(lerobot) -> None:
 @pytest.mark.parametrize("part", [0, 1, 4])
 def test_every_step(lerobot, whole, video, part) -> None:
     """Every value and every frame of every episode is where it was, whether read in one go or in parts."""
-    made = lerobot(7, 5, 30, 11, video=video)
-    found = detect.scan_recording(made.path, "auto")
-    assert (found.layout, found.rejected, found.notes) == ("lerobot", (), ())
-    assert [(episode.name, episode.steps, episode.language) for episode in found.episodes] == [
+    dataset = lerobot(7, 5, 30, 11, video=video)
+    recording = detect.scan_recording(dataset.path, "auto")
+    assert (recording.layout, recording.rejected, recording.notes) == ("lerobot", (), ())
+    assert [(episode.name, episode.steps, episode.language) for episode in recording.episodes] == [
         ("episode_000000", 7, "do 0"),
         ("episode_000001", 5, "do 1"),
         ("episode_000002", 30, "do 0"),
         ("episode_000003", 11, "do 1"),
     ]
     first = 0
-    for episode in found.episodes:
+    for episode in recording.episodes:
         arrays, rows = whole(episode, part), slice(first, first + episode.steps)
         assert set(arrays) == {*NAMES.values(), "obs/top_image"}
         for key, name in NAMES.items():
-            np.testing.assert_array_equal(arrays[name], made.values[key][rows])
-            assert arrays[name].dtype == made.values[key].dtype
+            np.testing.assert_array_equal(arrays[name], dataset.values[key][rows])
+            assert arrays[name].dtype == dataset.values[key].dtype
         assert numbers(arrays["obs/top_image"]).tolist() == list(range(rows.start, rows.stop))
         if not video:
-            np.testing.assert_array_equal(arrays["obs/top_image"], made.frames[rows])
+            np.testing.assert_array_equal(arrays["obs/top_image"], dataset.frames[rows])
         first += episode.steps
 
 
 def test_row_groups(lerobot, whole, monkeypatch) -> None:
     """Rows are the same ones, however many row groups are read at a time."""
-    made = lerobot(7, 5, 30)
-    found, actions = detect.scan_recording(made.path, "auto", ["obs/top_image"]), []
+    dataset = lerobot(7, 5, 30)
+    found, actions = detect.scan_recording(dataset.path, "auto", ["obs/top_image"]), []
     for size in (1, 100, 1 << 20):
         monkeypatch.setattr(parquet_reader, "_CACHE_BYTES", size)
         actions.append(np.concatenate([whole(episode, 4)["action"] for episode in found.episodes]))
-    assert all((values == made.values["action"]).all() for values in actions)
+    assert all((values == dataset.values["action"]).all() for values in actions)
 
 
 def test_any_order(lerobot) -> None:
     """Frames are the same ones whichever are read first: backwards, across key frames, from file to file."""
-    found = detect.scan_recording(lerobot(25, 14, 20).path, "lerobot")
-    reader = open_reader(found.episodes[0])
+    recording = detect.scan_recording(lerobot(25, 14, 20).path, "lerobot")
+    reader = open_reader(recording.episodes[0])
     for number, start, stop in [(2, 3, 9), (0, 20, 25), (0, 2, 4), (1, 13, 14), (2, 0, 20), (0, 0, 1), (1, 0, 14)]:
-        column = found.episodes[number].columns["obs/top_image"]
+        column = recording.episodes[number].columns["obs/top_image"]
         out = np.empty((stop - start, *column.row), np.uint8)
         reader.read_into(column, out, start, stop)
         first = (0, 25, 39)[number]
@@ -112,11 +112,11 @@ def test_what_it_says_of_itself(lerobot) -> None:
     """Splits are names of episodes, tasks and robot are kept, and all files that are read are named for a digest."""
     path = lerobot(3, 4, 5).path
     info(path, splits={"train": "0:2", "val": "2:3"})
-    found = detect.scan_recording(path, "auto", ["obs/state"])
-    assert found.splits == {"train": ("episode_000000", "episode_000001"), "val": ("episode_000002",)}
-    assert found.attributes == {"robot_type": "toy", "fps": 20.0, "tasks": ["do 0", "do 1"]}
-    assert "obs/state" not in found.episodes[0].columns
-    assert {str(file.relative_to(path)) for file in found.files} == {
+    recording = detect.scan_recording(path, "auto", ["obs/state"])
+    assert recording.splits == {"train": ("episode_000000", "episode_000001"), "val": ("episode_000002",)}
+    assert recording.attributes == {"robot_type": "toy", "fps": 20.0, "tasks": ["do 0", "do 1"]}
+    assert "obs/state" not in recording.episodes[0].columns
+    assert {str(file.relative_to(path)) for file in recording.files} == {
         str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()
     }
 
@@ -137,24 +137,24 @@ def test_several_tasks(lerobot) -> None:
     """Where an episode has several tasks, which of them a step belongs to is kept."""
     path = lerobot(3, 4).path
     episodes(path, tasks=[["do 0"], ["do 0", "do 1"]])
-    found = detect.scan_recording(path, "auto")
-    assert "task_index" in found.episodes[0].columns
-    assert found.episodes[1].attributes == {"tasks": ["do 0", "do 1"]}
+    recording = detect.scan_recording(path, "auto")
+    assert "task_index" in recording.episodes[0].columns
+    assert recording.episodes[1].attributes == {"tasks": ["do 0", "do 1"]}
 
 
 def test_tasks_of_the_steps(lerobot, monkeypatch) -> None:
     """Where meta/episodes names no task of an episode, those that its steps have are its own, in their order."""
-    made = lerobot(3, 4, 5)
-    episodes(made.path, tasks=[["do 0"], [], []])
-    found = detect.scan_recording(made.path, "auto")
-    assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 0"]
-    assert (found.notes, "task_index" in found.episodes[0].columns) == ((), False)
-    made.values["task_index"][7:] = [1, 1, 0, 0, 1]
-    made.data(1, 2, 3)
-    found = detect.scan_recording(made.path, "auto")
-    assert [episode.language for episode in found.episodes] == ["do 0", "do 1", "do 1"]
-    assert found.episodes[2].attributes == {"tasks": ["do 1", "do 0"]}
-    assert "task_index" in found.episodes[2].columns
+    dataset = lerobot(3, 4, 5)
+    episodes(dataset.path, tasks=[["do 0"], [], []])
+    recording = detect.scan_recording(dataset.path, "auto")
+    assert [episode.language for episode in recording.episodes] == ["do 0", "do 1", "do 0"]
+    assert (recording.notes, "task_index" in recording.episodes[0].columns) == ((), False)
+    dataset.values["task_index"][7:] = [1, 1, 0, 0, 1]
+    dataset.data(1, 2, 3)
+    recording = detect.scan_recording(dataset.path, "auto")
+    assert [episode.language for episode in recording.episodes] == ["do 0", "do 1", "do 1"]
+    assert recording.episodes[2].attributes == {"tasks": ["do 1", "do 0"]}
+    assert "task_index" in recording.episodes[2].columns
 
 
 def test_an_episode_without_a_task_is_told(lerobot) -> None:
@@ -164,10 +164,10 @@ def test_an_episode_without_a_task_is_told(lerobot) -> None:
     episodes(path, tasks=[["do 0"], []])
     tasks = path / "meta/tasks.parquet"
     pq.write_table(pq.read_table(tasks).slice(0, 1), tasks)
-    found = detect.scan_recording(path, "auto")
-    assert "task_index" in found.episodes[1].columns
-    assert [episode.language for episode in found.episodes] == ["do 0", ""]
-    (note,) = found.notes
+    recording = detect.scan_recording(path, "auto")
+    assert "task_index" in recording.episodes[1].columns
+    assert [episode.language for episode in recording.episodes] == ["do 0", ""]
+    (note,) = recording.notes
     assert note.startswith("1 of 2 episodes")
 
 
@@ -177,8 +177,8 @@ def test_channels_first(lerobot, whole) -> None:
     known = json.loads((path / "meta/info.json").read_text())["features"]
     known[CAMERA] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
     info(path, features=known)
-    found = detect.scan_recording(path, "auto")
-    assert whole(found.episodes[0])["obs/top_image"].shape == (3, 32, 48, 3)
+    recording = detect.scan_recording(path, "auto")
+    assert whole(recording.episodes[0])["obs/top_image"].shape == (3, 32, 48, 3)
 
 
 def test_older_version(lerobot) -> None:
@@ -227,29 +227,29 @@ def test_text_features(lerobot) -> None:
 
 def test_lost_video(lerobot) -> None:
     """A missing or too short video rejects its episodes, and no others."""
-    made = lerobot(7, 5, 6)
-    clip = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    dataset = lerobot(7, 5, 6)
+    clip = dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
     clip.unlink()
-    found = detect.scan_recording(made.path, "auto")
-    assert [episode.name for episode in found.episodes] == ["episode_000002"]
-    assert found.splits == {"train": ("episode_000002",)}
-    assert [(item.name, item.reason) for item in found.rejected] == [
+    recording = detect.scan_recording(dataset.path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["episode_000002"]
+    assert recording.splits == {"train": ("episode_000002",)}
+    assert [(item.name, item.reason) for item in recording.rejected] == [
         ("episode_000000", "the file is missing"),
         ("episode_000001", "the file is missing"),
     ]
-    made.clip(clip, made.frames[:11])
-    assert "11 frames (expected 12)" in detect.scan_recording(made.path, "auto").rejected[0].reason
-    made.clip(clip, made.frames[:14])
-    assert "2 frames of no episode" in detect.scan_recording(made.path, "auto").notes[0]
+    dataset.clip(clip, dataset.frames[:11])
+    assert "11 frames (expected 12)" in detect.scan_recording(dataset.path, "auto").rejected[0].reason
+    dataset.clip(clip, dataset.frames[:14])
+    assert "2 frames of no episode" in detect.scan_recording(dataset.path, "auto").notes[0]
 
 
 def test_rows_of_others(lerobot) -> None:
     """A data file whose rows contradict meta/episodes is rejected by the scan."""
-    made = lerobot(7, 5, 6)
-    made.data(0, 1, 2)
-    found = detect.scan_recording(made.path, "auto")
-    assert [item.name for item in found.rejected] == ["episode_000000", "episode_000001"]
-    assert all("5 rows of episode 1 (expected 7 rows of episode 0" in item.reason for item in found.rejected)
+    dataset = lerobot(7, 5, 6)
+    dataset.data(0, 1, 2)
+    recording = detect.scan_recording(dataset.path, "auto")
+    assert [item.name for item in recording.rejected] == ["episode_000000", "episode_000001"]
+    assert all("5 rows of episode 1 (expected 7 rows of episode 0" in item.reason for item in recording.rejected)
 
 
 @pytest.mark.parametrize("start", [0.1, float("nan"), -0.2])

@@ -32,9 +32,9 @@ def test_rows_in_disorder(lerobot, key, values, why) -> None:
     """An episode with rows out of order, or times that are not its frames', is rejected, and no other."""
     path = lerobot(4, 3).path
     column(path, key, values)
-    found = detect.scan_recording(path, "auto")
-    assert [episode.name for episode in found.episodes] == ["episode_000000"]
-    (item,) = found.rejected
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["episode_000000"]
+    (item,) = recording.rejected
     assert item.name == "episode_000001"
     assert why in item.reason
 
@@ -53,9 +53,9 @@ def test_rows_in_disorder(lerobot, key, values, why) -> None:
 def test_rows_of_another_form(lerobot, whole, key, values, kind, what) -> None:
     """Rows whose length or dtype contradicts meta/info.json are refused, and not spread, truncated or wrapped."""
     path = lerobot(3, 4).path
-    known = json.loads((path / "meta/info.json").read_text())
-    known["features"]["next.reward"]["dtype"] = "uint8"
-    (path / "meta/info.json").write_text(json.dumps(known))
+    record = json.loads((path / "meta/info.json").read_text())
+    record["features"]["next.reward"]["dtype"] = "uint8"
+    (path / "meta/info.json").write_text(json.dumps(record))
     rest = pq.read_table(path / "data/chunk-000/file-000.parquet")[key].to_pylist()[3:]
     file = column(path, key, [*values, *rest], kind)
     with pytest.raises(DataError, match=what) as caught:
@@ -65,20 +65,20 @@ def test_rows_of_another_form(lerobot, whole, key, values, kind, what) -> None:
 
 def test_wider_numbers(lerobot, whole) -> None:
     """Numbers stored in a wider dtype than meta/info.json gives are read unchanged."""
-    made = lerobot(3)
-    column(made.path, "next.reward", made.values["next.reward"].tolist(), pa.float64())
-    got = whole(detect.scan_recording(made.path, "auto").episodes[0])["reward"]
-    np.testing.assert_array_equal(got, made.values["next.reward"])
+    dataset = lerobot(3)
+    column(dataset.path, "next.reward", dataset.values["next.reward"].tolist(), pa.float64())
+    got = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["reward"]
+    np.testing.assert_array_equal(got, dataset.values["next.reward"])
 
 
 def test_missing_value(lerobot, whole) -> None:
     """The error of a null in a column names file, column and row."""
-    made = lerobot(4)
-    path = made.path / "data/chunk-000/file-000.parquet"
+    dataset = lerobot(4)
+    path = dataset.path / "data/chunk-000/file-000.parquet"
     table = pq.read_table(path)
     values = [[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     at = table.column_names.index("action")
     pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32()))), path)
     with pytest.raises(DataError) as caught:
-        whole(detect.scan_recording(made.path, "auto").episodes[0])
+        whole(detect.scan_recording(dataset.path, "auto").episodes[0])
     assert caught.value.where == f"{path}: action: row 0"

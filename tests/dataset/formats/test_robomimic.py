@@ -14,14 +14,14 @@ def test_refused_demos(robomimic) -> None:
     with h5py.File(path, "r+") as file:
         del file["data/demo_0/obs/eye_image"], file["data/demo_1/dones"], file["data/demo_4/actions"]
         file["data/demo_1/dones"] = np.zeros(2)
-    found = detect.scan_recording(path, "auto")
-    assert [episode.name for episode in found.episodes] == ["demo_2", "demo_3"]
-    assert {item.name: (item.reason, item.where) for item in found.rejected} == {
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["demo_2", "demo_3"]
+    assert {item.name: (item.reason, item.where) for item in recording.rejected} == {
         "demo_1": ("/data/demo_1/dones has 2 steps where actions has 4", f"{path}: /data/demo_1"),
         "demo_4": ("no actions", f"{path}: /data/demo_4"),
         "demo_0": ("demo_0 has no obs/eye_image, which demo_2 has", f"{path}: demo_0"),
     }
-    assert found.splits == {"train": ("demo_2", "demo_3"), "valid": ()}
+    assert recording.splits == {"train": ("demo_2", "demo_3"), "valid": ()}
 
 
 def test_several_instructions(robomimic) -> None:
@@ -41,9 +41,9 @@ def test_broken_link(robomimic) -> None:
     path = robomimic(3, 4)
     with h5py.File(path, "r+") as file:
         file["data/demo_0/lost"] = h5py.SoftLink("/nowhere")
-    found = detect.scan_recording(path, "auto")
-    assert [item.name for item in found.rejected] == ["demo_0"]
-    assert "cannot be read as HDF5" in found.rejected[0].reason
+    recording = detect.scan_recording(path, "auto")
+    assert [item.name for item in recording.rejected] == ["demo_0"]
+    assert "cannot be read as HDF5" in recording.rejected[0].reason
 
 
 def test_next_obs(robomimic, whole) -> None:

@@ -61,13 +61,13 @@ def raw(path: Path, key: str) -> np.ndarray:
 def test_rename_drop_cast(robomimic, whole, load) -> None:
     """Arrays are renamed first, and go by their new names from there; every episode alike."""
     path = robomimic(5, 6)
-    made = load(
+    loaded = load(
         'drop = ["obs/*_depth", "done"]\n[rename]\n"obs/eye_image" = "obs/top_image"\n'
         '[cast]\naction = "float16"\nreward = "float64"'
     )
-    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
-    assert found.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
-    for number, episode in enumerate(found.episodes):
+    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
+    assert schema.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
+    for number, episode in enumerate(schema.episodes):
         got = whole(episode, 2)
         assert set(got) == {"action", "obs/top_image", "reward"}
         assert (got["action"].dtype, got["reward"].dtype) == (np.float16, np.float64)
@@ -79,10 +79,10 @@ def test_next_obs(robomimic, load) -> None:
     """next_obs is kept where the schema says so."""
     path = robomimic(3)
     for text, kept in (("keep_next_obs = true", {"next_obs/eye_image"}), ("", set())):
-        made = load(text)
-        scanned = detect.scan_recording(path, "auto", ["done"], keep_next_obs=made.keep_next_obs)
+        loaded = load(text)
+        scanned = detect.scan_recording(path, "auto", ["done"], keep_next_obs=loaded.keep_next_obs)
         assert (
-            set(schema_file.apply_schema(made, scanned).episodes[0].columns)
+            set(schema_file.apply_schema(loaded, scanned).episodes[0].columns)
             == {"action", "reward", "obs/eye_image"} | kept
         )
 
@@ -93,8 +93,8 @@ def test_resize_colour(aloha, whole, load, size, method) -> None:
     for compressed in (False, True):
         path = aloha(int(compressed), 9, compressed=compressed)
         before = whole(detect.scan_recording(path, "auto").episodes[0])["obs/top_image"]
-        made = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
-        got = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0], 4)
+        loaded = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
+        got = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0], 4)
         chosen = {"bilinear": Image.Resampling.BILINEAR, "area": Image.Resampling.BOX}[method]
         expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in before]
         np.testing.assert_array_equal(got["obs/top_image"], np.stack(expected))
@@ -110,8 +110,8 @@ def test_resize_depth(aloha, whole, load, dtype) -> None:
     path, depth = aloha(0, 4), np.random.default_rng(0).integers(0, 200, (4, 24, 32)).astype(dtype)
     with h5py.File(path, "r+") as file:
         file["observations/depth/top"] = depth
-    made = load('[resize]\n"obs/top_depth" = [8, 8]')
-    got = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
+    loaded = load('[resize]\n"obs/top_depth" = [8, 8]')
+    got = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
     np.testing.assert_array_equal(got, depth[:, 1::3][:, :, 2::4])
 
 
@@ -119,14 +119,14 @@ def test_derive(robomimic, whole, load, lab) -> None:
     """A derived feature is what the function gives for the whole episode, in whatever parts it is read, and is computed
     once for consecutive shards; what it is made of may be dropped."""
     path = robomimic(50, 60)
-    made = load(
+    loaded = load(
         f'drop = ["reward"]\n[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\n'
         f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
         'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]'
     )
-    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
-    assert "reward" not in found.episodes[0].columns
-    for number, episode in enumerate(found.episodes):
+    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
+    assert "reward" not in schema.episodes[0].columns
+    for number, episode in enumerate(schema.episodes):
         episode = pickle.loads(pickle.dumps(episode))
         got = whole(episode, 13)
         action, image = (raw(path, f"data/demo_{number}/{key}") for key in ("actions", "obs/eye_image"))
@@ -139,11 +139,11 @@ def test_derive(robomimic, whole, load, lab) -> None:
 def test_derived_anew(robomimic, whole, load, lab) -> None:
     """What was derived from a recording is not what is derived from it after it was changed."""
     path = robomimic(50)
-    made = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    before = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["speed"]
+    loaded = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
+    before = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     with h5py.File(path, "r+") as file:
         file["data/demo_0/rewards"][:] = 5
-    after = whole(schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes[0])["speed"]
+    after = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     np.testing.assert_allclose(after, before + 5, rtol=1e-6)
 
 
@@ -184,8 +184,8 @@ def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
 def test_derive_refuses(robomimic, load, lab, function, what) -> None:
     """The error of a function that raises, or returns another shape or dtype, names function, episode and file."""
     path = robomimic(5)
-    made = load(f'[derive.x]\nfunction = "{lab}:{function}"\ninputs = ["action"]\ndtype = "float32"')
-    (episode,) = schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes
+    loaded = load(f'[derive.x]\nfunction = "{lab}:{function}"\ninputs = ["action"]\ndtype = "float32"')
+    (episode,) = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes
     reader, out = open_reader(episode), np.empty(5, np.float32)
     with pytest.raises(DataError, match=what) as caught:
         reader.read_into(episode.columns["x"], out, 0, 5)
@@ -231,10 +231,10 @@ def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
 )
 def test_does_not_fit(robomimic, load, lab, text, what, hint) -> None:
     """The error of an unknown array, or an impossible transform, names its key in the schema."""
-    made = load(text)
+    loaded = load(text)
     with pytest.raises(ConfigError, match=what) as caught:
-        schema_file.apply_schema(made, detect.scan_recording(robomimic(3, 4), "auto"))
-    assert str(made.path) in caught.value.where
+        schema_file.apply_schema(loaded, detect.scan_recording(robomimic(3, 4), "auto"))
+    assert str(loaded.path) in caught.value.where
     assert hint in caught.value.hint
 
 
@@ -243,11 +243,11 @@ def test_odd_one(aloha, load) -> None:
     with h5py.File(aloha(1, 3), "r+") as file:
         del file["observations/images/wrist"]
         path = Path(file.filename)
-    made = load('[resize]\n"obs/wrist_image" = [4, 4]')
-    assert len(schema_file.apply_schema(made, detect.scan_recording(aloha(0, 3), "auto")).episodes) == 1
-    found = schema_file.apply_schema(made, detect.scan_recording(path, "auto"))
-    assert found.episodes == ()
-    (item,) = found.rejected
+    loaded = load('[resize]\n"obs/wrist_image" = [4, 4]')
+    assert len(schema_file.apply_schema(loaded, detect.scan_recording(aloha(0, 3), "auto")).episodes) == 1
+    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
+    assert schema.episodes == ()
+    (item,) = schema.rejected
     assert (item.name, item.path) == ("episode_1", path)
     assert "resize.obs/wrist_image" in item.reason
 
@@ -264,8 +264,8 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
     with h5py.File(path, "r+") as file:
         file["data/demo_0/states"] = np.array([1, 2, 3, 300, 5, 6])
         file["data/demo_0/obs/far"] = np.array([1.0, np.inf, 1e30, 1e300, 0, 0])
-    made = load('[cast]\nstate = "uint8"\n"obs/far" = "float32"\ndone = "uint8"')
-    (episode,) = schema_file.apply_schema(made, detect.scan_recording(path, "auto")).episodes
+    loaded = load('[cast]\nstate = "uint8"\n"obs/far" = "float32"\ndone = "uint8"')
+    (episode,) = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes
     reader = open_reader(episode)
     for name, key in (("state", "states"), ("obs/far", "obs/far")):
         column = episode.columns[name]
@@ -299,11 +299,11 @@ def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-features\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[pitools.derive]\nfast = lab_features:speed\n")
-    made = load('[derive.x]\nfunction = "fast"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    assert whole(schema_file.apply_schema(made, detect.scan_recording(robomimic(3), "auto")).episodes[0])[
+    loaded = load('[derive.x]\nfunction = "fast"\ninputs = ["action", "reward"]\ndtype = "float32"')
+    assert whole(schema_file.apply_schema(loaded, detect.scan_recording(robomimic(3), "auto")).episodes[0])[
         "x"
     ].shape == (3,)
-    assert schema_file.schema_provenance(made)["functions"][0]["distribution"] == "lab-features 1.2"
+    assert schema_file.schema_provenance(loaded)["functions"][0]["distribution"] == "lab-features 1.2"
     with pytest.raises(ConfigError, match="'fats'") as caught:
         load('[derive.x]\nfunction = "fats"\ninputs = ["action"]\ndtype = "float32"')
     assert "fast" in caught.value.hint

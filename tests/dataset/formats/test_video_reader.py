@@ -19,31 +19,33 @@ CAMERA = "observation.images.top"
 
 def test_lost_frame(lerobot, whole) -> None:
     """A missing frame is an error, even if the video has as many frames as expected."""
-    made = lerobot(9, 5)
-    made.clip(made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", made.frames, drop=[4])
-    made.clip(
-        made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", np.concatenate([made.frames, made.frames[-1:]]), drop=[4]
+    dataset = lerobot(9, 5)
+    dataset.clip(dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4", dataset.frames, drop=[4])
+    dataset.clip(
+        dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4",
+        np.concatenate([dataset.frames, dataset.frames[-1:]]),
+        drop=[4],
     )
-    found = detect.scan_recording(made.path, "auto")
+    recording = detect.scan_recording(dataset.path, "auto")
     with pytest.raises(DataError, match=r"0\.25") as caught:
-        whole(found.episodes[0])
+        whole(recording.episodes[0])
     assert caught.value.where.endswith("file-000.mp4: at 0.2000 s")
-    assert len(whole(found.episodes[1])["action"]) == 5
+    assert len(whole(recording.episodes[1])["action"]) == 5
 
 
 @pytest.mark.parametrize("where", [0.3, 0.6])
 def test_damaged_video(lerobot, whole, where) -> None:
     """A damaged video raises, or returns the original frames: never wrong frames silently."""
-    made = lerobot(40)
-    path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
-    before = whole(detect.scan_recording(made.path, "auto").episodes[0])["obs/top_image"]
+    dataset = lerobot(40)
+    path = dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    before = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["obs/top_image"]
     data = bytearray(path.read_bytes())
     at = data.index(b"mdat")
     for i in range(int(where * 100), int(where * 100) + 60):
         data[at + 400 + i] ^= 0xA5
     path.write_bytes(data)
     with contextlib.suppress(DataError):
-        after = whole(detect.scan_recording(made.path, "auto").episodes[0])["obs/top_image"]
+        after = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["obs/top_image"]
         np.testing.assert_array_equal(after, before)
 
 
@@ -62,12 +64,12 @@ def test_b_frames_and_odd_sizes(tmp_path: Path) -> None:
     with av.open(str(path)) as container:
         order = [packet.pts for packet in container.demux(video=0) if packet.pts is not None]
     assert order != sorted(order)
-    known = Column(
+    column = Column(
         dataset="x", steps=30, row=(31, 47, 3), dtype="uint8", source=VideoSource(path=path, start_s=0.5, fps=20)
     )
     out, reader = np.empty((30, 31, 47, 3), np.uint8), open_reader(None)
     for start, stop in [(12, 30), (0, 12), (29, 30), (5, 6)]:
-        reader.read_into(known, out[start:stop], start, stop)
+        reader.read_into(column, out[start:stop], start, stop)
         assert ((out[start:stop, 16, 4::8, 1] > 120) << np.arange(6)).sum(axis=1).tolist() == list(
             range(10 + start, 10 + stop)
         )
@@ -85,11 +87,11 @@ def test_colours(tmp_path: Path) -> None:
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
-    known = Column(
+    column = Column(
         dataset="x", steps=3, row=(32, 48, 3), dtype="uint8", source=VideoSource(path=path, start_s=0, fps=20)
     )
     out, reader = np.empty(frames.shape, np.uint8), open_reader(None)
-    reader.read_into(known, out, 0, 3)
+    reader.read_into(column, out, 0, 3)
     assert np.abs(out.astype(int) - frames).max() < 12
     reader.close()
 
@@ -98,14 +100,14 @@ def test_reading_leaves_no_thread(lerobot) -> None:
     """No thread of PyAV survives a read: a process forked by another thread would wait for it forever."""
     made, out, threads = lerobot(4), np.empty((4, 32, 48, 3), np.uint8), []
     path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
-    known = Column(
+    column = Column(
         dataset="x", steps=4, row=(32, 48, 3), dtype="uint8", source=VideoSource(path=path, start_s=0, fps=20)
     )
 
     def read() -> None:
         threads.append(len(os.listdir("/proc/self/task")))
         reader = open_reader(None)
-        reader.read_into(known, out, 0, 4)
+        reader.read_into(column, out, 0, 4)
         reader.close()
         threads.append(len(os.listdir("/proc/self/task")))
 
@@ -117,8 +119,8 @@ def test_reading_leaves_no_thread(lerobot) -> None:
 
 def test_turned_video(lerobot, whole) -> None:
     """A video with a display rotation is refused, because its stored frames are not upright."""
-    made = lerobot(4)
-    path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    dataset = lerobot(4)
+    path = dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
     data = bytearray(path.read_bytes())
     at = data.index(b"tkhd", data.index(b"trak")) + 4 + 40
     assert int.from_bytes(data[at : at + 4], "big") == 1 << 16
@@ -126,4 +128,4 @@ def test_turned_video(lerobot, whole) -> None:
         data[at + 4 * i : at + 4 * i + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"rotation of -?180"):
-        whole(detect.scan_recording(made.path, "auto").episodes[0])
+        whole(detect.scan_recording(dataset.path, "auto").episodes[0])

@@ -40,8 +40,8 @@ def buffer(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
         root.attrs["robot"] = "pusht"
         for name, values in arrays.items():
             settings = {"chunks": (10, *values.shape[1:])} | options
-            made = root.create_array(f"data/{name}", shape=values.shape, dtype=values.dtype, **settings)
-            made[:] = values
+            array = root.create_array(f"data/{name}", shape=values.shape, dtype=values.dtype, **settings)
+            array[:] = values
         root.create_array("meta/episode_ends", data=np.array(OFFSETS[1:]))
         return path, arrays
 
@@ -67,27 +67,29 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
         path, arrays = buffer(zarr_format, chunks="auto")
         root = zarr.open_group(path, mode="r+")
         del root["data/img"]
-        made = root.create_array("data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(4, 5, 8, 2))
-        made[:] = arrays["img"]
+        array = root.create_array("data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(4, 5, 8, 2))
+        array[:] = arrays["img"]
     elif options.get("shards"):
         path, arrays = buffer(zarr_format, chunks="auto")
         root = zarr.open_group(path, mode="r+")
         del root["data/img"]
-        made = root.create_array("data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(3, 9, 8, 3), shards=(12, 9, 8, 3))
-        made[:] = arrays["img"]
+        array = root.create_array(
+            "data/img", shape=(42, 9, 8, 3), dtype="u1", chunks=(3, 9, 8, 3), shards=(12, 9, 8, 3)
+        )
+        array[:] = arrays["img"]
     else:
         path, arrays = buffer(zarr_format, **options)
-    found = detect.scan_recording(path, "auto")
-    assert (found.layout, found.rejected, found.attributes) == ("zarr", (), {"robot": "pusht"})
-    assert [(episode.name, episode.steps) for episode in found.episodes] == [
+    recording = detect.scan_recording(path, "auto")
+    assert (recording.layout, recording.rejected, recording.attributes) == ("zarr", (), {"robot": "pusht"})
+    assert [(episode.name, episode.steps) for episode in recording.episodes] == [
         (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)
     ]
-    for episode, low, high in zip(found.episodes, OFFSETS[:-1], OFFSETS[1:], strict=True):
+    for episode, low, high in zip(recording.episodes, OFFSETS[:-1], OFFSETS[1:], strict=True):
         got = whole(episode, part)
         assert set(got) == set(arrays)
         for name, values in arrays.items():
             np.testing.assert_array_equal(got[name], values[low:high])
-    assert {str(file.relative_to(path)) for file in found.files} == {
+    assert {str(file.relative_to(path)) for file in recording.files} == {
         str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()
     }
 
@@ -96,17 +98,17 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
 def test_holes(buffer, whole, zarr_format) -> None:
     """A missing chunk of frames rejects its episodes; one of rewards is read as the fill value, with a note."""
     path, arrays = buffer(zarr_format)
-    found = detect.scan_recording(path, "auto")
-    (note,) = found.notes
+    recording = detect.scan_recording(path, "auto")
+    (note,) = recording.notes
     assert note.startswith("reward: 5 chunks ")
-    assert (whole(found.episodes[1])["reward"] == 0).all()
+    assert (whole(recording.episodes[1])["reward"] == 0).all()
     (path / "data/img" / ("c/3/0/0/0" if zarr_format == 3 else "3.0.0.0")).unlink()
-    found = detect.scan_recording(path, "auto")
-    assert [episode.name for episode in found.episodes] == ["episode_0"]
-    assert [(item.name, item.reason) for item in found.rejected] == [
+    recording = detect.scan_recording(path, "auto")
+    assert [episode.name for episode in recording.episodes] == ["episode_0"]
+    assert [(item.name, item.reason) for item in recording.rejected] == [
         (f"episode_{i}", "img: no file for steps 30 to 40") for i in (1, 2)
     ]
-    np.testing.assert_array_equal(whole(found.episodes[0])["img"], arrays["img"][:7])
+    np.testing.assert_array_equal(whole(recording.episodes[0])["img"], arrays["img"][:7])
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -114,8 +116,8 @@ def test_lost_actions(buffer, zarr_format) -> None:
     """A missing chunk of actions, which would read as zeros, rejects its episodes."""
     path, _ = buffer(zarr_format)
     (path / ("data/action/1.0" if zarr_format == 2 else "data/action/c/1/0")).unlink()
-    found = detect.scan_recording(path, "auto")
-    assert [(item.name, item.reason) for item in found.rejected] == [
+    recording = detect.scan_recording(path, "auto")
+    assert [(item.name, item.reason) for item in recording.rejected] == [
         ("episode_1", "action: no file for steps 10 to 20")
     ]
 
@@ -123,11 +125,11 @@ def test_lost_actions(buffer, zarr_format) -> None:
 def test_lost_while_read(buffer, whole) -> None:
     """Reading a truncated chunk raises an error with its array."""
     path, _ = buffer(3)
-    found = detect.scan_recording(path, "auto")
+    recording = detect.scan_recording(path, "auto")
     chunk = path / "data/img/c/0/0/0/0"
     chunk.write_bytes(chunk.read_bytes()[:-5])
     with pytest.raises(DataError, match="img"):
-        whole(found.episodes[0])
+        whole(recording.episodes[0])
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_empty_episode(buffer) -> None:
     """An episode without steps is rejected, the others are not."""
     path, _ = buffer(3)
     zarr.open_group(path, mode="r+")["meta/episode_ends"][:] = [7, 7, 42]
-    found = detect.scan_recording(path, "auto")
-    assert [item.name for item in found.rejected] == ["episode_1"]
-    assert [episode.steps for episode in found.episodes] == [7, 35]
+    recording = detect.scan_recording(path, "auto")
+    assert [item.name for item in recording.rejected] == ["episode_1"]
+    assert [episode.steps for episode in recording.episodes] == [7, 35]
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
@@ -165,13 +167,19 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
     """A published version is a recording with the same episodes, instructions, attributes and splits."""
     paths = [robomimic(30, 41, name="a.hdf5"), robomimic(5, 6, 7, name="b.hdf5", seed=1)]
     version = Path(ingest(paths, root=tmp_path / "root", name="x", codec=codec).path)
-    found = detect.scan_recording(version, "auto")
+    recording = detect.scan_recording(version, "auto")
     before = [episode for path in paths for episode in detect.scan_recording(path, "auto").episodes]
-    assert [episode.name for episode in found.episodes] == ["a/demo_0", "a/demo_1", "b/demo_0", "b/demo_1", "b/demo_2"]
-    assert found.splits == {"train": ("a/demo_1", "b/demo_1", "b/demo_2"), "valid": ("a/demo_0", "b/demo_0")}
-    assert found.attributes["version"] == version.name
-    assert found.files == (version / "manifest.json",)
-    for old, new in zip(before, found.episodes, strict=True):
+    assert [episode.name for episode in recording.episodes] == [
+        "a/demo_0",
+        "a/demo_1",
+        "b/demo_0",
+        "b/demo_1",
+        "b/demo_2",
+    ]
+    assert recording.splits == {"train": ("a/demo_1", "b/demo_1", "b/demo_2"), "valid": ("a/demo_0", "b/demo_0")}
+    assert recording.attributes["version"] == version.name
+    assert recording.files == (version / "manifest.json",)
+    for old, new in zip(before, recording.episodes, strict=True):
         assert (new.steps, new.language, new.attributes) == (old.steps, old.language, old.attributes)
         was, now = whole(old), whole(new, 7)
         assert set(now) == set(was)
@@ -182,16 +190,16 @@ def test_published_version(robomimic, whole, tmp_path, codec) -> None:
 def test_damaged_version(robomimic, whole, tmp_path) -> None:
     """Reading a flipped bit or a missing shard of a version raises, and never returns zeros."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
-    found = detect.scan_recording(version, "auto")
+    recording = detect.scan_recording(version, "auto")
     shard = version / "obs/eye_image/c/0/0/0/0"
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
     with pytest.raises(DataError, match="obs/eye_image/c/0/0/0/0"):
-        whole(found.episodes[0])
+        whole(recording.episodes[0])
     shard.unlink()
     with pytest.raises(DataError, match="No such file"):
-        whole(found.episodes[0])
+        whole(recording.episodes[0])
 
 
 def test_what_is_said_against_a_version(robomimic, tmp_path) -> None:
@@ -211,14 +219,14 @@ def test_damage_that_checksums_do_not_show(robomimic, tmp_path, damage) -> None:
     """Files with valid checksums that contradict the manifest are refused: a new version would make them permanent."""
     with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048):
         version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x", codec="raw").path)
-        other = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
+        path = Path(ingest([robomimic(41, 30)], root=tmp_path / "other", name="x", codec="raw").path)
     if damage == "shards":
         exchange_names(version / "obs/eye_image/c/0/0/0/0", version / "obs/eye_image/c/1/0/0/0")
     elif damage == "fill value":
         metadata = version / "action/zarr.json"
         metadata.write_bytes(metadata.read_bytes().replace(b'"fill_value": 0.0', b'"fill_value": 7.0'))
     elif damage == "lengths":
-        exchange_names(version / "episode_offsets/c/0", other / "episode_offsets/c/0")
+        exchange_names(version / "episode_offsets/c/0", path / "episode_offsets/c/0")
     else:
         version = version.rename(version.with_name("0" * 32))
     with pytest.raises(DataError, match="manifest"):
@@ -233,10 +241,10 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
     root = zarr.open_group(path, mode="r+")
     del root[f"data/{name}"]
     row = arrays[name].shape[1:]
-    made = root.create_array(
+    array = root.create_array(
         f"data/{name}", shape=(42, *row), dtype=arrays[name].dtype, chunks=(2, *row), shards=(10, *row)
     )
-    made[:4] = made[6:] = 1
+    array[:4] = array[6:] = 1
     first, *others = detect.scan_recording(path, "auto").episodes
     assert all(whole(other)[name].all() for other in others)
     if name != "reward":
@@ -266,14 +274,14 @@ def test_checksum(buffer, whole) -> None:
     from zarr.codecs import Crc32cCodec
 
     path, _ = buffer(3, compressors=[Crc32cCodec()])
-    found = detect.scan_recording(path, "auto")
-    whole(found.episodes[0])
+    recording = detect.scan_recording(path, "auto")
+    whole(recording.episodes[0])
     chunk = path / "data/img/c/0/0/0/0"
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1
     chunk.write_bytes(data)
     with pytest.raises(DataError, match="img"):
-        whole(found.episodes[0])
+        whole(recording.episodes[0])
 
 
 @pytest.mark.parametrize("change", ["subset", "episodes"])
@@ -304,5 +312,5 @@ def test_two_arrays_of_one_name(buffer, whole, zarr_format) -> None:
     assert "action and data/action " in caught.value.message
     with pytest.raises(DataError):
         detect.scan_recording(path, "auto", ["data/action"])
-    found = detect.scan_recording(path, "auto", ["data/action", "data/actions"])
-    np.testing.assert_array_equal(whole(found.episodes[0])["action"], arrays["action"][:7] + 1)
+    recording = detect.scan_recording(path, "auto", ["data/action", "data/actions"])
+    np.testing.assert_array_equal(whole(recording.episodes[0])["action"], arrays["action"][:7] + 1)

@@ -42,8 +42,8 @@ def test_grace(publish, tmp_path) -> None:
     assert "within its grace until" in soon[one.name][1]
     assert run(tmp_path, dry_run=True)[one.name] == ("would-remove", "")
     assert one.exists()
-    found = run(tmp_path)
-    assert (found[one.name], found[two.name][0]) == (("removed", ""), "kept")
+    result = run(tmp_path)
+    assert (result[one.name], result[two.name][0]) == (("removed", ""), "kept")
     assert not one.exists()
     assert two.exists()
     assert not [path for path in tmp_path.rglob("*") if one.name in path.name]
@@ -52,28 +52,28 @@ def test_grace(publish, tmp_path) -> None:
 
 def test_undo(publish, tmp_path) -> None:
     """A retirement that was taken back in time never was; of a version that is gone it cannot be."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
-    restore_version(tmp_path, "x", one.name)
+    version = publish(tmp_path, "x")
+    retire_version(version)
+    restore_version(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
-    retire_version(one)
+    retire_version(version)
     run(tmp_path)
     with pytest.raises(UsageError, match="any more"):
-        restore_version(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", version.name)
 
 
 def test_same_content_again(publish, tmp_path) -> None:
     """A version that was ingested again is not retired by what was said of the one before."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
-    kept = version_state.retired_file(tmp_path, "x", one.name).read_bytes()
+    version = publish(tmp_path, "x")
+    retire_version(version)
+    data = version_state.retired_file(tmp_path, "x", version.name).read_bytes()
     run(tmp_path)
     time.sleep(0.002)
-    assert publish(tmp_path, "x") == one
-    version_state.retired_file(tmp_path, "x", one.name).write_bytes(kept)  # as a killed `gc` may leave it
+    assert publish(tmp_path, "x") == version
+    version_state.retired_file(tmp_path, "x", version.name).write_bytes(data)  # as a killed `gc` may leave it
     assert retirement.read_retirements(tmp_path, "x") == {}
     assert run(tmp_path) == {}
-    assert one.exists()
+    assert version.exists()
 
 
 def plan(runs: Path, name: str, *versions: str) -> None:
@@ -91,16 +91,16 @@ def test_what_keeps(publish, tmp_path) -> None:
         retire_version(path)
     plan(runs, "bc-1", "f" * 32, run_by.name)
     with version_state.leased_version(leased, 9 * 86400, "training bc-1"):
-        found = run(root, runs=[runs])
-    assert {version: state for version, (state, _) in found.items()} == {
+        result = run(root, runs=[runs])
+    assert {version: state for version, (state, _) in result.items()} == {
         leased.name: "kept",
         run_by.name: "kept",
         parent.name: "kept",
         loose.name: "removed",
     }
-    assert "training bc-1" in found[leased.name][1]
-    assert found[run_by.name][1] == "run bc-1"
-    assert found[parent.name][1] == f"parent of y/{child.name}"
+    assert "training bc-1" in result[leased.name][1]
+    assert result[run_by.name][1] == "run bc-1"
+    assert result[parent.name][1] == f"parent of y/{child.name}"
     shutil.rmtree(runs / "bc-1")
     retire_version(child)
     assert {state for state, _ in run(root, runs=[runs]).values()} == {"removed"}  # parent and child at once
@@ -116,33 +116,33 @@ def test_real_plan() -> None:
 
 def test_tag_after_retirement(publish, tmp_path) -> None:
     """Where both happened at the same moment the tag keeps the version."""
-    one = publish(tmp_path, "x")
-    tags.move_tag(tmp_path, "x", "prod", one.name)
+    version = publish(tmp_path, "x")
+    tags.move_tag(tmp_path, "x", "prod", version.name)
     with patch("pitools.store.tags.read_tags", return_value={}):
-        retire_version(one)
-    assert run(tmp_path) == {one.name: ("kept", "tag prod")}
+        retire_version(version)
+    assert run(tmp_path) == {version.name: ("kept", "tag prod")}
     tags.move_tag(tmp_path, "x", "prod", "")
-    assert run(tmp_path)[one.name][0] == "removed"
+    assert run(tmp_path)[version.name][0] == "removed"
 
 
 def test_leases_end(publish, tmp_path) -> None:
     """A lease lasts as long as it says and some minutes more, can be renewed, and what is left of it is removed."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
-    holder = version_state.leased_version(one, 3600, "job")
+    version = publish(tmp_path, "x")
+    retire_version(version)
+    holder = version_state.leased_version(version, 3600, "job")
     lease = holder.__enter__()  # and killed
     over = timedelta(seconds=3600) + version_state.SKEW
     begun = version_state.utc_now()
-    assert run(tmp_path, grace_s=0, now=begun + over - timedelta(seconds=9))[one.name][0] == "kept"
+    assert run(tmp_path, grace_s=0, now=begun + over - timedelta(seconds=9))[version.name][0] == "kept"
     lease.extend(7200)
-    assert run(tmp_path, grace_s=0, now=begun + over + timedelta(seconds=9))[one.name][0] == "kept"
+    assert run(tmp_path, grace_s=0, now=begun + over + timedelta(seconds=9))[version.name][0] == "kept"
     live = publish(tmp_path, "x", 1)
     with version_state.leased_version(live, 60, "other"):
-        assert run(tmp_path, grace_s=0, now=begun + 2 * over + timedelta(hours=1))[one.name][0] == "removed"
+        assert run(tmp_path, grace_s=0, now=begun + 2 * over + timedelta(hours=1))[version.name][0] == "removed"
         assert version_state.list_names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
-    with pytest.raises(DataError, match="missing"), version_state.leased_version(one, 60, "job"):
+    with pytest.raises(DataError, match="missing"), version_state.leased_version(version, 60, "job"):
         pass
-    assert not version_state.leases_dir(tmp_path, "x", one.name).exists()
+    assert not version_state.leases_dir(tmp_path, "x", version.name).exists()
 
 
 def test_unreadable_things_keep(publish, tmp_path) -> None:
@@ -150,11 +150,11 @@ def test_unreadable_things_keep(publish, tmp_path) -> None:
     root, runs = tmp_path / "root", tmp_path / "runs"
     one, damaged = publish(root, "x"), publish(root, "y", 1)
     retire_version(one)
-    whole = (damaged / "manifest.json").read_bytes()
+    data = (damaged / "manifest.json").read_bytes()
     (damaged / "manifest.json").write_text("{")
     state, why = run(root)[one.name]
     assert (state, str(damaged) in why) == ("kept", True)
-    (damaged / "manifest.json").write_bytes(whole)
+    (damaged / "manifest.json").write_bytes(data)
     plan(runs, "bc-1")
     (runs / "bc-1/plan.json").write_text("{")
     state, why = run(root, runs=[runs])[one.name]
@@ -176,10 +176,10 @@ def test_unreadable_things_keep(publish, tmp_path) -> None:
 
 def test_damaged_itself(publish, tmp_path) -> None:
     """A version whose own manifest is damaged can be retired and goes."""
-    one = publish(tmp_path, "x")
-    (one / "manifest.json").write_text("{")
-    retire_version(one)
-    assert run(tmp_path)[one.name][0] == "removed"
+    version = publish(tmp_path, "x")
+    (version / "manifest.json").write_text("{")
+    retire_version(version)
+    assert run(tmp_path)[version.name][0] == "removed"
 
 
 @pytest.mark.parametrize("what", ["tag", "lease", "run", "child", "undo"])
@@ -187,59 +187,59 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
     """Whatever names a version after `gc` took it aside brings it back, whole."""
     root, runs = tmp_path / "root", tmp_path / "runs"
     runs.mkdir()
-    one = publish(root, "x")
-    content = sorted((path.relative_to(one), path.stat().st_ino) for path in one.rglob("*"))
-    retire_version(one)
+    version = publish(root, "x")
+    content = sorted((path.relative_to(version), path.stat().st_ino) for path in version.rglob("*"))
+    retire_version(version)
     rename, done = os.rename, []
 
     def act(old, new):
         rename(old, new)
-        if Path(old) != one or done:
+        if Path(old) != version or done:
             return
         done.append(True)
         if what == "tag":
             link = version_state.tags_dir(root, "x") / "prod/1.json"
-            version_state.write_annotation(link, tags._Move(version=one.name, moved_at="", moved_by=""))
+            version_state.write_annotation(link, tags._Move(version=version.name, moved_at="", moved_by=""))
         elif what == "lease":
             version_state.write_annotation(
-                version_state.leases_dir(root, "x", one.name) / "a.json",
+                version_state.leases_dir(root, "x", version.name) / "a.json",
                 version_state.LeaseRecord(until="2999-01-01T00:00:00Z", host="h", pid=1, purpose="w"),
             )
         elif what == "run":
-            plan(runs, "bc-1", one.name)
+            plan(runs, "bc-1", version.name)
         elif what == "child":
-            publish(root, "z", 9, parent=one.name)
+            publish(root, "z", 9, parent=version.name)
         else:
             with pytest.raises(TryLater, match="gc"):
-                restore_version(root, "x", one.name)
+                restore_version(root, "x", version.name)
 
     with patch("os.rename", act):
-        found = run(root, runs=[runs])
-    assert found[one.name][0] == "kept"
-    assert sorted((path.relative_to(one), path.stat().st_ino) for path in one.rglob("*")) == content
+        result = run(root, runs=[runs])
+    assert result[version.name][0] == "kept"
+    assert sorted((path.relative_to(version), path.stat().st_ino) for path in version.rglob("*")) == content
     assert not (root / version_state.TRASH).exists()
 
 
 def test_freed(publish, tmp_path) -> None:
     """A file that another version has a hard link to frees nothing, until the last of them goes."""
-    one = publish(tmp_path, "x")
-    two, three = (publish(tmp_path, "x", number, parent=one.name, shares=one) for number in (1, 2))
-    own = {
+    version = publish(tmp_path, "x")
+    two, three = (publish(tmp_path, "x", number, parent=version.name, shares=version) for number in (1, 2))
+    data_by_path = {
         path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.stat().st_nlink == 1)
-        for path in (one, two, three)
+        for path in (version, two, three)
     }
-    shared = (one / "action/c/0").stat().st_size
+    shared = (version / "action/c/0").stat().st_size
 
     def freed(**settings) -> dict[str, int]:
         return {found.version: found.freed_bytes for found in collect_garbage(tmp_path, now=LATER, **settings)}
 
     retire_version(three)
-    assert freed(dry_run=True) == freed() == {three.name: own[three]}
+    assert freed(dry_run=True) == freed() == {three.name: data_by_path[three]}
     retire_version(two)
-    retire_version(one)
+    retire_version(version)
     planned, done = freed(dry_run=True), freed()
     assert planned == done
-    assert sum(done.values()) == own[one] + own[two] + shared
+    assert sum(done.values()) == data_by_path[version] + data_by_path[two] + shared
 
 
 def test_unfinished(publish, tmp_path) -> None:
@@ -347,13 +347,13 @@ def test_killed_at_every_step(publish, tmp_path) -> None:
         (root / f".tmp/x.{KEY}").mkdir(parents=True)
         os.utime(root / f".tmp/x.{KEY}", (0, 0))
         died = _kill_at(step, lambda root=root: list(collect_garbage(root, now=LATER)))
-        before = {path: (path / "action/c/1").read_bytes() for path in (kept, live, grandchild)}  # never away
+        data_by_path = {path: (path / "action/c/1").read_bytes() for path in (kept, live, grandchild)}  # never away
         aside = [path.name for path in version_state.list_names(root / version_state.TRASH) if child.name in path.name]
         if step % 2 and aside and not aside[0].endswith(".gone"):
             plan(root / "runs", "r", child.name)  # what is only aside comes back when it is named now
         runs = [root / "runs"] if (root / "runs").exists() else []
         list(collect_garbage(root, now=LATER, runs=runs))
-        assert all((path / "action/c/1").read_bytes() == data for path, data in before.items())
+        assert all((path / "action/c/1").read_bytes() == data for path, data in data_by_path.items())
         assert not (root / version_state.TRASH).exists()
         assert not (root / f".tmp/x.{KEY}").exists()
         assert child.exists() == bool(runs)

@@ -41,10 +41,10 @@ def at_rename(old: Path, act):
 
 def test_another_gc_forgets_nothing(publish, tmp_path) -> None:
     """What is said of a version stands while one `gc` has it aside and another comes by, however that ends."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
+    version = publish(tmp_path, "x")
+    retire_version(version)
     version_state.set_quarantine(
-        one, record := Quarantine(whole_version=False, episodes={3: ("black",)}, set_at="", set_by="")
+        version, record := Quarantine(whole_version=False, episodes={3: ("black",)}, set_at="", set_by="")
     )
     name = version_state.tags_dir(tmp_path, "x") / "prod/1.json"
 
@@ -55,23 +55,23 @@ def test_another_gc_forgets_nothing(publish, tmp_path) -> None:
             lambda path, end="": [] if path.name == ".trash" else listed(path, end),
         ):
             assert run(tmp_path) == {}
-        version_state.write_annotation(name, tags._Move(version=one.name, moved_at="", moved_by=""))
+        version_state.write_annotation(name, tags._Move(version=version.name, moved_at="", moved_by=""))
 
-    with at_rename(one, another):
-        assert run(tmp_path)[one.name] == ("kept", "tag prod")
-    assert version_state.read_quarantine(one) == record
-    assert run(tmp_path)[one.name] == ("kept", "tag prod")  # and it is still retired
+    with at_rename(version, another):
+        assert run(tmp_path)[version.name] == ("kept", "tag prod")
+    assert version_state.read_quarantine(version) == record
+    assert run(tmp_path)[version.name] == ("kept", "tag prod")  # and it is still retired
 
 
 def test_two_take_one(publish, tmp_path) -> None:
     """Of two that collect the same version one tells that it removed it, and nothing is left of it."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
+    version = publish(tmp_path, "x")
+    retire_version(version)
     told = []
-    with at_rename(one, lambda: told.append(run(tmp_path))):
+    with at_rename(version, lambda: told.append(run(tmp_path))):
         told.append(run(tmp_path))
     assert sorted(len(records) for records in told) == [0, 1]
-    assert not [path for path in tmp_path.rglob("*") if one.name in path.name]
+    assert not [path for path in tmp_path.rglob("*") if version.name in path.name]
 
 
 def aside(root: Path, version: Path, end: str = "") -> Path:
@@ -83,30 +83,30 @@ def aside(root: Path, version: Path, end: str = "") -> Path:
 def test_killed_before_it_forgot(publish, tmp_path) -> None:
     """What was said of a version that went is forgotten by the next `gc`, but not what was said of the same content,
     ingested again."""
-    one = publish(tmp_path, "x")
+    version = publish(tmp_path, "x")
     old, new = (Quarantine(whole_version=True, set_at=when, set_by="") for when in ("then", "now"))
     for again in (False, True):
-        retire_version(one)
-        version_state.set_quarantine(one, old)
-        aside(tmp_path, one, ".gone")
+        retire_version(version)
+        version_state.set_quarantine(version, old)
+        aside(tmp_path, version, ".gone")
         if again:
             version_state.set_quarantine(publish(tmp_path, "x"), new)
         assert run(tmp_path) == {}
         assert not (tmp_path / version_state.TRASH).exists()
-        assert version_state.read_quarantine(one) == (new if again else None)
-        assert version_state.retired_file(tmp_path, "x", one.name).exists() == again
+        assert version_state.read_quarantine(version) == (new if again else None)
+        assert version_state.retired_file(tmp_path, "x", version.name).exists() == again
         publish(tmp_path, "x")
 
 
 def test_ancestors(publish, tmp_path) -> None:
     """A version keeps those it was made of, however far back, also as a part of one."""
-    one = publish(tmp_path, "x")
-    two = publish(tmp_path, "x", 1, parent=one.name)
+    version = publish(tmp_path, "x")
+    two = publish(tmp_path, "x", 1, parent=version.name)
     three = publish(tmp_path, "y", 2, part_of=two.name)
-    for path in (one, two):
+    for path in (version, two):
         retire_version(path)
     assert run(tmp_path) == {
-        one.name: ("kept", f"parent of x/{two.name}"),
+        version.name: ("kept", f"parent of x/{two.name}"),
         two.name: ("kept", f"parent of y/{three.name}"),
     }
 
@@ -126,31 +126,32 @@ def test_child_that_was_left_aside(publish, tmp_path) -> None:
 
 def test_made_again_while_it_was_aside(publish, tmp_path) -> None:
     """A version that was left aside and is there again is only a copy: it goes, whatever names the version."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
-    aside(tmp_path, one)
-    assert publish(tmp_path, "x") == one
+    version = publish(tmp_path, "x")
+    retire_version(version)
+    aside(tmp_path, version)
+    assert publish(tmp_path, "x") == version
     version_state.write_annotation(
-        version_state.tags_dir(tmp_path, "x") / "prod/1.json", tags._Move(version=one.name, moved_at="", moved_by="")
+        version_state.tags_dir(tmp_path, "x") / "prod/1.json",
+        tags._Move(version=version.name, moved_at="", moved_by=""),
     )
     assert {state for state, _ in run(tmp_path).values()} == {"removed"}
-    assert (one / "action/c/0").exists()
+    assert (version / "action/c/0").exists()
     assert not (tmp_path / version_state.TRASH).exists()
-    assert tags.read_tags(tmp_path, "x")["prod"].version == one.name
+    assert tags.read_tags(tmp_path, "x")["prod"].version == version.name
 
 
 def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
     """Before the last look, every folder in which something may name a version is looked at anew."""
     root, runs = tmp_path / "root", tmp_path / "runs"
     (runs / "r").mkdir(parents=True)
-    one = publish(root, "x")
+    version = publish(root, "x")
     publish(root, "y", 1)
-    tags.move_tag(root, "x", "prod", one.name)
+    tags.move_tag(root, "x", "prod", version.name)
     tags.move_tag(root, "x", "prod", "")
-    retire_version(one)
+    retire_version(version)
     fresh: list[Path] = []
-    with at_rename(one, fresh.clear), patch("pitools.store.version_state.revalidate_nfs", fresh.append):
-        assert run(root, runs=[runs])[one.name][0] == "removed"
+    with at_rename(version, fresh.clear), patch("pitools.store.version_state.revalidate_nfs", fresh.append):
+        assert run(root, runs=[runs])[version.name][0] == "removed"
     kept = version_state.catalog_dir(root, "x")
     assert {
         root,
@@ -167,23 +168,23 @@ def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
 
 def test_undo_as_it_comes_back(publish, tmp_path) -> None:
     """A version that `gc` brings back while its retirement is taken back is there."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
-    left = aside(tmp_path, one)
-    with patch("pitools.store.version_state.list_names", lambda folder: (left.rename(one), [])[1]):
-        restore_version(tmp_path, "x", one.name)
+    version = publish(tmp_path, "x")
+    retire_version(version)
+    left = aside(tmp_path, version)
+    with patch("pitools.store.version_state.list_names", lambda folder: (left.rename(version), [])[1]):
+        restore_version(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
 
 
 def test_interrupted(publish, tmp_path) -> None:
     """After Ctrl-C, or an error, nothing stays aside that was not decided."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
+    version = publish(tmp_path, "x")
+    retire_version(version)
     for error in (KeyboardInterrupt, OSError):
         with patch("pitools.dataset.gc.collect._refresh", side_effect=error), pytest.raises(error):
             run(tmp_path)
-        assert (one / "manifest.json").is_file()
-    assert run(tmp_path)[one.name][0] == "removed"
+        assert (version / "manifest.json").is_file()
+    assert run(tmp_path)[version.name][0] == "removed"
 
 
 @pytest.mark.parametrize("folder", ["root", "x", "y", "runs", ".catalog/tags", ".catalog/leases"])
@@ -191,9 +192,9 @@ def test_unreadable_folder_keeps(publish, tmp_path, folder) -> None:
     """A folder that may not be listed may hold what names a version."""
     root, runs = tmp_path / "root", tmp_path / "runs"
     runs.mkdir()
-    one = publish(root, "x")
-    publish(root, "y", 1, parent=one.name)
-    retire_version(one)
+    version = publish(root, "x")
+    publish(root, "y", 1, parent=version.name)
+    retire_version(version)
     (version_state.tags_dir(root, "x") / "old").mkdir(parents=True)
     listdir = os.listdir
 
@@ -207,8 +208,8 @@ def test_unreadable_folder_keeps(publish, tmp_path, folder) -> None:
             with pytest.raises(ClusterError):
                 run(root, runs=[runs])
         else:
-            assert run(root, runs=[runs])[one.name][0] == "kept"
-    assert one.exists()
+            assert run(root, runs=[runs])[version.name][0] == "kept"
+    assert version.exists()
 
 
 @pytest.mark.parametrize("what", ["plan", "manifest", "lease"])
@@ -216,26 +217,26 @@ def test_what_would_keep_it_waiting(publish, tmp_path, what) -> None:
     """A pipe in the place of a file that may name a version is not read, and keeps it."""
     root, run_dir = tmp_path / "root", tmp_path / "runs/r"
     run_dir.mkdir(parents=True)
-    one = publish(root, "x")
-    retire_version(one)
+    version = publish(root, "x")
+    retire_version(version)
     path = {
         "plan": run_dir / "plan.json",
         "manifest": root / "y" / ("1" * 32) / "manifest.json",
-        "lease": version_state.leases_dir(root, "x", one.name) / "a.json",
+        "lease": version_state.leases_dir(root, "x", version.name) / "a.json",
     }[what]
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
-    assert run(root, runs=[tmp_path / "runs"])[one.name][0] == "kept"
+    assert run(root, runs=[tmp_path / "runs"])[version.name][0] == "kept"
 
 
 @pytest.mark.parametrize("until", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "soon", ""])
 def test_strange_lease_keeps(publish, tmp_path, until) -> None:
     """A lease whose end is no time that we know has none."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
+    version = publish(tmp_path, "x")
+    retire_version(version)
     record = version_state.LeaseRecord(until=until, host="h", pid=1, purpose="w")
-    version_state.write_annotation(version_state.leases_dir(tmp_path, "x", one.name) / "a.json", record)
-    assert run(tmp_path)[one.name][0] == "kept"
+    version_state.write_annotation(version_state.leases_dir(tmp_path, "x", version.name) / "a.json", record)
+    assert run(tmp_path)[version.name][0] == "kept"
 
 
 def test_clock_that_is_ahead(publish, tmp_path) -> None:
@@ -255,28 +256,28 @@ def test_clock_that_is_ahead(publish, tmp_path) -> None:
 
 def test_clock_that_was_behind(publish, tmp_path) -> None:
     """A version that was retired by a clock of 1970 has its grace from when that was written."""
-    one = publish(tmp_path, "x")
-    retire_version(one, now=version_state.utc_now() - timedelta(days=9999))
-    assert "within its grace" in run(tmp_path, now=LATER - timedelta(days=2))[one.name][1]
-    assert run(tmp_path)[one.name][0] == "removed"
+    version = publish(tmp_path, "x")
+    retire_version(version, now=version_state.utc_now() - timedelta(days=9999))
+    assert "within its grace" in run(tmp_path, now=LATER - timedelta(days=2))[version.name][1]
+    assert run(tmp_path)[version.name][0] == "removed"
 
 
 def test_dataset_that_is_a_link(publish, tmp_path) -> None:
     """Of a dataset that is another root's, reached by a link, nothing goes: what names it is in that root. But what is
     in it names versions of this one."""
     other, root = tmp_path / "other", tmp_path / "root"
-    theirs = publish(other, "x")
-    publish(other, "z", 1, parent=theirs.name)
+    version = publish(other, "x")
+    publish(other, "z", 1, parent=version.name)
     ours = publish(root, "y", 2)
     publish(other, "x", 3, parent=ours.name)
     (root / "x").symlink_to(other / "x")
-    retire_version(theirs)
+    retire_version(version)
     retire_version(ours)
     for dry_run in (True, False):
-        found = run(root, dry_run=dry_run)
-        assert {state for state, _ in found.values()} == {"kept"}
-        assert "reached by a link" in found[theirs.name][1]
-        assert "parent of x/" in found[ours.name][1]
+        result = run(root, dry_run=dry_run)
+        assert {state for state, _ in result.values()} == {"kept"}
+        assert "reached by a link" in result[version.name][1]
+        assert "parent of x/" in result[ours.name][1]
 
 
 def test_folders_of_others(publish, tmp_path) -> None:
@@ -303,34 +304,34 @@ def test_folders_of_others(publish, tmp_path) -> None:
 
 def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     """Where a version that is kept, or files of one that is not, stay in the trash, the record says where."""
-    one = publish(tmp_path, "x")
-    retire_version(one)
+    version = publish(tmp_path, "x")
+    retire_version(version)
     rename = os.rename
 
     def stuck(old, new):
-        if Path(new) == one:
+        if Path(new) == version:
             raise PermissionError(13, "Permission denied")
         rename(old, new)
-        if Path(old) == one:
+        if Path(old) == version:
             version_state.write_annotation(
                 version_state.tags_dir(tmp_path, "x") / "a/1.json",
-                tags._Move(version=one.name, moved_at="", moved_by=""),
+                tags._Move(version=version.name, moved_at="", moved_by=""),
             )
 
     with patch("os.rename", stuck):
-        state, why = run(tmp_path)[one.name]
+        state, why = run(tmp_path)[version.name]
     assert (state, why.split(";")[0]) == ("kept", "tag a")
-    assert f"{tmp_path / '.trash'}/x.{one.name}" in why
+    assert f"{tmp_path / '.trash'}/x.{version.name}" in why
     with pytest.raises(TryLater, match="gc"):
-        restore_version(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", version.name)
     run(tmp_path)
-    assert one.exists()
+    assert version.exists()
     tags.move_tag(tmp_path, "x", "a", "")
-    retire_version(one)
+    retire_version(version)
     with patch("shutil.rmtree"):
-        assert str(tmp_path / version_state.TRASH) in run(tmp_path)[one.name][1]
+        assert str(tmp_path / version_state.TRASH) in run(tmp_path)[version.name][1]
     with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
-        restore_version(tmp_path, "x", one.name)
+        restore_version(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
     assert not (tmp_path / version_state.TRASH).exists()
 

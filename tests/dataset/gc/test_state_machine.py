@@ -121,7 +121,7 @@ class Catalog(RuleBasedStateMachine):
             del self.made[number], self.retired[number], self.parents[number]
             # Named by a child that is older than its second life: a parent by content no more.
             self.parents = {child: None if parent == number else parent for child, parent in self.parents.items()}
-        self.leases = [held for held in self.leases if held[0] in self.made]
+        self.leases = [lease for lease in self.leases if lease[0] in self.made]
 
     def expected(self) -> set[int]:
         """What may go, by the model alone."""

@@ -128,14 +128,16 @@ def test_nothing_to_do_says_when_it_is_discarded(pit, first, tmp_path) -> None:
 
 def test_quarantine_goes_on(first, robomimic, tmp_path) -> None:
     """Episodes that are kept from training in the parent are so in what is appended to it, from the first moment."""
-    kept = Quarantine(whole_version=False, set_at="2026-11-01T00:00:00Z", set_by="me", episodes={1: ("frozen",)})
-    version_state.set_quarantine(first, kept)
-    again = ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert version_state.read_quarantine(Path(again.path)) == kept
-    version_state.set_quarantine(Path(again.path), None)
-    append_policy.inherit_quarantine(first, Path(again.path))  # as of one that comes late, when it is published already
+    quarantine = Quarantine(whole_version=False, set_at="2026-11-01T00:00:00Z", set_by="me", episodes={1: ("frozen",)})
+    version_state.set_quarantine(first, quarantine)
+    version = ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
+    assert version_state.read_quarantine(Path(version.path)) == quarantine
+    version_state.set_quarantine(Path(version.path), None)
+    append_policy.inherit_quarantine(
+        first, Path(version.path)
+    )  # as of one that comes late, when it is published already
     ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
-    assert version_state.read_quarantine(Path(again.path)) is None
+    assert version_state.read_quarantine(Path(version.path)) is None
 
 
 def test_a_parent_that_cannot_be_held(robomimic, mounted, tmp_path, capsys) -> None:

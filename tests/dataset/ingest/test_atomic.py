@@ -107,8 +107,8 @@ def large(tmp_path_factory) -> Path:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in memory, where a sync costs nothing."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -250,10 +250,10 @@ def test_two_at_once(start, large, tmp_path) -> None:
     assert sorted('"new":true' in answer for answer, _ in answers) == [False, True]
     assert list(root.iterdir()) == [root / "x"]
     (path,) = (root / "x").iterdir()
-    kept = open_dataset(path).manifest
+    manifest = open_dataset(path).manifest
     assert {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} == {
         "manifest.json",
-        *(entry.path for entry in kept.files),
+        *(entry.path for entry in manifest.files),
     }
 
 

@@ -68,8 +68,8 @@ def corrupt(robomimic) -> Callable[..., Path]:
                 key = f"data/demo_{number}/obs/eye_image"
                 frames = file[key][:]
                 del file[key]
-                made = file.create_dataset(key, data=frames, compression="gzip", chunks=(5, 8, 8, 3))
-                offsets.append(made.id.get_chunk_info_by_coord((5, 0, 0, 0)).byte_offset)
+                dataset = file.create_dataset(key, data=frames, compression="gzip", chunks=(5, 8, 8, 3))
+                offsets.append(dataset.id.get_chunk_info_by_coord((5, 0, 0, 0)).byte_offset)
         data = bytearray(path.read_bytes())
         for offset in offsets:
             data[offset : offset + 8] = b"\xff" * 8
@@ -214,8 +214,13 @@ def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
     path = robomimic(3)
     for name in ("étoile", "a b", "fine"):
         change(path, f"data/demo_0/obs/{name}", np.zeros(3))
-    what = refused(path).message
-    assert [word in what for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [True, True, False, True]
+    message = refused(path).message
+    assert [word in message for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_skip_is_the_way_out(robomimic, tmp_path) -> None:

@@ -33,10 +33,10 @@ def small():
 def test_any_number_of_workers(robomimic, tmp_path, small, workers) -> None:
     """One worker or eight give the same version, statistics and all."""
     source = robomimic(60, 70, 80)
-    one = ingest([source], root=tmp_path / "one", name="x", workers=1)
+    version = ingest([source], root=tmp_path / "one", name="x", workers=1)
     many = ingest([source], root=tmp_path / "many", name="x", workers=workers)
-    assert many.version == one.version
-    assert manifests.load_manifest(Path(many.path))[0] == manifests.load_manifest(Path(one.path))[0]
+    assert many.version == version.version
+    assert manifests.load_manifest(Path(many.path))[0] == manifests.load_manifest(Path(version.path))[0]
 
 
 class Nodes:

@@ -66,8 +66,8 @@ def test_any_episodes(data) -> None:
     codec = data.draw(st.sampled_from(chunking.CODECS))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     expected: dict[str, list[np.ndarray]] = {}
-    with tempfile.TemporaryDirectory() as made:
-        paths = [Path(made) / f"r{i}.hdf5" for i in range(len(files))]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"r{i}.hdf5" for i in range(len(files))]
         for path, lengths in zip(paths, files, strict=True):
             with h5py.File(path, "w") as file:
                 for i, steps in enumerate(lengths):
@@ -77,7 +77,7 @@ def test_any_episodes(data) -> None:
                         name = {"actions": "action", "states": "state"}.get(key, key)
                         expected.setdefault(name, []).append(values)
         with patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=2048):
-            version = ingest(paths, root=Path(made) / "root", name="x", codec=codec)
+            version = ingest(paths, root=Path(folder) / "root", name="x", codec=codec)
         group = zarr.open_group(version.path, mode="r")
         same(group, {name: np.concatenate(parts) for name, parts in expected.items()})
         same(group, {"episode_offsets": np.cumsum([0, *(steps for lengths in files for steps in lengths)])})
@@ -124,8 +124,8 @@ def test_again_changes_nothing(robomimic, tmp_path) -> None:
     source = robomimic(3, 4)
     first = ingest([source], root=tmp_path / "root", name="x")
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "root").rglob("*")}
-    again = ingest([source], root=tmp_path / "root", name="x")
-    assert again == msgspec.structs.replace(first, new=False)
+    version = ingest([source], root=tmp_path / "root", name="x")
+    assert version == msgspec.structs.replace(first, new=False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "root").rglob("*")} == stamps
 
 
@@ -332,8 +332,8 @@ def test_schema(robomimic, tmp_path) -> None:
 def test_folders(robomimic, tmp_path) -> None:
     """A recording that is a folder, here a version of ours, is one source: its digest is that of all its files."""
     first = ingest([robomimic(5, 6)], root=tmp_path / "root", name="x")
-    again = ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr")
-    one, two = open_dataset(Path(first.path)), open_dataset(Path(again.path))
+    version = ingest([Path(first.path)], root=tmp_path / "root", name="y", layout="zarr")
+    one, two = open_dataset(Path(first.path)), open_dataset(Path(version.path))
     for name in one.arrays:
         np.testing.assert_array_equal(one.read(name, 0, 11), two.read(name, 0, 11))
     (source,) = two.manifest.source
@@ -384,8 +384,8 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "reason",
     ]
     assert EpisodeRecord.__struct_config__.tag == "pit.dataset-episode/1"
-    told = json.loads((Path(version.path) / "manifest.json").read_text())
-    assert set(told) == {
+    record = json.loads((Path(version.path) / "manifest.json").read_text())
+    assert set(record) == {
         "schema",
         "name",
         "episodes",
@@ -397,7 +397,7 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "statistics",
         "tasks",
     }
-    assert set(told["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
-    assert set(told["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
+    assert set(record["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
+    assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
     assert list(json.loads(lines[0])) == ["name", "source", "steps", "language", "attributes"]

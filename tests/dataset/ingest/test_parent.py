@@ -93,7 +93,7 @@ def test_full_shards_are_shared(tmp_path, small, monkeypatch, links) -> None:
     """Full shards of the parent are the same files, or copies where links are not possible; only the rest is new."""
     one, two = record(tmp_path / "a.hdf5", [100, 90], 1), record(tmp_path / "b.hdf5", [80], 2)
     first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
-    whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
+    version = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
     if not links:
 
         def refuse(*_: object) -> None:
@@ -101,7 +101,7 @@ def test_full_shards_are_shared(tmp_path, small, monkeypatch, links) -> None:
 
         monkeypatch.setattr(shard_worker.os, "link", refuse)
     second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    assert content(second) == content(whole)
+    assert content(second) == content(version)
     before, after = shards_of(first), shards_of(second)
     shared = [key for key in before if before[key].st_ino == after[key].st_ino]
     images = [key for key in before if key.startswith("obs/")]
@@ -133,8 +133,8 @@ def test_a_shard_in_a_links_place(tmp_path, small, monkeypatch) -> None:
         path.unlink()
         path.write_bytes(b"damage")
     second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
-    assert content(second) == content(whole)
+    version = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
+    assert content(second) == content(version)
     assert content(first) == before
     assert not list((tmp_path / "root").rglob("part/*"))
 
@@ -144,8 +144,8 @@ def test_again_changes_nothing(tmp_path) -> None:
     one, two = record(tmp_path / "a.hdf5", [9], 1), record(tmp_path / "b.hdf5", [8], 2)
     first = ingest([one], root=tmp_path / "root", name="x")
     appended = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    again = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    assert (again.version, again.new) == (appended.version, False)
+    version = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
+    assert (version.version, version.new) == (appended.version, False)
     assert ingest([two], root=tmp_path / "root", name="x").new
     opened = open_dataset(Path(appended.path))
     assert [source["file"] for source in opened.manifest.source] == ["a.hdf5", "b.hdf5"]

@@ -41,11 +41,11 @@ def written_by_zarr(folder: Path, known: chunking.ChunkGrid) -> zarr.Array:
 def test_large_raw_chunks_are_aligned(tmp_path) -> None:
     """Each begins at a multiple of 64 bytes, after zeros, whatever the buffer held, and zarr-python reads them."""
     values = np.random.default_rng(0).integers(0, 255, (50, 96, 96, 3), np.uint8)
-    known = chunking.choose_grid(values.shape, "uint8", "raw")
+    grid = chunking.choose_grid(values.shape, "uint8", "raw")
     buffer = shard_writer.PageBuffer()
     buffer.view(16 << 20)[:] = b"x" * (16 << 20)
-    data = shard_writer.encode_shard([values], known, buffer)
-    count = known.shard // known.chunk
+    data = shard_writer.encode_shard([values], grid, buffer)
+    count = grid.shard // grid.chunk
     table = np.frombuffer(data[-16 * count - 4 : -4], "<u8").reshape(count, 2)
     assert (table[:, 0] % 64 == 0).all()
     ends = table[:-1].sum(axis=1)
@@ -54,7 +54,7 @@ def test_large_raw_chunks_are_aligned(tmp_path) -> None:
     path = tmp_path / "a" / chunking.shard_path("", 0, 4).lstrip("/")
     path.parent.mkdir(parents=True)
     shard_writer.write_durable(path, data, direct=True)
-    (tmp_path / "a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(known)))
+    (tmp_path / "a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(grid)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
 
 
@@ -66,23 +66,23 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
     """The metadata say what zarr-python's say, and each shard, the short last one too, is byte for byte its file."""
     values = np.random.default_rng(0).integers(0, 5, (1000, *row)).astype(dtype)
     with patch.multiple(chunking, CHUNK_BYTES=1500, SHARD_BYTES=7000):
-        known = chunking.choose_grid(values.shape, dtype, codec)
-    assert 1000 % known.shard
-    theirs = written_by_zarr(tmp_path / "x" / "a", known)
+        grid = chunking.choose_grid(values.shape, dtype, codec)
+    assert 1000 % grid.shard
+    theirs = written_by_zarr(tmp_path / "x" / "a", grid)
     theirs[:] = values
     expected = json.loads((tmp_path / "x/a/zarr.json").read_text())
     assert expected.pop("storage_transformers") == []
-    assert json.loads(chunking.encode(chunking.array_metadata(known))) == expected
+    assert json.loads(chunking.encode(chunking.array_metadata(grid))) == expected
     buffer = shard_writer.PageBuffer()
-    for index in range(known.shards):
-        block = values[index * known.shard : (index + 1) * known.shard]
+    for index in range(grid.shards):
+        block = values[index * grid.shard : (index + 1) * grid.shard]
         path = tmp_path / "y" / chunking.shard_path("a", index, values.ndim)
         path.parent.mkdir(parents=True)
-        data = shard_writer.encode_shard([block[: known.chunk], block[known.chunk :]], known, buffer)
+        data = shard_writer.encode_shard([block[: grid.chunk], block[grid.chunk :]], grid, buffer)
         text = shard_writer.write_durable(path, data, direct=True)
         assert path.read_bytes() == (tmp_path / "x" / path.relative_to(tmp_path / "y")).read_bytes()
         assert digest.digest_file(path) == (len(data), text)
-    (tmp_path / "y/a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(known)))
+    (tmp_path / "y/a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(grid)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "y" / "a", mode="r")[:], values)
 
 
@@ -90,9 +90,9 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
 def test_little_endian_anywhere(codec) -> None:
     """Values of the other byte order, as a big-endian machine has them, give the same bytes."""
     values = np.random.default_rng(0).normal(size=(1000, 7)).astype("<f4")
-    known = chunking.choose_grid(values.shape, "float32", codec)
+    grid = chunking.choose_grid(values.shape, "float32", codec)
     one, two = (
-        bytes(shard_writer.encode_shard([block], known, shard_writer.PageBuffer()))
+        bytes(shard_writer.encode_shard([block], grid, shard_writer.PageBuffer()))
         for block in (values, values.astype(">f4"))
     )
     assert one == two
@@ -102,10 +102,10 @@ def test_large_chunks_are_deterministic(monkeypatch) -> None:
     """Blosc splits a large chunk in blocks; encoded again, alone and beside others, the bytes are the same."""
     monkeypatch.setattr(numcodecs.blosc, "use_threads", None)  # as numcodecs has it where zarr is not imported
     block = np.random.default_rng(0).integers(0, 4, (8, 360, 360, 3), np.uint8)
-    known = chunking.ChunkGrid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
+    chunk_grid = chunking.ChunkGrid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
 
     def one(_: int) -> bytes:
-        return bytes(shard_writer.encode_shard([block], known, shard_writer.PageBuffer()))
+        return bytes(shard_writer.encode_shard([block], chunk_grid, shard_writer.PageBuffer()))
 
     with ThreadPoolExecutor(2) as pool:
         assert len({*pool.map(one, range(6)), one(0)}) == 1
@@ -135,14 +135,14 @@ def test_direct_writes(tmp_path, size, where) -> None:
 )
 def test_grid(steps, row, dtype) -> None:
     """Chunks are powers of two within 1 MiB and the step limit, shards whole chunks within 64 MiB, or one row."""
-    known = chunking.choose_grid((steps, *row), dtype, "raw")
-    row_bytes = known.itemsize * int(np.prod(row))
-    assert known.chunk & (known.chunk - 1) == 0
-    assert known.shard % known.chunk == 0
-    assert known.chunk <= (32 if len(row) >= 2 else 256)
-    assert known.chunk == 1 or known.chunk * row_bytes <= 1 << 20
-    assert known.shard == known.chunk or known.shard * row_bytes <= 64 << 20
-    assert (known.shards - 1) * known.shard < steps <= known.shards * known.shard < steps + known.shard
+    grid = chunking.choose_grid((steps, *row), dtype, "raw")
+    row_bytes = grid.itemsize * int(np.prod(row))
+    assert grid.chunk & (grid.chunk - 1) == 0
+    assert grid.shard % grid.chunk == 0
+    assert grid.chunk <= (32 if len(row) >= 2 else 256)
+    assert grid.chunk == 1 or grid.chunk * row_bytes <= 1 << 20
+    assert grid.shard == grid.chunk or grid.shard * row_bytes <= 64 << 20
+    assert (grid.shards - 1) * grid.shard < steps <= grid.shards * grid.shard < steps + grid.shard
 
 
 def test_grid_of_usual_cameras() -> None:
@@ -178,11 +178,11 @@ def test_one_flipped_bit(robomimic, tmp_path, codec) -> None:
     """zarr refuses to read a shard with one bit flipped, wherever it is: payload, checksum or index."""
     folder = Path(ingest([robomimic(40, row=(4, 4, 3))], root=tmp_path / "root", name="x", codec=codec).path)
     path = folder / "obs/eye_image/c/0/0/0/0"
-    whole = path.read_bytes()
+    data = path.read_bytes()
     array = zarr.open_array(folder / "obs/eye_image", mode="r")
-    for at in np.random.default_rng(0).integers(0, len(whole), 40):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
+    for at in np.random.default_rng(0).integers(0, len(data), 40):
+        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
         with pytest.raises((ValueError, RuntimeError)):
             array[:]
-    path.write_bytes(whole)
+    path.write_bytes(data)
     array[:]

@@ -25,17 +25,22 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
         block[rng.random(block.shape) < bad] = rng.choice([np.nan, np.inf, -np.inf])
     starts = np.cumsum([0, *lengths])
     parts = [statistics.stats_of_block(block, int(at)) for block, at in zip(blocks, starts, strict=False)]
-    found = statistics.to_statistics(statistics.fold_stats(parts, width))
+    statistics_by_name = statistics.to_statistics(statistics.fold_stats(parts, width))
     whole = np.concatenate(blocks).astype(float)
-    assert (found.rows, found.non_finite) == (len(whole), int((~np.isfinite(whole)).sum()))
+    assert (statistics_by_name.rows, statistics_by_name.non_finite) == (len(whole), int((~np.isfinite(whole)).sum()))
     for i in range(width):
         column = whole[:, i][np.isfinite(whole[:, i])]
         if not len(column):
-            assert (found.minimum[i], found.maximum[i], found.mean[i], found.deviation[i]) == (0, 0, 0, 0)
+            assert (
+                statistics_by_name.minimum[i],
+                statistics_by_name.maximum[i],
+                statistics_by_name.mean[i],
+                statistics_by_name.deviation[i],
+            ) == (0, 0, 0, 0)
             continue
-        assert (found.minimum[i], found.maximum[i]) == (column.min(), column.max())
-        assert found.mean[i] == pytest.approx(column.mean(), rel=1e-12, abs=1e-9)
-        assert found.deviation[i] == pytest.approx(column.std(), rel=1e-9, abs=1e-9)
+        assert (statistics_by_name.minimum[i], statistics_by_name.maximum[i]) == (column.min(), column.max())
+        assert statistics_by_name.mean[i] == pytest.approx(column.mean(), rel=1e-12, abs=1e-9)
+        assert statistics_by_name.deviation[i] == pytest.approx(column.std(), rel=1e-9, abs=1e-9)
 
 
 def test_columns() -> None:
@@ -50,27 +55,29 @@ def test_images_are_chosen_by_their_number() -> None:
     """Of images every 32nd is looked at, counted over the whole array, wherever a shard begins."""
     frames = np.arange(200, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8)
     parts = [statistics.stats_of_block(frames[a:b], a) for a, b in ((0, 33), (33, 50), (50, 200))]
-    found = statistics.to_statistics(statistics.fold_stats(parts, 3))
-    assert found.rows == 7
-    assert found.minimum == (0, 0, 0)
-    assert found.maximum == (192, 192, 192)
+    statistics_by_name = statistics.to_statistics(statistics.fold_stats(parts, 3))
+    assert statistics_by_name.rows == 7
+    assert statistics_by_name.minimum == (0, 0, 0)
+    assert statistics_by_name.maximum == (192, 192, 192)
 
 
 @pytest.mark.filterwarnings("error")
 def test_what_overflows_is_still_a_number() -> None:
     """Values near the largest there is give finite statistics, which JSON can hold, and no warning."""
     partial = statistics.stats_of_block(np.array([[1.7e308], [-1.7e308]] * 5), 0)
-    found = statistics.to_statistics(statistics.fold_stats([partial, partial], 1))
-    assert np.isfinite([*found.mean, *found.deviation]).all()
+    statistics_by_name = statistics.to_statistics(statistics.fold_stats([partial, partial], 1))
+    assert np.isfinite([*statistics_by_name.mean, *statistics_by_name.deviation]).all()
 
 
 @pytest.mark.parametrize("scale", [1e8, 1e15])
 def test_no_cancellation(scale) -> None:
     """Small deviations about a large mean are those that NumPy gives of the values less their mean."""
     values = scale + np.random.default_rng(0).integers(-4, 5, (5000, 2)).astype(float)
-    parts = [statistics.stats_of_block(values[at : at + 700], at) for at in range(0, 5000, 700)]
-    found = statistics.to_statistics(statistics.fold_stats(parts, 2))
-    np.testing.assert_allclose(found.deviation, (values - scale).std(axis=0), rtol=1e-9 if scale < 1e9 else 1e-2)
+    parts = [statistics.stats_of_block(values[index : index + 700], index) for index in range(0, 5000, 700)]
+    statistics_by_name = statistics.to_statistics(statistics.fold_stats(parts, 2))
+    np.testing.assert_allclose(
+        statistics_by_name.deviation, (values - scale).std(axis=0), rtol=1e-9 if scale < 1e9 else 1e-2
+    )
 
 
 def test_bytes_are_counted_exactly() -> None:

@@ -95,10 +95,10 @@ def test_quarantine_is_said_in_red(make, tmp_path) -> None:
     for episode in (0, 1):
         plot.draw_episode(path, episode, tmp_path / f"{episode}.png")
     before = red(tmp_path / "0.png"), red(tmp_path / "1.png")
-    known = Quarantine(
+    quarantine = Quarantine(
         whole_version=False, set_at="2026-01-01T00:00:00Z", set_by="me", episodes={0: ("nan: action: bad",)}
     )
-    version_state.set_quarantine(path, known)
+    version_state.set_quarantine(path, quarantine)
     assert [line.text for line in read_content(path, 0).header if line.colour == "firebrick"] == [
         "in quarantine: nan: action: bad"
     ]

@@ -41,7 +41,7 @@ def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None 
 
 def fail(made: Path, rank: int, t: str, error: str, message: str, source: str = "train.py") -> None:
     trace = f'Traceback (most recent call last):\n  File "/home/ada/{source}", line 7, in step\n    raise {error}()\n'
-    word = RankFailure(
+    rank_failure = RankFailure(
         t=t,
         rank=rank,
         node=f"n{rank // 2}",
@@ -50,14 +50,14 @@ def fail(made: Path, rank: int, t: str, error: str, message: str, source: str = 
         message=message,
         trace=f"{trace}{error}: {message}",
     )
-    run_folder.write_record(made / "failures" / f"{rank}.json", word)
+    run_folder.write_record(made / "failures" / f"{rank}.json", rank_failure)
 
 
 def cascade(made: Path, rank: int, t: str) -> None:
-    word = RankFailure(
+    rank_failure = RankFailure(
         t=t, rank=rank, node=f"n{rank // 2}", exit_code=1, error="RuntimeError", message=GONE[14:], trace=TRACE + GONE
     )
-    run_folder.write_record(made / "failures" / f"{rank}.json", word)
+    run_folder.write_record(made / "failures" / f"{rank}.json", rank_failure)
 
 
 def judge(run_dir: Path, name: str = "0") -> Cause:
@@ -141,8 +141,8 @@ def test_a_cause_only_becomes_surer(tmp_path: Path) -> None:
 
     made = attempt(tmp_path, code=None)
     assert judge(tmp_path).kind == "unknown"
-    told = AccountingRow(job_id="12", raw_id="12", state="PREEMPTED")
-    assert diagnose.diagnose_attempt(tmp_path, made, accounting=told).kind == "preempted"
+    accounting_row = AccountingRow(job_id="12", raw_id="12", state="PREEMPTED")
+    assert diagnose.diagnose_attempt(tmp_path, made, accounting=accounting_row).kind == "preempted"
     fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     assert judge(tmp_path).kind == "preempted"
 
@@ -236,13 +236,13 @@ def test_a_normal_attempt_is_judged_at_once(tmp_path: Path) -> None:
 )
 def test_any_bytes_are_harmless(tmp_path: Path, log: bytes, said: bytes, cut: bytes) -> None:
     """Whatever the logs hold, there is a cause, it can be kept, and nothing in it reaches a terminal as a command."""
-    made = tmp_path / "attempts" / "0"
-    (made / "logs").mkdir(parents=True, exist_ok=True)
-    (made / "cause.json").unlink(missing_ok=True)
-    (made / "logs" / "0.out").write_bytes(log + cut + b"\x1b[2J NCCL WARN \xe2\x80\xae" + said)
-    (made / "logs" / "srun.err").write_bytes(cut + said + b"\n" + cut + b"Killed\n" + log)
+    folder = tmp_path / "attempts" / "0"
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "cause.json").unlink(missing_ok=True)
+    (folder / "logs" / "0.out").write_bytes(log + cut + b"\x1b[2J NCCL WARN \xe2\x80\xae" + said)
+    (folder / "logs" / "srun.err").write_bytes(cut + said + b"\n" + cut + b"Killed\n" + log)
     cause = judge(tmp_path)
-    assert msgspec.json.decode((made / "cause.json").read_bytes(), type=Cause) == cause
+    assert msgspec.json.decode((folder / "cause.json").read_bytes(), type=Cause) == cause
     assert all(line.isprintable() for line in explain.explain_run(tmp_path))
 
 
@@ -298,10 +298,10 @@ def test_a_record_and_a_log_have_one_fingerprint(tmp_path: Path) -> None:
     made = attempt(tmp_path)
     fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop of 7")
     first = judge(tmp_path).fingerprint
-    word = json.loads((made / "failures" / "1.json").read_text())
+    record = json.loads((made / "failures" / "1.json").read_text())
     (made / "failures" / "1.json").unlink()
     (made / "cause.json").unlink()
-    (made / "logs" / "1.out").write_text(word["trace"].replace("of 7", "of 9") + "\n")
+    (made / "logs" / "1.out").write_text(record["trace"].replace("of 7", "of 9") + "\n")
     assert judge(tmp_path).fingerprint == first != ""
 
 

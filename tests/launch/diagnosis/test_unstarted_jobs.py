@@ -54,9 +54,9 @@ def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str,
     run_dir = fails(runs, cluster, said)
     done = resume_run(run_dir, SITE)
     assert (done.action, done.cause, cluster.sent) == ("stop", "user", [])
-    given = apply_decision.read_verdict(run_dir)
-    assert given
-    assert quoted in given.reason
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict
+    assert quoted in verdict.reason
     told: set[str] = set()
     assert quoted in "".join(explain.past_attempts(run_dir, told))
     assert list(explain.past_attempts(run_dir, told)) == []

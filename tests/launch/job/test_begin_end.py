@@ -46,8 +46,8 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
 def test_attempts_are_counted_over_all_jobs(tmp_path: Path) -> None:
     """Each beginning makes the first free number, with its start beside it."""
     assert [begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS).name for _ in range(3)] == ["0", "1", "2"]
-    made = begin_attempt.begin_attempt(job(tmp_path, job_id="8", number=1), time_limit_at=ENDS)
-    start = run_folder.read_record(made / "start.json", records.AttemptStart)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, job_id="8", number=1), time_limit_at=ENDS)
+    start = run_folder.read_record(attempt_dir / "start.json", records.AttemptStart)
     assert start is not None
     assert (start.attempt, start.submission, start.job_id, start.node_list, start.time_limit_at) == (
         "3",
@@ -87,9 +87,9 @@ def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
     run_folder.write_record(tmp_path / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
     with pytest.raises(begin_attempt.AttemptRefused) as caught:
         begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
-    given = apply_decision.read_verdict(tmp_path)
-    assert given is not None
-    assert (caught.value.code, given.code, given.kind) == (1, "cancelled", "cancelled")
+    verdict = apply_decision.read_verdict(tmp_path)
+    assert verdict is not None
+    assert (caught.value.code, verdict.code, verdict.kind) == (1, "cancelled", "cancelled")
     assert not (tmp_path / "attempts").exists()
 
 
@@ -127,7 +127,7 @@ def _link(at: Path, word: str) -> Path:
 def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that came back with the last minute: another attempt would not fit into what is left."""
     ends = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(seconds=0.3))
-    made = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ends)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ends)
     left: list[float] = []
 
     def away(left_s: float) -> bool:
@@ -141,7 +141,7 @@ def test_the_time_left_is_that_after_the_waiting(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", away)
     monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", judged)
-    end_attempt.end_attempt(job(tmp_path, mode="run"), made, 9, in_slurm=True)
+    end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, 9, in_slurm=True)
     assert left[0] > 0 > left[1]
 
 
@@ -155,12 +155,12 @@ def test_what_the_script_is_told(
     word: str,
 ) -> None:
     """One word for another attempt, which the script knows, or its own exit code."""
-    made = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
     decided = records.Decision(attempt="0", action=action, kind="node", reason="")
     monkeypatch.setattr(end_attempt.wait_for, "wait_for_slurm", lambda _: False)
     monkeypatch.setattr(end_attempt.job_recovery, "diagnose_and_decide", lambda *_, **__: decided)
     monkeypatch.setattr(job_context, "load_context", lambda _: job(tmp_path, mode="run"))
-    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(made))
+    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(attempt_dir))
     assert program.main(["end", "9"]) == 0
     assert capsys.readouterr().out == f"{word}\n"
     assert (
@@ -170,19 +170,19 @@ def test_what_the_script_is_told(
 
 def test_the_first_failure_is_the_attempts(tmp_path: Path) -> None:
     """srun returns the highest code of all; what counts is the first rank's."""
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
-    (made / "first_failure").write_text("3 1 n2\n")
-    assert end_attempt.end_attempt(job(tmp_path), made, 143) == 3
-    ended = run_folder.read_record(made / "exit.json", run_folder.AttemptExit)
-    assert ended is not None
-    assert ended.exit_code == 3
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    (attempt_dir / "first_failure").write_text("3 1 n2\n")
+    assert end_attempt.end_attempt(job(tmp_path), attempt_dir, 143) == 3
+    record = run_folder.read_record(attempt_dir / "exit.json", run_folder.AttemptExit)
+    assert record is not None
+    assert record.exit_code == 3
 
 
 def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run whose plan is damaged still ends with its ranks' code."""
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     (tmp_path / "plan.json").write_text("{")
-    assert end_attempt.end_attempt(job(tmp_path, mode="run"), made, 9) == 9
+    assert end_attempt.end_attempt(job(tmp_path, mode="run"), attempt_dir, 9) == 9
     assert "DataError" in capsys.readouterr().err
     assert (
         begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS).name == "1"
@@ -192,21 +192,21 @@ def test_what_fails_of_recovery_does_not_hide_the_code(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_success_is_marked_after_its_record(tmp_path: Path, code: int) -> None:
     """An attempt whose record cannot be written has no mark."""
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
-    (made / "exit.json").mkdir()
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    (attempt_dir / "exit.json").mkdir()
     with pytest.raises(ClusterError):
-        end_attempt.end_attempt(job(tmp_path), made, code)
-    assert not (made / records.SUCCEEDED).exists()
-    (made / "exit.json").rmdir()
-    assert end_attempt.end_attempt(job(tmp_path), made, code) == code
-    assert (made / records.SUCCEEDED).exists() == (code == 0)
+        end_attempt.end_attempt(job(tmp_path), attempt_dir, code)
+    assert not (attempt_dir / records.SUCCEEDED).exists()
+    (attempt_dir / "exit.json").rmdir()
+    assert end_attempt.end_attempt(job(tmp_path), attempt_dir, code) == code
+    assert (attempt_dir / records.SUCCEEDED).exists() == (code == 0)
 
 
 def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
     """Once each, though Slurm may send them to the script and to us; later ones again."""
     heard: list[int] = []
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
-    ears = signals.SignalRecorder(made, heard.append)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    ears = signals.SignalRecorder(attempt_dir, heard.append)
     try:
         for number in (10, 10, 12):
             os.kill(os.getpid(), number)
@@ -214,17 +214,17 @@ def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
         ears.close()
     said = [
         msgspec.json.decode(line, type=records.SignalRecord)
-        for line in (made / "signals.jsonl").read_bytes().splitlines()
+        for line in (attempt_dir / "signals.jsonl").read_bytes().splitlines()
     ]
     assert [one.signal for one in said] == ["SIGUSR1", "SIGUSR2"]
     assert heard == [10, 12]
     assert said[0].seconds_to_limit is not None
     assert said[0].seconds_to_limit > 0
-    with (made / "signals.jsonl").open("a") as file:
+    with (attempt_dir / "signals.jsonl").open("a") as file:
         file.write('{"schema":"pit.signal/1","t":"SIGTERM","signal":"SIGHUP"}\n{"signal":"SIGTERM"\n')
-    assert not evidence.was_signalled(made)
-    signals.append_signal(made, 15, None)
-    assert evidence.was_signalled(made)
+    assert not evidence.was_signalled(attempt_dir)
+    signals.append_signal(attempt_dir, 15, None)
+    assert evidence.was_signalled(attempt_dir)
 
 
 def test_how_far_recovery_goes(tmp_path: Path) -> None:
@@ -331,8 +331,8 @@ def went_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of which 40 steps were safe when its first attempt ended, and whose checkpoints are not there."""
     monkeypatch.setattr(begin_attempt.wait_for, "STORAGE_TIMEOUT_S", 0.0)
     first = begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
-    ended = records.Cause(attempt="0", kind="node", confidence="likely", reason="so", saved_steps=40)
-    run_folder.write_record(first / "cause.json", ended)
+    cause = records.Cause(attempt="0", kind="node", confidence="likely", reason="so", saved_steps=40)
+    run_folder.write_record(first / "cause.json", cause)
     return tmp_path
 
 
@@ -384,7 +384,7 @@ def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch
     monkeypatch.setattr(begin_attempt.wait_for, "STORAGE_TIMEOUT_S", 30.0)
     looks = iter([0, 0])
     monkeypatch.setattr(evidence, "saved_steps", lambda run_dir: next(looks, 40))
-    made = begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
-    start = run_folder.read_record(made / "start.json", records.AttemptStart)
+    attempt_dir = begin_attempt.begin_attempt(job(went_far, mode="run"), time_limit_at=ENDS)
+    start = run_folder.read_record(attempt_dir / "start.json", records.AttemptStart)
     assert start is not None
     assert start.saved_steps == 40

@@ -64,8 +64,8 @@ def started(make_plan: MakePlan) -> Iterator[Started]:
 
 def end_of(run_dir: Path) -> run_folder.AttemptExit:
     for _ in range(600):
-        if ended := run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit):
-            return ended
+        if record := run_folder.read_record(run_dir / "attempts" / "0" / "exit.json", run_folder.AttemptExit):
+            return record
         time.sleep(0.05)
     raise AssertionError((run_dir / "supervisor.out").read_text())
 
@@ -262,11 +262,11 @@ def test_whoever_was_killed_while_starting_it_starts_no_second(
     local_process.terminate_supervisor(job)
     end_of(run_dir)
     free(run_dir)
-    before = (run_dir / "job.json").read_bytes()
+    data = (run_dir / "job.json").read_bytes()
     (run_dir / "verdict.json").unlink(missing_ok=True)
     site = load_site("local")
     second = local_process.start_supervisor(run_dir, site)  # and nobody wrote it down
-    assert (run_dir / "job.json").read_bytes() == before
+    assert (run_dir / "job.json").read_bytes() == data
     assert resume_run(run_dir, site, force=True).action == "untouched"
     with pytest.raises(TryLater, match="has a supervisor"):
         local_process.start_supervisor(run_dir, site)

@@ -106,17 +106,17 @@ def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert oom.parse_kmsg_record(b"half")[1] == 0
     child = subprocess.Popen(["true"])
     child.wait()
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     known = oom.oom_kill_count()
     assert known is not None
     for rank, count in enumerate((known - 1, known, None)):
-        one = run_folder.RankRecord(
+        rank_record = run_folder.RankRecord(
             rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={}, oom_kills=count
         )
-        run_folder.write_record(made / "ranks" / f"{rank}.json", one)
+        run_folder.write_record(attempt_dir / "ranks" / f"{rank}.json", rank_record)
     monkeypatch.setattr(oom, "_KMSG", tmp_path / "none")
-    oom.record_for_node(made, "n1")
-    assert [path.name for path in (made / "oom").iterdir()] == ["0.json"]
+    oom.record_for_node(attempt_dir, "n1")
+    assert [path.name for path in (attempt_dir / "oom").iterdir()] == ["0.json"]
 
 
 @pytest.mark.parametrize(
@@ -133,18 +133,20 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
 ) -> None:
     """Preempted within its grace time it asks for what follows; ended by Slurm itself it is in the queue already."""
     request = Request(name="r", command="true", nodes=2)
-    asked = dialect.JobSpec(name="r", nodes=2, partition="p")
-    plan = Plan(name="r", site="s", request=request, job=asked, data=(), runs=str(tmp_path), nvme="", python="python")
+    job_spec = dialect.JobSpec(name="r", nodes=2, partition="p")
+    plan = Plan(
+        name="r", site="s", request=request, job=job_spec, data=(), runs=str(tmp_path), nvme="", python="python"
+    )
     monkeypatch.setattr(job_recovery, "load_plan", lambda _: plan)
     monkeypatch.setattr(job_recovery, "site_of_run", lambda *_: Site(name="s", recovery=Recovery(chain=chain)))  # type: ignore[arg-type]
     monkeypatch.setattr(apply_decision, "apply_from_job", lambda *told, **_: told[-1])
-    made = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
+    attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
     run_folder.write_record(
-        made / "exit.json", run_folder.AttemptExit(job_id="7", exit_code=143, ended="2026-11-22T01:00:00.000Z")
+        attempt_dir / "exit.json", run_folder.AttemptExit(job_id="7", exit_code=143, ended="2026-11-22T01:00:00.000Z")
     )
-    told = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
+    accounting_row = AccountingRow(job_id="7", raw_id="7", state="PREEMPTED")
     decided = job_recovery.diagnose_and_decide(
-        job(tmp_path, mode="run"), made, accounting_row=told, seconds_left=0.0, before_slurm_ends=early
+        job(tmp_path, mode="run"), attempt_dir, accounting_row=accounting_row, seconds_left=0.0, before_slurm_ends=early
     )
     assert (decided.action, decided.kind) == (action, "preempted")
 

@@ -76,9 +76,9 @@ def test_what_it_says_is_kept_with_its_time(attempt: Path) -> None:
     """The step's messages are in the attempt's srun.err and in the job's output, the code is the step's."""
     process = attend(attempt, "bash", "-c", "echo srun: hello >&2; echo -n half >&2; exit 4")
     assert process.wait() == 4
-    said = (attempt / "said").read_text()
-    assert (attempt / "logs" / "srun.err").read_text() == said
-    assert [line.split(" ", 1)[1] for line in said.splitlines()] == ["srun: hello", "half"]
+    text = (attempt / "said").read_text()
+    assert (attempt / "logs" / "srun.err").read_text() == text
+    assert [line.split(" ", 1)[1] for line in text.splitlines()] == ["srun: hello", "half"]
     assert [path.name for path in (attempt / "logs").iterdir()] == ["srun.err"]
 
 
@@ -149,10 +149,10 @@ def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
         text = (attempt / "stacks" / "3.txt").read_text()
         assert "waits_for_ever (<string>" in text  # py-spy's, which is among the tests' requirements
         assert process.poll() is None
-        other = run_folder.RankRecord(
+        rank_record = run_folder.RankRecord(
             rank=1, world_size=4, local_rank=0, node="here", pid=os.getpid(), coordinator="", data={}
         )  # its number was given to another process
-        run_folder.write_record(attempt / "ranks" / "1.json", other)
+        run_folder.write_record(attempt / "ranks" / "1.json", rank_record)
         assert stacks.dump_here(attempt, "here") == [3]
     finally:
         process.kill()
@@ -168,9 +168,9 @@ def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("SLURM_PROCID", str(rank))
         with pytest.raises(type(error)), failure_record.record_failure():
             raise error
-        found = run_folder.read_record(attempt / "failures" / f"{rank}.json", records.RankFailure)
-        assert found is not None
-        return found
+        record = run_folder.read_record(attempt / "failures" / f"{rank}.json", records.RankFailure)
+        assert record is not None
+        return record
 
     full = fails(0, OSError(28, "No space left on device"))
     assert (full.error, full.message, full.exit_code) == ("OSError", "[Errno 28] No space left on device", 1)
@@ -192,11 +192,11 @@ def test_a_node_that_does_not_answer_is_written_down(
     attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the job's nodes, those whose slurmd refuses; where the controller is away nothing is said of any."""
-    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as connection:
+        connection.bind(("127.0.0.1", 0))
         lines = [
             f"NodeName=n{number} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={one.getsockname()[1]} Version=1"
-            for number, one in enumerate((there, gone))
+            for number, one in enumerate((server, connection))
         ]
         (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
         (tmp_path / "scontrol").chmod(0o755)
@@ -252,9 +252,11 @@ def test_which_node_it_was_is_asked_of_slurm(
 
 def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) -> None:
     """A node that has gone is known whatever its neighbours said first; after a good end nobody looks."""
-    with socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))
-        line = f"NodeName=n1 Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={gone.getsockname()[1]} Version=1"
+    with socket.socket() as connection:
+        connection.bind(("127.0.0.1", 0))
+        line = (
+            f"NodeName=n1 Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={connection.getsockname()[1]} Version=1"
+        )
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
         (tmp_path / "scontrol").chmod(0o755)
         env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n1"}

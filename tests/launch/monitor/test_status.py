@@ -40,8 +40,8 @@ class EndsWhileAsked:
         self.run_dir = run_dir
 
     def require_states(self, site: object, ids: list[str], *, max_age_s: float) -> dict[str, str]:
-        ended = run_folder.AttemptExit(job_id=ids[0], exit_code=7, ended="2026-01-01T00:00:00Z")
-        run_folder.write_record(self.run_dir / "attempts" / "0" / "exit.json", ended)
+        attempt_exit = run_folder.AttemptExit(job_id=ids[0], exit_code=7, ended="2026-01-01T00:00:00Z")
+        run_folder.write_record(self.run_dir / "attempts" / "0" / "exit.json", attempt_exit)
         return {ids[0]: "FAILED"}
 
 
@@ -88,19 +88,19 @@ class Says:
 @pytest.fixture
 def run_dir(make_plan: MakePlan, tmp_path: Path) -> Path:
     """A run on its second job, whose first had an attempt that ended with 143."""
-    made = tmp_path / "r"
-    made.mkdir()
-    (made / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs=str(tmp_path))))
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs=str(tmp_path))))
     for number, job_id in enumerate(("5", "6")):
         ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted="2026-01-01T00:00:00Z", number=number)
-        submissions.record_intent(made, number, load_site("alpha"), ())
-        run_folder.write_record(submissions.job_dir(made, number) / "job.json", ref)
-        run_folder.write_record(made / "job.json", ref)
-    ended = run_folder.AttemptExit(job_id="5", exit_code=143, ended="2026-01-01T00:00:00Z")
-    run_folder.write_record(made / "attempts" / "0" / "exit.json", ended)
+        submissions.record_intent(folder, number, load_site("alpha"), ())
+        run_folder.write_record(submissions.job_dir(folder, number) / "job.json", ref)
+        run_folder.write_record(folder / "job.json", ref)
+    attempt_exit = run_folder.AttemptExit(job_id="5", exit_code=143, ended="2026-01-01T00:00:00Z")
+    run_folder.write_record(folder / "attempts" / "0" / "exit.json", attempt_exit)
     decided = Decision(attempt="0", action="resubmit", kind="preempted", reason="preempted")
-    run_folder.write_record(made / "attempts" / "0" / "decision.json", decided)
-    return made
+    run_folder.write_record(folder / "attempts" / "0" / "decision.json", decided)
+    return folder
 
 
 def say(word: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
@@ -275,9 +275,9 @@ def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int)
     apply_decision.apply_decision(
         run_dir, load_plan(run_dir), load_site("alpha"), cause, decided, in_job=False, job=None
     )
-    given = apply_decision.read_verdict(run_dir)
-    assert given is not None
-    assert (given.state, given.code) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict is not None
+    assert (verdict.state, verdict.code) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
     assert not (run_dir / "cancel.json").exists()
 
 
@@ -328,9 +328,9 @@ def test_a_damaged_end_of_an_attempt(run_dir: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_over_is_not_cancelled_again(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm is not called for a run that has ended by itself; that it was so is the answer."""
     slurm = say("COMPLETED", run_dir, monkeypatch)
-    given = apply_decision.write_verdict(run_dir, "memory", "CUDA out of memory", 1)
-    assert status.cancel_run(run_dir, load_site("alpha")) == given
-    assert (slurm.ended, apply_decision.read_verdict(run_dir)) == ([""], given)
+    verdict = apply_decision.write_verdict(run_dir, "memory", "CUDA out of memory", 1)
+    assert status.cancel_run(run_dir, load_site("alpha")) == verdict
+    assert (slurm.ended, apply_decision.read_verdict(run_dir)) == ([""], verdict)
 
 
 def test_only_changes_are_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,15 +69,15 @@ def test_where_nothing_can_go_along_it_stays(sites: Sites) -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A run's folder with files of a program's own beside what `pitools.checkpoint` makes."""
-    at = tmp_path / "run" / "checkpoints"
-    (at / "step_20").mkdir(parents=True)
-    (at / "step_20" / "model.pt").write_bytes(os.urandom(3000))
-    (at / "empty").mkdir()
-    (at / "latest").symlink_to(at / "step_20")
-    (at / "step_7" / "payload").mkdir(parents=True)
-    (at / "step_7" / "payload" / "state").write_text("ours")
-    layout.create_building(at, 8, "t")
-    (at / "owner.json").write_text("{}")
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step_20").mkdir(parents=True)
+    (folder / "step_20" / "model.pt").write_bytes(os.urandom(3000))
+    (folder / "empty").mkdir()
+    (folder / "latest").symlink_to(folder / "step_20")
+    (folder / "step_7" / "payload").mkdir(parents=True)
+    (folder / "step_7" / "payload" / "state").write_text("ours")
+    layout.create_building(folder, 8, "t")
+    (folder / "owner.json").write_text("{}")
     (tmp_path / "run" / "progress").write_text("20\n")
     return tmp_path / "run"
 
@@ -101,12 +101,12 @@ def test_only_what_is_its_own_and_as_it_was(saved: Path, tmp_path: Path) -> None
 
 def test_what_cannot_travel_is_said(saved: Path) -> None:
     """A link that leads out of the folder, what is no file, and a name that a list cannot hold."""
-    made = saved / "checkpoints" / "extra"
-    for make in (lambda: made.symlink_to("/etc/passwd"), lambda: os.mkfifo(made)):
+    folder = saved / "checkpoints" / "extra"
+    for make in (lambda: folder.symlink_to("/etc/passwd"), lambda: os.mkfifo(folder)):
         make()
         with pytest.raises(DataError):
             program_checkpoints.program_entries(saved)
-        made.unlink()
+        folder.unlink()
     (saved / "checkpoints" / "a\nb").touch()
     with pytest.raises(DataError):
         program_checkpoints.program_entries(saved)

@@ -15,7 +15,7 @@ from pitools.launch.provenance import code_copy
 
 def taken(work: Path, to: Path) -> tuple[code_copy.CodeListing, dict[str, str]]:
     """The listing, and what is in the copy: path → content, `→ target`, or `/`."""
-    held = code_copy.copy_workdir(work, to)
+    workdir = code_copy.copy_workdir(work, to)
     found = {}
     for path in sorted(to.rglob("*")):
         inner = str(path.relative_to(to))
@@ -23,7 +23,7 @@ def taken(work: Path, to: Path) -> tuple[code_copy.CodeListing, dict[str, str]]:
             found[inner] = f"→ {path.readlink()}"
         else:
             found[inner] = "/" if path.is_dir() else path.read_text()
-    return held, found
+    return workdir, found
 
 
 def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_names_that_are_no_text_are_told(work: Path, tmp_path: Path) -> None:
         (work / name).write_text("x")
     (Path(os.fsdecode(os.fsencode(work) + b"/bad\xff.py"))).write_text("x")
     held, _ = taken(work, tmp_path / "code")
-    assert set(odd) <= {one.path for one in held.files}
+    assert set(odd) <= {file.path for file in held.files}
     assert held.skipped == ("bad\\xff.py",)
 
 
@@ -119,9 +119,9 @@ def test_a_copy_is_known_by_its_digest(tmp_path_factory: pytest.TempPathFactory,
     run_dir = tmp_path_factory.mktemp("r")
     for name, content in files.items():
         (root / name).write_bytes(content)
-    held = code_copy.copy_workdir(root, run_dir / "code")
-    assert held == code_copy.copy_workdir(root, run_dir / "again")
-    (run_dir / code_copy.LISTING_FILE).write_bytes(__import__("msgspec").json.encode(held))
+    workdir = code_copy.copy_workdir(root, run_dir / "code")
+    assert workdir == code_copy.copy_workdir(root, run_dir / "again")
+    (run_dir / code_copy.LISTING_FILE).write_bytes(__import__("msgspec").json.encode(workdir))
     assert code_copy.changed_paths(run_dir) == []
     for name, content in files.items():
         (run_dir / "code" / name).write_bytes(content + b"x")

@@ -57,8 +57,8 @@ def files(root: Path, names: dict[str, str]) -> None:
 
 
 def copied(work: Path, to: Path) -> tuple[code_copy.CodeListing, set[str]]:
-    held = code_copy.copy_workdir(work, to, ignored=git_state.ignored_paths(work))
-    return held, {one.path for one in held.files if one.kind == "file"}
+    workdir = code_copy.copy_workdir(work, to, ignored=git_state.ignored_paths(work))
+    return workdir, {file.path for file in workdir.files if file.kind == "file"}
 
 
 def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_patch_holds_no_secret(work: Path, git: Git, make_run: MakeRun) -> Non
     assert "new.py" in patch
     left_out = {entry.path: entry.digest for entry in provenance.verify_provenance(run_dir).git.left_out}
     assert left_out == {".env": "", ".netrc": "", "notes/tokens.txt": ""}
-    found = subprocess.run(["grep", "-rl", MARK, str(run_dir)], capture_output=True, text=True, check=False)
-    assert found.stdout == ""
+    result = subprocess.run(["grep", "-rl", MARK, str(run_dir)], capture_output=True, text=True, check=False)
+    assert result.stdout == ""
 
 
 def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_path: Path) -> None:

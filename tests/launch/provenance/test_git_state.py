@@ -70,17 +70,17 @@ def test_large_files_are_named_with_their_digest(work: Path, git: Git, tmp_path:
 
 def test_submodules_and_a_first_commit_to_come(work: Path, git: Git, tmp_path: Path) -> None:
     """A submodule's commit is in the patch, and an untracked repository is named; before any commit all is patch."""
-    other = tmp_path / "other"
-    other.mkdir()
-    git("init", "-q", "-b", "main", at=other)
-    (other / "x").touch()
-    empty = git_state.read_git_state(other, tmp_path / "first.patch")
+    folder = tmp_path / "other"
+    folder.mkdir()
+    git("init", "-q", "-b", "main", at=folder)
+    (folder / "x").touch()
+    empty = git_state.read_git_state(folder, tmp_path / "first.patch")
     assert (empty.commit, empty.dirty, empty.left_out) == ("", True, ())
     assert b"b/x" in (tmp_path / "first.patch").read_bytes()
-    git("add", "-A", at=other)
-    git("commit", "-q", "-m", "first", at=other)
-    git("submodule", "add", "-q", str(other), "lib")
-    git("clone", "-q", str(other), "nested")
+    git("add", "-A", at=folder)
+    git("commit", "-q", "-m", "first", at=folder)
+    git("submodule", "add", "-q", str(folder), "lib")
+    git("clone", "-q", str(folder), "nested")
     found = git_state.read_git_state(work, tmp_path / "dirty.patch")
     assert b"Subproject commit" in (tmp_path / "dirty.patch").read_bytes()
     assert [one.path for one in found.left_out] == ["nested/"]

@@ -36,9 +36,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment of its own, with our packages, where a test may install what it wants."""
     root = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
-    ours = [path for path in sys.path if path.endswith("site-packages")]
+    paths = [path for path in sys.path if path.endswith("site-packages")]
     repo = Path(provenance.__file__).parents[3]
-    (packages(root / "bin" / "python") / "ours.pth").write_text("\n".join([*ours, str(repo)]) + "\n")
+    (packages(root / "bin" / "python") / "ours.pth").write_text("\n".join([*paths, str(repo)]) + "\n")
     return root / "bin" / "python"
 
 

@@ -113,8 +113,8 @@ def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkey
     assert {"WANDB_API_KEY", "PLAIN", "NCCL_X"} <= set(record.other_variables)
     told = json.loads((run_dir / "site.json").read_text())["environment"]
     assert told == {"HF_TOKEN": "(not kept)", "XLA_FLAGS": "--x"}
-    kept = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
-    assert kept == []
+    paths = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+    assert paths == []
 
 
 def test_what_the_command_reads_from_the_shell(
@@ -124,15 +124,15 @@ def test_what_the_command_reads_from_the_shell(
     text = "run $RATE ${SIZE:-4} ${#NAMES} $OWN $API_TOKEN"
     for name, value in {"RATE": "0.1", "NAMES": "a b", "OWN": "x", "API_TOKEN": "abc", "OTHER": "1"}.items():
         monkeypatch.setenv(name, value)
-    before = make_run(command=text, env={"OWN": "y"})
-    kept = record_of(before).variables
+    run = make_run(command=text, env={"OWN": "y"})
+    kept = record_of(run).variables
     names = {"RATE", "SIZE", "NAMES", "OWN", "API_TOKEN", "OTHER"}
     assert {name: value for name, value in kept.items() if name in names} == {"RATE": "0.1", "NAMES": "a b"}
     monkeypatch.setenv("RATE", "0.2")
     monkeypatch.setenv("SIZE", "8")
     after = make_run("r-2", command=text, env={"OWN": "y"})
-    for then in (facts.facts_of_run(after), facts.facts_now(load_plan(before), load.load_site("local"), before)):
-        found = facts.compare_facts(facts.facts_of_run(before), then)
+    for then in (facts.facts_of_run(after), facts.facts_now(load_plan(run), load.load_site("local"), run)):
+        found = facts.compare_facts(facts.facts_of_run(run), then)
         told = {(one.key, one.a, one.b) for one in found if one.part == "variables"}
         assert told == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
 
@@ -140,9 +140,9 @@ def test_what_the_command_reads_from_the_shell(
 def test_what_the_copy_does_not_hold_is_told(work: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     """A command or an argument that names the live workdir will find what is there then: that is said at once."""
     make_run("r-1", command=f"python {work}/loop.py", env={"CONFIG": f"{work}/settings.toml"})
-    said = capsys.readouterr().err
-    assert f"command names {work}" in said
-    assert f"env.CONFIG names {work}" in said
+    stderr = capsys.readouterr().err
+    assert f"command names {work}" in stderr
+    assert f"env.CONFIG names {work}" in stderr
     make_run("r-2", entry="loop:main", args={"data": {"at": f"{work}"}})
     assert f"args.data.at names {work}" in capsys.readouterr().err
 

@@ -146,8 +146,8 @@ def test_ports_that_are_all_taken_are_no_fault_of_the_node(
     rank: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     """A code of its own, which the judge takes for the network's: no node is left out for it."""
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
         assert rank("true", PIT_PORTS=f"{port}-{port + 1}").wait(30) == exit_codes.NO_PORTS
     known = patterns.match_exit_code(exit_codes.NO_PORTS)
     assert known

@@ -54,9 +54,9 @@ def test_what_has_finished_is_not_called_cancelled(
     runs.attempt(run_dir, code=0)
     cluster.states["100"] = "COMPLETED"
     assert resume_run(run_dir, SITE).action == "done"
-    given = apply_decision.read_verdict(run_dir)
-    assert given is not None
-    assert given.state == "finished"
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict is not None
+    assert verdict.state == "finished"
     assert cancel_request.pending_cancel(run_dir) is None
 
 

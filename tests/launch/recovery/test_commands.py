@@ -31,8 +31,8 @@ def test_why_a_node_and_lift(pit: Pit, tmp_path: Path) -> None:
     """The evidence and the time are shown, lifting takes effect, and a name that is nothing is exit 2."""
     runs = tmp_path / "runs"
     runs.mkdir()
-    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-7.out", text="NVRM: Xid 79", kind="gpu", node="alpha03")
-    cause = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79 on alpha03", evidence=(seen,))
+    evidence = Evidence(t="2026-01-01T00:00:00Z", source="slurm-7.out", text="NVRM: Xid 79", kind="gpu", node="alpha03")
+    cause = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79 on alpha03", evidence=(evidence,))
     exclusions.exclude_nodes(runs, load_site("alpha"), ["alpha03"], cause, "t-1")
     words = {"PIT_RUNS": str(runs)}
     done = pit("launch", "why", "alpha03", "--site", "alpha", **words)
@@ -138,15 +138,15 @@ def test_a_run_of_somebody_else_is_called_that() -> None:
 def test_a_lock_is_its_folders_group_s(tmp_path: Path, shared: int, mode: int) -> None:
     """Whatever the umask of whoever came first, also an old one; never everybody's, and never through a link."""
     tmp_path.chmod(shared)
-    before = os.umask(0o077)
+    old_umask = os.umask(0o077)
     try:
         (tmp_path / ".old").touch(0o600)
         for name in (".lock", ".old"):
             with lock(tmp_path / name, "it"):
-                found = (tmp_path / name).stat()
-            assert (stat.S_IMODE(found.st_mode), found.st_gid) == (mode, tmp_path.stat().st_gid)
+                file_stat = (tmp_path / name).stat()
+            assert (stat.S_IMODE(file_stat.st_mode), file_stat.st_gid) == (mode, tmp_path.stat().st_gid)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ClusterError), lock(tmp_path / "link", "it"):
         pass

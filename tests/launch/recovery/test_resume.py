@@ -82,12 +82,12 @@ def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> No
     run_dir = runs.make()
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
-    said = resume_run(run_dir, SITE)
-    assert (said.action, said.cause) == ("stop", "user")
-    given = apply_decision.read_verdict(run_dir)
-    assert given
-    assert (given.state, given.code, given.kind, given.exit_code) == ("stopped", "failed", "user", 1)
-    assert "ValueError: boom" in given.reason
+    outcome = resume_run(run_dir, SITE)
+    assert (outcome.action, outcome.cause) == ("stop", "user")
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict
+    assert (verdict.state, verdict.code, verdict.kind, verdict.exit_code) == ("stopped", "failed", "user", 1)
+    assert "ValueError: boom" in verdict.reason
     assert resume_run(run_dir, SITE).action == "already_ended"
     assert cluster.sent == []
 
@@ -136,8 +136,8 @@ def test_a_submission_that_was_begun_is_finished(runs: Runs, cluster: Cluster) -
     runs.attempt(run_dir)
     submissions.record_intent(run_dir, 1, SITE, ())
     cluster.states["100"] = "NODE_FAIL"
-    said = resume_run(run_dir, SITE)
-    assert (said.action, said.job_id) == ("submitted", "101")
+    outcome = resume_run(run_dir, SITE)
+    assert (outcome.action, outcome.job_id) == ("submitted", "101")
 
 
 def test_two_resumes_at_once(runs: Runs, cluster: Cluster) -> None:
@@ -229,10 +229,10 @@ def test_where_no_job_follows_by_itself(runs: Runs, cluster: Cluster) -> None:
     runs.attempt(run_dir)
     cluster.states["100"] = "NODE_FAIL"
     assert resume_run(run_dir, Site(name="s", recovery=Recovery(chain="none"))).action == "stop"
-    given = apply_decision.read_verdict(run_dir)
-    assert given
-    assert given.kind == "node"
-    assert "--force" in given.reason
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict
+    assert verdict.kind == "node"
+    assert "--force" in verdict.reason
 
 
 def test_a_slurm_that_forgets(runs: Runs, cluster: Cluster) -> None:
@@ -312,11 +312,11 @@ def test_faults_with_progress_go_on_and_on(runs: Runs, cluster: Cluster) -> None
         attempt = runs.attempt(run_dir, progress=10 * number)
         (run_dir / "progress").write_text(str(10 * number + 10))
         cluster.states[str(100 + number)] = "PREEMPTED"
-        said = resume_run(run_dir, SITE)
-        assert (said.action, said.attempt) == ("resubmit", attempt.name)
+        outcome = resume_run(run_dir, SITE)
+        assert (outcome.action, outcome.attempt) == ("resubmit", attempt.name)
     assert len(apply_decision.cause_history(run_dir)) == 30
     assert "stopped" not in ended(run_dir)
-    assert isinstance(said, ResumeResult)
+    assert isinstance(outcome, ResumeResult)
 
 
 def test_a_copy_without_records_is_not_continued(runs: Runs, cluster: Cluster, tmp_path: Path) -> None:

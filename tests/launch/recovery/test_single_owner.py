@@ -44,16 +44,16 @@ def test_a_sender_that_was_killed_before_its_last_word(runs: Runs, cluster: Clus
     """A job that only its own folder knows is the newest: it is not sent again, nor is its attempt judged."""
     run_dir = runs.make()
     runs.attempt(run_dir)
-    before = (run_dir / "job.json").read_bytes()
+    data = (run_dir / "job.json").read_bytes()
     follow(run_dir, cluster)
     runs.attempt(run_dir)
     cluster.states["101"] = "RUNNING"
     if harm == "gone":
         (run_dir / "job.json").unlink()
     else:
-        (run_dir / "job.json").write_bytes(before if harm == "as before" else before[:20])
-    said = resume_run(run_dir, SITE)
-    assert (said.action, said.job_id, len(cluster.sent)) == ("untouched", "101", 1)
+        (run_dir / "job.json").write_bytes(data if harm == "as before" else data[:20])
+    outcome = resume_run(run_dir, SITE)
+    assert (outcome.action, outcome.job_id, len(cluster.sent)) == ("untouched", "101", 1)
     assert not (run_dir / "attempts" / "1" / "cause.json").exists()
 
 
@@ -190,8 +190,8 @@ def test_between_two_attempts_the_script_lives(runs: Runs, cluster: Cluster) -> 
     """A job that Slurm forgets for a moment, just then, is not over for having written down an end."""
     run_dir = runs.make()
     attempt = runs.attempt(run_dir, code=1)
-    again = Decision(attempt="0", action="retry", kind="network", reason="")
-    run_folder.write_record(attempt / "decision.json", again)
+    decision = Decision(attempt="0", action="retry", kind="network", reason="")
+    run_folder.write_record(attempt / "decision.json", decision)
     del cluster.states["100"]
     assert resume_run(run_dir, SITE).action == "untouched"
 
@@ -225,14 +225,14 @@ def test_jobs_that_never_begin_come_to_an_end(runs: Runs, cluster: Cluster) -> N
     cluster.states["100"] = "FAILED"
     assert resume_run(run_dir, SITE).action == "stop"
     for _ in range(3):
-        said = resume_run(run_dir, SITE, force=True)
-        assert said.action == "resubmit"
+        outcome = resume_run(run_dir, SITE, force=True)
+        assert outcome.action == "resubmit"
         for _ in range(9):
-            cluster.states[said.job_id] = "BOOT_FAIL"
-            said = resume_run(run_dir, SITE)
-            if said.action == "stop":
+            cluster.states[outcome.job_id] = "BOOT_FAIL"
+            outcome = resume_run(run_dir, SITE)
+            if outcome.action == "stop":
                 break
-        assert (said.action, said.cause) == ("stop", "node")
+        assert (outcome.action, outcome.cause) == ("stop", "node")
     assert len(cluster.sent) == 3 * 6
 
 
@@ -297,8 +297,8 @@ def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:
     """Where Slurm refuses a second job, the held one keeps its leave, and goes on when its time comes."""
     run_dir = put_back(runs, cluster)
     cluster.refuses = ClusterError("Job violates accounting/QOS policy")
-    said = resume_run(run_dir, SITE)
-    assert (said.action, "policy" in said.reason) == ("untouched", True)
+    outcome = resume_run(run_dir, SITE)
+    assert (outcome.action, "policy" in outcome.reason) == ("untouched", True)
     assert (grant.read_grant(submissions.job_dir(run_dir, 0)), cluster.cancelled) == ("run.100", [])
     asked = len(cluster.shown)
     assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []

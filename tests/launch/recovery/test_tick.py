@@ -32,8 +32,8 @@ def ticked(runs: Runs, **asked: Any) -> tuple[dict[str, str], list[str]]:
     """What changed (run → action), and which runs had something wrong."""
     wrong: list[str] = []
     found = {
-        one.run_id: one.action
-        for one in tick.tick_runs(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
+        tick_run.run_id: tick_run.action
+        for tick_run in tick.tick_runs(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
     }
     return found, wrong
 
@@ -74,9 +74,9 @@ def test_a_cancel_is_carried_out(runs: Runs, cluster: Cluster, monkeypatch: pyte
     assert next(ticks).action == "stop"
     with pytest.raises(Unreachable):
         next(ticks)
-    given = apply_decision.read_verdict(run_dir)
-    assert given is not None
-    assert (given.kind, cluster.cancelled) == ("cancelled", ["100"])
+    verdict = apply_decision.read_verdict(run_dir)
+    assert verdict is not None
+    assert (verdict.kind, cluster.cancelled) == ("cancelled", ["100"])
 
 
 def test_an_interrupted_submission_is_finished(runs: Runs, cluster: Cluster) -> None:

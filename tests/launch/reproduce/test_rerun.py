@@ -167,8 +167,8 @@ def test_a_link_of_another_user_s_does_not_make_a_copy_the_run(make_run: MakeRun
     """It leads to the copy now, and elsewhere by the time that the script follows it; one's own may lead there."""
     run, link = make_run("r-1", entry="loop:main"), tmp_path / "link"
     link.symlink_to(run)
-    was = load_plan(run)
-    led = msgspec.structs.replace(was, request=msgspec.structs.replace(was.request, workdir=f"{link}/code"))
+    plan = load_plan(run)
+    led = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, workdir=f"{link}/code"))
     provenance.require_no_copy(run, led)
     os.lchown(link, 54321, -1)
     with pytest.raises(ConfigError, match="belongs to user 54321"):
@@ -234,10 +234,10 @@ def test_by_hand(pit: Pit, tmp_path: Path) -> None:
     assert (clean.returncode, clean.stdout) == (0, ""), clean.stderr
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "local.toml").write_text('[environment]\nNCCL_DEBUG = "INFO"\n')
-    asked = pit("launch", "reproduce", first, **env)
-    assert asked.returncode == 2
-    assert json.loads(asked.stdout)["key"] == "environment.NCCL_DEBUG"
-    assert "add --yes" in asked.stderr
+    result = pit("launch", "reproduce", first, **env)
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["key"] == "environment.NCCL_DEBUG"
+    assert "add --yes" in result.stderr
     assert pit("launch", "reproduce", first, "--dry-run", **env).returncode == 1
     made = pit("launch", "reproduce", first, "--yes", **env)
     assert made.returncode == 0, made.stderr

@@ -36,7 +36,9 @@ class Slurm:
             said = [(row[0], *(row[3:] or ("None", "N/A")), row[1], row[2]) for row in rows]
             text = "".join(sep.join(row) + "\n" for row in said)
         else:
-            sep = next(word for word in argv if word.startswith("--delimiter=")).removeprefix("--delimiter=")
+            sep = next(argument for argument in argv if argument.startswith("--delimiter=")).removeprefix(
+                "--delimiter="
+            )
             empty = dict.fromkeys(ACCOUNTING_FORMAT, "") | {"ExitCode": "0:0"}
             cells = [empty | {"JobID": a, "JobIDRaw": b, "State": c} for a, b, c in rows]
             text = "".join(sep.join(row) + "\n" for row in [list(ACCOUNTING_FORMAT), *(row.values() for row in cells)])

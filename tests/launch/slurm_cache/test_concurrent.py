@@ -102,9 +102,9 @@ def test_who_knows_enough_does_not_wait(squeue: Path) -> None:
     while calls(squeue) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     assert slurm_cache.cached_states(Site(name="x"), ["4"])["4"].last_known_state == "RUNNING"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - start_time < 10
     os.killpg(other.pid, signal.SIGKILL)
     other.communicate()
 
@@ -139,9 +139,9 @@ def test_files_are_its_owners_alone_and_links_are_not_followed(home: Path, squeu
     assert path.parent.stat().st_mode & 0o777 == 0o700
     os.rename(path, home / "lie")
     path.symlink_to(home / "lie")
-    before = (home / "lie").read_text()
+    text = (home / "lie").read_text()
     assert slurm_cache.require_states(Site(name="x"), ["4"]) == {"4": "RUNNING"}
-    assert (home / "lie").read_text() == before
+    assert (home / "lie").read_text() == text
     assert not path.is_symlink()
     assert calls(squeue) == 2
 

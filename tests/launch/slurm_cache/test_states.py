@@ -83,11 +83,11 @@ def test_a_failed_question_is_no_answer(slurm: Any, site: Site) -> None:
     slurm.calls()
     slurm.queue, slurm.accounts = DARK, [("4", "4", "COMPLETED")]
     slurm.now += 3
-    told = slurm_cache.cached_states(site, ["4", "6", "7"])
-    assert (told["4"].state, told["4"].last_known_state, told["4"].age_s) == ("UNKNOWN", "RUNNING", 3)
-    assert told["4"].failure is not None
-    assert told["4"].failure.message == DARK.message
-    assert (told["6"].state, told["7"].state, told["7"].lost) == ("FAILED", "UNKNOWN", False)
+    states = slurm_cache.cached_states(site, ["4", "6", "7"])
+    assert (states["4"].state, states["4"].last_known_state, states["4"].age_s) == ("UNKNOWN", "RUNNING", 3)
+    assert states["4"].failure is not None
+    assert states["4"].failure.message == DARK.message
+    assert (states["6"].state, states["7"].state, states["7"].lost) == ("FAILED", "UNKNOWN", False)
     with pytest.raises(Unreachable, match="Unable to contact"):
         slurm_cache.require_states(site, ["4"])
     assert slurm.calls() == ["squeue"]
@@ -217,8 +217,8 @@ def test_why_a_job_waits_comes_with_its_state(slurm: Any, site: Site) -> None:
         ("5", "5", "RUNNING", "None", "2026-01-02T03:04:05"),
         ("8", "8", "PENDING", "None", "N/A"),
     ]
-    told = slurm_cache.cached_states(site, ["4", "6", "5", "8"])
-    waits = {job_id: (one.reason, one.start[:19]) for job_id, one in told.items()}
+    states = slurm_cache.cached_states(site, ["4", "6", "5", "8"])
+    waits = {job_id: (one.reason, one.start[:19]) for job_id, one in states.items()}
     assert waits == {
         "4": ("Resources", "2026-01-02T03:04:05"),
         "6": ("JobHeldUser", ""),

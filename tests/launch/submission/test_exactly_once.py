@@ -93,7 +93,7 @@ class Controller:
 
     def _sbatch(self, argv: list[str]) -> tuple[int, str, str]:
         is_queued, code, is_told, err = FATES[self.fates.pop(0) if self.fates else "well"]
-        (name,) = [word.removeprefix("--job-name=") for word in argv if word.startswith("--job-name=")]
+        (name,) = [argument.removeprefix("--job-name=") for argument in argv if argument.startswith("--job-name=")]
         job_id = self.add(name) if is_queued else ""
         self.after()
         return code, f"{job_id}\n" if is_told else "", err
@@ -111,7 +111,7 @@ class Controller:
         return 0, "".join(sep.join(row.values()) + "\n" for row in rows), ""
 
     def _sacct(self, argv: list[str]) -> tuple[int, str, str]:
-        sep = next(word for word in argv if word.startswith("--delimiter=")).removeprefix("--delimiter=")
+        sep = next(argument for argument in argv if argument.startswith("--delimiter=")).removeprefix("--delimiter=")
         empty = dict.fromkeys(ACCOUNTING_FORMAT, "") | {"ExitCode": "0:0"}
         rows = [
             empty | {"JobID": job_id, "JobIDRaw": job_id, "State": state, "JobName": name}
@@ -198,9 +198,9 @@ def test_every_fate_of_an_answer_makes_one_job(
     ref = exactly_once.submit_once(run_dir, SITE)
     assert slurm.names() == ["run-1"]
     assert ref.job_id in slurm.jobs
-    said = capsys.readouterr()
-    assert not said.out
-    assert bool(said.err) is (fate not in ("well", "cut off late"))
+    output = capsys.readouterr()
+    assert not output.out
+    assert bool(output.err) is (fate not in ("well", "cut off late"))
 
 
 @pytest.mark.parametrize(("before", "kind"), [((), ClusterError), (("busy", "never came"), ClusterError)])

@@ -26,14 +26,14 @@ def site(nodes: int = 40, **recover: object) -> Site:
 
 
 def plan(nodes: int = 2, **job: str) -> Plan:
-    asked = dialect.JobSpec(name="t", nodes=nodes, partition="p", **job)  # type: ignore[arg-type]
+    job_spec = dialect.JobSpec(name="t", nodes=nodes, partition="p", **job)  # type: ignore[arg-type]
     request = Request(name="t", command="true", nodes=nodes)
-    return Plan(name="t", site="s", request=request, job=asked, data=(), runs="/r", nvme="", python="python")
+    return Plan(name="t", site="s", request=request, job=job_spec, data=(), runs="/r", nvme="", python="python")
 
 
 def cause(confidence: str = "certain") -> Cause:
-    seen = Evidence(t="2026-01-01T00:00:00Z", source="slurm-1.out", text="NVRM: Xid 79", kind="gpu", node="n1")
-    return Cause(attempt="3", kind="gpu", confidence=confidence, reason="Xid 79", evidence=(seen,))  # type: ignore[arg-type]
+    evidence = Evidence(t="2026-01-01T00:00:00Z", source="slurm-1.out", text="NVRM: Xid 79", kind="gpu", node="n1")
+    return Cause(attempt="3", kind="gpu", confidence=confidence, reason="Xid 79", evidence=(evidence,))  # type: ignore[arg-type]
 
 
 def test_a_node_is_left_out_with_the_evidence(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_it_expires(tmp_path: Path) -> None:
     """After the site's time the node may be had again, and what was said of it is still there to read."""
     exclusions.exclude_nodes(tmp_path, site(exclude_for="0s"), ["n1"], cause(), "run-1")
     assert exclusions.sbatch_exclude_args(tmp_path, site(), plan()) == ()
-    assert [one.node for one in exclusions.read_exclusions(tmp_path, "s")] == ["n1"]
+    assert [exclusion.node for exclusion in exclusions.read_exclusions(tmp_path, "s")] == ["n1"]
 
 
 def test_a_node_can_be_allowed_again(tmp_path: Path) -> None:
@@ -107,7 +107,10 @@ def test_a_line_cut_short_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / exclusions.EXCLUSIONS_FILE
     path.write_bytes(path.read_bytes() + b'{"schema":"pit.exclu')
     exclusions.exclude_nodes(tmp_path, site(), ["n2"], cause(), "r")
-    assert {one.node for one in exclusions.active_exclusions(tmp_path, site())} == {"n1", "n2"}
+    assert {active_exclusion.node for active_exclusion in exclusions.active_exclusions(tmp_path, site())} == {
+        "n1",
+        "n2",
+    }
 
 
 def test_many_write_at_once(tmp_path: Path) -> None:
@@ -115,4 +118,4 @@ def test_many_write_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: exclusions.exclude_nodes(tmp_path, site(), [f"n{at}"], cause(), "r"), range(40)))
     lines = (tmp_path / exclusions.EXCLUSIONS_FILE).read_text().splitlines()
-    assert sorted(json.loads(line)["node"] for line in lines) == sorted(f"n{at}" for at in range(40))
+    assert sorted(json.loads(line)["node"] for line in lines) == sorted(f"n{index}" for index in range(40))

@@ -143,8 +143,8 @@ def test_one_damaged_ticket_hides_no_other(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shared_fs, "client", lambda _: slurm)
     for name in ("a.1", "b.1"):
         run_folder.write_record(tmp_path / name / "job.json", run_folder.JobRef(job_id="7", site="x", submitted=""))
-        ended = run_folder.AttemptExit(job_id="7", exit_code=0, ended="")
-        run_folder.write_record(tmp_path / name / "attempts" / "0" / "exit.json", ended)
+        attempt_exit = run_folder.AttemptExit(job_id="7", exit_code=0, ended="")
+        run_folder.write_record(tmp_path / name / "attempts" / "0" / "exit.json", attempt_exit)
     for part in ("job.json", "attempts/0/exit.json"):
         (tmp_path / "a.1" / part).write_bytes(b"{")
     seen = shared_fs.ticket_states(site, ["a.1", "b.1", "c.1"])

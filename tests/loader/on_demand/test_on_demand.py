@@ -329,12 +329,12 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
     before = asked(tmp_path)
     record = stage_version(load_dataset(url), root)
     assert record.state == "staged"
-    here = [path for path in before if path != "manifest.json"]
-    assert len(here) == len(set(here))
+    paths = [path for path in before if path != "manifest.json"]
+    assert len(paths) == len(set(paths))
     sizes = {entry.path: entry.bytes for entry in VersionReader(version).manifest.files}
-    assert record.resumed_bytes == sum(sizes[path] for path in here)
+    assert record.resumed_bytes == sum(sizes[path] for path in paths)
     assert record.copied_bytes == sum(sizes.values()) - record.resumed_bytes
-    assert not set(asked(tmp_path)[len(before) :]) & set(here)
+    assert not set(asked(tmp_path)[len(before) :]) & set(paths)
     assert not [
         found for found in check_versions(set_path(root, version.name), readers=1) if isinstance(found, FileFinding)
     ]

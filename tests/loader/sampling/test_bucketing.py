@@ -30,8 +30,8 @@ def bucketed(
     version: Path, *, resident: int = 64 << 20, multiple: int = 2, max_batch_steps: int = 64, **more
 ) -> BucketedSamples:
     arrays = VersionReader(version, resident_bytes=resident)
-    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
-    return BucketedSamples(arrays, NAMES, known, EDGES, max_batch_steps=max_batch_steps, multiple=multiple, **more)
+    sequences = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
+    return BucketedSamples(arrays, NAMES, sequences, EDGES, max_batch_steps=max_batch_steps, multiple=multiple, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])
@@ -68,11 +68,11 @@ def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, 
     arrays = VersionReader(version)
     arrays._offsets = np.concatenate([[0], np.cumsum(lengths)])  # no step is read: a version is not written for each
     del arrays.manifest.arrays["episode_json"]  # it tells of other episodes
-    known = cut_sequences(arrays.offsets, np.arange(len(lengths)), 32)
+    sequences = cut_sequences(arrays.offsets, np.arange(len(lengths)), 32)
     samples = BucketedSamples(
         arrays,
         ["action"],
-        known,
+        sequences,
         EDGES,
         max_batch_steps=32 * multiple * factor,
         multiple=multiple,
@@ -150,8 +150,8 @@ def test_any_position_is_found_at_once(version: Path):
 def test_invalid_edges_and_sizes_are_refused(version: Path):
     """Edges that do not ascend or are too small, and batch sizes that fit no sequence or divide unevenly."""
     arrays = VersionReader(version)
-    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
-    assert quantile_edges(known.lengths, 4)[-1] == max(LENGTHS)
+    sequences = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 32)
+    assert quantile_edges(sequences.lengths, 4)[-1] == max(LENGTHS)
     assert quantile_edges(np.array([5, 5, 5]), 4) == [5]
     for edges, more, message in (
         ((16, 8), {"max_batch_steps": 64}, r"edges: .*\[16, 8\]"),
@@ -161,4 +161,4 @@ def test_invalid_edges_and_sizes_are_refused(version: Path):
         (EDGES, {}, "max_batch_steps=0, batch_size=0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            BucketedSamples(arrays, NAMES, known, edges, **more)
+            BucketedSamples(arrays, NAMES, sequences, edges, **more)

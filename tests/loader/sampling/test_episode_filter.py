@@ -163,10 +163,10 @@ def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:
 @pytest.mark.parametrize("resident", [0, 64 << 20])
 def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_path: Path, resident: int):
     """Only the episodes that came whole are taken, and batches of them are equal, from memory and from files."""
-    whole = VersionReader(version)
+    version_reader = VersionReader(version)
     part = VersionReader(staged(version, tmp_path / "part", ((32, 341), (640, 922))), resident_bytes=resident)
     assert are_complete(part).tolist() == [number in (1, 5) for number in range(6)]
-    assert are_complete(whole).all()
+    assert are_complete(version_reader).all()
     episodes = filter_episodes(part)
     assert episodes.tolist() == [1, 5]
     assert filter_episodes(part, EpisodeFilters(tasks=("place*",))).tolist() == [5]
@@ -175,9 +175,9 @@ def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_pa
     spans = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
     loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), batch_size=32)
     for batch in islice(loader, 3):
-        anchors = Windows(whole.offsets, episodes, spans, pad=True).locate(batch.samples)
+        anchors = Windows(version_reader.offsets, episodes, spans, pad=True).locate(batch.samples)
         for row, (start, stop, anchor) in enumerate(zip(*(field.tolist() for field in anchors[1:]), strict=True)):
             steps = np.clip(np.arange(anchor, anchor + 4), start, stop - 1) - start
-            assert np.array_equal(batch.arrays["action"][row], whole.read("action", start, stop)[steps])
+            assert np.array_equal(batch.arrays["action"][row], version_reader.read("action", start, stop)[steps])
     assert (part.resident_rows("action") is not None) == bool(resident)
     loader.close()

@@ -30,16 +30,16 @@ def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: in
     """Any window about any step, such as the next one alone: from memory and from files the steps of a plain loop."""
     arrays = VersionReader(version, resident_bytes=resident)
     action, offsets = VersionReader(version).read("action", 0, sum(LENGTHS)), arrays.offsets.tolist()
-    for before in range(-9, 10):
+    for index in range(-9, 10):
         for length in (1, 2, 5, 9):
-            windows = Windows(arrays.offsets, np.arange(4), {"action": WindowSpan(before, length - before)}, pad=True)
+            windows = Windows(arrays.offsets, np.arange(4), {"action": WindowSpan(index, length - index)}, pad=True)
             samples = WindowSamples(arrays, windows, shuffle=False)
             drawn, out = samples.draw(np.arange(len(windows))), np.full((len(windows), length, 3), np.nan)
             rows = np.arange(len(windows))[::-1] if order == "rows" else None
             samples.read(drawn, 0, len(windows), {"action": out}, rows)
             expected = np.stack(
                 [
-                    action[np.clip(np.arange(step - before, step - before + length), start, stop - 1)]
+                    action[np.clip(np.arange(step - index, step - index + length), start, stop - 1)]
                     for start, stop in pairwise(offsets)
                     for step in range(start, stop)
                 ]

@@ -34,8 +34,8 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
         )
 
     def bucketed(edges: Any = (8, 16), episodes: Any = everything, **more: Any) -> BucketedSamples:
-        known = cut_sequences(one.offsets, episodes, 16)
-        return BucketedSamples(one, NAMES, known, edges, **{"batch_size": 2, "multiple": 1, **more})
+        sequences = cut_sequences(one.offsets, episodes, 16)
+        return BucketedSamples(one, NAMES, sequences, edges, **{"batch_size": 2, "multiple": 1, **more})
 
     def mixture(weights: Any = (3, 1), members: Any = (one, two), seeds: Any = (0, 0), **more: Any) -> MixtureSamples:
         return MixtureSamples(

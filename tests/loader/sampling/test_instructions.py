@@ -40,8 +40,8 @@ def windowed(arrays: VersionReader, length: int = 4) -> WindowSamples:
 
 
 def packed(arrays: VersionReader) -> PackedSamples:
-    known = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 12)
-    return PackedSamples(arrays, ["action"], PackingPlan(known, 12))
+    sequences = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 12)
+    return PackedSamples(arrays, ["action"], PackingPlan(sequences, 12))
 
 
 def texts(samples: Any, numbers: Any) -> list[str]:
@@ -70,8 +70,8 @@ def test_packs_and_buckets(arrays: VersionReader):
     aside = next(Loader(samples, batch_size=2)).extras
     for episode, number in zip(aside["episode"].flat, aside["instruction"].flat, strict=True):
         assert texts(samples, [number]) == ["" if episode < 0 else TASKS[episode]]
-    known = cut_sequences(arrays.offsets, np.arange(4), 12)
-    buckets = BucketedSamples(arrays, ["action"], known, [12], batch_size=4, multiple=1)
+    sequences = cut_sequences(arrays.offsets, np.arange(4), 12)
+    buckets = BucketedSamples(arrays, ["action"], sequences, [12], batch_size=4, multiple=1)
     aside = next(Loader(buckets)).extras
     assert texts(buckets, aside["instruction"]) == [TASKS[episode] for episode in aside["episode"]]
 

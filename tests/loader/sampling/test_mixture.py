@@ -31,10 +31,10 @@ def test_turns_are_as_even_as_can_be(counts: tuple[int, ...]):
     """Any parts: each has them all in a cycle, in order; before any place within one of its due."""
     cycle, each = sum(counts), range(len(counts))
     found = make_cycle(counts)
-    had = np.concatenate([np.zeros((1, len(counts))), np.cumsum(found.member[:, None] == each, axis=0)])
-    assert had[-1].tolist() == list(counts)
-    assert all(found.index_within[i] == had[i, found.member[i]] for i in range(cycle))
-    off = had - np.arange(cycle + 1)[:, None] * np.array(counts) / cycle
+    joined_array = np.concatenate([np.zeros((1, len(counts))), np.cumsum(found.member[:, None] == each, axis=0)])
+    assert joined_array[-1].tolist() == list(counts)
+    assert all(found.index_within[i] == joined_array[i, found.member[i]] for i in range(cycle))
+    off = joined_array - np.arange(cycle + 1)[:, None] * np.array(counts) / cycle
     assert np.abs(off).max() < 1
     assert (off.max(axis=0) - off.min(axis=0)).max() < 2
     if len(counts) == 2:
@@ -161,9 +161,9 @@ def test_a_state_of_another_mixture_is_refused(versions: list[Path]):
 
 def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callable[..., Path]):
     """Another name of an array is an error naming both datasets, and none once it is renamed."""
-    other = VersionReader(record((10, 12), name="other", state="obs/joints"))
+    version_reader = VersionReader(record((10, 12), name="other", state="obs/joints"))
     spans = {"action": WindowSpan(0, 4), "obs/joints": WindowSpan(1, 1)}
-    second = WindowSamples(other, Windows(other.offsets, np.arange(2), spans))
+    second = WindowSamples(version_reader, Windows(version_reader.offsets, np.arange(2), spans))
     arrays = VersionReader(versions[0])
     first = WindowSamples(
         arrays, Windows(arrays.offsets, np.arange(3), {"action": WindowSpan(0, 4), "obs/state": WindowSpan(1, 1)})
@@ -171,12 +171,12 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
     with pytest.raises(ConfigError, match=r"obs/joints: .*got float32 ") as error:
         MixtureSamples([first, second], [1, 1])
     assert str(versions[0]) in str(error.value)
-    assert str(other.path) in str(error.value)
+    assert str(version_reader.path) in str(error.value)
     mixed = MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "obs/state"}})
     batch = next(Loader(mixed, batch_size=4))
     (row,) = np.flatnonzero(batch.extras["dataset"] == 1)[:1]
-    anchor = int(Windows(other.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
-    assert np.array_equal(batch.arrays["obs/state"][row], other.read("obs/joints", anchor - 1, anchor + 1))
+    anchor = int(Windows(version_reader.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
+    assert np.array_equal(batch.arrays["obs/state"][row], version_reader.read("obs/joints", anchor - 1, anchor + 1))
     with pytest.raises(ConfigError, match=r"rename: .*'obs/joint'"):
         MixtureSamples([first, second], [1, 1], rename={1: {"obs/joint": "obs/state"}})
     with pytest.raises(ConfigError, match=r"rename: .*'action'.*'action'"):
@@ -188,13 +188,13 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
 def test_another_process_is_given_the_same(versions: list[Path]):
     """Samples of any kind, sent to another process, draw what they drew here."""
     arrays = VersionReader(versions[0])
-    known = cut_sequences(arrays.offsets, np.arange(3), 40)
-    packs = PackedSamples(arrays, ["action"], PackingPlan(known, 40))
-    buckets = BucketedSamples(arrays, ["action"], known, [16, 40], batch_size=2, multiple=2)
+    sequences = cut_sequences(arrays.offsets, np.arange(3), 40)
+    packs = PackedSamples(arrays, ["action"], PackingPlan(sequences, 40))
+    buckets = BucketedSamples(arrays, ["action"], sequences, [16, 40], batch_size=2, multiple=2)
     for samples in (mixture(versions, turn_order="shuffled"), packs, buckets):
-        there = pickle.loads(pickle.dumps(samples))
-        assert there.identity == samples.identity
-        one, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, there))
+        record = pickle.loads(pickle.dumps(samples))
+        assert record.identity == samples.identity
+        one, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record))
         assert np.array_equal(one.samples, two.samples)
         assert np.array_equal(one.arrays["action"], two.arrays["action"])
 
@@ -204,8 +204,8 @@ def test_packs_and_mixtures_can_be_mixed(versions: list[Path]):
     packs = []
     for path in versions[:2]:
         arrays = VersionReader(path)
-        known = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
-        packs.append(PackedSamples(arrays, ["action"], PackingPlan(known, 40)))
+        sequences = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
+        packs.append(PackedSamples(arrays, ["action"], PackingPlan(sequences, 40)))
     batch = next(Loader(MixtureSamples([MixtureSamples(packs, [1, 1]), packs[0]], [1, 1]), batch_size=8))
     for row, (number, sample) in enumerate(zip(batch.extras["dataset"], batch.samples, strict=True)):
         steps = int((batch.extras["segment"][row] > 0).sum())

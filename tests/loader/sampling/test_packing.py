@@ -56,14 +56,14 @@ def test_every_step_is_a_sequences_once(lengths, length, window, when_too_long):
         with pytest.raises(UsageError, match=f"window: .* {window}$"):
             cut_sequences(offsets, np.arange(len(lengths)), length, window=window)
         return
-    found = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, when_too_long=when_too_long)
-    assert all(1 <= steps <= length for steps in found.lengths)
-    steps = [(e, s) for e, low, high in zip(*found[:3], strict=True) for s in range(low, high)]
+    sequences = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, when_too_long=when_too_long)
+    assert all(1 <= steps <= length for steps in sequences.lengths)
+    steps = [(e, s) for e, low, high in zip(*sequences[:3], strict=True) for s in range(low, high)]
     kept = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "split"]
     assert steps == [(e, s) for e in kept for s in range(offsets[e], offsets[e + 1])]
-    assert found.dropped == len(lengths) - len(kept)
-    assert found.split == (sum(size > length for size in lengths) if when_too_long == "split" else 0)
-    cuts = (found.start - offsets[found.episode]) % window
+    assert sequences.dropped == len(lengths) - len(kept)
+    assert sequences.split == (sum(size > length for size in lengths) if when_too_long == "split" else 0)
+    cuts = (sequences.start - offsets[sequences.episode]) % window
     assert not cuts.any()
 
 
@@ -126,8 +126,8 @@ def version(record: Callable[..., Path]) -> Path:
 
 def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> PackedSamples:
     arrays = VersionReader(version, resident_bytes=resident)
-    known = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, when_too_long="split")
-    return PackedSamples(arrays, NAMES, PackingPlan(known, 48, seed=3), seed=3, **more)
+    sequences = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, when_too_long="split")
+    return PackedSamples(arrays, NAMES, PackingPlan(sequences, 48, seed=3), seed=3, **more)
 
 
 @pytest.mark.parametrize("resident", [0, 64 << 20])

@@ -35,12 +35,12 @@ def test_it_is_the_same_for_ever():
 
 def test_everything_that_names_it_changes_it():
     """Another dataset, seed or epoch is another order."""
-    at = np.arange(1000)
+    numbers = np.arange(1000)
     found = [
-        order(1000).samples_at(at),
-        order(1000, 1).samples_at(at),
-        order(1000, dataset="e").samples_at(at),
-        order(1000).samples_at(at + 1000),
+        order(1000).samples_at(numbers),
+        order(1000, 1).samples_at(numbers),
+        order(1000, dataset="e").samples_at(numbers),
+        order(1000).samples_at(numbers + 1000),
     ]
     for number, one in enumerate(found):
         for other in found[:number]:
@@ -51,8 +51,8 @@ def test_everything_that_names_it_changes_it():
 def test_it_is_as_good_as_a_shuffle(samples: int):
     """Over many seeds each sample comes to each place about as often, and neighbours do not stay neighbours."""
     rounds, places = 2000, min(samples, 24)
-    at = np.arange(places)
-    found = np.stack([order(samples, seed).samples_at(at) for seed in range(rounds)])
+    numbers = np.arange(places)
+    found = np.stack([order(samples, seed).samples_at(numbers) for seed in range(rounds)])
     # Means of uniform numbers: five deviations of a mean are never seen by chance.
     deviation = np.sqrt((samples**2 - 1) / 12 / rounds)
     assert np.all(np.abs(found.mean(axis=0) - (samples - 1) / 2) < 5 * deviation + 1e-9)

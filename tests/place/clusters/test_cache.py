@@ -124,11 +124,11 @@ def test_what_is_no_answer_is_asked_for_again(text: str) -> None:
 
 def test_a_link_is_not_followed(home: Path) -> None:
     """Neither read through nor written through."""
-    other = home / "other"
-    other.write_text('{"schema":"pit.cache-entry/1","began_s":1,"value":{"schema":"test.said/1","n":9}}')
-    (cache.cache_dir() / "a.json").symlink_to(other)
+    folder = home / "other"
+    folder.write_text('{"schema":"pit.cache-entry/1","began_s":1,"value":{"schema":"test.said/1","n":9}}')
+    (cache.cache_dir() / "a.json").symlink_to(folder)
     assert cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=1e12, timeout_s=1).n == 1
-    assert '"n":9' in other.read_text()
+    assert '"n":9' in folder.read_text()
 
 
 def test_who_fails_again_and_again_is_left_alone_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:

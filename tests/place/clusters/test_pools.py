@@ -20,7 +20,7 @@ def _in_s(seconds: float) -> str:
 
 def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
     """GPUs in use, down or reserved are not free; others' queue is taken off, but for what waits for no node."""
-    seen = made.snapshot(
+    run_snapshot = made.snapshot(
         nodes=(
             made.node("n1", state="mixed", gpus_allocated=6),
             made.node("n2", state="allocated", gpus_allocated=8),
@@ -41,7 +41,7 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
             made.job("9", state="PENDING", reason="JobHeldUser"),
         ),
     )
-    (pool,) = pool_states(seen, ["ours"], made.site())
+    (pool,) = pool_states(run_snapshot, ["ours"], made.site())
     assert (pool.pool, pool.units, pool.others_pending, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
     assert [units for _, units in pool.running] == [8, 4, 2]
     assert pool.running[0][0] < pool.running[1][0]
@@ -52,19 +52,21 @@ def test_the_cluster_s_clock_is_not_ours(made: Any, monkeypatch: pytest.MonkeyPa
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s)
     jobs = (made.job("1", node_list="n1", end=_in_s(7200)), made.job("2", node_list="n2"))
-    seen = made.snapshot(skew_s=3600.0, jobs=jobs)
-    (pool,) = pool_states(seen, (), made.site())
+    run_snapshot = made.snapshot(skew_s=3600.0, jobs=jobs)
+    (pool,) = pool_states(run_snapshot, (), made.site())
     assert pool.running[0][0] == pytest.approx(now_s + 3600, abs=1)
     assert pool.running[1][0] > now_s + 86400 * 300
-    assert [units for _, units in units_by_end(seen, 8, lambda job: job.account == "lab")] == [8, 8]
-    assert units_by_end(seen, 8, lambda job: job.user == "me") == []
+    assert [units for _, units in units_by_end(run_snapshot, 8, lambda job: job.account == "lab")] == [8, 8]
+    assert units_by_end(run_snapshot, 8, lambda job: job.user == "me") == []
 
 
 def test_partitions_that_share_nodes_are_equally_full(made: Any) -> None:
     """What runs on a node is in every pool that has the node; without GPUs a unit is a node."""
     nodes = tuple(made.node(f"n{i}", gres="", gpus=0, gpu_type="") for i in range(1, 5))
-    seen = made.snapshot(nodes=nodes, jobs=(made.job("1", partition="other", nodes=2, node_list="n[3-4]", gres=""),))
-    (pool,) = pool_states(seen, (), made.site(gpu={"gpus_per_node": 0}))
+    run_snapshot = made.snapshot(
+        nodes=nodes, jobs=(made.job("1", partition="other", nodes=2, node_list="n[3-4]", gres=""),)
+    )
+    (pool,) = pool_states(run_snapshot, (), made.site(gpu={"gpus_per_node": 0}))
     assert [units for _, units in pool.running] == [2]
     assert pool.units == 4
 
@@ -100,8 +102,8 @@ def test_units_are_freed_in_order() -> None:
 )
 def test_what_of_a_node_is_free(made: Any, node: dict[str, Any], free: int) -> None:
     """What could start now: not where all CPUs are taken, nor what is reserved, away, or may be in use."""
-    seen = made.snapshot(nodes=(made.node("n1", **node),))
-    assert pool_states(seen, (), made.site())[0].free == free
+    run_snapshot = made.snapshot(nodes=(made.node("n1", **node),))
+    assert pool_states(run_snapshot, (), made.site())[0].free == free
 
 
 def test_a_partition_that_is_closed_is_no_pool(made: Any) -> None:
@@ -146,14 +148,14 @@ def test_reservations_of_every_node_close_a_pool(
 def test_nodes_that_are_down_need_not_be_reserved(made: Any, flag: str, is_closed: bool) -> None:
     """A pool is closed when all that will run jobs is kept: nodes in maintenance will, too. Times are on our clock."""
     nodes = (*(made.node(f"n{i}") for i in (1, 2, 3)), made.node("n4", flags=(flag,)))
-    seen = made.snapshot(seen_s=NOW_S, skew_s=600.0, nodes=nodes, reservations=(_kept("n[1-3]", 1, 3),))
-    (pool,) = pool_states(seen, (), made.site())
+    run_snapshot = made.snapshot(seen_s=NOW_S, skew_s=600.0, nodes=nodes, reservations=(_kept("n[1-3]", 1, 3),))
+    (pool,) = pool_states(run_snapshot, (), made.site())
     assert pool.maintenance_windows == ([(NOW_S + 3000, NOW_S + 3 * 3600 - 600)] if is_closed else [])
 
 
 def test_a_reservation_of_our_own_closes_nothing(made: Any) -> None:
     """The site's flags name it: our jobs run in it."""
-    seen = made.snapshot(seen_s=NOW_S, reservations=(_kept("n[1-4]", 1, 3),))
+    run_snapshot = made.snapshot(seen_s=NOW_S, reservations=(_kept("n[1-4]", 1, 3),))
     for flag, closed in (("--reservation=a,n[1-4]", 0), ("--reservation=b", 1)):
-        (pool,) = pool_states(seen, (), made.site(dialect=Dialect(extra=(flag,))))
+        (pool,) = pool_states(run_snapshot, (), made.site(dialect=Dialect(extra=(flag,))))
         assert len(pool.maintenance_windows) == closed

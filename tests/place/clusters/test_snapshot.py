@@ -23,7 +23,7 @@ def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
     site = load_site(far.site("a", "true"))
     seen = snapshot.read_snapshot(site)
     assert (seen.site, seen.cluster, len(seen.nodes)) == ("a", "alpha", 8)
-    assert {one.partition for one in seen.partitions} == {"train", "dev"}
+    assert {partition.partition for partition in seen.partitions} == {"train", "dev"}
     assert seen.account
     assert ("lab", "root") in {(row.account, row.user) for row in seen.account.associations}
     assert {"associations", "limits", "qos"} <= set(seen.enforced_limits)
@@ -73,16 +73,16 @@ def test_a_dark_site_delays_nobody_beyond_the_deadline(far: Any) -> None:
 @pytest.mark.slurm
 def test_a_silent_database_only_hides_limits(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without accounting there is a snapshot all the same, which says what it does not know."""
-    asked = far.folder / "asked"
-    (far.folder / "bin" / "sacctmgr").write_text(f"#!/bin/sh\necho >> {asked}\nexec sleep 600\n")
+    folder = far.folder / "asked"
+    (far.folder / "bin" / "sacctmgr").write_text(f"#!/bin/sh\necho >> {folder}\nexec sleep 600\n")
     (far.folder / "bin" / "sacctmgr").chmod(0o755)
     seen = snapshot.read_snapshot(load_site(far.site("a", "true")), timeout_s=8)
     assert len(seen.nodes) == 8
     assert seen.account is None
     assert "limits and quota are not known" in seen.notes[0]
-    assert asked.read_text() == "\n"
+    assert folder.read_text() == "\n"
     snapshot.read_snapshot(load_site("a"), timeout_s=8, max_age_s=0)
-    assert asked.read_text() == "\n"  # it is not waited for again at once
+    assert folder.read_text() == "\n"  # it is not waited for again at once
 
 
 @pytest.mark.slurm

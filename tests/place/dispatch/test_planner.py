@@ -39,8 +39,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         pool = PoolState(pool="a/train", units=2, free=free, running=running, max_pending=4)
         world = planner.ClusterView({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
         wanted = decider.decide(QueueState(store.queue_dir()), world)
-        assert all(isinstance(one, Submit) for one in wanted.submits)
-        return sorted(one.job_id.partition("-")[0] for one in wanted.submits)
+        assert all(isinstance(submit, Submit) for submit in wanted.submits)
+        return sorted(submit.job_id.partition("-")[0] for submit in wanted.submits)
 
     return make
 

@@ -25,12 +25,12 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueState:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     request = Request(name="bc", command="true")
     store.enqueue(store.queue_dir(), [store.make_request(request, ("alpha", "beta"), user="ada")])
-    made = QueueState(store.queue_dir())
-    (job,) = made.jobs.values()
-    job, ticket = made.record_intent(job.job_id, "alpha/train", "")
-    made.append_entry(job, "submitted", ticket.number, slurm_id="7")
+    queue_state = QueueState(store.queue_dir())
+    (job,) = queue_state.jobs.values()
+    job, ticket = queue_state.record_intent(job.job_id, "alpha/train", "")
+    queue_state.append_entry(job, "submitted", ticket.number, slurm_id="7")
     time.sleep(0.002)  # whoever is asked in the same moment may know nothing of it yet
-    return made
+    return queue_state
 
 
 def look(board: QueueState, seen: TicketState) -> journal.QueueJob:
@@ -58,9 +58,9 @@ def test_who_had_leave_and_is_unknown_does_not_run_again(
     assert row(board).state == "in-doubt"
     assert "pit place cancel --lost" in row(board).reason
     store.write_mark(job, "lost.1")
-    again = QueueState(board.queue_dir)
-    tick._apply_lost_marks(again, ())
-    assert [ticket.state for one in again.jobs.values() for ticket in one.tickets] == ["void"]
+    queue_state = QueueState(board.queue_dir)
+    tick._apply_lost_marks(queue_state, ())
+    assert [ticket.state for one in queue_state.jobs.values() for ticket in one.tickets] == ["void"]
 
 
 def test_what_a_crash_forgot_runs_again(board: QueueState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,11 @@ def test_a_clock_that_was_set_back_hides_no_ticket(board: QueueState) -> None:
     later = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(hours=1))
     path = job.path / "journal.jsonl"
     path.write_text(path.read_text().replace(job.tickets[0].submitted_at, later))
-    again = QueueState(board.queue_dir)
+    queue_state = QueueState(board.queue_dir)
     assert (
-        look(again, TicketState("RUNNING", "7", "run.7", None, SlurmJob(job_id="7", raw_id="7", state="RUNNING"))).state
+        look(
+            queue_state, TicketState("RUNNING", "7", "run.7", None, SlurmJob(job_id="7", raw_id="7", state="RUNNING"))
+        ).state
         == "running"
     )
 

@@ -39,27 +39,27 @@ def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> Non
 
 def test_a_kind_is_expected_to_run_as_it_ran(place: Path) -> None:
     """Ten hours asked for, half an hour used: after a few of them that is what the next is expected to take."""
-    known = RuntimeHistory(place)
+    runtime_history = RuntimeHistory(place)
     ended(place, 1800.0, MIN_RUNS - 1)
-    known.update(lambda _: 1.0)
-    assert known.expected(asked(), OPTION, lambda _: 1.0) is OPTION
+    runtime_history.update(lambda _: 1.0)
+    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION
     ended(place, 1800.0, 40)
-    known.update(lambda _: 1.0)
-    assert 900 < known.expected(asked(), OPTION, lambda _: 1.0).run_s < 3600
-    assert known.expected(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
+    runtime_history.update(lambda _: 1.0)
+    assert 900 < runtime_history.expected(asked(), OPTION, lambda _: 1.0).run_s < 3600
+    assert runtime_history.expected(asked(owner="bob"), OPTION, lambda _: 1.0) is OPTION
     brief = PlacementOption(pool="x/gpu", units=1, run_s=60.0, limit_s=36000.0)
-    assert known.expected(asked(), brief, lambda _: 1.0) is brief
+    assert runtime_history.expected(asked(), brief, lambda _: 1.0) is brief
 
 
 def test_speed_counts(place: Path) -> None:
     """What took an hour where nodes are half as fast takes a quarter of that where they are twice as fast."""
-    known = RuntimeHistory(place)
+    runtime_history = RuntimeHistory(place)
     ended(place, 3600.0, 40, pool="x/slow")
     speeds = {"x/slow": 0.5, "x/gpu": 1.0, "x/fast": 2.0}
-    known.update(speeds.__getitem__)
+    runtime_history.update(speeds.__getitem__)
     slow = PlacementOption(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
     fast = PlacementOption(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
-    took = {one.pool: known.expected(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
+    took = {one.pool: runtime_history.expected(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
     assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
 
 
@@ -70,6 +70,6 @@ def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:
     (job / "journal.jsonl").write_text("x\n")
     (place / "done" / "notes").write_text("")
     (place / "done" / "empty").mkdir()
-    known = RuntimeHistory(place)
-    known.update(lambda _: 1.0)
-    assert known.expected(asked(), OPTION, lambda _: 1.0) is OPTION
+    runtime_history = RuntimeHistory(place)
+    runtime_history.update(lambda _: 1.0)
+    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION

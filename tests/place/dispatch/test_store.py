@@ -109,10 +109,10 @@ def test_what_has_long_been_over_is_removed(place: Path) -> None:
     """Of jobs that were put away those go that ended KEEP_S ago; one that ended now stays, and what is no job, too."""
     made = {}
     for name, (submitted, ended_days) in {"old": ("20200101", 31), "late": ("20200101", 29), "new": ("", 40)}.items():
-        asked = store.make_request(REQUEST, ("alpha",), user="ada")
+        request = store.make_request(REQUEST, ("alpha",), user="ada")
         if submitted:
-            asked = msgspec.structs.replace(asked, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
-        (job,) = store.enqueue(place, [asked])
+            request = msgspec.structs.replace(request, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
+        (job,) = store.enqueue(place, [request])
         store.archive(place, append_entry(job, entry("cancelled", 0)))
         made[name] = job.job_id
         ended_s = time.time() - ended_days * 86400
@@ -121,8 +121,8 @@ def test_what_has_long_been_over_is_removed(place: Path) -> None:
     half = place / "done" / "bc-20200101-000000-ffffff"  # a removal that was killed
     half.mkdir()
     store.prune_archive(place)
-    left = {path.name for path in (place / "done").iterdir()}
-    assert left == {made["late"], made["new"], "notes"}
+    paths = {path.name for path in (place / "done").iterdir()}
+    assert paths == {made["late"], made["new"], "notes"}
     assert [name for _, name in store.archived(place)] == ["notes", made["late"], made["new"]]
 
 
@@ -154,13 +154,13 @@ def test_a_killed_tick_leaves_no_lock(place: Path) -> None:
 
 def test_a_row_says_why_the_job_waits(job: QueueJob) -> None:
     """A job is in doubt while the site of its ticket is unreachable."""
-    seen = status.DispatchStatus(
+    dispatch_status = status.DispatchStatus(
         ticked_at="t",
         sites=(status.SiteStatusRow(site="alpha", state="unreachable", since="noon", reason="no answer"),),
     )
-    assert status.job_row(job, seen).reason.startswith("no site has room for it yet")
+    assert status.job_row(job, dispatch_status).reason.startswith("no site has room for it yet")
     job = fold_entries(job, [entry("submit", pool="alpha/train"), entry("submitted", slurm_id="7")])
-    row = status.job_row(job, seen)
+    row = status.job_row(job, dispatch_status)
     assert (row.state, row.pool, row.slurm_id) == ("in-doubt", "alpha/train", "7")
     assert "unreachable since noon" in row.reason
 

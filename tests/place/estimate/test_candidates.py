@@ -130,8 +130,8 @@ def test_accounting_s_limits_count_where_they_are_enforced(
     """Associations, QOS and TRES limits, each named; on a cluster that enforces none, none counts."""
     site = made.site(tiers={"normal": "normal"})
     standing = made.standing(*rows, qos=tuple(qos))
-    seen = made.snapshot(enforced_limits=("associations", "limits", "qos"), account=standing)
-    (one,) = candidates(asks(account="lab"), site, seen)
+    run_snapshot = made.snapshot(enforced_limits=("associations", "limits", "qos"), account=standing)
+    (one,) = candidates(asks(account="lab"), site, run_snapshot)
     assert one.fits == (not reason)
     assert any(reason in said for said in one.reasons) or not reason, one.reasons
     (free,) = candidates(asks(account="lab"), site, made.snapshot(account=standing))
@@ -140,8 +140,8 @@ def test_accounting_s_limits_count_where_they_are_enforced(
 
 def test_request_at_the_limits_fits(made: Any) -> None:
     """As many nodes as a job must have, and no more than it may; as long as it may."""
-    seen = made.snapshot(partition={"min_nodes": 2, "max_nodes": 2, "max_time_s": 7200})
-    assert candidates(asks(memory="512G"), made.site(gpu={"max_time": "2:00:00"}), seen)[0].fits
+    run_snapshot = made.snapshot(partition={"min_nodes": 2, "max_nodes": 2, "max_time_s": 7200})
+    assert candidates(asks(memory="512G"), made.site(gpu={"max_time": "2:00:00"}), run_snapshot)[0].fits
 
 
 def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any) -> None:
@@ -155,18 +155,18 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
     ):
         qos = (other, msgspec.structs.replace(normal, flags=flags), small)
         standing = made.standing(mine(qos=("normal", "small")), qos=qos)
-        seen = made.snapshot(enforced_limits=("limits",), account=standing, partition={"qos": "small"})
-        (one,) = candidates(asks(account="lab"), site, seen)
+        run_snapshot = made.snapshot(enforced_limits=("limits",), account=standing, partition={"qos": "small"})
+        (one,) = candidates(asks(account="lab"), site, run_snapshot)
         assert one.reasons == reasons
 
 
 def test_without_an_account_only_slurm_knows_whose_limits_count(made: Any) -> None:
     """The limits of accounts that it may not come under are no reason; to have no account at all is one."""
     rows = (mine(max_tres={"node": "1"}), mine(account="infra"), mine(user="", max_tres={"node": "0"}))
-    seen = made.snapshot(enforced_limits=("associations", "limits"), account=made.standing(*rows))
-    assert candidates(asks(), made.site(), seen)[0].fits
-    seen = made.snapshot(enforced_limits=("associations",), account=made.standing(mine(user="you")))
-    assert candidates(asks(), made.site(), seen)[0].reasons == ("me has no association with any account",)
+    run_snapshot = made.snapshot(enforced_limits=("associations", "limits"), account=made.standing(*rows))
+    assert candidates(asks(), made.site(), run_snapshot)[0].fits
+    run_snapshot = made.snapshot(enforced_limits=("associations",), account=made.standing(mine(user="you")))
+    assert candidates(asks(), made.site(), run_snapshot)[0].reasons == ("me has no association with any account",)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_whom_a_partition_lets_in(made: Any, partition: dict[str, Any], version:
     """Later Slurms take an account for all below it; who is allowed is not looked up among the denied; groups."""
     rows = (mine(), mine(user="", parent="dept"), mine(user="", account="dept", parent="root"))
     standing = made.standing(*rows, groups=frozenset({"chem"}))
-    seen = made.snapshot(partition=partition, version=version, account=standing)
-    assert candidates(asks(account="lab"), made.site(), seen)[0].fits == fits
+    run_snapshot = made.snapshot(partition=partition, version=version, account=standing)
+    assert candidates(asks(account="lab"), made.site(), run_snapshot)[0].fits == fits
 
 
 def test_what_comes_back_by_itself_serves(made: Any) -> None:
@@ -201,9 +201,9 @@ def test_what_comes_back_by_itself_serves(made: Any) -> None:
 def test_units_are_those_of_the_pool(made: Any) -> None:
     """GPUs, all of a node's where it is had alone or Slurm counts none, one where it asks for none; else nodes."""
     few = asks(gpus_per_node=2)
-    seen = made.snapshot()
+    run_snapshot = made.snapshot()
 
-    def units(request: Request, seen: Any = seen, **site: Any) -> int:
+    def units(request: Request, seen: Any = run_snapshot, **site: Any) -> int:
         return candidates(request, made.site(**site), seen)[0].units
 
     assert units(few) == 4

@@ -78,8 +78,8 @@ def test_jobs_of_other_sizes_and_partitions_say_less() -> None:
 
 def test_what_was_learnt_goes_before(made: Any) -> None:
     """Where jobs of this pool waited a tenth of what was foretold, so will this one; other pools teach nothing."""
-    seen = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
-    (pool,) = pool_states(seen, (), made.site())
+    run_snapshot = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
+    (pool,) = pool_states(run_snapshot, (), made.site())
     features = estimate.wait_features(one_of(made), pool)
     assert features == {"units": 16.0, "limit_s": 7200.0, "ahead": 0.5}
     noted: list[local_history.WaitLine] = []
@@ -88,14 +88,14 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
             job, t_s = f"{where}{number}", 1e5 * number
             noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool=where, slurm_s=5000.0, features=features))
             noted.append(local_history.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
-    said = estimate.estimate_wait(one_of(made), 5000.0, seen, pool, None, noted)
+    said = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted)
     assert said.q50_s == pytest.approx(500, rel=0.05)
     assert said.basis.endswith("calibrated")
     past = AccountingHistory(jobs=(PastWait("gpu", 4, 0, 0.0, 5000.0),) * 10)
-    both = estimate.estimate_wait(one_of(made), 5000.0, seen, pool, past, noted)
+    both = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, past, noted)
     assert (said.q10_s, both.q50_s) == (both.q10_s, pytest.approx(math.sqrt(560 * 5060) - 60, rel=0.05))
-    assert estimate.estimate_wait(one_of(made), 30.0, seen, pool, past, noted).q50_s < 30
-    assert estimate.estimate_wait(one_of(made), 5000.0, seen, pool, None, noted[1::2][:4]).q50_s == 5000
+    assert estimate.estimate_wait(one_of(made), 30.0, run_snapshot, pool, past, noted).q50_s < 30
+    assert estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted[1::2][:4]).q50_s == 5000
 
 
 def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +153,15 @@ def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
         Association(cluster="x", account="lab", grp_tres={"gres/gpu": "24", "node": "9"}),
     ]
     jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
-    seen = made.snapshot(enforced_limits=("limits",), account=made.standing(*rows), jobs=jobs)
-    said = estimate.estimate_wait(one_of(made, seen, asks(account="lab")), 0.0, seen, None, None, [])
+    run_snapshot = made.snapshot(enforced_limits=("limits",), account=made.standing(*rows), jobs=jobs)
+    said = estimate.estimate_wait(one_of(made, run_snapshot, asks(account="lab")), 0.0, run_snapshot, None, None, [])
     assert said.q50_s == 3600
     assert "a limit of the account" in said.basis
     assert (
-        estimate.estimate_wait(one_of(made, seen, asks(account="lab", nodes=1)), 0.0, seen, None, None, []).q50_s == 0
+        estimate.estimate_wait(
+            one_of(made, run_snapshot, asks(account="lab", nodes=1)), 0.0, run_snapshot, None, None, []
+        ).q50_s
+        == 0
     )
 
 
@@ -174,11 +177,11 @@ def test_a_full_qos_waits_for_whoever_is_in_it(made: Any, now_s: float) -> None:
     site = made.site(tiers={"normal": "normal"})
 
     def wait_s(*rows: Association, **qos: Any) -> float:
-        mine = Association(cluster="x", account="lab", user="me")
-        standing = made.standing(mine, *rows, qos=(Qos(qos="normal", **qos),))
-        seen = made.snapshot(enforced_limits=("limits",), account=standing, jobs=jobs)
-        (one,) = candidates(asks(account="lab"), site, seen)
-        return estimate.estimate_wait(one, 0.0, seen, None, None, []).q50_s
+        association = Association(cluster="x", account="lab", user="me")
+        standing = made.standing(association, *rows, qos=(Qos(qos="normal", **qos),))
+        run_snapshot = made.snapshot(enforced_limits=("limits",), account=standing, jobs=jobs)
+        (one,) = candidates(asks(account="lab"), site, run_snapshot)
+        return estimate.estimate_wait(one, 0.0, run_snapshot, None, None, []).q50_s
 
     assert wait_s() == 0
     assert wait_s(grp_tres={"gres/gpu": "24"}) == 1800
@@ -210,8 +213,8 @@ def test_a_start_is_on_our_clock(
     at = datetime.fromtimestamp(now_s + in_s, UTC)
     said = f"sbatch: Job 7 to start at {at:%Y-%m-%dT%H:%M:%S} using 2 processors on nodes n[1-2] in partition gpu"
     put_on_path(home, monkeypatch, "sbatch", f"echo '{said}' >&2")
-    found = estimate.query_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
-    assert found == expected
+    start = estimate.query_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
+    assert start == expected
 
 
 def test_waits_of_others_are_read_from_their_eligible_time(
@@ -231,15 +234,15 @@ def test_waits_of_others_are_read_from_their_eligible_time(
     put_on_path(home, monkeypatch, "sacct", f'{takes}; sed "s/|/$sep/g" {home}/rows')
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     assert accounting_history.peek_history(made.site()) is None
-    found = accounting_history.read_history(made.site(), 10)
-    assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in found.jobs] == [
+    history = accounting_history.read_history(made.site(), 10)
+    assert [(wait.nodes, wait.limit_s, wait.wait_s) for wait in history.jobs] == [
         (2, 0, 30),
         (1, 3600, 0),
         (2, 3600, 600),
         (2, 3600, 5),
     ]
-    assert found.failures_by_partition == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
-    assert accounting_history.peek_history(made.site()) == found
+    assert history.failures_by_partition == {"gpu": (5.0, 1), "cpu": (1.0, 0)}
+    assert accounting_history.peek_history(made.site()) == history
 
 
 # The run.
@@ -321,25 +324,25 @@ def test_copying_costs_only_what_outlasts_the_wait(made: Any) -> None:
 
 def test_options_are_one_for_the_same_nodes(made: Any) -> None:
     """What a dispatcher chooses from: the fit ones, two names for the same nodes counting once."""
-    seen = made.snapshot()
-    twin = msgspec.structs.replace(seen.partitions[0], partition="twin")
-    seen = msgspec.structs.replace(seen, partitions=(*seen.partitions, twin))
+    run_snapshot = made.snapshot()
+    twin = msgspec.structs.replace(run_snapshot.partitions[0], partition="twin")
+    run_snapshot = msgspec.structs.replace(run_snapshot, partitions=(*run_snapshot.partitions, twin))
     site = made.site()
     site = msgspec.structs.replace(site, partitions={"gpu": site.partitions["gpu"], "twin": site.partitions["gpu"]})
-    found = candidates(asks(), site, seen)
+    found = candidates(asks(), site, run_snapshot)
     assert [one.fits for one in found] == [True, True]
     works = estimate.estimate_runs(asks(), found, {})
     (option,) = estimate.placement_options(found, works, {"x/gpu": DataTransfer(bytes=9, wall_s=3.0)})
     assert (option.pool, option.units, option.run_s, option.limit_s, option.stage_s) == ("x/gpu", 16, 7200, 7200, 3)
-    assert estimate.placement_options(candidates(asks(nodes=5), site, seen), {}, {}) == ()
+    assert estimate.placement_options(candidates(asks(nodes=5), site, run_snapshot), {}, {}) == ()
 
 
 def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
     """Only what fits, at sites that answer; a site on this machine's storage is not even asked."""
-    wanted = PlacementRequest(request=asks())
+    placement_request = PlacementRequest(request=asks())
     seen, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
     sites = [(made.site(name="a"), seen), (made.site(name="b"), small), (made.site(name="c", gpu={"speed": 2.0}), seen)]
-    found = options_from_snapshots(wanted, sites, timeout_s=5).options
+    found = options_from_snapshots(placement_request, sites, timeout_s=5).options
     assert [(one.pool, one.run_s, one.units) for one in found] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
 
 

@@ -190,8 +190,8 @@ def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> P
         missing = DataTransfer(bytes=int(copy_s), wall_s=copy_s)
         estimates[one.pool] = CandidateEstimate(wait=start, run=work, transfer=missing)
     unfit = Candidate(site=made.site(name="u"), partition="gpu", reasons=("too small", "too slow"))
-    dark = SkippedSite(site="d", reason="no answer")
-    return PlacementPlan(candidates=(*found, unfit), estimates=estimates, skipped=(dark,), notes=())
+    skipped_site = SkippedSite(site="d", reason="no answer")
+    return PlacementPlan(candidates=(*found, unfit), estimates=estimates, skipped=(skipped_site,), notes=())
 
 
 def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:

@@ -20,18 +20,18 @@ def asks(**values: Any) -> Request:
 
 def write_run(root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, done: bool = True, **plan: Any) -> Path:
     run = root / f"r-20260101-00000{number}-abc{number}"
-    made = run / "attempts" / "0"
-    made.mkdir(parents=True)
+    folder = run / "attempts" / "0"
+    folder.mkdir(parents=True)
     known = {"name": "r", "site": "x", "job": {"nodes": 2, "partition": "gpu"}, "request": {"args": {"steps": steps}}}
     (run / "plan.json").write_text(json.dumps({**known, **plan}))
     for rank in range(4):
-        log = StepLog(made / "steps", rank)
+        log = StepLog(folder / "steps", rank)
         for step in range(steps):
             slow = 30.0 if step == 0 else wall_s
             log.write(step=step, loss=1.0, wall_s=slow, input_s=0, compute_s=0, comm_s=0, samples=16)
         log.close()
     if done:
-        (made / "exit.json").write_text('{"schema":"pit.attempt-exit/1","job_id":"1","exit_code":0,"ended":""}')
+        (folder / "exit.json").write_text('{"schema":"pit.attempt-exit/1","job_id":"1","exit_code":0,"ended":""}')
     return run
 
 

@@ -21,10 +21,10 @@ def teach(
     said = []
     for number in range(count):
         now_s = 1e6 * (number + 1)
-        told = waits.predict(now_s, raw_s, features)
-        waits.add_submission(str(number), now_s, raw_s, features, told)
+        prediction = waits.predict(now_s, raw_s, features)
+        waits.add_submission(str(number), now_s, raw_s, features, prediction)
         waits.add_start(str(number), now_s + wait_s(number))
-        said += [told] if told else []
+        said += [prediction] if prediction else []
     return said
 
 
@@ -72,13 +72,13 @@ def test_who_still_waits_counts() -> None:
     """A queue that stands still raises the forecast before anyone in it has started."""
     waits = WaitModel()
     teach(waits, 100, lambda _: 60.0)
-    before = waits.predict(2e9, RAW_S, LIKE)
+    prediction = waits.predict(2e9, RAW_S, LIKE)
     for number in range(100):
         waits.add_submission(f"stuck{number}", 2e9, RAW_S, LIKE, None)
     after = waits.predict(2e9 + 20_000, RAW_S, LIKE)
-    assert before
+    assert prediction
     assert after
-    assert before.q90 < 1000 < after.q90
+    assert prediction.q90 < 1000 < after.q90
 
 
 def taught(*waits_s: float) -> WaitModel:
@@ -95,17 +95,17 @@ def test_who_has_only_just_come_lowers_nothing() -> None:
     waits = taught(*[1000.0] * 100)
     for number in range(100):
         waits.add_submission(f"new{number}", 1e9, RAW_S, LIKE, None)
-    said = waits.predict(1e9 + 1, RAW_S, LIKE)
-    assert said
-    assert (said.q50, said.q90) == (pytest.approx(1000), pytest.approx(1000))
+    prediction = waits.predict(1e9 + 1, RAW_S, LIKE)
+    assert prediction
+    assert (prediction.q50, prediction.q90) == (pytest.approx(1000), pytest.approx(1000))
 
 
 def test_the_recent_weigh_most() -> None:
     """Of two seasons the later counts, though the earlier had more jobs; the other way round likewise."""
     for first_s, then_s in ((10_000.0, 100.0), (100.0, 10_000.0)):
-        said = taught(*[first_s] * 500, *[then_s] * 400).predict(1e9, RAW_S, LIKE)
-        assert said
-        assert said.q50 == pytest.approx(then_s)
+        prediction = taught(*[first_s] * 500, *[then_s] * 400).predict(1e9, RAW_S, LIKE)
+        assert prediction
+        assert prediction.q50 == pytest.approx(then_s)
 
 
 def test_a_band_that_missed_goes_lower_too() -> None:
@@ -174,12 +174,12 @@ def test_a_log_teaches_what_was_seen() -> None:
     features = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
     for number in range(60):
         now_s = 1e6 * (number + 1)
-        said = waits.predict(now_s, RAW_S, LIKE)
-        waits.add_submission(str(number), now_s, RAW_S, LIKE, said)
+        prediction = waits.predict(now_s, RAW_S, LIKE)
+        waits.add_submission(str(number), now_s, RAW_S, LIKE, prediction)
         waits.add_start(str(number), now_s + 100 * number)
         noted.append(
             local_history.WaitPredicted(
-                t_s=now_s, job=str(number), pool="p", slurm_s=RAW_S, quantiles=said, features=features
+                t_s=now_s, job=str(number), pool="p", slurm_s=RAW_S, quantiles=prediction, features=features
             )
         )
         noted.append(local_history.WaitEnded(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))

@@ -38,11 +38,11 @@ def test_what_was_never_seen_is_taken_from_the_limit() -> None:
 
 def test_what_is_old_fades() -> None:
     """A kind whose jobs became longer is soon expected to be."""
-    known = JobFeatures(limit_s=HOUR_S, kind="k")
+    job_features = JobFeatures(limit_s=HOUR_S, kind="k")
     predictor = RuntimePredictor()
     for run_s in [30.0] * 3000 + [3000.0] * 3000:
-        predictor.add_run(known, run_s)
-    assert predictor.mean_s(known) > 1800
+        predictor.add_run(job_features, run_s)
+    assert predictor.mean_s(job_features) > 1800
 
 
 def test_the_mean_is_right_on_average() -> None:

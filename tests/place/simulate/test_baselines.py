@@ -53,8 +53,8 @@ def test_what_a_policy_forgets_is_told() -> None:
     ) -> list[object]:
         return [Submit(job_id=job.job_id, pool="a") for job in jobs if job.job_id == "j0"]
 
-    one = metrics.summarize(engine.simulate(jobs, scenario(8), policy, tick_s=0), jobs)  # type: ignore[arg-type]
-    assert (one.jobs, one.starved, one.unplaced, one.mean_jct_s) == (1, 1, 1, 10)
+    summary = metrics.summarize(engine.simulate(jobs, scenario(8), policy, tick_s=0), jobs)  # type: ignore[arg-type]
+    assert (summary.jobs, summary.starved, summary.unplaced, summary.mean_jct_s) == (1, 1, 1, 10)
 
 
 def test_a_dark_pool_is_passed_over_and_refuses() -> None:

@@ -56,11 +56,11 @@ def test_an_example_by_hand() -> None:
     result = engine.simulate(jobs, scenario(8), "federation")
     assert starts(result) == [0, 60, 20, 80, 50]
     assert list(result.end_s) == [60, 80, 50, 175, 550]
-    one = metrics.summarize(result, jobs)
-    assert one.mean_jct_s == (60 + 70 + 30 + 145 + 510) / 5
-    assert one.mean_wait_s == (0 + 50 + 0 + 50 + 10) / 5
-    assert one.makespan_s == 550
-    assert one.utilisation == (6 * 60 + 7 * 20 + 2 * 30 + 2 * 95 + 500) / (8 * 550)
+    summary = metrics.summarize(result, jobs)
+    assert summary.mean_jct_s == (60 + 70 + 30 + 145 + 510) / 5
+    assert summary.mean_wait_s == (0 + 50 + 0 + 50 + 10) / 5
+    assert summary.makespan_s == 550
+    assert summary.utilisation == (6 * 60 + 7 * 20 + 2 * 30 + 2 * 95 + 500) / (8 * 550)
 
 
 def slow_twin(jobs: Trace, gpus: int) -> list[float]:

@@ -21,15 +21,15 @@ def test_figures_by_hand() -> None:
     result = engine.simulate(jobs, world, "federation")
     # j0 in the fast pool until 50; j1 in the other until 20; j2 from 20 to 60 there.
     assert [list(result.start_s), list(result.end_s)] == [[0, 0, 20], [50, 20, 60]]
-    one = metrics.summarize(result, jobs)
-    assert one.utilisation == pytest.approx((4 * 50 + 2 * 20 + 4 * 40) / (8 * 60))
-    assert one.goodput == pytest.approx((4 * 100 + 2 * 20 + 4 * 40) / ((2 * 4 + 4) * 60))
-    assert one.slowdown == pytest.approx((1 + 1 + 50 / 40) / 3)
-    assert one.jain == pytest.approx((3.25**2) / (3 * (1 + 1 + 1.25**2)))
+    summary = metrics.summarize(result, jobs)
+    assert summary.utilisation == pytest.approx((4 * 50 + 2 * 20 + 4 * 40) / (8 * 60))
+    assert summary.goodput == pytest.approx((4 * 100 + 2 * 20 + 4 * 40) / ((2 * 4 + 4) * 60))
+    assert summary.slowdown == pytest.approx((1 + 1 + 50 / 40) / 3)
+    assert summary.jain == pytest.approx((3.25**2) / (3 * (1 + 1 + 1.25**2)))
     # Idle: 0 and 2 until 20, none until 50, then 4 and 0: never apart.
-    assert one.fragmentation == 0.0
-    assert one.wait_by_gpus_s == {"1": 0, "2-7": pytest.approx(10 / 3), "8": 0, "9-31": 0, "32+": 0}
-    assert (one.max_wait_s, one.makespan_s, one.jobs) == (10, 60, 3)
+    assert summary.fragmentation == 0.0
+    assert summary.wait_by_gpus_s == {"1": 0, "2-7": pytest.approx(10 / 3), "8": 0, "9-31": 0, "32+": 0}
+    assert (summary.max_wait_s, summary.makespan_s, summary.jobs) == (10, 60, 3)
 
 
 def test_idle_gpus_in_two_pools_are_apart() -> None:
@@ -73,8 +73,8 @@ def test_owners_are_judged_by_their_means() -> None:
 def test_a_trace_that_fits_nowhere_has_figures() -> None:
     """Nothing ran: noughts, not errors."""
     jobs = trace((0, 64, 10, 10))
-    one = metrics.summarize(engine.simulate(jobs, scenario(8), "federation"), jobs)
-    assert (one.jobs, one.unplaced, one.mean_jct_s, one.utilisation) == (0, 1, 0, 0)
+    summary = metrics.summarize(engine.simulate(jobs, scenario(8), "federation"), jobs)
+    assert (summary.jobs, summary.unplaced, summary.mean_jct_s, summary.utilisation) == (0, 1, 0, 0)
 
 
 def test_tiers_are_served_in_order() -> None:

@@ -18,7 +18,8 @@ from tests.place.simulate.small_scenario import scenario, trace
 def fabric(*sizes: int) -> Fabric:
     """Leaves of so many nodes under one root; the names go across the leaves, as names do."""
     leaves = [
-        (f"leaf{number}", [f"n{number + len(sizes) * at:03d}" for at in range(n)]) for number, n in enumerate(sizes)
+        (f"leaf{number}", [f"n{number + len(sizes) * index:03d}" for index in range(n)])
+        for number, n in enumerate(sizes)
     ]
     return tree_fabric(Leaf(path=("root", name), nodes=tuple(nodes)) for name, nodes in leaves)
 

@@ -128,9 +128,9 @@ def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: Path) -> None:
     """Ours and others', the same each time; a table and a picture where asked for."""
     words = ["place", "simulate", str(tmp_path / "t.swf"), "--sites", str(path), "--policy", "slurm-m"]
-    said = pit(*words, "--policy", "ours", "--png", str(tmp_path / "x.png"), "--load", "3")
-    assert said.returncode == 0, said.stderr
-    records = [json.loads(line) for line in said.stdout.splitlines()]
+    result = pit(*words, "--policy", "ours", "--png", str(tmp_path / "x.png"), "--load", "3")
+    assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in result.stdout.splitlines()]
     assert [record["schema"] for record in records] == ["pit.place-result/1"] * 2
     assert [record["policy"] for record in records] == ["slurm-m", "ours"]
     assert [(record["jobs"], record["load"], record["seed"]) for record in records] == [(199, 3, 4)] * 2
@@ -146,10 +146,12 @@ def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: 
 def test_jobs_that_no_mean_counts_are_told(path: Path, pit: Pit, tmp_path: Path) -> None:
     """A pool that is too small for some says for how many."""
     (tmp_path / "small.toml").write_text("[pools.small]\ngpus = 1\ngpus_per_node = 1\n")
-    said = pit("place", "simulate", "t.swf", "--sites", "small.toml", "--policy", "random")
-    record = json.loads(said.stdout)
+    result = pit("place", "simulate", "t.swf", "--sites", "small.toml", "--policy", "random")
+    record = json.loads(result.stdout)
     assert record["unplaced"] > 0
-    assert said.stderr == f"pit: random: {record['unplaced']} jobs fit no pool, 0 never started; no mean counts them\n"
+    assert (
+        result.stderr == f"pit: random: {record['unplaced']} jobs fit no pool, 0 never started; no mean counts them\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,6 @@ def test_what_cannot_be_replayed_says_why(
 ) -> None:
     """Usage, file and trace errors have their own exit codes, and nothing is printed."""
     monkeypatch.chdir(path.parent)
-    said = pit("place", "simulate", *words)
-    assert (said.returncode, said.stdout) == (code, "")
-    assert what in said.stderr
+    result = pit("place", "simulate", *words)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert what in result.stderr

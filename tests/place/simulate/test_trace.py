@@ -51,8 +51,16 @@ JobID|User|JobName|QOS|Submit|State|Elapsed|Timelimit|AllocTRES
 
 def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[object, ...]]:
     (folder / name).write_text(text)
-    found = trace.read_trace(folder / name, **more)
-    columns = (found.job_id, found.submit_s, found.gpus, found.run_s, found.limit_s, found.owner, found.group)
+    trace_jobs = trace.read_trace(folder / name, **more)
+    columns = (
+        trace_jobs.job_id,
+        trace_jobs.submit_s,
+        trace_jobs.gpus,
+        trace_jobs.run_s,
+        trace_jobs.limit_s,
+        trace_jobs.owner,
+        trace_jobs.group,
+    )
     return list(zip(*columns, strict=True))
 
 
@@ -67,10 +75,10 @@ def test_the_helios_month(repo: Path) -> None:
     path = repo / "../shared/data/traces/helios_venus_2020-09.csv"
     if not path.exists():
         pytest.skip("../shared/data is not here")
-    found = trace.read_trace(path)
-    assert (len(found), found.idle, found.skipped) == (25596, 0, 0)
-    assert sum(n * run for n, run in zip(found.gpus, found.run_s, strict=True)) == 1557525650
-    assert sum(1 for guess in found.predicted_s if not guess) / len(found) == pytest.approx(0.07, abs=0.01)
+    trace_jobs = trace.read_trace(path)
+    assert (len(trace_jobs), trace_jobs.idle, trace_jobs.skipped) == (25596, 0, 0)
+    assert sum(n * run for n, run in zip(trace_jobs.gpus, trace_jobs.run_s, strict=True)) == 1557525650
+    assert sum(1 for guess in trace_jobs.predicted_s if not guess) / len(trace_jobs) == pytest.approx(0.07, abs=0.01)
 
 
 def test_philly_as_published(tmp_path: Path) -> None:
@@ -123,9 +131,9 @@ def test_a_hole_names_its_line(tmp_path: Path, text: str, line: int, what: str) 
     with pytest.raises(DataError, match=what) as caught:
         trace.read_trace(tmp_path / "t")
     assert caught.value.where == f"{tmp_path / 't'}:{line}"
-    found = trace.read_trace(tmp_path / "t", skip_bad=True)
-    assert found.skipped == 1
-    assert len(found) >= 1
+    trace_jobs = trace.read_trace(tmp_path / "t", skip_bad=True)
+    assert trace_jobs.skipped == 1
+    assert len(trace_jobs) >= 1
 
 
 def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
@@ -135,8 +143,8 @@ def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
         "1|me|2026-01-01T00:00:00|COMPLETED|60|billing=8,cpu=8,node=2\n"
         "2|me|2026-01-01T00:00:01|CANCELLED|0|\n"
     )
-    found = trace.read_trace(tmp_path / "t")
-    assert (found.gpus, found.idle) == ([2], 1)
+    trace_jobs = trace.read_trace(tmp_path / "t")
+    assert (trace_jobs.gpus, trace_jobs.idle) == ([2], 1)
 
 
 @pytest.mark.parametrize(

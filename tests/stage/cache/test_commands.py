@@ -308,8 +308,10 @@ def flip(file: Path) -> None:
 def test_a_set_that_was_evicted_while_it_was_read_is_not_brought_back(finals: list[Path], root: Path):
     """Its files are missing because somebody wanted its room, not because it is damaged."""
     version = finals[0].name
-    found = FileFinding(dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing")
+    file_finding = FileFinding(
+        dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing"
+    )
     evict_item(root, Evictable(version, finals[0]), grace_s=0)
-    record = repair.repair_set(root, version, [found])
+    record = repair.repair_set(root, version, [file_finding])
     assert record.state == "failed"
     assert not finals[0].exists()

@@ -101,41 +101,41 @@ def test_what_is_reserved_is_taken_on_the_disk(disk: Path):
     """Every process and user of the disk sees it; it shrinks as bytes land, and is gone at the end."""
     root = disk / "pit"
     create_root(root)
-    before = free_bytes(root)
+    n_free_bytes = free_bytes(root)
     with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
-        assert near(before - free_bytes(root), 180 * MIB)
+        assert near(n_free_bytes - free_bytes(root), 180 * MIB)
         used(10 * MIB)
         used(40 * MIB)
-        assert near(before - free_bytes(root), 130 * MIB)
+        assert near(n_free_bytes - free_bytes(root), 130 * MIB)
         used(149 * MIB)
         used(0)
-        assert near(before - free_bytes(root), 0)
+        assert near(n_free_bytes - free_bytes(root), 0)
         used(2 * MIB)
-    assert near(before, free_bytes(root))
+    assert near(n_free_bytes, free_bytes(root))
     with reserve(root, "v", 30 * MIB, QuotaLimits(), in_flight=20 * MIB) as used:
         used(15 * MIB)  # little is held in the end, but on a full disk that is what the last bytes lack
-        assert near(before - free_bytes(root), 0)
+        assert near(n_free_bytes - free_bytes(root), 0)
     with pytest.raises(KeyError), reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
         raise KeyError
-    assert near(before, free_bytes(root))
+    assert near(n_free_bytes, free_bytes(root))
 
 
 def test_no_reservation_outlives_its_holder(disk: Path):
     """kill -9, also while forked workers live for a moment: the kernel gives the room back."""
     root = disk / "pit"
     create_root(root)
-    before = free_bytes(root)
+    n_free_bytes = free_bytes(root)
     pid = child(lambda: enter(reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0)))
-    assert near(before - free_bytes(root), 200 * MIB)
+    assert near(n_free_bytes - free_bytes(root), 200 * MIB)
     with pytest.raises(NoSpace), reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0):
         pass
     with pytest.raises(TryLater), reserve(root, "v", MIB, QuotaLimits()):
         pass
     kill(pid)
     until = time.monotonic() + 2
-    while not near(before, free_bytes(root)) and time.monotonic() < until:  # XFS takes a moment
+    while not near(n_free_bytes, free_bytes(root)) and time.monotonic() < until:  # XFS takes a moment
         time.sleep(0.001)
-    assert near(before, free_bytes(root))
+    assert near(n_free_bytes, free_bytes(root))
     with reserve(root, "w", 250 * MIB, QuotaLimits(), in_flight=0), reserve(root, "v", MIB, QuotaLimits()):
         pass
 
@@ -144,11 +144,11 @@ def test_a_worker_that_lives_on_holds_nothing(disk: Path):
     """A process that was forked meanwhile has the descriptors too, but not the room."""
     root = disk / "pit"
     create_root(root)
-    before = free_bytes(root)
+    n_free_bytes = free_bytes(root)
     with reserve(root, "v", 200 * MIB, QuotaLimits(), in_flight=0):
         pid = child(lambda: None)
     try:
-        assert near(before, free_bytes(root))
+        assert near(n_free_bytes, free_bytes(root))
         with reserve(root, "v", 200 * MIB, QuotaLimits(quota_bytes=201 * MIB), in_flight=0):
             pass
     finally:
@@ -183,13 +183,13 @@ def test_a_tmpfs_is_reserved_by_the_ledger_alone(tmpfs):
     """Allocating memory would be writing it: other stagers of the root count what was written down instead."""
     root = tmpfs("size=100m") / "pit"
     create_root(root)
-    before = free_bytes(root)
+    n_free_bytes = free_bytes(root)
     pid = child(lambda: stager(root, "v", 60 * MIB, QuotaLimits()))
-    assert near(before, free_bytes(root))
-    assert near(disk_quota.available_bytes(root), before - 60 * MIB)
+    assert near(n_free_bytes, free_bytes(root))
+    assert near(disk_quota.available_bytes(root), n_free_bytes - 60 * MIB)
     partial_path(root, "v").mkdir()
     (partial_path(root, "v") / "a").write_bytes(bytes(20 * MIB))
-    assert near(disk_quota.available_bytes(root), before - 60 * MIB)  # landed bytes are not counted twice
+    assert near(disk_quota.available_bytes(root), n_free_bytes - 60 * MIB)  # landed bytes are not counted twice
     with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, QuotaLimits()):
         pass
     assert partial_path(root, "v").exists()

@@ -99,19 +99,19 @@ def test_a_clock_that_was_ahead_does_not_keep_a_set_for_ever(final: Path, root: 
     os.utime(root / ".leases" / final.name, (0, time.time() + 10**8))
     with leased_set(final, touch=False):
         assert take(root, final, grace_s=0) == KeptReason.LEASED
-    before = time.time()
-    os.utime(root / ".leases" / final.name, (0, before + 10**8))
+    start_time = time.time()
+    os.utime(root / ".leases" / final.name, (0, start_time + 10**8))
     assert take(root, final) == KeptReason.RECENTLY_USED
-    assert before - 1 < last_used(root, final.name) < time.time() + 1
+    assert start_time - 1 < last_used(root, final.name) < time.time() + 1
 
 
 def test_the_evictor_touches_what_is_leased(final: Path, root: Path):
     """A job that runs for a week has used its set to the end, also when it dies without a word."""
     with leased_set(final, touch=False):
         assert last_used(root, final.name) == 1000
-        before = time.time()
+        start_time = time.time()
         assert take(root, final) == KeptReason.LEASED
-        assert last_used(root, final.name) > before - 1
+        assert last_used(root, final.name) > start_time - 1
 
 
 def test_the_order_is_that_of_the_last_use(root: Path, make_dataset):
@@ -170,8 +170,8 @@ def test_a_set_that_shares_files_leaves_the_other_whole(root: Path, make_dataset
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A root in memory, where a sync costs nothing."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        yield Path(made) / "pit"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "pit"
 
 
 def put_back(root: Path, final: Path) -> None:

@@ -104,10 +104,10 @@ def test_a_read_only_disk_refuses_a_copy_but_serves_what_it_has(small: Path, mak
     assert subprocesses.run(["mount", "-o", "remount,ro", str(disk)], timeout_s=10).code == 0
     assert stage_version(load_dataset(small), disk / "pit").state == "present"
     assert stage_version(load_dataset(small), disk / "pit", verify=True).state == "present"
-    other = load_dataset(make_dataset({"a": b"1"}, "other"))
+    dataset = load_dataset(make_dataset({"a": b"1"}, "other"))
     for place in ("pit", "new"):
         with pytest.raises(ClusterError, match="Read-only"):
-            stage_version(other, disk / place)
+            stage_version(dataset, disk / place)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -321,10 +321,10 @@ def test_what_another_process_removes_is_left_to_it(root: Path):
 
 def test_two_versions_are_staged_at_once(small: Path, make_dataset, root: Path, residue, once):
     """A stager that begins in the middle of another's copy does not take its unfinished folder for rubbish."""
-    other = make_dataset({"a": os.urandom(1000)}, "other")
-    inner = once(lambda: stage_version(load_dataset(other), root))
+    dataset = make_dataset({"a": os.urandom(1000)}, "other")
+    inner = once(lambda: stage_version(load_dataset(dataset), root))
     assert stage_version(load_dataset(small), root, bytes_per_s=1 << 30, advance=inner).state == "staged"
-    assert sorted(os.listdir(root / "objects")) == sorted([small.name, other.name])
+    assert sorted(os.listdir(root / "objects")) == sorted([small.name, dataset.name])
     assert residue(root) == []
 
 
@@ -429,7 +429,7 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     root = commons / "pit"
     stage_version(load_dataset(small), root, shared=True)
     records.set_pinned(root, small.name)
-    other = load_dataset(make_dataset({"a": b"1"}, "other"))
+    dataset = load_dataset(make_dataset({"a": b"1"}, "other"))
 
     def lock_all() -> int:
         os.setgroups([])
@@ -442,7 +442,7 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     kept: list[int] = []
     pid = in_child(lock_all)
     try:
-        assert stage_version(other, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"
+        assert stage_version(dataset, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"
         item = evict.Evictable(small.name, root / "objects" / small.name)
         assert evict.evict_item(root, item, grace_s=0) == evict.KeptReason.LEASED
         with reserve(root, "v", 1, QuotaLimits(quota_bytes=1 << 40)):
@@ -456,9 +456,9 @@ def test_staging_is_a_use(small: Path, root: Path):
     layout.create_root(root)
     layout.touch_lease(root, small.name)
     os.utime(root / ".leases" / small.name, (1000, 1000))
-    before = time.time()
+    start_time = time.time()
     stage_version(load_dataset(small), root)
-    assert lease.last_used(root, small.name) > before - 1
+    assert lease.last_used(root, small.name) > start_time - 1
 
 
 def test_who_locks_a_version_makes_its_lease_file(root: Path):

@@ -71,8 +71,8 @@ def test_changes_at_once_all_count(small: Path, root: Path):
             thread.start()
         for thread in threads:
             thread.join()
-        found = records.read_stage_record(root, small.name)
-        assert (found.pinned, found.source, found.bytes) == (True, str(trial), trial)
+        stage_record = records.read_stage_record(root, small.name)
+        assert (stage_record.pinned, stage_record.source, stage_record.bytes) == (True, str(trial), trial)
     assert [path.name for path in (root / ".records").iterdir()] == [f"{small.name}.json"]
 
 

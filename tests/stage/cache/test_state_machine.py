@@ -147,11 +147,11 @@ class Cache(RuleBasedStateMachine):
         else:
             os.waitpid(pid, 0)
         os.close(ready)
-        here = {path.name for path in (self.root / "objects").iterdir()}
-        assert not {v for v in self.sets - here if self.why(v, 600) not in (None, KeptReason.NOT_PRESENT)}
-        self.known -= self.sets - here
-        self.pinned -= self.sets - here
-        self.sets = here
+        paths = {path.name for path in (self.root / "objects").iterdir()}
+        assert not {v for v in self.sets - paths if self.why(v, 600) not in (None, KeptReason.NOT_PRESENT)}
+        self.known -= self.sets - paths
+        self.pinned -= self.sets - paths
+        self.sets = paths
 
     @rule(version=versions)
     def kill(self, version: str) -> None:

@@ -25,9 +25,9 @@ def older(build, folder: Path, files: dict[str, bytes | int]) -> Path:
     new = build(folder, files)
     entries = []
     for path in sorted(files):
-        whole = Hasher(whole=True)
-        whole.update((new / path).read_bytes())
-        entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=whole.digest()))
+        hasher = Hasher(whole=True)
+        hasher.update((new / path).read_bytes())
+        entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=hasher.digest()))
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))
     (new / manifest.MANIFEST_FILE).write_bytes(data)
     return new.rename(new.with_name(manifest.version_of(data)))
@@ -201,11 +201,11 @@ def test_a_version_whose_source_is_its_own_damaged_copy_is_refused(small: Path, 
 def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: int):
     """Who may read a set is for its root to say, not for the shell of whoever staged it."""
     folder = make_dataset({"c/small": b"1", "c/large": 2 * SMALL_FILE_BYTES, "d/ranges": RANGE_BYTES + 1})
-    before = os.umask(mask)
+    old_umask = os.umask(mask)
     try:
         final = Path(stage_version(load_dataset(folder), root).path)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert {path.name: path.stat().st_mode & 0o777 for path in (final, *final.rglob("*"))} == {
         final.name: 0o755,
         "c": 0o755,

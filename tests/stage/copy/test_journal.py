@@ -33,15 +33,15 @@ def files(tmp_path: Path) -> tuple[FileEntry, ...]:
 def write(tmp_path: Path, files: tuple[FileEntry, ...], *, durable: bool = True) -> Path:
     """A journal in which all of them are done, the large one but for a range."""
     path = tmp_path / "journal"
-    kept = CopyJournal(path, VERSION, durable=durable, append=False)
+    copy_journal = CopyJournal(path, VERSION, durable=durable, append=False)
     for index in range(3):
-        found = (tmp_path / "new" / files[index].path).stat()
-        kept.add_files(
-            WrittenFiles((index,), journal_line(index, found, "xxh3_128:0" if index == 0 else "").encode(), {}, {})
+        file_stat = (tmp_path / "new" / files[index].path).stat()
+        copy_journal.add_files(
+            WrittenFiles((index,), journal_line(index, file_stat, "xxh3_128:0" if index == 0 else "").encode(), {}, {})
         )
-    kept.add_range(3, 0, b"\1" * 16)
-    kept.add_range(3, 2, b"\2" * 16)
-    kept.close()
+    copy_journal.add_range(3, 0, b"\1" * 16)
+    copy_journal.add_range(3, 2, b"\2" * 16)
+    copy_journal.close()
     return path
 
 
@@ -117,9 +117,9 @@ def test_a_journal_goes_on_after_a_torn_line(tmp_path: Path, files):
     path = write(tmp_path, files)
     with path.open("ab") as file:
         file.write(b"f 1 12")
-    kept = CopyJournal(path, VERSION, durable=True, append=True)
-    kept.add_range(3, 1, b"\3" * 16)
-    kept.close()
+    copy_journal = CopyJournal(path, VERSION, durable=True, append=True)
+    copy_journal.add_range(3, 1, b"\3" * 16)
+    copy_journal.close()
     assert sorted(journal.read_journal(path, tmp_path / "new", VERSION, files).ranges[3]) == [0, 1, 2]
 
 

@@ -74,10 +74,10 @@ def test_an_interrupted_copy_goes_on_where_it_stopped(
     assert "Traceback" not in err
     assert os.listdir(root / "objects") == []
     assert sorted(residue(root)) == [str(root / f".tmp/{shards.name}.{end}") for end in ("journal", "partial")]
-    again = stage_version(load_dataset(shards), root)
-    assert again.state == "staged"
-    assert again.resumed_bytes >= 1 << 20
-    assert again.copied_bytes == again.bytes - again.resumed_bytes
+    stage_result = stage_version(load_dataset(shards), root)
+    assert stage_result.state == "staged"
+    assert stage_result.resumed_bytes >= 1 << 20
+    assert stage_result.copied_bytes == stage_result.bytes - stage_result.resumed_bytes
     assert residue(root) == []
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
@@ -97,8 +97,8 @@ def test_bytes_that_are_done_are_not_read_again(shards: Path, tmp_path: Path, pr
     assert done
     for path in done:
         (source / path).unlink()
-    again = stage_version(load_dataset(source), root)
-    assert again.resumed_bytes == len(done) << 20
+    stage_result = stage_version(load_dataset(source), root)
+    assert stage_result.resumed_bytes == len(done) << 20
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
 
@@ -126,10 +126,10 @@ def test_a_stale_unfinished_copy_is_not_believed(shards: Path, tmp_path: Path, p
         file.chmod(0o600)
         with file.open("r+b") as opened:
             opened.write(b"x") if damage == "flipped" else opened.truncate(10)
-    again = stage_version(load_dataset(shards), root)
-    assert again.state == "staged"
+    stage_result = stage_version(load_dataset(shards), root)
+    assert stage_result.state == "staged"
     if damage.endswith("journal"):
-        assert again.resumed_bytes == 0
+        assert stage_result.resumed_bytes == 0
     *findings, _ = check_versions(root, readers=2)
     assert findings == []
 

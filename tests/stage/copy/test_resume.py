@@ -148,13 +148,13 @@ def test_rot_in_a_file_that_versions_share_is_replaced(build, tmp_path: Path, ro
     stage_version(load_dataset(older), root)
     source = build(tmp_path / "new", {"a": shared, "b": b"1"})
     file = Path(stage_version(load_dataset(source), root).path) / "a"
-    before = file.stat()
-    assert before.st_nlink == 2
+    file_stat = file.stat()
+    assert file_stat.st_nlink == 2
     file.chmod(0o600)
     with file.open("r+b") as opened:
         opened.write(bytes([shared[0] ^ 1]))
     file.chmod(0o444)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a flipped bit leaves it
+    os.utime(file, ns=(file_stat.st_atime_ns, file_stat.st_mtime_ns))  # as a flipped bit leaves it
     assert len(findings(root)) == 2
     assert stage_version(load_dataset(source), root, verify=True).state == "repaired"
     assert findings(root / "objects" / source.name) == []

@@ -92,14 +92,14 @@ def files() -> dict[str, bytes]:
 def test_three_nodes_read_the_source_once(commands: Commands, make_dataset: Callable[..., Path], files):
     """With the real engine: every node has the set, its bytes were read once, and the secret is nowhere."""
     source = make_dataset(files)
-    found = commands.run(source, *NAMES)
+    result = commands.run(source, *NAMES)
     total = sum(map(len, files.values()))
-    assert sum(record["copied_bytes"] for record in found.values()) == total
-    assert all(record["copied_bytes"] + record["peer_bytes"] == total for record in found.values())
+    assert sum(record["copied_bytes"] for record in result.values()) == total
+    assert all(record["copied_bytes"] + record["peer_bytes"] == total for record in result.values())
     assert all(commands.is_right(source, name) for name in NAMES)
     assert set(commands.said.values()) == {""}
-    kept = [path.read_bytes() for path in commands.tmp_path.rglob("*") if path.is_file()]
-    assert not any(SECRET.encode() in data for data in [*kept, json.dumps(found).encode()])
+    paths = [path.read_bytes() for path in commands.tmp_path.rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in data for data in [*paths, json.dumps(result).encode()])
 
 
 def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
@@ -111,8 +111,8 @@ def test_three_nodes_stage_a_part(commands: Commands, tmp_path: Path):
     commands.start(source, *NAMES, options=("--arrays", "action"))
     for record in commands.finish(*NAMES).values():
         assert not [item for item in check_versions(Path(record["path"]), readers=1) if isinstance(item, FileFinding)]
-        found = zarr.open_consolidated(record["path"], mode="r")
-        assert set(found.keys()) == {"action", "episode_json", "episode_offsets"}
+        consolidated = zarr.open_consolidated(record["path"], mode="r")
+        assert set(consolidated.keys()) == {"action", "episode_json", "episode_offsets"}
 
 
 def test_the_secret_is_in_no_command_line(commands: Commands, make_dataset: Callable[..., Path], files):
@@ -144,13 +144,13 @@ def test_only_what_a_new_version_changed_travels(commands: Commands, make_datase
     commands.run(older, "n0", group=("n0",))
     changed = {**files, "images/c/0": os.urandom(1 << 20)}
     source = make_dataset(changed)
-    found = commands.run(source, *NAMES)
-    assert found["n0"]["linked_bytes"] == sum(map(len, files.values())) - len(files["images/c/0"])
-    assert found["n0"]["copied_bytes"] + found["n0"]["peer_bytes"] == 1 << 20
+    result = commands.run(source, *NAMES)
+    assert result["n0"]["linked_bytes"] == sum(map(len, files.values())) - len(files["images/c/0"])
+    assert result["n0"]["copied_bytes"] + result["n0"]["peer_bytes"] == 1 << 20
     assert all(commands.is_right(source, name) for name in NAMES)
     total = sum(map(len, changed.values()))
     # Its own share is all that the node with the older version saves the source, and it gives that to the others.
-    assert sum(record["copied_bytes"] for record in found.values()) < total
+    assert sum(record["copied_bytes"] for record in result.values()) < total
 
 
 def test_what_stands_already_is_given_at_once(commands: Commands, make_dataset: Callable[..., Path], files):
@@ -180,11 +180,11 @@ def test_an_interrupted_node_goes_on_where_it_stopped(commands: Commands, make_d
     commands.processes["n0"].kill()
     commands.processes["n0"].communicate()
     assert partial_path(commands.root("n0"), source.name).exists()
-    found = commands.run(source, *NAMES)
+    result = commands.run(source, *NAMES)
     total = sum(map(len, files.values()))
-    assert found["n0"]["resumed_bytes"] > 0
-    assert found["n0"]["resumed_bytes"] + found["n0"]["copied_bytes"] + found["n0"]["peer_bytes"] == total
-    assert sum(record["copied_bytes"] for record in found.values()) <= total
+    assert result["n0"]["resumed_bytes"] > 0
+    assert result["n0"]["resumed_bytes"] + result["n0"]["copied_bytes"] + result["n0"]["peer_bytes"] == total
+    assert sum(record["copied_bytes"] for record in result.values()) <= total
     assert all(commands.is_right(source, name) for name in NAMES)
 
 
@@ -197,13 +197,13 @@ def test_a_node_whose_copy_is_damaged_is_named(commands: Commands, make_dataset:
         path.chmod(0o644)
         path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     commands.start(source, *NAMES)
-    found = commands.finish(*NAMES)
-    assert found["n1"]["state"] == "present"
+    outcome = commands.finish(*NAMES)
+    assert outcome["n1"]["state"] == "present"
     for name in ("n0", "n2"):
         assert commands.is_right(source, name)
-    told = [line for name in ("n0", "n2") for line in commands.said[name].splitlines()]
-    assert told
-    assert all(line.startswith("pit-stage: note: n1: ") for line in told)
+    lines = [line for name in ("n0", "n2") for line in commands.said[name].splitlines()]
+    assert lines
+    assert all(line.startswith("pit-stage: note: n1: ") for line in lines)
     assert not any(commands.said[name].count("\n") > 1 for name in ("n0", "n2"))
     assert commands.said["n1"] == ""
 

@@ -30,12 +30,12 @@ def test_the_source_is_read_once(nodes):
     step = nodes(files)
     step.timeouts = UNHURRIED
     step.start(*step.names)
-    found = step.finish()
+    outcome = step.finish()
     total = sum(map(len, files.values()))
     assert step.origin.served == total
-    assert sum(one["source_bytes"] for one in found.values()) == total
-    assert all(one["source_bytes"] + one["peer_bytes"] == total for one in found.values())
-    assert all(one["source_bytes"] < 0.4 * total for one in found.values())
+    assert sum(one["source_bytes"] for one in outcome.values()) == total
+    assert all(one["source_bytes"] + one["peer_bytes"] == total for one in outcome.values())
+    assert all(one["source_bytes"] < 0.4 * total for one in outcome.values())
     assert all(map(step.is_right, step.names))
 
 
@@ -82,10 +82,10 @@ def test_a_node_that_lies_is_found_out(nodes):
     step = nodes(files, count=3)
     step.start("n1", lies=True)
     step.start("n0", "n2")
-    found = step.finish()
+    outcome = step.finish()
     assert step.is_right("n0")
     assert step.is_right("n2")
-    assert found["n0"]["distrusted"] == found["n2"]["distrusted"] == ["n1"]
+    assert outcome["n0"]["distrusted"] == outcome["n2"]["distrusted"] == ["n1"]
 
 
 def test_a_late_node_is_waited_for_and_then_served(nodes):
@@ -96,10 +96,10 @@ def test_a_late_node_is_waited_for_and_then_served(nodes):
     step.start("n0", "n1")
     step.wait_for(lambda: step.origin.served > 2_000_000)
     step.start("n2")
-    found = step.finish()
+    outcome = step.finish()
     assert step.origin.served == 8 * 500_000
     assert all(map(step.is_right, step.names))
-    assert found["n2"]["peer_bytes"] > found["n2"]["source_bytes"]
+    assert outcome["n2"]["peer_bytes"] > outcome["n2"]["source_bytes"]
 
 
 def test_a_node_that_has_the_set_gives_it_at_once(nodes):
@@ -111,9 +111,9 @@ def test_a_node_that_has_the_set_gives_it_at_once(nodes):
     before = step.origin.served
     os.rename(step.root("n1"), step.root("n1").with_name("gone"))
     step.start("n0", "n1", "n2")
-    found = step.finish()
+    outcome = step.finish()
     assert step.is_right("n1")
-    assert found["n1"]["source_bytes"] == step.origin.served - before <= 3 * 200_000
+    assert outcome["n1"]["source_bytes"] == step.origin.served - before <= 3 * 200_000
 
 
 def test_a_node_with_another_secret_gets_nothing(nodes):
@@ -123,8 +123,8 @@ def test_a_node_with_another_secret_gets_nothing(nodes):
     step.timeouts |= {"startup_s": 1.0, "linger_s": 3.0}
     step.start("n0", "n1")
     step.start("n2", env={"PIT_NONCE": "0" * 32})
-    found = step.finish()
-    assert found["n2"]["peer_bytes"] == 0
+    outcome = step.finish()
+    assert outcome["n2"]["peer_bytes"] == 0
     assert step.origin.served == 2 * 6 * 200_000
     assert all(map(step.is_right, step.names))
 
@@ -140,9 +140,9 @@ def test_nodes_need_not_agree_on_the_time(nodes):
     step.timeouts = UNHURRIED
     step.start("n0", "n2")
     step.start("n1", through=ahead)
-    found = step.finish()
+    outcome = step.finish()
     assert step.origin.served == 6 * 200_000
-    assert all(one["peer_bytes"] > 0 for one in found.values())
+    assert all(one["peer_bytes"] > 0 for one in outcome.values())
     assert all(map(step.is_right, step.names))
 
 
@@ -151,10 +151,10 @@ def test_strangers_at_a_nodes_ports_do_not_hide_it(nodes):
     files = shards(6, 200_000)
     step = nodes(files, count=2)
     ports = iter(step.group("n0").candidate_ports(1, step.data.name))
-    with contextlib.ExitStack() as held:
-        held.enter_context(at_a_free_one(ports, socket.create_server))
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.enter_context(at_a_free_one(ports, socket.create_server))
         rude = at_a_free_one(ports, lambda at: socketserver.ThreadingTCPServer(at, socketserver.BaseRequestHandler))
-        held.enter_context(rude)
+        exit_stack.enter_context(rude)
         threading.Thread(target=rude.serve_forever, args=(0.01,), daemon=True).start()
         step.start("n0", "n1")
         step.finish()

@@ -181,9 +181,9 @@ def test_a_slow_node_is_left(world: World, rate: int):
 
     def behave(connection: socket.socket, request: protocol.PeerRequest, _: int) -> None:
         world.give(connection, request, 100_000)
-        for at in range(100_000, SIZE, 1000):
+        for index in range(100_000, SIZE, 1000):
             time.sleep(1000 / rate if rate else 60)
-            connection.sendall(world.content[at : at + 1000])
+            connection.sendall(world.content[index : index + 1000])
 
     world.source.timeouts = replace(TIMEOUTS, stall_s=2.0)
     fake = world.node_0(behave)

@@ -185,13 +185,13 @@ def test_the_holder_is_the_users_process(node: Node):
 @AS_ROOT
 def test_links_of_a_hostile_user_lead_nowhere(node: Node):
     """A user's links to others' folders, and their FIFOs, give no lease, no hang and no drained node."""
-    other = node.disk / "bob" / "pit"
-    (other / "objects" / ("c" * 32)).mkdir(parents=True)
-    (other / ".leases").mkdir()
-    (other / ".leases" / ("c" * 32)).touch()
+    folder = node.disk / "bob" / "pit"
+    (folder / "objects" / ("c" * 32)).mkdir(parents=True)
+    (folder / ".leases").mkdir()
+    (folder / ".leases" / ("c" * 32)).touch()
     node.put("a" * 32, "d" * 32)
     shutil.rmtree(node.root / ".leases")
-    (node.root / ".leases").symlink_to(other / ".leases")
+    (node.root / ".leases").symlink_to(folder / ".leases")
     (node.root / "objects" / ("c" * 32)).mkdir()
     done = node.call(SLURM_JOB_UID=str(NOBODY), SLURM_JOB_GID=str(NOBODY))
     assert (done.returncode, "not leased" in done.stderr) == (0, True)
@@ -199,7 +199,7 @@ def test_links_of_a_hostile_user_lead_nowhere(node: Node):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     done = node.call(SLURM_JOB_UID=str(NOBODY), SLURM_JOB_GID=str(NOBODY))
     assert (done.returncode, "symbolic link" in done.stderr) == (0, True)
-    assert not lease.is_leased(other, "c" * 32)
+    assert not lease.is_leased(folder, "c" * 32)
     (node.root / ".leases").unlink()
     (node.root / ".leases").mkdir()
     os.mkfifo(node.root / ".leases" / ("a" * 32))
@@ -430,13 +430,13 @@ def test_a_second_prolog_replaces_the_first_and_sweeps_the_dead(node: Node):
 
 def test_a_pid_that_is_not_the_holders_is_left_alone(node: Node):
     """After a holder's death its number may be anybody's: without the lock nobody is signalled."""
-    other = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "60"])
     node.state.mkdir(mode=0o700)
-    (node.state / "alpha.n01.77").write_text(str(other.pid))
+    (node.state / "alpha.n01.77").write_text(str(process.pid))
     assert said_nothing(node.call("epilog"))
-    assert other.poll() is None
-    other.kill()
-    other.wait()
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 def test_a_lock_of_another_prolog_does_not_make_an_old_pid_the_holders(node: Node, monkeypatch: pytest.MonkeyPatch):
@@ -444,13 +444,13 @@ def test_a_lock_of_another_prolog_does_not_make_an_old_pid_the_holders(node: Nod
     monkeypatch.setattr(lease_holder, "_EXIT_TIMEOUT_S", 0.1)
     node.state.mkdir(mode=0o700)
     path = node.state / "alpha.n01.77"
-    with subprocess.Popen(["sleep", "60"]) as other:
-        path.write_text(str(other.pid))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        path.write_text(str(process.pid))
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             lease_holder.stop_holder(node.state, JOB)
-        assert other.poll() is None
-        other.kill()
+        assert process.poll() is None
+        process.kill()
     assert path.exists()
     lease_holder.stop_holder(node.state, JOB)
     assert not path.exists()

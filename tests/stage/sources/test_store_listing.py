@@ -74,19 +74,19 @@ def names(folder: Path) -> list[str]:
 def test_every_file_is_listed(store: Path) -> None:
     """Path and size of each file, metadata and a README too, sorted."""
     (store / "README").write_text("hello")
-    found = list_store(store)
-    assert [entry.path for entry in found.entries] == names(store)
-    assert [entry.bytes for entry in found.entries] == [(store / name).stat().st_size for name in names(store)]
-    assert (found.name, found.left_out) == ("pick", ())
+    listing = list_store(store)
+    assert [entry.path for entry in listing.entries] == names(store)
+    assert [entry.bytes for entry in listing.entries] == [(store / name).stat().st_size for name in names(store)]
+    assert (listing.name, listing.left_out) == ("pick", ())
 
 
 def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     """Each file once, with its size; a name that is not UTF-8, a link and a FIFO deep within are refused by name."""
-    found = list_store(wide)
-    assert [(entry.path, entry.bytes) for entry in found.entries] == [
+    listing = list_store(wide)
+    assert [(entry.path, entry.bytes) for entry in listing.entries] == [
         (name, (wide / name).stat().st_size) for name in names(wide)
     ]
-    assert list_store(wide) == found
+    assert list_store(wide) == listing
     deep = wide / "data/77/0"
     for plant, what in [
         (lambda: (deep / "bad").symlink_to("0"), "a link"),
@@ -99,16 +99,16 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
         assert "data/77/0/bad" in str(raised.value)
         for path in deep.glob("bad*"):
             path.unlink()
-    assert list_store(wide).signature == found.signature
+    assert list_store(wide).signature == listing.signature
     (deep / "0").touch()
-    assert list_store(wide).signature != found.signature
+    assert list_store(wide).signature != listing.signature
 
 
 def test_many_folders_are_listed_where_no_process_is_to_be_had(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where fork fails, as at the limit of processes, the calling process lists them all."""
-    found = list_store(wide)
+    listing = list_store(wide)
     monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
-    assert list_store(wide) == found
+    assert list_store(wide) == listing
 
 
 def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +129,14 @@ def test_a_folder_that_cannot_be_read_is_named(wide: Path, monkeypatch: pytest.M
 
 def test_a_manifest_is_made(store: Path) -> None:
     """Arrays, steps and files are what zarr-python and the file system say; digests are put in after the copy."""
-    made = describe_folder(store)
-    assert made.arrays == {
+    descriptions = describe_folder(store)
+    assert descriptions.arrays == {
         name: ArraySchema(shape=array.shape, dtype=array.dtype.name)
         for name, array in ((name, zarr.open_group(store, mode="r")[name]) for name in ("action", "mean", "obs/state"))
     }
-    assert (made.name, made.episodes, made.steps) == ("pick", 0, 10)
-    found = {place: digest.digest_file(store / entry.path)[1] for place, entry in enumerate(made.files)}
-    whole = with_digests(made, found)
+    assert (descriptions.name, descriptions.episodes, descriptions.steps) == ("pick", 0, 10)
+    found = {place: digest.digest_file(store / entry.path)[1] for place, entry in enumerate(descriptions.files)}
+    whole = with_digests(descriptions, found)
     assert [(entry.path, entry.digest) for entry in whole.files] == [
         (name, digest.digest_file(store / name)[1]) for name in names(store)
     ]
@@ -150,9 +150,9 @@ def test_the_same_store_has_the_same_manifest(store: Path, tmp_path: Path) -> No
     assert list_store(copied).signature != list_store(store).signature
     listed = list(list_store(store).entries)
     for order in (listed, listed[::-1]):
-        found = list_remote_store("pick.zarr", order, str(store))
-        assert make_manifest(found, lambda path: (store / path).read_bytes()) == describe_folder(store)
-        assert found.signature == list_store(store).signature
+        listing = list_remote_store("pick.zarr", order, str(store))
+        assert make_manifest(listing, lambda path: (store / path).read_bytes()) == describe_folder(store)
+        assert listing.signature == list_store(store).signature
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,13 @@ def test_the_signature_tells_a_change(store: Path, change: Callable[[Path], obje
 
 def test_what_is_unfinished_is_left_out_and_said(store: Path) -> None:
     """A write that never ended, and what NFS keeps of a deleted file, are no part of the store."""
-    before = list_store(store)
+    listing = list_store(store)
     left = [f"action/0.{'0f' * 16}.partial", "obs/.nfs00000000012a", "x.partial"]
     for name in left:
         (store / name).write_text("?")
     found = list_store(store)
     assert found.left_out == tuple(sorted(left))
-    assert (found.entries, found.signature) == (before.entries, before.signature)
+    assert (found.entries, found.signature) == (listing.entries, listing.signature)
 
 
 def test_names_that_only_look_unfinished(store: Path) -> None:
@@ -232,9 +232,9 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 def test_hostile_keys_of_a_listing(tmp_path: Path, path: str) -> None:
     """An object store's keys may be anything; those that are no path below the store are refused."""
     folder = build(tmp_path / "x")
-    found = list_remote_store("x", [*list_store(folder).entries, (path, 1, "etag")], "s3://b/x")
+    listing = list_remote_store("x", [*list_store(folder).entries, (path, 1, "etag")], "s3://b/x")
     with pytest.raises(DataError) as caught:
-        make_manifest(found, lambda name: (folder / name).read_bytes())
+        make_manifest(listing, lambda name: (folder / name).read_bytes())
     assert caught.value.where == "s3://b/x"
 
 
@@ -288,21 +288,27 @@ def test_names(folder: str, name: str) -> None:
 def test_a_store_that_is_one_array(tmp_path: Path) -> None:
     """Its name is a dot, which as a path is the store itself."""
     zarr.create_array(tmp_path / "x", data=np.zeros((7, 2)), chunks=(2, 2))
-    made = describe_folder(tmp_path / "x")
-    assert (made.arrays, made.steps) == ({".": ArraySchema(shape=(7, 2), dtype="float64")}, 7)
+    descriptions = describe_folder(tmp_path / "x")
+    assert (descriptions.arrays, descriptions.steps) == ({".": ArraySchema(shape=(7, 2), dtype="float64")}, 7)
 
 
 def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -> None:
     """A version without its manifest is refused; its arrays under another name are described as they were by that."""
-    made = Path(ingest([bridge], root=tmp_path, name="bridge").path)
-    known, _ = manifest.load_manifest(made)
-    (made / manifest.MANIFEST_FILE).unlink()
+    path = Path(ingest([bridge], root=tmp_path, name="bridge").path)
+    known, _ = manifest.load_manifest(path)
+    (path / manifest.MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match="lost its manifest"):
-        describe_folder(made)
-    assert "action" in describe_folder(build(made.with_name("0" * 32))).arrays
-    found = describe_folder(made.rename(tmp_path / "copy"))
-    assert (found.episodes, found.steps, found.arrays) == (known.episodes, known.steps, known.arrays)
-    assert [(entry.path, entry.bytes) for entry in found.files] == [(entry.path, entry.bytes) for entry in known.files]
+        describe_folder(path)
+    assert "action" in describe_folder(build(path.with_name("0" * 32))).arrays
+    descriptions = describe_folder(path.rename(tmp_path / "copy"))
+    assert (descriptions.episodes, descriptions.steps, descriptions.arrays) == (
+        known.episodes,
+        known.steps,
+        known.arrays,
+    )
+    assert [(entry.path, entry.bytes) for entry in descriptions.files] == [
+        (entry.path, entry.bytes) for entry in known.files
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,8 +326,8 @@ def test_steps_and_episodes(tmp_path: Path, shapes: dict[str, tuple[int, ...]], 
     group = zarr.create_group(tmp_path / "x")
     for name, shape in shapes.items():
         group.create_array(name, shape=shape, dtype="int64", chunks=shape)
-    made = describe_folder(tmp_path / "x")
-    assert (made.episodes, made.steps) == (episodes, steps)
+    descriptions = describe_folder(tmp_path / "x")
+    assert (descriptions.episodes, descriptions.steps) == (episodes, steps)
 
 
 def test_100_000_files_cost_little() -> None:
@@ -335,8 +341,8 @@ def test_100_000_files_cost_little() -> None:
     )
     group = b'{"zarr_format": 3, "node_type": "group"}'
     started = time.process_time()
-    found: StoreListing = list_remote_store("x", listed, "x")
-    assert found.signature
-    made = make_manifest(found, lambda path: array if "/" in path else group)
+    listing: StoreListing = list_remote_store("x", listed, "x")
+    assert listing.signature
+    made = make_manifest(listing, lambda path: array if "/" in path else group)
     assert (len(made.files), made.steps) == (100_002, 100_000)
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

@@ -88,12 +88,12 @@ def test_a_run_that_hangs_shows(tmp_path: Path):
     """Its start is later than the last end, and all that was known before it still stands."""
     path = tmp_path / "pit.prom"
     write_ended(path, "stage", SyncTotals(kept_by_rule={"a": (1, 10)}), 0, started_s=100, now=110, wall_s=2.5)
-    before = read_samples(path)
+    samples = read_samples(path)
     write_started(path, "stage", 300)
     after = read_samples(path)
     start = (PREFIX + "last_start_timestamp_seconds", (("policy", "stage"),))
     assert after[start] == 300 > after[PREFIX + "last_end_timestamp_seconds", (("policy", "stage"),)]
-    assert {**after, start: 100.0} == before
+    assert {**after, start: 100.0} == samples
     check_exposition(path.read_text())
 
 

@@ -418,11 +418,11 @@ def test_a_wrong_policy_is_one_line_and_counted(site: Site):
 def test_metrics_tell_what_was_done(site: Site):
     """Sets and bytes kept and copied, evictions, and room; and that nothing happened since, but in time."""
     first = site.put("pick", 4000)
-    before = time.time()
+    start_time = time.time()
     site.sync("--metrics", site.metrics)
     assert site.value("kept_sets", rule="r0") == 1
     assert site.value("kept_bytes", rule="r0") == site.value("copied_bytes_total") == 4002
-    assert before <= (site.value("last_start_timestamp_seconds") or 0) + 0.001
+    assert start_time <= (site.value("last_start_timestamp_seconds") or 0) + 0.001
     assert site.value("last_success_timestamp_seconds") == site.value("last_end_timestamp_seconds")
     assert (site.value("free_bytes", root=str(site.root)) or 0) > 0
     site.age()
@@ -456,7 +456,7 @@ def test_a_second_run_does_nothing(site: Site):
     """Silent and 0 for cron, a word for people; and the metrics go on to say that the first has not ended."""
     site.put("pick")
     site.sync("--metrics", site.metrics)
-    told = site.metrics.read_bytes()
+    data = site.metrics.read_bytes()
     site.put("pick")
     with sync_lock(policy.load_policy(site.file)):
         assert site.sync("--metrics", site.metrics) == (0, "", "")
@@ -465,7 +465,7 @@ def test_a_second_run_does_nothing(site: Site):
         assert f"another run of this policy is at work: pid {os.getpid()}" in err
         with pytest.raises(SyncRunning), sync_lock(policy.load_policy(site.file)):
             pass
-    assert site.metrics.read_bytes() == told
+    assert site.metrics.read_bytes() == data
     assert len(site.changes()) == 1
 
 

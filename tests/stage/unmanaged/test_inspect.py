@@ -34,9 +34,9 @@ def store(tmp_path: Path) -> Path:
 
 def resolved(place: Path) -> UnmanagedStore:
     """The store, to be staged."""
-    found = resolve_source(place)
-    assert isinstance(found, UnmanagedStore)
-    return found
+    source = resolve_source(place)
+    assert isinstance(source, UnmanagedStore)
+    return source
 
 
 def flip(path: Path) -> None:

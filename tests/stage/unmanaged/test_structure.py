@@ -171,20 +171,20 @@ def test_files_of_no_array_are_counted(store: Path) -> None:
 
 def test_a_size_that_is_not_the_manifests(store: Path) -> None:
     """A file that the copy cut is found whatever its codecs prove."""
-    made = describe_folder(store)
+    descriptions = describe_folder(store)
     with (store / "obs/raw/c/0/0").open("ab") as file:
         file.write(b"?")
-    [flawed] = judge(store, made).defects
+    [flawed] = judge(store, descriptions).defects
     assert (flawed.path, flawed.defect.kind) == ("obs/raw/c/0/0", "size")
 
 
 def test_a_subset_lacks_nothing_that_it_should_not_have(store: Path) -> None:
     """Of a subset, only chunks of its steps are expected."""
-    made = describe_folder(store)
-    part = make_subset(made, "", lambda path: (store / path).read_bytes(), steps="8:16")
-    for entry in set(made.files) - set(part.files):
+    descriptions = describe_folder(store)
+    part = make_subset(descriptions, "", lambda path: (store / path).read_bytes(), steps="8:16")
+    for entry in set(descriptions.files) - set(part.files):
         (store / entry.path).unlink()
-    assert len(part.files) < len(made.files)
+    assert len(part.files) < len(descriptions.files)
     assert not {kind for _, kind in notes(judge(store, part))} & {"absent", "stray"}
     (store / "old/3.0").unlink()
     part = structs.replace(part, files=tuple(entry for entry in part.files if entry.path != "old/3.0"))
@@ -195,11 +195,11 @@ def test_a_subset_lacks_nothing_that_it_should_not_have(store: Path) -> None:
 
 def test_metadata_that_changed(store: Path) -> None:
     """When the metadata that were copied are not those that were described, somebody was writing."""
-    made = describe_folder(store)
+    descriptions = describe_folder(store)
     path = store / "sharded/zarr.json"
     path.write_text(path.read_text().replace("20,", "21,", 1))
     with pytest.raises(DataError, match="changed while it was read"):
-        judge(store, made)
+        judge(store, descriptions)
 
 
 def test_a_store_that_is_one_array(tmp_path: Path) -> None:

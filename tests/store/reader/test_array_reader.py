@@ -100,8 +100,8 @@ def test_every_flipped_bit_of_a_chunk_is_found(tmp_path: Path, codec: str, check
     write(tmp_path, content, chunk=8, shard=64, codec=codec)
     path = tmp_path / "x/c/0/0"
     good = path.read_bytes()
-    for at in range(0, len(good), max(1, len(good) // 200)):
-        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+    for index in range(0, len(good), max(1, len(good) // 200)):
+        path.write_bytes(good[:index] + bytes([good[index] ^ 1 << index % 8]) + good[index + 1 :])
         with pytest.raises(DataError, match="x/c/0/0"):
             reader_of(tmp_path, check=check).read(0, 64)
     path.write_bytes(good)
@@ -203,9 +203,9 @@ def test_other_forms_are_left_to_zarr(tmp_path: Path, more: dict[str, Any]):
 def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
     """Its bytes would be taken for offsets."""
     write(tmp_path, np.ones((16, 5), np.uint8), chunk=8, shard=16)
-    known = json.loads((tmp_path / "x/zarr.json").read_bytes())
-    known["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
-    found = metadata.parse_metadata("x", json.dumps(known).encode(), "zarr.json")
+    record = json.loads((tmp_path / "x/zarr.json").read_bytes())
+    record["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
+    found = metadata.parse_metadata("x", json.dumps(record).encode(), "zarr.json")
     assert found
     assert layout_of(tmp_path)
     assert chunk_layout(found) is None
@@ -290,8 +290,8 @@ def test_a_chunk_is_checked_whole_where_a_part_of_it_is_wanted(tmp_path: Path, c
     path = tmp_path / "x/c/0/0"
     good = path.read_bytes()
     size = (len(good) - 16 * 3 - 4) // 3
-    for at in range(size + 40, 2 * size - 40, 23):  # in the middle chunk
-        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+    for index in range(size + 40, 2 * size - 40, 23):  # in the middle chunk
+        path.write_bytes(good[:index] + bytes([good[index] ^ 1 << index % 8]) + good[index + 1 :])
         for start, stop in ((3, 9), (15, 24), (11, 12)):
             with pytest.raises(DataError, match=r"chunk 1 \(steps 8 to 16\)"):
                 reader_of(tmp_path, check=check).read(start, stop)
@@ -346,7 +346,7 @@ def test_what_lies_behind_a_cut_frame_is_not_read(codec: str):
 def test_a_part_of_a_frame_of_blocks_of_any_size(block: int, last: int):
     """Its first blocks may hold less than they could: what is decoded then is the frame as it was."""
     content = np.random.default_rng(0).bytes(500_000)
-    cuts = [content[at : at + block] for at in range(0, len(content), block)] + [b""] * last
+    cuts = [content[index : index + block] for index in range(0, len(content), block)] + [b""] * last
     frame = bytearray(b"\x28\xb5\x2f\xfd\xa0" + len(content).to_bytes(4, "little"))  # one segment, its size in 4
     for number, part in enumerate(cuts, start=1):
         frame += (len(part) << 3 | (number == len(cuts))).to_bytes(3, "little") + part
@@ -405,7 +405,10 @@ def test_forked_processes_do_not_write_into_each_other(tmp_path: Path):
         code = 2
         try:
             starts = np.random.default_rng(seed).integers(0, 226, 500).tolist()
-            code = sum(not np.array_equal(reader.read(at, at + 30), content[at : at + 30]) for at in starts) > 0
+            code = (
+                sum(not np.array_equal(reader.read(start, start + 30), content[start : start + 30]) for start in starts)
+                > 0
+            )
         finally:
             os._exit(code)
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]

@@ -85,10 +85,10 @@ def test_a_part_is_held_and_what_was_left_out_is_refused(part: tuple[Path, dict[
     held = arrays.resident_rows(name)
     assert held
     assert len(held.rows) == sum(stop - start for start, stop in RUNS)
-    here = np.concatenate([np.arange(*run) for run in RUNS])
-    steps = np.random.default_rng(0).permutation(np.tile(here, 3)).reshape(-1, 5)
+    joined_array = np.concatenate([np.arange(*run) for run in RUNS])
+    steps = np.random.default_rng(0).permutation(np.tile(joined_array, 3)).reshape(-1, 5)
     assert np.array_equal(held.rows[held.row_indices(steps)], content[name][steps])
-    for step in sorted({*range(-1, STEPS + 2)} - {*here.tolist()}):
+    for step in sorted({*range(-1, STEPS + 2)} - {*joined_array.tolist()}):
         with pytest.raises(IndexError, match=rf"\[{step}, {step + 1}\) of {name}: .* 10:30, 50:60"):
             held.row_indices(np.array([[10, step]]))
     with pytest.raises(IndexError, match="subset"):
@@ -119,13 +119,13 @@ def test_places_are_those_of_a_table(lengths: list[int], gap_first: bool):
     runs = tuple(zip(bounds[gap_first::2], bounds[gap_first + 1 :: 2], strict=False))
     steps = [step for run in runs for step in range(*run)]
     table = {step: row for row, step in enumerate(steps)}
-    held = ResidentArray("x", np.array(steps), runs, is_complete=False)
+    resident_array = ResidentArray("x", np.array(steps), runs, is_complete=False)
     for step in range(-1, bounds[-1] + 1):
         if step in table:
-            assert held.row_indices(np.array([step])).tolist() == [table[step]]
+            assert resident_array.row_indices(np.array([step])).tolist() == [table[step]]
         else:
             with pytest.raises(IndexError):
-                held.row_indices(np.array([step]))
+                resident_array.row_indices(np.array([step]))
 
 
 def test_threads_read_a_small_array_once(tmp_path: Path):
@@ -275,7 +275,7 @@ def test_it_can_be_sent_to_another_process(part: tuple[Path, dict[str, Any]]):
     path, content = part
     arrays = VersionReader(path, check_mode="always", resident_bytes=10)
     arrays.read("action", 10, 12)
-    again = pickle.loads(pickle.dumps(arrays))
-    assert again.resident_rows("action") is None
-    assert np.array_equal(again.read("action", 50, 60), content["action"][50:60])
-    assert again.attributes == {"splits": {"train": [0]}}
+    record = pickle.loads(pickle.dumps(arrays))
+    assert record.resident_rows("action") is None
+    assert np.array_equal(record.read("action", 50, 60), content["action"][50:60])
+    assert record.attributes == {"splits": {"train": [0]}}

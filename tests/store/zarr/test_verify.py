@@ -137,8 +137,8 @@ def test_any_flipped_bit_is_seen(tmp_path: Path, write_array: Write, layout: str
     path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
     assert problems(array, path, data) == set()
-    for at in range(len(data)):
-        assert problems(array, path, data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]), at
+    for index in range(len(data)):
+        assert problems(array, path, data[:index] + bytes([data[index] ^ 1 << index % 8]) + data[index + 1 :]), index
 
 
 @pytest.mark.parametrize("layout", ["sharded raw", "sharded raw, index first", "sharded blosc", "sharded zstd"])
@@ -147,9 +147,11 @@ def test_any_flipped_bit_of_an_index_is_seen(tmp_path: Path, write_array: Write,
     array, _ = write_array(tmp_path, **LAYOUTS["structure"][layout])
     path = tmp_path / next(chunk_keys.chunk_keys(array))
     data = path.read_bytes()
-    for at in range(36) if "first" in layout else range(len(data) - 36, len(data)):
+    for index in range(36) if "first" in layout else range(len(data) - 36, len(data)):
         for bit in range(8):
-            assert problems(array, path, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]) == {"index"}
+            assert problems(array, path, data[:index] + bytes([data[index] ^ 1 << bit]) + data[index + 1 :]) == {
+                "index"
+            }
 
 
 @pytest.mark.parametrize(("proof", "layout"), SEEN)

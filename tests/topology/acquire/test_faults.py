@@ -54,10 +54,15 @@ def test_no_answer_at_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     def silent(at: int, argv: list[str], call: Callable[[], subprocesses.Completed]) -> subprocesses.Completed:
         raise Unreachable("no answer", where=argv[0])
 
-    got = loop.run_acquire_loop(
+    exit_code = loop.run_acquire_loop(
         bent(bench, silent), job, bench.fabric, AcquireOptions(timeout_s=50.0, unreachable_s=100.0)
     )
-    assert (got.job_id, got.state, got.tries, got.reason) == (job, "UNKNOWN", 0, "Slurm does not answer")
+    assert (exit_code.job_id, exit_code.state, exit_code.tries, exit_code.reason) == (
+        job,
+        "UNKNOWN",
+        0,
+        "Slurm does not answer",
+    )
     assert 150 <= clock.now <= 151
     assert bench.job().state == "PENDING"
     assert bench.job().excluded_nodes == ""
@@ -71,8 +76,8 @@ def test_an_answer_comes_late(bench: Bench) -> None:
             raise Unreachable("no answer", where=argv[0])
         return call()
 
-    got = loop.run_acquire_loop(bent(bench, late), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30))
-    assert (got.state, got.is_within, got.tries, got.is_released) == ("RUNNING", True, 1, False)
+    exit_code = loop.run_acquire_loop(bent(bench, late), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30))
+    assert (exit_code.state, exit_code.is_within, exit_code.tries, exit_code.is_released) == ("RUNNING", True, 1, False)
 
 
 @pytest.mark.parametrize("is_done", [True, False])
@@ -86,9 +91,11 @@ def test_the_update_is_not_answered(bench: Bench, is_done: bool) -> None:
             raise Unreachable("no answer", where=argv[0])
         return call()
 
-    got = loop.run_acquire_loop(bent(bench, once), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30, tries=1))
+    exit_code = loop.run_acquire_loop(
+        bent(bench, once), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30, tries=1)
+    )
     assert len(lost) == 1
-    assert (got.state, got.is_within, got.is_released) == ("RUNNING", True, False)
+    assert (exit_code.state, exit_code.is_within, exit_code.is_released) == ("RUNNING", True, False)
 
 
 def test_an_update_is_refused(bench: Bench) -> None:
@@ -104,11 +111,11 @@ def test_an_update_is_refused(bench: Bench) -> None:
         loop.run_acquire_loop(bent(bench, refused), bench.submit("--hold"), bench.fabric, AcquireOptions())
     assert bench.job().state == "CANCELLED"
     after, bench.made = 4, []
-    got = loop.run_acquire_loop(
+    exit_code = loop.run_acquire_loop(
         bent(bench, refused), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=0.5)
     )
-    assert (got.state, got.tries, got.is_released) == ("UNKNOWN", 1, False)
-    assert "permission denied" in got.reason
+    assert (exit_code.state, exit_code.tries, exit_code.is_released) == ("UNKNOWN", 1, False)
+    assert "permission denied" in exit_code.reason
     assert bench.job().state == "PENDING"
 
 
@@ -123,9 +130,11 @@ def test_it_starts_before_it_is_told(bench: Bench) -> None:
                 time.sleep(0.2)
         return call()
 
-    got = loop.run_acquire_loop(bent(bench, overtaken), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30))
-    assert (got.state, got.is_within, got.tries, got.is_released) == ("RUNNING", None, 0, True)
-    assert hostlist.expand(got.node_list)
+    exit_code = loop.run_acquire_loop(
+        bent(bench, overtaken), bench.submit(), bench.fabric, AcquireOptions(timeout_s=30)
+    )
+    assert (exit_code.state, exit_code.is_within, exit_code.tries, exit_code.is_released) == ("RUNNING", None, 0, True)
+    assert hostlist.expand(exit_code.node_list)
     assert bench.job().state == "RUNNING"
 
 
@@ -145,8 +154,8 @@ def test_it_starts_in_the_last_moment(bench: Bench) -> None:
         return call()
 
     wish = AcquireOptions(timeout_s=0.3, on_failure="cancel")
-    got = loop.run_acquire_loop(bent(bench, last), bench.submit("--hold"), bench.fabric, wish, bench.said.append)
-    assert (got.state, got.is_within) == ("RUNNING", True)
+    exit_code = loop.run_acquire_loop(bent(bench, last), bench.submit("--hold"), bench.fabric, wish, bench.said.append)
+    assert (exit_code.state, exit_code.is_within) == ("RUNNING", True)
 
 
 def test_the_job_is_gone(bench: Bench) -> None:
@@ -157,11 +166,11 @@ def test_the_job_is_gone(bench: Bench) -> None:
             return subprocesses.Completed(tuple(argv), 1, "", "slurm_load_jobs error: Invalid job id specified\n")
         return call()
 
-    got = loop.run_acquire_loop(
+    exit_code = loop.run_acquire_loop(
         bent(bench, forgotten), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=30)
     )
-    assert (got.state, got.tries) == ("UNKNOWN", 1)
-    assert got.reason.endswith("not found")
+    assert (exit_code.state, exit_code.tries) == ("UNKNOWN", 1)
+    assert exit_code.reason.endswith("not found")
 
 
 def test_partitions_that_share_nothing(bench: Bench) -> None:

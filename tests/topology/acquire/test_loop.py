@@ -172,10 +172,10 @@ def test_a_silent_slurm_is_waited_through(bench: Bench) -> None:
             raise Unreachable("no answer", where=argv[0])
         return subprocesses.run(argv, **options)
 
-    got = loop.run_acquire_loop(
+    exit_code = loop.run_acquire_loop(
         Client(bench.slurm.transport, run=at_times), bench.submit("--hold"), bench.fabric, AcquireOptions(timeout_s=3)
     )
-    assert (got.state, got.tries, got.is_released) == ("PENDING", 1, True)
+    assert (exit_code.state, exit_code.tries, exit_code.is_released) == ("PENDING", 1, True)
 
 
 def test_what_cannot_be_chosen_for(bench: Bench) -> None:
@@ -193,9 +193,14 @@ def test_the_command(bench: Bench, pit: Pit, tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n#SBATCH --output=/dev/null --exclusive -t 2\nsleep 20\n")
     done = pit("topology", "run", str(script), "--site", "alpha", "--nodes", "2")
     assert done.returncode == 0, done.stderr
-    got = json.loads(done.stdout)
-    bench.made.append(got["job_id"])
-    assert (got["schema"], got["state"], got["is_within"], got["leaves"]) == ("pit.acquired/1", "RUNNING", True, 1)
+    record = json.loads(done.stdout)
+    bench.made.append(record["job_id"])
+    assert (record["schema"], record["state"], record["is_within"], record["leaves"]) == (
+        "pit.acquired/1",
+        "RUNNING",
+        True,
+        1,
+    )
     done = pit("topology", "run", "-", "--site", "alpha", "--nodes", "1", "-H", stdin=script.read_text())
     bench.made.append(done.stderr.split("job ")[1].split(":")[0])
     assert hostlist.expand(done.stdout.strip()) == hostlist.expand(bench.slurm.job(bench.made[-1])[0].node_list)

@@ -57,7 +57,7 @@ def test_what_fits(asked: dict[str, Any], names: str) -> None:
         node("n3", features=("ib",), gpus=8, gpu_type="h100"),
         node("n4", gpus=4, gpu_type="a100"),
     ]
-    assert " ".join(found.node for found in node_filter.fitting_nodes(nodes, waiting(**asked))) == names
+    assert " ".join(fitting_node.node for fitting_node in node_filter.fitting_nodes(nodes, waiting(**asked))) == names
 
 
 def test_what_is_free() -> None:
@@ -202,7 +202,7 @@ def test_options_of_a_script() -> None:
         load_site("alpha"), "#!/bin/sh\n#SBATCH -p dev\n", name="/x/train.sh", nodes=4, segment=2
     )
     assert {"--account=lab", "--job-name=train.sh", "--nodes=4"} < set(args)
-    assert not any(word.startswith(("--partition", "--segment")) for word in args)
+    assert not any(argument.startswith(("--partition", "--segment")) for argument in args)
     assert submission.sbatch_arguments(
         load_site("alpha"), "#!/bin/sh\n#SBATCH --wait-all-nodes=1\necho #SBATCH -W\n", name="x"
     )

@@ -42,11 +42,11 @@ def test_says_what_it_costs_and_what_the_next_would(pit: Pit, conf: Path) -> Non
         "n[01-04],n[06-07],n[09-11],n[13-15]",
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["nodes"] == ["n01", "n02", "n03", "n04", "n06"]
-    assert said["spares"] == ["n07"]
-    assert (said["cost"], said["runner_up_cost"], said["per_leaf"]) == (102.0, 102.0, {"a1": 4, "a2": 2})
-    assert (said["free"], said["ring_hops"], said["node_list"]) == (12, 4, "n[01-04,06]")
+    record = json.loads(done.stdout)
+    assert record["nodes"] == ["n01", "n02", "n03", "n04", "n06"]
+    assert record["spares"] == ["n07"]
+    assert (record["cost"], record["runner_up_cost"], record["per_leaf"]) == (102.0, 102.0, {"a1": 4, "a2": 2})
+    assert (record["free"], record["ring_hops"], record["node_list"]) == (12, 4, "n[01-04,06]")
 
 
 def test_lists_for_sbatch(pit: Pit, conf: Path) -> None:

@@ -147,12 +147,12 @@ def even(pods: int, leaves: int, size: int) -> Fabric:
 def test_spares_keep_both_optimal(free: set[int], k: int, spares: int, objective: Objective) -> None:
     """All nodes and spares cost what the best so many cost; the active ones what the best k of them cost."""
     fabric, names = even(3, 4, 4), [f"n{number}" for number in sorted(free)]
-    both = select_nodes(fabric, names, k, objective=objective, spares=spares)
-    every = (*both.nodes, *both.spares)
-    assert (len(both.nodes), len(both.spares), len(set(every))) == (k, spares, k + spares)
-    assert both.cost == select_nodes(fabric, names, k + spares, objective=objective).cost
+    selection = select_nodes(fabric, names, k, objective=objective, spares=spares)
+    every = (*selection.nodes, *selection.spares)
+    assert (len(selection.nodes), len(selection.spares), len(set(every))) == (k, spares, k + spares)
+    assert selection.cost == select_nodes(fabric, names, k + spares, objective=objective).cost
     alone = Brute(fabric, dict.fromkeys(every, 0.0))
-    assert alone.cost(both.nodes, objective) == pytest.approx(alone.best_two(k, objective)[0])
+    assert alone.cost(selection.nodes, objective) == pytest.approx(alone.best_two(k, objective)[0])
 
 
 @settings(max_examples=40, deadline=None)
@@ -190,9 +190,9 @@ def test_a_term_keeps_whole_leaves_whole() -> None:
     assert select_nodes(fabric, free, 3, objective="ring").per_leaf == {"p0l0": 3}
     free.remove("n0")
     assert select_nodes(fabric, free, 3, objective="ring").per_leaf == {"p0l2": 3}
-    kept = select_nodes(fabric, free, 3, objective="ring", weights=CostWeights(broken_leaf=9.0))
-    assert kept.per_leaf == {"p0l0": 2, "p0l1": 1}
-    assert (kept.cost, kept.extra_cost) == (4.0, 0.0)
+    selection = select_nodes(fabric, free, 3, objective="ring", weights=CostWeights(broken_leaf=9.0))
+    assert selection.per_leaf == {"p0l0": 2, "p0l1": 1}
+    assert (selection.cost, selection.extra_cost) == (4.0, 0.0)
 
 
 def test_costs_of_nodes_choose_within_and_among_leaves() -> None:

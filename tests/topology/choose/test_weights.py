@@ -23,9 +23,9 @@ FREE = {"a1": 0.0, "a2": 0.0, "a3": 0.0, "a4": 0.0, "b1": 9.0, "b2": 9.0, "b3": 
 @pytest.mark.parametrize("costs", [FREE, dict.fromkeys(FREE, 0.0)])
 def test_a_whole_leaf_is_kept_though_nodes_weigh_nothing(objective: Objective, costs: dict[str, float]) -> None:
     """The weight of broken leaves counts whatever that of the nodes' own costs is."""
-    kept = select_nodes(PAIR, costs, 2, objective=objective, weights=CostWeights(node_cost=0.0, broken_leaf=3.0))
-    assert kept.per_leaf == {"b": 2}
-    assert kept.extra_cost == 0.0
+    selection = select_nodes(PAIR, costs, 2, objective=objective, weights=CostWeights(node_cost=0.0, broken_leaf=3.0))
+    assert selection.per_leaf == {"b": 2}
+    assert selection.extra_cost == 0.0
 
 
 @pytest.mark.parametrize(

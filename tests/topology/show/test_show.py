@@ -176,12 +176,12 @@ def test_crossings_of_blocks_and_of_a_torus() -> None:
 
 def test_a_score_tells_placement_from_order() -> None:
     """Four nodes on three leaves where two would do, in an order that crosses more than these need."""
-    told = score_job(["n1", "n6", "n2", "n4"], SMALL, job_id="7")
-    assert (told.leaves, told.pods, told.best_leaves, told.best_pods) == (3, 2, 2, 1)
-    assert told.ring_hops == 12
-    assert told.reordered_ring_hops == min_ring_hops(["n1", "n2", "n4", "n6"], SMALL) == 10
-    assert told.min_ring_hops == 4
-    assert told.locality == round(4 / 12, 4)
+    score = score_job(["n1", "n6", "n2", "n4"], SMALL, job_id="7")
+    assert (score.leaves, score.pods, score.best_leaves, score.best_pods) == (3, 2, 2, 1)
+    assert score.ring_hops == 12
+    assert score.reordered_ring_hops == min_ring_hops(["n1", "n2", "n4", "n6"], SMALL) == 10
+    assert score.min_ring_hops == 4
+    assert score.locality == round(4 / 12, 4)
     whole = score_job(["n1", "n2", "n3"], SMALL)
     assert (whole.ring_hops, whole.locality, whole.leaves) == (0, 1.0, 1)
 
@@ -193,18 +193,18 @@ def test_the_best_is_the_best_of_all_choices(fanout: list[list[int]], data: st.D
     fabric = forest(fanout)
     k = data.draw(st.integers(1, min(4, len(nodes_of(fabric)))))
     every = list(itertools.islice(itertools.combinations(nodes_of(fabric), k), 600))
-    told = score_job(every[data.draw(st.integers(0, len(every) - 1))], fabric)
+    score = score_job(every[data.draw(st.integers(0, len(every) - 1))], fabric)
     if len(every) < 600:
-        assert told.best_leaves == min(count_leaves_and_pods(some, fabric)[0] for some in every)
-        assert told.best_pods == min(count_leaves_and_pods(some, fabric)[1] for some in every)
-        assert told.min_ring_hops == min(min_ring_hops(some, fabric) for some in every)
-    assert told.min_ring_hops <= told.reordered_ring_hops <= told.ring_hops
+        assert score.best_leaves == min(count_leaves_and_pods(some, fabric)[0] for some in every)
+        assert score.best_pods == min(count_leaves_and_pods(some, fabric)[1] for some in every)
+        assert score.min_ring_hops == min(min_ring_hops(some, fabric) for some in every)
+    assert score.min_ring_hops <= score.reordered_ring_hops <= score.ring_hops
 
 
 def test_nodes_that_the_fabric_does_not_know_are_counted_apart() -> None:
     """They are in no leaf; and a flat fabric is not scored."""
-    told = score_job(["n1", "x", "n2"], SMALL)
-    assert (told.nodes, told.unknown_nodes, told.leaves) == (3, 1, 1)
+    score = score_job(["n1", "x", "n2"], SMALL)
+    assert (score.nodes, score.unknown_nodes, score.leaves) == (3, 1, 1)
     assert count_leaves_and_pods(["x"], SMALL) == (0, 0)
     with pytest.raises(ClusterError, match="flat"):
         score_job(["n1"], Fabric(kind="flat"))
@@ -259,9 +259,9 @@ def test_show_and_score_a_live_cluster(clusters: Path, pit: Pit, tmp_path: Path)
     drawn = pit("topology", "show", "--site", "alpha", "--png", "alpha.png", "--svg", "alpha.svg")
     assert (drawn.returncode, drawn.stdout) == (0, "")
     assert (tmp_path / "alpha.png").stat().st_size > 10_000
-    gone = pit("topology", "score", "--site", "alpha", "999999")
-    assert gone.returncode == 4
-    assert "999999 not found" in gone.stderr
+    result = pit("topology", "score", "--site", "alpha", "999999")
+    assert result.returncode == 4
+    assert "999999 not found" in result.stderr
 
 
 @pytest.mark.slurm
@@ -269,8 +269,8 @@ def test_score_a_running_job(clusters: Path, pit: Pit) -> None:
     """A job on two nodes of two leaves could have had one."""
     env = {**os.environ, "SLURM_CONF": str(clusters / "alpha" / "slurm.conf")}
     batch = ["sbatch", "--parsable", "-w", "alpha01,alpha02", "-N2", "-t1", "-o", "/dev/null", "--wrap", "sleep 30"]
-    said = subprocess.run(batch, env=env, capture_output=True, text=True, check=True).stdout
-    job_id = said.strip().split(";")[0]
+    stdout = subprocess.run(batch, env=env, capture_output=True, text=True, check=True).stdout
+    job_id = stdout.strip().split(";")[0]
     try:
         for _ in range(40):
             done = pit("topology", "score", job_id, "--site", "alpha")

@@ -179,14 +179,14 @@ def proxied(
     drop: headers of requests that do not reach the server. tls: to be spoken with clients.
     """
     context = multiprocessing.get_context("fork")
-    asked = context.Value("i", 0)
+    value = context.Value("i", 0)
     listener = socket.create_server(("127.0.0.1", 0))
-    process = context.Process(target=_proxy, args=(listener, port, fault, drop, tls, asked), daemon=True)
+    process = context.Process(target=_proxy, args=(listener, port, fault, drop, tls, value), daemon=True)
     process.start()
     try:
         with listener:
             at = listener.getsockname()[1]
-        yield Proxy(at, asked, process)
+        yield Proxy(at, value, process)
     finally:
         process.kill()
         process.join()

@@ -60,10 +60,10 @@ def test_wrong_keys_are_refused_without_being_shown(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     with pytest.raises(ClusterError) as caught:
         remote.load_remote_version(f"s3://{BUCKET}/objects")
-    said = refused(caught.value)
-    assert "403" in said
+    error = refused(caught.value)
+    assert "403" in error
     for place in ("AWS_ACCESS_KEY_ID", ".aws/credentials", ".aws/config", "AWS_WEB_IDENTITY_TOKEN_FILE", "metadata"):
-        assert place in said
+        assert place in error
 
 
 def test_a_public_bucket_needs_no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server):

@@ -200,9 +200,9 @@ def test_a_listing_has_every_object_over_pages(server: Server, monkeypatch: pyte
     files = {f"listed/c/{number}": bytes(number) for number in range(7)}
     s3_server.put(server.port, files | {"listed/zarr.json": b"{}", "listed/c": b"", "listed-not/x": b"x"})
     monkeypatch.setattr(remote, "_PAGE_SIZE", 2)
-    found = remote.list_objects(f"s3://{BUCKET}/listed/")
-    assert [(path, size) for path, size, _ in found] == [*((f"c/{n}", n) for n in range(7)), ("zarr.json", 2)]
-    assert all(etag and '"' not in etag for *_, etag in found)
+    objects = remote.list_objects(f"s3://{BUCKET}/listed/")
+    assert [(path, size) for path, size, _ in objects] == [*((f"c/{n}", n) for n in range(7)), ("zarr.json", 2)]
+    assert all(etag and '"' not in etag for *_, etag in objects)
     assert remote.list_objects(f"s3://{BUCKET}/nothing") == []
 
 
@@ -211,8 +211,8 @@ def test_a_listing_of_more_than_a_thousand_is_whole(server: Server):
     odd = ("a b#c~é%20+=&.bin", "..a", "a..", "%2e%2e", "'\"<&>", "\u202e")
     files = {f"many/c/{number}": b"" for number in range(1003)} | {f"many/{name}": b"x" for name in odd}
     s3_server.put(server.port, files)
-    found = remote.list_objects(f"s3://{BUCKET}/many")
-    assert [f"many/{entry.path}" for entry in found] == sorted(files)
+    objects = remote.list_objects(f"s3://{BUCKET}/many")
+    assert [f"many/{entry.path}" for entry in objects] == sorted(files)
 
 
 @pytest.mark.parametrize(
