@@ -121,10 +121,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line how many tests were skipped for want of root or Slurm."""
     reasons = [report.longrepr[2] for report in terminalreporter.getreports("skipped")]
-    needs = {word: sum(f"needs {word}" in reason for reason in reasons) for word in ("root", "Slurm")}
+    needs = {text: sum(f"needs {text}" in reason for reason in reasons) for text in ("root", "Slurm")}
     if any(needs.values()):
-        said = " and ".join(f"{count} need {word}" for word, count in needs.items())
-        terminalreporter.write_line(f"Of the tests {said}: they were skipped.")
+        output = " and ".join(f"{count} need {text}" for text, count in needs.items())
+        terminalreporter.write_line(f"Of the tests {output}: they were skipped.")
 
 
 @pytest.fixture(scope="session")

@@ -96,17 +96,22 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
 def test_locks_hold_what_setup_asks_for(repo: Path, name: str, python: str) -> None:
     """Each requirement of setup.cfg has one version in scripts/locks that it allows, on every Python named there."""
     extras = SETUP["options.extras_require"].items()
-    asked = [SETUP["options"]["install_requires"], *(text for one, text in extras if (name, one) != ("lowest", "dev"))]
-    wanted = [Requirement(line) for text in asked for line in text.splitlines() if line]
+    requested = [
+        SETUP["options"]["install_requires"],
+        *(text for item, text in extras if (name, item) != ("lowest", "dev")),
+    ]
+    expected = [Requirement(line) for text in requested for line in text.splitlines() if line]
     lines = (repo / "scripts" / "locks" / f"{name}.txt").read_text().splitlines()
     locked = [Requirement(line) for line in lines if line and not line.startswith("#")]
     marks = {"python_version": python, "python_full_version": f"{python}.0"}
-    here = [one for one in locked if not one.marker or one.marker.evaluate(marks)]
-    versions = {one.name: next(iter(one.specifier)).version for one in here}
+    here = [item for item in locked if not item.marker or item.marker.evaluate(marks)]
+    versions = {item.name: next(iter(item.specifier)).version for item in here}
     assert len(versions) == len(here)
-    assert [str(one) for one in wanted if one.name not in versions or versions[one.name] not in one.specifier] == []
+    assert [
+        str(item) for item in expected if item.name not in versions or versions[item.name] not in item.specifier
+    ] == []
     if (name, python) == ("lowest", PYTHONS[0]):  # what is tested there is each bound itself; newer ones need more
-        bounds = {one.name: spec.version for one in wanted for spec in one.specifier if spec.operator == ">="}
+        bounds = {item.name: spec.version for item in expected for spec in item.specifier if spec.operator == ">="}
         assert {name for name, bound in bounds.items() if versions[name] not in SpecifierSet(f"=={bound}.*")} == set()
 
 

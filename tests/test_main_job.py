@@ -106,9 +106,9 @@ class Small:
 @pytest.fixture(scope="module")
 def small(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     """The small runs, which go on beside what takes time; their jobs have ended with the module."""
-    made = Small(tmp_path_factory.mktemp("small"))
-    yield made
-    for process in made.begun.values():
+    created = Small(tmp_path_factory.mktemp("small"))
+    yield created
+    for process in created.begun.values():
         if process.stdout and not process.stdout.closed:
             process.communicate(timeout=120)
 
@@ -143,8 +143,8 @@ def pipelines(small: Small, recording: Path, repo: Path, tmp_path_factory: pytes
         [*argv, "--wait"], cwd=folder, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True
     ) as process:
         lines += follow(repo, folder, "README.md", 1, 2, **env)
-        there = process.communicate(timeout=240)[0]
-    torch = [json.loads(text.splitlines()[-1]) for text in ((folder / "run.jsonl").read_text(), there)]
+        target = process.communicate(timeout=240)[0]
+    torch = [json.loads(text.splitlines()[-1]) for text in ((folder / "run.jsonl").read_text(), target)]
     return Pipelines(lines, jax, torch)
 
 
@@ -223,9 +223,9 @@ def test_a_rendered_script_runs_by_hand(clusters: Path, pit: Pit, tmp_path: Path
     done = pit("psbatch", "--site", "beta", "--parsable", "--wait", "job.sh", PIT_PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
     attempt = tmp_path / "runs" / done.stdout.strip() / "attempts" / "0"
-    said = [(attempt / "logs" / f"{rank}.out").read_text().split() for rank in range(4)]
-    assert [line[0] for line in said] == ["0/4", "1/4", "2/4", "3/4"]
-    assert len({line[1] for line in said}) == 1
+    output = [(attempt / "logs" / f"{rank}.out").read_text().split() for rank in range(4)]
+    assert [line[0] for line in output] == ["0/4", "1/4", "2/4", "3/4"]
+    assert len({line[1] for line in output}) == 1
 
 
 @pytest.mark.slurm
@@ -296,9 +296,9 @@ def test_list_is_of_one_site_and_asks_once(small: Small, pit: Pit, tmp_path: Pat
     """Runs of another site in the same folder are not listed, a failed run says so, a broken folder hides nothing."""
     (tmp_path / "runs").mkdir()
     for site in ("alpha", "beta"):
-        ended = small.ended("bad", site)
-        assert ended.returncode == 1
-        run_dir = Path(json.loads(ended.stdout.splitlines()[-1])["run_dir"])
+        end = small.ended("bad", site)
+        assert end.returncode == 1
+        run_dir = Path(json.loads(end.stdout.splitlines()[-1])["run_dir"])
         (tmp_path / "runs" / run_dir.name).symlink_to(run_dir)
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "plan.json").write_text("{}")

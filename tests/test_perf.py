@@ -66,8 +66,8 @@ def test_peers_are_installed_before_their_interpreter_is_entered(repo: Path, tmp
     (bench := tmp_path / "bench_x.py").write_text(ENTER)
     argv = [str(bench), str(tmp_path / "peers"), "--quick"]
     subprocess.run([sys.executable, *argv], check=True, env={**os.environ, "PYTHONPATH": str(repo)})
-    asked, installed, entered = python.with_name("python.log").read_text().splitlines()
-    assert asked.endswith("psutil pitools")
+    requested, installed, entered = python.with_name("python.log").read_text().splitlines()
+    assert requested.endswith("psutil pitools")
     assert installed.startswith("-m pip install")
     assert {"zarrs", "tensorstore", f"--editable={repo}[data]"} <= set(installed.split())
     assert entered.split() == argv

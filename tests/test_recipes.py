@@ -24,7 +24,7 @@ def recipe(repo: Path, name: str, number: int) -> tuple[str, str]:
 
 def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> str:
     """Run blocks of a README one after the other in a folder; what they print."""
-    said = ""
+    output = ""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PIT_RUNS": str(folder / "runs"), "PATH": path, **env}
     for number in numbers:
@@ -32,8 +32,8 @@ def follow(repo: Path, folder: Path, name: str, *numbers: int, **env: str) -> st
         argv = ["bash", "-euo", "pipefail", "-c", text] if language == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
-        said += done.stdout
-    return said
+        output += done.stdout
+    return output
 
 
 def test_launch_here(repo: Path, tmp_path: Path) -> None:
@@ -49,11 +49,11 @@ def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
     """The lines that a loop of one's own needs are what the hang watch reads."""
     text = (repo / "pitools/launch/README.md").read_text()
     first, each = re.findall(r"`(log[ .][^`]+)`", text)
-    said = (
+    output = (
         "import os; from pathlib import Path; from pitools.run.steps import StepLog; rank = step = 0; loss = s = n = 1"
     )
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", f"{said}\n{first}\n{each}"], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", f"{output}\n{first}\n{each}"], env=env, check=True, timeout=60)
     assert HangDetector(tmp_path / "steps", HangLimits(min_s=1e-9, start_s=0.0)).poll() is not None
 
 

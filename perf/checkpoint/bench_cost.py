@@ -178,20 +178,20 @@ def measure(framework: str, where: str, home: Path, mebibytes: int, rounds: int)
     clock = Clock()
     saves = (of_jax if framework == "orbax-checkpoint" else of_torch)(home, mebibytes, clock)
     total = interleave(rounds, saves, around_each=cleared, rotate=True)
-    blocked = {who: times[1:] for who, times in clock.blocked.items()}
+    blocked = {name: times[1:] for name, times in clock.blocked.items()}
     without = [all_s - own_s for all_s, own_s in zip(total["ours"], clock.own[-rounds:], strict=True)]
-    text = {who: f"{min(blocked[who]):.3f} of {min(total[who]):.3f} s" for who in saves}
+    text = {name: f"{min(blocked[name]):.3f} of {min(total[name]):.3f} s" for name in saves}
     print_progress(f"{framework} {where}: blocked and in all, ours {text['ours']}, peer {text['peer']}")
     return [
         compare(
-            f"{what}, {mebibytes} MiB to {where}",
+            f"{case}, {mebibytes} MiB to {where}",
             framework,
             version(framework),
             times["ours"],
             times["peer"],
             target=REACH,
         )
-        for what, times in (
+        for case, times in (
             ("until safe", total),
             ("with the guard's part", {"ours": total["ours"], "peer": without}),
             ("until training goes on", blocked),

@@ -110,10 +110,10 @@ def damage(newest: Path, kind: str, rng: random.Random) -> str:
     """Do it to one file of a folder of links; returns which."""
     files = sorted((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
     if kind == "kill between files":
-        kept = rng.randrange(len(files))
-        for path in files[kept:]:
+        value = rng.randrange(len(files))
+        for path in files[value:]:
             path.unlink()
-        return f"after {kept} of {len(files)}"
+        return f"after {value} of {len(files)}"
     # By bytes for half of the faults: else the small files that describe the rest would take nearly all.
     weights = [path.stat().st_size for path in files] if rng.random() < 0.5 else [1] * len(files)
     (path,) = rng.choices(files, [max(weight, 1) for weight in weights])
@@ -161,22 +161,22 @@ def measure(framework: Jax | Torch, home: Path, faults: int) -> list[Case]:
         counter: Counter[str] = Counter()
         for number in range(count):
             rng = random.Random(f"{kind} {number}")
-            told = []
-            for who in (ours, peers):
+            reported = []
+            for name in (ours, peers):
                 folder = home / framework.name / "damaged"
                 shutil.copytree(original, folder, symlinks=True, copy_function=os.link)
                 state = rng.getstate()
                 where = folder / "step_3"
                 # What only we write is not there to be hit where the peer is alone.
-                damage(where if who is ours else where / "payload", kind, rng)
+                damage(where if name is ours else where / "payload", kind, rng)
                 rng.setstate(state)
-                told.append(who(framework, folder))
+                reported.append(name(framework, folder))
                 shutil.rmtree(folder)
-            detected += told[0] in (1, 2)
-            restored += told[0] == 2
-            counter["an error"] += told[1] == -1
-            counter["silently a state that never was"] += told[1] == 0
-            counter["no effect"] += told[1] == 3
+            detected += reported[0] in (1, 2)
+            restored += reported[0] == 2
+            counter["an error"] += reported[1] == -1
+            counter["silently a state that never was"] += reported[1] == 0
+            counter["no effect"] += reported[1] == 3
         silent = counter["silently a state that never was"]
         print_progress(
             f"{framework.name} {kind}: {detected} of {count} detected, {restored} restored; peer: {dict(counter)}"

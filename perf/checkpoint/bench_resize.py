@@ -80,10 +80,10 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
 
 def same_batches(data: Path, count: int) -> bool:
     """Whether the parts that each world's ranks are given are together the batches of one process."""
-    whole = [batch.samples.tolist() for batch in islice(_copies(data, 0, 1), count)]
+    full = [batch.samples.tolist() for batch in islice(_copies(data, 0, 1), count)]
     for world_size in WORLDS:
         parts = [list(islice(_copies(data, rank, world_size), count)) for rank in range(world_size)]
-        if [np.concatenate([part[index].samples for part in parts]).tolist() for index in range(count)] != whole:
+        if [np.concatenate([part[index].samples for part in parts]).tolist() for index in range(count)] != full:
             return False
     return True
 
@@ -103,13 +103,13 @@ def main() -> int:
             sys.exit("the worlds are given other batches")
         for module in ("jax_bc", "torch_bc"):
             alone = train(module, data, home / module / "alone" / "0", 1, len(WORLDS) * each)
-            found: list[float | None] = []
+            actual: list[float | None] = []
             for number, world_size in enumerate(WORLDS):
-                found += train(module, data, home / module / "shrinks" / str(number), world_size, (number + 1) * each)
-            apart = np.abs(np.array(found, float) - np.array(alone, float))
+                actual += train(module, data, home / module / "shrinks" / str(number), world_size, (number + 1) * each)
+            apart = np.abs(np.array(actual, float) - np.array(alone, float))
             worlds = " → ".join(map(str, WORLDS))
             print_progress(
-                f"{module} on {worlds} ranks: losses of {len(found)} steps differ by {apart.max():.1e} at most"
+                f"{module} on {worlds} ranks: losses of {len(actual)} steps differ by {apart.max():.1e} at most"
             )
             cases.append(_case(module, worlds, apart))
     return report(cases)

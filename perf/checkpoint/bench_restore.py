@@ -80,9 +80,9 @@ def of_torch(home: Path, mebibytes: int) -> Restores:
         return guard.restore(emptied()).state  # type: ignore[union-attr]
 
     def peer() -> Any:
-        found = emptied()
-        load(found, checkpoint_id=home / "checkpoints" / "step_1" / "payload", no_dist=True)
-        return found
+        actual = emptied()
+        load(actual, checkpoint_id=home / "checkpoints" / "step_1" / "payload", no_dist=True)
+        return actual
 
     return {"ours": ours, "peer": peer}
 
@@ -107,8 +107,8 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
     """One framework, cold and hot."""
     restores = (of_jax if framework == "orbax-checkpoint" else of_torch)(home, mebibytes)
     for who, restore in restores.items():
-        found, known = restore(), values(mebibytes)
-        if any(not np.array_equal(np.asarray(found[name]), array) for name, array in known.items()):
+        actual, reference = restore(), values(mebibytes)
+        if any(not np.array_equal(np.asarray(actual[name]), array) for name, array in reference.items()):
             sys.exit(f"{who}: {framework}: not what was saved")
     came: dict[str, list[int]] = {who: [] for who in restores}
 
@@ -128,15 +128,15 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
             f"restore, {mebibytes} MiB, {kind}",
             framework,
             version(framework),
-            found["ours"],
-            found["peer"],
+            actual["ours"],
+            actual["peer"],
             target=REACH,
         )
-        for kind, found in times.items()
+        for kind, actual in times.items()
     ]
     ratios = [theirs / max(1, ours) for ours, theirs in zip(came["ours"][1:], came["peer"][1:], strict=True)]
-    what = f"restore, {mebibytes} MiB, cold: bytes from the device"
-    return [*cases, from_ratios(what, framework, version(framework), ratios, target=FETCHED_ONCE)]
+    case = f"restore, {mebibytes} MiB, cold: bytes from the device"
+    return [*cases, from_ratios(case, framework, version(framework), ratios, target=FETCHED_ONCE)]
 
 
 def main() -> int:

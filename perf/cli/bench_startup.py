@@ -63,8 +63,8 @@ def main(rounds: int) -> int:
             cases.append(compare(ours, peer, versions[peer], times[ours], times[peer], target=round(target, 4)))
     code = report(cases)
     for name, words in OURS.items():
-        if found := heavy_imports(words):
-            print(f"{name} imports {', '.join(found)}", file=sys.stderr)
+        if actual := heavy_imports(words):
+            print(f"{name} imports {', '.join(actual)}", file=sys.stderr)
             code = 1
     return code
 

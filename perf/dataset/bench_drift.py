@@ -78,19 +78,19 @@ class Sums(NamedTuple):
 def manifest(arrays: dict[str, Sums], parent: Manifest | None = None) -> Manifest:
     """Of a version of these episodes, which may be one that appends to a parent."""
     steps = int(arrays["action"].rows.sum())
-    known = {name: sums.statistics() for name, sums in arrays.items()}
+    reference = {name: sums.statistics() for name, sums in arrays.items()}
     return Manifest(
         name="x",
         episodes=len(arrays["action"].rows),
         steps=steps,
         files=(),
-        statistics=known,
+        statistics=reference,
         arrays={
             name: ArraySchema(
                 shape=(steps, 8, 8, 3) if name == CAMERA else (steps, len(told.mean)),
                 dtype="uint8" if name == CAMERA else "float64",
             )
-            for name, told in known.items()
+            for name, told in reference.items()
         },
         source=({"file": "a"}, {"file": "b"})[: 1 + bool(parent)],
         parent=manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
@@ -112,8 +112,12 @@ def refused(parent: list[Episode], added: list[Episode]) -> list[str]:
     before = {name: Sums.of(looked_at(name, parent, 0)) for name in parent[0]}
     new = {name: looked_at(name, added, steps) for name in parent[0]}
     after = {name: sums.and_(Sums.of(new[name])) if new[name] else sums for name, sums in before.items()}
-    known = manifest(before)
-    return [f"{one.check} {one.array}" for one in check_drift(manifest(after, known), known) if one.level == "fault"]
+    reference = manifest(before)
+    return [
+        f"{item.check} {item.array}"
+        for item in check_drift(manifest(after, reference), reference)
+        if item.level == "fault"
+    ]
 
 
 def scaled(factor: float, *, one: bool = False) -> Callable[[list[Episode], np.random.Generator], list[Episode]]:
@@ -180,22 +184,22 @@ def reach() -> list[Episode]:
     sys.path.insert(0, str(REPO / "scripts/examples"))
     from make_recording import simulate
 
-    made = simulate(400, 60, np.random.default_rng(0))
+    value = simulate(400, 60, np.random.default_rng(0))
     return [
         {"action": action, "obs/state": state, "reward": reward[:, None].astype(np.float64)}
-        for action, state, reward in zip(made["action"], made["proprio"], made["reward"], strict=True)
+        for action, state, reward in zip(value["action"], value["proprio"], value["reward"], strict=True)
     ]
 
 
 def series(folder: Path, name: str) -> list[Episode]:
     """A set of the package aeon, as its text files have it; both parts of it."""
-    found = []
+    actual = []
     for part in ("TRAIN", "TEST"):
         text = (folder / f"datasets/data/{name}/{name}_{part}.ts").read_text().lower()
         for line in text.partition("@data")[2].split():
             columns = [[float(value) for value in values.split(",")] for values in line.split(":")[:-1]]
-            found.append({"action": np.array(columns).T})
-    return found
+            actual.append({"action": np.array(columns).T})
+    return actual
 
 
 def expert(task: str) -> list[Episode]:
@@ -205,7 +209,7 @@ def expert(task: str) -> list[Episode]:
 
     ml1 = metaworld.ML1(task, seed=1)
     world, policy, rng = ml1.train_classes[task](), ENV_POLICY_MAP[task](), np.random.default_rng(0)
-    found = []
+    actual = []
     for number in range(80):
         world.set_task(ml1.train_tasks[number % len(ml1.train_tasks)])
         world.seed(number)
@@ -215,13 +219,13 @@ def expert(task: str) -> list[Episode]:
             rows.append((action, state))
             state, *_, info = world.step(action)
             after += info["success"] > 0
-        found.append({"action": np.array([a for a, _ in rows]), "obs/state": np.array([s for _, s in rows])})
-    return found
+        actual.append({"action": np.array([a for a, _ in rows]), "obs/state": np.array([s for _, s in rows])})
+    return actual
 
 
 def recordings(only: set[str]) -> Iterator[tuple[str, list[Episode]]]:
     """Every recording that is here, by name."""
-    known: dict[str, Callable[[], list[Episode]]] = {
+    reference: dict[str, Callable[[], list[Episode]]] = {
         "bridge": lambda: bridge()[:13],
         "reach": reach,
         "bridge-2": lambda: bridge()[13:],
@@ -229,10 +233,10 @@ def recordings(only: set[str]) -> Iterator[tuple[str, list[Episode]]]:
     if aeon := importlib.util.find_spec("aeon"):
         folder = Path(str(aeon.origin)).parent
         for name in ("BasicMotions", "JapaneseVowels", "PickupGestureWiimoteZ"):
-            known[name] = lambda name=name: series(folder, name)
+            reference[name] = lambda name=name: series(folder, name)
     if importlib.util.find_spec("metaworld"):
-        known |= {f"metaworld:{task}": lambda task=task: expert(task) for task in TASKS}
-    for name, make in known.items():
+        reference |= {f"metaworld:{task}": lambda task=task: expert(task) for task in TASKS}
+    for name, make in reference.items():
         if not only or name in only:
             yield name, make()
 
@@ -246,13 +250,13 @@ def trial(episodes: list[Episode], sizes: tuple[int, int], fault: str, rng: np.r
 
 def campaign(episodes: list[Episode], fault: str, count: int, rng: np.random.Generator) -> dict[int, list[list[str]]]:
     """Why each append is refused, by its number of episodes; so many of each size of parent that there is."""
-    found: dict[int, list[list[str]]] = {}
+    actual: dict[int, list[list[str]]] = {}
     for added, parent in itertools.product(APPENDS, PARENTS):
         least, least_known = LEAST_NEW.get(fault, 1), LEAST_KNOWN.get(fault, 1)
         if parent >= least_known and added >= least and parent + added <= len(episodes):
             each = (trial(episodes, (parent, added), fault, rng) for _ in range(count))
-            found.setdefault(added, []).extend(each)
-    return found
+            actual.setdefault(added, []).extend(each)
+    return actual
 
 
 def main(argv: list[str]) -> int:
@@ -264,12 +268,12 @@ def main(argv: list[str]) -> int:
         for fault in ("", *FAULTS):
             if fault in ("dark", "bright") and CAMERA not in episodes[0]:
                 continue
-            found = campaign(episodes, fault, count if not fault else max(1, count // 10), np.random.default_rng(1))
+            value = campaign(episodes, fault, count if not fault else max(1, count // 10), np.random.default_rng(1))
             if "--table" in argv:
-                _table(name, fault, found)
-            what = f"{fault}: least share refused" if fault else "healthy: least share taken"
-            shares = [float(np.mean([bool(why) == bool(fault) for why in each])) for each in found.values()]
-            cases.append(_case(f"{name}, {what}", shares, 0.95 if fault else 0.99))
+                _table(name, fault, value)
+            case = f"{fault}: least share refused" if fault else "healthy: least share taken"
+            shares = [float(np.mean([bool(why) == bool(fault) for why in each])) for each in value.values()]
+            cases.append(_case(f"{name}, {case}", shares, 0.95 if fault else 0.99))
     return report(cases)
 
 

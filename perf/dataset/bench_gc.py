@@ -60,7 +60,7 @@ def gc(root: Path, expected: str) -> None:
 
 def alone(root: Path) -> None:
     """The same in this process."""
-    if any(found.state != "kept" for found in collect(root, runs=[root.parent / "runs"], grace_s=0)):
+    if any(actual.state != "kept" for actual in collect(root, runs=[root.parent / "runs"], grace_s=0)):
         sys.exit("gc did something")
 
 

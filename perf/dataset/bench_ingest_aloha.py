@@ -77,7 +77,7 @@ def drop_page_cache(files: list[Path]) -> None:
 
 def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
     size = sum(path.stat().st_size for path in files)
-    what = f"ALOHA, {size / 1e9:.1f} GB in memory to disk"
+    case = f"ALOHA, {size / 1e9:.1f} GB in memory to disk"
     times: dict[str, list[float]] = {name: [] for name in (*CODECS, *(f"zarr {codec}" for codec in CODECS), "limit")}
     settings = min((_DIRECT, _BUFFERED), key=lambda chosen: fio(disk, size, "--rw=write", *chosen))
     for number in range(rounds + 1):
@@ -91,7 +91,7 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
     for codec in CODECS:
         cases.append(
             compare(
-                f"{what}, {codec}, of min(read, write) bandwidth",
+                f"{case}, {codec}, of min(read, write) bandwidth",
                 "fio",
                 fio_version(),
                 times[codec],
@@ -102,7 +102,7 @@ def from_memory(files: list[Path], disk: Path, rounds: int) -> list[Case]:
         )
         cases.append(
             compare(
-                f"{what}, {codec}",
+                f"{case}, {codec}",
                 "zarr-python, one process, whole shards",
                 zarr_version(),
                 times[codec],
@@ -125,8 +125,8 @@ def on_one_disk(files: list[Path], disk: Path, rounds: int) -> list[Case]:
             ours.append(pair[0])
             limit.append(pair[1])
         print_progress(f"  {number}: ours {pair[0]:.2f} s, fio {pair[1]:.2f} s")
-    what = f"ALOHA, {size / 1e9:.1f} GB cold from the same disk, raw, of fio reading and writing at once"
-    return [compare(what, "fio", fio_version(), ours, limit, target=OF_BANDWIDTH, command="--rw=rw --direct=1")]
+    case = f"ALOHA, {size / 1e9:.1f} GB cold from the same disk, raw, of fio reading and writing at once"
+    return [compare(case, "fio", fio_version(), ours, limit, target=OF_BANDWIDTH, command="--rw=rw --direct=1")]
 
 
 def lerobot(files: list[Path], disk: Path, memory: Path, python: str, *, steps: int, ours_s: float) -> list[Case]:

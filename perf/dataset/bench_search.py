@@ -55,7 +55,7 @@ def publish(root: Path, name: str, number: int) -> None:
 
 
 def command(root: Path, env: dict[str, str]) -> None:
-    words = [word for condition in WHERE for word in ("--where", condition)]
+    words = [text for condition in WHERE for text in ("--where", condition)]
     done = subprocess.run([PIT, "dataset", "list", root, *words], env=env, capture_output=True, check=True)
     if not done.stdout:
         sys.exit("nothing was found")
@@ -67,12 +67,12 @@ def alone(root: Path) -> list[search.VersionListing]:
 
 def by_reading(root: Path) -> int:
     """What a search costs without an index: every manifest decoded."""
-    found = 0
+    actual = 0
     for path in root.glob("*/*/manifest.json"):
         manifest = manifests.decode_manifest(path.read_bytes(), str(path))
         has_task = any("drawer 7" in task for task in manifest.tasks or ())
-        found += manifest.episodes >= 150 and has_task and any(name.endswith("_image") for name in manifest.arrays)
-    return found
+        actual += manifest.episodes >= 150 and has_task and any(name.endswith("_image") for name in manifest.arrays)
+    return actual
 
 
 def main() -> int:
@@ -113,33 +113,33 @@ def main() -> int:
             command(root, env)
             spent.append(time.perf_counter() - began)
         shutil.rmtree(cache)
-        what = f"search {count:,} versions"
+        case = f"search {count:,} versions"
         pairs = len(reading)
         return report(
             [
                 from_ratios(
-                    f"{what}: the command, warm",
+                    f"{case}: the command, warm",
                     "limit 100 ms",
                     "",
                     [LIMIT_S / t for t in times["command"]],
                     target=1.0,
                 ),
                 from_ratios(
-                    f"{what}: without the start of `pit`",
+                    f"{case}: without the start of `pit`",
                     "limit 100 ms",
                     "",
                     [LIMIT_S / t for t in times["alone"]],
                     target=1.0,
                 ),
                 from_ratios(
-                    f"{what}: the command, one version new",
+                    f"{case}: the command, one version new",
                     "limit 100 ms",
                     "",
                     [LIMIT_S / t for t in spent],
                     target=1.0,
                 ),
                 compare(
-                    f"{what}: without the start of `pit`",
+                    f"{case}: without the start of `pit`",
                     "reading every manifest",
                     "msgspec",
                     times["alone"][:pairs],

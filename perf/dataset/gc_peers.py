@@ -49,8 +49,8 @@ def collect(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    what, place = sys.argv[2], Path(sys.argv[3])
-    if what == "make":
+    case, place = sys.argv[2], Path(sys.argv[3])
+    if case == "make":
         make(place, int(sys.argv[4]), int(sys.argv[5]))
     else:
         print(collect(place))

@@ -50,10 +50,10 @@ def frames(random: np.random.Generator, scene: int, steps: int) -> Iterator[NDAr
     keys = _real(scene) if REAL.is_file() else _waves(scene)
     noise = random.normal(0, _NOISE, (HEIGHT + _SHIFT, WIDTH + _SHIFT, 3)).round().astype(np.int16)
     for step in range(steps):
-        at, part = divmod(step, _HELD)
+        position, part = divmod(step, _HELD)
         fade = part / _HELD
         y, x = random.integers(0, _SHIFT, 2)
-        frame = keys[at % len(keys)] * (1 - fade) + keys[(at + 1) % len(keys)] * fade
+        frame = keys[position % len(keys)] * (1 - fade) + keys[(position + 1) % len(keys)] * fade
         yield np.clip(frame + noise[y : y + HEIGHT, x : x + WIDTH], 0, 255).astype(np.uint8)
 
 

@@ -36,7 +36,7 @@ def main(frames: str, steps: int, dest: str) -> None:
         "action": vector,
     }
     began = time.perf_counter()
-    made = LeRobotDataset.create("pit/bench", FPS, features, root=dest, use_videos=True, image_writer_threads=8)
+    created = LeRobotDataset.create("pit/bench", FPS, features, root=dest, use_videos=True, image_writer_threads=8)
     for step in range(steps):
         frame = {
             "observation.images.top": np.array(images[0, step]),
@@ -44,8 +44,8 @@ def main(frames: str, steps: int, dest: str) -> None:
             "observation.state": np.zeros(14, np.float32),
             "action": np.zeros(14, np.float32),
         }
-        made.add_frame(frame, task="pick")
-    made.save_episode()
+        created.add_frame(frame, task="pick")
+    created.save_episode()
     wall_s = time.perf_counter() - began
     del library
     print(json.dumps({"version": version("lerobot"), "wall_s": wall_s}))

@@ -77,8 +77,8 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
 
 
 if __name__ == "__main__":
-    way, codec, dest, *given = sys.argv[1:]
-    run, version = {"ours": ours, "zarr": by_zarr}[way](codec, Path(dest), [Path(name) for name in given])
+    way, codec, dest, *arguments = sys.argv[1:]
+    run, version = {"ours": ours, "zarr": by_zarr}[way](codec, Path(dest), [Path(name) for name in arguments])
     began = time.perf_counter()
     run()
     print(json.dumps({"wall_s": time.perf_counter() - began, "version": version}))

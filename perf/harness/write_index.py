@@ -49,13 +49,13 @@ def text() -> str:
         if not (results := newest(theme)):
             table.append(f"| {theme} | {about} | not run | |")
             continue
-        found = list(rows(results))
-        reached = sum(row.is_reached == "yes" for row in found)
+        actual = list(rows(results))
+        reached = sum(row.is_reached == "yes" for row in actual)
         date = results.stem.rpartition("_")[2]
-        table.append(f"| [{theme}]({results.name}) | {about} | {reached} of {len(found)} | {date} |")
+        table.append(f"| [{theme}]({results.name}) | {about} | {reached} of {len(actual)} | {date} |")
         short += [
             f"| {theme} | {row.case} | {row.peer} | {row.ratio} ({row.range}) | {row.target} |"
-            for row in found
+            for row in actual
             if row.is_reached == "NO"
         ]
     return "\n".join(

@@ -74,7 +74,7 @@ def pairs(count: int) -> list[tuple[str, str, str]]:
     kinds = [("ours", ours), ("peer", peers)] * count
     first = [(kind, make()) for kind, make in kinds]
     advance(int(first[0][1]) + APART)
-    return [(kind, one, make()) for (kind, one), (_, make) in zip(first, kinds, strict=True)]
+    return [(kind, item, make()) for (kind, item), (_, make) in zip(first, kinds, strict=True)]
 
 
 def advance(job_id: int) -> None:
@@ -109,12 +109,12 @@ def main() -> int:
     count = 2 if args.quick else args.pairs
     won = {"ours": 0, "peer": 0}
     WORK.mkdir(parents=True)
-    for kind, one, two in pairs(count):
-        if int(two) - int(one) != APART:
-            sys.exit(f"jobs {one} and {two} do not collide: another user submitted meanwhile; run it again")
-        good = both_succeed(one, two)
+    for kind, item, two in pairs(count):
+        if int(two) - int(item) != APART:
+            sys.exit(f"jobs {item} and {two} do not collide: another user submitted meanwhile; run it again")
+        good = both_succeed(item, two)
         won[kind] += good
-        print(f"{kind}: jobs {one} and {two} {'right' if good else 'wrong'}", file=sys.stderr, flush=True)
+        print(f"{kind}: jobs {item} and {two} {'right' if good else 'wrong'}", file=sys.stderr, flush=True)
     if won["ours"] == count:
         shutil.rmtree(WORK)  # else its logs say why
     ratio = won["ours"] / max(won["peer"], 1)

@@ -84,10 +84,10 @@ class Cluster:
 
     def calls(self) -> Counter[str]:
         """Questions by message type that both daemons have answered: those of their own daemons are no questions."""
-        found = _counts(self.run("sdiag")) + _counts(self.run("sacctmgr", "show", "stats"))
-        asked = re.compile(r"REQUEST_\w*INFO|REQUEST_JOB_STATE|DBD_GET_\w+|DBD_FINI|SLURM_PERSIST_INIT")
+        actual = _counts(self.run("sdiag")) + _counts(self.run("sacctmgr", "show", "stats"))
+        requested = re.compile(r"REQUEST_\w*INFO|REQUEST_JOB_STATE|DBD_GET_\w+|DBD_FINI|SLURM_PERSIST_INIT")
         ours = ("REQUEST_STATS_INFO", "DBD_GET_STATS")
-        return Counter({kind: n for kind, n in found.items() if asked.fullmatch(kind) and kind not in ours})
+        return Counter({kind: n for kind, n in actual.items() if requested.fullmatch(kind) and kind not in ours})
 
 
 def _counts(text: str) -> Counter[str]:
@@ -100,15 +100,15 @@ def ours(work: Path, _conf: Path, ids: list[str]) -> Looks:
     os.environ.update(PIT_SITE_PATH=str(work), XDG_CACHE_HOME=str(work / "cache"))
     site = load_site("x")
     watches = {job_id: status.RunPoller(_run(work, site, job_id), site) for job_id in ids}
-    seen = dict.fromkeys(ids, "UNKNOWN")
+    observed = dict.fromkeys(ids, "UNKNOWN")
 
     def look() -> dict[str, str]:
         for job_id, watch in watches.items():
-            if not status.is_finished(seen[job_id]):
+            if not status.is_finished(observed[job_id]):
                 state = watch.poll().state
-                seen[job_id] = seen[job_id] if state == "UNKNOWN" else state
+                observed[job_id] = observed[job_id] if state == "UNKNOWN" else state
         time.sleep(0.5)
-        return seen
+        return observed
 
     return look
 
@@ -145,17 +145,17 @@ def terminal(
     kind: Callable[[Path, Path, list[str]], Looks], work: Path, conf: Path, ids: list[str], until: float, told: Any
 ) -> None:
     """Look at these jobs until a moment; says when each was first seen to have ended, or what went wrong."""
-    ended: dict[str, float] = {}
+    end: dict[str, float] = {}
     try:
         look = kind(work, conf, ids)
         while time.time() < until:
             for job_id, state in look().items():
                 if status.is_finished(state):
-                    ended.setdefault(job_id, time.time())
+                    end.setdefault(job_id, time.time())
     except BaseException as error:
         told.put(f"{type(error).__name__}: {error}")
         raise
-    told.put(ended)
+    told.put(end)
 
 
 def late_s(cluster: Cluster, seen: dict[str, float]) -> list[float]:
@@ -188,22 +188,22 @@ def main() -> int:
             cluster.up()
         ids = {name: cluster.submit(jobs) for name, cluster in clusters.items()}
         before = {name: cluster.calls() for name, cluster in clusters.items()}
-        until, told = time.time() + 60 * minutes, {name: fork.Queue() for name in sides}
+        until, start_time = time.time() + 60 * minutes, {name: fork.Queue() for name in sides}
         for name, kind in sides.items():
             (work / name).mkdir()
             (work / name / "x.toml").write_text(SITE.format(conf=clusters[name].conf, work=work / name))
             for i in range(TERMINALS):
-                of = (kind, work / name, clusters[name].conf, ids[name][i::TERMINALS], until, told[name])
+                of = (kind, work / name, clusters[name].conf, ids[name][i::TERMINALS], until, start_time[name])
                 started.append(fork.Process(target=terminal, args=of, daemon=True))
                 started[-1].start()
         for name, cluster in clusters.items():
-            seen: dict[str, float] = {}
+            observed: dict[str, float] = {}
             for _ in range(TERMINALS):
-                said = told[name].get(timeout=60 * minutes + 120)
-                if isinstance(said, str):
-                    sys.exit(said)
-                seen |= said
-            late[name] = late_s(cluster, seen) or [float("nan")]
+                output = start_time[name].get(timeout=60 * minutes + 120)
+                if isinstance(output, str):
+                    sys.exit(output)
+                observed |= output
+            late[name] = late_s(cluster, observed) or [float("nan")]
         for name, cluster in clusters.items():
             calls[name] = cluster.calls() - before[name]
             # Of the two looks at the statistics, the first is counted in its own answer; sacct was asked once more.
@@ -219,14 +219,14 @@ def main() -> int:
         shutil.rmtree(work)
     total = {name: max(1, sum(count.values())) for name, count in calls.items()}
     most = AT_ONCE + MORE_A_MINUTE * minutes
-    what = f"{jobs} jobs, {TERMINALS} terminals, {minutes:g} min"
+    case = f"{jobs} jobs, {TERMINALS} terminals, {minutes:g} min"
     told_of = {name: f"{total[name]} calls, an end seen {statistics.median(late[name]):.0f} s late" for name in sides}
     cases: list[Case] = [
         from_ratios(
-            f"{what}: {told_of['ours']}; ratio {most:g} calls ÷ ours", "limit", "", [most / total["ours"]], target=1
+            f"{case}: {told_of['ours']}; ratio {most:g} calls ÷ ours", "limit", "", [most / total["ours"]], target=1
         ),
         from_ratios(
-            f"{what}: peer {told_of['peer']}; ratio its calls ÷ ours",
+            f"{case}: peer {told_of['peer']}; ratio its calls ÷ ours",
             "submitit",
             version("submitit"),
             [total["peer"] / total["ours"]],

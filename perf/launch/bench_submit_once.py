@@ -43,8 +43,8 @@ def main() -> int:
     ).stdout.split()[-1]
     cases, right, calls = [], {}, {}
     for name, submit, deaths in (("ours", ways.ours, range(0, count, 5)), ("loop", ways.peers, ())):
-        told, proxy = ways.submit_many(ROOT / name, count, submit, faults(1), deaths=deaths)
-        right[name] = ways.count_outcomes(ROOT / name, told)
+        reported, proxy = ways.submit_many(ROOT / name, count, submit, faults(1), deaths=deaths)
+        right[name] = ways.count_outcomes(ROOT / name, reported)
         calls[name] = sum(proxy.calls.values()) / count
         print(
             f"{name}: {dict(right[name])}, requests {proxy.calls[SUBMIT]}, calls {calls[name]:.1f} a submission, "
@@ -71,9 +71,9 @@ def main() -> int:
     )
     clean = {}
     for name, submit in (("clean", ways.ours), ("plain", ways.peers)):
-        told, proxy = ways.submit_many(ROOT / name, 8, submit, lambda _: "")
+        reported, proxy = ways.submit_many(ROOT / name, 8, submit, lambda _: "")
         clean[name] = sum(proxy.calls.values()) / 8
-        assert ways.count_outcomes(ROOT / name, told)["right"] == 8, "the cluster itself loses jobs"
+        assert ways.count_outcomes(ROOT / name, reported)["right"] == 8, "the cluster itself loses jobs"
     ratio = clean["plain"] / clean["clean"]
     cases.append(
         Case(

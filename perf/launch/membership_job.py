@@ -25,10 +25,10 @@ def check_membership(explicit: dict[str, object]) -> None:
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(initialization_timeout=LIMIT_S, **explicit)
-    mine = int(os.environ["SLURM_JOB_ID"])
-    seen = np.asarray(multihost_utils.process_allgather(np.array(mine))).ravel().tolist()
-    print(f"job {mine} sees {seen}", flush=True)
-    if seen != [mine] * int(os.environ["SLURM_NTASKS"]):
+    own_part = int(os.environ["SLURM_JOB_ID"])
+    observed = np.asarray(multihost_utils.process_allgather(np.array(own_part))).ravel().tolist()
+    print(f"job {own_part} sees {observed}", flush=True)
+    if observed != [own_part] * int(os.environ["SLURM_NTASKS"]):
         sys.exit(1)
     jax.distributed.shutdown()
 

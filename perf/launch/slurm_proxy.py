@@ -139,13 +139,13 @@ def _frame(stream: socket.socket) -> bytes:
 
 
 def _exactly(stream: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        piece = stream.recv(count - len(found))
+    actual = b""
+    while len(actual) < count:
+        piece = stream.recv(count - len(actual))
         if not piece:
             raise EOFError
-        found += piece
-    return found
+        actual += piece
+    return actual
 
 
 def _pieces(stream: socket.socket) -> Iterator[bytes]:

@@ -53,11 +53,11 @@ def make(folder: Path) -> Path:
 
 def site(conf: Path) -> Site:
     """The cluster alpha, reached by this slurm.conf."""
-    known = alpha()
+    reference = alpha()
     return msgspec.structs.replace(
-        known,
-        slurm=msgspec.structs.replace(known.slurm, conf=str(conf)),
-        connection=msgspec.structs.replace(known.connection, timeout_s=10.0),
+        reference,
+        slurm=msgspec.structs.replace(reference.slurm, conf=str(conf)),
+        connection=msgspec.structs.replace(reference.connection, timeout_s=10.0),
     )
 
 
@@ -113,22 +113,22 @@ def submit_many(
             return folder.name, submit(folder, conf)
 
         with ThreadPoolExecutor(at_once) as pool:
-            told = dict(pool.map(one, range(count)))
+            reported = dict(pool.map(one, range(count)))
         time.sleep(proxy.late_s + 1)  # what was held back has arrived
-    return told, proxy
+    return reported, proxy
 
 
 def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list[str]]:
     """The ids of all jobs of each name, from squeue and sacct, once all of them have ended."""
     deadline = time.monotonic() + timeout_s
     while True:
-        known = [job for job in SLURM.jobs(user=SLURM.user(), all_states=True) if job.name in names]
-        if all(is_finished(job.state) for job in known) or time.monotonic() > deadline:
+        reference = [job for job in SLURM.jobs(user=SLURM.user(), all_states=True) if job.name in names]
+        if all(is_finished(job.state) for job in reference) or time.monotonic() > deadline:
             break
         time.sleep(1)
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for job in known:
-        found[job.name].add(job.raw_id)
+    actual: dict[str, set[str]] = {name: set() for name in names}
+    for job in reference:
+        actual[job.name].add(job.raw_id)
     result = subprocess.run(
         ["sacct", "-X", "-n", "-P", "-S", "now-1hours", "-o", "jobidraw,jobname%200"],
         text=True,
@@ -138,9 +138,9 @@ def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list
     ).stdout
     for line in result.splitlines():
         job_id, name = line.split("|")
-        if name in found:
-            found[name].add(job_id)
-    return {name: sorted(ids, key=int) for name, ids in found.items()}
+        if name in actual:
+            actual[name].add(job_id)
+    return {name: sorted(ids, key=int) for name, ids in actual.items()}
 
 
 def count_outcomes(root: Path, told: dict[str, str]) -> Counter[str]:

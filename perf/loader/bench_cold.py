@@ -163,8 +163,8 @@ def cases(cold: Cold, times: dict[str, list[float]]) -> list[Case]:
     # The first run of each is not counted.
     rates = [taken / seconds for taken, seconds in zip(cold.taken[1:], times[OURS], strict=True)]
     ratios = [rate / device for rate, device in zip(rates, cold.device[1:], strict=True)]
-    wanted = cold.batches * BATCH * WINDOW
-    print_progress(f"cold: {wanted >> 20} MiB of windows, for which the device gave {cold.taken[-1] >> 20} MiB")
+    expected = cold.batches * BATCH * WINDOW
+    print_progress(f"cold: {expected >> 20} MiB of windows, for which the device gave {cold.taken[-1] >> 20} MiB")
     for name, each in (("fio", cold.device[1:]), ("ours", rates)):
         print_progress(f"cold: {name} {[int(rate / 1e6) for rate in each]} MB/s")
     for name, seconds in times.items():
@@ -198,8 +198,8 @@ def main() -> int:
     args = arguments(__doc__)
     enter_peer_venv()
     with workspace(args.disk, needed=(1 if args.quick else 7) << 30) as home:
-        made = record(home, "rendered", episodes=16 if args.quick else 160)
-        cold = Cold(made, ingest_recording(made, home / "datasets", "raw"), batches=1 if args.quick else 6)
+        created = record(home, "rendered", episodes=16 if args.quick else 160)
+        cold = Cold(created, ingest_recording(created, home / "datasets", "raw"), batches=1 if args.quick else 6)
         times = interleave(args.rounds, cold.runs(tune=not args.quick), rotate=True, around_each=cold.setting)
         return report(cases(cold, times))
 

@@ -69,8 +69,8 @@ def main() -> int:
     args = arguments(__doc__)
     enter_peer_venv()
     with workspace(args.disk, needed=2 << 30) as home:
-        made = record(home, "rendered", episodes=8 if args.quick else 40)
-        return report(first_batch(ingest_recording(made, home / "datasets", "lz4"), rounds=2 * args.rounds))
+        created = record(home, "rendered", episodes=8 if args.quick else 40)
+        return report(first_batch(ingest_recording(created, home / "datasets", "lz4"), rounds=2 * args.rounds))
 
 
 if __name__ == "__main__":

@@ -140,11 +140,11 @@ def main() -> int:
     code = 0
     for kind in kinds():
         with workspace(args.disk, needed=3 << 30) as home:
-            made = record(home, kind, episodes=8 if args.quick else 40)
+            created = record(home, kind, episodes=8 if args.quick else 40)
             for codec in REACH:
                 hot = Hot(
-                    made,
-                    ingest_recording(made, home / "datasets", codec),
+                    created,
+                    ingest_recording(created, home / "datasets", codec),
                     codec,
                     batches=2 if args.quick else 12,
                     tune=not args.quick,

@@ -104,10 +104,10 @@ def main() -> int:
     enter_peer_venv()
     code = 0
     with workspace(args.disk, needed=1 << 28) as home:
-        made = record_actions(home, episodes=40 if args.quick else 400)
+        created = record_actions(home, episodes=40 if args.quick else 400)
         for codec in ("raw", "lz4"):
-            path = ingest_recording(made, home / "datasets", codec)
-            actions = np.fromfile(made.actions, np.float32).reshape(-1, ACTION)
+            path = ingest_recording(created, home / "datasets", codec)
+            actions = np.fromfile(created.actions, np.float32).reshape(-1, ACTION)
             code |= report(
                 low_dim(
                     path, actions, codec, batches=20 if args.quick else 200, rounds=args.rounds, tune=not args.quick

@@ -79,40 +79,40 @@ def timed(run: Callable[[NDArray[np.int64]], int], sizes: NDArray[np.int64]) -> 
 
 
 def cases(count: int, rounds: int) -> list[Case]:
-    found: dict[str, list[tuple[float, float]]] = {"ours": [], "first-fit": [], "grain": []}
+    actual: dict[str, list[tuple[float, float]]] = {"ours": [], "first-fit": [], "grain": []}
     runs = {"ours": ours, "first-fit": first_fit, "grain": grains}
     for number in range(rounds + 1):
         for name, run in runs.items():
             got = timed(run, lengths(count, number))
             if number:  # after one round that is not counted
-                found[name].append(got)
-    fills = {name: [fill for fill, _ in got] for name, got in found.items()}
-    seconds = {name: [took for _, took in got] for name, got in found.items()}
-    what = f"{count:,} log-normal lengths in rows of {LENGTH:,}"
-    told = ", ".join(f"{name} {np.median(fill):.4f}" for name, fill in fills.items())
+                actual[name].append(got)
+    fills = {name: [fill for fill, _ in got] for name, got in actual.items()}
+    seconds = {name: [took for _, took in got] for name, got in actual.items()}
+    case = f"{count:,} log-normal lengths in rows of {LENGTH:,}"
+    reported = ", ".join(f"{name} {np.median(fill):.4f}" for name, fill in fills.items())
     eight = f"first-fit of {OPEN} open rows"
     better = lambda peer: [mine / theirs for mine, theirs in zip(fills["ours"], fills[peer], strict=True)]  # noqa: E731
     return [
         from_ratios(
-            f"{what}: fill ÷ {FILL} ({told})", "limit", "", [fill / FILL for fill in fills["ours"]], target=1.0
+            f"{case}: fill ÷ {FILL} ({reported})", "limit", "", [fill / FILL for fill in fills["ours"]], target=1.0
         ),
         from_ratios(
-            f"{what}: {TIME_S:g} s ÷ ours ({np.median(seconds['ours']):.3f} s)",
+            f"{case}: {TIME_S:g} s ÷ ours ({np.median(seconds['ours']):.3f} s)",
             "limit",
             "",
             [TIME_S / took for took in seconds["ours"]],
             target=1.0,
         ),
-        from_ratios(f"{what}: fill, ours ÷ theirs", eight, "", better("first-fit"), target=1.0),
+        from_ratios(f"{case}: fill, ours ÷ theirs", eight, "", better("first-fit"), target=1.0),
         from_ratios(
-            f"{what}: fill, ours ÷ theirs",
+            f"{case}: fill, ours ÷ theirs",
             "grain FirstFitPackIterDataset",
             version("grain"),
             better("grain"),
             target=1.0,
             command=f"num_packing_bins={OPEN}",
         ),
-        compare(f"{what}: time, told", f"{eight}, in Python", "", seconds["ours"], seconds["first-fit"], target=0.0),
+        compare(f"{case}: time, told", f"{eight}, in Python", "", seconds["ours"], seconds["first-fit"], target=0.0),
     ]
 
 

@@ -51,7 +51,10 @@ def records(made: Recording, home: Path, *, batches: int, rounds: int, tune: boo
         for way in ways:
             (starts,) = our_loader.windows(1)
             way.fill(starts, out)
-            if not all(np.array_equal(frames[at : at + LENGTH], found) for at, found in zip(starts, out, strict=True)):
+            if not all(
+                np.array_equal(frames[position : position + LENGTH], actual)
+                for position, actual in zip(starts, out, strict=True)
+            ):
                 sys.exit(f"{peer}, {way.description}: not what was recorded")
         best[peer] = fastest_variant(ways, fill, tune=tune)
     runs = {OURS: lambda: our_loader.read(batches), **{peer: lambda way=way: fill(way) for peer, way in best.items()}}
@@ -91,11 +94,11 @@ def main() -> int:
     enter_peer_venv()
     batches = 1 if args.quick else 6
     with workspace(args.disk, needed=4 << 30) as home:
-        made = record(home, "rendered", episodes=8 if args.quick else 40)
-        cases, ours_s = records(made, home, batches=batches, rounds=args.rounds, tune=not args.quick)
+        created = record(home, "rendered", episodes=8 if args.quick else 40)
+        cases, ours_s = records(created, home, batches=batches, rounds=args.rounds, tune=not args.quick)
         code = report(cases)
         if python := os.environ.get("PIT_BENCH_LEROBOT"):
-            code |= report(lerobot(made, home, python, ours_s, windows=2 if args.quick else 16))
+            code |= report(lerobot(created, home, python, ours_s, windows=2 if args.quick else 16))
         else:
             print_progress("no LeRobot: PIT_BENCH_LEROBOT names no Python that has it")
         return code

@@ -73,8 +73,8 @@ class Ours:
         self._path = path
         self._positions = positions(samples)
         self._loader = self._open()
-        if (found := len(self._loader.samples.order.samples_at(np.arange(BATCH)))) != BATCH:
-            sys.exit(f"{found} samples")
+        if (actual := len(self._loader.samples.order.samples_at(np.arange(BATCH)))) != BATCH:
+            sys.exit(f"{actual} samples")
 
     def order(self) -> None:
         """From a position to the samples of its batch."""
@@ -159,7 +159,7 @@ def streamings(samples: int) -> Callable[[], object]:
 
 
 def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
-    what = f"resume at {samples:.0e} samples"
+    case = f"resume at {samples:.0e} samples"
     peers = {"torch RandomSampler": torchs(samples), "mosaic streaming": streamings(samples)}
     versions = {"torch RandomSampler": version("torch"), "mosaic streaming": version("mosaicml-streaming")}
     # Ours alone take so little that what a peer leaves of the caches would be all of it: many in a row, then the peers.
@@ -170,7 +170,7 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
     return [
         *(
             from_ratios(
-                f"{what}, {name}: {LIMIT_S * 1e3:g} ms ÷ ours ({np.median(quick[key]) * 1e3:.2f} ms)",
+                f"{case}, {name}: {LIMIT_S * 1e3:g} ms ÷ ours ({np.median(quick[key]) * 1e3:.2f} ms)",
                 "limit",
                 "",
                 [LIMIT_S / took for took in quick[key]],
@@ -183,7 +183,7 @@ def cases(ours: Ours, samples: int, rounds: int) -> list[Case]:
             )
         ),
         *(
-            compare(f"{what}, samples of the next batch", name, versions[name], turn["ours"], turn[name], target=TIMES)
+            compare(f"{case}, samples of the next batch", name, versions[name], turn["ours"], turn[name], target=TIMES)
             for name in peers
         ),
     ]

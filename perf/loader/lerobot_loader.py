@@ -80,14 +80,14 @@ def main(frames_path: str, folder: str, windows: int) -> None:
         },
         "action": {"dtype": "float32", "shape": (14,), "names": None},
     }
-    made = LeRobotDataset.create("pit/bench", FPS, features, root=folder, use_videos=True)
+    created = LeRobotDataset.create("pit/bench", FPS, features, root=folder, use_videos=True)
     for number in range(EPISODES * EPISODE):
-        made.add_frame(
+        created.add_frame(
             {"observation.images.front": np.ascontiguousarray(frames[number]), "action": np.zeros(14, np.float32)},
             task="pick",
         )
         if number % EPISODE == EPISODE - 1:
-            made.save_episode()
+            created.save_episode()
     deltas = {"observation.images.front": [step / FPS for step in range(LENGTH)]}
     dataset = LeRobotDataset("pit/bench", root=folder, delta_timestamps=deltas, video_backend="pyav")
     random, seconds = np.random.default_rng(0), []

@@ -53,12 +53,12 @@ def enter_peer_venv() -> None:
     python = str(PEERS / "bin" / "python")
     if not Path(python).exists():
         subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
-    wanted = {**PACKAGES, "pitools": f"--editable={REPO}[data]"}
+    expected = {**PACKAGES, "pitools": f"--editable={REPO}[data]"}
     # Isolated: in the checkout, pitools is found also where it is not installed.
-    argv = [python, "-I", "-c", _MISSING, *wanted]
+    argv = [python, "-I", "-c", _MISSING, *expected]
     missing = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     if missing:
-        packages = [wanted[module] for module in missing]
+        packages = [expected[module] for module in missing]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr)
     os.execv(python, [python, *sys.orig_argv[1:]])
 
@@ -100,7 +100,9 @@ def tensorstore_ways(path: Path, length: int, *, threads: int = max(4, CORES)) -
 
         def write(starts: Sequence[int], out: Any) -> None:
             pairs = zip(out, starts, strict=True)
-            for job in [tensorstore.array(place).write(store[at : at + length]) for place, at in pairs]:
+            for job in [
+                tensorstore.array(place).write(store[position : position + length]) for place, position in pairs
+            ]:
                 job.result()
 
         def copy(starts: Sequence[int], out: Any) -> None:
@@ -127,8 +129,8 @@ def _zarr_ways(array: Any, length: int) -> list[Variant]:
     from zarr.core.sync import sync
 
     def loop(starts: Sequence[int], out: Any) -> None:
-        for place, at in zip(out, starts, strict=True):
-            array.get_basic_selection(slice(at, at + length), out=NDBuffer(place))
+        for place, position in zip(out, starts, strict=True):
+            array.get_basic_selection(slice(position, position + length), out=NDBuffer(place))
 
     async def together(starts: Sequence[int]) -> list[Any]:
         jobs = (array.async_array.getitem(slice(start, start + length)) for start in starts)
@@ -160,8 +162,8 @@ def copies(array: Any, length: int, threads: int) -> Variant:
     pool = ThreadPoolExecutor(threads)
 
     def part(starts: Sequence[int], out: Any) -> None:
-        for place, at in zip(out, starts, strict=True):
-            place[:] = array[at : at + length]
+        for place, position in zip(out, starts, strict=True):
+            place[:] = array[position : position + length]
 
     def copy(starts: Sequence[int], out: Any) -> None:
         cuts = [len(starts) * i // threads for i in range(threads + 1)]

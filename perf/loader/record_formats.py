@@ -34,9 +34,9 @@ def mds(made: Recording, folder: Path) -> list[Variant]:
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
 
     def fill(starts: Sequence[int], out: NDArray[Any]) -> None:
-        for window, at in zip(out, starts, strict=True):
+        for window, position in zip(out, starts, strict=True):
             for step in range(LENGTH):
-                window[step] = dataset[at + step]["image"]
+                window[step] = dataset[position + step]["image"]
 
     return [Variant("StreamingDataset(local=...)[i], ndarray, no compression", fill)]
 
@@ -54,13 +54,13 @@ def array_record(made: Recording, folder: Path) -> list[Variant]:
     source = ArrayRecordDataSource([str(folder / "frames.array_record")])
 
     def single(starts: Sequence[int], out: NDArray[Any]) -> None:
-        for window, at in zip(out, starts, strict=True):
+        for window, position in zip(out, starts, strict=True):
             for step in range(LENGTH):
-                window[step] = np.frombuffer(source[at + step], np.uint8).reshape(FRAME)
+                window[step] = np.frombuffer(source[position + step], np.uint8).reshape(FRAME)
 
     def batched(starts: Sequence[int], out: NDArray[Any]) -> None:
-        for window, at in zip(out, starts, strict=True):
-            for step, data in enumerate(source.__getitems__(range(at, at + LENGTH))):
+        for window, position in zip(out, starts, strict=True):
+            for step, data in enumerate(source.__getitems__(range(position, position + LENGTH))):
                 window[step] = np.frombuffer(data, np.uint8).reshape(FRAME)
 
     return [
@@ -81,14 +81,14 @@ def hdf5(made: Recording, folder: Path, *, kept_open: bool) -> list[Variant]:
             image = frames[number * EPISODE : (number + 1) * EPISODE]
             file.create_dataset("observations/images/front", data=image, chunks=(1, *FRAME))
     offsets = range(0, made.steps, EPISODE)
-    kept = [h5py.File(path, "r")["observations/images/front"] for path in paths] if kept_open else []
+    retained = [h5py.File(path, "r")["observations/images/front"] for path in paths] if kept_open else []
 
     def fill(starts: Sequence[int], out: NDArray[Any]) -> None:
-        for window, at in zip(out, starts, strict=True):
-            episode = bisect_right(offsets, at) - 1
-            first = at - offsets[episode]
-            if kept:
-                kept[episode].read_direct(window, np.s_[first : first + LENGTH])
+        for window, position in zip(out, starts, strict=True):
+            episode = bisect_right(offsets, position) - 1
+            first = position - offsets[episode]
+            if retained:
+                retained[episode].read_direct(window, np.s_[first : first + LENGTH])
             else:
                 with h5py.File(paths[episode], "r") as file:
                     window[:] = file["observations/images/front"][first : first + LENGTH]

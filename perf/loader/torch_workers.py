@@ -71,11 +71,11 @@ class WorkerLoader:
     def read(self, batches: list[list[int]]) -> torch.Tensor:
         """Every batch of these first steps, in order; the last one."""
         self.starts.batches = batches
-        got = None
+        actual = None
         for batch in self.loader:
-            got = batch
-        assert got is not None
-        return got
+            actual = batch
+        assert actual is not None
+        return actual
 
     def first(self, batches: list[list[int]]) -> torch.Tensor:
         """The first batch of these; the others may be on their way."""

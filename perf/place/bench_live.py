@@ -159,17 +159,17 @@ class Run:
     def lines(self, kind: str) -> list[tuple[float, str]]:
         """When which job began (B) or ended (E)."""
         text = self.ran.read_text() if self.ran.exists() else ""
-        return [(float(t), n) for what, t, n in map(str.split, text.splitlines()) if what == kind]
+        return [(float(t), n) for case, t, n in map(str.split, text.splitlines()) if case == kind]
 
     def result(self, began: float) -> dict[str, float]:
         """How long it took, and what went wrong. A job that a dead controller forgot may begin again, not end again."""
-        begun, ended = Counter(n for _, n in self.lines("B")), Counter(n for _, n in self.lines("E"))
+        begin, end = Counter(n for _, n in self.lines("B")), Counter(n for _, n in self.lines("E"))
         last = max((t for t, _ in self.lines("E")), default=began)
         return {
             "makespan_s": round(last - began, 1),
-            "lost": self.jobs - len(ended),
-            "twice": sum(1 for count in ended.values() if count > 1),
-            "begun_again": sum(1 for count in begun.values() if count > 1),
+            "lost": self.jobs - len(end),
+            "twice": sum(1 for count in end.values() if count > 1),
+            "begun_again": sum(1 for count in begin.values() if count > 1),
         }
 
 
@@ -279,21 +279,21 @@ def main() -> int:
     try:
         for number in range(rounds):
             clusters.fresh()
-            mine = ours(Run(work / f"ours{number}", jobs, number, calm=args.calm), clusters)
+            own_part = ours(Run(work / f"ours{number}", jobs, number, calm=args.calm), clusters)
             clusters.fresh()
             theirs = peers(Run(work / f"peer{number}", jobs, number, calm=args.calm), clusters)
-            for who, one in (("ours", mine), ("peer", theirs)):
-                calls = one.pop("calls")
+            for name, item in (("ours", own_part), ("peer", theirs)):
+                calls = item.pop("calls")
                 shown = {
-                    **one,
+                    **item,
                     "calls_per_job": round(sum(calls.values()) / jobs, 2),
                     "calls": dict(calls.most_common()),
                 }
-                print(json.dumps({"who": who, "round": number, **shown}), file=sys.stderr, flush=True)
-                if who == "ours":
+                print(json.dumps({"who": name, "round": number, **shown}), file=sys.stderr, flush=True)
+                if name == "ours":
                     per_job.append(sum(calls.values()) / jobs)
-            ratios.append(theirs["makespan_s"] / mine["makespan_s"])
-            worst.update({key: int(mine[key]) for key in ("lost", "twice", "errors")})
+            ratios.append(theirs["makespan_s"] / own_part["makespan_s"])
+            worst.update({key: int(own_part[key]) for key in ("lost", "twice", "errors")})
         version = clusters.version()
     finally:
         if not args.keep:
@@ -308,8 +308,8 @@ def main() -> int:
         target=1.0,
     )
     right = not any(worst.values()) and max(per_job) <= MOST_CALLS
-    said = f"{worst['lost']} lost, {worst['twice']} run twice, {max(per_job):.1f} calls a job"
-    case = replace(case, case=f"{case.case}, {said}", ok=case.ok and right)
+    output = f"{worst['lost']} lost, {worst['twice']} run twice, {max(per_job):.1f} calls a job"
+    case = replace(case, case=f"{case.case}, {output}", ok=case.ok and right)
     return report([case])
 
 

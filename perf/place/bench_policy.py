@@ -64,38 +64,40 @@ def replay(jobs: Trace, load: float, depth: int, seed: int, name: str) -> metric
 
 def cases(jobs: Trace, load: float, depth: int, seeds: range) -> list[Case]:
     ours = [replay(jobs, load, depth, seed, "ours") for seed in seeds]
-    made = []
+    created = []
     for name, reach in REACH[load].items():
         theirs = [replay(jobs, load, depth, seed, name) for seed in seeds]
         pairs = list(zip(ours, theirs, strict=True))
-        case, said = (
+        case, output = (
             f"load x{load}, depth {depth}",
             partial(from_ratios, peer=name, version=f"pitools {__version__} simulator"),
         )
-        made.append(
-            said(
+        created.append(
+            output(
                 f"{case}, mean completion time",
                 ratios=[b.mean_jct_s / a.mean_jct_s for a, b in pairs],
                 target=1 / reach,
             )
         )
         if name in ("slurm-m", "federation"):
-            made.append(
-                said(f"{case}, GPU time held", ratios=[a.utilisation / b.utilisation for a, b in pairs], target=1.0)
+            created.append(
+                output(f"{case}, GPU time held", ratios=[a.utilisation / b.utilisation for a, b in pairs], target=1.0)
             )
-            made.append(said(f"{case}, work delivered", ratios=[a.goodput / b.goodput for a, b in pairs], target=1.0))
+            created.append(
+                output(f"{case}, work delivered", ratios=[a.goodput / b.goodput for a, b in pairs], target=1.0)
+            )
         if name == "federation":
-            made.append(
-                said(
+            created.append(
+                output(
                     f"{case}, longest wait, at most 1.2 x",
                     target=1.0,
                     ratios=[WAIT * b.max_wait_s / a.max_wait_s for a, b in pairs],
                 )
             )
-    made.append(
+    created.append(
         from_ratios(f"load x{load}, depth {depth}, replay", "limit 60 s", "", [60 / a.wall_s for a in ours], target=1.0)
     )
-    return made
+    return created
 
 
 def main() -> int:

@@ -39,20 +39,20 @@ def cases(policy: str, rounds: int) -> list[Case]:
     """Time and memory of a policy's replays, against their limits."""
     runs = [replay(policy, TRACE) for _ in range(rounds)]
     took, held = (sorted(column) for column in zip(*runs, strict=True))
-    told = f"{policy}: 25,596 jobs on 3 sites at load x{LOAD:g}"
+    reported = f"{policy}: 25,596 jobs on 3 sites at load x{LOAD:g}"
     return [
         from_ratios(
-            f"{told}: {TIME_S:g} s ÷ time ({took[rounds // 2]:.1f} s)",
+            f"{reported}: {TIME_S:g} s ÷ time ({took[rounds // 2]:.1f} s)",
             "limit",
             "",
-            [TIME_S / one for one in took],
+            [TIME_S / item for item in took],
             target=1.0,
         ),
         from_ratios(
-            f"{told}: {MEMORY_MB:g} MB ÷ peak memory ({held[rounds // 2]:.0f} MB)",
+            f"{reported}: {MEMORY_MB:g} MB ÷ peak memory ({held[rounds // 2]:.0f} MB)",
             "limit",
             "",
-            [MEMORY_MB / one for one in held],
+            [MEMORY_MB / item for item in held],
             target=1.0,
         ),
     ]

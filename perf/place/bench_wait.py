@@ -66,7 +66,7 @@ class Replay:
 
     def ours(self) -> NDArray[np.float64]:
         """q10, q50, q90 of every job, each said at its submission."""
-        said = np.tile(self.raw_s[:, None], 3)
+        output = np.tile(self.raw_s[:, None], 3)
         for pool in range(3):
             waits, starts = WaitModel(), list[tuple[float, int]]()
             for job in np.flatnonzero((self.pool == pool) & (self.raw_s > 0)).tolist():
@@ -77,14 +77,14 @@ class Replay:
                 features = WaitFeatures(int(self.units[job]), float(self.limit_s[job]), float(self.ahead[job]))
                 prediction = waits.predict(now_s, float(self.raw_s[job]), features)
                 waits.add_submission(str(job), now_s, float(self.raw_s[job]), features, prediction)
-                said[job] = prediction or said[job]
+                output[job] = prediction or output[job]
                 heappush(starts, (now_s + float(self.wait_s[job]), job))
-        return said
+        return output
 
     def sites(self, factor: float, *, waited: bool) -> NDArray[np.float64]:
         """q10, q50, q90 of the waits at the job's site; of jobs of any size where there are few of 1 / factor to factor
         times its own; NaN where there are few of any. waited: of those that waited at least a second."""
-        said = np.full((len(self.raw_s), 3), np.nan)
+        output = np.full((len(self.raw_s), 3), np.nan)
         for pool in range(3):
             began = np.flatnonzero((self.pool == pool) & ((self.wait_s >= 1) if waited else (self.raw_s > 0)))
             began = began[np.argsort(self.submit_s[began] + self.wait_s[began], kind="stable")]
@@ -92,10 +92,10 @@ class Replay:
             for job in np.flatnonzero((self.pool == pool) & (self.raw_s > 0)).tolist():
                 span = slice(*np.searchsorted(start_s, self.submit_s[job] + np.array([-DAYS_S, 0.0]), side="right"))
                 alike = (units[span] <= factor * self.units[job]) & (self.units[job] <= factor * units[span])
-                known = wait_s[span][alike] if alike.sum() >= FEW else wait_s[span]
-                if len(known) >= FEW:
-                    said[job] = np.quantile(known, LEVELS)
-        return said
+                reference = wait_s[span][alike] if alike.sum() >= FEW else wait_s[span]
+                if len(reference) >= FEW:
+                    output[job] = np.quantile(reference, LEVELS)
+        return output
 
     def filled(self, said: NDArray[np.float64]) -> NDArray[np.float64]:
         """With what Slurm says where nothing else is known."""
@@ -103,10 +103,10 @@ class Replay:
 
     def joined(self, learnt: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ours, made one with the site's own, as `pit place plan` does of what does not start at once."""
-        said = learnt.copy()
+        output = learnt.copy()
         for job in np.flatnonzero((self.raw_s > STARTS_NOW_S) & ~np.isnan(own[:, 0])):
-            said[job] = combine(Quantiles(*learnt[job]), own[job])
-        return said
+            output[job] = combine(Quantiles(*learnt[job]), own[job])
+        return output
 
 
 def pinball(actual: NDArray[np.float64], said: NDArray[np.float64]) -> float:
@@ -128,10 +128,10 @@ def main() -> int:
             replay = Replay(load, seed)
             ways = itertools.product((2.0, np.inf), (False, True))
             own = {way: replay.sites(way[0], waited=way[1]) for way in ways}
-            said = replay.joined(replay.ours(), own[2.0, True])
+            output = replay.joined(replay.ours(), own[2.0, True])
             late = (replay.raw_s > 0) & (replay.submit_s >= replay.submit_s[-1] / 2)
-            actual, ours = replay.wait_s[late], said[late]
-            theirs = min(pinball(actual, replay.filled(one)[late]) for one in own.values())
+            actual, ours = replay.wait_s[late], output[late]
+            theirs = min(pinball(actual, replay.filled(item)[late]) for item in own.values())
             ratios.append(theirs / pinball(actual, ours))
             medians.append(float(np.abs(actual - replay.raw_s[late]).mean() / np.abs(actual - ours[:, 1]).mean()))
             inside.append(float(np.mean((ours[:, 0] <= actual) & (actual <= ours[:, 2]))))

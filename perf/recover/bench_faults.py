@@ -67,12 +67,12 @@ def run_campaign(
         trial.end(fault.seconds)
     if not trial.hits:  # or it ended before it could be hit, which counts as well
         trial.hits = self_inflicted(trial, case, began)
-    told = [one(trial, case, fault, hit, loss) for hit in trial.hits]
-    for line in told:
+    reported = [one(trial, case, fault, hit, loss) for hit in trial.hits]
+    for line in reported:
         line |= {"loop": loop, "seed": seed, "took_s": round(time.time() - began, 1), "run": trial.run_dir.name}
-    if not all(line["cause_ok"] and line["verdict_ok"] and line["loss_ok"] for line in told) or not told:
+    if not all(line["cause_ok"] and line["verdict_ok"] and line["loss_ok"] for line in reported) or not reported:
         keep(trial, case, seed)
-    return told
+    return reported
 
 
 def aims(shape: Shape, times: int, dice: random.Random) -> list[int]:
@@ -84,15 +84,15 @@ def aims(shape: Shape, times: int, dice: random.Random) -> list[int]:
 
 def self_inflicted(trial: Trial, case: str, began: float) -> list[InjectedFault]:
     """Faults that nobody did at a moment: they are the ends of the attempts that they ended."""
-    made = attempts(trial.run_dir) if trial.has_started() else []
-    ended = made[:-1] if case == "time-limit" else made[:1]
-    return [InjectedFault(trial.ended(path), path.name) for path in ended] or [InjectedFault(began, "0")]
+    created = attempts(trial.run_dir) if trial.has_started() else []
+    end = created[:-1] if case == "time-limit" else created[:1]
+    return [InjectedFault(trial.ended(path), path.name) for path in end] or [InjectedFault(began, "0")]
 
 
 def one(trial: Trial, case: str, fault: FaultKind, hit: InjectedFault, loss: float) -> dict[str, Any]:
     """What came of one fault."""
     cause, verdict = trial.cause(hit.attempt), trial.verdict()
-    found = cause.get("kind", "")
+    actual = cause.get("kind", "")
     to_next_s, lost = trial.recovery_of(hit)
     most = trial.shape.save_every if fault.lost is None else fault.lost
     end = trial.loss()
@@ -100,11 +100,11 @@ def one(trial: Trial, case: str, fault: FaultKind, hit: InjectedFault, loss: flo
     return {
         "case": case,
         "injected": "/".join(fault.causes) or "none",
-        "found": found,
-        "cause_ok": found in (fault.causes or ("finished",)),
+        "found": actual,
+        "cause_ok": actual in (fault.causes or ("finished",)),
         "sure": cause.get("confidence", ""),
         "reason": str(cause.get("reason", ""))[:200],
-        "swapped": (found, fault.causes[0]) in SWAPS or (fault.causes[0], found) in SWAPS if fault.causes else False,
+        "swapped": (actual, fault.causes[0]) in SWAPS or (fault.causes[0], actual) in SWAPS if fault.causes else False,
         "verdict": f"{verdict.get('state', 'none')} {verdict.get('kind', '')}".strip(),
         "verdict_ok": is_over and verdict.get("kind") == fault.verdict,
         "loss_ok": fault.verdict != "finished" or end == loss,
@@ -145,7 +145,7 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
 
     lossy = [line for line in done if line["verdict"].startswith("finished")]
     going = [line for line in done if line["to_next_s"] is not None]
-    made = [
+    created = [
         share(f"{count} faults, the right cause", "cause_ok", 0.95),
         from_ratios(
             f"user error and hardware taken for each other: {sum(line['swapped'] for line in done)}",
@@ -164,8 +164,8 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
         next_ = f", next step after {times[len(times) // 2]:g} s (median)" if times else ""
         lost = [line["lost"] for line in of if line["lost"] is not None]
         lost_ = f", at most {max(lost)} steps lost" if lost else ""
-        made.append(share(f"{name}: right cause{next_}{lost_}", "cause_ok", 0.9, of))
-    return made
+        created.append(share(f"{name}: right cause{next_}{lost_}", "cause_ok", 0.9, of))
+    return created
 
 
 def main() -> int:
@@ -188,10 +188,10 @@ def main() -> int:
     if args.fresh:
         args.results.unlink(missing_ok=True)
     done = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
-    wanted = [(name, loop, args.seed + i) for i in range(rounds) for name in (args.cases or known) for loop in loops]
-    there = {(line["case"], line["loop"], line["seed"]) for line in done}
+    expected = [(name, loop, args.seed + i) for i in range(rounds) for name in (args.cases or known) for loop in loops]
+    target = {(line["case"], line["loop"], line["seed"]) for line in done}
     shape = Shape()
-    if todo := [one for one in wanted if one not in there]:
+    if todo := [item for item in expected if item not in target]:
         with FaultCluster(name=args.name, base_port=args.base_port) as cluster:
             data = cluster.dataset()
             references = {loop: reference(cluster, loop, data, shape) for loop in loops}
@@ -201,7 +201,7 @@ def main() -> int:
                     with args.results.open("a") as file:
                         file.write(json.dumps(line) + "\n")
                     print(json.dumps(line), file=sys.stderr, flush=True)
-    return report(cases([line for line in done if (line["case"], line["loop"], line["seed"]) in wanted]))
+    return report(cases([line for line in done if (line["case"], line["loop"], line["seed"]) in expected]))
 
 
 if __name__ == "__main__":

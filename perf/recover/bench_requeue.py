@@ -73,17 +73,17 @@ def next_steps(cluster: FaultCluster, side: str, data: Path, seed: int, times: i
         if side == "ours"
         else PeerRun(cluster, "sbatch", "next-peer", data, LONG)
     )
-    found: list[float] = []
+    actual: list[float] = []
     for _ in range(times):
         inject_fault(run, lambda one: killed(one, dice), dice.randint(20, 80))
-        at = run.hits[-1] if run.hits else None
-        if at is None or not run.wait_until(lambda at=at: _next(run, at) is not None, 240):
+        position = run.hits[-1] if run.hits else None
+        if position is None or not run.wait_until(lambda at=position: _next(run, at) is not None, 240):
             break
-        found.append(_next(run, at) or 0.0)
+        actual.append(_next(run, position) or 0.0)
     run.end(1) if isinstance(run, Trial) else run.end()
-    if len(found) < times:
-        sys.exit(f"{side}: {len(found)} of {times} faults were recovered from: {run.run_dir}")
-    return found
+    if len(actual) < times:
+        sys.exit(f"{side}: {len(actual)} of {times} faults were recovered from: {run.run_dir}")
+    return actual
 
 
 def _next(run: Run, at: object) -> float | None:
@@ -137,8 +137,8 @@ def window(args: argparse.Namespace, cluster: FaultCluster, data: Path, fault: s
     for number in range(args.rounds):
         ours, theirs = (goodput(cluster, side, data, fault, 60 * args.minutes, number) for side in ("ours", "peer"))
         ratios.append(ours / max(1, theirs))
-    what = f"safe steps in {args.minutes:g} min, a fault ({fault}) every minute, cred_expire={delay_s}"
-    return from_ratios(what, "submitit", version("submitit"), ratios, target=reach)
+    case = f"safe steps in {args.minutes:g} min, a fault ({fault}) every minute, cred_expire={delay_s}"
+    return from_ratios(case, "submitit", version("submitit"), ratios, target=reach)
 
 
 def main() -> int:
@@ -152,19 +152,19 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.minutes, args.times = 1, 2.0, 2
-    made: list[Case] = []
-    wanted = args.only or ["next", *GOODPUT]
+    created: list[Case] = []
+    expected = args.only or ["next", *GOODPUT]
     for delay_s in (KIND_S, SLURMS_S):
-        raced_here = "next" in wanted and delay_s == KIND_S
-        windows = [GOODPUT[name] for name in GOODPUT if name in wanted and GOODPUT[name][1] == delay_s]
+        raced_here = "next" in expected and delay_s == KIND_S
+        windows = [GOODPUT[name] for name in GOODPUT if name in expected and GOODPUT[name][1] == delay_s]
         if not raced_here and not windows:
             continue
         with FaultCluster(name="requeue", base_port=args.base_port, requeue_delay_s=delay_s) as cluster:
             data = cluster.dataset()
             if raced_here:
-                made.append(compare_next_step(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
-            made += [window(args, cluster, data, fault, delay_s, reach) for fault, _, reach in windows]
-    return report(made)
+                created.append(compare_next_step(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
+            created += [window(args, cluster, data, fault, delay_s, reach) for fault, _, reach in windows]
+    return report(created)
 
 
 if __name__ == "__main__":

@@ -138,9 +138,9 @@ def inject(trial: Trial, fault: FaultKind, dice_steps: list[int]) -> None:
     for step in dice_steps:
         assert fault.do
         hit = len(trial.hits)
-        begun = trial.attempt().name if hit else ""
+        begin = trial.attempt().name if hit else ""
 
-        def is_there(step: int = step, begun: str = begun) -> bool:
+        def is_there(step: int = step, begun: str = begin) -> bool:
             # After a fault that ends an attempt, the next: else it would be hit while it goes down.
             is_new = not fault.causes or trial.attempt().name != begun
             return is_new and trial.step() >= step

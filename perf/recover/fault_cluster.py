@@ -102,8 +102,8 @@ class FaultCluster:
         python = self.work / "python"
         python.write_text(PYTHON.format(python=sys.executable, bad=self.work / "bad-node"))
         python.chmod(0o755)
-        said = {"name": self.name, "conf": self.conf, "work": self.work, "nodes": len(self.nodes)}
-        (self.work / "sites" / f"{self.name}.toml").write_text(SITE.format(**said))
+        output = {"name": self.name, "conf": self.conf, "work": self.work, "nodes": len(self.nodes)}
+        (self.work / "sites" / f"{self.name}.toml").write_text(SITE.format(**output))
         shutil.copy(slow_loop.__file__, self.work / "code")
         return self
 
@@ -184,13 +184,13 @@ class FaultCluster:
     @contextlib.contextmanager
     def full_nvme(self, node: str) -> Iterator[None]:
         """A node's own disk too small for the dataset."""
-        at = self.work / "nvme" / node
-        at.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(at)], check=True)
+        position = self.work / "nvme" / node
+        position.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(position)], check=True)
         try:
             yield
         finally:
-            subprocess.run(["umount", "-l", str(at)], check=True)
+            subprocess.run(["umount", "-l", str(position)], check=True)
 
     @contextlib.contextmanager
     def bad_node(self, node: str) -> Iterator[None]:
@@ -206,17 +206,17 @@ class FaultCluster:
 def processes_of_node(conf: Path, node: str) -> list[int]:
     """Processes of jobs on a node of this cluster, and the slurmstepds that started them."""
     marks = (f"SLURM_CONF={conf}".encode(), f"SLURMD_NODENAME={node}".encode())
-    found: set[int] = set()
+    actual: set[int] = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             if set(marks) <= set((entry / "environ").read_bytes().split(b"\0")):
-                found.add(int(entry.name))
+                actual.add(int(entry.name))
                 above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if b"slurmstepd" in (Path("/proc") / str(above) / "cmdline").read_bytes():
-                    found.add(above)
-    return sorted(found - {os.getpid()})
+                    actual.add(above)
+    return sorted(actual - {os.getpid()})
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

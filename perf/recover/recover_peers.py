@@ -96,9 +96,9 @@ class PeerRun:
 
         shape = self.shape
         words = f"{shape.steps} {shape.save_every} {shape.delay_s}"
-        said = {"nodes": shape.nodes, "run": self.run_dir, "data": data, "shape": words}
+        output = {"nodes": shape.nodes, "run": self.run_dir, "data": data, "shape": words}
         script = self.run_dir / "script.sbatch"
-        script.write_text(SCRIPT.format(**said, python=sys.executable, repo=REPO))
+        script.write_text(SCRIPT.format(**output, python=sys.executable, repo=REPO))
         return self.cluster.run("sbatch", "--parsable", str(script)).strip()
 
     def _submitit(self, data: Path) -> str:
@@ -128,8 +128,8 @@ class PeerRun:
 
     def attempt(self) -> Path:
         """The newest start of the job that has ranks."""
-        made = attempts(self.run_dir)
-        return made[-1] if made else self.run_dir / "attempts" / "none"
+        created = attempts(self.run_dir)
+        return created[-1] if created else self.run_dir / "attempts" / "none"
 
     def step(self) -> int:
         """The last step of the newest start; -1 for none."""

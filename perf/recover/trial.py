@@ -77,7 +77,7 @@ class Trial:
         self._ticked = 0.0
         self._tick: subprocess.Popen[bytes] | None = None
         self._before = set(cluster.runs.glob(f"{self.name}-*"))
-        given = {
+        arguments = {
             "steps": shape.steps,
             "batch_size": 16,
             "checkpoint_every": shape.save_every,
@@ -85,9 +85,9 @@ class Trial:
             **(args or {}),
         }
         self.request = cluster.work / f"{self.name}.toml"
-        said = {"name": self.name, "loop": loop, "nodes": shape.nodes, "time": time, "notice_s": notice_s}
-        text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
-        self.request.write_text(REQUEST.format(**said, code=cluster.work / "code", data=data, args=text))
+        output = {"name": self.name, "loop": loop, "nodes": shape.nodes, "time": time, "notice_s": notice_s}
+        text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in arguments.items())
+        self.request.write_text(REQUEST.format(**output, code=cluster.work / "code", data=data, args=text))
         self.login = self._submit()
 
     def _submit(self) -> subprocess.Popen[bytes]:
@@ -102,8 +102,8 @@ class Trial:
 
     def attempt(self) -> Path:
         """The newest attempt."""
-        made = attempts(self.run_dir) if self.has_started() else []
-        return made[-1] if made else self.run_dir / "attempts" / "none"
+        created = attempts(self.run_dir) if self.has_started() else []
+        return created[-1] if created else self.run_dir / "attempts" / "none"
 
     def step(self) -> int:
         """The last step that rank 0 of the newest attempt wrote down; -1 for none."""
@@ -198,7 +198,7 @@ class Trial:
             if int(path.name) > int(hit.attempt) and (done := read_json_lines(path / "steps" / "0.jsonl")):
                 reached = int(faulted[-1]["step"]) + 1 if faulted else 0
                 return unix_time(done[0]["t"]) - hit.t, max(0, reached - int(done[0]["step"]))
-        went_on = [unix_time(one["t"]) for one in faulted if unix_time(one["t"]) > hit.t]
+        went_on = [unix_time(item["t"]) for item in faulted if unix_time(item["t"]) > hit.t]
         return (went_on[0] - hit.t, 0) if went_on else (None, None)
 
     def ended(self, attempt: Path) -> float:

@@ -48,13 +48,13 @@ def main() -> int:
     args = arguments(__doc__)
     install()
     count, size = (8, 8 * MIB) if args.quick else (40, 32 * MIB)
-    what, total = f"{count} shards of {size // MIB} MiB", count * size
+    case, total = f"{count} shards of {size // MIB} MiB", count * size
     with workspace(args.memory, needed=2 * total) as memory, workspace(args.disk, needed=total) as disk:
         file_set = make_file_set(memory / "sets", [size] * count)
         run = {"rounds": args.rounds, "tune": not args.quick}
-        code = report(to_disk(file_set, disk, what, **run))
+        code = report(to_disk(file_set, disk, case, **run))
         (memory / "copies").mkdir()
-        return code | report(to_memory(file_set, memory / "copies", what, **run))
+        return code | report(to_memory(file_set, memory / "copies", case, **run))
 
 
 if __name__ == "__main__":

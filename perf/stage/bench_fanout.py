@@ -72,10 +72,10 @@ def measure(work: Path, data: Path, size: int, env: Mapping[str, str], args: arg
             srun([argument.replace("TO", str(to)) for argument in argv], env)
             received[name].append(received_bytes() - before)
             for number in range(1, NODES + 1):
-                there = whole(to / f"alpha{number:02}")
-                files = sum(path.is_file() for path in there.rglob("*"))
+                contents = whole(to / f"alpha{number:02}")
+                files = sum(path.is_file() for path in contents.rglob("*"))
                 if files != args.shards + 1:
-                    sys.exit(f"{name}: {files} files at {there}")
+                    sys.exit(f"{name}: {files} files at {contents}")
             shutil.rmtree(to)
 
         return run

@@ -57,8 +57,8 @@ class Restage:
         self.root, self.old, self.dest = home / "pit", home / "old", home / "new"
         self.recorded: list[int] = []
         self.counted: list[int] = []
-        for made in (pair[0], tiny[0]):
-            stage(made, self.root)
+        for item in (pair[0], tiny[0]):
+            stage(item, self.root)
         execute("rsync", "-a", f"{pair[0].folder}/", self.old)
 
     def ours(self) -> None:
@@ -69,7 +69,7 @@ class Restage:
 
     def theirs(self, words: list[str]) -> Callable[[], None]:
         """A run of rsync with these options, durable at its end."""
-        options = [word.replace("OLD", str(self.old)) for word in words]
+        options = [text.replace("OLD", str(self.old)) for text in words]
 
         def run() -> None:
             execute("rsync", "-a", *options, f"{self.new.folder}/", self.dest)
@@ -88,8 +88,8 @@ class Restage:
             return
         require_same(self.new, self.root / "objects" / self.new.version, content=True)
         self.counted[-1] -= bytes_read(lambda: stage(self.tiny, self.root))[0]
-        for made in (self.new, self.tiny):
-            forget(made, self.root)
+        for item in (self.new, self.tiny):
+            forget(item, self.root)
 
 
 def forget(made: FileSet, root: Path) -> None:
@@ -102,17 +102,17 @@ def forget(made: FileSet, root: Path) -> None:
 
 
 def cases(restage: Restage, rounds: int, size: int) -> list[Case]:
-    what = f"{SHARDS} shards of {size // MIB} MiB, 1 % changed, memory to disk, with sync"
-    print_progress(what)
+    case = f"{SHARDS} shards of {size // MIB} MiB, 1 % changed, memory to disk, with sync"
+    print_progress(case)
     runs: dict[str, Callable[[], object]] = {OURS: restage.ours}
     runs |= {peer: restage.theirs(words) for peer, (words, _) in PEERS.items()}
     times = interleave(rounds, runs, around_each=restage.setting, rotate=True)
     for name, seconds in times.items():
         print_progress(f"  {name}: {format_spread(seconds)}")
     rsync, total = version("rsync"), restage.new.bytes
-    found = [
+    actual = [
         compare(
-            what,
+            case,
             peer,
             rsync,
             times[OURS],
@@ -124,11 +124,11 @@ def cases(restage: Restage, rounds: int, size: int) -> list[Case]:
     ]
     for how, counts in (("our record", restage.recorded[1:]), ("the kernel's count", restage.counted[1:])):
         print_progress(f"  read by {how}: {', '.join(f'{count / total:.4%}' for count in counts)}")
-        name = f"{what}: set ÷ bytes read, by {how}"
-        found.append(
+        name = f"{case}: set ÷ bytes read, by {how}"
+        actual.append(
             from_ratios(name, "the changed shards", "", [total / count for count in counts], target=1 / MAY_READ)
         )
-    return found
+    return actual
 
 
 def main() -> int:
@@ -138,7 +138,7 @@ def main() -> int:
     total = SHARDS * size
     with workspace(args.memory, needed=int(1.05 * total)) as memory, workspace(args.disk, needed=4 * total) as disk:
         old, tiny = make_file_set(memory / "full", [size] * SHARDS), make_file_set(memory / "tiny", [16] * SHARDS)
-        pairs = [(made, make_next_version(made, SHARDS)) for made in (old, tiny)]
+        pairs = [(item, make_next_version(item, SHARDS)) for item in (old, tiny)]
         return report(cases(Restage(pairs[0], pairs[1], disk), args.rounds, size))
 
 

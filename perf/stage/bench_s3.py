@@ -62,15 +62,15 @@ def jobs(count: int) -> list[tuple[str, int]]:
 def ours(ranges: Sequence[tuple[str, int]], threads: int) -> tuple[Fetch, CpuSeconds]:
     """What staging does: a forked process a core, its threads each with a reader, its files and a buffer."""
     take, feed = os.pipe()
-    told, tell = os.pipe()
-    kept = memoryview(mmap.mmap(-1, len(ranges) * RANGE))
+    reported, tell = os.pipe()
+    retained = memoryview(mmap.mmap(-1, len(ranges) * RANGE))
     processes = min(threads, len(os.sched_getaffinity(0)))
     # A thread takes a job's number from the pipe, as in `pitools.core.forked_pool`.
     pids = []
     for _ in range(processes):
         if not (pid := os.fork()):
             os.close(feed)  # so that it ends when its parent does
-            _work(ranges, threads // processes, take, tell, kept)
+            _work(ranges, threads // processes, take, tell, retained)
         pids.append(pid)
 
     def fetch(keep: bool) -> Sequence[Any]:
@@ -78,8 +78,8 @@ def ours(ranges: Sequence[tuple[str, int]], threads: int) -> tuple[Fetch, CpuSec
             os.write(feed, struct.pack("=I?", index, keep))  # one by one, so that none is ever read in halves
         left = len(ranges)
         while left:
-            left -= len(os.read(told, left))
-        return [kept] if keep else []
+            left -= len(os.read(reported, left))
+        return [retained] if keep else []
 
     # Linux: the clock of another process's CPU time is named by its number.
     return fetch, lambda: sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
@@ -96,9 +96,9 @@ def _work(ranges: Sequence[tuple[str, int]], threads: int, take: int, tell: int,
         while job := os.read(take, 5):
             index, keep = struct.unpack("=I?", job)
             key, offset = ranges[index]
-            at = 0
-            while at < RANGE:
-                at += files[key].read_into(buffer[at:], offset + at)
+            position = 0
+            while position < RANGE:
+                position += files[key].read_into(buffer[position:], offset + position)
             if keep:
                 kept[index * RANGE : (index + 1) * RANGE] = buffer
             os.write(tell, b".")
@@ -151,10 +151,10 @@ def serve_client(name: str, setting: int, count: int) -> int:
         fetched = fetch(line.strip() == "hash")
         answer: dict[str, Any] = {"s": time.perf_counter() - began, "cpu_s": cpu_s() - cpu}
         if line.strip() == "hash":
-            whole = hashlib.sha256()
+            full = hashlib.sha256()
             for each in fetched:
-                whole.update(each)
-            answer["hash"] = whole.hexdigest()
+                full.update(each)
+            answer["hash"] = full.hexdigest()
         print(json.dumps(answer), flush=True)
     return 0
 
@@ -286,15 +286,15 @@ def cases(what: str, seconds: Seconds, settings: dict[str, str], targets: Mappin
 
 def fastest(kind: str, count: int, env: dict[str, str]) -> int:
     """The setting of a client that is best in the second of two short runs."""
-    found = {}
+    actual = {}
     for setting in TRIALS[kind]:
         client = Client(kind, setting, max(50, count // 3), env)
         try:
             client.fetch()
-            found[setting] = min(client.fetch()["s"] for _ in range(2))
+            actual[setting] = min(client.fetch()["s"] for _ in range(2))
         finally:
             client.close()
-    return min(found, key=lambda setting: found[setting])
+    return min(actual, key=lambda setting: actual[setting])
 
 
 def versions_of(*names: str) -> dict[str, str]:
@@ -333,10 +333,10 @@ def main() -> int:
         with seaweedfs(folder) as env:
             few = count // 3  # it is the server that is slow here
             wall, cpu, settings = race("SeaweedFS", env, few, rounds)
-            what = f"{few} ranges of 442 KB, SeaweedFS, signed"
-            told = dict.fromkeys(REACH, 0.0)
-            code |= report(cases(f"{what}, bound by the server", wall, settings, told))
-            code |= report(cases(f"{what}, CPU time of the client", cpu, settings, CPU_REACH))
+            case = f"{few} ranges of 442 KB, SeaweedFS, signed"
+            reported = dict.fromkeys(REACH, 0.0)
+            code |= report(cases(f"{case}, bound by the server", wall, settings, reported))
+            code |= report(cases(f"{case}, CPU time of the client", cpu, settings, CPU_REACH))
     return code
 
 

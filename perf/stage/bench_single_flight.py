@@ -108,10 +108,10 @@ def main() -> int:
     install()
     # Large enough that eight starts of Python on a few cores are not what is measured.
     count, size = (10, 8 * MIB) if args.quick else (100, 32 * MIB)
-    what, total = f"{JOBS} jobs at once, {count} shards of {size // MIB} MiB, memory to disk, with sync", count * size
+    case, total = f"{JOBS} jobs at once, {count} shards of {size // MIB} MiB, memory to disk, with sync", count * size
     with workspace(args.memory, needed=total) as memory, workspace(args.disk, needed=JOBS * total) as disk:
-        made, tiny = make_file_set(memory / "full", [size] * count), make_file_set(memory / "tiny", [16] * count)
-        return report(cases(Flight(made, tiny, disk), what, args.rounds))
+        created, tiny = make_file_set(memory / "full", [size] * count), make_file_set(memory / "tiny", [16] * count)
+        return report(cases(Flight(created, tiny, disk), case, args.rounds))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class CopyRunner:
 
     def fio(self, case: str, way: PeerCommand, times: Mapping[str, Sequence[float]], *, target: float) -> list[Case]:
         """fio's time over ours, each of the whole command, and each by its own clock, without its start-up."""
-        whole = compare(
+        full = compare(
             f"{case}, whole commands", FIO, way.version, times[OURS], times[FIO], target=target, command=way.command
         )
         own = compare(
@@ -102,7 +102,7 @@ class CopyRunner:
             target=target,
             command=way.command,
         )
-        return [whole, own]
+        return [full, own]
 
     def _ours(self) -> None:
         record = stage(self.made, self.dest)

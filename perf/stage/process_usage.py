@@ -63,7 +63,7 @@ def _process_tree(pid: int) -> Iterator[int]:
         children = [Path(f"/proc/{pid}/task/{thread}/children").read_text().split() for thread in threads]
     except OSError:  # it has ended meanwhile
         return
-    for child in (int(word) for words in children for word in words):
+    for child in (int(text) for words in children for text in words):
         yield from _process_tree(child)
 
 

@@ -86,15 +86,17 @@ def main() -> None:
         least[name] = min(least.get(name, 1e9), (cpu_s(who) - before) / args.files * 1e6)
 
     with workspace(args.memory, needed=2 * args.files * SIZE) as here:
-        made, to = make_file_set(here / "sets", [SIZE] * args.files), here / "copy"
+        created, to = make_file_set(here / "sets", [SIZE] * args.files), here / "copy"
         gc.disable()  # as in a worker
         for _ in range(args.rounds):
             for steps, name in enumerate((*STEPS, "worker"), start=1):
-                shutil.copytree(made.folder, to, ignore=lambda at, names: [n for n in names if Path(at, n).is_file()])
-                measure(name, lambda: by_worker(made, to) if name == "worker" else by_hand(made, to, steps))  # noqa: B023
+                shutil.copytree(
+                    created.folder, to, ignore=lambda at, names: [n for n in names if Path(at, n).is_file()]
+                )
+                measure(name, lambda: by_worker(created, to) if name == "worker" else by_hand(created, to, steps))  # noqa: B023
                 shutil.rmtree(to)
             measure(
-                "cp -r", lambda: subprocess.run(["cp", "-r", made.folder, to], check=True), resource.RUSAGE_CHILDREN
+                "cp -r", lambda: subprocess.run(["cp", "-r", created.folder, to], check=True), resource.RUSAGE_CHILDREN
             )
             shutil.rmtree(to)
     passes = [0.0, *(least[name] for name in (*STEPS, "worker"))]

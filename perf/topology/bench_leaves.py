@@ -76,18 +76,18 @@ def taken(slurm: Client, count: int) -> set[str]:
     """The nodes that Slurm would take now for so many."""
     answer = slurm.test_only(SCRIPT, [f"-N{count}", "-p", "train"])
     assert abs(datetime.fromisoformat(answer.start).timestamp() - time.time()) < 60, "not now"
-    found = set(hostlist.expand(answer.node_list))
-    assert len(found) == count, "not so many"
-    return found
+    actual = set(hostlist.expand(answer.node_list))
+    assert len(actual) == count, "not so many"
+    return actual
 
 
 def occupy(slurm: Client, busy: set[str], was: set[str]) -> None:
     """Drain what is busy, and give back what was."""
     for names, state in ((busy - was, "drain"), (was - busy, "undrain")):
         if names:
-            what = [f"nodename={hostlist.fold(names)}", f"state={state}", "reason=bench"]
+            case = [f"nodename={hostlist.fold(names)}", f"state={state}", "reason=bench"]
             subprocess.run(
-                ["scontrol", "update", *what], env={**slurm.transport.env, "PATH": "/usr/bin:/bin"}, check=True
+                ["scontrol", "update", *case], env={**slurm.transport.env, "PATH": "/usr/bin:/bin"}, check=True
             )
 
 
@@ -102,7 +102,7 @@ def race(slurm: Client, rounds: int) -> dict[int, list[tuple[int, int, int]]]:
     fabric = discover.query_fabric(slurm)
     every = sorted(node for leaf in fabric.leaves for node in leaf.nodes)
     pod_of = {node: leaf.path[-2] for leaf in fabric.leaves for node in leaf.nodes}
-    found: dict[int, list[tuple[int, int, int]]] = {size: [] for size in SIZES}
+    actual: dict[int, list[tuple[int, int, int]]] = {size: [] for size in SIZES}
     was: set[str] = set()
     for number in range(rounds):
         busy = set(random.Random(number).sample(every, round(len(every) * BUSY[number % len(BUSY)])))
@@ -115,10 +115,12 @@ def race(slurm: Client, rounds: int) -> dict[int, list[tuple[int, int, int]]]:
             selection = select_nodes(fabric, free, size, objective="leaf")
             pods = leaves_of(fabric, theirs, 1)
             within = select_nodes(fabric, {node for node in free if pod_of[node] in pods}, size, objective="leaf")
-            found[size].append((len(leaves_of(fabric, theirs, 0)), selection.leaves, within.leaves))
+            actual[size].append((len(leaves_of(fabric, theirs, 0)), selection.leaves, within.leaves))
             assert selection.leaves == len(leaves_of(fabric, selection.nodes, 0))
-        print(f"occupancy {number + 1} of {rounds}", [rows[-1] for rows in found.values()], file=sys.stderr, flush=True)
-    return found
+        print(
+            f"occupancy {number + 1} of {rounds}", [rows[-1] for rows in actual.values()], file=sys.stderr, flush=True
+        )
+    return actual
 
 
 def cases(found: dict[int, list[tuple[int, int, int]]], listing: str, version: str, *, judged: bool) -> Iterator[Case]:
@@ -130,11 +132,13 @@ def cases(found: dict[int, list[tuple[int, int, int]]], listing: str, version: s
     yield structs.replace(never, ok=never.ratio_min >= 1)
     for column, fewer, what in ((1, FEWER, "any pods"), (2, FEWER_IN_PODS, "the pods that Slurm took")):
         means = {size: [sum(row[i] for row in found[size]) / len(found[size]) for i in (0, column)] for size in SIZES}
-        told = ", ".join(f"K={size}: {theirs:.2f} → {ours:.2f}" for size, (theirs, ours) in means.items())
+        reported = ", ".join(f"K={size}: {theirs:.2f} → {ours:.2f}" for size, (theirs, ours) in means.items())
         many = [size for size in SIZES if size >= 64]
         ratios = [row[0] / row[column] for size in many for row in found[size]]
         reach = 1 / (1 - fewer) if judged else 1.0
-        case = from_ratios(f"{listing}: mean leaves, K ≥ 64, {what} ({told})", "Slurm", version, ratios, target=reach)
+        case = from_ratios(
+            f"{listing}: mean leaves, K ≥ 64, {what} ({reported})", "Slurm", version, ratios, target=reach
+        )
         ratio = sum(means[size][0] for size in many) / sum(means[size][1] for size in many)
         yield structs.replace(case, ratio=round(ratio, 3), ok=ratio >= reach, command=command)
 
@@ -150,9 +154,9 @@ def main() -> int:
     code = 0
     for backwards, listing in ((False, "listed by name"), (True, "pods listed backwards")):
         with referee(topology_conf(args.csv, backwards=backwards), args.base_port) as slurm:
-            found = race(slurm, 6 if args.quick else 40)
+            actual = race(slurm, 6 if args.quick else 40)
             version = ".".join(map(str, slurm.version()))
-        code |= report(list(cases(found, listing, version, judged=not backwards)))
+        code |= report(list(cases(actual, listing, version, judged=not backwards)))
     return code
 
 

@@ -28,12 +28,12 @@ OBJECTIVES: tuple[Objective, ...] = ("pair", "ring", "level", "leaf")
 
 def pods(number: int, leaves: int, size: int) -> Fabric:
     """So many pods of so many leaves; without pods, the leaves right below the core."""
-    made = []
+    created = []
     for count in range(max(number, 1) * leaves):
         above = ("core", f"pod{count // leaves}") if number else ("core",)
         names = tuple(f"n{place:05d}" for place in range(count * size, (count + 1) * size))
-        made.append(Leaf(path=(*above, f"leaf{count:04d}"), nodes=names))
-    return Fabric(leaves=tuple(made))
+        created.append(Leaf(path=(*above, f"leaf{count:04d}"), nodes=names))
+    return Fabric(leaves=tuple(created))
 
 
 def case(what: str, fabric: Fabric, k: int, objective: Objective, limit_s: float, rounds: int) -> Case:
@@ -43,15 +43,15 @@ def case(what: str, fabric: Fabric, k: int, objective: Objective, limit_s: float
     for number in range(rounds + 1):
         rng = random.Random(number)
         free = rng.sample(names, max(k, round(len(names) * (1 - 0.7 * number / rounds))))
-        given = dict(zip(free, (rng.random() for _ in free), strict=True)) if number % 2 else free
+        value = dict(zip(free, (rng.random() for _ in free), strict=True)) if number % 2 else free
         began = time.perf_counter()
-        select_nodes(fabric, given, k, objective=objective)
+        select_nodes(fabric, value, k, objective=objective)
         times.append(time.perf_counter() - began)
     first, *times = times
     median = statistics.median(times)
-    told = f"{what}, k = {k}, {objective}: {limit_s * 1e3:.0f} ms ÷ ours (median {median * 1e3:.1f} ms, "
-    told += f"worst {max(times) * 1e3:.1f} ms, with the index {first * 1e3:.0f} ms)"
-    judged = from_ratios(told, "limit", "", [limit_s / took for took in times], target=1.0)
+    reported = f"{what}, k = {k}, {objective}: {limit_s * 1e3:.0f} ms ÷ ours (median {median * 1e3:.1f} ms, "
+    reported += f"worst {max(times) * 1e3:.1f} ms, with the index {first * 1e3:.0f} ms)"
+    judged = from_ratios(reported, "limit", "", [limit_s / took for took in times], target=1.0)
     return structs.replace(judged, ratio=round(limit_s / median, 3), ok=median <= limit_s)
 
 

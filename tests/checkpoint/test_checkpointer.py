@@ -90,7 +90,7 @@ class Files:
             self._hinder("index")
             assert said == [f"{rank}".encode() for rank in range(len(said))]
             (payload / "index").write_text(" ".join(state))
-            return [word + b"!" for word in said]
+            return [text + b"!" for text in said]
 
         assert meet(f"{self._rank}".encode(), finish) == f"{self._rank}!".encode()
 
@@ -101,7 +101,7 @@ def state(step: int) -> State:
 
 def on_ranks(world_size: int, work: Callable[[int, dict[str, Any]], Any], store: Store | None = None) -> list[Any]:
     """What each rank's work returns, or raises."""
-    store, found = store or Store(), [None] * world_size  # type: Store, list[Any]
+    store, actual = store or Store(), [None] * world_size  # type: Store, list[Any]
 
     def one(rank: int) -> None:
         try:
@@ -112,9 +112,9 @@ def on_ranks(world_size: int, work: Callable[[int, dict[str, Any]], Any], store:
                 "get": store.get,
                 "delete": store.delete,
             }
-            found[rank] = work(rank, options)
+            actual[rank] = work(rank, options)
         except Exception as error:  # noqa: BLE001  # the test looks at it
-            found[rank] = error
+            actual[rank] = error
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -122,7 +122,7 @@ def on_ranks(world_size: int, work: Callable[[int, dict[str, Any]], Any], store:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    return found
+    return actual
 
 
 def saved(folder: Path, *steps: int, world_size: int = 1, **more: Any) -> None:
@@ -197,11 +197,11 @@ def test_generators_go_on_where_they_were(folder: Path) -> None:
 
 def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
     """While a file is being written the loop goes on; the next save waits for it; nothing shows before it is whole."""
-    go = threading.Event()
-    with Checkpointer(folder, Files(hinder=lambda name: name == "momentum" and go.wait(10))) as guard:  # type: ignore[arg-type,return-value]
+    event = threading.Event()
+    with Checkpointer(folder, Files(hinder=lambda name: name == "momentum" and event.wait(10))) as guard:  # type: ignore[arg-type,return-value]
         guard.save(1, state(1))
         assert lookup.complete_steps(folder) == []
-        go.set()
+        event.set()
         guard.save(2, state(2))
         assert lookup.complete_steps(folder) == [1]
     assert lookup.complete_steps(folder) == [2, 1]
@@ -209,10 +209,10 @@ def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
 
 def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making one on a slow file system is left to the background, and so is what was wrong with it."""
-    go, real = threading.Event(), checkpointer._make_payload_dir
+    event, real = threading.Event(), checkpointer._make_payload_dir
 
     def made(place: Path) -> Path:
-        assert go.wait(10)
+        assert event.wait(10)
         if place.name.startswith(".step_2."):
             raise NoSpace("no inodes left", where=str(place))
         return real(place)
@@ -221,7 +221,7 @@ def test_the_loop_does_not_wait_for_a_folder(folder: Path, monkeypatch: pytest.M
     with Checkpointer(folder, Files()) as guard:
         guard.save(1, state(1))
         assert not layout.leftovers(folder)
-        go.set()
+        event.set()
         guard.save(2, state(2))
         with pytest.raises(NoSpace, match="no inodes left"):
             guard.wait()
@@ -268,9 +268,9 @@ def test_one_rank_s_trouble_is_every_rank_s(folder: Path, who: int, what: str) -
             guard.wait()
 
     store = Store()
-    found = on_ranks(3, work, store)
+    actual = on_ranks(3, work, store)
     assert store.timed_out == []
-    for rank, error in enumerate(found):
+    for rank, error in enumerate(actual):
         assert "the disk said no" in str(error)
         if rank != who:
             assert isinstance(error, ClusterError)
@@ -282,7 +282,7 @@ def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     """The others do not wait for ever, and their error names it and its node; the checkpoint before stands."""
     saved(folder, 1, world_size=3)
     monkeypatch.setenv("PIT_NODE", "n04")
-    go = threading.Event()
+    event = threading.Event()
 
     class Impatient(Store):
         """The time for rank 2's word on the save is over at once; for nobody else's."""
@@ -294,14 +294,14 @@ def test_a_rank_that_hangs_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
             return super().get(key, seconds)
 
     def work(rank: int, options: dict[str, Any]) -> None:
-        hinder = lambda name: rank == 2 and name == "w" and go.wait(60)  # noqa: E731
+        hinder = lambda name: rank == 2 and name == "w" and event.wait(60)  # noqa: E731
         with Checkpointer(folder, Files(rank, hinder), **options, timeout_s=20) as guard:  # type: ignore[arg-type]
             guard.restore(state(0))
             guard.save(2, state(2))
             try:
                 guard.wait()
             finally:
-                go.set()
+                event.set()
 
     for rank, error in enumerate(on_ranks(3, work, Impatient())):
         assert isinstance(error, Unreachable), (rank, error)
@@ -361,9 +361,9 @@ def test_a_kill_between_any_two_files_leaves_the_one_before(folder: Path, name: 
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert bool(layout.leftovers(folder)) == (name != "stage")  # until then nothing is made
-    found = restored(folder)
-    assert found
-    assert found.step == 1
+    actual = restored(folder)
+    assert actual
+    assert actual.step == 1
     assert not layout.leftovers(folder)
 
 
@@ -420,11 +420,11 @@ def test_a_second_restore_finds_what_was_saved_since(folder: Path) -> None:
             with pytest.raises((ConfigError, ClusterError), match="another model"):
                 guard.restore({"w": b""})
             assert guard.restore(state(0)) is None
-            found = []
+            actual = []
             for step in (1, 2):
                 guard.save(step, state(step), {"position": step})
-                found.append(guard.restore(state(0)))
-            return [one.step for one in found if one]
+                actual.append(guard.restore(state(0)))
+            return [item.step for item in actual if item]
 
     saved(folder.with_name("other"), 1)
     folder.mkdir()

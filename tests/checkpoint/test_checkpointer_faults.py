@@ -156,15 +156,15 @@ def test_damage_is_what_two_nodes_see(folder: Path, monkeypatch: pytest.MonkeyPa
     def work(rank: int, options: dict[str, Any]) -> int:
         me.rank = rank
         restore_search = restore.RestoreSearch(Barrier(**options, nodes=("n1", "n2")), folder, "one")
-        with restore_search.newest_good() as found:
-            return found[0].step if found else -1
+        with restore_search.newest_good() as actual:
+            return actual[0].step if actual else -1
 
-    found = on_ranks(2, work)
+    actual = on_ranks(2, work)
     if who is None:
-        assert found == [1, 1]
+        assert actual == [1, 1]
         assert layout.listed_steps(folder) == [1]
         return
-    for error in found:
+    for error in actual:
         assert f"rank {who} on n{who + 1} finds payload/0.w: digest" in str(error)
         assert f"and rank {1 - who} on n{2 - who} finds it as it was saved" in str(error)
     assert layout.listed_steps(folder) == [2, 1]
@@ -283,7 +283,7 @@ def test_thousands_of_files(folder: Path) -> None:
         DAMAGES["longer"](folder / f"step_{many}" / "payload" / "0.77")
         assert [problem.path for problem in verify.verify_checkpoint(folder / f"step_{many}")] == ["payload/0.77"]
 
-    found = {}
+    actual = {}
     for many in (100, 3_000):
-        found[many] = calls_of(there_and_back)
-    assert found[3_000] < 40 * found[100]
+        actual[many] = calls_of(there_and_back)
+    assert actual[3_000] < 40 * actual[100]

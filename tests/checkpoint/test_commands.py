@@ -34,14 +34,14 @@ def run(folder: Path, save: Save) -> Path:
 
 def test_list(pit: Pit, run: Path) -> None:
     """A run is given by its folder, its checkpoints' folder, or its id; the states are told from each other."""
-    said = records(pit("checkpoint", "list", str(run)))
-    assert [(line["step"], line["state"], line["newest"]) for line in said] == [
+    output = records(pit("checkpoint", "list", str(run)))
+    assert [(line["step"], line["state"], line["newest"]) for line in output] == [
         (30, "whole", True),
         (20, "whole", False),
         (10, "whole", False),
         (None, "unfinished", False),
     ]
-    assert records(pit("checkpoint", "list", str(run / "checkpoints"))) == said
+    assert records(pit("checkpoint", "list", str(run / "checkpoints"))) == output
     table = pit("checkpoint", "list", str(run), "--format", "table").stdout.splitlines()
     assert table[0].split()[:3] == ["STEP", "STATE", "FORMAT"]
     assert table[1].split()[:2] == ["30", "whole"]
@@ -57,14 +57,14 @@ def test_check_and_quarantine(pit: Pit, run: Path) -> None:
     assert pit("checkpoint", "check", str(run / "checkpoints" / "step_20")).returncode == 0
     assert pit("checkpoint", "check", str(run), "--step", "30", "--quarantine").returncode == 1
     assert pit("checkpoint", "check", str(run)).returncode == 0
-    said = records(pit("checkpoint", "list", str(run)))
-    assert [(line["step"], line["state"]) for line in said] == [
+    output = records(pit("checkpoint", "list", str(run)))
+    assert [(line["step"], line["state"]) for line in output] == [
         (20, "whole"),
         (10, "whole"),
         (None, "quarantined"),
         (None, "unfinished"),
     ]
-    assert "payload/d/0a: digest" in str(said[2]["reason"])
+    assert "payload/d/0a: digest" in str(output[2]["reason"])
 
 
 def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
@@ -103,7 +103,7 @@ def test_prune_says_no_where_one_cannot_go(pit: Pit, run: Path) -> None:
 )
 def test_what_cannot_be(pit: Pit, run: Path, words: list[str], says: str) -> None:
     """What is no run, and what would remove everything, is refused as the command line that it is."""
-    done = pit("checkpoint", *(word.format(run=run) for word in words))
+    done = pit("checkpoint", *(text.format(run=run) for text in words))
     assert done.returncode == 2
     assert says in done.stderr
 

@@ -36,7 +36,7 @@ for folder in folders:
 
 def run(python: Path, repo: Path, *argv: object) -> list[str]:
     """What the script said, in this interpreter."""
-    words = [str(word) for word in (python, "-c", SCRIPT, *argv)]
+    words = [str(text) for text in (python, "-c", SCRIPT, *argv)]
     done = subprocess.run(words, cwd=repo, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

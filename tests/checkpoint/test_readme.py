@@ -10,7 +10,7 @@ from pathlib import Path
 def test_recipes(repo: Path, tmp_path: Path) -> None:
     """The recipes of the README run as they are written, in order: a loop, its upkeep, and files by hand."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    said = []
+    output = []
     for language, text in re.findall(
         r"```(sh|python)\n(.*?)```", (repo / "pitools/checkpoint/README.md").read_text(), re.DOTALL
     ):
@@ -25,8 +25,8 @@ def test_recipes(repo: Path, tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
-        said.append(done.stdout.splitlines())
-    loop, upkeep, by_hand = said
+        output.append(done.stdout.splitlines())
+    loop, upkeep, by_hand = output
     assert loop == []
     assert [line.split()[0] for line in upkeep[:4]] == ["STEP", "40", "30", "20"]
     assert '"checkpoint":"step_40","path":"payload/__0_0.distcp","problem":"size"' in upkeep[4]

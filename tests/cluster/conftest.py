@@ -101,13 +101,13 @@ class Sshd(NamedTuple):
 def listener(stack: ExitStack, *, listen: bool) -> int:
     """A port that is taken below the ephemeral range: nobody answers on it, or (`listen`) nobody ever speaks."""
     while True:
-        taken = stack.enter_context(socket.socket())
+        used = stack.enter_context(socket.socket())
         try:
-            taken.bind(("127.0.0.1", port := random.randrange(10000, 17000)))
+            used.bind(("127.0.0.1", port := random.randrange(10000, 17000)))
         except OSError:
             continue
         if listen:
-            taken.listen()
+            used.listen()
         return port
 
 
@@ -120,8 +120,8 @@ def keys(folder: Path) -> None:
     """The host's key and the user's; the known hosts, and those of somebody who knew another host of that name."""
     for name in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    for known, key in (("known_hosts", "host_key"), ("known_hosts_strange", "user_key")):
-        (folder / known).write_text(f"loopback {(folder / f'{key}.pub').read_text()}")
+    for reference, key in (("known_hosts", "host_key"), ("known_hosts_strange", "user_key")):
+        (folder / reference).write_text(f"loopback {(folder / f'{key}.pub').read_text()}")
 
 
 def link(folder: Path, *names: str) -> None:

@@ -58,19 +58,19 @@ def started(clusters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     work = tmp_path_factory.mktemp("attempts")
     runs = clusters / "runs" / f"attempts-{os.getpid()}-{time.monotonic_ns()}"
     (work / "loop.py").write_text(LOOP)
-    made: dict[str, Path] = {}
+    created: dict[str, Path] = {}
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PIT_RUNS", str(runs))
             alpha = load.load_site("alpha")
             for name, more in REQUESTS.items():
                 request = Request(name=name, nodes=2, time="5m", workdir=str(work), **more)
-                made[name] = submit.submit_run(planning.make_plan(request, alpha, "test"), alpha)
-        yield made
+                created[name] = submit.submit_run(planning.make_plan(request, alpha, "test"), alpha)
+        yield created
     finally:
         slurm = connect.client(alpha)
-        slurm.cancel([job_id(run_dir) for run_dir in made.values()])
-        until(lambda: not [job for job in slurm.jobs() if job.name in {run_dir.name for run_dir in made.values()}])
+        slurm.cancel([job_id(run_dir) for run_dir in created.values()])
+        until(lambda: not [job for job in slurm.jobs() if job.name in {run_dir.name for run_dir in created.values()}])
         shutil.rmtree(runs, ignore_errors=True)
 
 
@@ -92,16 +92,16 @@ def job_id(run_dir: Path) -> str:
 
 def until(what: Callable[[], Any], timeout_s: float = 60) -> Any:
     deadline = time.monotonic() + timeout_s
-    while not (found := what()):
+    while not (actual := what()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.1)
-    return found
+    return actual
 
 
 def verdict(run_dir: Path) -> records.Verdict:
-    found = until(lambda: run_folder.read_record(run_dir / "verdict.json", records.Verdict))
-    assert isinstance(found, records.Verdict)
-    return found
+    actual = until(lambda: run_folder.read_record(run_dir / "verdict.json", records.Verdict))
+    assert isinstance(actual, records.Verdict)
+    return actual
 
 
 def cause(run_dir: Path, attempt: int) -> records.Cause:

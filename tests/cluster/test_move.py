@@ -43,8 +43,8 @@ def started(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     request = Request(name="t-move", entry="loop:main", args={"steps": 2000}, time="5m", workdir=str(work))
     run_dir = submit.submit_run(planning.make_plan(request, alpha, "test"), alpha)
     yield run_dir
-    for made in run_folder.run_dirs(tmp_path / "runs"):
-        job = run_folder.read_record(made / "job.json", run_folder.JobRef)
+    for item in run_folder.run_dirs(tmp_path / "runs"):
+        job = run_folder.read_record(item / "job.json", run_folder.JobRef)
         if job:
             client(load.load_site(job.site)).cancel([job.job_id])
 

@@ -86,10 +86,10 @@ def cluster(slurm_installed: None, repo: Path) -> Iterator[Cluster]:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
         try:
             assert done.returncode == 0, done.stderr
-            made = Cluster(conf=root / "delta" / "slurm.conf", logs=root / "log", folder=folder)
-            made.conf.write_text(f"{made.conf.read_text()}Prolog={hook}\nEpilog={hook}\n")
-            made.call("scontrol", "reconfigure")
-            yield made
+            created = Cluster(conf=root / "delta" / "slurm.conf", logs=root / "log", folder=folder)
+            created.conf.write_text(f"{created.conf.read_text()}Prolog={hook}\nEpilog={hook}\n")
+            created.call("scontrol", "reconfigure")
+            yield created
         finally:
             subprocess.run([devcluster, "down", "--root", str(root)], capture_output=True, timeout=150, check=True)
 
@@ -152,8 +152,8 @@ def test_the_first_step_stages_what_is_missing(nodes: Cluster, dataset: Path):
     to = f"{nodes.folder}/nvme/{{node}}/{{user}}/pit"
     words = [*program, "run", str(dataset), "--to", to, "--format", "jsonl"]
     out = nodes.call("srun", "-N2", "--ntasks-per-node=1", *words)
-    found = {record["node"]: record["state"] for record in map(json.loads, out.splitlines())}
-    assert found == {"delta01": "present", "delta02": "staged"}
+    actual = {record["node"]: record["state"] for record in map(json.loads, out.splitlines())}
+    assert actual == {"delta01": "present", "delta02": "staged"}
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,17 @@ def made(pit: Pit, clusters: Path, alpha: Client, tmp_path: Path) -> Iterator[Ca
     """Starts a loop of so many steps in a folder of runs of the test's own, and ends it with the test."""
     runs = clusters / "runs" / f"recover-{os.getpid()}-{tmp_path.name}"
     (tmp_path / "loop.py").write_text(LOOP)
-    begun: list[dict[str, Any]] = []
+    begin: list[dict[str, Any]] = []
 
     def start(steps: int = 40, nodes: int = 1, time: str = "5m") -> dict[str, Any]:
         (tmp_path / "loop.toml").write_text(REQUEST.format(steps=steps, nodes=nodes, time=time))
         done = pit("launch", "run", "loop.toml", "--site", "alpha", PIT_RUNS=str(runs))
         assert done.returncode == 0, done.stderr
-        begun.append(json.loads(done.stdout))
-        return begun[-1]
+        begin.append(json.loads(done.stdout))
+        return begin[-1]
 
     yield start
-    for run in begun:
+    for run in begin:
         pit("launch", "cancel", run["run_dir"], PIT_RUNS=str(runs))
     remove(runs)
 
@@ -86,10 +86,10 @@ def remove(runs: Path) -> None:
 def until(what: Callable[[], Any], timeout_s: float = 60) -> Any:
     """Waits until something is the case, and returns it."""
     deadline = time.monotonic() + timeout_s
-    while not (found := what()):
+    while not (actual := what()):
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.2)
-    return found
+    return actual
 
 
 def watched(pit: Pit, run: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
@@ -189,17 +189,17 @@ def test_a_lost_login_session_is_made_good(made: Callable[..., dict[str, Any]], 
     alpha.cancel([run["job_id"]])
     until(lambda: (run_dir / "verdict.json").exists())
     until(lambda: alpha.state_of([run["job_id"]])[run["job_id"]] == "CANCELLED")
-    said: list[str] = []
+    output: list[str] = []
 
     def force() -> None:
-        said.append(pit("launch", "resume", run["run_dir"], "--force", *site, **runs).stdout)
+        output.append(pit("launch", "resume", run["run_dir"], "--force", *site, **runs).stdout)
 
     threads = [threading.Thread(target=force) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum('"action":"resubmit"' in text for text in said) == 1
+    assert sum('"action":"resubmit"' in text for text in output) == 1
     assert submissions.submission_numbers(run_dir) == [0, 1]
     # Its sender was killed before it heard the answer: the job is there, and its folder does not know it.
     second = json.loads((run_dir / "job.json").read_text())["job_id"]

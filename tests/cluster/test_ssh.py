@@ -73,8 +73,8 @@ def test_a_conf_of_the_far_side_that_others_can_write_is_found(far: Pit, site_fo
     path.write_text(path.read_text().replace(conf, f"{opened}/slurm.conf"))
     for mode, keys in ((0o777, ["slurm.conf"]), (0o1777, [])):
         opened.chmod(mode)
-        found = [json.loads(line) for line in far("site", "check", "--live", "far").stdout.splitlines()]
-        assert [row["key"] for row in found] == keys
+        record = [json.loads(line) for line in far("site", "check", "--live", "far").stdout.splitlines()]
+        assert [row["key"] for row in record] == keys
 
 
 def test_a_host_whose_shells_do_not_find_slurm(far: Pit, site_folder: Path) -> None:
@@ -180,10 +180,10 @@ def test_a_host_that_lets_nobody_in(far: Pit, tmp_path: Path, host: str, why: st
     for words in (["site", "check", "--live", host], ["launch", "run", "hello.toml", "--site", host]):
         done = far(*words)
         assert done.returncode == 75, done.stderr
-        told = done.stderr.split("\n")[-4:]
-        assert told[0].startswith(f'pit: error: ssh to "{host}" failed: ')
-        assert why in told[0]
-        assert told[1].endswith(f" on {host}")
+        reported = done.stderr.split("\n")[-4:]
+        assert reported[0].startswith(f'pit: error: ssh to "{host}" failed: ')
+        assert why in reported[0]
+        assert reported[1].endswith(f" on {host}")
     assert list((tmp_path / "runs").iterdir()) == []
     done = far("psbatch", "--site", host, stdin=JOB)
     assert done.returncode == 75

@@ -35,7 +35,7 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(find_job, "_slurmctld_delay_s", lambda _: 6.0)
     faults = list(slurm_proxy.FAULTS)
     runs = tmp_path / secrets.token_hex(4)  # the jobs' names are made of it: accounting remembers those of another day
-    told, proxy = ways.submit_many(
+    reported, proxy = ways.submit_many(
         runs,
         len(faults) + 4,
         ways.ours,
@@ -44,9 +44,9 @@ def test_every_fault_makes_one_job(ways: Any, tmp_path: Path, monkeypatch: pytes
         at_once=12,
     )
     assert all(proxy.struck[fault] >= 1 for fault in faults)
-    assert ways.count_outcomes(runs, told) == {
-        "right": len(told),
-        "jobs": len(told),
+    assert ways.count_outcomes(runs, reported) == {
+        "right": len(reported),
+        "jobs": len(reported),
         "lost": 0,
         "double": 0,
         "ran twice": 0,

@@ -44,13 +44,13 @@ def offered(*words: str) -> list[CompletionItem[str]]:
 
 def test_runs_of_all_sites_newest_first(runs: Path) -> None:
     """With how they ended, for each command that takes one; by what is typed of them already."""
-    found = offered("launch", "show", "")
-    assert [one.value for one in found] == NAMES[::-1]
-    assert [one.help for one in found] == ["c: unfinished", "b: unfinished", "a: stopped, memory"]
+    actual = offered("launch", "show", "")
+    assert [item.value for item in actual] == NAMES[::-1]
+    assert [item.help for item in actual] == ["c: unfinished", "b: unfinished", "a: stopped, memory"]
     takes = ["show", "logs", "why", "cancel", "resume", "watch", "reproduce", "diff", "move"]
-    for words in [*(("launch", one) for one in takes), ("checkpoint", "list"), ("checkpoint", "prune")]:
-        assert [one.value for one in offered(*words, "b-")] == NAMES[1:2], words
-    assert [one.value for one in offered("launch", "diff", NAMES[0], "c")] == NAMES[2:]
+    for words in [*(("launch", item) for item in takes), ("checkpoint", "list"), ("checkpoint", "prune")]:
+        assert [item.value for item in offered(*words, "b-")] == NAMES[1:2], words
+    assert [item.value for item in offered("launch", "diff", NAMES[0], "c")] == NAMES[2:]
 
 
 def test_not_every_run_there_ever_was(runs: Path) -> None:
@@ -58,19 +58,19 @@ def test_not_every_run_there_ever_was(runs: Path) -> None:
     for number in range(60):
         (folder := runs / "here" / f"d-20260201-0000{number:02}-abc123").mkdir()
         (folder / "plan.json").touch()
-    found = [one.value for one in offered("launch", "show", "")]
-    assert (len(found), found[0], found[-1]) == (50, "d-20260201-000059-abc123", "d-20260201-000010-abc123")
+    actual = [item.value for item in offered("launch", "show", "")]
+    assert (len(actual), actual[0], actual[-1]) == (50, "d-20260201-000059-abc123", "d-20260201-000010-abc123")
 
 
 def test_what_else_is_offered(runs: Path) -> None:
     """Folders where a path is begun, files for a request, names of sites, and commands with their line of help."""
-    assert [(one.type, one.value) for one in offered("launch", "show", "./")] == [("dir", "./")]
-    assert [one.type for one in offered("launch", "run", "")] == ["file"]
-    assert {"here", "there"} <= {one.value for one in offered("launch", "move", "x", "--site", "")}
-    assert [(one.value, one.help) for one in offered("launch", "wh")] == [
+    assert [(item.type, item.value) for item in offered("launch", "show", "./")] == [("dir", "./")]
+    assert [item.type for item in offered("launch", "run", "")] == ["file"]
+    assert {"here", "there"} <= {item.value for item in offered("launch", "move", "x", "--site", "")}
+    assert [(item.value, item.help) for item in offered("launch", "wh")] == [
         ("why", "Explain why each attempt of a run ended, or why jobs exclude a node.")
     ]
-    assert [one.value for one in offered("top")] == ["topology"]
+    assert [item.value for item in offered("top")] == ["topology"]
     assert offered("launch", "shwo", "a-") is not None, "a wrong word is no traceback in a prompt"
     assert offered("nonsense", "") is not None
 

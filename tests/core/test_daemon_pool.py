@@ -40,11 +40,11 @@ def test_a_file_system_that_hangs_does_not_keep_the_process(tmp_path: Path) -> N
 
 def test_values_errors_and_the_end() -> None:
     """Each call's value or error comes to who asks; the end waits for what goes on, and cancels what has not begun."""
-    began, go, done = threading.Event(), threading.Event(), []
+    began, event, done = threading.Event(), threading.Event(), []
 
     def slow() -> None:
         began.set()
-        go.wait(10)
+        event.wait(10)
         done.append("slow")
 
     with DaemonPool(3, "test") as threads:
@@ -57,6 +57,6 @@ def test_values_errors_and_the_end() -> None:
         threads.submit(slow)
         left = threads.submit(done.append, "left")
         assert began.wait(10)
-        threading.Timer(0.05, go.set).start()
+        threading.Timer(0.05, event.set).start()
     assert done == ["slow"]
     assert left.cancelled()

@@ -33,12 +33,12 @@ class Square:
 
 def test_every_task_is_done_once_by_other_processes():
     """More tasks than a pipe holds at a time, shared by processes and threads, each answered once."""
-    found: list[tuple[int, int, int]] = []
+    actual: list[tuple[int, int, int]] = []
     moved: list[int] = []
-    forked_pool.run_tasks(range(40_000), Square, found.append, readers=4, advance=moved.append)
-    assert sorted(task for task, _, _ in found) == list(range(40_000))
-    assert all(square == task * task for task, square, _ in found)
-    assert os.getpid() not in {pid for _, _, pid in found}
+    forked_pool.run_tasks(range(40_000), Square, actual.append, readers=4, advance=moved.append)
+    assert sorted(task for task, _, _ in actual) == list(range(40_000))
+    assert all(square == task * task for task, square, _ in actual)
+    assert os.getpid() not in {pid for _, _, pid in actual}
     assert sum(moved) == sum(range(40_000))
 
 
@@ -189,9 +189,9 @@ class Patient(Square):
 def test_who_waits_for_a_bandwidth_is_not_stalled(monkeypatch: pytest.MonkeyPatch):
     """A low limit is no sign that the source has gone."""
     monkeypatch.setattr(forked_pool, "STALL_TIMEOUT_S", 0.5)
-    found: list[tuple[int, int, int]] = []
-    forked_pool.run_tasks(range(2), Patient, found.append, readers=2, advance=lambda _: None)
-    assert len(found) == 2
+    actual: list[tuple[int, int, int]] = []
+    forked_pool.run_tasks(range(2), Patient, actual.append, readers=2, advance=lambda _: None)
+    assert len(actual) == 2
 
 
 @pytest.mark.parametrize("at_work", [1, 2, 4])

@@ -166,6 +166,6 @@ def test_the_main_job_waits_for_what_it_interrupts(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=30)[1]
+        output = process.communicate(timeout=30)[1]
     assert (process.returncode, (tmp_path / "ended").exists()) == (130, True)
-    assert "Traceback" not in said
+    assert "Traceback" not in output

@@ -100,9 +100,9 @@ def test_what_belongs_to_another_is_refused(conf: Path, of: str) -> None:
     """The file, a folder on the way, or a link on the way, whose owner could point it elsewhere."""
     link = conf.with_name("link")
     link.symlink_to("conf")
-    at = {"file": conf, "folder": conf.parent, "link": link}[of]
-    os.chown(at, STRANGER, -1, follow_symlinks=False)
-    assert refused(link) == str(at)
+    position = {"file": conf, "folder": conf.parent, "link": link}[of]
+    os.chown(position, STRANGER, -1, follow_symlinks=False)
+    assert refused(link) == str(position)
 
 
 @pytest.mark.usefixtures("as_root")

@@ -43,9 +43,9 @@ class Square:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_job_once(workers) -> None:
     """All jobs are done, in this process or in others."""
-    found = list(worker_pool.run_tasks(Square, range(50), workers=workers))
-    assert sorted(value for value, _ in found) == [number * number for number in range(50)]
-    assert ({pid for _, pid in found} == {os.getpid()}) == (workers == 1)
+    actual = list(worker_pool.run_tasks(Square, range(50), workers=workers))
+    assert sorted(value for value, _ in actual) == [number * number for number in range(50)]
+    assert ({pid for _, pid in actual} == {os.getpid()}) == (workers == 1)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

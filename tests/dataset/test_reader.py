@@ -23,8 +23,8 @@ def folder(tmp_path_factory) -> Path:
     """A version of many shards whose one array of numbers counts its steps."""
     import h5py
 
-    made = tmp_path_factory.mktemp("read")
-    with h5py.File(made / "a.hdf5", "w") as file:
+    created = tmp_path_factory.mktemp("read")
+    with h5py.File(created / "a.hdf5", "w") as file:
         for i, (start, stop) in enumerate([(0, 30), (30, 180), (180, STEPS)]):
             file[f"data/demo_{i}/actions"] = np.arange(start, stop, dtype=np.int64)[:, None] * [1, 10]
             file[f"data/demo_{i}"].attrs["language"] = f"task {i}"
@@ -32,7 +32,7 @@ def folder(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunking, "CHUNK_BYTES", 128)
         patched.setattr(chunking, "SHARD_BYTES", 512)
-        return Path(ingest([made / "a.hdf5"], root=made / "root", name="x").path)
+        return Path(ingest([created / "a.hdf5"], root=created / "root", name="x").path)
 
 
 @pytest.fixture

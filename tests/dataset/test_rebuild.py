@@ -132,18 +132,18 @@ def test_held_meanwhile(robomimic, tmp_path) -> None:
     two = ingest([robomimic(3, name="b.hdf5", seed=1)], root=root, name="x", append=Path(version.path))
 
     def readers() -> list[int]:
-        found = (
+        actual = (
             version_state.lease_records(root, "x", each.version, version_state.utc_now()) for each in (version, two)
         )
-        return [sum(reader.purpose.startswith("rebuild") for reader in each) for each in found]
+        return [sum(reader.purpose.startswith("rebuild") for reader in each) for each in actual]
 
-    seen = []
+    observed = []
     with patch(
         "pitools.dataset.ingest.ingest.ingest",
-        lambda *files, **asked: (seen.append(readers()), ingest(*files, **asked))[1],
+        lambda *files, **asked: (observed.append(readers()), ingest(*files, **asked))[1],
     ):
         rebuild_version(Path(two.path), [tmp_path])
-    assert seen == [[1, 1]]
+    assert observed == [[1, 1]]
     assert readers() == [0, 0]
 
 
@@ -198,7 +198,7 @@ def test_same_files_of_another_recording(robomimic, tmp_path) -> None:
 
 def test_every_field_is_compared(publish, tmp_path) -> None:
     """Two manifests that differ in anything have a difference that says so."""
-    one = manifests.load_manifest(publish(tmp_path, "x"))[0]
+    manifest = manifests.load_manifest(publish(tmp_path, "x"))[0]
     numbers = Statistics(rows=1, minimum=(0.0,), maximum=(1.0,), mean=(0.5,), deviation=(0.0,))
     for field, value in (
         ("name", "y"),
@@ -212,12 +212,12 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
         ("statistics", {"action": numbers}),
         ("subset", Subset(parent="1" * 32, arrays=(), steps=())),
     ):
-        two = msgspec.structs.replace(one, **{field: value})
-        for pair in ((one, two), (two, one)):
-            told = [each for each in compare.compare_manifests(*pair) if each.change != compare.SHARED_KIND]
-            assert told, field
+        two = msgspec.structs.replace(manifest, **{field: value})
+        for pair in ((manifest, two), (two, manifest)):
+            reported = [each for each in compare.compare_manifests(*pair) if each.change != compare.SHARED_KIND]
+            assert reported, field
     other = msgspec.structs.replace(numbers, mean=(0.5, 0.5))
-    a, b = (msgspec.structs.replace(one, statistics={"action": each}) for each in (numbers, other))
+    a, b = (msgspec.structs.replace(manifest, statistics={"action": each}) for each in (numbers, other))
     assert next((each.kind, each.shift) for each in compare.compare_manifests(a, b)) == ("statistics", None)
 
 

@@ -57,9 +57,9 @@ switchname=s2 nodes=a[3-6],b1
 SwitchName=top \\
   Switches=s[1-2]
 """
-    folded, kept = convert_topology(text, "topology.conf")
+    folded, retained = convert_topology(text, "topology.conf")
     assert folded == "a[1-4],a5,a6,b1"
-    assert kept.splitlines() == [
+    assert retained.splitlines() == [
         "SwitchName=s1 Nodes=a[1-4] LinkSpeed=100",
         "switchname=s2 nodes=a[3-6],b1",
         "SwitchName=top Switches=s[1-2]",

@@ -73,7 +73,9 @@ def test_topology_is_a_tree_of_two_leaves():
 
 def test_site_files_name_their_cluster():
     """The site file of each cluster is of the cluster's root, with as many nodes as it has."""
-    found = {cluster.name: tomllib.loads(sites.site_file_text(LAYOUT, cluster)) for cluster in LAYOUT.clusters}
-    assert [site["slurm"]["conf"] for site in found.values()] == [str(cluster.conf) for cluster in LAYOUT.clusters]
-    assert [site["partitions"]["dev"]["nodes"] for site in found.values()] == [4, 4, 9]
-    assert {name for name, site in found.items() if name == site["name"] == site["slurm"]["cluster"]} == set(found)
+    site_files = {cluster.name: tomllib.loads(sites.site_file_text(LAYOUT, cluster)) for cluster in LAYOUT.clusters}
+    assert [site["slurm"]["conf"] for site in site_files.values()] == [str(cluster.conf) for cluster in LAYOUT.clusters]
+    assert [site["partitions"]["dev"]["nodes"] for site in site_files.values()] == [4, 4, 9]
+    assert {name for name, site in site_files.items() if name == site["name"] == site["slurm"]["cluster"]} == set(
+        site_files
+    )

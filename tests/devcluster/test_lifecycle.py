@@ -87,11 +87,11 @@ def interrupt(root: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, s
 
 def kill_up(words: list[str], root: Path, moment: Callable[[], bool]) -> None:
     """A `kill -9` of `up` at this moment; fails with its words when it ends before."""
-    said = root.with_name("said")
-    with said.open("w") as file, subprocess.Popen([SCRIPT, "up", *words], stdout=file, stderr=file) as process:
+    output = root.with_name("said")
+    with output.open("w") as file, subprocess.Popen([SCRIPT, "up", *words], stdout=file, stderr=file) as process:
         while not moment() and process.poll() is None:
             time.sleep(0.02)
-        assert process.poll() is None, said.read_text()
+        assert process.poll() is None, output.read_text()
         process.kill()
 
 
@@ -109,11 +109,11 @@ def slow(pid: int) -> Iterator[None]:
 
 def set_up_by(root: Path) -> set[str]:
     """The programs that an `up` of this root waits for."""
-    found = set()
+    actual = set()
     for setup_process in stray_processes.setup_processes(root):
         with contextlib.suppress(OSError):
-            found.add(Path(f"/proc/{setup_process.pid}/comm").read_text().strip())
-    return found
+            actual.add(Path(f"/proc/{setup_process.pid}/comm").read_text().strip())
+    return actual
 
 
 def test_up_heal_down(root, devcluster, interrupted):
@@ -160,13 +160,13 @@ def test_up_killed_midway_is_finished_by_the_next(interrupted):
 
 def test_a_port_of_another_is_refused(root, devcluster):
     """The port and the option to change are named, exit 4; what was started is ended by `down`."""
-    asked = options(root)
-    port = asked[-1]
+    requested = options(root)
+    port = requested[-1]
     with subprocess.Popen(
         ["python3", "-c", f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"]
     ) as process:
         time.sleep(0.5)
-        done = devcluster("up", *asked)
+        done = devcluster("up", *requested)
         process.kill()
     assert done.returncode == 4
     assert f"port {port}" in done.stderr

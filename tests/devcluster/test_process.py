@@ -61,21 +61,21 @@ def test_a_process_that_ignores_term_is_killed(tmp_path):
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
-    who = start(tmp_path, sys.executable, "-c", code)
+    name = start(tmp_path, sys.executable, "-c", code)
     end = time.monotonic() + 10
     while "deaf" not in (tmp_path / "out").read_text() and time.monotonic() < end:
         time.sleep(0.02)
-    assert stop([who], term_s=0.2) == []
-    assert not is_alive(who)
+    assert stop([name], term_s=0.2) == []
+    assert not is_alive(name)
 
 
 def test_a_daemon_has_a_record_before_it_runs(tmp_path):
     """The program itself finds its own id in the record."""
     record = tmp_path / "who.json"
-    who = start(tmp_path, sys.executable, "-c", f"import os; print(os.getpid(), open({str(record)!r}).read())")
-    pid, kept = said(tmp_path, who).split(maxsplit=1)
-    assert int(pid) == json.loads(kept)["pid"] == who.pid
-    assert read_record(record) == who
+    name = start(tmp_path, sys.executable, "-c", f"import os; print(os.getpid(), open({str(record)!r}).read())")
+    pid, retained = said(tmp_path, name).split(maxsplit=1)
+    assert int(pid) == json.loads(retained)["pid"] == name.pid
+    assert read_record(record) == name
 
 
 def test_a_daemon_inherits_nothing(tmp_path, monkeypatch):
@@ -90,8 +90,8 @@ print(os.getsid(0) == os.getppid(), os.getsid(0), fds, [key for key in os.enviro
 print(os.getcwd(), os.readlink("/proc/self/fd/0"))
 """
     try:
-        who = start(tmp_path, sys.executable, "-c", code)
-        first, second = said(tmp_path, who).splitlines()
+        name = start(tmp_path, sys.executable, "-c", code)
+        first, second = said(tmp_path, name).splitlines()
     finally:
         os.close(held)
     assert str(os.getsid(0)) not in first.split()
@@ -112,10 +112,10 @@ def test_what_an_interrupted_up_left_is_found_with_its_children(tmp_path):
     with subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env) as shell:
         process = subprocess.Popen(["sleep", "60"], env={stray_processes.SETUP_MARK: f"{tmp_path}x"})
         end = time.monotonic() + 10
-        while len(found := stray_processes.setup_processes(tmp_path)) < 2 and time.monotonic() < end:
+        while len(actual := stray_processes.setup_processes(tmp_path)) < 2 and time.monotonic() < end:
             time.sleep(0.02)
-        assert shell.pid in [who.pid for who in found]
-        assert stop(found, term_s=5.0) == []
+        assert shell.pid in [name.pid for name in actual]
+        assert stop(actual, term_s=5.0) == []
     assert process.poll() is None
     process.kill()
     process.wait()

@@ -12,8 +12,8 @@ MARKER = "devcluster.json"
 
 
 def claim(path, *, create=True):
-    with root.lock_root(path, create=create, timeout_s=0.2) as there:
-        return there
+    with root.lock_root(path, create=create, timeout_s=0.2) as target:
+        return target
 
 
 def test_a_new_folder_is_made_and_marked(tmp_path):

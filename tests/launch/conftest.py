@@ -41,10 +41,10 @@ def make_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakePlan:
     def make(site: str, **asked: Any) -> planning.Plan:
         if site == "local":
             monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
-        wanted = {"name": "t", "time": "5m", "workdir": str(tmp_path), **asked}
-        if "entry" not in wanted:
-            wanted.setdefault("command", "true")
-        return planning.make_plan(Request(**wanted), load.load_site(site), "test")
+        expected = {"name": "t", "time": "5m", "workdir": str(tmp_path), **asked}
+        if "entry" not in expected:
+            expected.setdefault("command", "true")
+        return planning.make_plan(Request(**expected), load.load_site(site), "test")
 
     return make
 
@@ -82,12 +82,12 @@ class Cluster:
         return {job_id: self.states.get(job_id, UNKNOWN) for job_id in ids}
 
     def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[AccountingRow]:
-        ends = {one: self.ended_at or timestamps.now_rfc3339() for one in self.ended} if attempts else {}
-        known = self.states | self.ended if attempts else self.states
+        ends = {item: self.ended_at or timestamps.now_rfc3339() for item in self.ended} if attempts else {}
+        reference = self.states | self.ended if attempts else self.states
         return [
-            AccountingRow(job_id=one, raw_id=one, state=known[one], end=ends.get(one, ""))
-            for one in ids
-            if one in known
+            AccountingRow(job_id=item, raw_id=item, state=reference[item], end=ends.get(item, ""))
+            for item in ids
+            if item in reference
         ]
 
     def job(self, job_id: str) -> list[SlurmJob]:
@@ -97,7 +97,7 @@ class Cluster:
 
     def jobs(self, ids: Sequence[str], *, all_states: bool = False) -> list[SimpleNamespace]:
         now = self.states | self.queue
-        return [SimpleNamespace(state=now[one]) for one in ids if one in now]
+        return [SimpleNamespace(state=now[item]) for item in ids if item in now]
 
     def nodes(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(node=f"n{number}") for number in range(1, 9)]
@@ -140,15 +140,15 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A Slurm of the test's own in place of the real one; `exactly_once` has its own tests, with a real sbatch."""
-    made: Any = Cluster()
-    monkeypatch.setattr(slurm_cache, "require_states", made.ask)
-    monkeypatch.setattr(slurm_query, "client", lambda site: made)
-    monkeypatch.setattr(apply_decision, "client", lambda site: made)
-    monkeypatch.setattr(next_job, "client", lambda site: made)
-    monkeypatch.setattr(requeue_hold, "client", lambda site: made)
-    monkeypatch.setattr(unreachable_nodes, "run_command", lambda *_, **__: Completed((), 0, made.nodes_text, ""))
-    monkeypatch.setattr(exactly_once, "submit_once", made.send)
-    return made
+    created: Any = Cluster()
+    monkeypatch.setattr(slurm_cache, "require_states", created.ask)
+    monkeypatch.setattr(slurm_query, "client", lambda site: created)
+    monkeypatch.setattr(apply_decision, "client", lambda site: created)
+    monkeypatch.setattr(next_job, "client", lambda site: created)
+    monkeypatch.setattr(requeue_hold, "client", lambda site: created)
+    monkeypatch.setattr(unreachable_nodes, "run_command", lambda *_, **__: Completed((), 0, created.nodes_text, ""))
+    monkeypatch.setattr(exactly_once, "submit_once", created.send)
+    return created
 
 
 class Runs:
@@ -174,12 +174,12 @@ class Runs:
 
     def attempt(self, run_dir: Path, *, error: str = "", code: int | None = None, progress: int = 0) -> Path:
         """One more attempt of the newest job, with the log that a rank leaves behind that fails so."""
-        made = run_dir / "attempts" / str(len(run_folder.attempt_dirs(run_dir)))
-        (made / "logs").mkdir(parents=True)
+        created = run_dir / "attempts" / str(len(run_folder.attempt_dirs(run_dir)))
+        (created / "logs").mkdir(parents=True)
         ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
         assert ref is not None
         start = AttemptStart(
-            attempt=made.name,
+            attempt=created.name,
             submission=ref.number,
             job_id=ref.job_id,
             cluster="",
@@ -189,17 +189,17 @@ class Runs:
             started=timestamps.now_rfc3339(),
             saved_steps=progress,
         )
-        run_folder.write_record(made / "start.json", start)
+        run_folder.write_record(created / "start.json", start)
         if error:
             trace = f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n{error}\n'
-            (made / "logs" / "0.out").write_text(trace)
-            (made / "first_failure").write_text("1 0 n1")
+            (created / "logs" / "0.out").write_text(trace)
+            (created / "first_failure").write_text("1 0 n1")
         if code is not None:
             run_folder.write_record(
-                made / "exit.json",
+                created / "exit.json",
                 run_folder.AttemptExit(job_id=ref.job_id, exit_code=code, ended=timestamps.now_rfc3339()),
             )
-        return made
+        return created
 
 
 @pytest.fixture
@@ -231,8 +231,8 @@ def git(work: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
 
     def run(*words: str, at: Path = work) -> str:
-        who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
-        done = subprocess.run(["git", *who, *words], cwd=at, capture_output=True, text=True, check=True)
+        name = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
+        done = subprocess.run(["git", *name, *words], cwd=at, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     run("init", "-q", "-b", "main")
@@ -247,15 +247,15 @@ def make_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mak
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
 
     def make(name: str = "r-1", *, site: str = "local", **asked: Any) -> Path:
-        wanted = {"name": "t", "time": "5m", "workdir": str(work), **asked}
-        if "entry" not in wanted:
-            wanted.setdefault("command", "true")
-        at = load.load_site(site)
-        plan = planning.make_plan(msgspec.convert(wanted, Request), at, "test")
+        expected = {"name": "t", "time": "5m", "workdir": str(work), **asked}
+        if "entry" not in expected:
+            expected.setdefault("command", "true")
+        position = load.load_site(site)
+        plan = planning.make_plan(msgspec.convert(expected, Request), position, "test")
         run_dir = tmp_path / "runs" / name
         building = run_dir.with_name(f".{name}")
         building.mkdir(parents=True)
-        plan = provenance.capture(plan, at, building, run_dir)
+        plan = provenance.capture(plan, position, building, run_dir)
         (building / "plan.json").write_bytes(msgspec.json.encode(plan))
         (building / "attempts").mkdir()
         return building.rename(run_dir)

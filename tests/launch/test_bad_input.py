@@ -82,9 +82,9 @@ def test_an_entry_point_that_does_not_import(
 def test_a_dataset_that_is_none(refused: Callable[..., str], tmp_path: Path) -> None:
     """Exit 5 for a folder without a manifest, 3 for a name left open, and for one of nothing, with its key."""
     (tmp_path / "empty").mkdir()
-    wanted = GOOD + '[data]\ndemo = ""\n'
-    assert "not a dataset" in refused(wanted, 5, "--data", f"demo={tmp_path / 'empty'}")
-    assert 'dataset "demo" has no path' in refused(wanted, 3)
+    expected = GOOD + '[data]\ndemo = ""\n'
+    assert "not a dataset" in refused(expected, 5, "--data", f"demo={tmp_path / 'empty'}")
+    assert 'dataset "demo" has no path' in refused(expected, 3)
     for source in ("nothing/here", "s3://lab/demo", f"{tmp_path}/empty@good"):
         error = refused(GOOD + f'[data]\ndemo = "{source}"\n', 3)
         assert "data.demo" in error
@@ -169,12 +169,12 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
     from pitools.site.connect import client
     from pitools.site.load import load_site
 
-    seen: list[str] = []
+    observed: list[str] = []
     replace = os.replace
 
     def full(source: Path, target: Path) -> None:
         if target.name == "job.json":
-            seen.append(json.loads(Path(source).read_bytes())["job_id"])
+            observed.append(json.loads(Path(source).read_bytes())["job_id"])
             raise OSError(28, "No space left on device")
         replace(source, target)
 
@@ -187,7 +187,7 @@ def test_a_job_is_not_left_behind_by_a_failure_after_sbatch(
         submit.submit_run(plan, site)
     assert caught.value.exit_code == 75
     assert not list((tmp_path / "runs").iterdir())
-    (job_id,) = seen
+    (job_id,) = observed
     deadline = time.monotonic() + 30
     while (state := client(site).state_of([job_id])[job_id]) not in ("CANCELLED", "FAILED"):
         assert time.monotonic() < deadline, state

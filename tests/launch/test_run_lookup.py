@@ -41,14 +41,14 @@ NAME = "x-20260101-000000-abc123"
 @pytest.fixture
 def run(make_plan: MakePlan, tmp_path: Path) -> Path:
     """A run in the folder of runs of a site of its own, `other`, that has saved 20 steps by itself."""
-    made = tmp_path / "theirs" / NAME
-    made.mkdir(parents=True)
-    (tmp_path / "other.toml").write_text(f'name = "other"\nscheduler = "none"\n[paths]\nruns = "{made.parent}"\n')
-    plan = msgspec.structs.replace(make_plan("local"), site="other", runs=str(made.parent))
-    (made / "plan.json").write_bytes(msgspec.json.encode(plan))
-    (made / "request.toml").write_text('name = "x"\ncommand = "true"\n')
-    (made / "progress").write_text("20\n")
-    return made
+    created = tmp_path / "theirs" / NAME
+    created.mkdir(parents=True)
+    (tmp_path / "other.toml").write_text(f'name = "other"\nscheduler = "none"\n[paths]\nruns = "{created.parent}"\n')
+    plan = msgspec.structs.replace(make_plan("local"), site="other", runs=str(created.parent))
+    (created / "plan.json").write_bytes(msgspec.json.encode(plan))
+    (created / "request.toml").write_text('name = "x"\ncommand = "true"\n')
+    (created / "progress").write_text("20\n")
+    return created
 
 
 def test_an_id_is_found_at_any_site(pit: Pit, run: Path, tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_oldest_first_at_several_sites(
     (tmp_path / "more.toml").write_text(f'name = "more"\nscheduler = "none"\n[paths]\nruns = "{tmp_path}/more"\n')
     ids = ["z-20250101-000000-abc123", NAME, "a-20270101-000000-abc123"]
     for name, site in ((ids[0], "more"), (ids[2], "other")):
-        made = (tmp_path / "more" if site == "more" else run.parent) / name
-        shutil.copytree(run, made)
-        plan = load_plan(made)
-        (made / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site=site)))
+        created = (tmp_path / "more" if site == "more" else run.parent) / name
+        shutil.copytree(run, created)
+        plan = load_plan(created)
+        (created / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, site=site)))
     assert listed(capsys) == ids[1:]
     assert listed(capsys, "--site", "other", "--site", "more") == ids
     assert listed(capsys, "--site", "nosuch", "--site", "more") == ids[:1]
@@ -282,9 +282,9 @@ def test_the_newest_log_is_that_of_the_newest_job(ended: Path) -> None:
     for job_id in (99, 100, 9):
         (ended / f"slurm-{job_id}.out").touch()
     (ended / "attempts" / "1" / "logs").mkdir()
-    found = rank_log.log_path(ended, 0)
-    assert found is not None
-    assert found.name == "slurm-100.out"
+    actual = rank_log.log_path(ended, 0)
+    assert actual is not None
+    assert actual.name == "slurm-100.out"
     start = AttemptStart(
         attempt="1", submission=0, job_id="9", cluster="", restart=0, node_list="", nodes=1, started=""
     )

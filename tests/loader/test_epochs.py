@@ -50,11 +50,11 @@ def fit(loader: Any, epochs: int, limit: int) -> list[list[int]]:
     """The steps that each epoch trains on, in the shape of Lightning's fit loop: it makes an iterator for each epoch,
     takes so many batches, and keeps the last iterator until the next is made.
     """
-    seen, iterator = [], None
+    observed, iterator = [], None
     for _ in range(epochs):
         iterator = iter(loader)
-        seen.append(steps([next(iterator) for _ in range(limit)]))
-    return seen
+        observed.append(steps([next(iterator) for _ in range(limit)]))
+    return observed
 
 
 @pytest.mark.parametrize("workers", [0, 2])

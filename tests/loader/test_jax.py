@@ -54,16 +54,16 @@ def server() -> Iterator[Callable[[str], forked_ranks.Server]]:
 @pytest.fixture
 def run(server: Callable[[str], forked_ranks.Server], tmp_path: Path) -> Iterator[Callable[..., Ran]]:
     """Starts a program with `COMMON` before it: `run(code, *argv, NAME=value)`."""
-    begun: list[Ran] = []
+    begin: list[Ran] = []
 
     def run(code: str, *argv: str, **env: str) -> Ran:
-        out = tmp_path / f"{len(begun)}.out"
+        out = tmp_path / f"{len(begin)}.out"
         code = f"import sys\nsys.argv = {['', *argv]!r}\n{COMMON}{code}"
-        begun.append((server("jax").start(code, forked_ranks.environment() | env, out), out))
-        return begun[-1]
+        begin.append((server("jax").start(code, forked_ranks.environment() | env, out), out))
+        return begin[-1]
 
     yield run
-    for process, _ in begun:
+    for process, _ in begin:
         process.kill()
         process.wait(100)
 
@@ -105,8 +105,8 @@ print(json.dumps([sorted(batch.arrays), str(batch.arrays["obs/image"].dtype)]))
 
 def test_a_batch_over_a_mesh_is_the_global_batch(path: Path, run: Callable[..., Ran]):
     """On eight devices of four rows: each shard has its samples, also after the loader has filled its buffers again."""
-    (found,) = said(run(MESH, str(path), XLA_FLAGS="--xla_force_host_platform_device_count=8"))
-    assert found == [["action", "obs/image", "obs/state"], "uint8"]
+    (actual,) = said(run(MESH, str(path), XLA_FLAGS="--xla_force_host_platform_device_count=8"))
+    assert actual == [["action", "obs/image", "obs/state"], "uint8"]
 
 
 RANKS = """
@@ -148,7 +148,7 @@ def test_processes_put_the_global_batch_together(path: Path, run: Callable[..., 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    found = said(*(run(RANKS, str(rank), str(count), port, str(path), NPROC="1") for rank in range(count)))
+    actual = said(*(run(RANKS, str(rank), str(count), port, str(path), NPROC="1") for rank in range(count)))
     scope: dict[str, Any] = {}
     exec(COMMON.replace("sys.argv[-1]", "None"), scope)
     expected = [
@@ -158,5 +158,5 @@ def test_processes_put_the_global_batch_together(path: Path, run: Callable[..., 
         ]
         for batch in islice(scope["loader"](path), 5)
     ]
-    for sums in found:
+    for sums in actual:
         assert sums == expected

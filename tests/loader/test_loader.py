@@ -129,11 +129,11 @@ def test_the_global_batches_are_the_same_for_any_world_size(raw: Path, world_siz
     alone = loader(raw)
     ranks = [loader(raw, rank=rank, world_size=world_size, threads=1) for rank in range(world_size)]
     for _ in range(4):
-        whole, parts = next(alone), [next(each) for each in ranks]
+        full, parts = next(alone), [next(each) for each in ranks]
         for name in SPANS:
-            assert np.array_equal(np.concatenate([part.arrays[name] for part in parts]), whole.arrays[name])
-        assert np.array_equal(np.concatenate([part.keys for part in parts]), whole.keys)
-        assert {part.step for part in parts} == {whole.step}
+            assert np.array_equal(np.concatenate([part.arrays[name] for part in parts]), full.arrays[name])
+        assert np.array_equal(np.concatenate([part.keys for part in parts]), full.keys)
+        assert {part.step for part in parts} == {full.step}
     for each in (alone, *ranks):
         each.close()
 
@@ -157,15 +157,15 @@ def test_it_resumes_where_it_was_at_another_world_size(raw: Path):
 def test_workers_take_turns(raw: Path):
     """Three loaders that each give every third batch give all of them, also from a place in the middle."""
     expected = numbers(loader(raw), 11)
-    begun = loader(raw)
-    next(begun)
+    begin = loader(raw)
+    next(begin)
     workers = [loader(raw) for _ in range(3)]
     for number, worker in enumerate(workers):
-        worker.load_state(begun.state())
+        worker.load_state(begin.state())
         worker.restrict_to_worker(number, 3)
-    found = [next(workers[number % 3]) for number in range(10)]
-    assert [batch.samples.tolist() for batch in found] == expected[1:]
-    assert [batch.step for batch in found] == list(range(1, 11))
+    actual = [next(workers[number % 3]) for number in range(10)]
+    assert [batch.samples.tolist() for batch in actual] == expected[1:]
+    assert [batch.step for batch in actual] == list(range(1, 11))
 
 
 def test_a_state_of_something_else_is_refused(raw: Path):
@@ -289,12 +289,12 @@ def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: 
     """Gone elsewhere while a thread still reads ahead: what it reads in the end is in no batch that is given since."""
     samples, read = windowed(raw), WindowSamples.read
     second = samples.draw(np.arange(16, 32)).samples.tolist()
-    begun, go, over = threading.Event(), threading.Event(), threading.Event()
+    event, go, over = threading.Event(), threading.Event(), threading.Event()
 
     def slow(self: WindowSamples, drawn: DrawnSamples, *more: Any) -> None:
-        late = drawn.samples.tolist() == second and not begun.is_set()
+        late = drawn.samples.tolist() == second and not event.is_set()
         if late:
-            begun.set()
+            event.set()
             go.wait(20)
         read(self, drawn, *more)
         if late:
@@ -305,14 +305,14 @@ def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: 
     batches = Loader(samples, batch_size=16)
     state = batches.state()
     next(batches)
-    assert begun.wait(20)
+    assert event.wait(20)
     batches.load_state(state)
     for number in range(3):
-        given = next(batches)
-        np.testing.assert_array_equal(given.arrays["action"], expected[number])
+        arguments = next(batches)
+        np.testing.assert_array_equal(arguments.arrays["action"], expected[number])
     go.set()
     assert over.wait(20)
-    np.testing.assert_array_equal(given.arrays["action"], expected[2])
+    np.testing.assert_array_equal(arguments.arrays["action"], expected[2])
     batches.close()
 
 

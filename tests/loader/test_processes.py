@@ -78,24 +78,24 @@ def test_forked_children_read_on(arrays: VersionReader):
     queue, children = context.SimpleQueue(), []
 
     def read(place: int) -> None:
-        found = sums(batches, 6)
+        actual = sums(batches, 6)
         batches.close()
-        queue.put((place, found))
+        queue.put((place, actual))
 
     for place in range(1, TRIALS + 1):
         assert sums(batches, 1) == [expected[place - 1]]
         children.append(context.Process(target=read, args=(place,)))
         children[-1].start()
-    deadline, found = time.monotonic() + LIMIT_S, []
-    while len(found) < TRIALS and time.monotonic() < deadline:
+    deadline, start_time = time.monotonic() + LIMIT_S, []
+    while len(start_time) < TRIALS and time.monotonic() < deadline:
         if queue.empty():
             time.sleep(0.01)
         else:
-            found.append(queue.get())
+            start_time.append(queue.get())
     for child in children:
         child.join(5)
         child.kill()
-    assert sorted(found) == [(place, expected[place : place + 6]) for place in range(1, TRIALS + 1)]
+    assert sorted(start_time) == [(place, expected[place : place + 6]) for place in range(1, TRIALS + 1)]
     assert {child.exitcode for child in children} == {0}
     assert sums(batches, 5) == expected[TRIALS : TRIALS + 5]
     batches.close()
@@ -120,12 +120,12 @@ def test_spawned_children_read(arrays: VersionReader, tmp_path: Path, monkeypatc
 def test_threads_read_out_of_one_version(arrays: VersionReader):
     """Loaders of several threads over the same open files, at different places, give what each alone would."""
     expected = sums(loader(arrays), 30)
-    found: dict[int, list[int]] = {}
+    actual: dict[int, list[int]] = {}
 
     def read(place: int) -> None:
         batches = loader(arrays, threads=3)
         batches.restrict_to_worker(place, 1)
-        found[place] = sums(batches, 10)
+        actual[place] = sums(batches, 10)
         batches.close()
 
     threads = [threading.Thread(target=read, args=(place,), daemon=True) for place in range(TRIALS)]
@@ -133,7 +133,7 @@ def test_threads_read_out_of_one_version(arrays: VersionReader):
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert found == {place: expected[place : place + 10] for place in range(TRIALS)}
+    assert actual == {place: expected[place : place + 10] for place in range(TRIALS)}
 
 
 def test_a_child_forked_by_a_thread_reads(arrays: VersionReader):
@@ -150,12 +150,12 @@ def test_a_child_forked_by_a_thread_reads(arrays: VersionReader):
                 finally:
                     os._exit(code)
             deadline = time.monotonic() + LIMIT_S
-            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+            while not (end := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
                 time.sleep(0.005)
-            if not ended[0]:
+            if not end[0]:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            ends.append(ended[1] if ended[0] else "hung")
+            ends.append(end[1] if end[0] else "hung")
 
     thread = threading.Thread(target=fork)
     thread.start()

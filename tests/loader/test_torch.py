@@ -118,8 +118,8 @@ def test_the_next_batch_is_copied_while_this_one_is_trained_on(path: Path):
     for step in range(4):
         while step and not batches.is_ready:
             pass
-        given = next(copied.on)
-        np.testing.assert_array_equal(given[1], expected[step])
+        arguments = next(copied.on)
+        np.testing.assert_array_equal(arguments[1], expected[step])
         assert copied.on.state().position == (step + 1) * 16
         order = [event for event in copied.events if event[1] >= step]
         assert order[:2] == [("put", step), ("settle", step)]
@@ -171,8 +171,8 @@ def test_a_dataloader_gives_the_same_batches(path: Path, context: str | None, wo
     expected = [(batch.step, batch.samples.tolist(), batch.arrays["obs/image"].copy()) for batch in islice(plain, 7)]
     stream = to_torch.BatchStream(partial(workers.make, path))
     count = {"num_workers": 2, "multiprocessing_context": context, "timeout": 60} if context else {"num_workers": 0}
-    found = list(islice(to_torch.StreamLoader(stream, **count), 7))
-    for batch, (step, samples, images) in zip(found, expected, strict=True):
+    actual = list(islice(to_torch.StreamLoader(stream, **count), 7))
+    for batch, (step, samples, images) in zip(actual, expected, strict=True):
         assert (batch.step, batch.samples.tolist()) == (step, samples)
         np.testing.assert_array_equal(batch.arrays["obs/image"].numpy(), images)
     plain.close()

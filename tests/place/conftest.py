@@ -97,15 +97,15 @@ class Made:
     @classmethod
     def site(cls, **values: Any) -> Site:
         """A site; `gpu`: keys of its partition."""
-        said = {"nodes": NODES, "gpu": "h100", "gpus_per_node": 8, "gpu_memory_gib": 80, **values.pop("gpu", {})}
-        plain = {"name": "x", "partitions": {"gpu": Said(**said)}}
+        output = {"nodes": NODES, "gpu": "h100", "gpus_per_node": 8, "gpu_memory_gib": 80, **values.pop("gpu", {})}
+        plain = {"name": "x", "partitions": {"gpu": Said(**output)}}
         return Site(**{**plain, **values})
 
     @classmethod
     def snapshot(cls, **values: Any) -> Snapshot:
         """An idle site, seen now. `partition`: fields of it."""
         nodes = values.pop("nodes", tuple(node(f"n{number}") for number in range(1, NODES + 1)))
-        named = ",".join(one.node for one in nodes)
+        named = ",".join(item.node for item in nodes)
         fields = {"state": "up", "node_list": named, "nodes": len(nodes), **values.pop("partition", {})}
         plain = {
             "site": "x",
@@ -185,10 +185,10 @@ class Far:
 @pytest.fixture
 def far(clusters: Path, dev_sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     """Sites behind an ssh that answers as its host's name says; this process uses it too."""
-    made = Far(tmp_path, clusters, dev_sites)
+    created = Far(tmp_path, clusters, dev_sites)
     for name in ("HOME", "PATH"):
-        monkeypatch.setenv(name, made.env[name])
+        monkeypatch.setenv(name, created.env[name])
     for name in [name for name in os.environ if name.startswith(("XDG_", "SLURM_", "PIT_"))]:
         monkeypatch.delenv(name)
-    yield made
+    yield created
     shutil.rmtree(tmp_path, ignore_errors=True)

@@ -34,9 +34,9 @@ if __name__ == "__main__":
     from devcluster_parts import layout, sites
 
     os.environ["PIT_SITE_PATH"] = tempfile.mkdtemp()
-    made = layout.Layout(root=layout.DEFAULT_ROOT, settings=layout.Settings())
-    for cluster in made.clusters:
-        Path(os.environ["PIT_SITE_PATH"], f"{cluster.name}.toml").write_text(sites.site_file_text(made, cluster))
+    created = layout.Layout(root=layout.DEFAULT_ROOT, settings=layout.Settings())
+    for cluster in created.clusters:
+        Path(os.environ["PIT_SITE_PATH"], f"{cluster.name}.toml").write_text(sites.site_file_text(created, cluster))
     folder = Path(__file__).resolve().parent.parent / "golden"
     for name, kind in CASES:
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -98,9 +98,9 @@ def test_check_live_tries_the_sites_python(pit: Pit, tmp_path: Path) -> None:
     for python, problem in ((bare, "No module named 'pitools'"), (tmp_path / "none", "none"), (sys.executable, "")):
         (tmp_path / "mine.toml").write_text(text.format(python))
         done = pit("site", "check", "--live", "mine", PIT_SITE_PATH=str(tmp_path))
-        found = {json.loads(line)["key"]: json.loads(line)["problem"] for line in done.stdout.splitlines()}
-        assert (done.returncode, set(found)) == (bool(problem), {"paths.python"} if problem else set())
-        assert problem in found.get("paths.python", "")
+        record = {json.loads(line)["key"]: json.loads(line)["problem"] for line in done.stdout.splitlines()}
+        assert (done.returncode, set(record)) == (bool(problem), {"paths.python"} if problem else set())
+        assert problem in record.get("paths.python", "")
 
 
 @pytest.mark.slurm

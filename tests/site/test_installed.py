@@ -25,9 +25,9 @@ def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("not a git checkout")
     for name in filter(None, listed.stdout.split("\0")):
         if os.path.lexists(repo / name) and not name.startswith(("tests/", "perf/")):
-            at = source / name
-            at.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repo / name, at, follow_symlinks=False)
+            position = source / name
+            position.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repo / name, position, follow_symlinks=False)
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(to)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -41,12 +41,12 @@ def test_a_wheel_brings_every_file(repo: Path, wheel: Path) -> None:
             name.partition("shipped/")[2]: zip_file.read(name) for name in zip_file.namelist() if "/shipped/" in name
         }
         mode = zip_file.getinfo("pitools/shipped/scripts/pit-prolog").external_attr >> 16
-    wanted = {
+    expected = {
         str(path.relative_to(repo)): path.read_bytes()
         for name in FILES
         for path in ([repo / name] if (repo / name).is_file() else (repo / name).iterdir())
     }
-    assert brought == wanted
+    assert brought == expected
     assert mode & 0o111
     assert not {"alpha.toml", "beta.toml"} & {Path(name).name for name in brought}
 

@@ -27,12 +27,12 @@ def test_a_later_layer_changes_only_its_keys(
     write_site: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of one key overrides that key, a variable overrides the file, and each origin is told."""
-    mine = write_site("alpha", '[defaults]\npartition = "dev"\n')
+    own_part = write_site("alpha", '[defaults]\npartition = "dev"\n')
     monkeypatch.setenv("PIT_ACCOUNT", "infra")
     site = load.load_site("alpha")
     assert (site.defaults.partition, site.defaults.account, site.tiers["high"]) == ("dev", "infra", "high")
     origin = {setting.key: setting.origin for setting in load.setting_origins("alpha")}
-    assert origin["defaults.partition"] == str(mine)
+    assert origin["defaults.partition"] == str(own_part)
     assert origin["defaults.account"] == "env PIT_ACCOUNT"
     assert origin["slurm.conf"].endswith("pitools/sites/alpha.toml")
     assert origin["network.host_suffix"] == "default"
@@ -129,11 +129,11 @@ def test_a_template_lies_beside_the_file_that_names_it(
 def test_a_site_that_others_can_write_is_refused(write_site: Callable[[str, str], Path], folder: bool) -> None:
     """A file of mode 0666, or one in a folder that is open to everybody, decides nothing."""
     path = write_site("x", 'name = "x"\n')
-    at = path.parent if folder else path
-    at.chmod(0o777)
+    position = path.parent if folder else path
+    position.chmod(0o777)
     with pytest.raises(ConfigError) as caught:
         load.load_site("x")
-    assert caught.value.where == str(at)
+    assert caught.value.where == str(position)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])

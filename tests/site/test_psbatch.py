@@ -109,7 +109,7 @@ def test_over_ssh_the_script_travels_on_stdin(write_site: Callable[[str, str], P
     assert shlex.split(call.argv[-1])[-3:] == ["sbatch", "--time=02:00:00", "--comment=it's"]
     assert call.stdin == "#!/bin/bash\n"
     # --dry-run leaves out what clears the far side's variables, and can be pasted.
-    assert [shlex.split(word) for word in shlex.split(call.command_text)] == [
+    assert [shlex.split(text) for text in shlex.split(call.command_text)] == [
         ["ssh"],
         ["login.far"],
         ["sbatch", "--time=02:00:00", "--comment=it's"],

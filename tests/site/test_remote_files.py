@@ -29,13 +29,13 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a file in a folder, a program, an empty folder, and odd names."""
-    made = tmp_path / "in"
-    (made / ODD / "empty").mkdir(parents=True)
-    (made / ODD / "large").write_bytes(os.urandom(3 << 20))
-    (made / "run").write_text("#!/bin/sh\n")
-    (made / "run").chmod(0o700)
-    (made / "x").write_bytes(b"")
-    return made
+    created = tmp_path / "in"
+    (created / ODD / "empty").mkdir(parents=True)
+    (created / ODD / "large").write_bytes(os.urandom(3 << 20))
+    (created / "run").write_text("#!/bin/sh\n")
+    (created / "run").chmod(0o700)
+    (created / "x").write_bytes(b"")
+    return created
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
@@ -67,11 +67,11 @@ def test_a_folder_goes_and_comes_back(site: Site, folder: Path, tmp_path: Path) 
 
 def test_what_is_just_being_written_stays(site: Site, tmp_path: Path) -> None:
     """A file that will have another name in a moment is no file that can be brought; other hidden ones come along."""
-    there = tmp_path / "there"
-    there.mkdir()
+    target = tmp_path / "there"
+    target.mkdir()
     for name in (".a.json.28672.8d3c8a58", "..verdict.28672.931f2747.28672.8d3c8a58", ".a.json", "a.json"):
-        (there / name).write_text("x")
-    assert remote_files.get_tree(site, str(there), tmp_path / "back")
+        (target / name).write_text("x")
+    assert remote_files.get_tree(site, str(target), tmp_path / "back")
     assert sorted(path.name for path in (tmp_path / "back").iterdir()) == [".a.json", "a.json"]
 
 
@@ -203,11 +203,11 @@ def test_a_bomb(tmp_path: Path) -> None:
 @given(cut=st.integers(0, 5 * 512 + 700), noise=st.binary(max_size=40))
 def test_half_an_answer_is_told(tmp_path: Path, cut: int, noise: bytes) -> None:
     """However a stream is cut, what was read is refused, or is a run of whole files."""
-    whole = made(lambda archive: [archive.addfile(_sized(name), io.BytesIO(b"x" * 700)) for name in "ab"] and None)
+    full = made(lambda archive: [archive.addfile(_sized(name), io.BytesIO(b"x" * 700)) for name in "ab"] and None)
     to = tmp_path / os.urandom(4).hex()
     to.mkdir()
     try:
-        tar_stream.unpack_tar(io.BytesIO(whole.getvalue()[:cut] + noise), to, limit=1 << 20)
+        tar_stream.unpack_tar(io.BytesIO(full.getvalue()[:cut] + noise), to, limit=1 << 20)
     except DataError:
         return
     assert all(path.read_bytes() == b"x" * 700 for path in to.iterdir())

@@ -50,9 +50,9 @@ def test_the_folder_of_slurm_s_commands_is_on_the_job_s_path(write_site: Callabl
         data={},
     )
     ours = "export PATH='/opt/s 1/bin':\"$PATH\""
-    at = [text.index(part) for part in ("module load m", "export PATH=/usr/bin", ours)]
-    assert at == sorted(at)
-    assert at[-1] < text.index("scontrol")
+    position = [text.index(part) for part in ("module load m", "export PATH=/usr/bin", ours)]
+    assert position == sorted(position)
+    assert position[-1] < text.index("scontrol")
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_the_state_of_a_whole_array(told: Make) -> None:
             return 0, queue(argv, ("6_1", "6", "COMPLETED")), ""
         return 0, accounts(argv, ("6_0", "13", "FAILED"), ("6_1", "6", "COMPLETED")), ""
 
-    ended, ran = told(answer)
-    assert ended.state_of(["6", "6_1"]) == {"6": "FAILED", "6_1": "COMPLETED"}
+    end, ran = told(answer)
+    assert end.state_of(["6", "6_1"]) == {"6": "FAILED", "6_1": "COMPLETED"}
     assert "--jobs=6" in ran[1]
 
 
@@ -186,19 +186,19 @@ def test_a_scancel_that_is_cut_off_is_no_refusal(told: Make) -> None:
     client, _ = told(lambda argv: (143, "", ""))
     with pytest.raises(Unreachable):
         client.cancel(["4"])
-    said = "scancel: error: Kill job error on job id 4: Access/permission denied\n"
-    client, _ = told(lambda argv: (210, "", said))
+    output = "scancel: error: Kill job error on job id 4: Access/permission denied\n"
+    client, _ = told(lambda argv: (210, "", output))
     with pytest.raises(ClusterError):
         client.cancel(["4"])
 
 
 def test_cancelling_another_users_job_is_refused(told: Make) -> None:
     """A job that is not ours, among jobs that are gone, is an error whatever the exit code."""
-    said = (
+    output = (
         "scancel: error: Kill job error on job id 3: Invalid job id specified\n"
         "scancel: error: Kill job error on job id 4: Access/permission denied\n"
     )
-    client, _ = told(lambda argv: (0, "", said))
+    client, _ = told(lambda argv: (0, "", output))
     with pytest.raises(ClusterError, match="Access/permission denied") as caught:
         client.cancel(["3", "4"])
     assert "owner" in caught.value.hint

@@ -59,9 +59,9 @@ CLASSES = {"not-sent": SlurmUnreachable, "maybe-sent": SlurmUnreachable, "answer
 @pytest.mark.parametrize(("name", "meaning"), REASONS.items())
 def test_what_slurm_said(repo: Path, name: str, meaning: tuple[str, str]) -> None:
     """Each recorded failure, of each version that has it, is recognised, as an error of the class for its exit code."""
-    found = list(repo.glob(f"tests/replay/slurm-*/{name}.txt.err"))
-    assert found
-    for path in found:
+    actual = list(repo.glob(f"tests/replay/slurm-*/{name}.txt.err"))
+    assert actual
+    for path in actual:
         error = errors.error_for("x", "", 1, path.read_text())
         assert isinstance(error, errors.SlurmError)
         assert (error.reason, error.delivery) == meaning
@@ -275,8 +275,8 @@ def test_an_unknown_job_is_gone(recorded: Recorded) -> None:
 
 def test_an_exit_code_of_zero_can_lie() -> None:
     """scontrol show topology exits with 0 when the controller is gone: an empty answer is then no answer."""
-    said = "slurm_load_topo error: Unable to contact slurm controller (connect failure)\n"
-    assert errors.has_failed(subprocesses.Completed(("scontrol",), 0, "", said))
+    output = "slurm_load_topo error: Unable to contact slurm controller (connect failure)\n"
+    assert errors.has_failed(subprocesses.Completed(("scontrol",), 0, "", output))
     assert not errors.has_failed(
         subprocesses.Completed(("scontrol",), 0, "", "scontrol: error: No topology information\n")
     )

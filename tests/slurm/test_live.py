@@ -34,23 +34,23 @@ def name() -> str:
 @pytest.fixture
 def queued(alpha: Client) -> Iterator[Callable[..., str]]:
     """Queues held jobs, and cancels them in the end."""
-    made: list[str] = []
+    created: list[str] = []
 
     def submit(*args: str, script: str = SCRIPT) -> str:
-        made.append(alpha.submit(script, args=[*HELD, *args]).job_id)
-        return made[-1]
+        created.append(alpha.submit(script, args=[*HELD, *args]).job_id)
+        return created[-1]
 
     yield submit
-    if made:
-        alpha.cancel(made)
+    if created:
+        alpha.cancel(created)
 
 
 def other_conf(clusters: Path, folder: Path, **changes: object) -> Path:
     """Alpha's slurm.conf with other values, as another cluster would have."""
     lines = (clusters / "alpha" / "slurm.conf").read_text().split("\n")
-    kept = [line for line in lines if line.split("=")[0] not in changes]
+    retained = [line for line in lines if line.split("=")[0] not in changes]
     path = folder / "slurm.conf"
-    path.write_text("\n".join([*(f"{key}={value}" for key, value in changes.items()), *kept]))
+    path.write_text("\n".join([*(f"{key}={value}" for key, value in changes.items()), *retained]))
     return path
 
 
@@ -142,8 +142,8 @@ def test_states_of_jobs_arrays_and_strangers(alpha: Client, queued: Callable[...
     het = queued(script="#!/bin/sh\n#SBATCH -n1\n#SBATCH hetjob\n#SBATCH -n2\nsleep 60\n")
     states = alpha.state_of([job, array, f"{array}_529", f"{het}+1", "999999", "999999_3"])
     assert list(states.values()) == ["PENDING"] * 4 + ["UNKNOWN"] * 2
-    whole = next(record for record in alpha.jobs([array]) if record.array_job_id == array)
-    assert whole.array_task.endswith("441,484,529,576%2")
+    full = next(record for record in alpha.jobs([array]) if record.array_job_id == array)
+    assert full.array_task.endswith("441,484,529,576%2")
     assert alpha.jobs(["999999"]) == []
     assert alpha.job("999999") == []
 
@@ -158,8 +158,8 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
     assert alpha.state_of([job_id]) == {job_id: "CANCELLED"}
 
     def kept() -> list[AccountingRow]:
-        found = alpha.accounting(name=name, since=began)
-        return [record for record in found if record.state == "CANCELLED"]
+        actual = alpha.accounting(name=name, since=began)
+        return [record for record in actual if record.state == "CANCELLED"]
 
     until = time.monotonic() + 15
     while not kept() and time.monotonic() < until:
@@ -200,7 +200,7 @@ def test_a_script_file_is_queued(alpha: Client, queued: Callable[..., str], tmp_
     script.write_text(SCRIPT)
     job = alpha.submit(path=str(script), args=[*HELD, f"--job-name={name}"])
     try:
-        assert [found.job_id for found in alpha.jobs(name=name)] == [job.job_id]
+        assert [actual.job_id for actual in alpha.jobs(name=name)] == [job.job_id]
     finally:
         alpha.cancel([job.job_id])
 

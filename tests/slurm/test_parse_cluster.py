@@ -98,11 +98,11 @@ def test_estimates_with_blocks_clusters_and_victims(repo: Path) -> None:
     """A segment, a named cluster, and the jobs that would be preempted."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment.txt.err").read_text()
     assert parse_cluster.parse_estimate(text, UTC).node_list == "h[05-08]"
-    said = (
+    output = (
         "sbatch: Job 4 to start at 2026-11-21T02:24:42 on cluster alpha using 16 processors on nodes beta[01-04]"
         " in partition train\nsbatch:   Preempts: 3,7\n"
     )
-    assert parse_cluster.parse_estimate(said, UTC) == StartEstimate(
+    assert parse_cluster.parse_estimate(output, UTC) == StartEstimate(
         start="2026-11-21T02:24:42.000Z",
         cpus=16,
         node_list="beta[01-04]",

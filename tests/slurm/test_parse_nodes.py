@@ -53,9 +53,9 @@ def test_recorded_nodes(recorded: Recorded, version: str) -> None:
 
 def test_recorded_partitions(recorded: Recorded) -> None:
     """The three partitions of each version, `dev` exactly."""
-    train, dev, whole = parse_nodes.parse_partitions(recorded("partitions_o.txt"))
+    train, dev, full = parse_nodes.parse_partitions(recorded("partitions_o.txt"))
     assert train.is_default
-    assert not whole.is_default
+    assert not full.is_default
     assert dev == Partition(
         partition="dev",
         state="up",
@@ -67,7 +67,7 @@ def test_recorded_partitions(recorded: Recorded) -> None:
         preempt_mode="REQUEUE",
         over_subscribe="NO",
     )
-    assert whole.node_list == "a[01-04],h[01-08]"
+    assert full.node_list == "a[01-04],h[01-08]"
 
 
 def test_allowed_accounts_of_a_partition(recorded: Recorded) -> None:

@@ -94,8 +94,8 @@ def test_pending_reasons_of_a_real_queue(repo: Path) -> None:
     """slurmctld gave a reason of each class to a job that was made to wait so."""
     files = [repo / f"tests/replay/slurm-22.05/pending_{name}.txt" for name in ("squeue", "full_squeue")]
     rows = [line.split("|") for file in files for line in file.read_text().splitlines()]
-    said = {name: states.pending_reason(reason).value for name, _, reason in rows}
-    assert said == {
+    output = {name: states.pending_reason(reason).value for name, _, reason in rows}
+    assert output == {
         "admin": "held",
         "begin": "begin-time",
         "constraints": "bad-constraints",
@@ -109,7 +109,7 @@ def test_pending_reasons_of_a_real_queue(repo: Path) -> None:
         "resources": "resources",
         "unavailable": "resources",
     }
-    assert set(said.values()) == set(states.PendingReason)
+    assert set(output.values()) == set(states.PendingReason)
 
 
 @pytest.mark.parametrize(

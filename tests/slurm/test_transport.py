@@ -47,10 +47,10 @@ def test_every_word_arrives_as_it_was(far_end: Transport, words: list[str]) -> N
 def test_hostile_words_run_nothing(far_end: Transport, tmp_path: Path) -> None:
     """A word that would be a command in a shell is only a word, in arguments and in the environment."""
     target = tmp_path / "touched"
-    word = f"';touch {target};$(touch {target})`touch {target}`\n\"&|!#\\"
-    reach = Transport(host="login", env={"ODD": word}, timeout_s=10)
-    done = run_command(reach, ["sh", "-c", 'printf "%s" "$1$ODD"', "sh", word], env={})
-    assert done.stdout == word + word
+    text = f"';touch {target};$(touch {target})`touch {target}`\n\"&|!#\\"
+    reach = Transport(host="login", env={"ODD": text}, timeout_s=10)
+    done = run_command(reach, ["sh", "-c", 'printf "%s" "$1$ODD"', "sh", text], env={})
+    assert done.stdout == text + text
     assert not target.exists()
 
 
@@ -73,12 +73,17 @@ def test_slurm_variables_stay_behind(
     monkeypatch.setenv("SLURM_CONF", str(conf))
     monkeypatch.setenv("SLURMX", "kept")
     done = run_command(Transport(host=host, env={"SITE": "a b"}, timeout_s=10), ["env"], env=QUERY_ENV)
-    seen = dict(line.partition("=")[::2] for line in done.stdout.split("\n"))
-    assert {name for name in seen if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_"))} == {
+    observed = dict(line.partition("=")[::2] for line in done.stdout.split("\n"))
+    assert {name for name in observed if name.startswith(("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_"))} == {
         "SLURM_CONF",
         "SLURM_BITSTR_LEN",
     }
-    assert (seen["SLURM_CONF"], seen["SITE"], seen["SLURMX"], seen["TZ"]) == (str(conf), "a b", "kept", "UTC0")
+    assert (observed["SLURM_CONF"], observed["SITE"], observed["SLURMX"], observed["TZ"]) == (
+        str(conf),
+        "a b",
+        "kept",
+        "UTC0",
+    )
 
 
 def test_a_conf_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +132,9 @@ def test_a_rank_s_variables_stay_behind(far_end: Transport, host: str, monkeypat
         monkeypatch.setenv(name, "x")
     monkeypatch.delenv("SLURM_CONF", raising=False)
     done = run_command(Transport(host=host, timeout_s=10), ["env"], env={})
-    seen = {line.partition("=")[0] for line in done.stdout.split("\n")}
-    assert not seen & {*LEFT}
-    assert seen >= {*KEPT}
+    observed = {line.partition("=")[0] for line in done.stdout.split("\n")}
+    assert not observed & {*LEFT}
+    assert observed >= {*KEPT}
 
 
 @pytest.mark.parametrize("host", ["", "login"])
@@ -208,14 +213,14 @@ def test_what_leads_from_link_to_link_is_looked_at(
     (tmp_path / "real" / "bin" / "slurm.conf").touch(0o644)
     shared = tmp_path / "o'p $t" / "shared"
     shared.mkdir(parents=True)
-    hop, mine, ran = shared / "h op", tmp_path / "mine", tmp_path / "ran"
+    hop, own_part, ran = shared / "h op", tmp_path / "mine", tmp_path / "ran"
     if over == "its last part":
         hop.symlink_to("../../real/bin")
-        mine.symlink_to(hop)
+        own_part.symlink_to(hop)
     else:
         hop.symlink_to(tmp_path / "real")
-        mine.symlink_to("o'p $t/../o'p $t//./shared/h op/bin/")
-    far = {"env": {"SLURM_CONF": f"{mine}/slurm.conf"}} if which == "conf" else {"bin": str(mine)}
+        own_part.symlink_to("o'p $t/../o'p $t//./shared/h op/bin/")
+    far = {"env": {"SLURM_CONF": f"{own_part}/slurm.conf"}} if which == "conf" else {"bin": str(own_part)}
     reach = msgspec.structs.replace(far_end, **far)
     for mode in (0o755, 0o1777):
         shared.chmod(mode)
@@ -278,8 +283,8 @@ def test_a_command_that_is_not_there(far_end: Transport, monkeypatch: pytest.Mon
     """A host without Slurm is told apart from a host that does not answer, here and there."""
     (tmp_path / "bin").mkdir()
     for tool in ("sh", "bash", "env", "grep"):
-        if found := shutil.which(tool):
-            (tmp_path / "bin" / tool).symlink_to(found)
+        if actual := shutil.which(tool):
+            (tmp_path / "bin" / tool).symlink_to(actual)
     monkeypatch.setenv("PATH", f"{tmp_path}:{tmp_path / 'bin'}")
     with pytest.raises(ToolMissing, match='"sinfo" is not on the PATH of login'):
         Client(far_end).version()

@@ -32,12 +32,12 @@ def records(text: str) -> list[dict[str, Any]]:
 
 def build(folder: Path, zarr_format: int = 3, *, sharded: bool = False) -> Path:
     """A store of nested groups, 100 steps in 10 episodes of 10."""
-    made = zarr.create_group(folder, zarr_format=zarr_format)  # type: ignore[arg-type]
+    created = zarr.create_group(folder, zarr_format=zarr_format)  # type: ignore[arg-type]
     values = np.random.default_rng(0).integers(0, 255, (STEPS, 64), dtype="uint8")
     more: dict[str, Any] = {"shards": (20, 64)} if sharded else {}
-    made.create_array("data/obs/image", data=values, chunks=(10, 64), **more)
-    made.create_array("data/action", data=np.ones((STEPS, 2), "float32"), chunks=(10, 2))
-    made.create_array("meta/episode_ends", data=np.arange(10, STEPS + 1, 10), chunks=(10,))
+    created.create_array("data/obs/image", data=values, chunks=(10, 64), **more)
+    created.create_array("data/action", data=np.ones((STEPS, 2), "float32"), chunks=(10, 2))
+    created.create_array("meta/episode_ends", data=np.arange(10, STEPS + 1, 10), chunks=(10,))
     return folder
 
 
@@ -104,11 +104,11 @@ def test_steps_and_episodes(recording: Path, root: Path, pit_stage: Cli, words: 
     """Fewer bytes than the whole, every one of the wanted steps, and the rest refused by the reader."""
     from pitools.dataset.reader import open_dataset
 
-    whole = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
+    full = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
     code, out, err = pit_stage("run", recording, "--to", root, *words)
     assert (code, err) == (0, "")
     done = records(out)[0]
-    assert done["copied_bytes"] == done["bytes"] < whole
+    assert done["copied_bytes"] == done["bytes"] < full
     part = open_dataset(Path(done["path"]))
     assert set(part.read("action", *run)[:, 0].tolist()) == {1.0}
     with pytest.raises(IndexError, match=f"{run[0]}:{run[1]}"):
@@ -225,8 +225,8 @@ def test_check_repairs_a_plain_store_whose_manifest_is_damaged(store: Path, root
         if damage != "gone":
             file.write_bytes(b"{" if damage == "cut" else data.replace(b'"steps"', b'"steps" '))
         code, out, _ = pit_stage("check", root, "--repair")
-        found = [json.loads(line) for line in out.splitlines()]
-        return code, [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
+        actual = [json.loads(line) for line in out.splitlines()]
+        return code, [record["state"] for record in actual if record["schema"] == "pit.stage-repair/1"]
 
     assert check() == (0, ["repaired"])
     assert file.read_bytes() == data
@@ -329,8 +329,8 @@ def test_a_root_inside_the_source_is_refused(small: Path, tmp_path: Path, pit_st
 def test_mistakes(small: Path, root: Path, pit_stage: Cli, monkeypatch, words: list[str], told: list[str]):
     """Exit 2 before anything is done, and what was wrong, where, and what to write instead."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    at = {"SMALL": str(small), "ROOT": str(root)}
-    code, out, err = pit_stage(*(at.get(word, word) for word in words))
+    position = {"SMALL": str(small), "ROOT": str(root)}
+    code, out, err = pit_stage(*(position.get(word, word) for word in words))
     assert (code, out) == (2, "")
     assert all(text.replace("ROOT", str(root) if "--to" in text else "ROOT") in err for text in told)
     assert not root.exists()

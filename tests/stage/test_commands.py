@@ -27,10 +27,10 @@ SCHEMAS = {
 
 def records(text: str) -> list[dict]:
     """JSON Lines, each with the frozen keys of its schema, the schema first."""
-    found = [json.loads(line) for line in text.splitlines()]
-    for record in found:
+    actual = [json.loads(line) for line in text.splitlines()]
+    for record in actual:
         assert list(record) == ["schema", *SCHEMAS[record["schema"]].split()]
-    return found
+    return actual
 
 
 def test_help_is_light():
@@ -162,8 +162,8 @@ def test_every_command_has_a_table(small: Path, tmp_path: Path, pit_stage, form:
 def test_exit_codes(small: Path, tmp_path: Path, pit_stage, argv: list[str], code: int):
     """Each class of mistake has its own code, and one line that says what was wrong."""
     argv = [argument.replace("SMALL", str(small)).replace("ROOT", str(tmp_path / "pit")) for argument in argv]
-    found, out, err = pit_stage(*argv)
-    assert (found, out) == (code, "")
+    actual, out, err = pit_stage(*argv)
+    assert (actual, out) == (code, "")
     assert err
 
 

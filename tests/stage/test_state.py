@@ -38,8 +38,8 @@ class Staging(RuleBasedStateMachine):
     def run(self, n: int, verify: bool) -> None:
         """What `run` says it did follows from what was there; then it is whole, unless damage was not looked for."""
         record = stage_version(self.sets[n], self.root, verify=verify, readers=1)
-        seen = {"flipped": "damaged" if verify else "whole"}.get(self.truth[n], self.truth[n])
-        assert record.state == {"absent": "staged", "damaged": "repaired", "whole": "present"}[seen]
+        observed = {"flipped": "damaged" if verify else "whole"}.get(self.truth[n], self.truth[n])
+        assert record.state == {"absent": "staged", "damaged": "repaired", "whole": "present"}[observed]
         if record.state != "present":
             self.truth[n] = "whole"
 

@@ -64,8 +64,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def select(folder: Path, **choice: Any) -> Manifest:
-    known, data = manifest.load_manifest(folder)
-    return make_subset(known, manifest.version_of(data), lambda path: (folder / path).read_bytes(), **choice)
+    reference, data = manifest.load_manifest(folder)
+    return make_subset(reference, manifest.version_of(data), lambda path: (folder / path).read_bytes(), **choice)
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def test_parts_side_by_side(whole: Path, root: Path) -> None:
         data = own.read_bytes()
         own.chmod(0o600)
         own.write_bytes(data[:-1] + b" ")
-        found = [item for item in check_versions(path, readers=1) if isinstance(item, FileFinding)]
-        assert [item.path for item in found] == ["zarr.json"]
-        assert repair_set(root, done.version, found).state == "repaired"
+        actual = [item for item in check_versions(path, readers=1) if isinstance(item, FileFinding)]
+        assert [item.path for item in actual] == ["zarr.json"]
+        assert repair_set(root, done.version, actual).state == "repaired"
         assert own.read_bytes() == data
         assert stage_version(source, root).state == "present"
 
@@ -157,7 +157,7 @@ def test_groups(whole: Path) -> None:
 
 def test_a_part_says_what_it_is(whole: Path) -> None:
     """Parent, arrays and steps; counts and shapes are the whole's, and so is what is said of where it came from."""
-    known, data = manifest.load_manifest(whole)
+    reference, data = manifest.load_manifest(whole)
     part = select(whole, arrays=["action"], steps="10:50")
     names = ("action", "episode_json", "episode_offsets")
     assert part.subset
@@ -166,28 +166,28 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
         parent=manifest.version_of(data), arrays=names, steps=((10, 50),)
     )
     assert (part.steps, part.episodes, part.source, part.name) == (
-        known.steps,
-        known.episodes,
-        known.source,
-        known.name,
+        reference.steps,
+        reference.episodes,
+        reference.source,
+        reference.name,
     )
     assert manifest.decode_manifest(manifest.encode_manifest(part), "x") == part
     assert select(whole, arrays=["action"], steps="10:50") == part
-    assert {entry for entry in part.files if entry.path != "zarr.json"} < set(known.files)
+    assert {entry for entry in part.files if entry.path != "zarr.json"} < set(reference.files)
 
 
 @settings(deadline=None)
 @given(st.tuples(st.integers(0, STEPS), st.integers(0, STEPS)).map(sorted).filter(lambda pair: pair[0] < pair[1]))
 def test_steps(whole: Path, pair: list[int]) -> None:
     """Exactly the shards that hold a wanted step are kept, of every array along steps, and all else."""
-    known, _ = manifest.load_manifest(whole)
-    arrays = metadata.read_arrays((entry.path for entry in known.files), lambda path: (whole / path).read_bytes())
+    reference, _ = manifest.load_manifest(whole)
+    arrays = metadata.read_arrays((entry.path for entry in reference.files), lambda path: (whole / path).read_bytes())
     shards = {key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.chunk_keys(arrays[name])}
-    wanted = {
+    expected = {
         key for name in ("action", "obs/state", "obs/image") for key in chunk_keys.chunk_keys(arrays[name], tuple(pair))
     }
-    everything = {entry.path for entry in known.files}
-    assert paths(select(whole, steps=f"{pair[0]}:{pair[1]}")) == everything - shards | wanted
+    everything = {entry.path for entry in reference.files}
+    assert paths(select(whole, steps=f"{pair[0]}:{pair[1]}")) == everything - shards | expected
 
 
 @pytest.mark.parametrize("resident", [0, 1 << 28])
@@ -222,7 +222,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
     numbers = data.draw(st.lists(st.integers(0, 3), min_size=1, unique=True))
     bounds = open_dataset(whole).episode_offsets.tolist()
     steps = [step for number in numbers for step in range(bounds[number], bounds[number + 1])]
-    wanted = data.draw(st.lists(st.sampled_from(steps), max_size=20))
+    expected = data.draw(st.lists(st.sampled_from(steps), max_size=20))
     part = select(whole, episodes=",".join(map(str, numbers)))
     to = tmp_path_factory.mktemp("part")
     for entry in part.files:
@@ -232,7 +232,7 @@ def test_any_episodes_read_as_in_the_whole(whole: Path, tmp_path_factory: pytest
     for resident in (0, 1 << 28):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(reading, "RESIDENT_BYTES", resident)
-            assert open_dataset(to).take("action", wanted)[:, 0].tolist() == wanted
+            assert open_dataset(to).take("action", expected)[:, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -324,9 +324,9 @@ def test_steps_and_episodes_at_once(whole: Path) -> None:
 
 def test_a_choice_of_everything_is_the_version_itself(whole: Path) -> None:
     """Where no file is left out there is no other version, and the copy of the whole serves."""
-    known, _ = manifest.load_manifest(whole)
-    for choice in ({}, {"steps": ":"}, {"episodes": "0-3"}, {"arrays": sorted(known.arrays)}, {"steps": "1:-1"}):
-        assert select(whole, **choice) == known
+    reference, _ = manifest.load_manifest(whole)
+    for choice in ({}, {"steps": ":"}, {"episodes": "0-3"}, {"arrays": sorted(reference.arrays)}, {"steps": "1:-1"}):
+        assert select(whole, **choice) == reference
 
 
 def test_a_part_of_a_part(whole: Path, take: Take) -> None:
@@ -359,17 +359,17 @@ def test_a_lost_shard_of_a_part(whole: Path, take: Take) -> None:
 @pytest.mark.parametrize("path", ["action/zarr.json", "episode_offsets/c/0"])
 def test_what_is_read_is_compared(whole: Path, path: str) -> None:
     """Metadata and offsets that are not what the manifest says choose nothing."""
-    known, _ = manifest.load_manifest(whole)
+    reference, _ = manifest.load_manifest(whole)
 
     def read(name: str) -> bytes:
         data = (whole / name).read_bytes()
         return data[:-1] + bytes([data[-1] ^ 1]) if name == path else data
 
     with pytest.raises(DataError) as caught:
-        make_subset(known, "v", read, episodes="0")
+        make_subset(reference, "v", read, episodes="0")
     assert caught.value.where == path
     with pytest.raises(DataError):
-        make_subset(known, "v", lambda name: b"", episodes="0")
+        make_subset(reference, "v", lambda name: b"", episodes="0")
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")])
@@ -389,8 +389,8 @@ def test_a_file_that_a_choice_needs_is_named_in_full(
 
 def test_a_manifest_of_other_arrays(whole: Path) -> None:
     """A manifest whose schema is not its metadata's cannot be chosen from."""
-    known, _ = manifest.load_manifest(whole)
-    other = structs.replace(known, arrays=known.arrays | {"action": ArraySchema(shape=(9, 2), dtype="int64")})
+    reference, _ = manifest.load_manifest(whole)
+    other = structs.replace(reference, arrays=reference.arrays | {"action": ArraySchema(shape=(9, 2), dtype="int64")})
     with pytest.raises(DataError, match="arrays"):
         make_subset(other, "v", lambda path: (whole / path).read_bytes(), arrays=["action"])
 
@@ -429,10 +429,13 @@ def test_consolidated_metadata(tmp_path: Path, root: Path, zarr_format: int) -> 
         assert set(zarr.open_group(part / "g", mode="r", use_consolidated=True).keys()) == {"b"}
     assert np.all(top["g/b"][:] == 1)
     assert math.isnan(top["h/b"].attrs["limit"])
-    kept = {2: {".zmetadata", "g/.zmetadata"}, 3: {"zarr.json", "g/zarr.json"}}[zarr_format]
-    for choice, changed in (({"steps": "0:3"}, set()), ({"arrays": ["g"]}, {path for path in kept if "/" not in path})):
+    retained = {2: {".zmetadata", "g/.zmetadata"}, 3: {"zarr.json", "g/zarr.json"}}[zarr_format]
+    for choice, changed in (
+        ({"steps": "0:3"}, set()),
+        ({"arrays": ["g"]}, {path for path in retained if "/" not in path}),
+    ):
         chosen = select_plain(folder, **choice)
-        assert kept <= paths(chosen)
+        assert retained <= paths(chosen)
         assert chosen.subset
         assert chosen.subset.own_files.keys() == changed
 
@@ -502,9 +505,11 @@ def test_boundaries_of_any_codec(tmp_path: Path, codec: dict[str, Any]) -> None:
     folder = tmp_path / "x"
     array = zarr.create_array(folder, name="episode_offsets", shape=offsets.shape, fill_value=0, **codec)
     array[...] = offsets
-    known = structs.replace(describe_folder(folder), steps=int(offsets[-1]))
-    arrays = metadata.read_arrays((entry.path for entry in known.files), lambda path: (folder / path).read_bytes())
-    assert episode_offsets.read_offsets(known, arrays, lambda path: (folder / path).read_bytes()) == offsets.tolist()
+    reference = structs.replace(describe_folder(folder), steps=int(offsets[-1]))
+    arrays = metadata.read_arrays((entry.path for entry in reference.files), lambda path: (folder / path).read_bytes())
+    assert (
+        episode_offsets.read_offsets(reference, arrays, lambda path: (folder / path).read_bytes()) == offsets.tolist()
+    )
 
 
 @pytest.mark.parametrize("values", [[1, 5, 9], [0, 5, 3, 9], [0, 5, 8], [0, 5, 10], []])
@@ -566,8 +571,8 @@ def test_a_part_without_its_manifest_is_not_told_of_another_version(whole: Path,
     path = Path(stage_version(structs.replace(part, source=LocalSource(folder=whole)), root).path)
     (path / MANIFEST_FILE).chmod(0o600)
     (path / MANIFEST_FILE).write_bytes(b"{")
-    found = [each for each in check_versions(path, readers=1) if isinstance(each, FileFinding)]
-    record = repair_set(root, part.version, found)
+    actual = [each for each in check_versions(path, readers=1) if isinstance(each, FileFinding)]
+    record = repair_set(root, part.version, actual)
     assert (record.state, " now" in record.reason, "--arrays" in record.reason) == ("failed", False, True)
 
 
@@ -590,7 +595,7 @@ def test_100_000_files_cost_little() -> None:
         b'"chunk_key_encoding": "default", "codecs": ["bytes"]}'
     )
     entries.append(FileEntry(path="images/zarr.json", bytes=len(array), digest=""))
-    known = Manifest(
+    reference = Manifest(
         name="x",
         episodes=0,
         steps=100_000,
@@ -598,6 +603,6 @@ def test_100_000_files_cost_little() -> None:
         arrays={"images": ArraySchema(shape=(100_000, 64, 64, 3), dtype="uint8")},
     )
     started = time.process_time()
-    part = make_subset(known, "", lambda path: array, steps="20000:70000")
+    part = make_subset(reference, "", lambda path: array, steps="20000:70000")
     assert len(part.files) == 50_001
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

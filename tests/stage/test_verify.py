@@ -22,8 +22,8 @@ def judge(path: Path) -> tuple[dict[str, str], CheckTotals]:
 
 def test_a_whole_dataset_has_no_findings(small: Path):
     """Every file was read, and the summary says how much that was."""
-    found, summary = judge(small)
-    assert found == {}
+    actual, summary = judge(small)
+    assert actual == {}
     assert (summary.datasets, summary.files, summary.bytes) == (1, 5, 3 * 2**20 + 101_002)
 
 
@@ -35,8 +35,8 @@ def test_each_problem_is_told_from_the_others(small: Path):
     (small / "actions/c/1").rename(small / "actions/c/2")
     (small / "actions/c/1").symlink_to("2")
     (small / "stray").symlink_to("/")
-    found, _ = judge(small)
-    assert found == {
+    actual, _ = judge(small)
+    assert actual == {
         "zarr.json": "missing",
         "actions/c/0": "size",
         "images/c/1/0": "digest",

@@ -25,11 +25,11 @@ def write(folder: Path, name: str = "", **settings: Any) -> tuple[ArrayMetadata,
         warnings.simplefilter("ignore")  # zarr-python's: a type or an order of codecs that it advises against
         if "codecs" in settings:  # what create_array has no word for, such as an index's own codecs
             settings = {"chunks": (16, 3), "zarr_format": 3, "fill_value": 0} | settings
-            made = zarr.create(store=folder, path=name, shape=values.shape, dtype=values.dtype, **settings)
+            created = zarr.create(store=folder, path=name, shape=values.shape, dtype=values.dtype, **settings)
         else:
             settings = {"chunks": (8, 3), "compressors": None, "fill_value": 0} | settings
-            made = zarr.create_array(folder, name=name or None, shape=values.shape, dtype=values.dtype, **settings)
-        made[...] = values
+            created = zarr.create_array(folder, name=name or None, shape=values.shape, dtype=values.dtype, **settings)
+        created[...] = values
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return metadata.read_arrays(files, lambda path: (folder / path).read_bytes())[name], values
 

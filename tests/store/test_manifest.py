@@ -192,8 +192,8 @@ def test_a_subset_has_the_text_of_groups_metadata_alone() -> None:
 
     def part(*own: str) -> bytes:
         metadata = dict.fromkeys(own, "x")
-        taken = Subset(parent="", arrays=("action",), steps=((0, 3),), metadata=metadata)
-        return manifests.encode_manifest(one(files=files, subset=taken))
+        used = Subset(parent="", arrays=("action",), steps=((0, 3),), metadata=metadata)
+        return manifests.encode_manifest(one(files=files, subset=used))
 
     manifests.decode_manifest(part("zarr.json", "g/.zmetadata"), "x")
     for bad in ("action/c/0/0", "action/zarr.json", "xzarr.json", "../zarr.json", "h/zarr.json", "/zarr.json"):

@@ -124,8 +124,8 @@ def test_quarantine(version) -> None:
     version_state.set_quarantine(version, record)
     assert version_state.read_quarantine(version) == record
     (file,) = (version.parent / ".catalog/quarantine").iterdir()
-    kept = json.loads(file.read_text())
-    assert (kept["schema"], kept["episodes"]["12"]) == ("pit.quarantine/1", ["NaN", "frozen"])
+    retained = json.loads(file.read_text())
+    assert (retained["schema"], retained["episodes"]["12"]) == ("pit.quarantine/1", ["NaN", "frozen"])
     version_state.set_quarantine(version, Quarantine(whole_version=True, reasons=("cut short",), set_at="", set_by=""))
     assert version_state.read_quarantine(version).whole_version
     for _ in range(2):

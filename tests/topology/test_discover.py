@@ -50,8 +50,8 @@ def fabrics(draw: st.DrawFn) -> Fabric:
         for pod in range(draw(st.integers(1, 3))):
             above = (f"core{root}", f"core{root}/P{pod}") if pod else (f"core{root}",)
             for leaf in range(draw(st.integers(1, 3))):
-                mine, names = names[: deal.randint(1, 5)], names[5:]
-                leaves.append(Leaf(path=(*above, f"s{root}.{pod}-{leaf}"), nodes=tuple(mine)))
+                own_part, names = names[: deal.randint(1, 5)], names[5:]
+                leaves.append(Leaf(path=(*above, f"s{root}.{pod}-{leaf}"), nodes=tuple(own_part)))
     if draw(st.booleans()):
         return block_fabric(leaves=[Leaf(path=leaf.path[-1:], nodes=leaf.nodes) for leaf in leaves], block_sizes=(4, 8))
     switches = sorted({name for leaf in leaves for name in leaf.path})

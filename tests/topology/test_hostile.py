@@ -116,11 +116,11 @@ def test_a_matrix_in_any_unit(unit: float, is_bandwidth: bool) -> None:
     """Only what the pairs are to each other matters: no overflow, the same tree. One direction may be missing."""
     near, far = (8.0, 1.0) if is_bandwidth else (1.0, 8.0)
     values = np.full((6, 6), far * unit)
-    for at in (0, 3):
-        values[at : at + 3, at : at + 3] = near * unit
+    for position in (0, 3):
+        values[position : position + 3, position : position + 3] = near * unit
     values[4, 1] = np.nan
-    found = matrix.from_matrix([f"n{i}" for i in range(6)], values, is_bandwidth)
-    assert [leaf.nodes for leaf in found.leaves] == [("n0", "n1", "n2"), ("n3", "n4", "n5")]
+    actual = matrix.from_matrix([f"n{i}" for i in range(6)], values, is_bandwidth)
+    assert [leaf.nodes for leaf in actual.leaves] == [("n0", "n1", "n2"), ("n3", "n4", "n5")]
 
 
 @given(st.lists(st.tuples(*[st.sampled_from(["A", "B", "A/B", "B/A", "/"])] * 3), min_size=1, max_size=8))

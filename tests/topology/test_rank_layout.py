@@ -72,16 +72,16 @@ def test_pipelines_stay_below_a_leaf() -> None:
 def test_axes_that_do_not_fit_are_refused() -> None:
     """A tensor group that is no part of a node, too few GPUs for a replica, and a group over two leaves."""
     slots = slots_of(leaves(3, 3))
-    for tensor, pipeline, what in [
+    for tensor, pipeline, case in [
         (3, 1, "do not fit nodes of 8"),
         (8, 4, "6 nodes of 8 GPUs .* 8 x 4"),
         (16, 1, "spans several leaves"),
     ]:
-        with pytest.raises(UsageError, match=what) as caught:
+        with pytest.raises(UsageError, match=case) as caught:
             rank_layout.place_ranks(slots, 8, tensor, pipeline)
         assert caught.value.hint
-    whole = rank_layout.place_ranks(slots_of(leaves(2, 2)), 8, 16)  # an NVLink domain of two nodes is one tensor group
-    assert [{s.leaf for s in whole if s.data == d} for d in (0, 1)] == [{"leaf0"}, {"leaf1"}]
+    full = rank_layout.place_ranks(slots_of(leaves(2, 2)), 8, 16)  # an NVLink domain of two nodes is one tensor group
+    assert [{s.leaf for s in full if s.data == d} for d in (0, 1)] == [{"leaf0"}, {"leaf1"}]
 
 
 def test_host_file_and_rank_file() -> None:
@@ -137,8 +137,8 @@ def test_torchrun_on_loopback(clusters: Path, pit: Pit, tmp_path: Path) -> None:
         argv = [*torchrun, *flags, "--master-port=29417", str(tmp_path / "say.py")]
         env = {**os.environ, "NODE": node, "OMP_NUM_THREADS": "1"}
         started.append(subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    said = sorted(process.communicate(timeout=60)[0].strip() for process in started)
-    assert said == ["alpha02 1 2", "alpha03 0 2"]
+    output = sorted(process.communicate(timeout=60)[0].strip() for process in started)
+    assert output == ["alpha02 1 2", "alpha03 0 2"]
 
 
 MESH = """

@@ -39,9 +39,9 @@ def tree(fanout: list[list[int]]) -> Fabric:
     for pod, leaves in enumerate(fanout):
         held = []
         for leaf, size in enumerate(leaves):
-            mine, names = names[:size], names[size:]
+            own_part, names = names[:size], names[size:]
             held.append(f"leaf{pod}x{leaf}")
-            switches.append(Switch(switch=held[-1], level=0, node_list=",".join(mine)))
+            switches.append(Switch(switch=held[-1], level=0, node_list=",".join(own_part)))
         pods.append(f"pod{pod}")
         switches.append(Switch(switch=pods[-1], level=1, node_list="", switches=",".join(held)))
     switches.append(Switch(switch="core", level=2, node_list="", switches=",".join(pods)))
@@ -62,9 +62,9 @@ def test_every_subtree_is_one_run_of_ranks(fanout: list[list[int]], data: st.Dat
     assert sorted(slot.node for slot in slots) == sorted(chosen)
     assert all(len(slot.path) == 3 for slot in slots)
     for depth in range(3):
-        at = [slot.path[: depth + 1] for slot in slots]
-        changes = sum(a != b for a, b in pairwise(at))
-        assert changes == len(set(at)) - 1
+        position = [slot.path[: depth + 1] for slot in slots]
+        changes = sum(a != b for a, b in pairwise(position))
+        assert changes == len(set(position)) - 1
 
 
 def test_nodes_the_fabric_does_not_know_come_last() -> None:
@@ -146,4 +146,4 @@ def test_groups_stay_below_a_switch() -> None:
     sizes = {"a": 6, "b": 4, "c": 2}
     fabric = from_switches([leaf(name, ",".join(f"{name}{i}" for i in range(size))) for name, size in sizes.items()])
     ranks = [slot.leaf for slot in rank_order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group=4)]
-    assert [len(set(ranks[at : at + 4])) for at in (0, 4, 8)] == [1, 1, 2]
+    assert [len(set(ranks[position : position + 4])) for position in (0, 4, 8)] == [1, 1, 2]

@@ -124,9 +124,9 @@ def test_a_torus_is_walked_from_neighbour_to_neighbour(dims: list[int], data: st
     torus = Torus(dims=tuple(dims), nodes=tuple(f"n{number}" for number in range(prod(dims))))
     sides = [data.draw(st.integers(1, size)) for size in dims]
     corner = [data.draw(st.integers(0, size - 1)) for size in dims]
-    at = dict(zip(product(*map(range, dims)), torus.nodes, strict=True))
+    position = dict(zip(product(*map(range, dims)), torus.nodes, strict=True))
     box = [
-        at[tuple((a + b) % size for a, b, size in zip(corner, cell, dims, strict=True))]
+        position[tuple((a + b) % size for a, b, size in zip(corner, cell, dims, strict=True))]
         for cell in product(*map(range, sides))
     ]
     way = torus_order(box, torus)

@@ -34,9 +34,9 @@ def environment() -> dict[str, str]:
 
     torch's C++ part, which warns where a host has no name, says errors alone: it reads that as it is imported.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    retained = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     one = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**kept, **one, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {**retained, **one, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 class Fork:
@@ -130,9 +130,9 @@ def _serve() -> str:
     requests.close()
     os.close(answers)
     for place, fd in ((os.devnull, 0), (request["out"], 1), (request["out"], 2)):
-        mine = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(mine, fd)
-        os.close(mine)
+        own_part = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(own_part, fd)
+        os.close(own_part)
     os.environ.clear()
     os.environ.update(request["env"])
     return str(request["code"])

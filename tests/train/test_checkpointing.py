@@ -19,9 +19,9 @@ from tests.train import forked_ranks
 @given(total=st.integers(1, 100), every=st.integers(0, 20))
 def test_a_checkpoint_is_due_at_the_end_and_every_so_often(total: int, every: int) -> None:
     """The last step is always kept, and between two checkpoints lie never more than `every` steps."""
-    kept = [done for done in range(1, total + 1) if should_save(done, total, every, 0)]
-    assert kept[-1] == total
-    assert len(kept) == (1 if not every else -(-total // every))
+    retained = [done for done in range(1, total + 1) if should_save(done, total, every, 0)]
+    assert retained[-1] == total
+    assert len(retained) == (1 if not every else -(-total // every))
     assert all(should_save(done, total, every, 15) for done in range(1, total + 1))
 
 

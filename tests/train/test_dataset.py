@@ -40,21 +40,21 @@ def test_an_epoch_is_the_split_to_train_on(small: Path) -> None:
     data, raw = DemonstrationDataset(small), VersionReader(small)
     assert (data.cameras, data.proprio) == (["obs/eye_image"], ["obs/joints"])
     assert list(data.fields) == ["obs/eye_image", "action", "proprio"]
-    found = epoch(data, 60)
-    np.testing.assert_array_equal(found["obs/eye_image"], raw.read("obs/eye_image", 10, 70))
+    actual = epoch(data, 60)
+    np.testing.assert_array_equal(actual["obs/eye_image"], raw.read("obs/eye_image", 10, 70))
     for name, source in (("proprio", "obs/joints"), ("action", "action")):
         rows = raw.read(source, 0, 70)
-        assert found[name].dtype == np.float32
-        np.testing.assert_allclose(found[name], ((rows - rows.mean(0)) / rows.std(0))[10:], atol=1e-5)
+        assert actual[name].dtype == np.float32
+        np.testing.assert_allclose(actual[name], ((rows - rows.mean(0)) / rows.std(0))[10:], atol=1e-5)
 
 
 def test_ranks_share_a_batch(small: Path) -> None:
     """Parts of 2 ranks are the batch of one; with a seed, the order is another."""
-    whole = next(Loader(DemonstrationDataset(small), batch_size=15))
+    full = next(Loader(DemonstrationDataset(small), batch_size=15))
     parts = [next(Loader(DemonstrationDataset(small), batch_size=15, rank=rank, world_size=2)) for rank in range(2)]
-    for name, array in whole.arrays.items():
+    for name, array in full.arrays.items():
         np.testing.assert_array_equal(np.concatenate([part.arrays[name] for part in parts]), array)
-    assert next(Loader(DemonstrationDataset(small, seed=1), batch_size=15)).samples.tolist() != whole.samples.tolist()
+    assert next(Loader(DemonstrationDataset(small, seed=1), batch_size=15)).samples.tolist() != full.samples.tolist()
 
 
 def test_columns_are_brought_to_one_scale(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +88,11 @@ def test_a_column_that_never_changes_stays_finite(tmp_path: Path) -> None:
         file["data/demo_0/actions"] = np.tile(np.float32([0.3, 1.0]), (9, 1)) * np.arange(9)[:, None] ** [[1, 0]]
         file["data/demo_0/obs/joints"] = np.ones((9, 2))
     data = DemonstrationDataset(Path(ingest([tmp_path / "a.hdf5"], root=tmp_path / "r", name="a").path))
-    found = epoch(data, 9, 3)
-    assert found.keys() == {"proprio", "action"}
-    assert np.isfinite(found["action"]).all()
-    np.testing.assert_array_equal(found["action"][:, 1], 0)
-    np.testing.assert_array_equal(found["proprio"], 0)
+    actual = epoch(data, 9, 3)
+    assert actual.keys() == {"proprio", "action"}
+    assert np.isfinite(actual["action"]).all()
+    np.testing.assert_array_equal(actual["action"][:, 1], 0)
+    np.testing.assert_array_equal(actual["proprio"], 0)
 
 
 def test_a_dataset_with_nothing_to_see_is_refused(tmp_path: Path, recording: Callable[..., Path]) -> None:

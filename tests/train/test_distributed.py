@@ -36,14 +36,14 @@ class Store:
 
 def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
     """What each rank is told."""
-    told: list[WrongJob | None] = [None] * len(nonces)
+    reported: list[WrongJob | None] = [None] * len(nonces)
 
     def one(number: int) -> None:
         rank = RankEnv(rank=number, world_size=len(nonces), nonce=nonces[number])
         try:
             check_nonce(rank, store.put, store.get, where="n01:29500")
         except WrongJob as error:
-            told[number] = error
+            reported[number] = error
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(len(nonces))]
     for thread in threads:
@@ -51,7 +51,7 @@ def meet(nonces: Sequence[str], store: Store) -> list[WrongJob | None]:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    return told
+    return reported
 
 
 @given(st.lists(st.sampled_from(["0123456789abcdef", "fedcba9876543210"]), min_size=2, max_size=5))
@@ -63,8 +63,8 @@ def test_all_go_on_or_none_does(nonces: list[str]) -> None:
         assert futures == [None] * len(nonces)
     else:
         assert None not in futures
-    seen = store.everything() + "".join(str(error) for error in futures)
-    assert not any(nonce in seen for nonce in nonces)
+    observed = store.everything() + "".join(str(error) for error in futures)
+    assert not any(nonce in observed for nonce in nonces)
 
 
 def test_both_sides_are_named() -> None:

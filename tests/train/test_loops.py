@@ -36,10 +36,10 @@ def module(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def either() -> str:
     """A loop that can run here, for what is the same code in both."""
-    found = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
-    if not found:
+    actual = [name for name in ("jax", "torch") if importlib.util.find_spec(name)]
+    if not actual:
         pytest.skip("no framework is installed")
-    return f"{found[0]}_bc"
+    return f"{actual[0]}_bc"
 
 
 @pytest.fixture(scope="module")
@@ -96,23 +96,23 @@ def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
     module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """Killed with -9 and started again, and again, one rank's losses are to the bit those of a run that was not."""
-    found: list[float] = []
+    actual: list[float] = []
     kills = 2 if module == "jax_bc" else 1  # torch's imports take longer than its steps
     for attempt in range(kills + 1):
         job = start(tmp_path / str(attempt), module, small, steps=60, batch_size=BATCH, checkpoint_every=7)
-        done = len(found)
+        done = len(actual)
         assert done * BATCH % 60 or not done
         if attempt < kills:
             until(lambda job=job: len(job.log()) > 16 or job.processes[0].poll() is not None)  # type: ignore[misc]
             job.kill()
             assert job.wait() == [-signal.SIGKILL], job.text()
-            kept = lookup.latest_step(tmp_path / "checkpoints")
+            retained = lookup.latest_step(tmp_path / "checkpoints")
             # What was made after the last checkpoint is made again, and is the same.
-            assert found + job.losses() == alone[: done + len(job.losses())]
-            found += job.losses()[: kept - done]
+            assert actual + job.losses() == alone[: done + len(job.losses())]
+            actual += job.losses()[: retained - done]
         else:
-            found += job.ok().losses()
-    assert found == alone[:60]
+            actual += job.ok().losses()
+    assert actual == alone[:60]
 
 
 def test_the_last_save_is_no_hang(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
     pytest.importorskip("jax")
     pytest.importorskip("torch")
     blocks = re.findall(r"```sh\n(.*?)```", (repo / "pitools/train/README.md").read_text(), re.DOTALL)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    retained = {key: value for key, value in os.environ.items() if not key.startswith(("PIT_", "SLURM_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{retained['PATH']}"
     env = {
-        **kept,
+        **retained,
         "PATH": path,
         "EXAMPLES": str(repo / "scripts/examples"),
         "PIT_RUNS": str(tmp_path / "runs"),
@@ -45,8 +45,8 @@ def test_the_recipes_run(repo: Path, tmp_path: Path) -> None:
         return done.stdout
 
     with ThreadPoolExecutor(2) as pool:  # all need the first one's dataset, and none another's end
-        said = [run(blocks[0]), *pool.map(run, blocks[1:])]
-    assert "step 199 loss" in said[0]
-    last = json.loads(said[1])
+        output = [run(blocks[0]), *pool.map(run, blocks[1:])]
+    assert "step 199 loss" in output[0]
+    last = json.loads(output[1])
     assert (last["schema"], last["step"], last["samples"]) == ("pit.step/1", 99, 32)
-    assert "step 199 loss" in said[2]
+    assert "step 199 loss" in output[2]

@@ -70,10 +70,10 @@ def check_jax(state: Any, step: int) -> None:
     """Every part is that of the step, where it belongs."""
     import jax
 
-    wanted = jax_state(step)
-    assert state["sharded"].sharding.is_equivalent_to(wanted["sharded"].sharding, 2)
+    expected = jax_state(step)
+    assert state["sharded"].sharding.is_equivalent_to(expected["sharded"].sharding, 2)
     for name in ("sharded", "replicated"):
-        for mine, theirs in zip(state[name].addressable_shards, wanted[name].addressable_shards, strict=True):
+        for mine, theirs in zip(state[name].addressable_shards, expected[name].addressable_shards, strict=True):
             np.testing.assert_array_equal(mine.data, theirs.data)
     assert state["own"][0].devices() == {jax.local_devices()[0]}
     for array in state["own"]:

@@ -82,9 +82,9 @@ def test_a_file_that_changed_since_is_refused(folder: Path) -> None:
     place = layout.create_building(folder, 1, "a")
     layout.payload_path(place).mkdir()
     (layout.payload_path(place) / "w").write_bytes(b"12345")
-    known = {"payload/w": FileDigest(4, "xxh3_128:" + "0" * 32)}
+    reference = {"payload/w": FileDigest(4, "xxh3_128:" + "0" * 32)}
     with pytest.raises(DataError, match="it has 5 bytes, and 4 were written"):
-        publish.digest_share(place, 0, 1, known_digests=known)
+        publish.digest_share(place, 0, 1, known_digests=reference)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -112,8 +112,8 @@ def test_a_pickle_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(pickle.UnpicklingError, match="not allowed"):
             dcp_adapter._unpickle(data)
     assert not (tmp_path / "named_in_a_pickle.py.ran").exists()
-    known = [torch.float32, torch.Size([2]), torch.strided, ChainMap({"a": 1}), OrderedDict(a=1)]
-    assert dcp_adapter._unpickle(pickle.dumps(known)) == known
+    reference = [torch.float32, torch.Size([2]), torch.strided, ChainMap({"a": 1}), OrderedDict(a=1)]
+    assert dcp_adapter._unpickle(pickle.dumps(reference)) == reference
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_state_is_of_what_the_pickle_made(what: str) -> None:
             dcp_adapter._Unpickler(io.BytesIO()).find_class(*name)
             for name in dcp_adapter._ALLOWED_NAMES | dcp_adapter._ALLOWED_PATHS
         ]
-        return [dict(vars(one)) for one in (*named, *WriteItemType, dcp_adapter._enum_member)]
+        return [dict(vars(item)) for item in (*named, *WriteItemType, dcp_adapter._enum_member)]
 
     before = shared()
     with pytest.raises(pickle.UnpicklingError, match=r"state of class \w+: "):
@@ -171,13 +171,13 @@ def test_no_other_opcode_reaches_what_is_shared() -> None:
     READONLY_BUFFER is of bytes. The others, PUT and GET too, see the pickle's own stack and memo.
     """
     adding = ["Vx\nNs", "(Vx\nNu", "Na", "(Ne", "(N\x90", "(\x8f\x90", "\x98"]
-    whole = ["Px\n", "NQ", "\x82\xf0", "\x97", "(ios\nsystem\n", "(cos\nsystem\no", "Vos\nVsystem\n\x93"]
+    full = ["Px\n", "NQ", "\x82\xf0", "\x97", "(ios\nsystem\n", "(cos\nsystem\no", "Vos\nVsystem\n\x93"]
     names = [f"c{module}\n{name}\n" for module, name in (dcp_adapter._ALLOWED_NAMES | dcp_adapter._ALLOWED_PATHS)]
     extension = ("os", "system", 240)
     copyreg.add_extension(*extension)
     try:
         assert pickle.loads(b"\x82\xf0.") is os.system  # which puts it into a cache
-        for data in [*whole, *(name + add for name in names for add in adding)]:
+        for data in [*full, *(name + add for name in names for add in adding)]:
             with pytest.raises((pickle.UnpicklingError, TypeError, AttributeError)):
                 dcp_adapter._unpickle(f"\x80\x02{data}.".encode("latin-1"))
     finally:

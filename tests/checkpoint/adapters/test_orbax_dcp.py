@@ -82,9 +82,9 @@ def as_script(argv: Sequence[str]) -> str:
 
 def ended(ranks: list[Ran]) -> list[str]:
     """What each rank said, after all have ended well."""
-    said = [rank.ended() for rank in ranks]
-    assert [rank.process.returncode for rank in ranks] == [0] * len(ranks), "\n".join(said)
-    return said
+    output = [rank.ended() for rank in ranks]
+    assert [rank.process.returncode for rank in ranks] == [0] * len(ranks), "\n".join(output)
+    return output
 
 
 def test_two_save_and_two_and_one_restore(framework: str, start: Start, folder: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_peer_s_death_in_a_save_is_named(framework: str, start: Start, folder:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     ranks[1].process.send_signal(signal.SIGKILL)
-    said = ranks[0].ended(60)
+    output = ranks[0].ended(60)
     assert ranks[0].process.returncode != 0
-    assert "rank 1" in said, said
+    assert "rank 1" in output, output
     assert lookup.latest_step(folder) >= 3
     for step in lookup.complete_steps(folder):
         assert not verify.verify_checkpoint(layout.step_path(folder, step))
@@ -146,8 +146,8 @@ def test_a_kill_of_all_at_any_moment(framework: str, start: Start, folder: Path,
         assert (folder / "latest").exists()
         for step in lookup.complete_steps(folder):
             assert not verify.verify_checkpoint(layout.step_path(folder, step))
-    said = ended(start(framework, folder, str(newest + 1), 1))
-    assert f"restored {newest}" in said[0]
+    output = ended(start(framework, folder, str(newest + 1), 1))
+    assert f"restored {newest}" in output[0]
     assert not layout.leftovers(folder)
 
 

@@ -64,13 +64,13 @@ def test_all_come() -> None:
         order.append(("come", barrier.rank))
         barrier.wait("save.1")
         order.append(("gone", barrier.rank))
-        told = barrier.broadcast("token", "abc" if barrier.rank == 0 else "")
-        return [told, *barrier.gather("save.2", f"v{barrier.rank}")]
+        reported = barrier.broadcast("token", "abc" if barrier.rank == 0 else "")
+        return [reported, *barrier.gather("save.2", f"v{barrier.rank}")]
 
-    said = {rank: future.result() for rank, future in meet(5, work).items()}
-    assert {word for word, _ in order[:5]} == {"come"}
-    assert said[0] == ["abc", "v0", "v1", "v2", "v3", "v4"]
-    assert said[4] == ["abc"]
+    output = {rank: future.result() for rank, future in meet(5, work).items()}
+    assert {text for text, _ in order[:5]} == {"come"}
+    assert output[0] == ["abc", "v0", "v1", "v2", "v3", "v4"]
+    assert output[4] == ["abc"]
 
 
 def test_missing_ranks_are_named_with_their_nodes() -> None:
@@ -139,10 +139,10 @@ def test_words_that_look_like_a_verdict_are_words() -> None:
     futures = meet(5, lambda b: b.gather("x", words[b.rank]))
     assert futures[0].result() == words
     keys = Keys()
-    told = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
+    reported = meet(3, lambda b: b.wait("x", OSError(f"!{b.rank}\nmore") if b.rank else None), keys=keys, nodes="abc")
     verdict = decode_json(keys.get("pit/barrier/x/verdict", 0), BarrierResult)
     assert verdict == BarrierResult(failed=(1,), error="!1", error_kind="OSError")
-    assert {future.result().message for future in told.values()} == {"rank 1 on b: OSError: !1"}
+    assert {future.result().message for future in reported.values()} == {"rank 1 on b: OSError: !1"}
 
 
 def test_trouble_of_rank_0_waits_for_nobody() -> None:

@@ -30,10 +30,14 @@ def record(*paths: str, **more: object) -> CheckpointManifest:
 @given(st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=8) | st.none(), max_size=4))
 def test_round_trip(loader: dict[str, object]) -> None:
     """What is written is read, 128-bit integers of a random generator's state included."""
-    kept = decode_manifest(encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})), "here")
-    assert kept.loader == loader
-    assert kept.extra == {"rng": (1 << 128) - 1}
-    assert encode_manifest(kept) == encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1}))
+    retained = decode_manifest(
+        encode_manifest(record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})), "here"
+    )
+    assert retained.loader == loader
+    assert retained.extra == {"rng": (1 << 128) - 1}
+    assert encode_manifest(retained) == encode_manifest(
+        record("payload/a", loader=loader, extra={"rng": (1 << 128) - 1})
+    )
 
 
 def test_every_flipped_bit_is_found() -> None:

@@ -69,10 +69,10 @@ def test_what_is_not_ours(folder: Path, save: Save, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("as_root")
 def test_folder_of_another_user() -> None:
     """A user is not to go on in a folder of somebody else's, even where everybody may write."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        folder = Path(made) / "checkpoints"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as created:
+        folder = Path(created) / "checkpoints"
         folder.mkdir()
-        Path(made).chmod(0o755)
+        Path(created).chmod(0o755)
         folder.chmod(0o777)
         os.chown(folder, 12345, -1)
         child = os.fork()

@@ -97,37 +97,37 @@ def test_only_plain_files_are_sealed(folder: Path, kind: str) -> None:
 
 def test_the_order_that_survives_power_loss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are durable before the manifest is written, all names before the rename, and the parent after it."""
-    told: list[str] = []
+    reported: list[str] = []
     sync, rename = os.fsync, os.rename
 
     def fsync(descriptor: int) -> None:
-        told.append(os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), folder))
+        reported.append(os.path.relpath(Path(f"/proc/self/fd/{descriptor}").readlink(), folder))
         sync(descriptor)
 
     def renamed(old: str | Path, new: str | Path) -> None:
-        told.append("rename")
+        reported.append("rename")
         rename(old, new)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", renamed)
     place = build(folder, 3, contents(3), token="t")
     files = {f".step_3.t/payload/{name}" for name in contents(3)}
-    assert files <= set(told)
-    del told[:]
+    assert files <= set(reported)
+    del reported[:]
     publish.publish_checkpoint(folder, place, 3, **FIELDS)
-    assert told[0].startswith(".step_3.t/.manifest.json.")
-    at = told.index("rename")
+    assert reported[0].startswith(".step_3.t/.manifest.json.")
+    position = reported.index("rename")
     folders = {".step_3.t", ".step_3.t/payload", ".step_3.t/payload/d", ".step_3.t/payload/ocdbt.process_0/d"}
-    assert folders <= set(told[1:at])
-    assert told[at + 1] == "."
+    assert folders <= set(reported[1:position])
+    assert reported[position + 1] == "."
 
 
 def test_kill_at_every_step_of_a_save() -> None:
     """Wherever a save ends, the folder holds what it held or the new checkpoint as well, and the next save works."""
-    seen = set()
+    observed = set()
     for folder in killed("save"):
         steps = lookup.complete_steps(folder)
-        seen.add(tuple(steps))
+        observed.add(tuple(steps))
         assert layout.listed_steps(folder) == steps
         for step in steps:
             assert verify.verify_checkpoint(folder / f"step_{step}") == []
@@ -136,14 +136,14 @@ def test_kill_at_every_step_of_a_save() -> None:
         publish.publish_checkpoint(folder, build(folder, 9, contents(9)), 9, **FIELDS)
         assert lookup.complete_steps(folder) == [9, 6, 3]
         assert (folder / "latest").readlink() == Path("step_9")
-    assert seen == {(6, 3), (9, 6, 3)}
+    assert observed == {(6, 3), (9, 6, 3)}
 
 
 @pytest.mark.parametrize("what", ["prune", "quarantine"])
 def test_kill_at_every_step_of_a_removal(what: str) -> None:
     """Wherever a removal ends, a checkpoint is there whole or not there, and what should stay stays."""
     gone, stays = (3, 6) if what == "prune" else (6, 3)
-    seen = set()
+    observed = set()
     for folder in killed(what):
         steps = layout.listed_steps(folder)
         assert stays in steps
@@ -153,8 +153,8 @@ def test_kill_at_every_step_of_a_removal(what: str) -> None:
             (moved,) = folder.glob("quarantine/step_6.*/step_6")
             assert verify.verify_checkpoint(moved) == []
             assert (moved.parent / "reason.json").is_file()
-        seen.add(gone in steps)
-    assert seen == {True, False}
+        observed.add(gone in steps)
+    assert observed == {True, False}
 
 
 def test_a_step_that_stands_already(folder: Path, save: Save) -> None:

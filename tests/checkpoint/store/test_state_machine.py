@@ -93,8 +93,8 @@ class Checkpoints(RuleBasedStateMachine):
                 self.lost += 1
                 continue
             assert step == max(self.good)
-            found = {name: (path / "payload" / name).read_bytes() for name in contents(step)}
-            assert found == contents(step)
+            actual = {name: (path / "payload" / name).read_bytes() for name in contents(step)}
+            assert actual == contents(step)
             return
         assert not self.good
 

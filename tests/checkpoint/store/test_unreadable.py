@@ -64,10 +64,10 @@ def test_an_older_one_that_reads_is_taken(
             return guard.restore(state(0)).step  # type: ignore[union-attr]
 
     assert on_ranks(2, work) == [10, 10]
-    out, said = capfd.readouterr()
+    out, output = capfd.readouterr()
     assert out == ""  # it is the program's
-    assert f"{folder}/step_40 cannot be read" in said
-    assert f"continuing from {folder}/step_10, 30 steps earlier" in said
+    assert f"{folder}/step_40 cannot be read" in output
+    assert f"continuing from {folder}/step_10, 30 steps earlier" in output
     assert layout.listed_steps(folder) == [40, 10]
     assert not (folder / "quarantine").exists()
     assert lookup.latest_step(folder) == 10
@@ -104,11 +104,11 @@ def test_a_rank_that_cannot_read_is_enough(folder: Path, away: Away, monkeypatch
     real = restore.verify.verify_checkpoint
 
     def check(path: Path, *, share: tuple[int, int] = (0, 1), **more: Any) -> Any:
-        found = real(path, share=share, **more)
+        actual = real(path, share=share, **more)
         bad = restore.CheckpointProblem(
             checkpoint=path.name, path="payload/0.w", problem="unreadable", expected="a file", got="Input/output error"
         )
-        return [*found, bad] if share == (1, 2) and path.name == "step_2" else found
+        return [*actual, bad] if share == (1, 2) and path.name == "step_2" else actual
 
     monkeypatch.setattr(restore.verify, "verify_checkpoint", check)
 

@@ -68,12 +68,12 @@ def test_any_damage_is_found(data: st.DataObject, save: Save, memory: Path) -> N
         victim.write_bytes(theirs)
     assert verify.verify_checkpoint(path)
     # Of all that there is to be found, four ranks that share the work find at least as much as one.
-    found = {
+    actual = {
         (problem.path, problem.problem)
         for rank in range(4)
         for problem in verify.verify_checkpoint(path, share=(rank, 4))
     }
-    assert {(problem.path, problem.problem) for problem in verify.verify_checkpoint(path)} == found
+    assert {(problem.path, problem.problem) for problem in verify.verify_checkpoint(path)} == actual
 
 
 def test_each_problem_is_told_from_the_others(save: Save) -> None:

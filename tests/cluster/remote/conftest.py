@@ -93,8 +93,8 @@ class FarSide(NamedTuple):
         serving = self.sshd.children()
         for process in serving:
             with contextlib.suppress(psutil.NoSuchProcess):  # of the two that serve one, each ends the other
-                for one in [*[c for c in process.children() if c.name().startswith("sshd")], process]:
-                    one.send_signal(signal.SIGKILL)
+                for item in [*[c for c in process.children() if c.name().startswith("sshd")], process]:
+                    item.send_signal(signal.SIGKILL)
         return len(serving)
 
 
@@ -250,10 +250,10 @@ def make_plan(site: Site, tmp_path: Path) -> Callable[..., planning.Plan]:
     work.mkdir()
 
     def make(**asked: object) -> planning.Plan:
-        wanted = {"name": "t", "time": "3m", "workdir": str(work), **asked}
-        if "entry" not in wanted:
-            wanted.setdefault("command", "true")
-        return planning.make_plan(msgspec.convert(wanted, Request), site, "test")
+        expected = {"name": "t", "time": "3m", "workdir": str(work), **asked}
+        if "entry" not in expected:
+            expected.setdefault("command", "true")
+        return planning.make_plan(msgspec.convert(expected, Request), site, "test")
 
     return make
 

@@ -36,8 +36,10 @@ def sockets() -> list[Path]:
 def master() -> psutil.Process:
     """The process that holds the one connection."""
     (path,) = sockets()
-    (found,) = [one for one in psutil.process_iter(["cmdline"]) if str(path) in " ".join(one.info["cmdline"] or ())]
-    return found
+    (process,) = [
+        item for item in psutil.process_iter(["cmdline"]) if str(path) in " ".join(item.info["cmdline"] or ())
+    ]
+    return process
 
 
 def test_many_calls_are_one_login(near: None, far_side: Any) -> None:
@@ -55,16 +57,16 @@ def test_more_at_once_than_a_connection_takes(near: None, far_side: Any) -> None
     """sshd lets ten sessions share a connection: those beyond get one of their own, and all get their answer."""
     ask()
     with ThreadPoolExecutor(16) as pool:
-        said = list(pool.map(lambda number: ask(FAR, "sh", "-c", f"sleep 0.5; echo {number}"), range(16)))
-    assert said == [f"{number}\n" for number in range(16)]
+        output = list(pool.map(lambda number: ask(FAR, "sh", "-c", f"sleep 0.5; echo {number}"), range(16)))
+    assert output == [f"{number}\n" for number in range(16)]
 
 
 def test_commands_that_begin_at_once_are_one_login(near: None, far_side: Any) -> None:
     """Where no connection is open yet, one of them makes it and the others wait for that."""
     login_hosts = far_side.logins()
     with ThreadPoolExecutor(6) as pool:
-        said = list(pool.map(lambda number: ask(FAR, "echo", str(number)), range(6)))
-    assert said == [f"{number}\n" for number in range(6)]
+        output = list(pool.map(lambda number: ask(FAR, "echo", str(number)), range(6)))
+    assert output == [f"{number}\n" for number in range(6)]
     assert far_side.logins() - login_hosts == 1
 
 
@@ -73,7 +75,7 @@ def test_a_connection_that_is_cut_is_made_again(near: None, far_side: Any) -> No
     ask()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run_command, FAR, ["sleep", "9.125"], env={})
-        while not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "9.125"]]:
+        while not [item for item in psutil.process_iter(["cmdline"]) if item.info["cmdline"] == ["sleep", "9.125"]]:
             assert not waiting.done()
         far_side.cut()
         assert waiting.result(5).code == 255

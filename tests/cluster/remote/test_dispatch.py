@@ -32,17 +32,17 @@ def decide(
     now_s: float, jobs: Sequence[types.PendingJob], pools: Mapping[str, types.PoolState], held: Sequence[types.Ticket]
 ) -> list[types.Submit | types.Withdraw]:
     """Each job where its name says; `moved` goes to the near queue, and from there to the far one."""
-    found: list[types.Submit | types.Withdraw] = []
+    actual: list[types.Submit | types.Withdraw] = []
     for job in jobs:
-        wanted = WANTED[job.job_id.partition("-")[0]]
-        mine = [ticket.pool for ticket in held if ticket.job_id == job.job_id]
+        expected = WANTED[job.job_id.partition("-")[0]]
+        own_part = [ticket.pool for ticket in held if ticket.job_id == job.job_id]
         # Where a ticket was just taken back there is no option for a while.
-        left = [pool for pool in wanted if pool in pools and pool in {option.pool for option in job.options}]
-        if not mine:
-            found += [types.Submit(job_id=job.job_id, pool=pool) for pool in left[:1]]
-        elif mine[0] != wanted[-1]:
-            found.append(types.Withdraw(job_id=job.job_id, pool=mine[0]))
-    return found
+        left = [pool for pool in expected if pool in pools and pool in {option.pool for option in job.options}]
+        if not own_part:
+            actual += [types.Submit(job_id=job.job_id, pool=pool) for pool in left[:1]]
+        elif own_part[0] != expected[-1]:
+            actual.append(types.Withdraw(job_id=job.job_id, pool=own_part[0]))
+    return actual
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def world(
     for folder in (sites, bin_folder, state):
         folder.mkdir(mode=0o700)
     path = os.environ["PATH"] + ":" + os.defpath
-    real = next(f"{one}/sbatch" for one in path.split(":") if Path(one, "sbatch").exists())
+    real = next(f"{item}/sbatch" for item in path.split(":") if Path(item, "sbatch").exists())
     (bin_folder / "sbatch").write_text(SBATCH.format(real=real))
     (bin_folder / "sbatch").chmod(0o755)
     text = (dev_sites / "alpha.toml").read_text().replace('name = "alpha"', 'name = "far"')
@@ -97,8 +97,8 @@ def test_near_and_far_and_a_cut(world: Path, alpha: Client, far_side: Any, tmp_p
             cuts = far_side.cut()
             assert cuts == 1
         time.sleep(0.2)
-    found = [store.find_job(world, job.job_id) for job in jobs]
-    assert [job.state for job in found] == ["done"] * len(jobs), [job.tickets for job in found]
+    actual = [store.find_job(world, job.job_id) for job in jobs]
+    assert [job.state for job in actual] == ["done"] * len(jobs), [job.tickets for job in actual]
     assert far_side.logins() - before == 2
     proofs = [
         path

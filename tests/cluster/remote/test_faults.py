@@ -75,7 +75,7 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
     """Whenever the connection goes, whoever asks until there is an answer gets one job a name, and it runs once."""
     plan = make_plan(command='echo x >> "$PIT_RUN_DIR/proof"')
     names: list[str] = []
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     moment, failures, in_a_row = random.Random(5), 0, 0
     deadline = time.monotonic() + 240  # on a busy machine; it ends as soon as there is what it needs
     over = threading.Event()
@@ -88,24 +88,24 @@ def test_cut_again_and_again(site: Site, make_plan: MakePlan, far_side: Any, alp
     thread = threading.Thread(target=cut)
     thread.start()
     # As many as it takes to be cut off once.
-    while (len(told) < max(8, len(names)) or not failures) and time.monotonic() < deadline:
-        if len(told) == len(names):
+    while (len(reported) < max(8, len(names)) or not failures) and time.monotonic() < deadline:
+        if len(reported) == len(names):
             names.append(f"{name}-{len(names)}")
         try:
-            told[names[-1]] = remote.submit_ticket(plan, site, name=names[-1]).job_id
+            reported[names[-1]] = remote.submit_ticket(plan, site, name=names[-1]).job_id
             in_a_row = 0
         except TryLater:
             failures, in_a_row = failures + 1, in_a_row + 1
     over.set()
     thread.join()
-    told |= dict.fromkeys(set(names) - set(told), "never")
+    reported |= dict.fromkeys(set(names) - set(reported), "never")
     assert failures
     jobs = [(job.name, job.raw_id) for job in alpha.jobs(user=far_side.user, all_states=True) if job.name in names]
-    assert sorted(jobs) == sorted(told.items())
-    while not all(seen.is_over for one, seen in remote.ticket_states(site, names).items() if one in names):
+    assert sorted(jobs) == sorted(reported.items())
+    while not all(seen.is_over for item, seen in remote.ticket_states(site, names).items() if item in names):
         assert time.monotonic() < deadline + 30
         time.sleep(0.3)
-    assert {remote_files.read_file(site, f"{remote.ticket_dir(site, one)}/proof") for one in names} == {b"x\n"}
+    assert {remote_files.read_file(site, f"{remote.ticket_dir(site, item)}/proof") for item in names} == {b"x\n"}
 
 
 def test_cut_before_slurm_heard_of_it(
@@ -129,8 +129,8 @@ def test_a_controller_that_is_away_is_asked_again(
     site: Site, make_plan: MakePlan, far_side: Any, alpha: Client, name: str
 ) -> None:
     """What certainly never reached slurmctld is submitted by the next call."""
-    said = "sbatch: error: Batch job submission failed: Connection refused"
-    path = fake(far_side, f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    output = "sbatch: error: Batch job submission failed: Connection refused"
+    path = fake(far_side, f"#!/bin/sh\necho '{output}' >&2\nexit 1\n")
     plan = make_plan(command="true")
     with pytest.raises(Unreachable, match="Connection refused") as caught:
         remote.submit_ticket(plan, site, name=name)
@@ -198,21 +198,21 @@ def test_data_goes_on_where_the_disk_was_full(
 ) -> None:
     """Batches that have come are not sent again; the dataset appears when all of them have."""
     monkeypatch.setattr("pitools.launch.tickets.remote.datasets.BATCH_BYTES", 1 << 20)
-    there = moved(site, data=str(full))
+    target = moved(site, data=str(full))
     version = make_dataset([1 << 20] * 15)
     (staged,) = planned(make_plan, version).data
     with pytest.raises(NoSpace):
-        remote.send_dataset(staged, there)
+        remote.send_dataset(staged, target)
     assert not (full / "pick").exists()
     subprocess.run(["/usr/bin/mount", "-o", "remount,size=64m", str(full)], check=True)
-    sent = remote.send_dataset(staged, there)
+    sent = remote.send_dataset(staged, target)
     assert 1 << 20 <= sent.bytes <= 6 << 20
     final = full / "pick" / version.name
     assert {path.name for path in full.iterdir()} == {"pick", ".tmp"}
     assert not list((full / ".tmp").iterdir())
     assert (final / "a" / "14").read_bytes() == (version / "a" / "14").read_bytes()
-    assert remote.missing_datasets(planned(make_plan, version), there) == ()
-    assert remote.send_dataset(staged, there).bytes in (0, 15 << 20)
+    assert remote.missing_datasets(planned(make_plan, version), target) == ()
+    assert remote.send_dataset(staged, target).bytes in (0, 15 << 20)
 
 
 def test_data_that_changed_is_not_published(site: Site, make_plan: MakePlan, far_side: Any, make_dataset: Any) -> None:
@@ -268,11 +268,11 @@ def test_a_link_in_place_of_the_root(site: Site, make_plan: MakePlan, far_side: 
     root = far_side.root / "linked"
     root.symlink_to(elsewhere)
     try:
-        there = moved(site, runs=str(root))
+        target = moved(site, runs=str(root))
         with pytest.raises(ClusterError, match="is a link, not a folder"):
-            remote.submit_ticket(make_plan(), there, name=name)
+            remote.submit_ticket(make_plan(), target, name=name)
         with pytest.raises(ClusterError, match="is a link, not a folder"):
-            remote.revoke(there, [name])
+            remote.revoke(target, [name])
         assert not list(elsewhere.iterdir())
     finally:
         root.unlink()

@@ -42,10 +42,10 @@ def main(note):
 
 def until(site: Site, name: str, ready: Callable[[TicketState], bool], timeout_s: float = 60) -> TicketState:
     deadline = time.monotonic() + timeout_s
-    while not ready(seen := remote.ticket_states(site, [name])[name]):
-        assert time.monotonic() < deadline, seen
+    while not ready(states := remote.ticket_states(site, [name])[name]):
+        assert time.monotonic() < deadline, states
         time.sleep(0.3)
-    return seen
+    return states
 
 
 def over(seen: TicketState) -> bool:
@@ -75,7 +75,7 @@ def test_a_run_from_end_to_end(
     assert (submission.data_bytes, submission.data_s > 0) == (100_003, True)
     again = remote.submit_ticket(plan, site, name=name)
     assert (again.job_id, again.data_bytes) == (submission.job_id, 0)
-    seen = until(site, name, over)
+    observed = until(site, name, over)
     assert far_side.logins() - login_hosts == 1
     (job,) = alpha.jobs(name=name, all_states=True)
     assert (job.raw_id, job.user) == (submission.job_id, far_side.user)
@@ -83,7 +83,7 @@ def test_a_run_from_end_to_end(
     while (state := alpha.state_of([job.raw_id])[job.raw_id]) != "COMPLETED":  # the run is over before Slurm says so
         assert (state in ("RUNNING", "COMPLETING"), time.monotonic() < deadline) == (True, True)
         time.sleep(0.2)
-    assert (seen.state, seen.job_id, seen.exit_code, seen.grant) == (
+    assert (observed.state, observed.job_id, observed.exit_code, observed.grant) == (
         "COMPLETED",
         submission.job_id,
         0,
@@ -100,13 +100,13 @@ def test_a_run_from_end_to_end(
     record = run_folder.read_record(tmp_path / "back" / "attempts" / "0" / "exit.json", run_folder.AttemptExit)
     assert record is not None
     assert record.exit_code == 0
-    there = Path(remote.ticket_dir(site, name))
-    assert {path.name for path in (there / "code").iterdir()} == {"main.py", "helper.py", "here.py"}
-    assert (there / "code" / "here.py").readlink() == Path("helper.py")
-    for one in ("script.sbatch", "plan.json", "job.json"):
-        assert not [near_word for near_word in near_words(tmp_path) if near_word in (there / one).read_bytes()]
+    target = Path(remote.ticket_dir(site, name))
+    assert {path.name for path in (target / "code").iterdir()} == {"main.py", "helper.py", "here.py"}
+    assert (target / "code" / "here.py").readlink() == Path("helper.py")
+    for item in ("script.sbatch", "plan.json", "job.json"):
+        assert not [near_word for near_word in near_words(tmp_path) if near_word in (target / item).read_bytes()]
     remote.remove_ticket_dirs(site, [name])
-    assert not there.exists()
+    assert not target.exists()
     assert remote.ticket_states(site, [name])[name].state == "COMPLETED"  # squeue still knows
 
 
@@ -116,12 +116,12 @@ def test_it_gets_the_best_of_the_free_nodes(site: Site, make_plan: MakePlan, nam
     submission = remote.submit_ticket(make_plan(command=tell, nodes=3, topology="exclude"), site, name=name)
     until(site, name, over)
     words = Path(remote.ticket_dir(site, name), "told").read_text().split()
-    told = dict(word.split("=", 1) for word in words if "=" in word)
-    assert told["JobId"] == submission.job_id
+    reported = dict(text.split("=", 1) for text in words if "=" in text)
+    assert reported["JobId"] == submission.job_id
     leaves = [{f"alpha0{n + even}" for n in (1, 3, 5, 7)} for even in (0, 1)]
-    other, mine = sorted(leaves, key=lambda leaf: leaf.issuperset(hostlist.expand(told["NodeList"])))
-    assert set(hostlist.expand(told["NodeList"])) < mine
-    assert set(hostlist.expand(told["ExcNodeList"])) == other
+    other, own_part = sorted(leaves, key=lambda leaf: leaf.issuperset(hostlist.expand(reported["NodeList"])))
+    assert set(hostlist.expand(reported["NodeList"])) < own_part
+    assert set(hostlist.expand(reported["ExcNodeList"])) == other
 
 
 def test_what_was_queued_before_is_only_looked_up(
@@ -176,7 +176,7 @@ def test_this_side_sees_nothing_of_that_side(
         "assert not list(root.iterdir())\n"
     )
     hide = 'mount -t tmpfs none "$1" && PATH="$2" && shift 2 && exec "$@"'
-    files_here = [tmp_path / one for one in ("near.py", "site.json", "plan.json")]
+    files_here = [tmp_path / item for item in ("near.py", "site.json", "plan.json")]
     words = [sys.executable, *files_here, name, far_side.root, tmp_path / "b"]
     done = subprocess.run(
         [
@@ -206,8 +206,8 @@ def test_leave_to_run(site: Site, make_plan: MakePlan, alpha: Client, name: str)
     """What runs is not taken back; one that was while it waited ends with 75 when it is its turn."""
     plan = make_plan(nodelist="alpha01", cpus_per_task=4, command='echo ran > "$PIT_RUN_DIR/proof"; sleep 2')
     other = f"{name}-2"
-    for one in (name, other):
-        remote.submit_ticket(plan, site, name=one)
+    for item in (name, other):
+        remote.submit_ticket(plan, site, name=item)
     until(site, name, lambda seen: bool(seen.grant))
     assert remote.revoke(site, [name, other, f"{name}-3"]) == {name: False, other: True, f"{name}-3": True}
     assert until(site, name, over).state == "COMPLETED"
@@ -222,9 +222,9 @@ def test_leave_to_run(site: Site, make_plan: MakePlan, alpha: Client, name: str)
 def test_many_at_once_are_one_job(site: Site, make_plan: MakePlan, alpha: Client, name: str) -> None:
     """Four submissions of one name at the same moment: one job, and everybody is told its id."""
     plan = make_plan(command="true")
-    told: list[str] = []
+    reported: list[str] = []
     threads = [
-        threading.Thread(target=lambda: told.append(remote.submit_ticket(plan, site, name=name).job_id))
+        threading.Thread(target=lambda: reported.append(remote.submit_ticket(plan, site, name=name).job_id))
         for _ in range(4)
     ]
     for thread in threads:
@@ -232,7 +232,7 @@ def test_many_at_once_are_one_job(site: Site, make_plan: MakePlan, alpha: Client
     for thread in threads:
         thread.join()
     (job,) = alpha.jobs(name=name, all_states=True)
-    assert told == [job.raw_id] * 4
+    assert reported == [job.raw_id] * 4
 
 
 def test_what_slurm_refuses_leaves_nothing(site: Site, make_plan: MakePlan, name: str) -> None:

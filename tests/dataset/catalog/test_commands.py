@@ -14,22 +14,27 @@ from pitools.store import tags, version_state
 
 def test_tag(pit, lines, publish, tmp_path) -> None:
     """Tags are set, promoted, expected, told and removed; a lost race is 75 and names who won."""
-    one, two = (publish(tmp_path / "root", "x", number).name for number in range(2))
-    (made,) = lines(pit("dataset", "tag", "root/x", "candidate", one[:6], "--reason", "first"))
-    assert (made["schema"], made["version"], made["number"], made["reason"]) == ("pit.dataset-tag/1", one, 1, "first")
-    (made,) = lines(pit("dataset", "tag", "root/x", "prod", "@candidate", "--expect", "none"))
-    assert made["version"] == one
+    first, two = (publish(tmp_path / "root", "x", number).name for number in range(2))
+    (created,) = lines(pit("dataset", "tag", "root/x", "candidate", first[:6], "--reason", "first"))
+    assert (created["schema"], created["version"], created["number"], created["reason"]) == (
+        "pit.dataset-tag/1",
+        first,
+        1,
+        "first",
+    )
+    (created,) = lines(pit("dataset", "tag", "root/x", "prod", "@candidate", "--expect", "none"))
+    assert created["version"] == first
     lost = pit("dataset", "tag", "root/x", "prod", two, "--expect", "none")
     assert (lost.returncode, lost.stdout) == (75, "")
-    assert f"moved it to {one}" in lost.stderr
-    lines(pit("dataset", "tag", "root/x", "prod", two, "--expect", one[:8]))
-    told = {line["tag"]: line["version"] for line in lines(pit("dataset", "tag", "root/x"))}
-    assert told == {"candidate": one, "prod": two}
+    assert f"moved it to {first}" in lost.stderr
+    lines(pit("dataset", "tag", "root/x", "prod", two, "--expect", first[:8]))
+    reported = {line["tag"]: line["version"] for line in lines(pit("dataset", "tag", "root/x"))}
+    assert reported == {"candidate": first, "prod": two}
     (shown,) = lines(pit("dataset", "tag", "root/x", "prod"))
     assert shown["version"] == two
     lines(pit("dataset", "tag", "root/x", "candidate", "--remove"))
     history = [(line["tag"], line["version"]) for line in lines(pit("dataset", "tag", "root/x", "--history"))]
-    assert history == [("candidate", one), ("candidate", ""), ("prod", one), ("prod", two)]
+    assert history == [("candidate", first), ("candidate", ""), ("prod", first), ("prod", two)]
     assert [line["version"] for line in lines(pit("dataset", "list", "root", "--where", "tag=prod"))] == [two]
     assert pit("dataset", "tag", "root/y").returncode == 2
     assert pit("dataset", "tag", "root/x", "--remove").returncode == 2
@@ -41,52 +46,52 @@ def test_tag(pit, lines, publish, tmp_path) -> None:
 def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
     """A version is retired by name, shown as such, kept by the site's runs, taken back, and removed in the end."""
     root = tmp_path / "root"
-    one, two = (publish(root, "x", number) for number in range(2))
+    first, two = (publish(root, "x", number) for number in range(2))
     assert pit("dataset", "retire", "root/x").returncode == 2
-    (said,) = lines(pit("dataset", "retire", f"root/x/{one.name[:7]}", "--reason", "bad labels"))
-    assert (said["version"], said["reason"]) == (one.name, "bad labels")
+    (output,) = lines(pit("dataset", "retire", f"root/x/{first.name[:7]}", "--reason", "bad labels"))
+    assert (output["version"], output["reason"]) == (first.name, "bad labels")
     states = {line["version"]: line["state"] for line in lines(pit("dataset", "list", "root"))}
-    assert states == {one.name: "retired", two.name: "live"}
-    refused = pit("dataset", "tag", "root/x", "prod", one.name)
+    assert states == {first.name: "retired", two.name: "live"}
+    refused = pit("dataset", "tag", "root/x", "prod", first.name)
     assert refused.returncode == 2
     assert "--undo" in refused.stderr
-    (kept,) = lines(pit("dataset", "gc", "root"))
-    assert (kept["state"], "grace" in kept["reason"]) == ("kept", True)
+    (retained,) = lines(pit("dataset", "gc", "root"))
+    assert (retained["state"], "grace" in retained["reason"]) == ("kept", True)
     run = tmp_path / "jobs/bc-1/plan.json"
     run.parent.mkdir(parents=True)
-    run.write_text(json.dumps({"data": [{"version": one.name}]}))
-    (kept,) = lines(pit("dataset", "gc", "root", "--grace", "0s", PIT_RUNS=str(tmp_path / "jobs")))
-    assert kept["reason"] == "run bc-1"
+    run.write_text(json.dumps({"data": [{"version": first.name}]}))
+    (retained,) = lines(pit("dataset", "gc", "root", "--grace", "0s", PIT_RUNS=str(tmp_path / "jobs")))
+    assert retained["reason"] == "run bc-1"
     for wrong in (["root", "--grace", "7"], ["root/x"], ["root"]):
         refused = pit("dataset", "gc", *wrong, PIT_RUNS=str(tmp_path / "not/mounted"))
         assert refused.returncode == (2 if wrong != ["root"] else 4), refused.stderr
-    assert "--grace 7d" in pit("dataset", "retire", str(one), "--grace", "7").stderr
+    assert "--grace 7d" in pit("dataset", "retire", str(first), "--grace", "7").stderr
     done = pit("dataset", "gc", "root", "--grace", "0s", "--dry-run")
     assert "no run keeps a version" in done.stderr
     (planned,) = lines(done)
     assert planned["state"] == "would-remove"
-    assert lines(pit("dataset", "retire", "--undo", str(one))) == []
+    assert lines(pit("dataset", "retire", "--undo", str(first))) == []
     assert lines(pit("dataset", "gc", "root", "--grace", "0s")) == []
-    lines(pit("dataset", "retire", str(one)))
+    lines(pit("dataset", "retire", str(first)))
     (gone,) = lines(pit("dataset", "gc", "root", "--grace", "0s"))
     assert (gone["schema"], gone["state"], gone["freed_bytes"]) == (
         "pit.dataset-gc/1",
         "removed",
         planned["freed_bytes"],
     )
-    assert not one.exists()
-    assert pit("dataset", "retire", "--undo", str(one)).returncode == 2
+    assert not first.exists()
+    assert pit("dataset", "retire", "--undo", str(first)).returncode == 2
 
 
 def test_where(pit, lines, publish, tmp_path) -> None:
     """`list` searches, and names the nearest key when it does not know one."""
     for number in range(3):
         publish(tmp_path / "root", "x", number, episodes=10 * (number + 1), tasks={"pick": 1})
-    found = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "task~PICK"))
-    assert [line["episodes"] for line in found] == [20, 30]
-    assert found[0]["path"] == f"root/x/{found[0]['version']}"
+    actual = lines(pit("dataset", "list", "root", "--where", "episodes>=20", "--where", "task~PICK"))
+    assert [line["episodes"] for line in actual] == [20, 30]
+    assert actual[0]["path"] == f"root/x/{actual[0]['version']}"
     assert "expected a root" in pit("dataset", "list", "root/x").stderr
-    assert lines(pit("dataset", "list", "root", "--where", f"version={found[0]['version'][:8]}")) == found[:1]
+    assert lines(pit("dataset", "list", "root", "--where", f"version={actual[0]['version'][:8]}")) == actual[:1]
     for number in (0, 1):
         (tmp_path / f"root/x/broken-{number}").mkdir()
         (tmp_path / f"root/x/broken-{number}/manifest.json").write_text("{")
@@ -147,23 +152,23 @@ def test_diff(pit, lines, robomimic, tmp_path) -> None:
     version = ingest([robomimic(3, 4)], root=root, name="x")
     assert [line["change"] for line in lines(pit("dataset", "diff", version.path, version.path))] == ["shared"]
     two = ingest([robomimic(3, 4), robomimic(5, name="more.hdf5", seed=1)], root=root, name="x", skip=["reward"])
-    found = lines(pit("dataset", "diff", version.path, two.path), 1)
-    assert {line["schema"] for line in found} == {"pit.dataset-diff/1"}
-    told = {(line["kind"], line["subject"]): line for line in found}
-    assert told["array", "reward"]["change"] == "removed"
-    assert told["episode", "more.hdf5: demo_0"]["change"] == "added"
-    assert ("episode", "reach.hdf5: demo_0") not in told
-    assert told["source", "more.hdf5"]["change"] == "added"
-    assert (told["option", "skip"]["before"], told["option", "skip"]["after"]) == ("[]", '["reward"]')
-    assert told["statistics", "action"]["shift"] > 0
-    assert sum(line["bytes"] for line in found if line["kind"] == "files" and line["change"] != "removed") == two.bytes
+    actual = lines(pit("dataset", "diff", version.path, two.path), 1)
+    assert {line["schema"] for line in actual} == {"pit.dataset-diff/1"}
+    reported = {(line["kind"], line["subject"]): line for line in actual}
+    assert reported["array", "reward"]["change"] == "removed"
+    assert reported["episode", "more.hdf5: demo_0"]["change"] == "added"
+    assert ("episode", "reach.hdf5: demo_0") not in reported
+    assert reported["source", "more.hdf5"]["change"] == "added"
+    assert (reported["option", "skip"]["before"], reported["option", "skip"]["after"]) == ("[]", '["reward"]')
+    assert reported["statistics", "action"]["shift"] > 0
+    assert sum(line["bytes"] for line in actual if line["kind"] == "files" and line["change"] != "removed") == two.bytes
     three = ingest([robomimic(3, 4, seed=5)], root=root, name="x")
-    found = lines(pit("dataset", "diff", version.path, three.path), 1)
-    assert {line["subject"] for line in found if line["kind"] == "episode"} == {
+    actual = lines(pit("dataset", "diff", version.path, three.path), 1)
+    assert {line["subject"] for line in actual if line["kind"] == "episode"} == {
         "reach.hdf5: demo_0",
         "reach.hdf5: demo_1",
     }
-    assert {line["change"] for line in found if line["kind"] == "episode"} == {"changed"}
+    assert {line["change"] for line in actual if line["kind"] == "episode"} == {"changed"}
 
 
 @pytest.mark.parametrize("words", [["list"], ["show"], ["tag"], ["retire"], ["gc"], ["diff"], ["rebuild"]], ids=str)

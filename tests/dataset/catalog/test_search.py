@@ -45,7 +45,7 @@ def settle() -> None:
 
 def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
     """Name and episodes of what is found."""
-    return [(found.name, found.episodes) for found in search.search(root, index.load_index(root)[0], conditions)]
+    return [(actual.name, actual.episodes) for actual in search.search(root, index.load_index(root)[0], conditions)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_refused(text) -> None:
 def test_what_is_said_of_versions(root) -> None:
     """Tags, retirement and quarantine show at once, also with an index from before."""
     assert len(find(root)) == 5
-    small, large = (Path(found.path) for found in search.search(root, index.load_index(root)[0], ["name=pick"]))
+    small, large = (Path(actual.path) for actual in search.search(root, index.load_index(root)[0], ["name=pick"]))
     tags.move_tag(root, "pick", "prod", large.name)
     tags.move_tag(root, "pick", "best", large.name)
     retire_version(small)
@@ -126,20 +126,20 @@ def test_what_is_said_of_versions(root) -> None:
     version_state.set_quarantine(
         large, version_state.Quarantine(whole_version=False, episodes={3: ("black",), 5: ()}, set_at="", set_by="")
     )
-    known = {found.episodes: found for found in search.search(root, index.load_index(root)[0], ["name=pick"])}
-    assert (known[200].tags, known[200].quarantined_episodes, known[200].state) == (("best", "prod"), 2, "live")
-    assert known[10].state == "retired"
+    matches = {actual.episodes: actual for actual in search.search(root, index.load_index(root)[0], ["name=pick"])}
+    assert (matches[200].tags, matches[200].quarantined_episodes, matches[200].state) == (("best", "prod"), 2, "live")
+    assert matches[10].state == "retired"
     restore_version(root, "pick", small.name)
     tags.move_tag(root, "pick", "best", small.name)
     version_state.set_quarantine(large, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
-    known = {found.episodes: found for found in search.search(root, index.load_index(root)[0], ["name=pick"])}
-    assert (known[200].tags, known[200].state, known[200].quarantined_episodes) == (("prod",), "quarantined", 200)
-    assert (known[10].tags, known[10].state) == (("best",), "live")
+    matches = {actual.episodes: actual for actual in search.search(root, index.load_index(root)[0], ["name=pick"])}
+    assert (matches[200].tags, matches[200].state, matches[200].quarantined_episodes) == (("prod",), "quarantined", 200)
+    assert (matches[10].tags, matches[10].state) == (("best",), "live")
 
 
 def test_each_change_shows(publish, root) -> None:
     """Whatever is done to a version, alone, shows in the next search, with an index from before."""
-    path = next(Path(found.path) for found in search.search(root, index.load_index(root)[0], ["name=stack*"]))
+    path = next(Path(actual.path) for actual in search.search(root, index.load_index(root)[0], ["name=stack*"]))
     version = publish(root, "stack.v2", 5, episodes=71)
     tags.move_tag(root, "stack.v2", "old", version.name)
 
@@ -163,18 +163,18 @@ def test_each_change_shows(publish, root) -> None:
         find(root)
         act()
         key, _, value = condition.partition("=")
-        found = search.search(root, index.load_index(root)[0], ["episodes=70"])
+        actual = search.search(root, index.load_index(root)[0], ["episodes=70"])
         if key == "quarantined_episodes":
-            assert [each.quarantined_episodes for each in found] == [int(value)]
+            assert [each.quarantined_episodes for each in actual] == [int(value)]
         else:
             assert ("stack.v2", 70) in find(root, condition)
     shutil.copytree(path, copy := root / "copy")
     settle()
-    before = next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published
+    matches = next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published
     shutil.rmtree(path)
     copy.rename(path)
     os.utime(path / "manifest.json")
-    assert next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published > before
+    assert next(search.search(root, index.load_index(root)[0], ["episodes=70"])).published > matches
 
 
 def test_only_what_changed_is_read(publish, root) -> None:
@@ -249,9 +249,9 @@ def test_dataset_that_cannot_be_read(root) -> None:
 
     with patch("os.listdir", refused):
         for _ in range(2):
-            known, errors = index.load_index(root)
+            reference, errors = index.load_index(root)
             assert [error.where for error in errors] == [str(root / "reach")]
-            assert {found.name for found in search.search(root, known, [])} == {"pick", "stack.v2"}
+            assert {actual.name for actual in search.search(root, reference, [])} == {"pick", "stack.v2"}
     assert len(find(root)) == 5
 
 
@@ -307,8 +307,8 @@ def test_strange_provenance(publish, tmp_path) -> None:
     for text in (b'"many"', b"null", b"{}", b"[1]"):
         path.write_bytes(data.replace(b'"bytes": 1000', b'"bytes": ' + text))
         assert path.read_bytes() != data
-        (found,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
-        assert found.source_bytes == describe_version(path.parent)[0].source_bytes == 0
+        (matches,) = search.search(tmp_path / "root", index.load_index(tmp_path / "root", rebuild=True)[0], [])
+        assert matches.source_bytes == describe_version(path.parent)[0].source_bytes == 0
 
 
 def test_lost_manifest(pit, robomimic, tmp_path) -> None:
@@ -334,9 +334,9 @@ def test_damaged_manifest(root) -> None:
     (Path(path) / "manifest.json").write_text("{")
     settle()
     for _ in range(2):
-        known, errors = index.load_index(root)
+        reference, errors = index.load_index(root)
         assert [error.where for error in errors] == [f"{path}/manifest.json"]
-        assert len(list(search.search(root, known, []))) == 4
+        assert len(list(search.search(root, reference, []))) == 4
     (Path(path) / "manifest.json").write_bytes(data)
     assert index.load_index(root)[1] == []
     assert len(find(root)) == 5

@@ -15,18 +15,18 @@ from pitools.store import tags, version_state
 
 def test_moves_are_a_history(publish, tmp_path) -> None:
     """A tag names what it was moved to last, removal too, and its history tells every move in order."""
-    one, two = (publish(tmp_path, "x", number).name for number in range(2))
+    first, two = (publish(tmp_path, "x", number).name for number in range(2))
     assert tags.read_tags(tmp_path, "x") == {}
-    for to, why in ((one, "first"), (two, ""), ("", "no more"), (one, "again")):
+    for to, why in ((first, "first"), (two, ""), ("", "no more"), (first, "again")):
         tags.move_tag(tmp_path, "x", "prod", to, reason=why)
         assert {tag: value.version for tag, value in tags.read_tags(tmp_path, "x").items()} == (
             {"prod": to} if to else {}
         )
     assert [(move.number, move.version, move.reason) for move in tags.tag_history(tmp_path, "x", "prod")] == [
-        (1, one, "first"),
+        (1, first, "first"),
         (2, two, ""),
         (3, "", "no more"),
-        (4, one, "again"),
+        (4, first, "again"),
     ]
     assert {path.name for path in (version_state.tags_dir(tmp_path, "x") / "prod").iterdir()} == {
         f"{n}.json" for n in (1, 2, 3, 4)
@@ -43,29 +43,29 @@ def test_again_changes_nothing(publish, tmp_path) -> None:
 
 def test_compare_and_swap(publish, tmp_path) -> None:
     """A move that expects another value than there is loses, and is told who won."""
-    one, two, three = (publish(tmp_path, "x", number).name for number in range(3))
-    tags.move_tag(tmp_path, "x", "prod", one, expect="")
-    tags.move_tag(tmp_path, "x", "prod", two, expect=one)
+    first, two, three = (publish(tmp_path, "x", number).name for number in range(3))
+    tags.move_tag(tmp_path, "x", "prod", first, expect="")
+    tags.move_tag(tmp_path, "x", "prod", two, expect=first)
     with pytest.raises(TryLater, match=rf"{version_state.current_user()} moved it to {two}"):
-        tags.move_tag(tmp_path, "x", "prod", three, expect=one)
+        tags.move_tag(tmp_path, "x", "prod", three, expect=first)
     with pytest.raises(TryLater, match="tag: not found"):
-        tags.move_tag(tmp_path, "x", "other", three, expect=one)
+        tags.move_tag(tmp_path, "x", "other", three, expect=first)
     assert tags.read_tags(tmp_path, "x")["prod"].version == two
 
 
 def test_late_loser(publish, tmp_path) -> None:
     """A move that is overtaken between its look and its link loses, whatever it expected."""
-    one, two = (publish(tmp_path, "x", number).name for number in range(2))
+    first, two = (publish(tmp_path, "x", number).name for number in range(2))
     link = os.link
 
     def overtaken(*names):
         with patch("os.link", link):
-            tags.move_tag(tmp_path, "x", "prod", one)
+            tags.move_tag(tmp_path, "x", "prod", first)
         link(*names)
 
-    with patch("os.link", overtaken), pytest.raises(TryLater, match=f"moved it to {one}"):
+    with patch("os.link", overtaken), pytest.raises(TryLater, match=f"moved it to {first}"):
         tags.move_tag(tmp_path, "x", "prod", two)
-    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [one]
+    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [first]
 
 
 def test_names_that_are_remembered(publish, tmp_path) -> None:
@@ -109,10 +109,10 @@ def test_lost_answer(publish, tmp_path) -> None:
 
 def test_refused(publish, tmp_path) -> None:
     """A tag names no version that is missing or retired, and has a name that is one."""
-    one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire_version(one)
+    first, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire_version(first)
     with pytest.raises(UsageError, match="retired"):
-        tags.move_tag(tmp_path, "x", "prod", one.name)
+        tags.move_tag(tmp_path, "x", "prod", first.name)
     with pytest.raises(UsageError, match="no such version"):
         tags.move_tag(tmp_path, "x", "prod", "0" * 32)
     with pytest.raises(UsageError, match="not a digest"):
@@ -125,20 +125,20 @@ def test_refused(publish, tmp_path) -> None:
 
 def test_a_version_with_a_damaged_manifest_is_not_tagged(publish, tmp_path) -> None:
     """Whoever asks for the tag would get nothing but an error: it goes on naming what it did."""
-    one, two = (publish(tmp_path, "x", number) for number in range(2))
-    tags.move_tag(tmp_path, "x", "prod", one.name)
+    first, two = (publish(tmp_path, "x", number) for number in range(2))
+    tags.move_tag(tmp_path, "x", "prod", first.name)
     file = two / "manifest.json"
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(DataError) as caught:
         tags.move_tag(tmp_path, "x", "prod", two.name)
     assert two.name in caught.value.where
-    assert tags.read_tags(tmp_path, "x")["prod"].version == one.name
+    assert tags.read_tags(tmp_path, "x")["prod"].version == first.name
 
 
 def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
     """A version that is taken away after the first look is not named in the end, and the tag is what it was."""
-    one, two = (publish(tmp_path, "x", number) for number in range(2))
-    tags.move_tag(tmp_path, "x", "prod", one.name)
+    first, two = (publish(tmp_path, "x", number) for number in range(2))
+    tags.move_tag(tmp_path, "x", "prod", first.name)
     link = os.link
 
     def removed(*names):
@@ -148,7 +148,7 @@ def test_version_that_goes_meanwhile(publish, tmp_path) -> None:
 
     with patch("os.link", removed), pytest.raises(UsageError, match="no such version"):
         tags.move_tag(tmp_path, "x", "prod", two.name)
-    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [one.name, two.name, one.name]
+    assert [move.version for move in tags.tag_history(tmp_path, "x", "prod")] == [first.name, two.name, first.name]
 
 
 def test_retire_meets_tag(publish, tmp_path) -> None:
@@ -190,15 +190,17 @@ def _mover(root: Path, versions: list[str], seed: int, start, wins) -> None:
     start.wait()
     for i in range(20):
         to = versions[(seed * 7 + i) % len(versions)]
-        seen = tags.current_tag(root, "x", "prod")
-        if seen and seen.version == to:
+        observed = tags.current_tag(root, "x", "prod")
+        if observed and observed.version == to:
             continue
         try:
-            made = tags.move_tag(root, "x", "prod", to, expect=seen.version if seen else "", reason=f"{seed}.{i}")
+            created = tags.move_tag(
+                root, "x", "prod", to, expect=observed.version if observed else "", reason=f"{seed}.{i}"
+            )
         except TryLater:
             continue
-        if made.reason == f"{seed}.{i}":
-            wins.put((made.number, seed, i, seen.version if seen else "", to))
+        if created.reason == f"{seed}.{i}":
+            wins.put((created.number, seed, i, observed.version if observed else "", to))
 
 
 def test_many_at_once(publish, tmp_path) -> None:

@@ -48,9 +48,9 @@ def record(path: Path, change: Callable[[list[Demo]], object] = lambda _: None, 
     demos = [demo(number, rng) for number in range(EPISODES)]
     change(demos)
     with h5py.File(path, "w") as file:
-        for number, known in enumerate(demos):
+        for number, reference in enumerate(demos):
             group = file.create_group(f"data/demo_{number}")
-            for key, value in known.items():
+            for key, value in reference.items():
                 if isinstance(value, str):
                     group.attrs[key] = value
                 else:
@@ -126,9 +126,9 @@ def rewrite(path: Path, name: str, values: np.ndarray) -> None:
 
 def edit(path: Path, file: str, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a metadata file."""
-    known = json.loads((path / file).read_bytes())
-    change(known)
-    (path / file).write_bytes(json.dumps(known).encode())
+    reference = json.loads((path / file).read_bytes())
+    change(reference)
+    (path / file).write_bytes(json.dumps(reference).encode())
 
 
 def manifest_of(path: Path) -> Manifest:

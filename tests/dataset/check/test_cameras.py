@@ -26,8 +26,8 @@ def test_one_colour(make, found, places, first) -> None:
 
     def change(demos) -> None:
         demos[3]["obs/eye_image"][0] = [0, 135, 0]
-        for known in demos if first else ():
-            known["obs/eye_image"] = np.moveaxis(known["obs/eye_image"], -1, 1).copy()
+        for reference in demos if first else ():
+            reference["obs/eye_image"] = np.moveaxis(reference["obs/eye_image"], -1, 1).copy()
 
     assert places(found(make(change))) == {("blank", "obs/eye_image", 3, 0)}
 

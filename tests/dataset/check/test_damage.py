@@ -39,8 +39,8 @@ def whole(request, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunking, "CHUNK_BYTES", 1 << 10)
         patched.setattr(chunking, "SHARD_BYTES", 1 << 12)
-        made = ingest([folder / "a.hdf5"], root=folder / "root", name="x", codec=request.param)
-    return Path(made.path)
+        created = ingest([folder / "a.hdf5"], root=folder / "root", name="x", codec=request.param)
+    return Path(created.path)
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def flips(version: Path, count: int, seed: int) -> None:
         path = files[rng.integers(len(files))]
         size = path.stat().st_size
         low, high = (max(0, size - INDEX_BYTES), size) if trial % 3 == 0 else (0, size)
-        at, bit = int(rng.integers(low, high)), int(rng.integers(8))
-        with changed(path, lambda data, at=at, bit=bit: flip(data, at, bit)):
-            assert seen_by_check(version), (path, at, bit)
-            assert seen_by_reading(version), (path, at, bit)
+        value, bit = int(rng.integers(low, high)), int(rng.integers(8))
+        with changed(path, lambda data, at=value, bit=bit: flip(data, at, bit)):
+            assert seen_by_check(version), (path, value, bit)
+            assert seen_by_reading(version), (path, value, bit)
     assert not seen_by_check(version, deep=True)
     assert not seen_by_reading(version)
 

@@ -20,11 +20,11 @@ def statistics(values: np.ndarray) -> Statistics:
     """Of rows of columns, or of channels."""
     flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
     bad = ~np.isfinite(flat)
-    kept = np.where(bad, np.nan, flat)
-    numbers = (np.nanmin(kept, 0), np.nanmax(kept, 0), np.nanmean(kept, 0), np.nanstd(kept, 0))
+    retained = np.where(bad, np.nan, flat)
+    numbers = (np.nanmin(retained, 0), np.nanmax(retained, 0), np.nanmean(retained, 0), np.nanstd(retained, 0))
     names = ("minimum", "maximum", "mean", "deviation")
-    told = {name: tuple(row.tolist()) for name, row in zip(names, numbers, strict=True)}
-    return Statistics(rows=len(values), non_finite=int(bad.sum()), **told)
+    reported = {name: tuple(row.tolist()) for name, row in zip(names, numbers, strict=True)}
+    return Statistics(rows=len(values), non_finite=int(bad.sum()), **reported)
 
 
 def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
 
 def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, **changes) -> Manifest:
     steps = len(values["action"])
-    known = {
+    reference = {
         "name": "x",
         "episodes": steps // STEPS,
         "steps": steps,
@@ -55,7 +55,7 @@ def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, *
         "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
         "parent": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     } | changes
-    return Manifest(**known)
+    return Manifest(**reference)
 
 
 def appended(parent: dict[str, np.ndarray], more: dict[str, np.ndarray], **changes) -> tuple[Manifest, Manifest]:
@@ -97,9 +97,9 @@ def test_values_that_drift(kind, change, expected) -> None:
         drift = check.check_drift(*appended(data(400), data(40, seed=1, **change)))
     else:
         drift = check.check_drift(manifest(data(40, seed=1, **change)), manifest(data(400)))
-    said = {name for level, name, _ in checks(drift) if level == "fault"}
-    assert expected & said
-    assert said <= expected | {"range", "constant"}
+    output = {name for level, name, _ in checks(drift) if level == "fault"}
+    assert expected & output
+    assert output <= expected | {"range", "constant"}
 
 
 def test_it_says_what_and_how_much() -> None:
@@ -122,15 +122,15 @@ def test_a_column_that_wakes_up() -> None:
 
 def test_schema() -> None:
     """A step of another form is a fault; an array more or less is worth a look."""
-    known = manifest(data(20))
-    other = {**known.arrays, "action": ArraySchema(shape=(1000, 6), dtype="float64")}
+    reference = manifest(data(20))
+    other = {**reference.arrays, "action": ArraySchema(shape=(1000, 6), dtype="float64")}
     assert ("fault", "schema", "action") in checks(
-        check.check_drift(msgspec.structs.replace(known, arrays=other), known)
+        check.check_drift(msgspec.structs.replace(reference, arrays=other), reference)
     )
-    less = {"action": known.arrays["action"]}
-    fewer = msgspec.structs.replace(known, arrays=less)
-    assert checks(check.check_drift(fewer, known)) == [("warning", "schema", IMAGE)]
-    assert checks(check.check_drift(known, fewer)) == [("warning", "schema", IMAGE)]
+    less = {"action": reference.arrays["action"]}
+    fewer = msgspec.structs.replace(reference, arrays=less)
+    assert checks(check.check_drift(fewer, reference)) == [("warning", "schema", IMAGE)]
+    assert checks(check.check_drift(reference, fewer)) == [("warning", "schema", IMAGE)]
 
 
 def test_tasks() -> None:
@@ -152,9 +152,9 @@ def test_observations_may_move() -> None:
     """Poses of another scene are worth a look, and no reason to refuse it; other units are."""
 
     def renamed(**changes) -> Manifest:
-        known = manifest(data(200, **changes))
-        named = {field: {"obs/joints": getattr(known, field)["action"]} for field in ("arrays", "statistics")}
-        return msgspec.structs.replace(known, **named)
+        reference = manifest(data(200, **changes))
+        named = {field: {"obs/joints": getattr(reference, field)["action"]} for field in ("arrays", "statistics")}
+        return msgspec.structs.replace(reference, **named)
 
     moved = renamed(action=lambda rows: rows + np.array([0, 3, 0, 0]))
     assert checks(check.check_drift(moved, renamed())) == [("warning", "mean", "obs/joints")]
@@ -188,7 +188,7 @@ def test_real_episodes_appended(bridge, tmp_path) -> None:
         file = some(f"{change.__name__.strip('<>')}.hdf5", range(15, 25), change)
         child = Path(ingest([file], root=tmp_path / "root", name="x", append=parent).path)
         drift = check.check_drift(manifests.load_manifest(child)[0], manifests.load_manifest(parent)[0])
-        faults[change.__name__] = {(one.check, one.array) for one in drift if one.level == "fault"}
+        faults[change.__name__] = {(item.check, item.array) for item in drift if item.level == "fault"}
     assert faults["<lambda>"] == set()
     assert faults["dark"] == {("brightness-drift", "obs/agentview_image")}
     assert faults["millimetres"] == {(f"{name}-drift", "action") for name in ("mean", "deviation", "range")}
@@ -251,8 +251,8 @@ def with_statistics(path: Path, resign, parent: str = "") -> Path:
     from pitools.store.reader.version_reader import VersionReader
 
     store = VersionReader(path)
-    told = statistics(store.read("action", 0, store.manifest.steps))
-    return resign(path, statistics={"action": told}, parent=parent)
+    reported = statistics(store.read("action", 0, store.manifest.steps))
+    return resign(path, statistics={"action": reported}, parent=parent)
 
 
 def test_against_the_parent(make, found, resign) -> None:
@@ -268,8 +268,8 @@ def test_against_the_parent(make, found, resign) -> None:
     parent = with_statistics(make(), resign)
     child = with_statistics(make(change, seed=1), resign, parent=parent.name)
     assert child.parent == parent.parent
-    said = {finding.check for finding in found(child)}
-    assert said == {"mean-drift", "length-drift", "range-drift"} - ({"range-drift"} - said)
+    output = {finding.check for finding in found(child)}
+    assert output == {"mean-drift", "length-drift", "range-drift"} - ({"range-drift"} - output)
     assert {finding.check for finding in found(parent, parent=child)} >= {"mean-drift", "length-drift"}
     moved = child.rename(child.parent.parent / child.name)
     assert found(moved) == []
@@ -283,7 +283,7 @@ def test_a_damaged_parent(make, found, resign, text) -> None:
     child = resign(make(change, seed=1), parent=parent.name)
     file = parent / manifests.MANIFEST_FILE
     file.write_bytes(file.read_bytes().replace(b'"name": "x"', b'"name": "y"') if text is None else text)
-    said = [(finding.level, finding.check, finding.file) for finding in found(child)]
-    assert ("warning", "parent", str(file)) in said
-    assert ("fault", "nan", "") in said
-    assert not any(check.endswith("-drift") for _, check, _ in said)
+    output = [(finding.level, finding.check, finding.file) for finding in found(child)]
+    assert ("warning", "parent", str(file)) in output
+    assert ("fault", "nan", "") in output
+    assert not any(check.endswith("-drift") for _, check, _ in output)

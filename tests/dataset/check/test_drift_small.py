@@ -20,8 +20,8 @@ def bench(repo: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def shares(bench: ModuleType, fault: str, count: int) -> dict[int, float]:
     """The share of appends of real episodes that are refused, by their number of episodes."""
-    found = bench.campaign(bench.bridge(), fault, count, np.random.default_rng(0))
-    return {added: float(np.mean([bool(why) for why in each])) for added, each in found.items()}
+    value = bench.campaign(bench.bridge(), fault, count, np.random.default_rng(0))
+    return {added: float(np.mean([bool(why) for why in each])) for added, each in value.items()}
 
 
 def test_healthy_appends_of_any_size_are_taken(bridge, bench) -> None:

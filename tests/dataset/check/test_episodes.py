@@ -22,21 +22,21 @@ def offsets(path) -> np.ndarray:
 )
 def test_offsets(copy, found, resign, rewrite, change, problem) -> None:
     """Beginnings of episodes that cannot be are damage, though every digest is right."""
-    at = offsets(copy)
-    change(at)
-    rewrite(copy, "episode_offsets", at)
+    position = offsets(copy)
+    change(position)
+    rewrite(copy, "episode_offsets", position)
     (finding,) = found(resign(copy))
     assert (finding.level, finding.array, problem in finding.problem) == ("damage", "episode_offsets", True)
 
 
 def test_offsets_of_other_lengths(copy, found, resign, rewrite) -> None:
     """Episodes that are cut elsewhere than they were recorded do not have the length that is said of them."""
-    at = offsets(copy)
-    at[3] -= 5
-    rewrite(copy, "episode_offsets", at)
+    position = offsets(copy)
+    position[3] -= 5
+    rewrite(copy, "episode_offsets", position)
     findings = found(resign(copy))
-    said = [finding for finding in findings if finding.check == "episodes"]
-    assert [(finding.level, finding.episode, finding.got, finding.expected) for finding in said] == [
+    output = [finding for finding in findings if finding.check == "episodes"]
+    assert [(finding.level, finding.episode, finding.got, finding.expected) for finding in output] == [
         ("damage", 2, "42", "37 steps"),
         ("damage", 3, "43", "48 steps"),
     ]

@@ -29,8 +29,8 @@ def test_missing_metadata(copy, found) -> None:
 
 def test_manifest_lacks_a_file(copy, found, manifest_of) -> None:
     """A manifest that was made without one of an array's files is damage."""
-    kept = tuple(entry for entry in manifest_of(copy).files if not entry.path.startswith("action/c/"))
-    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), files=kept))
+    retained = tuple(entry for entry in manifest_of(copy).files if not entry.path.startswith("action/c/"))
+    data = manifests.encode_manifest(msgspec.structs.replace(manifest_of(copy), files=retained))
     (copy / "manifest.json").write_bytes(data)
     copy = copy.rename(copy.with_name(manifests.version_of(data)))
     findings = found(copy)
@@ -149,13 +149,13 @@ def test_forms_that_only_zarr_python_reads(copy, found, resign) -> None:
     array[:] = joints
     copy = resign(copy)
     wrong = found(copy)  # also the manifest's statistics, which are of what was there before
-    assert {(one.check, one.episode, one.step) for one in wrong} == {("nan", 1, 20), ("statistics", None, None)}
-    assert {one.array for one in wrong} == {"obs/joints"}
+    assert {(item.check, item.episode, item.step) for item in wrong} == {("nan", 1, 20), ("statistics", None, None)}
+    assert {item.array for item in wrong} == {"obs/joints"}
     shard = copy / "obs/joints/c/2/1"
     data = bytearray(shard.read_bytes())
     data[-20] ^= 8
     shard.write_bytes(data)
-    assert ("damage", "digest", "obs/joints/c/2/1") in {(one.level, one.check, one.file) for one in found(copy)}
+    assert ("damage", "digest", "obs/joints/c/2/1") in {(item.level, item.check, item.file) for item in found(copy)}
 
 
 def test_part_of_a_version(pit, clean, found, tmp_path) -> None:

@@ -97,12 +97,12 @@ def test_the_version_is_not_touched(copy, found) -> None:
     """Nothing in the version's own folder changes, not even a time."""
 
     def state() -> dict[str, tuple[int, int, int]]:
-        known = {}
+        reference = {}
         for folder, folders, names in os.walk(copy):
             for name in (*folders, *names, "."):
                 status = os.lstat(f"{folder}/{name}")
-                known[f"{folder}/{name}"] = (status.st_mtime_ns, status.st_ino, stat.S_IMODE(status.st_mode))
-        return known
+                reference[f"{folder}/{name}"] = (status.st_mtime_ns, status.st_ino, stat.S_IMODE(status.st_mode))
+        return reference
 
     before = state()
     quarantine_episodes(copy, [*found(copy, deep=True), *_fault()])

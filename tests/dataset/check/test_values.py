@@ -70,7 +70,7 @@ def test_constant(make, found) -> None:
     ]
     assert findings[0].problem == "column 6 is the same in every step"
     findings = found(make(lambda demos: [known["actions"].fill(1) for known in demos], name="dead"))
-    assert ("fault", "every column is the same in every step") in {(one.level, one.problem) for one in findings}
+    assert ("fault", "every column is the same in every step") in {(item.level, item.problem) for item in findings}
 
 
 def test_still(make, found, places) -> None:
@@ -84,10 +84,12 @@ def test_mostly_still(make, found) -> None:
     """What rests in most episodes, as an object that nobody touches, may well rest; so may a gripper in any."""
 
     def change(demos) -> None:
-        for number, known in enumerate(demos):
-            steps = len(known["actions"])
-            known["obs/object"] = np.full((steps, 3), number / 7) + (number == 5) * np.linspace(0, 1, steps)[:, None]
-            known["obs/gripper"] = np.full((steps, 2), 0.04) - (number < 6) * np.linspace(0, 0.03, steps)[:, None]
+        for number, reference in enumerate(demos):
+            steps = len(reference["actions"])
+            reference["obs/object"] = (
+                np.full((steps, 3), number / 7) + (number == 5) * np.linspace(0, 1, steps)[:, None]
+            )
+            reference["obs/gripper"] = np.full((steps, 2), 0.04) - (number < 6) * np.linspace(0, 0.03, steps)[:, None]
 
     assert found(make(change)) == []
 
@@ -123,10 +125,10 @@ def test_a_noisy_gripper_is_no_outlier(make, found, places, closes) -> None:
 
     def change(demos, far: float = 0.0) -> None:
         rng = np.random.default_rng(0)
-        for number, known in enumerate(demos):
-            known["actions"][:, 6] = 0.08 + 1e-4 * rng.normal(size=len(known["actions"]))
+        for number, reference in enumerate(demos):
+            reference["actions"][:, 6] = 0.08 + 1e-4 * rng.normal(size=len(reference["actions"]))
             if number < closes:
-                known["actions"][20:23, 6] = 0.01 * number
+                reference["actions"][20:23, 6] = 0.01 * number
         demos[5]["actions"][30, 6] = far or demos[5]["actions"][30, 6]
 
     assert found(make(change)) == []
@@ -149,11 +151,11 @@ def test_other_types(make, found, kind) -> None:
     """Flags, counts and half floats, over episodes short and long, give rise to nothing."""
 
     def change(demos) -> None:
-        for number, known in enumerate(demos):
-            known["obs/flag"] = (np.arange(len(known["actions"])) // 7 % 2 + number % 2).astype(kind)
-        for known in demos[:2]:
-            for key in [key for key, value in known.items() if not isinstance(value, str)]:
-                known[key] = known[key][:12]
+        for number, reference in enumerate(demos):
+            reference["obs/flag"] = (np.arange(len(reference["actions"])) // 7 % 2 + number % 2).astype(kind)
+        for reference in demos[:2]:
+            for key in [key for key, value in reference.items() if not isinstance(value, str)]:
+                reference[key] = reference[key][:12]
 
     assert found(make(change), deep=True) == []
 
@@ -183,9 +185,14 @@ def test_statistics(copy, found, resign, manifest_of) -> None:
     values = VersionReader(copy).read("action", 0, manifest_of(copy).steps).astype(np.float64)
 
     def told(**changes) -> dict[str, Statistics]:
-        known = {"minimum": values.min(0), "maximum": values.max(0), "mean": values.mean(0), "deviation": values.std(0)}
-        known |= {key: known[key] + value for key, value in changes.items()}
-        return {"action": Statistics(rows=len(values), **{key: tuple(row.tolist()) for key, row in known.items()})}
+        reference = {
+            "minimum": values.min(0),
+            "maximum": values.max(0),
+            "mean": values.mean(0),
+            "deviation": values.std(0),
+        }
+        reference |= {key: reference[key] + value for key, value in changes.items()}
+        return {"action": Statistics(rows=len(values), **{key: tuple(row.tolist()) for key, row in reference.items()})}
 
     copy = resign(copy, statistics=told())
     assert found(copy) == []
@@ -208,9 +215,11 @@ def test_statistics_of_the_largest_numbers(make, found, resign, manifest_of, lar
 
     path = make(change)
     assert found(path) == []
-    told = manifest_of(path).statistics
-    wrong = msgspec.structs.replace(told["obs/large"], maximum=(1.0,) * 7)
-    assert {finding.check for finding in found(resign(path, statistics=told | {"obs/large": wrong}))} == {"statistics"}
+    reported = manifest_of(path).statistics
+    wrong = msgspec.structs.replace(reported["obs/large"], maximum=(1.0,) * 7)
+    assert {finding.check for finding in found(resign(path, statistics=reported | {"obs/large": wrong}))} == {
+        "statistics"
+    }
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
@@ -225,27 +234,29 @@ def test_gathered_from_parts_in_any_order(data) -> None:
     values[rng.random(values.shape) < data.draw(st.sampled_from([0, 0.2]))] = np.nan
     cuts = sorted({0, steps, *data.draw(st.lists(st.integers(0, steps), max_size=5))})
     runs = [(low, high) for low, high in pairwise(cuts) if low < high]
-    array, whole = VectorStats("a", offsets, (3,), keep_values=True), VectorStats("a", offsets, (3,))
+    array, full = VectorStats("a", offsets, (3,), keep_values=True), VectorStats("a", offsets, (3,))
     for low, high in data.draw(st.permutations(runs)):
         array.add_steps(low, values[low:high])
     if steps:
-        whole.add_steps(0, values)
-    assert np.array_equal(array.identity, whole.identity)
+        full.add_steps(0, values)
+    assert np.array_equal(array.identity, full.identity)
     assert np.array_equal(array.values, values, equal_nan=True)
     for episode, (low, high) in enumerate(pairwise(offsets)):
-        mine = values[low:high]
-        bad = ~np.isfinite(mine).all(axis=1)
+        own_part = values[low:high]
+        bad = ~np.isfinite(own_part).all(axis=1)
         assert array.non_finite.count[episode] == bad.sum()
         assert not bad.any() or array.non_finite.first_steps[episode] == low + bad.argmax()
         for column in range(3):
-            kept = mine[np.isfinite(mine[:, column]), column]
-            assert array.low[episode, column] == (kept.min() if len(kept) else np.inf)
-            assert array.high[episode, column] == (kept.max() if len(kept) else -np.inf)
+            retained = own_part[np.isfinite(own_part[:, column]), column]
+            assert array.low[episode, column] == (retained.min() if len(retained) else np.inf)
+            assert array.high[episode, column] == (retained.max() if len(retained) else -np.inf)
     for column in range(3):
-        kept = values[np.isfinite(values[:, column]), column].astype(np.float64)
-        assert array.rows[column] == len(kept)
-        if len(kept):
-            assert np.allclose([array.mean[column], array.deviation[column]], [kept.mean(), kept.std()], atol=1e-12)
+        retained = values[np.isfinite(values[:, column]), column].astype(np.float64)
+        assert array.rows[column] == len(retained)
+        if len(retained):
+            assert np.allclose(
+                [array.mean[column], array.deviation[column]], [retained.mean(), retained.std()], atol=1e-12
+            )
 
 
 def test_identity_is_of_order_and_content() -> None:

@@ -34,16 +34,16 @@ def whole() -> Callable[..., dict[str, np.ndarray]]:
     """Every array of an episode, as a reader gives it, in one go or in parts of this many steps."""
 
     def read(episode: Episode, part: int = 0) -> dict[str, np.ndarray]:
-        found = {}
+        actual = {}
         reader = open_reader(episode)
         for name, column in episode.columns.items():
             out = np.empty((episode.steps, *column.row), column.dtype)
             for start in range(0, episode.steps, part or episode.steps):
                 stop = min(episode.steps, start + (part or episode.steps))
                 reader.read_into(column, out[start:stop], start, stop)
-            found[name] = out
+            actual[name] = out
         reader.close()
-        return found
+        return actual
 
     return read
 

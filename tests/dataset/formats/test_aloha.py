@@ -129,12 +129,12 @@ def test_missing_camera(aloha) -> None:
     paths = [aloha(number, 3) for number in range(4)]
     replace(paths[0], "observations/images/wrist")
     episodes = [episode for path in paths for episode in detect.scan_recording(path, "auto").episodes]
-    kept, refused = partition_by_schema(episodes)
-    assert [episode.name for episode in kept] == ["episode_1", "episode_2", "episode_3"]
+    retained, refused = partition_by_schema(episodes)
+    assert [episode.name for episode in retained] == ["episode_1", "episode_2", "episode_3"]
     assert [(item.name, item.path, item.reason) for item in refused] == [
         ("episode_0", paths[0], "episode_0 has no obs/wrist_image, which episode_1 has")
     ]
-    assert schema_difference(kept[0], kept[1]) == ""
+    assert schema_difference(retained[0], retained[1]) == ""
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,15 @@ def test_attributes_that_json_cannot_hold(robomimic, store, capsys) -> None:
         demo.attrs.create("place", b"caf\xe9", dtype=h5py.string_dtype())
     version, group = store(path)
     lines = [json.loads(line) for line in bytes(group["episode_json"][:]).splitlines()]
-    kept = lines[1]["attributes"]
-    assert kept == {
+    retained = lines[1]["attributes"]
+    assert retained == {
         "noise": "NaN",
         "limits": ["-Infinity", 1.0, "Infinity"],
         "operator": "caf\\xe9",
         "place": "caf\\xe9",
     }
     stderr = capsys.readouterr().err
-    assert all(f"attribute {key}: " in stderr for key in kept)
+    assert all(f"attribute {key}: " in stderr for key in retained)
     assert version.episodes == 2
 
 
@@ -160,15 +160,15 @@ def test_zarr_and_xarray_open_a_version_in_silence(tmp_path, robomimic, store) -
     schema.write_text("[rename]\n" + "".join(f'"{old}" = "{new}"\n' for old, new in names.items()))
     version, _ = store(robomimic(3, 4), schema=schema)
     path = Path(version.path)
-    known = set(open_dataset(path).arrays) | {"episode_json", "episode_offsets"}
+    reference = set(open_dataset(path).arrays) | {"episode_json", "episode_offsets"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         group = zarr.open_group(path, mode="r")
         arrays = {name: node for name, node in group.members(max_depth=None) if isinstance(node, zarr.Array)}
-        assert arrays.keys() == known
+        assert arrays.keys() == reference
         for name, node in arrays.items():
             assert node.metadata.to_dict() == zarr.open(path / name, mode="r").metadata.to_dict()
-        assert set(xarray.open_zarr(path).variables) == {name for name in known if "/" not in name}
+        assert set(xarray.open_zarr(path).variables) == {name for name in reference if "/" not in name}
         tree = xarray.open_datatree(path, engine="zarr")
     np.testing.assert_array_equal(tree["action"].values, open_dataset(path).read("action", 0, 7))
     assert tree["obs/eye"].sizes["steps"] == 7

@@ -126,10 +126,10 @@ def test_bytes_that_are_numbers(robomimic, whole) -> None:
         file["data/demo_0/obs/light"] = np.full((3, 3), (0xFF, 0xD8, 0xFF), np.uint8)
         file["data/demo_0/obs/taxels"] = np.concatenate([values[:2], np.ones((1, 80), np.uint8)])
     (episode,) = detect.scan_recording(path, "auto").episodes
-    got = whole(episode)
-    np.testing.assert_array_equal(got["obs/touch"], values[:, :40])
-    assert got["obs/light"].tolist() == [[0xFF, 0xD8, 0xFF]] * 3
-    assert got["obs/taxels"].shape == (3, 80)
+    contents = whole(episode)
+    np.testing.assert_array_equal(contents["obs/touch"], values[:, :40])
+    assert contents["obs/light"].tolist() == [[0xFF, 0xD8, 0xFF]] * 3
+    assert contents["obs/taxels"].shape == (3, 80)
 
 
 @pytest.mark.parametrize("rows", [encoded(np.zeros((24, 32, 3), np.uint8), "JPEG"), JPEG_XL], ids=["JPEG", "JPEG XL"])

@@ -69,12 +69,12 @@ def test_a_filter_that_is_not_installed(robomimic) -> None:
     path = robomimic(3, 3)
     with h5py.File(path, "r+") as file:
         del file["data/demo_0/actions"]
-        known = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        known.set_chunk((3, 7))
-        known.set_filter(60001, h5py.h5z.FLAG_OPTIONAL, ())
+        reference = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        reference.set_chunk((3, 7))
+        reference.set_filter(60001, h5py.h5z.FLAG_OPTIONAL, ())
         space, name = h5py.h5s.create_simple((3, 7)), b"data/demo_0/actions"
-        made = h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, space, known)
-        made.write_direct_chunk((0, 0), b"compressed", 0)
+        created = h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, space, reference)
+        created.write_direct_chunk((0, 0), b"compressed", 0)
     recording = detect.scan_recording(path, "auto")
     assert [episode.name for episode in recording.episodes] == ["demo_1"]
     (item,) = recording.rejected

@@ -28,11 +28,11 @@ def column(path: Path, name: str = "x") -> Column:
 
 
 def read(path: Path, start: int, stop: int, name: str = "x") -> np.ndarray:
-    known = column(path, name)
-    out = np.empty((stop - start, *known.row), known.dtype)
+    reference = column(path, name)
+    out = np.empty((stop - start, *reference.row), reference.dtype)
     reader = open_reader(None)
     try:
-        reader.read_into(known, out, start, stop)
+        reader.read_into(reference, out, start, stop)
     finally:
         reader.close()
     return out
@@ -81,9 +81,9 @@ def test_frames_are_read_directly(tmp_path, only_preadv, chunks) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (64, 24, 32, 3), np.uint8)
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         names = ("x", "y")
-        made = [file.create_dataset(name, frames.shape, frames.dtype, chunks=chunks) for name in names]
+        created = [file.create_dataset(name, frames.shape, frames.dtype, chunks=chunks) for name in names]
         for step in range(64):
-            for dataset in made:
+            for dataset in created:
                 dataset[step] = frames[step]
     for start, stop in [(0, 64), (3, 60), (7, 8), (63, 64)]:
         np.testing.assert_array_equal(read(tmp_path / "x.hdf5", start, stop), frames[start:stop])
@@ -133,7 +133,7 @@ def test_hole(tmp_path) -> None:
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (10, 4), "f4", chunks=(2, 4), fillvalue=7)[4:6] = 1
-    known = Column(
+    reference = Column(
         dataset="/x",
         steps=10,
         row=(4,),
@@ -141,7 +141,7 @@ def test_hole(tmp_path) -> None:
         source=msgspec.structs.replace(hdf5.column_source(path), name="/x"),
     )
     out, reader = np.empty((10, 4), np.float32), open_reader(None)
-    reader.read_into(known, out, 0, 10)
+    reader.read_into(reference, out, 0, 10)
     assert out[:, 0].tolist() == [7] * 4 + [1] * 2 + [7] * 4
     reader.close()
 
@@ -152,8 +152,8 @@ def test_compact(tmp_path) -> None:
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_layout(h5py.h5d.COMPACT)
-        made = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((6, 2)), plist)
-        h5py.Dataset(made)[:] = values
+        created = h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((6, 2)), plist)
+        h5py.Dataset(created)[:] = values
     np.testing.assert_array_equal(read(tmp_path / "x.hdf5", 1, 5), values[1:5])
 
 
@@ -175,7 +175,7 @@ def test_another_dataset(tmp_path, change) -> None:
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((10, 4), np.int32)
-    known = column(path)
+    reference = column(path)
     values = {
         "row": np.zeros((10, 2), np.int64),
         "type": np.zeros((10, 4), np.float32),
@@ -184,10 +184,10 @@ def test_another_dataset(tmp_path, change) -> None:
     }[change]
     with h5py.File(path, "w") as file:
         file["y" if change == "name" else "x"] = values
-    os.truncate(path, known.source.bytes)
+    os.truncate(path, reference.source.bytes)
     reader = open_reader(None)
     with pytest.raises(DataError) as caught:
-        reader.read_into(known, np.empty((10, 4), np.int32), 0, 10)
+        reader.read_into(reference, np.empty((10, 4), np.int32), 0, 10)
     assert str(path) in caught.value.where
     reader.close()
 
@@ -231,13 +231,13 @@ def test_changed_size(tmp_path, change) -> None:
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((100, 100))
-    known, out = column(path), np.empty((100, 100))
+    reference, out = column(path), np.empty((100, 100))
     reader = open_reader(None)
-    reader.read_into(known, out, 0, 100)
+    reader.read_into(reference, out, 0, 100)
     os.truncate(path, path.stat().st_size + (1 if change == "longer" else -1))
     for again in (reader, open_reader(None)):
         with pytest.raises(DataError):
-            again.read_into(known, out, 0, 100)
+            again.read_into(reference, out, 0, 100)
         again.close()
 
 
@@ -246,12 +246,12 @@ def test_ends_while_read(tmp_path) -> None:
     path = tmp_path / "x.hdf5"
     with h5py.File(path, "w") as file:
         file["x"] = np.ones((1000, 1000))
-    known, out = column(path), np.empty((1000, 1000))
+    reference, out = column(path), np.empty((1000, 1000))
     file = hdf5_reader.Hdf5Reader(path)
     status = os.fstat(file._descriptor)
-    os.truncate(path, known.source.bytes // 2)
+    os.truncate(path, reference.source.bytes // 2)
     with patch.object(os, "fstat", lambda _: status), pytest.raises(DataError, match=r"after byte \d+"):
-        file.read_into(known, known.source, out, 0, 1000)
+        file.read_into(reference, reference.source, out, 0, 1000)
     file.close()
 
 
@@ -265,9 +265,9 @@ def test_many_threads(robomimic) -> None:
     def one(number: int) -> None:
         reader = open_reader(recording.episodes[number % 3])
         for _ in range(5):
-            known = columns[number % 3]["obs/eye_image"]
-            out = np.empty((known.steps, *known.row), known.dtype)
-            reader.read_into(known, out, 0, known.steps)
+            reference = columns[number % 3]["obs/eye_image"]
+            out = np.empty((reference.steps, *reference.row), reference.dtype)
+            reader.read_into(reference, out, 0, reference.steps)
             np.testing.assert_array_equal(out, expected[number % 3])
         reader.close()
 
@@ -280,10 +280,10 @@ def test_outside_of_the_lock(tmp_path) -> None:
     values = np.random.default_rng(0).normal(size=(50, 30))
     with h5py.File(tmp_path / "x.hdf5", "w") as file:
         file.create_dataset("x", data=values, chunks=(1, 30))
-    known, out, reader = column(tmp_path / "x.hdf5"), np.empty((50, 30)), open_reader(None)
-    reader.read_into(known, out[:1], 0, 1)  # where they lie, HDF5 has to say once
+    reference, out, reader = column(tmp_path / "x.hdf5"), np.empty((50, 30)), open_reader(None)
+    reader.read_into(reference, out[:1], 0, 1)  # where they lie, HDF5 has to say once
     with phil:
-        thread = threading.Thread(target=reader.read_into, args=(known, out, 0, 50), daemon=True)
+        thread = threading.Thread(target=reader.read_into, args=(reference, out, 0, 50), daemon=True)
         thread.start()
         thread.join(timeout=20)
         assert not thread.is_alive()
@@ -293,13 +293,13 @@ def test_outside_of_the_lock(tmp_path) -> None:
 
 def test_wrong_request(robomimic) -> None:
     """Steps that are not there, and a place of another shape, are errors of the caller's; nothing is filled."""
-    known = detect.scan_recording(robomimic(5), "auto").episodes[0].columns["action"]
+    recording = detect.scan_recording(robomimic(5), "auto").episodes[0].columns["action"]
     reader = open_reader(None)
     with pytest.raises(IndexError):
-        reader.read_into(known, np.empty((3, 7), np.float32), 3, 6)
+        reader.read_into(recording, np.empty((3, 7), np.float32), 3, 6)
     for out in (np.empty((3, 6), np.float32), np.empty((3, 7))):
         with pytest.raises(ValueError, match="cannot take steps"):
-            reader.read_into(known, out, 0, 3)
+            reader.read_into(recording, out, 0, 3)
     reader.close()
 
 
@@ -309,8 +309,8 @@ def test_few_files_stay_open(aloha) -> None:
     reader = open_reader(None)
     before = len(os.listdir("/proc/self/fd"))
     for path in paths:
-        known = detect.scan_recording(path, "aloha").episodes[0].columns["action"]
-        reader.read_into(known, np.empty((2, 14), np.float32), 0, 2)
+        recording = detect.scan_recording(path, "aloha").episodes[0].columns["action"]
+        reader.read_into(recording, np.empty((2, 14), np.float32), 0, 2)
     assert len(os.listdir("/proc/self/fd")) - before <= 16
     reader.close()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -54,7 +54,7 @@ def test_a_pipe_is_refused_where_it_would_be_read(lerobot) -> None:
         (path / name).unlink()
         os.mkfifo(path / name)
         if name.startswith("data"):
-            assert {one.reason for one in detect.scan_recording(path, "auto").rejected} == {"the file is missing"}
+            assert {item.reason for item in detect.scan_recording(path, "auto").rejected} == {"the file is missing"}
     with pytest.raises(DataError, match="not a regular file"):
         detect.scan_recording(path, "auto")
 
@@ -88,10 +88,10 @@ def test_every_step(lerobot, whole, video, part) -> None:
 def test_row_groups(lerobot, whole, monkeypatch) -> None:
     """Rows are the same ones, however many row groups are read at a time."""
     dataset = lerobot(7, 5, 30)
-    found, actions = detect.scan_recording(dataset.path, "auto", ["obs/top_image"]), []
+    recording, actions = detect.scan_recording(dataset.path, "auto", ["obs/top_image"]), []
     for size in (1, 100, 1 << 20):
         monkeypatch.setattr(parquet_reader, "_CACHE_BYTES", size)
-        actions.append(np.concatenate([whole(episode, 4)["action"] for episode in found.episodes]))
+        actions.append(np.concatenate([whole(episode, 4)["action"] for episode in recording.episodes]))
     assert all((values == dataset.values["action"]).all() for values in actions)
 
 
@@ -174,9 +174,9 @@ def test_an_episode_without_a_task_is_told(lerobot) -> None:
 def test_channels_first(lerobot, whole) -> None:
     """A camera whose shape is told with its channels first is stored as the frames are: (H, W, 3)."""
     path = lerobot(3).path
-    known = json.loads((path / "meta/info.json").read_text())["features"]
-    known[CAMERA] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
-    info(path, features=known)
+    record = json.loads((path / "meta/info.json").read_text())["features"]
+    record[CAMERA] |= {"shape": [3, 32, 48], "names": ["channels", "height", "width"]}
+    info(path, features=record)
     recording = detect.scan_recording(path, "auto")
     assert whole(recording.episodes[0])["obs/top_image"].shape == (3, 32, 48, 3)
 
@@ -218,8 +218,8 @@ def test_hostile_description(lerobot, key, value) -> None:
 def test_text_features(lerobot) -> None:
     """A feature of text is refused by its name, and can be skipped."""
     path = lerobot(3).path
-    known = json.loads((path / "meta/info.json").read_text())["features"]
-    info(path, features=known | {"observation.note": {"dtype": "string", "shape": [1]}})
+    record = json.loads((path / "meta/info.json").read_text())["features"]
+    info(path, features=record | {"observation.note": {"dtype": "string", "shape": [1]}})
     with pytest.raises(DataError, match=r"obs/note: dtype string"):
         detect.scan_recording(path, "auto")
     assert detect.scan_recording(path, "auto", ["obs/note"]).episodes

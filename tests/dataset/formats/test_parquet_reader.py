@@ -67,8 +67,8 @@ def test_wider_numbers(lerobot, whole) -> None:
     """Numbers stored in a wider dtype than meta/info.json gives are read unchanged."""
     dataset = lerobot(3)
     column(dataset.path, "next.reward", dataset.values["next.reward"].tolist(), pa.float64())
-    got = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["reward"]
-    np.testing.assert_array_equal(got, dataset.values["next.reward"])
+    contents = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["reward"]
+    np.testing.assert_array_equal(contents, dataset.values["next.reward"])
 
 
 def test_missing_value(lerobot, whole) -> None:
@@ -77,8 +77,8 @@ def test_missing_value(lerobot, whole) -> None:
     path = dataset.path / "data/chunk-000/file-000.parquet"
     table = pq.read_table(path)
     values = [[1.0, 2.0, 3.0], None, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    at = table.column_names.index("action")
-    pq.write_table(table.set_column(at, "action", pa.array(values, pa.list_(pa.float32()))), path)
+    position = table.column_names.index("action")
+    pq.write_table(table.set_column(position, "action", pa.array(values, pa.list_(pa.float32()))), path)
     with pytest.raises(DataError) as caught:
         whole(detect.scan_recording(dataset.path, "auto").episodes[0])
     assert caught.value.where == f"{path}: action: row 0"

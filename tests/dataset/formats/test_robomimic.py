@@ -31,9 +31,9 @@ def test_several_instructions(robomimic) -> None:
         for name, told in {"demo_0": ["pick", "grasp it"], "demo_1": ["pick"]}.items():
             file[f"data/{name}"].attrs["language"] = told
         file["data/demo_2"].attrs["language"] = np.array([], "S1")
-    found = detect.scan_recording(path, "auto").episodes
-    assert [episode.language for episode in found] == ["pick", "pick", "", "reach 3"]
-    assert [episode.attributes.get("language") for episode in found] == [["pick", "grasp it"], None, [], None]
+    recording = detect.scan_recording(path, "auto").episodes
+    assert [episode.language for episode in recording] == ["pick", "pick", "", "reach 3"]
+    assert [episode.attributes.get("language") for episode in recording] == [["pick", "grasp it"], None, [], None]
 
 
 def test_broken_link(robomimic) -> None:

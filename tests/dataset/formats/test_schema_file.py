@@ -68,11 +68,11 @@ def test_rename_drop_cast(robomimic, whole, load) -> None:
     schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
     assert schema.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
     for number, episode in enumerate(schema.episodes):
-        got = whole(episode, 2)
-        assert set(got) == {"action", "obs/top_image", "reward"}
-        assert (got["action"].dtype, got["reward"].dtype) == (np.float16, np.float64)
-        np.testing.assert_array_equal(got["action"], raw(path, f"data/demo_{number}/actions").astype(np.float16))
-        np.testing.assert_array_equal(got["obs/top_image"], raw(path, f"data/demo_{number}/obs/eye_image"))
+        contents = whole(episode, 2)
+        assert set(contents) == {"action", "obs/top_image", "reward"}
+        assert (contents["action"].dtype, contents["reward"].dtype) == (np.float16, np.float64)
+        np.testing.assert_array_equal(contents["action"], raw(path, f"data/demo_{number}/actions").astype(np.float16))
+        np.testing.assert_array_equal(contents["obs/top_image"], raw(path, f"data/demo_{number}/obs/eye_image"))
 
 
 def test_next_obs(robomimic, load) -> None:
@@ -92,16 +92,16 @@ def test_resize_colour(aloha, whole, load, size, method) -> None:
     """Colour images are resized as Pillow does it, from raw frames as from JPEG rows; a mean is a mean."""
     for compressed in (False, True):
         path = aloha(int(compressed), 9, compressed=compressed)
-        before = whole(detect.scan_recording(path, "auto").episodes[0])["obs/top_image"]
+        contents = whole(detect.scan_recording(path, "auto").episodes[0])["obs/top_image"]
         loaded = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
-        got = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0], 4)
+        actual = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0], 4)
         chosen = {"bilinear": Image.Resampling.BILINEAR, "area": Image.Resampling.BOX}[method]
-        expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in before]
-        np.testing.assert_array_equal(got["obs/top_image"], np.stack(expected))
+        expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in contents]
+        np.testing.assert_array_equal(actual["obs/top_image"], np.stack(expected))
         if method == "area":
-            mean = before.reshape(9, 12, 2, 16, 2, 3).mean(axis=(2, 4))
-            assert np.abs(got["obs/top_image"] - mean).max() <= 1
-        assert got["obs/wrist_image"].shape == (9, 24, 32, 3)
+            mean = contents.reshape(9, 12, 2, 16, 2, 3).mean(axis=(2, 4))
+            assert np.abs(actual["obs/top_image"] - mean).max() <= 1
+        assert actual["obs/wrist_image"].shape == (9, 24, 32, 3)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "float32", "uint8"])
@@ -111,8 +111,8 @@ def test_resize_depth(aloha, whole, load, dtype) -> None:
     with h5py.File(path, "r+") as file:
         file["observations/depth/top"] = depth
     loaded = load('[resize]\n"obs/top_depth" = [8, 8]')
-    got = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
-    np.testing.assert_array_equal(got, depth[:, 1::3][:, :, 2::4])
+    contents = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
+    np.testing.assert_array_equal(contents, depth[:, 1::3][:, :, 2::4])
 
 
 def test_derive(robomimic, whole, load, lab) -> None:
@@ -128,11 +128,11 @@ def test_derive(robomimic, whole, load, lab) -> None:
     assert "reward" not in schema.episodes[0].columns
     for number, episode in enumerate(schema.episodes):
         episode = pickle.loads(pickle.dumps(episode))
-        got = whole(episode, 13)
+        contents = whole(episode, 13)
         action, image = (raw(path, f"data/demo_{number}/{key}") for key in ("actions", "obs/eye_image"))
-        np.testing.assert_array_equal(got["speed"], np.linalg.norm(action, axis=1).astype(np.float32))
+        np.testing.assert_array_equal(contents["speed"], np.linalg.norm(action, axis=1).astype(np.float32))
         # Inputs are as recorded, not as resized.
-        np.testing.assert_array_equal(got["obs/colour"], image.mean(axis=(1, 2)).astype(np.float32))
+        np.testing.assert_array_equal(contents["obs/colour"], image.mean(axis=(1, 2)).astype(np.float32))
     assert sys.modules[lab].calls == [50, 60]
 
 
@@ -140,11 +140,11 @@ def test_derived_anew(robomimic, whole, load, lab) -> None:
     """What was derived from a recording is not what is derived from it after it was changed."""
     path = robomimic(50)
     loaded = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    before = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
+    contents = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     with h5py.File(path, "r+") as file:
         file["data/demo_0/rewards"][:] = 5
     after = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
-    np.testing.assert_allclose(after, before + 5, rtol=1e-6)
+    np.testing.assert_allclose(after, contents + 5, rtol=1e-6)
 
 
 def test_channels_first_are_not_resized(robomimic, load) -> None:
@@ -281,9 +281,9 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
 def test_provenance(load, lab, tmp_path) -> None:
     """The provenance has the schema's text, and the digest of each function's module."""
     text = f'[derive.x]\nfunction = "{lab}:speed"\ninputs = ["action"]\ndtype = "float32"'
-    kept = schema_file.schema_provenance(load(text))
-    assert kept["text"] == text
-    assert kept["functions"] == [
+    retained = schema_file.schema_provenance(load(text))
+    assert retained["text"] == text
+    assert retained["functions"] == [
         {
             "function": f"{lab}:speed",
             "distribution": "",

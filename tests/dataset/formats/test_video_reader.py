@@ -38,15 +38,15 @@ def test_damaged_video(lerobot, whole, where) -> None:
     """A damaged video raises, or returns the original frames: never wrong frames silently."""
     dataset = lerobot(40)
     path = dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
-    before = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["obs/top_image"]
+    contents = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["obs/top_image"]
     data = bytearray(path.read_bytes())
-    at = data.index(b"mdat")
+    position = data.index(b"mdat")
     for i in range(int(where * 100), int(where * 100) + 60):
-        data[at + 400 + i] ^= 0xA5
+        data[position + 400 + i] ^= 0xA5
     path.write_bytes(data)
     with contextlib.suppress(DataError):
         after = whole(detect.scan_recording(dataset.path, "auto").episodes[0])["obs/top_image"]
-        np.testing.assert_array_equal(after, before)
+        np.testing.assert_array_equal(after, contents)
 
 
 def test_b_frames_and_odd_sizes(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_colours(tmp_path: Path) -> None:
 
 def test_reading_leaves_no_thread(lerobot) -> None:
     """No thread of PyAV survives a read: a process forked by another thread would wait for it forever."""
-    made, out, threads = lerobot(4), np.empty((4, 32, 48, 3), np.uint8), []
-    path = made.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
+    created, out, threads = lerobot(4), np.empty((4, 32, 48, 3), np.uint8), []
+    path = created.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
     column = Column(
         dataset="x", steps=4, row=(32, 48, 3), dtype="uint8", source=VideoSource(path=path, start_s=0, fps=20)
     )
@@ -122,10 +122,10 @@ def test_turned_video(lerobot, whole) -> None:
     dataset = lerobot(4)
     path = dataset.path / f"videos/{CAMERA}/chunk-000/file-000.mp4"
     data = bytearray(path.read_bytes())
-    at = data.index(b"tkhd", data.index(b"trak")) + 4 + 40
-    assert int.from_bytes(data[at : at + 4], "big") == 1 << 16
+    position = data.index(b"tkhd", data.index(b"trak")) + 4 + 40
+    assert int.from_bytes(data[position : position + 4], "big") == 1 << 16
     for i, value in enumerate((-1 << 16, 0, 0, 0, -1 << 16)):
-        data[at + 4 * i : at + 4 * i + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
+        data[position + 4 * i : position + 4 * i + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"rotation of -?180"):
         whole(detect.scan_recording(dataset.path, "auto").episodes[0])

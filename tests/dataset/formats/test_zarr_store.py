@@ -85,10 +85,10 @@ def test_replay_buffer(buffer, whole, zarr_format, options, part) -> None:
         (f"episode_{i}", steps) for i, steps in enumerate(LENGTHS)
     ]
     for episode, low, high in zip(recording.episodes, OFFSETS[:-1], OFFSETS[1:], strict=True):
-        got = whole(episode, part)
-        assert set(got) == set(arrays)
+        contents = whole(episode, part)
+        assert set(contents) == set(arrays)
         for name, values in arrays.items():
-            np.testing.assert_array_equal(got[name], values[low:high])
+            np.testing.assert_array_equal(contents[name], values[low:high])
     assert {str(file.relative_to(path)) for file in recording.files} == {
         str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()
     }
@@ -258,9 +258,9 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
 def test_a_pipe_in_a_store(buffer, name) -> None:
     """A pipe, which would block its reader, is refused by its name; links to files are read."""
     path, _ = buffer(3)
-    kept = path.with_name("kept")
-    (path / "data/action/zarr.json").rename(kept)
-    (path / "data/action/zarr.json").symlink_to(kept)
+    retained = path.with_name("kept")
+    (path / "data/action/zarr.json").rename(retained)
+    (path / "data/action/zarr.json").symlink_to(retained)
     assert len(detect.scan_recording(path, "auto").episodes) == 3
     (path / name).unlink(missing_ok=True)
     os.mkfifo(path / name)
@@ -288,9 +288,9 @@ def test_checksum(buffer, whole) -> None:
 def test_part_of_a_version(robomimic, tmp_path, change) -> None:
     """A subset of a version, and a version whose records contradict its episodes, are refused."""
     version = Path(ingest([robomimic(30, 41)], root=tmp_path / "root", name="x").path)
-    known, _ = manifests.load_manifest(version)
-    part = Subset(parent=version.name, arrays=tuple(sorted(known.arrays)), steps=((0, 30),))
-    changed = msgspec.structs.replace(known, **({"subset": part} if change == "subset" else {"episodes": 3}))
+    manifest, _ = manifests.load_manifest(version)
+    part = Subset(parent=version.name, arrays=tuple(sorted(manifest.arrays)), steps=((0, 30),))
+    changed = msgspec.structs.replace(manifest, **({"subset": part} if change == "subset" else {"episodes": 3}))
     data = manifests.encode_manifest(changed)
     (version / manifests.MANIFEST_FILE).chmod(0o644)
     (version / manifests.MANIFEST_FILE).write_bytes(data)

@@ -21,7 +21,9 @@ KEY = "1234" * 8  # of an ingest
 
 def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
     """State and reason by version, after `gc` a week later."""
-    return {found.version: (found.state, found.reason) for found in collect_garbage(root, **{"now": LATER} | settings)}
+    return {
+        actual.version: (actual.state, actual.reason) for actual in collect_garbage(root, **{"now": LATER} | settings)
+    }
 
 
 def test_nothing_to_do(publish, tmp_path) -> None:
@@ -33,20 +35,20 @@ def test_nothing_to_do(publish, tmp_path) -> None:
 
 def test_grace(publish, tmp_path) -> None:
     """A retired version stays for the grace, its own where that is longer, and then goes with all its records."""
-    one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire_version(one, reason="bad labels")
+    first, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire_version(first, reason="bad labels")
     retire_version(two, grace_s=30 * 86400)
-    version_state.set_quarantine(one, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
+    version_state.set_quarantine(first, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
     soon = run(tmp_path, now=LATER - timedelta(days=2))
     assert {state for state, _ in soon.values()} == {"kept"}
-    assert "within its grace until" in soon[one.name][1]
-    assert run(tmp_path, dry_run=True)[one.name] == ("would-remove", "")
-    assert one.exists()
+    assert "within its grace until" in soon[first.name][1]
+    assert run(tmp_path, dry_run=True)[first.name] == ("would-remove", "")
+    assert first.exists()
     result = run(tmp_path)
-    assert (result[one.name], result[two.name][0]) == (("removed", ""), "kept")
-    assert not one.exists()
+    assert (result[first.name], result[two.name][0]) == (("removed", ""), "kept")
+    assert not first.exists()
     assert two.exists()
-    assert not [path for path in tmp_path.rglob("*") if one.name in path.name]
+    assert not [path for path in tmp_path.rglob("*") if first.name in path.name]
     assert not (tmp_path / version_state.TRASH).exists()
 
 
@@ -132,13 +134,13 @@ def test_leases_end(publish, tmp_path) -> None:
     holder = version_state.leased_version(version, 3600, "job")
     lease = holder.__enter__()  # and killed
     over = timedelta(seconds=3600) + version_state.SKEW
-    begun = version_state.utc_now()
-    assert run(tmp_path, grace_s=0, now=begun + over - timedelta(seconds=9))[version.name][0] == "kept"
+    begin = version_state.utc_now()
+    assert run(tmp_path, grace_s=0, now=begin + over - timedelta(seconds=9))[version.name][0] == "kept"
     lease.extend(7200)
-    assert run(tmp_path, grace_s=0, now=begun + over + timedelta(seconds=9))[version.name][0] == "kept"
+    assert run(tmp_path, grace_s=0, now=begin + over + timedelta(seconds=9))[version.name][0] == "kept"
     live = publish(tmp_path, "x", 1)
     with version_state.leased_version(live, 60, "other"):
-        assert run(tmp_path, grace_s=0, now=begun + 2 * over + timedelta(hours=1))[version.name][0] == "removed"
+        assert run(tmp_path, grace_s=0, now=begin + 2 * over + timedelta(hours=1))[version.name][0] == "removed"
         assert version_state.list_names(version_state.leases_dir(tmp_path, "x", live.name)) == []  # over by that clock
     with pytest.raises(DataError, match="missing"), version_state.leased_version(version, 60, "job"):
         pass
@@ -231,7 +233,7 @@ def test_freed(publish, tmp_path) -> None:
     shared = (version / "action/c/0").stat().st_size
 
     def freed(**settings) -> dict[str, int]:
-        return {found.version: found.freed_bytes for found in collect_garbage(tmp_path, now=LATER, **settings)}
+        return {actual.version: actual.freed_bytes for actual in collect_garbage(tmp_path, now=LATER, **settings)}
 
     retire_version(three)
     assert freed(dry_run=True) == freed() == {three.name: data_by_path[three]}
@@ -246,9 +248,9 @@ def test_unfinished(publish, tmp_path) -> None:
     """An unfinished ingest goes when nothing in it was written to for the grace, and not before."""
     publish(tmp_path, "x")
     other = f"rebuild.x.{'5' * 8}"
-    made = tmp_path / f".tmp/x.{KEY}/store/action/c"
-    made.mkdir(parents=True)
-    (made / "0").write_bytes(b"x" * 100)
+    created = tmp_path / f".tmp/x.{KEY}/store/action/c"
+    created.mkdir(parents=True)
+    (created / "0").write_bytes(b"x" * 100)
     (tmp_path / f".tmp/{other}").mkdir()
 
     def age(*paths: Path) -> None:
@@ -256,11 +258,11 @@ def test_unfinished(publish, tmp_path) -> None:
             os.utime(path, (LATER.timestamp() - GRACE_S - 9,) * 2)
 
     age(*[path for path in (tmp_path / ".tmp").rglob("*") if path.name not in (other, "0")])
-    os.utime(made / "0", (LATER.timestamp(),) * 2)
+    os.utime(created / "0", (LATER.timestamp(),) * 2)
     os.utime(tmp_path / f".tmp/{other}", (LATER.timestamp(),) * 2)
     assert run(tmp_path) == {}
     assert run(tmp_path, grace_s=0, now=LATER + timedelta(minutes=9)) == {}
-    age(made / "0")
+    age(created / "0")
     (record,) = collect_garbage(tmp_path, now=LATER, dry_run=True)
     assert (record.state, record.name, record.version, record.freed_bytes) == ("would-remove", f"x.{KEY}", "", 100)
     (record,) = collect_garbage(tmp_path, now=LATER)
@@ -271,10 +273,10 @@ def test_unfinished(publish, tmp_path) -> None:
 def test_folders_of_any_depth(publish, tmp_path) -> None:
     """Folders that somebody made in a retired version and in an unfinished ingest go with them, also where they are
     deeper than a recursion or a path can be."""
-    version, begun = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
+    version, begin = publish(tmp_path, "x"), tmp_path / f".tmp/x.{KEY}"
     retire_version(version)
-    begun.mkdir(parents=True)
-    for top, depth in ((version, 1100), (begun, 2100)):
+    begin.mkdir(parents=True)
+    for top, depth in ((version, 1100), (begin, 2100)):
         folders = [os.open(top, os.O_RDONLY)]
         for _ in range(depth):
             os.mkdir("d", dir_fd=folders[-1])
@@ -282,7 +284,7 @@ def test_folders_of_any_depth(publish, tmp_path) -> None:
             os.close(folders.pop(0))
         os.close(folders.pop())
     assert {state for state, _ in run(tmp_path).values()} == {"removed"}
-    assert [path.exists() for path in (version, begun, tmp_path / version_state.TRASH)] == [False] * 3
+    assert [path.exists() for path in (version, begin, tmp_path / version_state.TRASH)] == [False] * 3
 
 
 def test_link_is_left(publish, tmp_path) -> None:
@@ -335,19 +337,19 @@ def test_killed_at_every_step(publish, tmp_path) -> None:
     revived = 0
     for step in range(1, 200):
         root = tmp_path / str(step)
-        gone, child, kept, live = (
+        gone, child, retained, live = (
             parent := publish(root, "x"),
             publish(root, "x", 1, parent=parent.name, shares=parent),
             publish(root, "x", 2),
             publish(root, "x", 3),
         )
-        grandchild = publish(root, "y", 4, parent=kept.name)
-        for path in (gone, child, kept):
+        grandchild = publish(root, "y", 4, parent=retained.name)
+        for path in (gone, child, retained):
             retire_version(path)
         (root / f".tmp/x.{KEY}").mkdir(parents=True)
         os.utime(root / f".tmp/x.{KEY}", (0, 0))
         died = _kill_at(step, lambda root=root: list(collect_garbage(root, now=LATER)))
-        data_by_path = {path: (path / "action/c/1").read_bytes() for path in (kept, live, grandchild)}  # never away
+        data_by_path = {path: (path / "action/c/1").read_bytes() for path in (retained, live, grandchild)}  # never away
         aside = [path.name for path in version_state.list_names(root / version_state.TRASH) if child.name in path.name]
         if step % 2 and aside and not aside[0].endswith(".gone"):
             plan(root / "runs", "r", child.name)  # what is only aside comes back when it is named now

@@ -23,7 +23,9 @@ LATER = version_state.utc_now() + timedelta(days=8)
 
 def run(root: Path, **settings) -> dict[str, tuple[str, str]]:
     """State and reason by version, after `gc` a week later."""
-    return {found.version: (found.state, found.reason) for found in collect_garbage(root, **{"now": LATER} | settings)}
+    return {
+        actual.version: (actual.state, actual.reason) for actual in collect_garbage(root, **{"now": LATER} | settings)
+    }
 
 
 def at_rename(old: Path, act):
@@ -67,10 +69,10 @@ def test_two_take_one(publish, tmp_path) -> None:
     """Of two that collect the same version one tells that it removed it, and nothing is left of it."""
     version = publish(tmp_path, "x")
     retire_version(version)
-    told = []
-    with at_rename(version, lambda: told.append(run(tmp_path))):
-        told.append(run(tmp_path))
-    assert sorted(len(records) for records in told) == [0, 1]
+    reported = []
+    with at_rename(version, lambda: reported.append(run(tmp_path))):
+        reported.append(run(tmp_path))
+    assert sorted(len(records) for records in reported) == [0, 1]
     assert not [path for path in tmp_path.rglob("*") if version.name in path.name]
 
 
@@ -152,17 +154,17 @@ def test_what_a_network_file_system_remembers(publish, tmp_path) -> None:
     fresh: list[Path] = []
     with at_rename(version, fresh.clear), patch("pitools.store.version_state.revalidate_nfs", fresh.append):
         assert run(root, runs=[runs])[version.name][0] == "removed"
-    kept = version_state.catalog_dir(root, "x")
+    retained = version_state.catalog_dir(root, "x")
     assert {
         root,
         root / "x",
         root / "y",
         runs,
         runs / "r",
-        kept,
-        kept / "tags",
-        kept / "tags/prod",
-        kept / "retired",
+        retained,
+        retained / "tags",
+        retained / "tags/prod",
+        retained / "retired",
     } <= {*fresh}
 
 
@@ -241,17 +243,17 @@ def test_strange_lease_keeps(publish, tmp_path, until) -> None:
 
 def test_clock_that_is_ahead(publish, tmp_path) -> None:
     """Where our clock is a month ahead of the file system's, no grace and no lease is over before its time."""
-    one, two = (publish(tmp_path, "x", number) for number in range(2))
-    retire_version(one)
+    first, two = (publish(tmp_path, "x", number) for number in range(2))
+    retire_version(first)
     retire_version(two)
     with (
         version_state.leased_version(two, 3600, "job"),
         patch("pitools.store.version_state.utc_now", lambda: LATER + timedelta(days=30)),
     ):
-        (kept, _) = collect_garbage(tmp_path)
-        assert "within its grace" in kept.reason
-        found = {record.version: record.state for record in collect_garbage(tmp_path, grace_s=-9)}
-    assert found == {one.name: "removed", two.name: "kept"}
+        (collected, _) = collect_garbage(tmp_path)
+        assert "within its grace" in collected.reason
+        actual = {record.version: record.state for record in collect_garbage(tmp_path, grace_s=-9)}
+    assert actual == {first.name: "removed", two.name: "kept"}
 
 
 def test_clock_that_was_behind(publish, tmp_path) -> None:
@@ -289,8 +291,8 @@ def test_folders_of_others(publish, tmp_path) -> None:
         for name in names:
             (folder / name).mkdir(parents=True)
             os.utime(folder / name, (0, 0))
-    found = list(collect_garbage(root, now=LATER))
-    assert [record.name for record in found] == [names[-1]]  # in `.tmp` it is an ingest's
+    collected = list(collect_garbage(root, now=LATER))
+    assert [record.name for record in collected] == [names[-1]]  # in `.tmp` it is an ingest's
     assert sorted(path.name for path in (root / ".trash").iterdir()) == sorted(names)
     shutil.rmtree(root / ".tmp")
     (root / ".tmp").symlink_to(home)

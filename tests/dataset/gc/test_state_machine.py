@@ -112,11 +112,11 @@ class Catalog(RuleBasedStateMachine):
     @rule(dry=st.booleans())
     def collect(self, dry: bool) -> None:
         expected = self.expected()
-        found = list(collect_garbage(self.root, runs=[self.runs], now=self.now, dry_run=dry))
+        collected = list(collect_garbage(self.root, runs=[self.runs], now=self.now, dry_run=dry))
         by_version = {path.name: number for number, path in self.made.items()}
-        gone = {by_version[record.version] for record in found if record.state in ("removed", "would-remove")}
+        gone = {by_version[record.version] for record in collected if record.state in ("removed", "would-remove")}
         assert gone == expected
-        assert {by_version[record.version] for record in found} == set(self.retired)
+        assert {by_version[record.version] for record in collected} == set(self.retired)
         for number in expected if not dry else ():
             del self.made[number], self.retired[number], self.parents[number]
             # Named by a child that is older than its second life: a parent by content no more.

@@ -76,14 +76,14 @@ def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:
 
 def test_parent_is_held(first, robomimic, tmp_path, monkeypatch) -> None:
     """While an append is at work `gc` is told to leave the parent, and no longer once it is done or has failed."""
-    manifest, seen = finalize.write_metadata, []
+    manifest, observed = finalize.write_metadata, []
 
     def looking(*args):
         held = version_state.lease_records(
             tmp_path / "root", "x", first.name, version_state.utc_now() + timedelta(days=6)
         )
-        seen.append([reader.purpose for reader in held])
-        if len(seen) == 2:
+        observed.append([reader.purpose for reader in held])
+        if len(observed) == 2:
             raise DataError("no")
         return manifest(*args)
 
@@ -91,7 +91,7 @@ def test_parent_is_held(first, robomimic, tmp_path, monkeypatch) -> None:
     ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)
     with pytest.raises(DataError):
         ingest([robomimic(30, name="c.hdf5", seed=2)], root=tmp_path / "root", name="x", append=first)
-    assert seen == [["an append"], ["an append"]]
+    assert observed == [["an append"], ["an append"]]
     assert version_state.lease_records(tmp_path / "root", "x", first.name, version_state.utc_now()) == []
 
 
@@ -147,11 +147,11 @@ def test_a_parent_that_cannot_be_held(robomimic, mounted, tmp_path, capsys) -> N
     assert os.system(f"mount -o remount,ro {point}") == 0
     more = robomimic(300, name="z.hdf5", seed=1)
     version = ingest([more], root=tmp_path / "root", name="x", append=first)
-    whole = ingest([tmp_path / "reach.hdf5", more], root=tmp_path / "whole", name="x", codec="raw")
+    full = ingest([tmp_path / "reach.hdf5", more], root=tmp_path / "whole", name="x", codec="raw")
     note = capsys.readouterr().err
     assert str(point) in note
     assert "`gc`" in note
-    one, two = (open_dataset(Path(made.path)).manifest for made in (version, whole))
+    one, two = (open_dataset(Path(item.path)).manifest for item in (version, full))
     assert (one.files, one.statistics) == (two.files, two.statistics)
     gc.collect()  # what reads the parent is closed when the last one lets go of it
 

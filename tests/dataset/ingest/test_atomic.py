@@ -64,25 +64,25 @@ for number in range(0, 1000, int(sys.argv[4])):
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts an ingest by the command, which is over when the test is."""
-    begun: list[subprocess.Popen[str]] = []
+    begin: list[subprocess.Popen[str]] = []
 
     def call(source: Path, root: Path, *more: str) -> subprocess.Popen[str]:
         argv = [PIT, "dataset", "ingest", str(source), "--to", str(root), "--name", "x", "--codec", "zstd", *more]
-        begun.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return begun[-1]
+        begin.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return begin[-1]
 
     yield call
-    for process in begun:
+    for process in begin:
         with process:  # closes its pipes
             process.kill()
 
 
 def shards(root: Path) -> dict[str, int]:
     """Inode of each shard of images that is done in an unfinished ingest."""
-    found = {}
+    actual = {}
     for path in root.glob(f"{STAGING_DIR}/x.*/store/obs/eye_image/c/*/0/0/0"):
-        found["/".join(path.parts[-7:])] = path.stat().st_ino
-    return found
+        actual["/".join(path.parts[-7:])] = path.stat().st_ino
+    return actual
 
 
 def journaled(root: Path) -> int:
@@ -186,11 +186,11 @@ def test_kill_at_every_step(robomimic, tmp_path, memory, append, every) -> None:
 
 def whole(path: Path) -> None:
     """Every file of the manifest has its digest, and there is no other."""
-    kept, _ = finalize.manifests.load_manifest(path)
-    for entry in kept.files:
+    manifest, _ = finalize.manifests.load_manifest(path)
+    for entry in manifest.files:
         assert digest.digest_file(path / entry.path) == (entry.bytes, entry.digest)
     files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-    assert files == {"manifest.json", *(entry.path for entry in kept.files)}
+    assert files == {"manifest.json", *(entry.path for entry in manifest.files)}
 
 
 def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
@@ -211,8 +211,8 @@ def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
     (journals / "0.host.1.2.jsonl").write_text(json.dumps(lie) + '\n{"key": "obs/eye_image/c/1/0/0/0", "by')
     version = ingest([large], root=root, name="x", codec="zstd")
     assert version.version == ingest([large], root=tmp_path / "other", name="x", codec="zstd").version
-    kept, _ = finalize.manifests.load_manifest(Path(version.path))
-    for entry in kept.files:
+    manifest, _ = finalize.manifests.load_manifest(Path(version.path))
+    for entry in manifest.files:
         assert digest.digest_file(Path(version.path) / entry.path) == (entry.bytes, entry.digest)
 
 

@@ -162,8 +162,8 @@ def test_episodes_differ(robomimic, refused, value, what) -> None:
 
 def test_files_differ(robomimic, refused) -> None:
     """The error of recordings of different schemas names the file that differs."""
-    one, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
-    error = refused(one, two)
+    first, two = robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", row=(4, 4, 3))
+    error = refused(first, two)
     assert error.where == f"{two}: demo_0"
     assert "a1.hdf5" in error.message
 
@@ -215,7 +215,7 @@ def test_all_names_that_cannot_be_are_told_at_once(robomimic, refused) -> None:
     for name in ("étoile", "a b", "fine"):
         change(path, f"data/demo_0/obs/{name}", np.zeros(3))
     message = refused(path).message
-    assert [word in message for word in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [
+    assert [text in message for text in ("'obs/étoile'", "'obs/a b'", "fine", "a-z, 0-9, _")] == [
         True,
         True,
         False,
@@ -289,8 +289,8 @@ def test_bad_jpeg(aloha, refused, damage) -> None:
 def _small_jpeg(row: np.ndarray) -> np.ndarray:
     # The header's height and width, in its start-of-frame segment.
     data = bytearray(row.tobytes().rstrip(b"\0"))
-    at = data.index(b"\xff\xc0")
-    data[at + 5 : at + 9] = bytes([0, 16, 0, 16])
+    position = data.index(b"\xff\xc0")
+    data[position + 5 : position + 9] = bytes([0, 16, 0, 16])
     return np.frombuffer(bytes(data), np.uint8)
 
 
@@ -298,7 +298,7 @@ def _small_jpeg(row: np.ndarray) -> np.ndarray:
 def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
     """A recording that changes after its first rows were read is refused, and nothing is published."""
     path = robomimic(30, 40)
-    whole, time_ns = path.read_bytes(), path.stat().st_mtime_ns
+    full, time_ns = path.read_bytes(), path.stat().st_mtime_ns
     read, done = readers._CachingReader.read_into, []
 
     def changing(*args) -> None:
@@ -308,13 +308,13 @@ def test_changed_while_read(robomimic, refused, monkeypatch, how) -> None:
         done.append(True)
         if how == "replaced":
             path.rename(path.with_suffix(".old"))
-            path.write_bytes(whole)
+            path.write_bytes(full)
             os.utime(path, ns=(time_ns, time_ns))
         elif how == "cut":
-            os.truncate(path, len(whole) // 2)
+            os.truncate(path, len(full) // 2)
         else:
             with path.open("r+b") as file:
-                file.seek(len(whole) if how == "longer" else len(whole) // 2)
+                file.seek(len(full) if how == "longer" else len(full) // 2)
                 file.write(b"new")
 
     monkeypatch.setattr(readers._CachingReader, "read_into", changing)

@@ -165,7 +165,7 @@ def test_readme_recipes(repo, tmp_path) -> None:
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "episode3.png").stat().st_size > 10_000
     versions = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("datasets/*/*/manifest.json")}
-    assert sorted(known["episodes"] for known in versions.values()) == [20, 20, 40]
+    assert sorted(reference["episodes"] for reference in versions.values()) == [20, 20, 40]
     assert len(text.splitlines()) <= 80
 
 

@@ -67,7 +67,7 @@ def test_parts(robomimic, tmp_path, small) -> None:
 
 def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[VersionInfo], list[str]]:
     """What ingests at once return, which take their steps in turn; and the shards that they made, each its own."""
-    ready, made = threading.Barrier(len(calls)), []
+    ready, created = threading.Barrier(len(calls)), []
     opened, make, step = ingesting.open_staging_dir, ShardWorker._make_shard, threading.Barrier(len(calls))
 
     def open_all(*arguments):
@@ -78,7 +78,7 @@ def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[
     def in_turn(maker, key, job):
         with contextlib.suppress(threading.BrokenBarrierError):  # the other is done with making
             step.wait(60)
-        made.append(key)
+        created.append(key)
         return make(maker, key, job)
 
     monkeypatch.setattr(ingesting, "open_staging_dir", open_all)
@@ -91,18 +91,18 @@ def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[
             step.abort()
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(call, calls)), made
+        return list(pool.map(call, calls)), created
 
 
 def test_two_at_once_share_the_work(robomimic, tmp_path, small, monkeypatch) -> None:
     """Two ingests of the same at once each do a part, and make next to no shard twice; one of them publishes."""
     source = robomimic(300, 300)
-    (one, other), made = together(
+    (one, other), created = together(
         monkeypatch, [lambda: ingest([source], root=tmp_path / "root", name="x", workers=1)] * 2
     )
     assert (one.version, {one.new, other.new}) == (other.version, {True, False})
-    assert len(set(made)) > 60
-    assert len(made) < 1.4 * len(set(made))
+    assert len(set(created)) > 60
+    assert len(created) < 1.4 * len(set(created))
     assert not (tmp_path / "root" / STAGING_DIR).exists()
 
 

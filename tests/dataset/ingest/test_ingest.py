@@ -135,20 +135,20 @@ def test_version_is_content(robomimic, tmp_path) -> None:
     source = robomimic(30, 40)
     (tmp_path / "else").mkdir()
     copy = Path(shutil.copyfile(source, tmp_path / "else" / source.name))
-    one, two = (ingest([path], root=tmp_path / f"root{i}", name="x") for i, path in enumerate((source, copy)))
-    assert one.version == two.version
+    first, two = (ingest([path], root=tmp_path / f"root{i}", name="x") for i, path in enumerate((source, copy)))
+    assert first.version == two.version
     files = [
         {
             str(path.relative_to(version.path)): path.read_bytes()
             for path in Path(version.path).rglob("*")
             if path.is_file()
         }
-        for version in (one, two)
+        for version in (first, two)
     ]
     assert files[0] == files[1]
     other = ingest([source], root=tmp_path / "root0", name="x", codec="raw")
     assert other.new
-    assert other.version != one.version
+    assert other.version != first.version
 
 
 def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
@@ -156,12 +156,12 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
     source = robomimic(3)
     version = ingest([source], root=tmp_path / "root", name="x", codec="zstd", skip=["done"])
     folder = Path(version.path)
-    kept, data = manifest.load_manifest(folder)
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {entry.path for entry in kept.files} == found - {"manifest.json"}
-    assert all(digest.digest_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in kept.files)
+    retained, data = manifest.load_manifest(folder)
+    actual = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {entry.path for entry in retained.files} == actual - {"manifest.json"}
+    assert all(digest.digest_file(folder / entry.path) == (entry.bytes, entry.digest) for entry in retained.files)
     size, text = digest.digest_file(source)
-    (provenance,) = kept.source
+    (provenance,) = retained.source
     assert provenance.pop("pitools")
     assert provenance == {
         "file": "reach.hdf5",
@@ -172,7 +172,7 @@ def test_manifest_lists_every_file(robomimic, tmp_path) -> None:
         "skip": ["done"],
     }
     assert manifest.version_of(data) == folder.name == version.version
-    assert (version.bytes, version.files, version.source_bytes) == (kept.total_bytes, len(found) - 1, size)
+    assert (version.bytes, version.files, version.source_bytes) == (retained.total_bytes, len(actual) - 1, size)
 
 
 def test_damage_is_not_taken_for_done(robomimic, tmp_path) -> None:
@@ -222,9 +222,9 @@ def test_workers_do_not_show(robomimic, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(execute, "_SERIAL_BYTES", 0)
     with patch.multiple(chunking, CHUNK_BYTES=2048, SHARD_BYTES=8192):
         paths = [robomimic(20, 33, name=f"r{i}.hdf5", seed=i) for i in range(2)]
-        made = [ingest(paths, root=tmp_path / f"root{n}", name="x", codec="raw", workers=n) for n in (1, 3)]
-    assert made[0].version == made[1].version
-    assert made[0].files > 10
+        created = [ingest(paths, root=tmp_path / f"root{n}", name="x", codec="raw", workers=n) for n in (1, 3)]
+    assert created[0].version == created[1].version
+    assert created[0].files > 10
 
 
 def test_statistics(robomimic, aloha, tmp_path) -> None:
@@ -239,21 +239,21 @@ def test_statistics(robomimic, aloha, tmp_path) -> None:
     assert isinstance(opened.manifest.statistics, dict)
     assert set(opened.manifest.statistics) == {"action", "reward", "done", "obs/eye_image"}
     action = opened.read("action", 0, 110).astype(float)
-    found = opened.manifest.statistics["action"]
-    assert (found.rows, found.non_finite) == (110, 2)
+    actual = opened.manifest.statistics["action"]
+    assert (actual.rows, actual.non_finite) == (110, 2)
     action[~np.isfinite(action)] = np.nan
     for kept, expected in (
-        (found.minimum, np.nanmin),
-        (found.maximum, np.nanmax),
-        (found.mean, np.nanmean),
-        (found.deviation, np.nanstd),
+        (actual.minimum, np.nanmin),
+        (actual.maximum, np.nanmax),
+        (actual.mean, np.nanmean),
+        (actual.deviation, np.nanstd),
     ):
         np.testing.assert_allclose(kept, expected(action, axis=0), rtol=1e-12)
     frames = opened.read("obs/eye_image", 0, 110)[::32].astype(float)
-    found = opened.manifest.statistics["obs/eye_image"]
-    assert found.rows == 4
-    np.testing.assert_allclose(found.mean, frames.mean(axis=(0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(found.deviation, frames.std(axis=(0, 1, 2)), rtol=1e-12)
+    actual = opened.manifest.statistics["obs/eye_image"]
+    assert actual.rows == 4
+    np.testing.assert_allclose(actual.mean, frames.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(actual.deviation, frames.std(axis=(0, 1, 2)), rtol=1e-12)
 
 
 def test_tasks(robomimic, tmp_path) -> None:

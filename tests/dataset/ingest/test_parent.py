@@ -58,17 +58,17 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
     """Appended one after the other, recordings give every file that one ingest of all gives, to the byte, and the same
     statistics and tasks; each version names the one before."""
-    with tempfile.TemporaryDirectory() as made, patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=shard):
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as created, patch.multiple(chunking, CHUNK_BYTES=512, SHARD_BYTES=shard):
+        folder = Path(created)
         paths = [record(folder / f"r{i}.hdf5", steps, i) for i, steps in enumerate([first, *others])]
         last = ingest(paths[:1], root=folder / "root", name="x", codec=codec)
         for path in paths[1:]:
             parent, last = last, ingest([path], root=folder / "root", name="x", append=Path(last.path))
             assert open_dataset(Path(last.path)).manifest.parent == parent.version
-        whole = ingest(paths, root=folder / "whole", name="x", codec=codec)
-        assert content(last) == content(whole)
-        mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, whole))
-        assert (mine.statistics, mine.tasks, mine.source, mine.files) == (
+        full = ingest(paths, root=folder / "whole", name="x", codec=codec)
+        assert content(last) == content(full)
+        manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, full))
+        assert (manifest.statistics, manifest.tasks, manifest.source, manifest.files) == (
             theirs.statistics,
             theirs.tasks,
             theirs.source,
@@ -180,8 +180,8 @@ def test_what_does_not_go_together(tmp_path) -> None:
 @pytest.mark.parametrize("damage", ["swapped", "flipped", "last", "lengths"])
 def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
     """A shard that is linked, one that is made again, and what is said of episodes are the parent's, or refused."""
-    one, two, other = (record(tmp_path / f"{i}.hdf5", [100, 90 + i], i) for i in range(3))
-    parent = Path(ingest([one], root=tmp_path / "root", name="x", codec="raw").path)
+    first, two, second = (record(tmp_path / f"{i}.hdf5", [100, 90 + i], i) for i in range(3))
+    parent = Path(ingest([first], root=tmp_path / "root", name="x", codec="raw").path)
     shards = sorted((parent / "action/c").glob("*/0"), key=lambda path: int(path.parent.name))
     name = "action/c/0/0"
     if damage == "swapped":
@@ -190,7 +190,7 @@ def test_damage_of_the_parent_is_not_passed_on(tmp_path, small, damage) -> None:
         data = shards[0].read_bytes()
         shards[0].write_bytes(bytes([data[0] ^ 1]) + data[1:])
     else:
-        third = Path(ingest([other], root=tmp_path / "other", name="x", codec="raw").path)
+        third = Path(ingest([second], root=tmp_path / "other", name="x", codec="raw").path)
         name = "episode_offsets/c/0" if damage == "lengths" else str(shards[-1].relative_to(parent))
         exchange_names(parent / name, third / name)
         assert (parent / name).stat().st_size == (third / name).stat().st_size
@@ -205,10 +205,10 @@ def test_a_parent_without_folded_statistics(tmp_path, small) -> None:
     with patch("pitools.dataset.ingest.finalize.statistics_attribute", lambda *_: {}):
         first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
     second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-    whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
-    mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, whole))
-    assert mine.statistics == theirs.statistics
-    assert content(second) == content(whole)
+    full = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
+    manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, full))
+    assert manifest.statistics == theirs.statistics
+    assert content(second) == content(full)
 
 
 def test_a_parent_with_statistics_of_another_width(tmp_path, small) -> None:
@@ -217,10 +217,10 @@ def test_a_parent_with_statistics_of_another_width(tmp_path, small) -> None:
     first = ingest([one], root=tmp_path / "root", name="x", codec="raw")
     with patch.object(statistics, "MAX_COLUMNS", 6):
         second = ingest([two], root=tmp_path / "root", name="x", append=Path(first.path))
-        whole = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
-    mine, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, whole))
-    assert mine.statistics == theirs.statistics
-    assert len(mine.statistics["action"].mean) == 1
+        full = ingest([one, two], root=tmp_path / "whole", name="x", codec="raw")
+    manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (second, full))
+    assert manifest.statistics == theirs.statistics
+    assert len(manifest.statistics["action"].mean) == 1
 
 
 def test_a_parent_without_names_of_axes(tmp_path, small) -> None:

@@ -91,11 +91,11 @@ def test_little_endian_anywhere(codec) -> None:
     """Values of the other byte order, as a big-endian machine has them, give the same bytes."""
     values = np.random.default_rng(0).normal(size=(1000, 7)).astype("<f4")
     grid = chunking.choose_grid(values.shape, "float32", codec)
-    one, two = (
+    first, two = (
         bytes(shard_writer.encode_shard([block], grid, shard_writer.PageBuffer()))
         for block in (values, values.astype(">f4"))
     )
-    assert one == two
+    assert first == two
 
 
 def test_large_chunks_are_deterministic(monkeypatch) -> None:
@@ -180,8 +180,8 @@ def test_one_flipped_bit(robomimic, tmp_path, codec) -> None:
     path = folder / "obs/eye_image/c/0/0/0/0"
     data = path.read_bytes()
     array = zarr.open_array(folder / "obs/eye_image", mode="r")
-    for at in np.random.default_rng(0).integers(0, len(data), 40):
-        path.write_bytes(data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :])
+    for position in np.random.default_rng(0).integers(0, len(data), 40):
+        path.write_bytes(data[:position] + bytes([data[position] ^ (1 << position % 8)]) + data[position + 1 :])
         with pytest.raises((ValueError, RuntimeError)):
             array[:]
     path.write_bytes(data)

@@ -24,12 +24,12 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
     for block in blocks if dtype[0] == "f" else ():
         block[rng.random(block.shape) < bad] = rng.choice([np.nan, np.inf, -np.inf])
     starts = np.cumsum([0, *lengths])
-    parts = [statistics.stats_of_block(block, int(at)) for block, at in zip(blocks, starts, strict=False)]
+    parts = [statistics.stats_of_block(block, int(position)) for block, position in zip(blocks, starts, strict=False)]
     statistics_by_name = statistics.to_statistics(statistics.fold_stats(parts, width))
-    whole = np.concatenate(blocks).astype(float)
-    assert (statistics_by_name.rows, statistics_by_name.non_finite) == (len(whole), int((~np.isfinite(whole)).sum()))
+    full = np.concatenate(blocks).astype(float)
+    assert (statistics_by_name.rows, statistics_by_name.non_finite) == (len(full), int((~np.isfinite(full)).sum()))
     for i in range(width):
-        column = whole[:, i][np.isfinite(whole[:, i])]
+        column = full[:, i][np.isfinite(full[:, i])]
         if not len(column):
             assert (
                 statistics_by_name.minimum[i],
@@ -45,8 +45,8 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
 
 def test_columns() -> None:
     """A vector's items, an image's channels, and one number for a plain image, a scalar and what has too many."""
-    found = {row: statistics.column_count(row) for row in ((), (7,), (48, 64), (48, 64, 3), (2, 48, 64, 3))}
-    assert found == {(): 1, (7,): 7, (48, 64): 1, (48, 64, 3): 3, (2, 48, 64, 3): 3}
+    actual = {row: statistics.column_count(row) for row in ((), (7,), (48, 64), (48, 64, 3), (2, 48, 64, 3))}
+    assert actual == {(): 1, (7,): 7, (48, 64): 1, (48, 64, 3): 3, (2, 48, 64, 3): 3}
     most = statistics.MAX_COLUMNS
     assert [statistics.column_count(row) for row in ((most,), (most + 1,), (2, 2, most + 1))] == [most, 1, 1]
 

@@ -119,8 +119,8 @@ def test_nan_is_marked(make, tmp_path, columns) -> None:
     plot.draw_episode(make(3000, cameras=(), joints=values), 0, tmp_path / "without.png")
     values[1234] = np.nan
     plot.draw_episode(make(3000, cameras=(), joints=values), 0, tmp_path / "with.png")
-    one, other = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB")) for name in ("without", "with"))
-    assert (one != other).any(axis=(0, 2)).sum() > 40  # the label, and the line
+    first, second = (np.asarray(Image.open(tmp_path / f"{name}.png").convert("RGB")) for name in ("without", "with"))
+    assert (first != second).any(axis=(0, 2)).sum() > 40  # the label, and the line
 
 
 def test_instruction_is_text(make, tmp_path) -> None:

@@ -27,16 +27,16 @@ TRACE = (
 
 def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None = 1, restart: int = 0) -> Path:
     """An attempt's folder with its records, and no logs yet."""
-    made = run_dir / "attempts" / name
-    (made / "logs").mkdir(parents=True)
+    created = run_dir / "attempts" / name
+    (created / "logs").mkdir(parents=True)
     start = AttemptStart(
         attempt=name, submission=0, job_id="12", cluster="c", restart=restart, node_list="n", nodes=2, started=BEGAN
     )
-    run_folder.write_record(made / "start.json", start)
-    (made / "hostfile").write_text("".join(f"n{rank // 2}\n" for rank in range(ranks)))
+    run_folder.write_record(created / "start.json", start)
+    (created / "hostfile").write_text("".join(f"n{rank // 2}\n" for rank in range(ranks)))
     if code is not None:
-        run_folder.write_record(made / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=code, ended=ENDED))
-    return made
+        run_folder.write_record(created / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=code, ended=ENDED))
+    return created
 
 
 def fail(made: Path, rank: int, t: str, error: str, message: str, source: str = "train.py") -> None:
@@ -66,33 +66,33 @@ def judge(run_dir: Path, name: str = "0") -> Cause:
 
 def test_clocks_that_differ(tmp_path: Path) -> None:
     """Complaints with earlier times than the fault, by a clock 2 s slow, are still what followed."""
-    made = attempt(tmp_path, ranks=8)
-    fail(made, 5, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
+    created = attempt(tmp_path, ranks=8)
+    fail(created, 5, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     for rank in (0, 1, 2, 3, 4, 6, 7):
-        cascade(made, rank, "2026-11-22T01:19:56.100Z")
-    (made / "first_failure").write_text("1 0 n0\n")
+        cascade(created, rank, "2026-11-22T01:19:56.100Z")
+    (created / "first_failure").write_text("1 0 n0\n")
     cause = judge(tmp_path)
     assert (cause.kind, cause.rank, cause.confidence) == ("user", 5, "certain")
 
 
 def test_the_first_of_two_different_faults(tmp_path: Path) -> None:
     """Of two faults minutes apart the first decides; of two within clocks' reach, who left word first."""
-    made = attempt(tmp_path, ranks=4)
-    fail(made, 3, "2026-11-22T01:10:00.000Z", "OSError", "x")
-    fail(made, 0, "2026-11-22T01:15:00.000Z", "KeyError", "y")
+    created = attempt(tmp_path, ranks=4)
+    fail(created, 3, "2026-11-22T01:10:00.000Z", "OSError", "x")
+    fail(created, 0, "2026-11-22T01:15:00.000Z", "KeyError", "y")
     assert judge(tmp_path).rank == 3
-    (made / "cause.json").unlink()
-    fail(made, 0, "2026-11-22T01:10:01.500Z", "KeyError", "y")
-    (made / "first_failure").write_text("1 0 n0\n")
+    (created / "cause.json").unlink()
+    fail(created, 0, "2026-11-22T01:10:01.500Z", "KeyError", "y")
+    (created / "first_failure").write_text("1 0 n0\n")
     assert judge(tmp_path).rank == 0
 
 
 def test_a_killed_rank_goes_before_those_that_could_still_speak(tmp_path: Path) -> None:
     """Rank 1 was killed and left no word; what rank 0's own code then raised is not the cause."""
-    made = attempt(tmp_path)
-    fail(made, 0, "2026-11-22T01:19:59.000Z", "RuntimeError", "peer lost")
-    (made / "first_failure").write_text("1 0 n0\n")
-    (made / "logs" / "srun.err").write_text(
+    created = attempt(tmp_path)
+    fail(created, 0, "2026-11-22T01:19:59.000Z", "RuntimeError", "peer lost")
+    (created / "first_failure").write_text("1 0 n0\n")
+    (created / "logs" / "srun.err").write_text(
         "2026-11-22T01:19:58.900Z srun: error: n0: task 1: Killed\n"
         "2026-11-22T01:19:59.100Z srun: error: n0: task 0: Exited with exit code 1\n"
     )
@@ -102,21 +102,21 @@ def test_a_killed_rank_goes_before_those_that_could_still_speak(tmp_path: Path) 
 
 def test_what_a_signal_makes_ranks_raise_is_no_fault(tmp_path: Path) -> None:
     """A handler that raises at SIGTERM is how that rank ended."""
-    made = attempt(tmp_path)
-    (made / "signals.jsonl").write_text(
+    created = attempt(tmp_path)
+    (created / "signals.jsonl").write_text(
         '{"schema":"pit.signal/1","t":"2026-11-22T01:19:50.000Z","signal":"SIGTERM","seconds_to_limit":5.0}\n'
     )
-    fail(made, 0, "2026-11-22T01:19:51.000Z", "Preempted", "told to stop")
+    fail(created, 0, "2026-11-22T01:19:51.000Z", "Preempted", "told to stop")
     assert judge(tmp_path).kind == "time-limit"
 
 
 @pytest.mark.parametrize("where", ["start.json", "exit.json", "hang.json", "failures/0.json", "cause.json", "hostfile"])
 def test_half_written_records(tmp_path: Path, where: str) -> None:
     """A record cut short says nothing, and hides nothing."""
-    made = attempt(tmp_path)
-    fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
-    (made / where).parent.mkdir(exist_ok=True)
-    (made / where).write_bytes(b'{"schema":"pit.')
+    created = attempt(tmp_path)
+    fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
+    (created / where).parent.mkdir(exist_ok=True)
+    (created / where).write_bytes(b'{"schema":"pit.')
     assert (judge(tmp_path).kind, judge(tmp_path).rank) == ("user", 1)
 
 
@@ -139,11 +139,11 @@ def test_a_cause_only_becomes_surer(tmp_path: Path) -> None:
     """A guess gives way to Slurm's word; a certain cause stays, whatever is found later."""
     from pitools.slurm.records import AccountingRow
 
-    made = attempt(tmp_path, code=None)
+    created = attempt(tmp_path, code=None)
     assert judge(tmp_path).kind == "unknown"
     accounting_row = AccountingRow(job_id="12", raw_id="12", state="PREEMPTED")
-    assert diagnose.diagnose_attempt(tmp_path, made, accounting=accounting_row).kind == "preempted"
-    fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
+    assert diagnose.diagnose_attempt(tmp_path, created, accounting=accounting_row).kind == "preempted"
+    fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     assert judge(tmp_path).kind == "preempted"
 
 
@@ -151,17 +151,17 @@ def test_accounting_of_another_start_of_the_job(tmp_path: Path) -> None:
     """What accounting says of the start before, or of a job whose later attempt it ended, is not this attempt's."""
     from pitools.slurm.records import AccountingRow
 
-    made = attempt(tmp_path)
+    created = attempt(tmp_path)
     old = AccountingRow(
         job_id="12", raw_id="12", state="NODE_FAIL", start="2026-11-22T00:00:00Z", end="2026-11-22T00:59:00Z"
     )
-    assert evidence.gather_evidence(tmp_path, made, slurm=old).accounting is None
+    assert evidence.gather_evidence(tmp_path, created, slurm=old).accounting is None
     now = AccountingRow(
         job_id="12", raw_id="12", state="TIMEOUT", start="2026-11-22T00:59:59Z", end="2026-11-22T02:00:00Z"
     )
-    assert evidence.gather_evidence(tmp_path, made, slurm=now).accounting == now
+    assert evidence.gather_evidence(tmp_path, created, slurm=now).accounting == now
     attempt(tmp_path, "1")
-    assert evidence.gather_evidence(tmp_path, made, slurm=now).accounting is None
+    assert evidence.gather_evidence(tmp_path, created, slurm=now).accounting is None
 
 
 def test_cancelled_by_a_person(tmp_path: Path) -> None:
@@ -176,16 +176,16 @@ def test_cancelled_by_a_person(tmp_path: Path) -> None:
 
 def test_five_hundred_ranks(tmp_path: Path) -> None:
     """Of 500 interleaved ranks with 64 KiB of output each the one that began it is found, within seconds."""
-    made = attempt(tmp_path, ranks=500)
+    created = attempt(tmp_path, ranks=500)
     noise = "".join(f"step {step} error of prediction 0.01\n" for step in range(1800))
     for rank in range(500):
         text = f"[rank{rank}]: {TRACE}[rank{rank}]: {GONE}\n"
         if rank == 321:
             text = "CUDA error: uncorrectable ECC error encountered\nterminate called\n"
-        (made / "logs" / f"{rank}.out").write_text(noise + text)
+        (created / "logs" / f"{rank}.out").write_text(noise + text)
     lines = ["srun: error: n160: task 321: Aborted (core dumped)", "srun: Terminating StepId=12.0"]
     lines += [f"srun: error: n{node}: tasks {2 * node}-{2 * node + 1}: Exited with exit code 1" for node in range(160)]
-    (made / "logs" / "srun.err").write_text("\n".join(lines) + "\n")
+    (created / "logs" / "srun.err").write_text("\n".join(lines) + "\n")
     began = time.process_time()
     cause = judge(tmp_path)
     assert (cause.kind, cause.rank, cause.nodes) == ("gpu", 321, ("n160",))
@@ -194,8 +194,8 @@ def test_five_hundred_ranks(tmp_path: Path) -> None:
 
 def test_a_huge_log_is_read_at_its_end(tmp_path: Path) -> None:
     """A sparse log of 100 GB costs no more than a small one."""
-    made = attempt(tmp_path)
-    with (made / "logs" / "1.out").open("wb") as file:
+    created = attempt(tmp_path)
+    with (created / "logs" / "1.out").open("wb") as file:
         file.truncate(100 << 30)
         file.seek(0, os.SEEK_END)
         file.write(b'\nTraceback (most recent call last):\n  File "/home/ada/t.py", line 1\n    x\nMemoryError\n')
@@ -206,21 +206,21 @@ def test_a_huge_log_is_read_at_its_end(tmp_path: Path) -> None:
 
 def test_a_fault_under_megabytes_of_complaints(tmp_path: Path) -> None:
     """Where the end of a log has only complaints, more of it is read."""
-    made = attempt(tmp_path)
-    (made / "logs" / "srun.err").write_text("srun: error: n0: task 1: Exited with exit code 1\n")
+    created = attempt(tmp_path)
+    (created / "logs" / "srun.err").write_text("srun: error: n0: task 1: Exited with exit code 1\n")
     complaint = f"n0:1:1 [0] NCCL WARN {'x' * 80}\n" * 8000
-    (made / "logs" / "1.out").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n" + complaint)
+    (created / "logs" / "1.out").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n" + complaint)
     assert judge(tmp_path).kind == "memory"
 
 
 def test_a_normal_attempt_is_judged_at_once(tmp_path: Path) -> None:
     """Two ranks with ordinary logs: less than 200 ms."""
-    made = attempt(tmp_path)
+    created = attempt(tmp_path)
     for rank in range(2):
-        (made / "logs" / f"{rank}.out").write_text("step 1 loss 0.5\n" * 100_000)
-    fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
+        (created / "logs" / f"{rank}.out").write_text("step 1 loss 0.5\n" * 100_000)
+    fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     judge(tmp_path)
-    (made / "cause.json").unlink()
+    (created / "cause.json").unlink()
     began = time.process_time()
     judge(tmp_path)
     assert time.process_time() - began < 0.2
@@ -248,12 +248,12 @@ def test_any_bytes_are_harmless(tmp_path: Path, log: bytes, said: bytes, cut: by
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     """A log that is a link to a secret, or a pipe that nobody writes to, is left alone."""
-    made = attempt(tmp_path)
+    created = attempt(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("NCCL WARN password\n")
-    (made / "logs" / "0.out").symlink_to(secret)
-    os.mkfifo(made / "logs" / "1.out")
-    (made / "hang.json").symlink_to(secret)
+    (created / "logs" / "0.out").symlink_to(secret)
+    os.mkfifo(created / "logs" / "1.out")
+    (created / "hang.json").symlink_to(secret)
     assert "password" not in judge(tmp_path).reason + str(judge(tmp_path).evidence)
 
 
@@ -295,13 +295,13 @@ def test_fingerprints() -> None:
 
 def test_a_record_and_a_log_have_one_fingerprint(tmp_path: Path) -> None:
     """A failure known from its record, and the same one known only from its log, are the same failure."""
-    made = attempt(tmp_path)
-    fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop of 7")
+    created = attempt(tmp_path)
+    fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop of 7")
     first = judge(tmp_path).fingerprint
-    record = json.loads((made / "failures" / "1.json").read_text())
-    (made / "failures" / "1.json").unlink()
-    (made / "cause.json").unlink()
-    (made / "logs" / "1.out").write_text(record["trace"].replace("of 7", "of 9") + "\n")
+    record = json.loads((created / "failures" / "1.json").read_text())
+    (created / "failures" / "1.json").unlink()
+    (created / "cause.json").unlink()
+    (created / "logs" / "1.out").write_text(record["trace"].replace("of 7", "of 9") + "\n")
     assert judge(tmp_path).fingerprint == first != ""
 
 
@@ -319,10 +319,10 @@ def test_the_innermost_raise_tells_whose_exception_it_is() -> None:
 
 def test_nodes_are_never_all_to_blame(tmp_path: Path) -> None:
     """What every node of a job says is at fault on none of them."""
-    made = attempt(tmp_path, ranks=4)
-    (made / "logs" / "srun.err").write_text("srun: error: Node failure on n0\nsrun: error: Node failure on n1\n")
-    seen = evidence.gather_evidence(tmp_path, made)
-    assert timeline.build_timeline(seen).lost_nodes == ()
+    created = attempt(tmp_path, ranks=4)
+    (created / "logs" / "srun.err").write_text("srun: error: Node failure on n0\nsrun: error: Node failure on n1\n")
+    observed = evidence.gather_evidence(tmp_path, created)
+    assert timeline.build_timeline(observed).lost_nodes == ()
     assert (judge(tmp_path).kind, judge(tmp_path).nodes) == ("node", ("n0",))
 
 
@@ -336,10 +336,10 @@ def test_a_line_is_one_line() -> None:
 
 def test_why_says_what_only_followed(tmp_path: Path) -> None:
     """The text for people names what decided, what followed, and where each line stands."""
-    made = attempt(tmp_path, ranks=4)
-    fail(made, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
+    created = attempt(tmp_path, ranks=4)
+    fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     for rank in (0, 2, 3):
-        cascade(made, rank, f"2026-11-22T01:19:58.20{rank}Z")
+        cascade(created, rank, f"2026-11-22T01:19:58.20{rank}Z")
     judge(tmp_path)
     text = "\n".join(explain.explain_run(tmp_path))
     assert text.count("consequence: another rank") == 1  # below the last of the lines it is about
@@ -351,9 +351,9 @@ def test_why_says_what_only_followed(tmp_path: Path) -> None:
 
 def test_why_a_run_has_finished(tmp_path: Path) -> None:
     """A run that did well is not told what "followed"; what a program counts as safe is said where it logs no step."""
-    made = attempt(tmp_path)
+    created = attempt(tmp_path)
     run_folder.write_record(
-        made / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=0, ended="2026-11-22T01:20:00.000Z")
+        created / "exit.json", run_folder.AttemptExit(job_id="12", exit_code=0, ended="2026-11-22T01:20:00.000Z")
     )
     (tmp_path / "progress").write_text("120\n")
     assert "120 saved" in "\n".join(explain.explain_run(tmp_path) if judge(tmp_path) else ())
@@ -389,8 +389,8 @@ def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
 def test_what_two_nodes_cannot_start_one_after_the_other_is_nowhere(tmp_path: Path) -> None:
     """One node that does not find a program is at fault; when the next does not either, neither is."""
     for name, node in (("0", "n0"), ("1", "n1")):
-        made = attempt(tmp_path, name, ranks=4, code=127)
-        (made / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 127\n")
+        created = attempt(tmp_path, name, ranks=4, code=127)
+        (created / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 127\n")
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("node", ("n0",))
     assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())
@@ -399,9 +399,9 @@ def test_what_two_nodes_cannot_start_one_after_the_other_is_nowhere(tmp_path: Pa
 def test_a_place_to_stage_to_that_two_attempts_cannot_use_is_nowhere(tmp_path: Path) -> None:
     """The first time it is the node's disk; the second time the site's paths.nvme."""
     for name, node in (("0", "n0"), ("1", "n1")):
-        made = attempt(tmp_path, name, ranks=4, code=4)
-        (made / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 4\n")
-        (made / "logs" / f"stage.{node}.out").write_text(f"pit: error: Not a directory\n  where: /nvme/{node}\n")
+        created = attempt(tmp_path, name, ranks=4, code=4)
+        (created / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 4\n")
+        (created / "logs" / f"stage.{node}.out").write_text(f"pit: error: Not a directory\n  where: /nvme/{node}\n")
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("storage", ("n0",))
     assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())

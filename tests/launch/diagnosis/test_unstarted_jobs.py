@@ -57,9 +57,9 @@ def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str,
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict
     assert quoted in verdict.reason
-    told: set[str] = set()
-    assert quoted in "".join(explain.past_attempts(run_dir, told))
-    assert list(explain.past_attempts(run_dir, told)) == []
+    reported: set[str] = set()
+    assert quoted in "".join(explain.past_attempts(run_dir, reported))
+    assert list(explain.past_attempts(run_dir, reported)) == []
     lines = list(explain.explain_run(run_dir))
     assert quoted[:100] in lines[0]
     assert "[slurm-100.out]" in lines[1]
@@ -144,25 +144,25 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
 ) -> None:
     """Once, when it is known what follows; the last one is said by the run's verdict."""
     run_dir = runs.make()
-    seen = replace(status.run_status(run_dir, SITE, query_slurm=False), state="RUNNING")
-    looks = iter([seen, *(replace(seen, attempts=made) for made in (1, 1, 2)), replace(seen, is_over=True)])
+    observed = replace(status.run_status(run_dir, SITE, query_slurm=False), state="RUNNING")
+    looks = iter([observed, *(replace(observed, attempts=item) for item in (1, 1, 2)), replace(observed, is_over=True)])
     monkeypatch.setattr(status.time, "sleep", lambda _: None)
     monkeypatch.setattr(status, "may_be_held_back", lambda *_: False)
 
     def look(_: status.RunPoller) -> run_folder.RunRecord:
         run = next(looks)
         if run.attempts > len(run_folder.attempt_dirs(run_dir)):
-            made = runs.attempt(run_dir)
+            created = runs.attempt(run_dir)
             decided = Decision(
-                attempt=made.name, action="retry" if run.attempts == 1 else "stop", kind="node", reason="r"
+                attempt=created.name, action="retry" if run.attempts == 1 else "stop", kind="node", reason="r"
             )
             run_folder.write_record(
-                made / "cause.json", Cause(attempt=made.name, kind="node", confidence="certain", reason="r")
+                created / "cause.json", Cause(attempt=created.name, kind="node", confidence="certain", reason="r")
             )
-            run_folder.write_record(made / "decision.json", decided)
+            run_folder.write_record(created / "decision.json", decided)
         return run
 
     monkeypatch.setattr(status.RunPoller, "poll", look)
-    said: list[str] = []
-    assert status.wait_for_run(run_dir, SITE, lambda _: None, said.append).is_over
-    assert said == ["attempt 0: node (certain): r: retry"]
+    output: list[str] = []
+    assert status.wait_for_run(run_dir, SITE, lambda _: None, output.append).is_over
+    assert output == ["attempt 0: node (certain): r: retry"]

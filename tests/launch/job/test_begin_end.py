@@ -29,7 +29,7 @@ ENDS = "2030-01-01T00:00:00.000Z"
 
 
 def job(run_dir: Path, **more: object) -> job_context.JobContext:
-    made = job_context.JobContext(
+    created = job_context.JobContext(
         run_dir=run_dir,
         number=0,
         job_id="7",
@@ -40,7 +40,7 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
         task="",
         mode="none",
     )
-    return msgspec.structs.replace(made, **more)
+    return msgspec.structs.replace(created, **more)
 
 
 def test_attempts_are_counted_over_all_jobs(tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_signals_are_written_down_with_what_is_left(tmp_path: Path) -> None:
             os.kill(os.getpid(), number)
     finally:
         ears.close()
-    said = [
+    output = [
         msgspec.json.decode(line, type=records.SignalRecord)
         for line in (attempt_dir / "signals.jsonl").read_bytes().splitlines()
     ]
-    assert [one.signal for one in said] == ["SIGUSR1", "SIGUSR2"]
+    assert [item.signal for item in output] == ["SIGUSR1", "SIGUSR2"]
     assert heard == [10, 12]
-    assert said[0].seconds_to_limit is not None
-    assert said[0].seconds_to_limit > 0
+    assert output[0].seconds_to_limit is not None
+    assert output[0].seconds_to_limit > 0
     with (attempt_dir / "signals.jsonl").open("a") as file:
         file.write('{"schema":"pit.signal/1","t":"SIGTERM","signal":"SIGHUP"}\n{"signal":"SIGTERM"\n')
     assert not evidence.was_signalled(attempt_dir)
@@ -315,10 +315,10 @@ def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monk
     make = begin_attempt.create_attempt_dir
 
     def late(one: job_context.JobContext) -> Path:
-        made = make(one)
+        created = make(one)
         (submissions.job_dir(tmp_path, 0) / "grant").unlink()
         grant.claim(submissions.job_dir(tmp_path, 0), grant.REVOKED)
-        return made
+        return created
 
     monkeypatch.setattr(begin_attempt, "create_attempt_dir", late)
     with pytest.raises(begin_attempt.AttemptRefused, match=grant.REVOKED):

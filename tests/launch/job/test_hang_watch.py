@@ -38,17 +38,17 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(hang_watch, "time", made)
-    return made
+    created = Clock()
+    monkeypatch.setattr(hang_watch, "time", created)
+    return created
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[list[StepLog]]:
     """The logs of three ranks."""
-    made = [StepLog(tmp_path / "steps", rank) for rank in range(3)]
-    yield made
-    for log in made:
+    created = [StepLog(tmp_path / "steps", rank) for rank in range(3)]
+    yield created
+    for log in created:
         log.close()
 
 

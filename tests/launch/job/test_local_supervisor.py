@@ -104,8 +104,8 @@ def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
     )
     until(tmp_path / "p")
     local_process.terminate_supervisor(job)
-    ended = end_of(run_dir)
-    assert (ended.state, ended.exit_code) == ("CANCELLED", 143)
+    end = end_of(run_dir)
+    assert (end.state, end.exit_code) == ("CANCELLED", 143)
     assert not lives(int((tmp_path / "p").read_text()))
     assert not lives(int((tmp_path / "other").read_text()))
 

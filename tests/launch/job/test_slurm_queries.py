@@ -26,7 +26,7 @@ ENDS = "2030-01-01T00:00:00.000Z"
 
 
 def job(run_dir: Path, **more: object) -> job_context.JobContext:
-    made = job_context.JobContext(
+    created = job_context.JobContext(
         run_dir=run_dir,
         number=0,
         job_id="7",
@@ -37,7 +37,7 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
         task="",
         mode="none",
     )
-    return msgspec.structs.replace(made, **more)
+    return msgspec.structs.replace(created, **more)
 
 
 def says(path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -59,9 +59,9 @@ def test_a_job_that_is_to_make_room_is_known(
     record = re.sub(r"^JobId=\d+", "JobId=7", re.sub(r"PreemptTime=\S+", f"PreemptTime={when}", record))
     (tmp_path / "said").write_text(record + "\n")
     says(tmp_path, monkeypatch, f"cat {tmp_path}/said")
-    told = job_recovery.preemption_notice(job(tmp_path), "2026-11-22T01:00:00.123Z")
-    assert (told is not None) == found
-    assert told is None or (told.raw_id, told.state) == ("7", "PREEMPTED")
+    reported = job_recovery.preemption_notice(job(tmp_path), "2026-11-22T01:00:00.123Z")
+    assert (reported is not None) == found
+    assert reported is None or (reported.raw_id, reported.state) == ("7", "PREEMPTED")
 
 
 def test_a_controller_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     child = subprocess.Popen(["true"])
     child.wait()
     attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
-    known = oom.oom_kill_count()
-    assert known is not None
-    for rank, count in enumerate((known - 1, known, None)):
+    reference = oom.oom_kill_count()
+    assert reference is not None
+    for rank, count in enumerate((reference - 1, reference, None)):
         rank_record = run_folder.RankRecord(
             rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={}, oom_kills=count
         )
@@ -153,9 +153,9 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
 
 def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this job alone; and a slurmctld that does not know its nodes yet is waited for, but not for ever."""
-    said = "srun: Terminating StepId=7.0\nsrun: StepId=70.0 is another's\nsrun: error: StepId=7.1\n"
+    output = "srun: Terminating StepId=7.0\nsrun: StepId=70.0 is another's\nsrun: error: StepId=7.1\n"
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "srun.err").write_text(said)
+    (tmp_path / "logs" / "srun.err").write_text(output)
     says(tmp_path, monkeypatch, "exit 0")
     for name, text in (
         ("scancel", f'echo "$@" >> {tmp_path}/ended'),

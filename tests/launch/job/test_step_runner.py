@@ -60,13 +60,13 @@ def attempt(tmp_path: Path) -> Iterator[Path]:
 def attend(attempt: Path, *argv: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
     words = [sys.executable, "-m", "pitools.launch.job", "step", "ranks", "--", *argv]
-    with (attempt / "said").open("wb") as said:
-        return subprocess.Popen(words, env=env, stderr=said)
+    with (attempt / "said").open("wb") as output:
+        return subprocess.Popen(words, env=env, stderr=output)
 
 
 def until(path: Path, text: str = "") -> None:
     for _ in range(400):
-        if path.exists() and (said := path.read_text()) and text in said:
+        if path.exists() and (output := path.read_text()) and text in output:
             return
         time.sleep(0.05)
     raise AssertionError(f"{path.name} did not come")
@@ -178,8 +178,8 @@ def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatc
     assert (first.error, second.error, second.message) == ("MemoryError", "msgspec.ValidationError", "line one")
     assert fails(3, ValueError("step 17 at 0x7f00")).fingerprint == fails(4, ValueError("step 5 at 0x1")).fingerprint
     assert "in fails" in first.trace
-    ended = fails(5, SystemExit(7))
-    assert (ended.error, ended.exit_code) == ("", 7)
+    end = fails(5, SystemExit(7))
+    assert (end.error, end.exit_code) == ("", 7)
     assert len(fails(6, ValueError("x" * 9000)).trace) <= 4200
     assert (attempt / "first_failure").read_text() == "1 0 n1\n"
     monkeypatch.setenv("SLURM_PROCID", "8")
@@ -195,15 +195,15 @@ def test_a_node_that_does_not_answer_is_written_down(
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as connection:
         connection.bind(("127.0.0.1", 0))
         lines = [
-            f"NodeName=n{number} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={one.getsockname()[1]} Version=1"
-            for number, one in enumerate((server, connection))
+            f"NodeName=n{number} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=vm Port={item.getsockname()[1]} Version=1"
+            for number, item in enumerate((server, connection))
         ]
         (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf '%s\\n' '" + "' '".join(lines) + "'\n")
         (tmp_path / "scontrol").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        (found,) = unreachable_nodes.probe_slurmds(attempt, "n[0-1]")
-    assert (found.node, found.error) == ("n1", "Connection refused")
-    assert run_folder.read_record(attempt / "unreachable" / "n1.json", unreachable_nodes.UnreachableNode) == found
+        (actual,) = unreachable_nodes.probe_slurmds(attempt, "n[0-1]")
+    assert (actual.node, actual.error) == ("n1", "Connection refused")
+    assert run_folder.read_record(attempt / "unreachable" / "n1.json", unreachable_nodes.UnreachableNode) == actual
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
     assert unreachable_nodes.probe_slurmds(attempt, "n[0-1]") == []
 
@@ -246,7 +246,7 @@ def test_which_node_it_was_is_asked_of_slurm(
         nodes=2,
         started="2026-11-22T00:00:00.000Z",
     )
-    assert [one.node for one in unreachable_nodes.nodes_lost_by_slurm(attempt, start, Transport())] == lost
+    assert [item.node for item in unreachable_nodes.nodes_lost_by_slurm(attempt, start, Transport())] == lost
     assert sorted(path.stem for path in (attempt / "unreachable").glob("*")) == lost
 
 
@@ -260,11 +260,11 @@ def test_after_a_failure_the_nodes_are_looked_at(attempt: Path, tmp_path: Path) 
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{line}'\n")
         (tmp_path / "scontrol").chmod(0o755)
         env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n1"}
-        said = [sys.executable, "-m", "pitools.launch.job", "step", "ranks", "--", "sh", "-c"]
+        output = [sys.executable, "-m", "pitools.launch.job", "step", "ranks", "--", "sh", "-c"]
         env |= {"PIT_ATTEMPT_DIR": str(attempt), "PIT_RUN_DIR": str(attempt.parent.parent)}
-        assert subprocess.run([*said, "exit 0"], env=env, check=False).returncode == 0
+        assert subprocess.run([*output, "exit 0"], env=env, check=False).returncode == 0
         assert not (attempt / "unreachable").exists()
-        assert subprocess.run([*said, "exit 1"], env=env, check=False).returncode == 1
+        assert subprocess.run([*output, "exit 1"], env=env, check=False).returncode == 1
     assert [path.name for path in (attempt / "unreachable").iterdir()] == ["n1.json"]
 
 

@@ -370,13 +370,13 @@ def test_wait_outlasts_a_slurm_that_forgets(run_dir: Path, monkeypatch: pytest.M
         def poll(self) -> run_folder.RunRecord:
             return run if clock_s[0] < 700 else replace(run, state="COMPLETED", is_over=True)
 
-    asked: list[float] = []
+    requested: list[float] = []
     monkeypatch.setattr(status, "RunPoller", Forgets)
-    monkeypatch.setattr(status, "try_resume", lambda *_: asked.append(clock_s[0]))
+    monkeypatch.setattr(status, "try_resume", lambda *_: requested.append(clock_s[0]))
     monkeypatch.setattr(status.time, "monotonic", lambda: clock_s[0])
     monkeypatch.setattr(status.time, "sleep", lambda s: clock_s.__setitem__(0, clock_s[0] + s))
     assert status.wait_for_run(run_dir, load_site("alpha"), lambda _: None, lambda _: None).is_over
-    assert len(asked) < 30, "each of them asks slurmctld"
+    assert len(requested) < 30, "each of them asks slurmctld"
 
 
 @pytest.mark.parametrize("by", ["wait", "watch"])

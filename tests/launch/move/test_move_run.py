@@ -64,7 +64,7 @@ class Sites:
         self.here, self.there = load.load_site("here"), load.load_site("there")
 
     def start(self, **asked: object) -> Path:
-        wanted = {
+        expected = {
             "name": "t",
             "entry": "loop:main",
             "args": {"steps": 400},
@@ -72,7 +72,7 @@ class Sites:
             "workdir": str(self.root / "work"),
             **asked,
         }
-        request = Request(**wanted)  # type: ignore[arg-type]
+        request = Request(**expected)  # type: ignore[arg-type]
         run_dir = submit.submit_run(planning.make_plan(request, self.here, "test"), self.here)
         until(lambda: (run_dir / "attempts" / "0" / "began").exists())
         return run_dir
@@ -224,11 +224,11 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
 
 def refuse_once(start: Callable[[Path, Site], run_folder.JobRef]) -> Callable[[Path, Site], run_folder.JobRef]:
     """The first start is refused."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def starting(run_dir: Path, site: Site) -> run_folder.JobRef:
-        asked.append(1)
-        if len(asked) == 1:
+        requested.append(1)
+        if len(requested) == 1:
             raise ConfigError("no", where=site.name)
         return start(run_dir, site)
 
@@ -268,16 +268,16 @@ move_run.move_run(Path({str(run_dir)!r}), load.load_site("here"), load.load_site
     assert subprocess.run(argv, check=False, timeout=60).returncode == 9
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
-    (begun,) = (sites.root / "there" / "runs").glob("t-*")
-    assert (verdict.code, verdict.moved_to) == ("moving", begun.name)
+    (begin,) = (sites.root / "there" / "runs").glob("t-*")
+    assert (verdict.code, verdict.moved_to) == ("moving", begin.name)
     try:
         moved = move_run.move_run(run_dir, sites.here, sites.there)
-        assert Path(moved.run_dir) == begun
+        assert Path(moved.run_dir) == begin
         assert len(list((sites.root / "there" / "runs").glob("t-*"))) == 1
         with pytest.raises(UsageError, match="moved to there"):
             move_run.move_run(run_dir, sites.here, sites.there)
     finally:
-        end(begun)
+        end(begin)
 
 
 @pytest.mark.parametrize(

@@ -84,16 +84,16 @@ def saved(tmp_path: Path) -> Path:
 
 def test_only_what_is_its_own_and_as_it_was(saved: Path, tmp_path: Path) -> None:
     """Ours stays out, whole or not; a link leads to the same file there; the sums are what sha256sum checks."""
-    found = program_checkpoints.program_entries(saved)
+    actual = program_checkpoints.program_entries(saved)
     names = ["empty", "latest", "step_20", "step_20/model.pt"]
-    assert [entry.name for entry in found] == [*(f"checkpoints/{name}" for name in names), "progress"]
+    assert [entry.name for entry in actual] == [*(f"checkpoints/{name}" for name in names), "progress"]
     new = tmp_path / "new"
-    program_checkpoints.copy_entries(found, new)
+    program_checkpoints.copy_entries(actual, new)
     assert (new / "checkpoints" / "latest").readlink() == Path("step_20")
     for name in ("checkpoints/step_20/model.pt", "progress"):
         assert (new / name).read_bytes() == (saved / name).read_bytes()
     argv = ["sha256sum", "--check", "--quiet", "--strict", "-"]
-    text = program_checkpoints.sha256_lines(found)
+    text = program_checkpoints.sha256_lines(actual)
     assert subprocess.run(argv, input=text, text=True, cwd=new, check=False).returncode == 0
     (new / "checkpoints" / "step_20" / "model.pt").write_bytes(b"")
     assert subprocess.run(argv, input=text, text=True, cwd=new, check=False, capture_output=True).returncode == 1

@@ -16,14 +16,14 @@ from pitools.launch.provenance import code_copy
 def taken(work: Path, to: Path) -> tuple[code_copy.CodeListing, dict[str, str]]:
     """The listing, and what is in the copy: path → content, `→ target`, or `/`."""
     workdir = code_copy.copy_workdir(work, to)
-    found = {}
+    actual = {}
     for path in sorted(to.rglob("*")):
         inner = str(path.relative_to(to))
         if path.is_symlink():
-            found[inner] = f"→ {path.readlink()}"
+            actual[inner] = f"→ {path.readlink()}"
         else:
-            found[inner] = "/" if path.is_dir() else path.read_text()
-    return workdir, found
+            actual[inner] = "/" if path.is_dir() else path.read_text()
+    return workdir, actual
 
 
 def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
@@ -32,9 +32,9 @@ def test_bytes_are_copied_and_never_shared(work: Path, tmp_path: Path) -> None:
     (work / "run.sh").chmod(0o700)
     (work / "mine.txt").write_text("password\n")
     (work / "mine.txt").chmod(0o600)
-    held, found = taken(work, tmp_path / "code")
-    assert [one.path for one in held.files] == ["loop.py", "mine.txt", "run.sh", "settings.toml"]
-    for name in found:
+    copied_files, actual = taken(work, tmp_path / "code")
+    assert [item.path for item in copied_files.files] == ["loop.py", "mine.txt", "run.sh", "settings.toml"]
+    for name in actual:
         assert (tmp_path / "code" / name).stat().st_mode == (work / name).stat().st_mode
         assert (tmp_path / "code" / name).stat().st_mtime_ns == (work / name).stat().st_mtime_ns
         assert (tmp_path / "code" / name).stat().st_ino != (work / name).stat().st_ino
@@ -50,10 +50,13 @@ def test_links_lead_into_the_copy_or_to_where_they_led(work: Path, tmp_path: Pat
     (work / "a" / "inside").symlink_to(work / "loop.py")
     (work / "data").symlink_to("../set")
     (work / "dangling").symlink_to("/nowhere/at/all")
-    held, found = taken(work, tmp_path / "code")
-    assert found["a/inside"] == "→ ../loop.py"
-    assert found["data"] == f"→ {tmp_path}/set"
-    assert {one.path: one.link for one in held.linked} == {"data": f"{tmp_path}/set", "dangling": "/nowhere/at/all"}
+    copied_files, actual = taken(work, tmp_path / "code")
+    assert actual["a/inside"] == "→ ../loop.py"
+    assert actual["data"] == f"→ {tmp_path}/set"
+    assert {item.path: item.link for item in copied_files.linked} == {
+        "data": f"{tmp_path}/set",
+        "dangling": "/nowhere/at/all",
+    }
 
 
 def test_what_is_no_code_is_linked_or_left(work: Path, tmp_path: Path) -> None:
@@ -72,13 +75,13 @@ def test_what_is_no_code_is_linked_or_left(work: Path, tmp_path: Path) -> None:
     (work / "weights.bin").touch()
     os.truncate(work / "weights.bin", 1 << 30)
     os.mkfifo(work / "pipe")
-    held, found = taken(work, tmp_path / "code")
-    assert found[".venv"] == f"→ {work}/.venv"
-    assert found["set/v1"] == f"→ {work}/set/v1"
-    assert found["weights.bin"] == f"→ {work}/weights.bin"
-    assert next(one for one in held.linked if one.path == "weights.bin").bytes == 1 << 30
-    assert held.skipped == ("pipe",)
-    assert not {"__pycache__", ".git", "runs/x", "pipe"} & set(found)
+    copied_files, actual = taken(work, tmp_path / "code")
+    assert actual[".venv"] == f"→ {work}/.venv"
+    assert actual["set/v1"] == f"→ {work}/set/v1"
+    assert actual["weights.bin"] == f"→ {work}/weights.bin"
+    assert next(item for item in copied_files.linked if item.path == "weights.bin").bytes == 1 << 30
+    assert copied_files.skipped == ("pipe",)
+    assert not {"__pycache__", ".git", "runs/x", "pipe"} & set(actual)
 
 
 def test_names_that_are_no_text_are_told(work: Path, tmp_path: Path) -> None:
@@ -87,9 +90,9 @@ def test_names_that_are_no_text_are_told(work: Path, tmp_path: Path) -> None:
     for name in odd:
         (work / name).write_text("x")
     (Path(os.fsdecode(os.fsencode(work) + b"/bad\xff.py"))).write_text("x")
-    held, _ = taken(work, tmp_path / "code")
-    assert set(odd) <= {file.path for file in held.files}
-    assert held.skipped == ("bad\\xff.py",)
+    copied_files, _ = taken(work, tmp_path / "code")
+    assert set(odd) <= {file.path for file in copied_files.files}
+    assert copied_files.skipped == ("bad\\xff.py",)
 
 
 def test_too_much_names_what_it_is(work: Path, tmp_path: Path) -> None:

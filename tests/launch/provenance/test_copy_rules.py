@@ -68,7 +68,7 @@ def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path:
     files(work, {".env.example": "TOKEN=\n", ".pitignore": "!.env\n!id_rsa\n!*\n"})
     git("add", "-f", ".env", "id_rsa")
     git("commit", "-q", "-m", "secrets")
-    held, names = copied(work, tmp_path / "code")
+    copied_files, names = copied(work, tmp_path / "code")
     assert names == {
         ".env.example",
         ".pitignore",
@@ -79,7 +79,7 @@ def test_secrets_stay_out_whatever_asks_for_them(work: Path, git: Git, tmp_path:
         "settings.toml",
         "tokens.txt",
     }
-    assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(held.secrets)
+    assert {"deploy", ".env", "sub/.ENV", ".aws", ".ssh", ".config/gcloud"} <= set(copied_files.secrets)
     sent = {entry.name for entry in workdir_walk.workdir_entries(work)}
     assert {name for name in sent if name.endswith((".env", "id_rsa", "deploy", "credentials"))} == {"code/cluster.env"}
 
@@ -116,8 +116,8 @@ def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_p
     files(work, dict.fromkeys(names, "x"))
     git("add", "-f", "tracked.log")
     files(work, {".pitignore": "*.bin\n!wanted.log\n!build/\n"})
-    held, found = copied(work, tmp_path / "code")
-    assert found == {
+    copied_files, actual = copied(work, tmp_path / "code")
+    assert actual == {
         ".gitignore",
         ".pitignore",
         "build/x",
@@ -128,14 +128,14 @@ def test_what_git_ignores_stays_out_unless_asked_for(work: Path, git: Git, tmp_p
         "tracked.log",
         "wanted.log",
     }
-    assert held.ignored == ("a.log", "big.bin", "kept.log", "local.txt", "sub/gen.py")
+    assert copied_files.ignored == ("a.log", "big.bin", "kept.log", "local.txt", "sub/gen.py")
 
 
 def test_an_ignored_environment_is_still_linked(work: Path, git: Git, tmp_path: Path) -> None:
     """An environment or dataset of the workdir is needed by what runs, and is linked to as before."""
     files(work, {".gitignore": ".venv/\n", ".venv/pyvenv.cfg": "x"})
-    held, _ = copied(work, tmp_path / "code")
-    assert [one.path for one in held.linked] == [".venv"]
+    copied_files, _ = copied(work, tmp_path / "code")
+    assert [item.path for item in copied_files.linked] == [".venv"]
 
 
 def test_without_git_its_rules_still_hold(work: Path, tmp_path: Path) -> None:

@@ -34,12 +34,18 @@ def test_commit_and_patch_give_the_workdir(work: Path, git: Git, tmp_path: Path)
     (work / "loop.py").unlink()
     (work / "settings.toml").write_text("rate = 2\n")
     before = git("status", "--porcelain"), (work / ".git" / "index").read_bytes()
-    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
-    assert (found.branch, found.describe, found.dirty, found.problem, found.left_out) == ("main", "v1", True, "", ())
-    assert found.commit == git("rev-parse", "HEAD")
+    actual = git_state.read_git_state(work, tmp_path / "dirty.patch")
+    assert (actual.branch, actual.describe, actual.dirty, actual.problem, actual.left_out) == (
+        "main",
+        "v1",
+        True,
+        "",
+        (),
+    )
+    assert actual.commit == git("rev-parse", "HEAD")
     assert stat.S_IMODE((tmp_path / "dirty.patch").stat().st_mode) == 0o600
     assert (git("status", "--porcelain"), (work / ".git" / "index").read_bytes()) == before
-    clone = applied(git, work, tmp_path / "dirty.patch", found.commit)
+    clone = applied(git, work, tmp_path / "dirty.patch", actual.commit)
     for name in [*odd, "settings.toml"]:
         assert (clone / name).read_bytes() == (work / name).read_bytes()
     assert not (clone / "loop.py").exists()
@@ -52,8 +58,8 @@ def test_a_clean_repository_has_no_patch(work: Path, git: Git, tmp_path: Path) -
     (work / "env" / "pyvenv.cfg").touch()
     (work / "runs").mkdir()
     (work / "runs" / "log").touch()
-    found = git_state.read_git_state(work, tmp_path / "dirty.patch", without={work / "runs"})
-    assert (found.dirty, found.patch) == (False, "")
+    actual = git_state.read_git_state(work, tmp_path / "dirty.patch", without={work / "runs"})
+    assert (actual.dirty, actual.patch) == (False, "")
     assert not (tmp_path / "dirty.patch").exists()
 
 
@@ -62,10 +68,10 @@ def test_large_files_are_named_with_their_digest(work: Path, git: Git, tmp_path:
     (work / "weights").touch()
     os.truncate(work / "weights", 256 << 20)
     (work / "settings.toml").write_text("rate = 2\n")
-    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
-    (large,) = found.left_out
+    actual = git_state.read_git_state(work, tmp_path / "dirty.patch")
+    (large,) = actual.left_out
     assert (large.path, large.bytes, large.digest[:13]) == ("weights", 256 << 20, "xxh3_128x64m:")
-    assert 0 < found.patch_bytes < 1000
+    assert 0 < actual.patch_bytes < 1000
 
 
 def test_submodules_and_a_first_commit_to_come(work: Path, git: Git, tmp_path: Path) -> None:
@@ -81,9 +87,9 @@ def test_submodules_and_a_first_commit_to_come(work: Path, git: Git, tmp_path: P
     git("commit", "-q", "-m", "first", at=folder)
     git("submodule", "add", "-q", str(folder), "lib")
     git("clone", "-q", str(folder), "nested")
-    found = git_state.read_git_state(work, tmp_path / "dirty.patch")
+    actual = git_state.read_git_state(work, tmp_path / "dirty.patch")
     assert b"Subproject commit" in (tmp_path / "dirty.patch").read_bytes()
-    assert [one.path for one in found.left_out] == ["nested/"]
+    assert [item.path for item in actual.left_out] == ["nested/"]
 
 
 def test_no_repository_and_no_git(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +133,8 @@ def test_remotes_are_not_told(work: Path, git: Git, tmp_path: Path) -> None:
     """No address of a remote, which may hold a token, is in what is kept."""
     git("remote", "add", "origin", "https://user:t0ken@git.example.org/x")
     (work / "settings.toml").write_text("rate = 2\n")
-    found = git_state.read_git_state(work, tmp_path / "p")
-    assert "t0ken" not in repr(found)
+    actual = git_state.read_git_state(work, tmp_path / "p")
+    assert "t0ken" not in repr(actual)
     assert b"t0ken" not in (tmp_path / "p").read_bytes()
     assert shutil.which("git")
 

@@ -49,8 +49,8 @@ def packages(python: Path) -> Path:
 def start(python: Path, run_dir: Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [str(python), "-c", RANK, str(run_dir / "plan.json")]
     path = f"{python.parent}:{os.environ['PATH']}"
-    given = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **env}
-    return subprocess.run(argv, cwd=cwd, env=given, capture_output=True, text=True, check=False, timeout=60)
+    arguments = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **env}
+    return subprocess.run(argv, cwd=cwd, env=arguments, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_an_entry_comes_from_the_copy(python: Path, work: Path, make_run: MakeRun, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ GIT_FIELDS = ("commit", "branch", "dirty", "problem")
 
 
 def record_of(run_dir: Path) -> provenance.Provenance:
-    found = provenance.read_provenance(run_dir)
-    assert found is not None
-    return found
+    actual = provenance.read_provenance(run_dir)
+    assert actual is not None
+    return actual
 
 
 def test_a_run_keeps_all_of_it(work: Path, git: Git, make_run: MakeRun) -> None:
@@ -70,14 +70,14 @@ def test_the_packages_are_those_of_the_runs_interpreter(tmp_path: Path) -> None:
             (place / name / "direct_url.json").write_text(told)
     (place / "bare.egg-info").mkdir()
     (place / "bare.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: bare\nVersion: 7\n")
-    found, text = environment.capture_environment(sys.executable, load.load_site("local"), {"PYTHONPATH": str(place)})
+    actual, text = environment.capture_environment(sys.executable, load.load_site("local"), {"PYTHONPATH": str(place)})
     lines = {name: f"{name}=={told}" for name, told in environment.parse_packages(text).items()}
     assert lines["near-one"] in ("near-one==1.0", "near-one==0.9")
     assert lines["old"] == "old==2.1"
     assert lines["bare"] == "bare==7"
     assert lines["vcs"] == "vcs==3 @ https://git.example.org/x@abc"
     assert lines["live"] == "live==4 @ file:///srv/my%20live (editable)"
-    assert environment.Editable(name="live", path="/srv/my live") in found.editable
+    assert environment.Editable(name="live", path="/srv/my live") in actual.editable
     assert "pw" not in text
     assert "token" not in text
 
@@ -111,8 +111,8 @@ def test_no_secret_is_kept(work: Path, make_run: MakeRun, tmp_path: Path, monkey
     record = record_of(run_dir)
     assert record.variables["NCCL_DEBUG"] == "INFO"
     assert {"WANDB_API_KEY", "PLAIN", "NCCL_X"} <= set(record.other_variables)
-    told = json.loads((run_dir / "site.json").read_text())["environment"]
-    assert told == {"HF_TOKEN": "(not kept)", "XLA_FLAGS": "--x"}
+    reported = json.loads((run_dir / "site.json").read_text())["environment"]
+    assert reported == {"HF_TOKEN": "(not kept)", "XLA_FLAGS": "--x"}
     paths = [path for path in run_dir.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
     assert paths == []
 
@@ -125,16 +125,16 @@ def test_what_the_command_reads_from_the_shell(
     for name, value in {"RATE": "0.1", "NAMES": "a b", "OWN": "x", "API_TOKEN": "abc", "OTHER": "1"}.items():
         monkeypatch.setenv(name, value)
     run = make_run(command=text, env={"OWN": "y"})
-    kept = record_of(run).variables
+    retained = record_of(run).variables
     names = {"RATE", "SIZE", "NAMES", "OWN", "API_TOKEN", "OTHER"}
-    assert {name: value for name, value in kept.items() if name in names} == {"RATE": "0.1", "NAMES": "a b"}
+    assert {name: value for name, value in retained.items() if name in names} == {"RATE": "0.1", "NAMES": "a b"}
     monkeypatch.setenv("RATE", "0.2")
     monkeypatch.setenv("SIZE", "8")
     after = make_run("r-2", command=text, env={"OWN": "y"})
     for then in (facts.facts_of_run(after), facts.facts_now(load_plan(run), load.load_site("local"), run)):
-        found = facts.compare_facts(facts.facts_of_run(run), then)
-        told = {(one.key, one.a, one.b) for one in found if one.part == "variables"}
-        assert told == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
+        actual = facts.compare_facts(facts.facts_of_run(run), then)
+        reported = {(item.key, item.a, item.b) for item in actual if item.part == "variables"}
+        assert reported == {("RATE", "0.1", "0.2"), ("SIZE", "", "8")}
 
 
 def test_what_the_copy_does_not_hold_is_told(work: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_runs_in_the_workdir_are_no_code(work: Path, make_run: MakeRun, monkeypa
     first = make_run("r-1")
     second = make_run("r-2")
     for run_dir in (first, second):
-        assert [one.path for one in code_copy.read_listing(run_dir).files] == ["loop.py", "settings.toml"]
+        assert [item.path for item in code_copy.read_listing(run_dir).files] == ["loop.py", "settings.toml"]
 
 
 def test_it_costs_little(work: Path, git: Git, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,14 +78,14 @@ def until(path: Path) -> None:
 def everybody(leader: int) -> list[int]:
     """The processes of a session: what Slurm's proctrack/linuxproc signals."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    found = []
+    actual = []
     for pid in pids:
         try:
             if os.getsid(pid) == leader:
-                found.append(pid)
+                actual.append(pid)
         except ProcessLookupError:
             continue
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("reach", ["the task alone", "every process"])
@@ -149,6 +149,6 @@ def test_ports_that_are_all_taken_are_no_fault_of_the_node(
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         assert rank("true", PIT_PORTS=f"{port}-{port + 1}").wait(30) == exit_codes.NO_PORTS
-    known = patterns.match_exit_code(exit_codes.NO_PORTS)
-    assert known
-    assert (known.kind, known.blames_node) == ("network", False)
+    reference = patterns.match_exit_code(exit_codes.NO_PORTS)
+    assert reference
+    assert (reference.kind, reference.blames_node) == ("network", False)

@@ -28,9 +28,9 @@ def job(key: str = "1 0 0", world_size: int = 3, ports: tuple[int, int] = PORTS)
 def occupy(which: int, world_size: int) -> tuple[JobIdentity, socket.socket]:
     """A job, and a listener of somebody else on the first guard (0) or framework (1) port that the job would try."""
     for number in range(100):
-        mine = job(key=f"{number} 0 0", world_size=world_size, ports=(21300, 21555))
+        own_part = job(key=f"{number} 0 0", world_size=world_size, ports=(21300, 21555))
         try:
-            return mine, socket.create_server((HERE, next(iter(candidate_ports(mine)))[which]))
+            return own_part, socket.create_server((HERE, next(iter(candidate_ports(own_part)))[which]))
         except OSError:
             continue
     raise AssertionError("no free port in a hundred tries")
@@ -74,18 +74,18 @@ def test_jobs_that_want_the_same_port_stay_apart(round_: int) -> None:
 
 def test_a_rank_without_the_nonce_gets_nothing() -> None:
     """A stranger with the right ports but another nonce is not answered, and does not count as a rank."""
-    mine = job(world_size=2)
-    guard = RendezvousServer(mine, HERE)
+    own_part = job(world_size=2)
+    guard = RendezvousServer(own_part, HERE)
     with closing(guard):
         with pytest.raises(Unreachable, match="rank 1 "):
-            find_coordinator(mine._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
+            find_coordinator(own_part._replace(nonce=secrets.token_hex(16)), HERE, 1, timeout_s=1.5)
         with pytest.raises(Unreachable, match=r"\[1\]"):
             guard.wait_for_ranks(0.1)
 
 
 def test_an_impostor_cannot_pose_as_rank_0() -> None:
     """A listener that does not know the nonce is passed by, though it stands on the first port and talks our talk."""
-    mine, listener = occupy(0, world_size=2)
+    own_part, listener = occupy(0, world_size=2)
 
     def impostor(listener: socket.socket) -> None:
         while True:
@@ -100,20 +100,20 @@ def test_an_impostor_cannot_pose_as_rank_0() -> None:
 
     with closing(listener):
         threading.Thread(target=impostor, args=(listener,), daemon=True).start()
-        guard = RendezvousServer(mine, HERE)
+        guard = RendezvousServer(own_part, HERE)
         with closing(guard):
             assert guard.port != listener.getsockname()[1]
-            assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
+            assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
 
 
 def test_a_silent_stranger_delays_nobody() -> None:
     """Connections that say nothing do not keep ranks out."""
-    mine = job(world_size=2)
-    guard = RendezvousServer(mine, HERE)
+    own_part = job(world_size=2)
+    guard = RendezvousServer(own_part, HERE)
     with closing(guard):
         silent = [socket.create_connection((HERE, guard.port)) for _ in range(20)]
         began = time.monotonic()
-        assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
+        assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
         assert time.monotonic() - began < 4.5  # an answer has 5 s
         for connection in silent:
             connection.close()
@@ -122,7 +122,7 @@ def test_a_silent_stranger_delays_nobody() -> None:
 @pytest.mark.parametrize("limit_s", [0.0, 1.0], ids=["the answer's own time", "the join's"])
 def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends a byte now and then gets no more time than one answer has, and never more than the join."""
-    mine, listener = occupy(0, world_size=2)
+    own_part, listener = occupy(0, world_size=2)
     if not limit_s:
         monkeypatch.setattr(rendezvous, "_ANSWER_TIMEOUT_S", 1.0)
 
@@ -142,10 +142,10 @@ def test_a_dripping_stranger_does_not_hold_a_rank(limit_s: float, monkeypatch: p
         began = time.monotonic()
         if limit_s:
             with pytest.raises(Unreachable):
-                find_coordinator(mine, HERE, 1, timeout_s=limit_s)
+                find_coordinator(own_part, HERE, 1, timeout_s=limit_s)
         else:
-            with closing(RendezvousServer(mine, HERE)) as guard:
-                assert find_coordinator(mine, HERE, 1, timeout_s=20) == guard.coordinator
+            with closing(RendezvousServer(own_part, HERE)) as guard:
+                assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
         assert time.monotonic() - began < 15
 
 
@@ -162,7 +162,7 @@ def test_a_rank_that_waits_for_rank_0_knocks_gently(monkeypatch: pytest.MonkeyPa
     with pytest.raises(Unreachable):
         find_coordinator(job(ports=(20000, 31999)), "127.0.0.9", 1, timeout_s=2.5)
     assert 4 <= len({port for _, port in tries}) <= 64
-    assert max(sum(at <= other < at + 1 for other, _ in tries) for at, _ in tries) < 200
+    assert max(sum(position <= other < position + 1 for other, _ in tries) for position, _ in tries) < 200
 
 
 def test_no_port_left_is_told() -> None:
@@ -178,8 +178,8 @@ def test_no_port_left_is_told() -> None:
 
 def test_a_taken_framework_port_rules_out_its_pair() -> None:
     """A program on the second port of the first pair moves the job on."""
-    mine, listener = occupy(1, world_size=1)
+    own_part, listener = occupy(1, world_size=1)
     with closing(listener):
-        guard = RendezvousServer(mine, HERE)
+        guard = RendezvousServer(own_part, HERE)
         guard.close()
         assert guard.framework_port != listener.getsockname()[1]

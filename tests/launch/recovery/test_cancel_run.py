@@ -86,17 +86,17 @@ def test_of_another_user_s_run_what_is_theirs_alone_is_ended(runs: Runs, monkeyp
         run_folder.write_record(path, run_folder.JobRef(job_id="100_[1-3]", site="s", submitted="2026-01-01T00:00:00Z"))
     submissions.record_intent(run_dir, 1, SITE, ())
     os.chown(run_dir, 12345, 12345)
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def known(ids: list[str], *, all_states: bool) -> list[SlurmJob]:
-        asked.append((ids, all_states))
-        return [SlurmJob(job_id=one, raw_id=one, state="RUNNING", user="team") for one in ids]
+        requested.append((ids, all_states))
+        return [SlurmJob(job_id=item, raw_id=item, state="RUNNING", user="team") for item in ids]
 
-    slurm = SimpleNamespace(jobs=known, cancel=lambda ids, user: asked.append((ids, user)))
+    slurm = SimpleNamespace(jobs=known, cancel=lambda ids, user: requested.append((ids, user)))
     monkeypatch.setattr(cancel_run, "client", lambda site: slurm)
     monkeypatch.setattr(exactly_once, "find_submitted", lambda *_: pytest.fail("looked for"))
     with pytest.raises(ClusterError, match="expected 12345, got team") as caught:
         cancel_run.cancel_run(run_dir, SITE)
     assert caught.value.hint == "scancel --user=12345 --name=t-1"
     assert cancel_run.cancel_run(run_dir, Site(name="s", connection=Connection(kind="ssh", host="team@login"))) is None
-    assert asked == [(["100"], True), (["100"], True), (["100_[1-3]"], "team")]
+    assert requested == [(["100"], True), (["100"], True), (["100_[1-3]"], "team")]

@@ -80,35 +80,35 @@ def test_a_tick_tells_what_is_wrong_once(pit: Pit, runs: Any, tmp_path: Path) ->
 
 def test_a_tick_tells_nothing_again_beside_what_is_new(pit: Pit, tmp_path: Path) -> None:
     """One run was damaged before, and another is now: cron mails the second alone, and the code is the worst's."""
-    told = []
+    reported = []
     for name in ("r-1", "r-2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "plan.json").write_text("{")
         run_folder.append_event(tmp_path / name, "created", site="local")
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(tmp_path))
         assert done.returncode == 5
-        told.append(["r-1" in done.stderr, "r-2" in done.stderr])
-    assert told == [[True, False], [False, True]]
+        reported.append(["r-1" in done.stderr, "r-2" in done.stderr])
+    assert reported == [[True, False], [False, True]]
 
 
 @pytest.mark.usefixtures("as_root")
 def test_what_a_tick_told_is_its_users_own() -> None:
     """In a folder of runs that users share, none of them silences another's cron, nor makes it mail each time."""
-    runs, site, said = Path(tempfile.mkdtemp(dir="/tmp")), load_site("local"), ("squeue: Connection refused",)
+    runs, site, output = Path(tempfile.mkdtemp(dir="/tmp")), load_site("local"), ("squeue: Connection refused",)
     runs.chmod(0o777)
     try:
         os.seteuid(54321)
-        tick.record_tick_errors(runs, site, said)
+        tick.record_tick_errors(runs, site, output)
         os.seteuid(os.getuid())
         os.seteuid(54322)
         assert tick.last_tick_errors(runs, site) == ()
         tick.record_tick_errors(runs, site, ("another's",))
         (theirs,) = [path for path in runs.iterdir() if path.stat().st_uid == 54321]
-        (mine,) = [path for path in runs.iterdir() if path != theirs]
+        (own_part,) = [path for path in runs.iterdir() if path != theirs]
         os.seteuid(os.getuid())
         os.seteuid(54321)
-        assert tick.last_tick_errors(runs, site) == said
-        mine.rename(theirs)
+        assert tick.last_tick_errors(runs, site) == output
+        own_part.rename(theirs)
         assert tick.last_tick_errors(runs, site) == ()
     finally:
         os.seteuid(os.getuid())

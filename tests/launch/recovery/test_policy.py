@@ -29,8 +29,8 @@ def plan(nodes: int = 4, **retry: int) -> Plan:
 
 
 def cause(kind: CauseKind, at: int = 0, *, node: str = "", **more: Any) -> Cause:
-    seen = (Evidence(t="", source="log", text="seen", kind=kind, node=node),) if node else ()
-    return Cause(attempt=str(at), kind=kind, confidence="certain", reason=kind, evidence=seen, **more)
+    observed = (Evidence(t="", source="log", text="seen", kind=kind, node=node),) if node else ()
+    return Cause(attempt=str(at), kind=kind, confidence="certain", reason=kind, evidence=observed, **more)
 
 
 def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
@@ -81,14 +81,14 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
 )
 def test_the_table(causes: list[Cause], action: str, exclude: tuple[str, ...]) -> None:
     """Each cause, the first time and again, in the job that it happened in."""
-    said = decide(*causes)
-    assert (said.action, said.exclude) == (action, exclude)
+    output = decide(*causes)
+    assert (output.action, output.exclude) == (action, exclude)
 
 
 def test_the_same_failure_again_is_the_program_s() -> None:
     """Twice the same without progress is called a user error, and says how often."""
-    said = decide(*[cause("unknown", fingerprint="f")] * 2)
-    assert (said.action, said.kind) == ("stop", "user")
+    output = decide(*[cause("unknown", fingerprint="f")] * 2)
+    assert (output.action, output.kind) == ("stop", "user")
 
 
 def test_storage_is_waited_for_and_longer_each_time() -> None:
@@ -174,27 +174,27 @@ def run_of(world: Callable[[int], Cause], most: int, **retry: int) -> tuple[list
     history: list[Cause] = []
     while True:
         now = replace(world(len(history)), attempt=str(len(history)))
-        said = policy.decide(plan(**retry), SITE, now, history)
+        output = policy.decide(plan(**retry), SITE, now, history)
         history.append(now)
-        if said.action not in CONTINUED or len(history) >= most:
-            return history, said
+        if output.action not in CONTINUED or len(history) >= most:
+            return history, output
 
 
 @given(st.lists(causes, min_size=1, max_size=30), st.integers(1, 12))
 @settings(max_examples=80)
 def test_without_progress_a_run_ends(faults: list[Cause], most: int) -> None:
     """However faults mix, there are never more than `max` attempts in a row that bring nothing."""
-    made, said = run_of(lambda at: replace(faults[at % len(faults)], progressed=False), 200, max=most)
-    assert said.action == "stop"
-    assert len(made) <= most
+    created, output = run_of(lambda at: replace(faults[at % len(faults)], progressed=False), 200, max=most)
+    assert output.action == "stop"
+    assert len(created) <= most
 
 
 @given(st.lists(st.sampled_from(["preempted", "time-limit", "node", "gpu", "network", "storage"]), min_size=1))
 @settings(max_examples=50)
 def test_steady_progress_never_stops(faults: list[CauseKind]) -> None:
     """What is not the program's own never ends a run that gets on between the faults."""
-    _, said = run_of(lambda at: cause(faults[at % len(faults)], progressed=True), 150)
-    assert said.action == "resubmit"
+    _, output = run_of(lambda at: cause(faults[at % len(faults)], progressed=True), 150)
+    assert output.action == "resubmit"
 
 
 @given(st.lists(causes, max_size=10), st.booleans(), st.sampled_from([None, 5.0, 1e5]))
@@ -210,7 +210,7 @@ def test_what_is_over_is_never_continued(before: list[Cause], in_job: bool, left
 @settings(max_examples=100)
 def test_only_named_nodes_are_left_out(faults: list[Cause], in_job: bool) -> None:
     """Nobody is excluded whom no evidence names, and a run that stops excludes nobody."""
-    said = policy.decide(plan(), SITE, faults[-1], faults[:-1], in_job=in_job)
-    named = set(faults[-1].nodes) | {one.node for one in faults[-1].evidence}
-    assert set(said.exclude) <= named
-    assert not (said.action in ("stop", "done") and said.exclude)
+    output = policy.decide(plan(), SITE, faults[-1], faults[:-1], in_job=in_job)
+    named = set(faults[-1].nodes) | {item.node for item in faults[-1].evidence}
+    assert set(output.exclude) <= named
+    assert not (output.action in ("stop", "done") and output.exclude)

@@ -153,9 +153,9 @@ def test_two_resumes_at_once(runs: Runs, cluster: Cluster) -> None:
             return "later"
 
     with ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(go, range(16)))
-    assert said.count("resubmit") == 1
-    assert set(said) <= {"resubmit", "untouched", "later"}
+        output = list(pool.map(go, range(16)))
+    assert output.count("resubmit") == 1
+    assert set(output) <= {"resubmit", "untouched", "later"}
     assert len(cluster.sent) == 1
     with lock(run_dir / apply_decision.RUN_LOCK, "it"), pytest.raises(TryLater, match="another process"):
         resume_run(run_dir, SITE)
@@ -297,11 +297,11 @@ def test_a_verdict_is_given_once(runs: Runs) -> None:
     """Of many who conclude at once one is believed, by all."""
     run_dir = runs.make()
     with ThreadPoolExecutor(8) as pool:
-        said = list(
+        output = list(
             pool.map(lambda at: apply_decision.write_verdict(run_dir, "user", f"reason {at}").reason, range(16))
         )
-    assert len(set(said)) == 1
-    assert apply_decision.read_verdict(run_dir).reason == said[0]  # type: ignore[union-attr]
+    assert len(set(output)) == 1
+    assert apply_decision.read_verdict(run_dir).reason == output[0]  # type: ignore[union-attr]
     assert not list(run_dir.glob(".verdict*"))
 
 

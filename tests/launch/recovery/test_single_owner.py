@@ -101,10 +101,10 @@ def test_its_leave_is_gone_before_another_is_sent(runs: Runs, cluster: Cluster) 
     run_dir = runs.make()
     grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100"))
     runs.attempt(run_dir)
-    seen: list[str] = []
-    cluster.meanwhile = lambda: seen.append(grant.read_grant(submissions.job_dir(run_dir, 0)))
+    observed: list[str] = []
+    cluster.meanwhile = lambda: observed.append(grant.read_grant(submissions.job_dir(run_dir, 0)))
     follow(run_dir, cluster)
-    assert seen == ["revoked"]
+    assert observed == ["revoked"]
 
 
 def settled(run_dir: Path, attempt: str, kind: str = "node") -> str:
@@ -130,13 +130,13 @@ def test_two_that_no_lock_keeps_apart(runs: Runs, cluster: Cluster, monkeypatch:
     run_dir = runs.make()
     runs.attempt(run_dir)
     cluster.states["100"] = "NODE_FAIL"
-    told = slurm_query.accounting_row
+    accounting_row = slurm_query.accounting_row
 
     def meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(slurm_query, "accounting_row", told)
+        monkeypatch.setattr(slurm_query, "accounting_row", accounting_row)
         (run_dir / apply_decision.RUN_LOCK).unlink()  # a lock that does not hold
         assert resume_run(run_dir, SITE).job_id == "101"
-        return told(*args)
+        return accounting_row(*args)
 
     monkeypatch.setattr(slurm_query, "accounting_row", meanwhile)
     assert resume_run(run_dir, SITE).job_id == "101"
@@ -250,8 +250,8 @@ def test_a_job_that_slurm_holds_back_is_not_waited_for(runs: Runs, cluster: Clus
     """After a node's failure a fresh job has the run, without that node; the held one is withdrawn."""
     run_dir = put_back(runs, cluster)
     cluster.nodes_text = LOST
-    (said,) = tick_runs(run_dir.parent, SITE, lambda *_: None)
-    assert (said.action, said.cause, said.exclude) == ("resubmit", "node", ("n1",))
+    (output,) = tick_runs(run_dir.parent, SITE, lambda *_: None)
+    assert (output.action, output.cause, output.exclude) == ("resubmit", "node", ("n1",))
     assert cluster.sent == [("--exclude=n1",)]
     assert cluster.cancelled == ["100"]
     assert grant.claim(submissions.job_dir(run_dir, 0), grant.grant_token("100")) == grant.REVOKED
@@ -287,9 +287,9 @@ def test_a_turn_is_not_asked_after_twice(runs: Runs, cluster: Cluster, reason: s
     looked_at = msgspec.structs.replace(status.run_status(run_dir, SITE), state="PENDING")
     assert status.may_be_held_back(looked_at, SITE)
     assert resume_run(run_dir, SITE).action == "untouched"
-    asked = len(cluster.shown)
+    requested = len(cluster.shown)
     assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
-    assert (asked, len(cluster.shown)) == (1, 1)
+    assert (requested, len(cluster.shown)) == (1, 1)
     assert not status.may_be_held_back(looked_at, SITE)
 
 
@@ -300,9 +300,9 @@ def test_held_back_and_no_other_is_taken(runs: Runs, cluster: Cluster) -> None:
     outcome = resume_run(run_dir, SITE)
     assert (outcome.action, "policy" in outcome.reason) == ("untouched", True)
     assert (grant.read_grant(submissions.job_dir(run_dir, 0)), cluster.cancelled) == ("run.100", [])
-    asked = len(cluster.shown)
+    requested = len(cluster.shown)
     assert list(tick_runs(run_dir.parent, SITE, lambda *_: None)) == []
-    assert len(cluster.shown) == asked
+    assert len(cluster.shown) == requested
 
 
 def test_held_back_and_slurm_is_busy(runs: Runs, cluster: Cluster) -> None:

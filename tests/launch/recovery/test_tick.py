@@ -31,11 +31,11 @@ SITE = Site(name="s")
 def ticked(runs: Runs, **asked: Any) -> tuple[dict[str, str], list[str]]:
     """What changed (run → action), and which runs had something wrong."""
     wrong: list[str] = []
-    found = {
+    actual = {
         tick_run.run_id: tick_run.action
         for tick_run in tick.tick_runs(runs.root, SITE, lambda path, _: wrong.append(path.name), **asked)
     }
-    return found, wrong
+    return actual, wrong
 
 
 def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> None:
@@ -52,8 +52,8 @@ def test_every_run_that_is_due_and_no_other(runs: Runs, cluster: Cluster) -> Non
         cluster.states[f"{number}0"] = state
         runs.attempt(run_dir, error="ValueError: boom" if state == "FAILED" else "", code={"COMPLETED": 0}.get(state))
     cluster.asked = 0
-    found, wrong = ticked(runs)
-    assert found == {"t-2": "resubmit", "t-3": "stop", "t-4": "stop", "t-5": "done"}
+    actual, wrong = ticked(runs)
+    assert actual == {"t-2": "resubmit", "t-3": "stop", "t-4": "stop", "t-5": "done"}
     assert (wrong, cluster.asked, len(cluster.sent)) == ([], 1, 1)
     assert ticked(runs) == ({}, [])
 
@@ -125,8 +125,8 @@ def test_a_stale_handle_is_one_run_s_matter(
     for call in ("stat", "open", "read_bytes"):
         monkeypatch.setattr(Path, call, stale(getattr(Path, call)))
     monkeypatch.setattr(os, "open", stale(os.open))
-    found, wrong = ticked(runs)
-    assert found == {"t-2": "resubmit"}
+    actual, wrong = ticked(runs)
+    assert actual == {"t-2": "resubmit"}
     assert wrong == ([] if name == "events.jsonl" else ["t-1"])
 
 
@@ -165,9 +165,9 @@ def test_the_run_of_another_user(runs: Runs, cluster: Cluster) -> None:
 
 def test_a_run_that_others_can_write(runs: Runs, cluster: Cluster) -> None:
     """Its script would run as whoever ticks: the folder, the script or the copy of the code is enough to refuse it."""
-    for name, at in (("t-1", "."), ("t-2", "script.sbatch"), ("t-3", "attempts")):
+    for name, position in (("t-1", "."), ("t-2", "script.sbatch"), ("t-3", "attempts")):
         runs.attempt(runs.make(name))
-        (runs.root / name / at).chmod(0o777)
+        (runs.root / name / position).chmod(0o777)
     cluster.states["100"] = "NODE_FAIL"
     assert ticked(runs) == ({"t-3": "resubmit"}, ["t-1", "t-2"])
     assert len(cluster.sent) == 1

@@ -34,7 +34,7 @@ args = { rate = 1 }
 
 
 def told(found: list[facts.Difference]) -> dict[str, tuple[str, str]]:
-    return {f"{one.part}:{one.key}": (one.a, one.b) for one in found}
+    return {f"{item.part}:{item.key}": (item.a, item.b) for item in found}
 
 
 def ended(run_dir: Path, *, loss: float, nodes: str) -> Path:
@@ -89,21 +89,21 @@ def test_every_difference_is_told(
         nodes="n2\n",
     )
     (b / "environment.txt").write_text((b / "environment.txt").read_text().replace("msgspec==", "msgspec==9"))
-    found = told(compare.compare_runs(a, b))
-    assert found["request:args.rate"] == ("1", "2")
-    assert found["request:args.new"] == ("", "true")
-    assert found["request:time"] == ("5m", "6m")
-    assert found["plan:time_s"] == ("300", "360")
-    assert found["code:only_a.py"][1] == ""
-    assert found["code:loop.py"][1].endswith("+1 -0 lines")
-    assert found["git:patch"][0] != found["git:patch"][1]
-    assert found["environment:msgspec"][1] == f"9{found['environment:msgspec'][0]}"
-    assert found["data:demo"] == tuple(path.name for path in data)
-    assert found["site:environment.XLA_FLAGS"] == ("--a", "--b")
-    assert found["variables:NCCL_DEBUG"] == ("", "INFO")
-    assert found["nodes:by rank"] == ("n1", "n2")
-    assert found["outcome:loss"] == ("0.5", "0.25")
-    assert len(found) == 14  # and binary
+    differences = told(compare.compare_runs(a, b))
+    assert differences["request:args.rate"] == ("1", "2")
+    assert differences["request:args.new"] == ("", "true")
+    assert differences["request:time"] == ("5m", "6m")
+    assert differences["plan:time_s"] == ("300", "360")
+    assert differences["code:only_a.py"][1] == ""
+    assert differences["code:loop.py"][1].endswith("+1 -0 lines")
+    assert differences["git:patch"][0] != differences["git:patch"][1]
+    assert differences["environment:msgspec"][1] == f"9{differences['environment:msgspec'][0]}"
+    assert differences["data:demo"] == tuple(path.name for path in data)
+    assert differences["site:environment.XLA_FLAGS"] == ("--a", "--b")
+    assert differences["variables:NCCL_DEBUG"] == ("", "INFO")
+    assert differences["nodes:by rank"] == ("n1", "n2")
+    assert differences["outcome:loss"] == ("0.5", "0.25")
+    assert len(differences) == 14  # and binary
     patch = "".join(compare.code_diff(a, b))
     assert "+# more\n" in patch
     assert "--- a/only_a.py" not in patch  # it is empty: there is no line to show
@@ -127,16 +127,16 @@ def test_a_copy_runs_its_own_code(pit: Pit, tmp_path: Path) -> None:
     env = {"PIT_RUNS": str(tmp_path / "runs"), "PIT_SITE_PATH": str(tmp_path)}
     (tmp_path / "other.toml").write_text('name = "other"\nscheduler = "none"\n')
     (tmp_path / "r.toml").write_text('name = "r"\ncommand = "cat said"\ntime = "5m"\n')
-    made = []
-    for said in ("looked at", "put there since"):
-        (tmp_path / "said").write_text(said)
-        made.append(Path(json.loads(pit("launch", "run", "r.toml", "--wait", **env).stdout)["run_dir"]))
+    created = []
+    for text in ("looked at", "put there since"):
+        (tmp_path / "said").write_text(text)
+        created.append(Path(json.loads(pit("launch", "run", "r.toml", "--wait", **env).stdout)["run_dir"]))
         (tmp_path / "said").unlink()
-    copy = shutil.copytree(made[0], tmp_path / "COPY", symlinks=True)
-    shutil.rmtree(made[0] / "code")
-    shutil.copytree(made[1] / "code", made[0] / "code")
+    copy = shutil.copytree(created[0], tmp_path / "COPY", symlinks=True)
+    shutil.rmtree(created[0] / "code")
+    shutil.copytree(created[1] / "code", created[0] / "code")
     for name in ("code.json", "provenance.json"):
-        shutil.copy(made[1] / name, made[0])
+        shutil.copy(created[1] / name, created[0])
     again_made = pit("launch", "reproduce", str(copy), "--yes", **env)
     new = Path(json.loads(again_made.stdout.splitlines()[-1])["run_dir"])
     assert pit("launch", "watch", new.name, **env).returncode == 0
@@ -157,9 +157,13 @@ def test_links_of_a_copy_to_what_others_can_change_are_shown(work: Path, make_ru
     run = make_run("r-1", entry="loop:main")
     copy = shutil.copytree(run, run.with_name("r-2"), symlinks=True)
     assert rerun.plan_rerun(run, load.load_site("local"))[1] == []
-    assert [(one.part, one.key) for one in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [("code", "theirs")]
+    assert [(item.part, item.key) for item in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [
+        ("code", "theirs")
+    ]
     shutil.rmtree(run)
-    assert [(one.part, one.key) for one in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [("code", "theirs")]
+    assert [(item.part, item.key) for item in rerun.plan_rerun(copy, load.load_site("local"))[1]] == [
+        ("code", "theirs")
+    ]
 
 
 @pytest.mark.usefixtures("as_root")
@@ -179,8 +183,8 @@ def test_a_run_that_kept_nothing(make_run: MakeRun) -> None:
     """A run of an older version is compared by what it has; it cannot be run again, and says why."""
     a, b = make_run("r-1"), make_run("r-2")
     (b / "provenance.json").unlink()
-    found = told(compare.compare_runs(a, b))
-    assert found["environment:"] == ("", "not recorded")
+    differences = told(compare.compare_runs(a, b))
+    assert differences["environment:"] == ("", "not recorded")
     with pytest.raises(DataError, match=r"provenance\.json"):
         rerun.plan_rerun(b, load.load_site("local"))
 
@@ -239,9 +243,9 @@ def test_by_hand(pit: Pit, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["key"] == "environment.NCCL_DEBUG"
     assert "add --yes" in result.stderr
     assert pit("launch", "reproduce", first, "--dry-run", **env).returncode == 1
-    made = pit("launch", "reproduce", first, "--yes", **env)
-    assert made.returncode == 0, made.stderr
-    second = json.loads(made.stdout.splitlines()[-1])
+    created = pit("launch", "reproduce", first, "--yes", **env)
+    assert created.returncode == 0, created.stderr
+    second = json.loads(created.stdout.splitlines()[-1])
     same = pit("launch", "diff", first, second["new_run_id"], "--patch", **env)
     assert (same.returncode, same.stdout) == (0, "")
     differ = pit("launch", "diff", first, second["new_run_id"], **env)

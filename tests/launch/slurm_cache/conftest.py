@@ -33,8 +33,8 @@ class Slurm:
         if argv[0] == "squeue":
             sep = argv[-1].removeprefix("%i").split("%")[0]
             # (id, number, state), and of one that waits its reason and expected start.
-            said = [(row[0], *(row[3:] or ("None", "N/A")), row[1], row[2]) for row in rows]
-            text = "".join(sep.join(row) + "\n" for row in said)
+            output = [(row[0], *(row[3:] or ("None", "N/A")), row[1], row[2]) for row in rows]
+            text = "".join(sep.join(row) + "\n" for row in output)
         else:
             sep = next(argument for argument in argv if argument.startswith("--delimiter=")).removeprefix(
                 "--delimiter="
@@ -61,10 +61,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     """The one that `slurm_cache` queries, and whose clock it reads."""
-    told = Slurm()
-    monkeypatch.setattr(slurm_cache, "client", lambda site: Client(Transport(), told.run))
-    monkeypatch.setattr(time, "time", lambda: told.now)
-    return told
+    reported = Slurm()
+    monkeypatch.setattr(slurm_cache, "client", lambda site: Client(Transport(), reported.run))
+    monkeypatch.setattr(time, "time", lambda: reported.now)
+    return reported
 
 
 @pytest.fixture

@@ -180,12 +180,12 @@ def test_twenty_at_once_with_a_real_slurm(clusters: Path, home: Path, monkeypatc
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     slurm = slurm_cache.client(Site(name="x", slurm=SlurmOf(conf=conf)))
-    held = slurm.submit("#!/bin/sh\ntrue\n", args=["--hold", "--output=/dev/null"]).job_id
+    job_id = slurm.submit("#!/bin/sh\ntrue\n", args=["--hold", "--output=/dev/null"]).job_id
     gone = slurm.submit("#!/bin/sh\ntrue\n", args=["--hold", "--output=/dev/null"]).job_id
     try:
         slurm.cancel([gone])
-        said = look(conf, 20, held, gone, "4294901").communicate(timeout=60)[0]
-        assert said == "PENDING CANCELLED UNKNOWN\n" * 20
+        output = look(conf, 20, job_id, gone, "4294901").communicate(timeout=60)[0]
+        assert output == "PENDING CANCELLED UNKNOWN\n" * 20
         assert (calls(bin_folder / "squeue"), len((bin_folder / "sacct.calls").read_text().split())) == (1, 1)
     finally:
-        slurm.cancel([held])
+        slurm.cancel([job_id])

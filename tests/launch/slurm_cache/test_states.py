@@ -24,8 +24,8 @@ def test_one_question_is_for_all_jobs(slurm: Any, site: Site) -> None:
     slurm.queue = RUNNING
     assert slurm_cache.require_states(site, ["4"]) == {"4": "RUNNING"}
     slurm.now += 1
-    told = slurm_cache.cached_states(site, ["5"])["5"]
-    assert (told.state, told.age_s, told.last_known_state) == ("PENDING", 1, "PENDING")
+    states = slurm_cache.cached_states(site, ["5"])["5"]
+    assert (states.state, states.age_s, states.last_known_state) == ("PENDING", 1, "PENDING")
     assert slurm.calls() == ["squeue"]
     assert slurm_cache.cached_states(site, []) == {}
 
@@ -103,8 +103,8 @@ def test_a_failed_question_is_no_answer(slurm: Any, site: Site) -> None:
 def test_without_any_answer_the_age_is_infinite(slurm: Any, site: Site) -> None:
     """A controller that never answered has said nothing of any job; what it refuses is no time-out."""
     slurm.queue = ClusterError("Access denied", hint="ask")
-    told = slurm_cache.cached_states(site, ["4"])["4"]
-    assert (told.state, told.last_known_state, told.age_s) == ("UNKNOWN", "", math.inf)
+    states = slurm_cache.cached_states(site, ["4"])["4"]
+    assert (states.state, states.last_known_state, states.age_s) == ("UNKNOWN", "", math.inf)
     with pytest.raises(ClusterError, match="Access denied"):
         slurm_cache.require_states(site, ["4"])
 
@@ -114,9 +114,9 @@ def test_a_database_that_is_gone_loses_no_job(slurm: Any, site: Site) -> None:
     slurm.queue, slurm.accounts = [], Unreachable("talking to the database", hint="wait")
     for _ in range(600):
         slurm.now += 1
-        told = slurm_cache.cached_states(site, ["4"])["4"]
-        assert (told.state, told.lost) == ("UNKNOWN", False)
-        assert told.failure is None or "database" in told.failure.message
+        states = slurm_cache.cached_states(site, ["4"])["4"]
+        assert (states.state, states.lost) == ("UNKNOWN", False)
+        assert states.failure is None or "database" in states.failure.message
     slurm.accounts = [("4", "4", "NODE_FAIL")]
     slurm.now += 200
     assert slurm_cache.require_states(site, ["4"]) == {"4": "NODE_FAIL"}
@@ -126,12 +126,12 @@ def test_a_database_that_is_gone_loses_no_job(slurm: Any, site: Site) -> None:
 def test_what_nobody_knows_is_lost_in_the_end(slurm: Any, site: Site, off: bool) -> None:
     """Not before it was asked about again and again for a minute, whether there is accounting or not."""
     slurm.accounts = SlurmRefused("off", reason=SlurmReason.ACCOUNTING_DISABLED) if off else []
-    begun = slurm.now
+    begin = slurm.now
     while not slurm_cache.cached_states(site, ["4"])["4"].lost:
         assert slurm_cache.require_states(site, ["4"]) == {"4": "UNKNOWN"}
         slurm.now += 1
-        assert slurm.now - begun < 600
-    assert slurm.now - begun > 60
+        assert slurm.now - begin < 600
+    assert slurm.now - begin > 60
     slurm.queue = RUNNING
     slurm.now += 600
     assert slurm_cache.require_states(site, ["4"]) == {"4": "RUNNING"}
@@ -152,8 +152,8 @@ def test_arrays_are_as_the_client_has_them(slurm: Any, site: Site) -> None:
 def test_a_job_that_is_none_spoils_nothing(slurm: Any, site: Site) -> None:
     """What is no id, such as an option, is never part of a question."""
     slurm.accounts = [("4", "4", "COMPLETED")]
-    said = slurm_cache.require_states(site, ["4", "", "--help", "4 5", "x"])
-    assert said == {"4": "COMPLETED", "": "UNKNOWN", "--help": "UNKNOWN", "4 5": "UNKNOWN", "x": "UNKNOWN"}
+    states = slurm_cache.require_states(site, ["4", "", "--help", "4 5", "x"])
+    assert states == {"4": "COMPLETED", "": "UNKNOWN", "--help": "UNKNOWN", "4 5": "UNKNOWN", "x": "UNKNOWN"}
     assert "--jobs=4" in slurm.ran[-1]
     slurm.calls()
     slurm_cache.require_states(site, ["x"])
@@ -218,7 +218,7 @@ def test_why_a_job_waits_comes_with_its_state(slurm: Any, site: Site) -> None:
         ("8", "8", "PENDING", "None", "N/A"),
     ]
     states = slurm_cache.cached_states(site, ["4", "6", "5", "8"])
-    waits = {job_id: (one.reason, one.start[:19]) for job_id, one in states.items()}
+    waits = {job_id: (item.reason, item.start[:19]) for job_id, item in states.items()}
     assert waits == {
         "4": ("Resources", "2026-01-02T03:04:05"),
         "6": ("JobHeldUser", ""),

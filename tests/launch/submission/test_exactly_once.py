@@ -143,9 +143,9 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(exactly_once, "_cluster_names", {})
 
     def make(*fates: str, timeout_s: int = 0) -> Controller:
-        made = Controller(fates, timeout_s=timeout_s)
-        monkeypatch.setattr(exactly_once, "client", lambda site: Client(Transport(), made.run))
-        return made
+        created = Controller(fates, timeout_s=timeout_s)
+        monkeypatch.setattr(exactly_once, "client", lambda site: Client(Transport(), created.run))
+        return created
 
     return make
 
@@ -162,14 +162,16 @@ def run_dir(tmp_path: Path) -> Path:
 def test_the_first_job_and_the_next(controller: Make, run_dir: Path) -> None:
     """The intent is there before sbatch, with what it is called with; each job has a number, a name and a cluster."""
     slurm = controller()
-    slurm.after = lambda: seen.append(
-        run_folder.read_record(submissions.job_dir(run_dir, len(seen)) / "intent.json", submissions.SubmissionIntent)
+    slurm.after = lambda: observed.append(
+        run_folder.read_record(
+            submissions.job_dir(run_dir, len(observed)) / "intent.json", submissions.SubmissionIntent
+        )
     )
-    seen: list[submissions.SubmissionIntent | None] = []
+    observed: list[submissions.SubmissionIntent | None] = []
     first = exactly_once.submit_once(run_dir, SITE)
     second = exactly_once.submit_once(run_dir, SITE, args=["--exclude=n1"])
     assert [(ref.job_id, ref.number, ref.cluster) for ref in (first, second)] == [("7", 0, "alpha"), ("8", 1, "alpha")]
-    assert [(one.name, one.args, one.site) for one in seen if one] == [
+    assert [(item.name, item.args, item.site) for item in observed if item] == [
         ("run-1", (), "a"),
         ("run-1.1", ("--exclude=n1",), "a"),
     ]
@@ -272,10 +274,10 @@ def test_of_several_the_one_that_has_leave(controller: Make, run_dir: Path) -> N
         if has_leave:
             assert grant.claim(submissions.job_dir(run_dir, number), grant.grant_token(ids[1])) == f"run.{ids[1]}"
             slurm.jobs[ids[1]] = (slurm.jobs[ids[1]][0], "RUNNING")
-        kept = exactly_once.submit_once(run_dir, SITE).job_id
-        assert kept == ids[1 if has_leave else 0]
-        assert grant.read_grant(submissions.job_dir(run_dir, number)) == f"run.{kept}"
-        assert {one for one, (_, state) in slurm.jobs.items() if state == "CANCELLED"} == {*ids} - {kept}
+        retained = exactly_once.submit_once(run_dir, SITE).job_id
+        assert retained == ids[1 if has_leave else 0]
+        assert grant.read_grant(submissions.job_dir(run_dir, number)) == f"run.{retained}"
+        assert {item for item, (_, state) in slurm.jobs.items() if state == "CANCELLED"} == {*ids} - {retained}
 
 
 fates = st.lists(st.sampled_from([name for name in FATES if name != "refused"]), max_size=4)
@@ -305,13 +307,13 @@ def test_two_at_once_make_one_job(controller: Make, run_dir: Path) -> None:
     """Whoever comes second waits, and returns the first one's job; a third that comes later makes the next."""
     slurm = controller()
     slurm.after = lambda: time.sleep(0.1)
-    found: list[JobRef] = []
-    both = [threading.Thread(target=lambda: found.append(exactly_once.submit_once(run_dir, SITE))) for _ in range(4)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
-    assert {ref.job_id for ref in found} == {"7"}
+    actual: list[JobRef] = []
+    both = [threading.Thread(target=lambda: actual.append(exactly_once.submit_once(run_dir, SITE))) for _ in range(4)]
+    for item in both:
+        item.start()
+    for item in both:
+        item.join()
+    assert {ref.job_id for ref in actual} == {"7"}
     assert slurm.names() == ["run-1"]
     assert exactly_once.submit_once(run_dir, SITE).number == 1
 
@@ -364,13 +366,13 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
     slurm.is_silent = True
     with pytest.raises(OutcomeUnknown):
         exactly_once.submit_once(run_dir, SITE, retry_for_s=0)
-    asked = len(slurm.ran)
+    requested = len(slurm.ran)
     moved = Site(name="a", slurm=Slurm(cluster="beta"))
     with pytest.raises(ClusterError, match=r'"run-1".*"alpha".*"beta"'):
         exactly_once.submit_once(run_dir, moved)
     with pytest.raises(ClusterError, match=r'run-1.*"a".*"b"'):
         exactly_once.submit_once(run_dir, Site(name="b"))
-    assert len(slurm.ran) == asked
+    assert len(slurm.ran) == requested
     slurm.is_silent = False
     ref = exactly_once.submit_once(run_dir, SITE)
     with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):

@@ -56,7 +56,7 @@ def test_of_two_jobs_of_one_name_one_runs(ticket: Path) -> None:
 def test_a_word_names_its_job() -> None:
     """The word that lets a job run has its id; no other word, and no word, lets any."""
     assert grant.granted_job_id(grant.grant_token("7")) == "7"
-    assert [grant.is_granted(word) for word in (grant.grant_token("7"), grant.REVOKED, "", "7")] == [
+    assert [grant.is_granted(text) for text in (grant.grant_token("7"), grant.REVOKED, "", "7")] == [
         True,
         False,
         False,
@@ -147,5 +147,5 @@ def test_one_damaged_ticket_hides_no_other(tmp_path: Path, monkeypatch: pytest.M
         run_folder.write_record(tmp_path / name / "attempts" / "0" / "exit.json", attempt_exit)
     for part in ("job.json", "attempts/0/exit.json"):
         (tmp_path / "a.1" / part).write_bytes(b"{")
-    seen = shared_fs.ticket_states(site, ["a.1", "b.1", "c.1"])
-    assert [seen[name].state for name in ("a.1", "b.1", "c.1")] == ["UNKNOWN", "COMPLETED", "ABSENT"]
+    states = shared_fs.ticket_states(site, ["a.1", "b.1", "c.1"])
+    assert [states[name].state for name in ("a.1", "b.1", "c.1")] == ["UNKNOWN", "COMPLETED", "ABSENT"]

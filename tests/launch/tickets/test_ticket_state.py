@@ -24,7 +24,9 @@ class Books:
         if None in self.rows:
             raise Unreachable("no answer")
         rows = [row for row in self.rows if row and row[0] in ids]
-        return [AccountingRow(job_id=one, raw_id=one, name=name, state=state, exit_code=1) for one, name, state in rows]
+        return [
+            AccountingRow(job_id=item, raw_id=item, name=name, state=state, exit_code=1) for item, name, state in rows
+        ]
 
 
 @pytest.mark.parametrize(("code", "state"), [(None, UNKNOWN), (0, "COMPLETED"), (3, "FAILED"), (143, UNKNOWN)])
@@ -63,7 +65,7 @@ def test_accounting_is_believed_of_ends_alone(rows: list[Any], state: str) -> No
 
 def test_of_two_jobs_of_one_name_the_one_with_leave_counts() -> None:
     """Whichever Slurm lists first; without a word it is the first."""
-    two = [SlurmJob(job_id=one, raw_id=one, state="RUNNING", name="a.1") for one in ("7", "8")]
+    two = [SlurmJob(job_id=item, raw_id=item, state="RUNNING", name="a.1") for item in ("7", "8")]
     assert ticket_state.jobs_by_name(two, {"a.1": "run.8"})["a.1"].raw_id == "8"
     assert ticket_state.jobs_by_name(two, {"a.1": "run.7"})["a.1"].raw_id == "7"
     assert ticket_state.jobs_by_name(two, {})["a.1"].raw_id == "7"

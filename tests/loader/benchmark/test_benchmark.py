@@ -39,21 +39,21 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @given(sizes=st.lists(st.integers(0, 5000), max_size=6), n_bytes=st.integers(1, 900), seed=st.integers(0, 9))
 def test_ranges_are_every_byte_once(sizes: list[int], n_bytes: int, seed: int):
     """Of all files and of no other bytes, none twice, none longer than asked for."""
-    found = measure.random_ranges(sizes, n_bytes, seed=seed)
-    assert all(0 < size <= n_bytes for _, _, size in found)
+    actual = measure.random_ranges(sizes, n_bytes, seed=seed)
+    assert all(0 < size <= n_bytes for _, _, size in actual)
     covered = [
-        {place for file, low, size in found if file == number for place in range(low, low + size)}
+        {place for file, low, size in actual if file == number for place in range(low, low + size)}
         for number in range(len(sizes))
     ]
     assert covered == [set(range(size)) for size in sizes]
-    assert sum(size for _, _, size in found) == sum(sizes)
+    assert sum(size for _, _, size in actual) == sum(sizes)
 
 
 def test_ranges_are_of_all_of_a_large_set():
     """Of a hundred files of 100 GB, 200,000 ranges, of every file, that are made in no time."""
-    found = measure.random_ranges([10**11] * 100, 1 << 16)
-    assert len(found) == len(set(found)) == 200_000
-    assert {file for file, _, _ in found} == set(range(100))
+    actual = measure.random_ranges([10**11] * 100, 1 << 16)
+    assert len(actual) == len(set(actual)) == 200_000
+    assert {file for file, _, _ in actual} == set(range(100))
 
 
 def test_the_memory_is_the_job_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -111,12 +111,12 @@ def in_memory(file: Path) -> bool:
 
 def test_every_stage_is_measured(version: Path):
     """Reads, decoding, the transform and all of it, with rates that agree with what was counted."""
-    seen: list[Any] = []
+    observed: list[Any] = []
     stages = benchmark_loader(
         version,
         batch_size=4,
         length=8,
-        transform=lambda batch: seen.append(batch.arrays.keys()),
+        transform=lambda batch: observed.append(batch.arrays.keys()),
         limit_s=0.05,
         resident_bytes=100_000,
     )
@@ -127,7 +127,7 @@ def test_every_stage_is_measured(version: Path):
         ("transform", "warm"),
         ("loader", "cold"),
     ]
-    assert {frozenset(names) for names in seen} == {frozenset({"action", "obs/eye_image"})}
+    assert {frozenset(names) for names in observed} == {frozenset({"action", "obs/eye_image"})}
     for stage in stages:
         assert stage.samples_per_s == pytest.approx(stage.samples / stage.wall_s, rel=0.1)
         assert (stage.dataset, stage.version, stage.threads) == ("pick", version.name, 2)

@@ -51,13 +51,13 @@ def build(root: Path) -> Path:
     folder, random = root / "new", np.random.default_rng(0)
     store = zarr.create_group(folder, attributes={"splits": {}})
     crc = [BloscCodec(cname="lz4"), Crc32cCodec()]
-    made: dict[str, tuple[Any, int, int, Any]] = {
+    created: dict[str, tuple[Any, int, int, Any]] = {
         "obs/image": (random.integers(0, 255, (STEPS, 64, 200, 3), np.uint8), 8, SHARD, [Crc32cCodec()]),
         "obs/gzip": (random.normal(size=(STEPS, 100)), 40, 200, [GzipCodec()]),
         "action": (random.normal(size=(STEPS, 7)), 100, STEPS, crc),
         "episode_offsets": (np.array([0, 150, STEPS]), 3, 3, crc),
     }
-    for name, (data, chunk, shard, codecs) in made.items():
+    for name, (data, chunk, shard, codecs) in created.items():
         store.create_array(
             name,
             shape=data.shape,
@@ -78,7 +78,9 @@ def build(root: Path) -> Path:
             episodes=2,
             steps=STEPS,
             files=tuple(files),
-            arrays={name: ArraySchema(shape=made[name][0].shape, dtype=made[name][0].dtype.name) for name in made},
+            arrays={
+                name: ArraySchema(shape=created[name][0].shape, dtype=created[name][0].dtype.name) for name in created
+            },
         )
     )
     (folder / manifest.MANIFEST_FILE).write_bytes(data)
@@ -119,13 +121,13 @@ class Switch:
 
     def __call__(self, exchange: Exchange) -> tuple[bytes, bytes] | None:
         """In the proxy's process."""
-        what, path = json.loads((self._folder / "fault").read_text())
+        record, path = json.loads((self._folder / "fault").read_text())
         if exchange.path.endswith(path):
-            if what == "drop":
+            if record == "drop":
                 return None
-            if what == "hold":
+            if record == "hold":
                 time.sleep(30)
-            if what == "flip" and exchange.body:
+            if record == "flip" and exchange.body:
                 return exchange.head, exchange.body[:-1] + bytes([exchange.body[-1] ^ 1])
         with (self._folder / "log").open("a") as log:
             log.write(f"{exchange.path.rpartition('/pick/')[2][33:]}\n")
@@ -138,12 +140,12 @@ def switch(tmp_path: Path, server: Server, version: Path, monkeypatch: pytest.Mo
     for name in [name for name in os.environ if name.startswith(("AWS_", "PIT_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    made = Switch(tmp_path)
-    made.set("nothing")
-    with proxied(server.port, made) as proxy:
+    created = Switch(tmp_path)
+    created.set("nothing")
+    with proxied(server.port, created) as proxy:
         for name, value in s3_server.environment(proxy.port).items():
             monkeypatch.setenv(name, value)
-        yield made
+        yield created
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def asked(tmp_path: Path) -> list[str]:
 
 def fetchers(root: Path) -> list[int]:
     """The processes that fetch into a cache."""
-    found = []
+    actual = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -169,8 +171,8 @@ def fetchers(root: Path) -> list[int]:
             except OSError:
                 continue
             if b"pitools.loader.on_demand.serve" in words and f'"root":"{root}"'.encode() in words:
-                found.append(int(entry.name))
-    return found
+                actual.append(int(entry.name))
+    return actual
 
 
 def gone(root: Path) -> None:
@@ -212,8 +214,8 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     def read(seed: int) -> None:
         for start in np.random.default_rng(seed).integers(0, STEPS - 50, 20).tolist():
             for name in ("obs/image", "obs/gzip", "action"):
-                found, expected = (arrays.read(name, start, start + 50) for arrays in (remote, local))
-                wrong.extend([] if np.array_equal(found, expected) else [(name, start)])
+                actual, expected = (arrays.read(name, start, start + 50) for arrays in (remote, local))
+                wrong.extend([] if np.array_equal(actual, expected) else [(name, start)])
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for thread in threads:
@@ -225,9 +227,9 @@ def test_it_reads_what_a_local_version_holds_and_the_second_time_from_the_cache(
     once = [path for path in asked(tmp_path) if path != "manifest.json"]
     assert sorted(once) == sorted(entry.path for entry in local.manifest.files)
     gone(root)  # by itself, since all is there
-    assert [(found.state, found.source) for found in list_sets(root)] == [("whole", url)]
+    assert [(actual.state, actual.source) for actual in list_sets(root)] == [("whole", url)]
     assert not [
-        found for found in check_versions(set_path(root, version.name), readers=1) if isinstance(found, FileFinding)
+        actual for actual in check_versions(set_path(root, version.name), readers=1) if isinstance(actual, FileFinding)
     ]
     assert sorted(path.name for path in (root / ".tmp").iterdir()) == []
     before = len(asked(tmp_path))
@@ -253,10 +255,10 @@ def test_batches_are_those_of_the_local_version(version: Path, url: str, root: P
     switch.set("nothing")
     epoch, counts = len(windows), []
     for _ in range(3 * epoch // 8 + 1):
-        expected, found = next(local), next(remote)
-        assert np.array_equal(found.samples, expected.samples)
+        expected, actual = next(local), next(remote)
+        assert np.array_equal(actual.samples, expected.samples)
         for name in ("obs/image", "action"):
-            assert np.array_equal(found.arrays[name], expected.arrays[name])
+            assert np.array_equal(actual.arrays[name], expected.arrays[name])
         counts.append(len(asked(tmp_path)))
     assert counts[epoch // 8 + 1] == counts[-1]
     for each in batches:
@@ -265,8 +267,8 @@ def test_batches_are_those_of_the_local_version(version: Path, url: str, root: P
 
 def _read_all(url: str, root: Path, barrier: Any, queue: Any) -> None:
     barrier.wait()
-    found = images(open_remote(url, root))
-    queue.put(digest.digest_bytes(found.tobytes()))
+    actual = images(open_remote(url, root))
+    queue.put(digest.digest_bytes(actual.tobytes()))
 
 
 def test_ranks_of_a_node_fetch_each_object_once(version: Path, url: str, root: Path, switch: Switch, tmp_path: Path):
@@ -277,10 +279,10 @@ def test_ranks_of_a_node_fetch_each_object_once(version: Path, url: str, root: P
     ranks = [context.Process(target=_read_all, args=(place, root, barrier, queue)) for _ in range(3)]
     for rank in ranks:
         rank.start()
-    found = {queue.get(timeout=60) for _ in ranks}
+    actual = {queue.get(timeout=60) for _ in ranks}
     for rank in ranks:
         rank.join()
-    assert found == {digest.digest_bytes(images(VersionReader(version)).tobytes())}
+    assert actual == {digest.digest_bytes(images(VersionReader(version)).tobytes())}
     content = [path for path in asked(tmp_path) if path.startswith("obs/image/c/")]
     assert len(content) == len(set(content)) == STEPS // SHARD
 
@@ -290,8 +292,8 @@ def test_whoever_fetches_may_be_killed(version: Path, url: str, root: Path, swit
     local, remote = VersionReader(version), open_remote(url, root)
     assert np.array_equal(images(remote, stop=100), images(local, stop=100))
     switch.set("hold", "obs/image/c/5/0/0/0")
-    found: list[np.ndarray] = []
-    reader = threading.Thread(target=lambda: found.append(images(remote, start=190, stop=300)))
+    actual: list[np.ndarray] = []
+    reader = threading.Thread(target=lambda: actual.append(images(remote, start=190, stop=300)))
     reader.start()
     wait_for(lambda: (partial_path(root, version.name) / "obs/image/c/5/0/0/0").exists())
     # What is on the disk is written down a moment after it can be read.
@@ -301,7 +303,7 @@ def test_whoever_fetches_may_be_killed(version: Path, url: str, root: Path, swit
     os.kill(fetcher, signal.SIGKILL)
     switch.set("nothing")
     reader.join(30)
-    assert np.array_equal(found[0], images(local, start=190, stop=300))
+    assert np.array_equal(actual[0], images(local, start=190, stop=300))
     content = [path for path in asked(tmp_path) if path not in ("manifest.json", "obs/image/c/5/0/0/0")]
     assert sorted(content) == sorted(set(content))
 
@@ -325,7 +327,7 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
 ):
     """What was brought counts as done, also for `pit-stage run`; nothing else is asked for again."""
     _killed_reader(url, root, 200)
-    assert [found.state for found in list_sets(root)] == ["partial"]
+    assert [actual.state for actual in list_sets(root)] == ["partial"]
     before = asked(tmp_path)
     record = stage_version(load_dataset(url), root)
     assert record.state == "staged"
@@ -336,7 +338,7 @@ def test_a_stager_goes_on_where_a_killed_reader_was(
     assert record.copied_bytes == sum(sizes.values()) - record.resumed_bytes
     assert not set(asked(tmp_path)[len(before) :]) & set(paths)
     assert not [
-        found for found in check_versions(set_path(root, version.name), readers=1) if isinstance(found, FileFinding)
+        actual for actual in check_versions(set_path(root, version.name), readers=1) if isinstance(actual, FileFinding)
     ]
 
 
@@ -355,10 +357,10 @@ def test_a_reader_goes_on_where_a_stager_was(version: Path, url: str, root: Path
     torn.parent.mkdir(parents=True, exist_ok=True)  # folders come with their first file
     torn.unlink(missing_ok=True)
     torn.write_bytes(b"torn")
-    here = {VersionReader(version).manifest.files[index].path for index in done[:5]} - {"obs/image/c/9/0/0/0"}
+    reader = {VersionReader(version).manifest.files[index].path for index in done[:5]} - {"obs/image/c/9/0/0/0"}
     before = len(asked(tmp_path))
     assert np.array_equal(images(open_remote(url, root)), images(VersionReader(version)))
-    assert not set(asked(tmp_path)[before:]) & here
+    assert not set(asked(tmp_path)[before:]) & reader
 
 
 def test_a_store_that_does_not_answer_is_for_later(version: Path, url: str, root: Path, switch: Switch):
@@ -414,7 +416,7 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     images(remote, stop=40)
     (item,) = eviction_order(root)
     assert evict_item(root, item) == KeptReason.LOCKED
-    assert [found.locked for found in list_sets(root)] == [True]
+    assert [actual.locked for actual in list_sets(root)] == [True]
     del remote
     gone(root)
     assert evict_item(root, item) is None
@@ -423,7 +425,7 @@ def test_nobody_evicts_what_is_read_and_anybody_what_was(version: Path, url: str
     remote.read("obs/gzip", 0, STEPS)
     gone(root)
     remote = open_remote(url, root)
-    assert [(found.state, found.leased) for found in list_sets(root)] == [("whole", True)]
+    assert [(actual.state, actual.leased) for actual in list_sets(root)] == [("whole", True)]
     (item,) = eviction_order(root)
     assert evict_item(root, item, grace_s=0) == KeptReason.LEASED
     del remote
@@ -456,7 +458,7 @@ def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Sw
     (root / ".locks").mkdir(parents=True)
     for folder in (root, root / ".locks"):
         folder.chmod(0o777)
-    ready, told = os.pipe()
+    ready, reported = os.pipe()
     place, other = root / ".locks" / f"{version.name}.socket", os.open(root / ".locks", os.O_PATH)
     pid = os.fork()
     if pid == 0:
@@ -465,7 +467,7 @@ def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Sw
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             listener.bind(f"/proc/self/fd/{other}/{place.name}")
             listener.listen()
-            os.write(told, b"!")
+            os.write(reported, b"!")
             talk, _ = listener.accept()
             talk.recv(100)
             socket.send_fds(talk, [b"{}"], [os.open("/dev/null", os.O_RDONLY)])
@@ -479,7 +481,7 @@ def test_nobody_else_is_believed(version: Path, url: str, root: Path, switch: Sw
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        for descriptor in (ready, told, other):
+        for descriptor in (ready, reported, other):
             os.close(descriptor)
 
 
@@ -487,9 +489,9 @@ def test_another_version_is_never_taken_for_this_one(version: Path, url: str, ro
     """What stands under a version's name in the cache, but has another's manifest, is fetched anew."""
     place = set_path(root, version.name)
     stage_version(load_dataset(url), root)
-    known = msgspec.structs.replace(VersionReader(version).manifest, name="other")
+    reader = msgspec.structs.replace(VersionReader(version).manifest, name="other")
     (place / manifest.MANIFEST_FILE).chmod(0o600)
-    (place / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(known))
+    (place / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(reader))
     remote = open_remote(url, root)
     assert remote.version == version.name
     assert np.array_equal(images(remote), images(VersionReader(version)))
@@ -499,11 +501,11 @@ def test_no_secret_is_in_what_others_may_see(url: str, root: Path, switch: Switc
     """Neither the command line of the process that fetches nor any file of the cache holds a key."""
     remote = open_remote(url, root)
     images(remote, stop=40)
-    seen = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in fetchers(root))
-    assert b"on_demand.serve" in seen
-    seen += b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
-    assert SECRET.encode() not in seen
-    assert KEY_ID.encode() not in seen
+    observed = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in fetchers(root))
+    assert b"on_demand.serve" in observed
+    observed += b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+    assert SECRET.encode() not in observed
+    assert KEY_ID.encode() not in observed
 
 
 @pytest.mark.parametrize(

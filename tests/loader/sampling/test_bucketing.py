@@ -100,12 +100,12 @@ def test_every_sequence_comes_equally_often(version, lengths, multiple, factor, 
 def test_a_round_gives_each_its_due(version: Path):
     """Each of many sequences comes once in a round but for what begins the next batch; no padding beyond its edge."""
     samples = bucketed(version)
-    position, seen = 0, Counter[int]()
+    position, observed = 0, Counter[int]()
     for _ in range(2000):
         size = samples.batch_at(position)[1]
-        seen.update(samples.draw(np.arange(position, position + size)).samples.tolist())
+        observed.update(samples.draw(np.arange(position, position + size)).samples.tolist())
         position += size
-    assert max(seen.values()) - min(seen.values()) <= 4
+    assert max(observed.values()) - min(observed.values()) <= 4
     padded = sum(next(edge for edge in EDGES if length <= edge) for length in LENGTHS)
     assert samples.fill == sum(LENGTHS) / padded
 

@@ -154,9 +154,9 @@ def test_a_staged_set_keeps_to_the_quarantine_of_where_it_came_from(version: Pat
 def staged(version: Path, to: Path, steps: tuple[tuple[int, int], ...]) -> Path:
     """A part of a version as staging leaves it, but that its files hold more: a manifest says which steps are here."""
     shutil.copytree(version, to)
-    known, data = manifest.load_manifest(version)
-    part = manifest.Subset(parent=manifest.version_of(data), arrays=tuple(known.arrays), steps=steps)
-    (to / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(msgspec.structs.replace(known, subset=part)))
+    reference, data = manifest.load_manifest(version)
+    part = manifest.Subset(parent=manifest.version_of(data), arrays=tuple(reference.arrays), steps=steps)
+    (to / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(msgspec.structs.replace(reference, subset=part)))
     return to
 
 

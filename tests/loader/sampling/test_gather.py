@@ -50,14 +50,14 @@ def test_padded_windows_may_lie_beside_their_episode(version: Path, resident: in
 def test_what_is_not_along_steps_is_no_sample(version: Path):
     """The array of episodes' ends has rows of its own: taken for steps it would give others, and no error."""
     arrays = VersionReader(version)
-    known, names = cut_sequences(arrays.offsets, np.arange(4), 8), ["action", "episode_offsets"]
+    sequences, names = cut_sequences(arrays.offsets, np.arange(4), 8), ["action", "episode_offsets"]
     spans = dict.fromkeys(names, WindowSpan(0, 1))
-    made: list[Callable[[], Samples]] = [
+    created: list[Callable[[], Samples]] = [
         lambda: WindowSamples(arrays, Windows(arrays.offsets, np.arange(4), spans, pad=True)),
-        lambda: PackedSamples(arrays, names, PackingPlan(known, 8)),
-        lambda: BucketedSamples(arrays, names, known, [8], batch_size=8),
+        lambda: PackedSamples(arrays, names, PackingPlan(sequences, 8)),
+        lambda: BucketedSamples(arrays, names, sequences, [8], batch_size=8),
     ]
-    for make in made:
+    for make in created:
         with pytest.raises(UsageError, match="'episode_offsets': "):
             make()
 
@@ -65,13 +65,13 @@ def test_what_is_not_along_steps_is_no_sample(version: Path):
 def test_windows_of_another_version_are_refused(version: Path, record: Callable[..., Path]):
     """Mixed up, as where several datasets are mixed, they would reach over the ends of episodes, and no error."""
     arrays, other = VersionReader(version), VersionReader(record((7, 2, 3, 2)))
-    spans, known = {"action": WindowSpan(0, 1)}, cut_sequences(other.offsets, np.arange(4), 8)
-    made: list[Callable[[], Samples]] = [
+    spans, sequences = {"action": WindowSpan(0, 1)}, cut_sequences(other.offsets, np.arange(4), 8)
+    created: list[Callable[[], Samples]] = [
         lambda: WindowSamples(arrays, Windows(other.offsets, np.arange(4), spans)),
         lambda: WindowSamples(arrays, Windows(np.array([0, 1, 1, 1, 1, 2]), np.arange(5), spans)),
-        lambda: PackedSamples(arrays, ["action"], PackingPlan(known, 8)),
-        lambda: BucketedSamples(arrays, ["action"], known, [8], batch_size=8),
+        lambda: PackedSamples(arrays, ["action"], PackingPlan(sequences, 8)),
+        lambda: BucketedSamples(arrays, ["action"], sequences, [8], batch_size=8),
     ]
-    for make in made:
+    for make in created:
         with pytest.raises(UsageError, match="of another version"):
             make()

@@ -20,29 +20,29 @@ NAMES = ["action"]
 
 def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., Path]):
     """By it a state is known to be of this order: each argument that decides what comes when is a part of it."""
-    one, two = VersionReader(record(LENGTHS)), VersionReader(record(LENGTHS, seed=1))
+    first, two = VersionReader(record(LENGTHS)), VersionReader(record(LENGTHS, seed=1))
     everything, less = np.arange(6), np.arange(5)
 
     def windowed(
-        arrays: VersionReader = one, episodes: Any = everything, *, pad: bool = True, **more: Any
+        arrays: VersionReader = first, episodes: Any = everything, *, pad: bool = True, **more: Any
     ) -> WindowSamples:
         return WindowSamples(arrays, Windows(arrays.offsets, episodes, {"action": WindowSpan(0, 2)}, pad=pad), **more)
 
     def packed(episodes: Any = everything, length: int = 16, plan: int = 0, **more: Any) -> PackedSamples:
         return PackedSamples(
-            one, NAMES, PackingPlan(cut_sequences(one.offsets, episodes, 16), length, seed=plan), **more
+            first, NAMES, PackingPlan(cut_sequences(first.offsets, episodes, 16), length, seed=plan), **more
         )
 
     def bucketed(edges: Any = (8, 16), episodes: Any = everything, **more: Any) -> BucketedSamples:
-        sequences = cut_sequences(one.offsets, episodes, 16)
-        return BucketedSamples(one, NAMES, sequences, edges, **{"batch_size": 2, "multiple": 1, **more})
+        sequences = cut_sequences(first.offsets, episodes, 16)
+        return BucketedSamples(first, NAMES, sequences, edges, **{"batch_size": 2, "multiple": 1, **more})
 
-    def mixture(weights: Any = (3, 1), members: Any = (one, two), seeds: Any = (0, 0), **more: Any) -> MixtureSamples:
+    def mixture(weights: Any = (3, 1), members: Any = (first, two), seeds: Any = (0, 0), **more: Any) -> MixtureSamples:
         return MixtureSamples(
             [windowed(each, seed=seed) for each, seed in zip(members, seeds, strict=True)], weights, **more
         )
 
-    made: list[list[Samples]] = [
+    created: list[list[Samples]] = [
         [
             windowed(),
             windowed(two),
@@ -73,14 +73,14 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
         [
             mixture(),
             mixture((1, 3)),
-            mixture(members=(two, one)),
+            mixture(members=(two, first)),
             mixture(seeds=(0, 1)),
             mixture(turn_order="shuffled"),
             mixture(turn_order="shuffled", seed=1),
             mixture(seed=1),
         ],
     ]
-    for samples in made:
+    for samples in created:
         identities = [tuple(sorted(each.identity.items())) for each in samples]
         assert len(set(identities)) == len(samples)
     assert windowed().identity == windowed().identity

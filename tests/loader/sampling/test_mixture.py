@@ -30,10 +30,10 @@ WEIGHTS = (0.5, 0.3, 0.2)
 def test_turns_are_as_even_as_can_be(counts: tuple[int, ...]):
     """Any parts: each has them all in a cycle, in order; before any place within one of its due."""
     cycle, each = sum(counts), range(len(counts))
-    found = make_cycle(counts)
-    joined_array = np.concatenate([np.zeros((1, len(counts))), np.cumsum(found.member[:, None] == each, axis=0)])
+    actual = make_cycle(counts)
+    joined_array = np.concatenate([np.zeros((1, len(counts))), np.cumsum(actual.member[:, None] == each, axis=0)])
     assert joined_array[-1].tolist() == list(counts)
-    assert all(found.index_within[i] == joined_array[i, found.member[i]] for i in range(cycle))
+    assert all(actual.index_within[i] == joined_array[i, actual.member[i]] for i in range(cycle))
     off = joined_array - np.arange(cycle + 1)[:, None] * np.array(counts) / cycle
     assert np.abs(off).max() < 1
     assert (off.max(axis=0) - off.min(axis=0)).max() < 2
@@ -50,13 +50,13 @@ def test_turns_are_the_same_for_ever():
 def test_parts_are_in_the_proportion_of_the_weights(weights: list[float]):
     """Exact for small fractions, else to one part in 65,536."""
     try:
-        found = integer_weights(weights)
+        actual = integer_weights(weights)
     except ConfigError as error:
         assert min(weights) / sum(weights) < 1 / MAX_CYCLE, error  # noqa: PT017
         return
-    assert sum(found) <= MAX_CYCLE
-    for part, weight in zip(found, weights, strict=True):
-        assert abs(part / sum(found) - weight / sum(weights)) <= 1 / MAX_CYCLE
+    assert sum(actual) <= MAX_CYCLE
+    for part, weight in zip(actual, weights, strict=True):
+        assert abs(part / sum(actual) - weight / sum(weights)) <= 1 / MAX_CYCLE
 
 
 def test_weights_that_are_none():
@@ -90,13 +90,13 @@ def mixture(versions: list[Path], *, resident: int = 64 << 20, pad: bool = True,
 def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resident: int):
     """Each sample is the next of its own dataset's order, whoever's turn it is, to the bit; shares are the weights'."""
     samples = mixture(versions, resident=resident, turn_order=turn, pad=True)
-    members, whole = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
+    members, reader = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
     batches = Loader(samples, batch_size=32)
-    taken: list[list[int]] = [[], [], []]
+    used: list[list[int]] = [[], [], []]
     for batch in islice(batches, 10):
         for row, sample in enumerate(batch.samples.tolist()):
             number = int(batch.extras["dataset"][row])
-            arrays = whole[number]
+            arrays = reader[number]
             place = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), SPANS, pad=True).locate([sample])
             start, stop, anchor = (int(field[0]) for field in place[1:])
             for name, span in SPANS.items():
@@ -104,14 +104,14 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
                 expected = arrays.read(name, start, stop)[np.clip(steps, start, stop - 1) - start]
                 assert np.array_equal(batch.arrays[name][row], expected)
                 assert np.array_equal(batch.valid_mask[name][row], (steps >= start) & (steps < stop))
-            taken[number].append(sample)
+            used[number].append(sample)
     for number, member in enumerate(members):
         own = member.order.samples_at(np.arange(8192)).tolist()
         if turn == "even":
-            assert taken[number] == own[: len(taken[number])]
-            assert abs(len(taken[number]) - 320 * WEIGHTS[number]) < 1
+            assert used[number] == own[: len(used[number])]
+            assert abs(len(used[number]) - 320 * WEIGHTS[number]) < 1
         else:
-            assert abs(len(taken[number]) - 320 * WEIGHTS[number]) < 60
+            assert abs(len(used[number]) - 320 * WEIGHTS[number]) < 60
     batches.close()
 
 
@@ -141,10 +141,10 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions,
     for each in ranks:
         each.load_state(first.state())
     for image, dataset, keys in expected[2:]:
-        got = [next(each) for each in ranks]
-        assert np.array_equal(np.concatenate([part.arrays["obs/image"] for part in got]), image)
-        assert np.array_equal(np.concatenate([part.extras["dataset"] for part in got]), dataset)
-        assert np.array_equal(np.concatenate([part.keys for part in got]), keys)
+        actual = [next(each) for each in ranks]
+        assert np.array_equal(np.concatenate([part.arrays["obs/image"] for part in actual]), image)
+        assert np.array_equal(np.concatenate([part.extras["dataset"] for part in actual]), dataset)
+        assert np.array_equal(np.concatenate([part.keys for part in actual]), keys)
     for each in (alone, first, *ranks):
         each.close()
 
@@ -194,9 +194,9 @@ def test_another_process_is_given_the_same(versions: list[Path]):
     for samples in (mixture(versions, turn_order="shuffled"), packs, buckets):
         record = pickle.loads(pickle.dumps(samples))
         assert record.identity == samples.identity
-        one, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record))
-        assert np.array_equal(one.samples, two.samples)
-        assert np.array_equal(one.arrays["action"], two.arrays["action"])
+        first, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record))
+        assert np.array_equal(first.samples, two.samples)
+        assert np.array_equal(first.arrays["action"], two.arrays["action"])
 
 
 def test_packs_and_mixtures_can_be_mixed(versions: list[Path]):

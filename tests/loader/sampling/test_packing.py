@@ -59,9 +59,9 @@ def test_every_step_is_a_sequences_once(lengths, length, window, when_too_long):
     sequences = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, when_too_long=when_too_long)
     assert all(1 <= steps <= length for steps in sequences.lengths)
     steps = [(e, s) for e, low, high in zip(*sequences[:3], strict=True) for s in range(low, high)]
-    kept = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "split"]
-    assert steps == [(e, s) for e in kept for s in range(offsets[e], offsets[e + 1])]
-    assert sequences.dropped == len(lengths) - len(kept)
+    retained = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "split"]
+    assert steps == [(e, s) for e in retained for s in range(offsets[e], offsets[e + 1])]
+    assert sequences.dropped == len(lengths) - len(retained)
     assert sequences.split == (sum(size > length for size in lengths) if when_too_long == "split" else 0)
     cuts = (sequences.start - offsets[sequences.episode]) % window
     assert not cuts.any()
@@ -137,11 +137,11 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
     samples = packed(version, resident=resident, reassign=reassign)
     plan, arrays = samples.packing, VersionReader(version)
     batches = Loader(samples, batch_size=4)
-    seen = []
+    observed = []
     for batch in islice(batches, 6):
         for row, number in enumerate(batch.samples.tolist()):
             epoch = (batch.step * 4 + row) // plan.rows
-            seen.append((epoch, number))
+            observed.append((epoch, number))
             at, expected = 0, {name: np.zeros_like(batch.arrays[name][0]) for name in NAMES}
             segment, position, episode = np.zeros(48), np.zeros(48), np.full(48, -1)
             members = plan.sequences_of_epoch(epoch if reassign else 0)[plan.first[number] : plan.first[number + 1]]
@@ -157,7 +157,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
             assert np.array_equal(batch.extras["position"][row], position)
             assert np.array_equal(batch.extras["episode"][row], episode)
             assert np.array_equal(batch.valid_mask["action"][row], segment > 0)
-    assert len({one for one in seen if one[0] == 0}) == plan.rows
+    assert len({item for item in observed if item[0] == 0}) == plan.rows
     batches.close()
 
 

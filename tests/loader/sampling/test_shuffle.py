@@ -21,10 +21,10 @@ def order(samples: int, seed: int = 0, dataset: str = "d" * 32) -> ShuffledOrder
 @given(samples=st.integers(1, 5000), seed=st.integers(-(2**40), 2**40), epoch=st.integers(0, 1000))
 def test_an_epoch_has_every_sample_once(samples: int, seed: int, epoch: int):
     """Any number of samples, seed and epoch: a permutation, whichever positions are asked for together."""
-    found = order(samples, seed).samples_at(np.arange(epoch * samples, (epoch + 1) * samples))
-    assert np.array_equal(np.sort(found), np.arange(samples))
+    actual = order(samples, seed).samples_at(np.arange(epoch * samples, (epoch + 1) * samples))
+    assert np.array_equal(np.sort(actual), np.arange(samples))
     some = np.arange(epoch * samples, (epoch + 1) * samples, 3)[::-1]
-    assert np.array_equal(order(samples, seed).samples_at(some), found[::3][::-1])
+    assert np.array_equal(order(samples, seed).samples_at(some), actual[::3][::-1])
 
 
 def test_it_is_the_same_for_ever():
@@ -36,15 +36,15 @@ def test_it_is_the_same_for_ever():
 def test_everything_that_names_it_changes_it():
     """Another dataset, seed or epoch is another order."""
     numbers = np.arange(1000)
-    found = [
+    actual = [
         order(1000).samples_at(numbers),
         order(1000, 1).samples_at(numbers),
         order(1000, dataset="e").samples_at(numbers),
         order(1000).samples_at(numbers + 1000),
     ]
-    for number, one in enumerate(found):
-        for other in found[:number]:
-            assert np.mean(one == other) < 0.02
+    for number, item in enumerate(actual):
+        for other in actual[:number]:
+            assert np.mean(item == other) < 0.02
 
 
 @pytest.mark.parametrize("samples", [2, 5, 24, 1000, 65_537])
@@ -52,12 +52,12 @@ def test_it_is_as_good_as_a_shuffle(samples: int):
     """Over many seeds each sample comes to each place about as often, and neighbours do not stay neighbours."""
     rounds, places = 2000, min(samples, 24)
     numbers = np.arange(places)
-    found = np.stack([order(samples, seed).samples_at(numbers) for seed in range(rounds)])
+    actual = np.stack([order(samples, seed).samples_at(numbers) for seed in range(rounds)])
     # Means of uniform numbers: five deviations of a mean are never seen by chance.
     deviation = np.sqrt((samples**2 - 1) / 12 / rounds)
-    assert np.all(np.abs(found.mean(axis=0) - (samples - 1) / 2) < 5 * deviation + 1e-9)
+    assert np.all(np.abs(actual.mean(axis=0) - (samples - 1) / 2) < 5 * deviation + 1e-9)
     if samples > 100:
-        steps = np.diff(found, axis=1)
+        steps = np.diff(actual, axis=1)
         assert np.mean(np.abs(steps) < samples / 100) < 0.03
 
 
@@ -74,11 +74,11 @@ def test_a_hundred_million_samples_take_no_longer():
     """No list of samples is made: any position of 10⁸ samples is there at once."""
     large = order(10**8)
     began = time.process_time()
-    found = large.samples_at(np.arange(99_999_000, 99_999_256))
+    actual = large.samples_at(np.arange(99_999_000, 99_999_256))
     assert time.process_time() - began < 0.05
-    assert len(set(found.tolist())) == 256
-    assert found.min() >= 0
-    assert found.max() < 10**8
+    assert len(set(actual.tolist())) == 256
+    assert actual.min() >= 0
+    assert actual.max() < 10**8
 
 
 def test_what_is_no_position():

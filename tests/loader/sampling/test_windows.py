@@ -39,8 +39,8 @@ def test_the_samples_are_those_of_a_plain_loop(lengths, spans, stride, pad, data
             if pad or inside:
                 expected.append((episode, start, stop, anchor))
     assert len(windows) == len(expected)
-    found = windows.locate(np.arange(len(windows)))
-    assert list(zip(*(field.tolist() for field in found), strict=True)) == expected
+    actual = windows.locate(np.arange(len(windows)))
+    assert list(zip(*(field.tolist() for field in actual), strict=True)) == expected
 
 
 def test_what_is_no_window():
@@ -60,12 +60,12 @@ def test_what_decides_which_sample_is_which_is_its_identity():
     """Other episodes, spans, stride or padding are another identity; the order of the spans' names is not."""
     offsets = np.array([0, 5, 9, 20])
     spans = {"a": WindowSpan(0, 2), "b": WindowSpan(1, 1)}
-    made = [
+    created = [
         Windows(offsets, np.array([0, 1]), spans),
         Windows(offsets, np.array([1, 0]), spans),
         Windows(offsets, np.array([0, 1]), spans, stride=2),
         Windows(offsets, np.array([0, 1]), spans, pad=True),
         Windows(offsets, np.array([0, 1]), {"a": WindowSpan(0, 3), "b": WindowSpan(1, 1)}),
     ]
-    assert len({windows.identity for windows in made}) == len(made)
-    assert Windows(offsets, np.array([0, 1]), dict(reversed(spans.items()))).identity == made[0].identity
+    assert len({windows.identity for windows in created}) == len(created)
+    assert Windows(offsets, np.array([0, 1]), dict(reversed(spans.items()))).identity == created[0].identity

@@ -17,7 +17,7 @@ def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
     def raises(left_s: float) -> float:
         raise ClusterError("no")
 
-    said = query_all(
+    output = query_all(
         {
             "a": lambda _: time.sleep(60) or 9.0,
             "b": lambda left_s: left_s,
@@ -26,11 +26,11 @@ def test_all_are_asked_at_once_and_the_late_left_behind() -> None:
         },
         2.0,
     )
-    assert list(said) == ["a", "b", "c", "d"]
-    assert isinstance(said["a"], Unreachable)
-    assert isinstance(said["c"], ClusterError)
-    assert said["d"] == 7.0
-    assert 0 <= said["b"] <= 2.0
+    assert list(output) == ["a", "b", "c", "d"]
+    assert isinstance(output["a"], Unreachable)
+    assert isinstance(output["c"], ClusterError)
+    assert output["d"] == 7.0
+    assert 0 <= output["b"] <= 2.0
 
 
 @pytest.mark.parametrize("error", [ValueError("int too long"), OSError(5, "input/output error"), RecursionError()])
@@ -40,24 +40,24 @@ def test_what_goes_wrong_with_one_is_its_answer(error: Exception) -> None:
     def raises(left_s: float) -> str:
         raise error
 
-    said: dict[str, object] = {}
+    output: dict[str, object] = {}
     asking = threading.Thread(
-        target=lambda: said.update(query_all({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True
+        target=lambda: output.update(query_all({"a": raises, "b": lambda _: "b"}, 3600)), daemon=True
     )
     asking.start()
     asking.join(60)
-    assert isinstance(said["a"], ClusterError)
-    assert said["a"].where == "a"
-    assert said["b"] == "b"
+    assert isinstance(output["a"], ClusterError)
+    assert output["a"].where == "a"
+    assert output["b"] == "b"
 
 
 def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served at once; its late answer counts in a later round, and it is not asked twice meanwhile."""
     monkeypatch.setattr(SitePoller, "straggler_s", 1.0)
-    wake, asked = threading.Event(), list[threading.Thread]()
+    wake, event = threading.Event(), list[threading.Thread]()
 
     def slow(left_s: float) -> str:
-        asked.append(threading.current_thread())
+        event.append(threading.current_thread())
         wake.wait(50)  # whoever waits for it to the deadline has its answer
         return "late"
 
@@ -67,14 +67,14 @@ def test_a_silent_site_makes_nobody_wait_twice(monkeypatch: pytest.MonkeyPatch) 
     asking: SitePoller[str] = SitePoller()
     questions = {"fast": lambda _: "at once", "slow": slow, "dark": refuses}
     for _ in range(3):
-        said = {name: answer.value for name, answer in asking.query(questions, 60.0).items()}
-        assert said["fast"] == "at once"
-        assert isinstance(said["slow"], PitError)
-        assert isinstance(said["dark"], Unreachable)
+        output = {name: answer.value for name, answer in asking.query(questions, 60.0).items()}
+        assert output["fast"] == "at once"
+        assert isinstance(output["slow"], PitError)
+        assert isinstance(output["dark"], Unreachable)
     wake.set()
-    asked[0].join(60)
+    event[0].join(60)
     assert asking.query(questions, 60.0)["slow"].value == "late"
-    assert len(asked) == 1
+    assert len(event) == 1
 
 
 def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,12 @@ def test_a_lone_silent_site_is_waited_for_to_the_deadline(monkeypatch: pytest.Mo
 def test_a_question_that_breaks_is_asked_again() -> None:
     """What nobody thought of is the site's fault for this round, and not for ever."""
     asking: SitePoller[str] = SitePoller()
-    said: list[str] = []
+    output: list[str] = []
 
     def breaks(left_s: float) -> str:
-        said.append(f"{left_s:.0f}")
-        return str(["well"][1 if len(said) == 1 else 0])
+        output.append(f"{left_s:.0f}")
+        return str(["well"][1 if len(output) == 1 else 0])
 
     assert isinstance(asking.query({"odd": breaks}, 5.0)["odd"].value, ClusterError)
     assert asking.query({"odd": breaks}, 7.0)["odd"].value == "well"
-    assert said == ["5", "7"]
+    assert output == ["5", "7"]

@@ -21,16 +21,16 @@ from pitools.site.load import load_site
 def test_a_far_site_is_read_in_two_calls_and_then_not_again(far: Any) -> None:
     """slurmctld and accounting are one call each; the next reader within the age limit asks nobody."""
     site = load_site(far.site("a", "true"))
-    seen = snapshot.read_snapshot(site)
-    assert (seen.site, seen.cluster, len(seen.nodes)) == ("a", "alpha", 8)
-    assert {partition.partition for partition in seen.partitions} == {"train", "dev"}
-    assert seen.account
-    assert ("lab", "root") in {(row.account, row.user) for row in seen.account.associations}
-    assert {"associations", "limits", "qos"} <= set(seen.enforced_limits)
+    observed = snapshot.read_snapshot(site)
+    assert (observed.site, observed.cluster, len(observed.nodes)) == ("a", "alpha", 8)
+    assert {partition.partition for partition in observed.partitions} == {"train", "dev"}
+    assert observed.account
+    assert ("lab", "root") in {(row.account, row.user) for row in observed.account.associations}
+    assert {"associations", "limits", "qos"} <= set(observed.enforced_limits)
     assert far.called() == ["true", "true"]
-    assert snapshot.read_snapshot(site).nodes == seen.nodes
+    assert snapshot.read_snapshot(site).nodes == observed.nodes
     assert not far.calls.exists()
-    assert snapshot.read_snapshot(site, max_age_s=0).seen_s > seen.seen_s
+    assert snapshot.read_snapshot(site, max_age_s=0).seen_s > observed.seen_s
     assert far.called() == ["true"]  # accounts are known for an hour
 
 
@@ -65,9 +65,9 @@ def test_a_dark_site_delays_nobody_beyond_the_deadline(far: Any) -> None:
     """It is skipped with its reason, and the others' snapshots are there."""
     far.without_accounting()
     sites = [load_site(far.site(name, host)) for name, host in (("a", "true"), ("d", "dark"), ("b", "true2"))]
-    found, skipped = snapshot.read_snapshots(sites, 8)
-    assert [one.site for one in found] == ["a", "b"]
-    assert [(one.site, "no answer within" in one.reason) for one in skipped] == [("d", True)]
+    actual, skipped = snapshot.read_snapshots(sites, 8)
+    assert [item.site for item in actual] == ["a", "b"]
+    assert [(item.site, "no answer within" in item.reason) for item in skipped] == [("d", True)]
 
 
 @pytest.mark.slurm
@@ -76,10 +76,10 @@ def test_a_silent_database_only_hides_limits(far: Any, monkeypatch: pytest.Monke
     folder = far.folder / "asked"
     (far.folder / "bin" / "sacctmgr").write_text(f"#!/bin/sh\necho >> {folder}\nexec sleep 600\n")
     (far.folder / "bin" / "sacctmgr").chmod(0o755)
-    seen = snapshot.read_snapshot(load_site(far.site("a", "true")), timeout_s=8)
-    assert len(seen.nodes) == 8
-    assert seen.account is None
-    assert "limits and quota are not known" in seen.notes[0]
+    observed = snapshot.read_snapshot(load_site(far.site("a", "true")), timeout_s=8)
+    assert len(observed.nodes) == 8
+    assert observed.account is None
+    assert "limits and quota are not known" in observed.notes[0]
     assert folder.read_text() == "\n"
     snapshot.read_snapshot(load_site("a"), timeout_s=8, max_age_s=0)
     assert folder.read_text() == "\n"  # it is not waited for again at once
@@ -90,11 +90,11 @@ def test_only_sites_that_could_exist_are_asked_unless_named(far: Any) -> None:
     """Examples and sites without Slurm are left out, a broken file is skipped; what is named must be right."""
     far.site("a", "true")
     (far.sites / "broken.toml").write_text('name = "broken"\nnosuch = 1\n')
-    found, skipped = snapshot.load_sites()
-    names = {site.name for site in found}
+    actual, skipped = snapshot.load_sites()
+    names = {site.name for site in actual}
     assert {"a", "alpha", "beta"} <= names
     assert names.isdisjoint({"local", "h100-ib", "broken"})
-    assert [(one.site, "nosuch" in one.reason) for one in skipped] == [("broken", True)]
+    assert [(item.site, "nosuch" in item.reason) for item in skipped] == [("broken", True)]
     with pytest.raises(ConfigError):
         snapshot.load_sites(["broken"])
     with pytest.raises(UsageError, match="no Slurm"):
@@ -142,10 +142,10 @@ def test_maintenance_that_is_planned_closes_the_pool(far: Any, clusters: Path) -
     )
     assert done.code == 0, done.stderr
     try:
-        found = pool_states(snapshot.read_snapshot(site, max_age_s=0), (), site)
+        actual = pool_states(snapshot.read_snapshot(site, max_age_s=0), (), site)
     finally:
         subprocesses.run(["scontrol", "delete", f"reservationname={name}"], timeout_s=20, env=env)
-    assert {pool.pool: pool.maintenance_windows for pool in found} == {
+    assert {pool.pool: pool.maintenance_windows for pool in actual} == {
         key: [(at_s, at_s + 1800)] for key in ("a/train", "a/dev")
     }
     assert {

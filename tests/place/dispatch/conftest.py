@@ -24,25 +24,25 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
     def make(seed: int, share: float) -> World:
         monkeypatch.setenv("PIT_PLACE", str(tmp_path / f"place{seed}"))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        made = World(store.queue_dir(), seed, share)
+        created = World(store.queue_dir(), seed, share)
         write = reconcile.append_entry
 
         def append(job: QueueJob, entry: JournalEntry) -> QueueJob:
-            made.faults.kill()
+            created.faults.kill()
             after = write(job, entry)
-            made.faults.kill()
+            created.faults.kill()
             return after
 
         option = [types.PlacementOption(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
         monkeypatch.setattr(reconcile, "append_entry", append)
         monkeypatch.setattr(tick, "load_site", lambda name: Site(name=name, partitions={"train": SitePartition()}))
-        monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, made.clusters[site.name]))
-        monkeypatch.setattr(tickets, "backend", lambda site: made.clusters[site.name])
+        monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, created.clusters[site.name]))
+        monkeypatch.setattr(tickets, "backend", lambda site: created.clusters[site.name])
         monkeypatch.setattr(options.OptionCache, "options", lambda *_: tuple(option))
         monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
         for name in ("RETRY_VOID_S", "RETRY_REFUSED_S", "LEAD_S"):
             monkeypatch.setattr(planner, name, 0.0)
-        return made
+        return created
 
     return make
 

@@ -67,7 +67,7 @@ class Cluster:
         if self.faults.strikes(0.6):
             self.late += [name] if self.faults.dice.random() < 0.5 else []
             raise OutcomeUnknown("socket timed out")
-        assert name not in [known for known, _ in self.jobs.values()], "a name is given to sbatch once"
+        assert name not in [reference for reference, _ in self.jobs.values()], "a name is given to sbatch once"
         self._queue(name)
         self.faults.kill()
         if self.faults.strikes():
@@ -82,8 +82,8 @@ class Cluster:
 
     def ticket_states(self, site: Site, names: Sequence[str]) -> dict[str, TicketState]:
         self.answer()
-        known = {name: self._seen(job_id, name, state) for job_id, (name, state) in self.jobs.items()}
-        return {name: TicketState(ABSENT, "", self.words.get(name, "")) for name in names} | known
+        reference = {name: self._seen(job_id, name, state) for job_id, (name, state) in self.jobs.items()}
+        return {name: TicketState(ABSENT, "", self.words.get(name, "")) for name in names} | reference
 
     def _seen(self, job_id: str, name: str, state: str) -> TicketState:
         code = 0 if state == "COMPLETED" else 75
@@ -94,9 +94,9 @@ class Cluster:
         self.faults.kill()
         if self.is_dark and not self.has_files:
             raise Unreachable("connection refused")
-        taken = {name: not grant.is_granted(self.words.setdefault(name, grant.REVOKED)) for name in names}
+        used = {name: not grant.is_granted(self.words.setdefault(name, grant.REVOKED)) for name in names}
         self.faults.kill()
-        return taken
+        return used
 
     def cancel_tickets(self, site: Site, jobs: Mapping[str, str]) -> None:
         self.answer()
@@ -143,14 +143,14 @@ class World:
     def decide(
         self, now_s: float, jobs: Sequence[types.PendingJob], pools: object, held: Sequence[types.Ticket]
     ) -> list[types.Submit | types.Withdraw]:
-        wanted: list[types.Submit | types.Withdraw] = []
+        expected: list[types.Submit | types.Withdraw] = []
         for job in jobs:
-            mine = next((ticket for ticket in held if ticket.job_id == job.job_id), None)
-            if mine is None and self.dice.random() < 0.9:
-                wanted.append(types.Submit(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
-            elif mine and self.faults.strikes():
-                wanted.append(types.Withdraw(job_id=job.job_id, pool=mine.pool))
-        return wanted
+            own_part = next((ticket for ticket in held if ticket.job_id == job.job_id), None)
+            if own_part is None and self.dice.random() < 0.9:
+                expected.append(types.Submit(job_id=job.job_id, pool=self.dice.choice(job.options).pool))
+            elif own_part and self.faults.strikes():
+                expected.append(types.Withdraw(job_id=job.job_id, pool=own_part.pool))
+        return expected
 
     def tick(self) -> status.TickResult | None:
         try:
@@ -178,5 +178,5 @@ def snapshot(site: Site, cluster: Cluster) -> Snapshot:
 
 def add(world: World, count: int) -> list[str]:
     request = Request(name="bc", command="true")
-    asked = [store.make_request(request, SITES, user="ada") for _ in range(count)]
-    return [job.job_id for job in store.enqueue(world.place, asked)]
+    requested = [store.make_request(request, SITES, user="ada") for _ in range(count)]
+    return [job.job_id for job in store.enqueue(world.place, requested)]

@@ -87,14 +87,14 @@ def machine(tmp_path: Path) -> Machine:
 def test_a_tick_with_every_site_dark(machine: Machine) -> None:
     """Exit code 75 at each; cron, which mails what is on stderr, has one line a site, when it went dark."""
     assert machine.pit("run", "bc.toml", "--site", "dark", "--site", "faint")[0] == 0
-    code, _, said = machine.pit("tick")
-    assert (code, [line.split(":")[1].strip() for line in said.splitlines()]) == (75, ["dark", "faint"])
+    code, _, output = machine.pit("tick")
+    assert (code, [line.split(":")[1].strip() for line in output.splitlines()]) == (75, ["dark", "faint"])
     for _ in range(2):
-        code, _, said = machine.pit("tick")
-        assert (code, said) == (75, "")
+        code, _, output = machine.pit("tick")
+        assert (code, output) == (75, "")
     # The queue tells it as long as it is so.
-    code, out, said = machine.pit("list")
-    assert (code, len(said.splitlines())) == (0, 2)
+    code, out, output = machine.pit("list")
+    assert (code, len(output.splitlines())) == (0, 2)
     assert "Connection refused" in json.loads(out)["reason"]
 
 
@@ -110,8 +110,8 @@ def test_a_broken_job_is_told_once(machine: Machine) -> None:
     (machine.folder / "place" / "jobs" / "bad" / "job.json").write_text("{")
     assert [len(machine.pit("tick")[2].splitlines()) for _ in range(3)] == [1, 0, 0]
     assert machine.pit("list")[0] == 5
-    code, _, said = machine.pit("watch", "--until-empty")
-    assert (code, "jobs/bad" in said) == (5, True)
+    code, _, output = machine.pit("watch", "--until-empty")
+    assert (code, "jobs/bad" in output) == (5, True)
 
 
 def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
@@ -119,11 +119,11 @@ def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
     machine.site("broken", nodes="noodles = ")
     machine.site("near", runs='runs = "x" #')
     machine.site("bare", python="# ")
-    code, out, said = machine.pit("run", "bc.toml")
+    code, out, output = machine.pit("run", "bc.toml")
     assert (code, json.loads(out)["state"]) == (0, "queued")
-    told = {line.split()[1] for line in said.splitlines()}
-    assert {"broken", "near", "bare"} <= told
-    assert not told & {"dark", "faint"}
+    reported = {line.split()[1] for line in output.splitlines()}
+    assert {"broken", "near", "bare"} <= reported
+    assert not reported & {"dark", "faint"}
     for name in ("broken", "near", "bare"):
         assert machine.pit("run", "bc.toml", "--site", name)[0] == 3
 
@@ -132,10 +132,10 @@ def test_whoever_waits_is_told_what_a_tick_finds(machine: Machine) -> None:
     """`run --wait` says at once that its site is silent, and what its job waits for."""
     with machine.start("run", "bc.toml", "--site", "dark", "--wait") as process:
         assert process.stderr
-        told = [process.stderr.readline() for _ in range(2)]
-    assert told[0].startswith("pit: dark: ")
-    assert told[1].startswith("pit: bc-")
-    assert "Connection refused" in told[1]
+        reported = [process.stderr.readline() for _ in range(2)]
+    assert reported[0].startswith("pit: dark: ")
+    assert reported[1].startswith("pit: bc-")
+    assert "Connection refused" in reported[1]
 
 
 @pytest.mark.parametrize("form", ["tsv", "table", "jsonl", "hosts"])

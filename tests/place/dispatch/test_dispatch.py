@@ -176,9 +176,9 @@ def test_ticks_at_once_do_no_harm(env: dict[str, str], tmp_path: Path) -> None:
     (job_id,) = add(tmp_path, env, 1)
     argv = [PIT, "place", "tick"]
     ticks = [subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [tick.communicate(timeout=60)[1] for tick in ticks]
+    output = [tick.communicate(timeout=60)[1] for tick in ticks]
     assert [tick.returncode for tick in ticks] == [0] * 4
-    assert any("another tick is at work" in text for text in said)
+    assert any("another tick is at work" in text for text in output)
     drain(env)
     assert ran(tmp_path) == Counter([job_id])
     assert len(store.find_job(store.queue_dir(), job_id).tickets) == 1
@@ -235,9 +235,9 @@ def test_a_ticket_that_was_taken_back_does_nothing_on_its_nodes(env: dict[str, s
     assert shared_fs.revoke(site, names) == {names[0]: False, names[1]: True}
     _until(lambda: all(shared_fs.ticket_states(site, names)[name].is_over for name in names))
     assert (tmp_path / "ran").read_text() == f"{names[0]} alpha\n"
-    seen = shared_fs.ticket_states(site, names)
-    assert [seen[name].state for name in names] == ["COMPLETED", "FAILED"]
-    assert [grant.is_granted(seen[name].grant) for name in names] == [True, False]
+    observed = shared_fs.ticket_states(site, names)
+    assert [observed[name].state for name in names] == ["COMPLETED", "FAILED"]
+    assert [grant.is_granted(observed[name].grant) for name in names] == [True, False]
     # By the same name nothing is submitted again.
     assert shared_fs.submit_ticket(plan, site, name=names[0]).job_id == refs[0].job_id
 
@@ -255,8 +255,13 @@ def test_a_job_gets_the_best_of_the_free_nodes(env: dict[str, str], tmp_path: Pa
     drain(env)
     assert ran(tmp_path) == Counter([job_id])
     events = (tmp_path / "runs" / f"{job_id}.1" / "events.jsonl").read_text().splitlines()
-    (told,) = [one["detail"] for one in map(json.loads, events) if one["event"] == "topology"]
-    assert (told["by"], told["leaves"], told["is_within"], told["is_released"]) == ("exclude", 1, True, False)
+    (reported,) = [item["detail"] for item in map(json.loads, events) if item["event"] == "topology"]
+    assert (reported["by"], reported["leaves"], reported["is_within"], reported["is_released"]) == (
+        "exclude",
+        1,
+        True,
+        False,
+    )
 
 
 def test_a_job_that_is_put_back_may_start_anywhere(env: dict[str, str], tmp_path: Path) -> None:

@@ -28,19 +28,19 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
 
     def make(free: int, **topologies: str) -> list[str]:
-        asked = [
+        requested = [
             store.make_request(Request(name=name, command="true", time="1m", topology=by), ("a",), user="ada")  # type: ignore[arg-type]
             for name, by in topologies.items()
         ]
-        store.enqueue(store.queue_dir(), asked)
+        store.enqueue(store.queue_dir(), requested)
         decider = planner.Planner(partial(decide, policy=PolicyParams()), store.queue_dir())
         monkeypatch.setattr(decider._offers, "options", lambda job, seen: (OPTION,))
         running = [] if free else [(1e12, 2)]
         pool = PoolState(pool="a/train", units=2, free=free, running=running, max_pending=4)
         world = planner.ClusterView({"a": (Site(name="a"), None)}, {"a/train": pool})  # type: ignore[dict-item]
-        wanted = decider.decide(QueueState(store.queue_dir()), world)
-        assert all(isinstance(submit, Submit) for submit in wanted.submits)
-        return sorted(submit.job_id.partition("-")[0] for submit in wanted.submits)
+        expected = decider.decide(QueueState(store.queue_dir()), world)
+        assert all(isinstance(submit, Submit) for submit in expected.submits)
+        return sorted(submit.job_id.partition("-")[0] for submit in expected.submits)
 
     return make
 
@@ -61,11 +61,11 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
 ) -> None:
     """A fabric that is described wrong, nodes that are named already: that job is refused, and the next is sent."""
     monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
-    asked = [
+    requested = [
         store.make_request(Request(name=name, command="true", time="1m"), ("a",), user="ada")
         for name in ("bad", "good")
     ]
-    store.enqueue(store.queue_dir(), asked)
+    store.enqueue(store.queue_dir(), requested)
     board, sent = QueueState(store.queue_dir()), []
 
     class Hands:
@@ -80,7 +80,7 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
 
     monkeypatch.setattr(options, "make_job_plan", lambda *_: None)
     monkeypatch.setattr(tickets, "backend", lambda site: Hands())
-    wanted = [Submit(job_id=one, pool="a/train") for one in sorted(board.jobs)]
-    tickets.submit_all(board, Site(name="a"), wanted, deadline=math.inf, on_submitted=lambda *_: None)
+    expected = [Submit(job_id=item, pool="a/train") for item in sorted(board.jobs)]
+    tickets.submit_all(board, Site(name="a"), expected, deadline=math.inf, on_submitted=lambda *_: None)
     assert [name.partition("-")[0] for name in sent] == ["good"]
     assert [len(job.refusals) for _, job in sorted(board.jobs.items())] == [1, 0]

@@ -60,7 +60,7 @@ def test_who_had_leave_and_is_unknown_does_not_run_again(
     store.write_mark(job, "lost.1")
     queue_state = QueueState(board.queue_dir)
     tick._apply_lost_marks(queue_state, ())
-    assert [ticket.state for one in queue_state.jobs.values() for ticket in one.tickets] == ["void"]
+    assert [ticket.state for item in queue_state.jobs.values() for ticket in item.tickets] == ["void"]
 
 
 def test_what_a_crash_forgot_runs_again(board: QueueState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,9 +31,9 @@ def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> Non
     """So many jobs that ran so long there."""
     for job in store.enqueue(place, [asked() for _ in range(count)]):
         began = datetime.now(UTC) - timedelta(days=1)
-        for what, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
+        for case, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
             t = timestamps.to_rfc3339(began + timedelta(seconds=after_s))
-            append_entry(job, JournalEntry(t=t, kind=EntryKind(what), ticket=1, pool=pool, state=state))
+            append_entry(job, JournalEntry(t=t, kind=EntryKind(case), ticket=1, pool=pool, state=state))
         store.archive(place, job)
 
 
@@ -59,7 +59,9 @@ def test_speed_counts(place: Path) -> None:
     runtime_history.update(speeds.__getitem__)
     slow = PlacementOption(pool="x/slow", units=1, run_s=72000.0, limit_s=72000.0)
     fast = PlacementOption(pool="x/fast", units=1, run_s=18000.0, limit_s=36000.0)
-    took = {one.pool: runtime_history.expected(asked(), one, speeds.__getitem__).run_s for one in (slow, OPTION, fast)}
+    took = {
+        item.pool: runtime_history.expected(asked(), item, speeds.__getitem__).run_s for item in (slow, OPTION, fast)
+    }
     assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
 
 

@@ -40,17 +40,17 @@ def entry(what: str, n: int = 1, **more: object) -> JournalEntry:
 
 def states(job: QueueJob, *whats: JournalEntry) -> list[str]:
     """The job's state after each entry."""
-    found = []
-    for one in whats:
-        job = fold_entries(job, [one])
-        found.append(job.state)
-    return found
+    actual = []
+    for item in whats:
+        job = fold_entries(job, [item])
+        actual.append(job.state)
+    return actual
 
 
 def test_a_job_is_read_as_it_was_put_in(place: Path, job: QueueJob) -> None:
     """What is asked for survives, and nobody else may read it."""
-    (found,), broken = store.read_jobs(place)
-    assert (found.request, found.state, broken) == (job.request, "queued", [])
+    (queue_jobs,), broken = store.read_jobs(place)
+    assert (queue_jobs.request, queue_jobs.state, broken) == (job.request, "queued", [])
     assert store.find_job(place, job.job_id).request.request == REQUEST
     assert place.stat().st_mode & 0o077 == 0
 
@@ -89,8 +89,8 @@ def test_one_broken_job_hides_no_other(place: Path, job: QueueJob) -> None:
     """A damaged journal is told, and the others are served."""
     (other,) = store.enqueue(place, [store.make_request(REQUEST, ("alpha",), user="ada")])
     (other.path / "journal.jsonl").write_text("garbage\n")
-    found, broken = store.read_jobs(place)
-    assert [one.job_id for one in found] == [job.job_id]
+    queue_jobs, broken = store.read_jobs(place)
+    assert [item.job_id for item in queue_jobs] == [job.job_id]
     assert isinstance(broken[0], DataError)
     assert other.job_id in str(broken[0])
 
@@ -107,14 +107,14 @@ def test_what_is_over_is_put_away_and_still_found(place: Path, job: QueueJob) ->
 
 def test_what_has_long_been_over_is_removed(place: Path) -> None:
     """Of jobs that were put away those go that ended KEEP_S ago; one that ended now stays, and what is no job, too."""
-    made = {}
+    created = {}
     for name, (submitted, ended_days) in {"old": ("20200101", 31), "late": ("20200101", 29), "new": ("", 40)}.items():
         request = store.make_request(REQUEST, ("alpha",), user="ada")
         if submitted:
-            request = msgspec.structs.replace(request, job_id=f"bc-{submitted}-000000-abcde{len(made)}")
+            request = msgspec.structs.replace(request, job_id=f"bc-{submitted}-000000-abcde{len(created)}")
         (job,) = store.enqueue(place, [request])
         store.archive(place, append_entry(job, entry("cancelled", 0)))
-        made[name] = job.job_id
+        created[name] = job.job_id
         ended_s = time.time() - ended_days * 86400
         os.utime(place / "done" / job.job_id / "journal.jsonl", (ended_s, ended_s))
     (place / "done" / "notes").write_text("")
@@ -122,8 +122,8 @@ def test_what_has_long_been_over_is_removed(place: Path) -> None:
     half.mkdir()
     store.prune_archive(place)
     paths = {path.name for path in (place / "done").iterdir()}
-    assert paths == {made["late"], made["new"], "notes"}
-    assert [name for _, name in store.archived(place)] == ["notes", made["late"], made["new"]]
+    assert paths == {created["late"], created["new"], "notes"}
+    assert [name for _, name in store.archived(place)] == ["notes", created["late"], created["new"]]
 
 
 def test_names_that_are_no_job_are_refused(place: Path) -> None:
@@ -171,8 +171,8 @@ def test_what_is_no_job_stops_nobody(place: Path, job: QueueJob) -> None:
     (place / "jobs" / "gone").symlink_to("nowhere")
     (place / "jobs" / "other").mkdir()
     (place / "jobs" / "other" / "job.json").mkdir()
-    found, broken = store.read_jobs(place)
-    assert [one.job_id for one in found] == [job.job_id]
+    queue_jobs, broken = store.read_jobs(place)
+    assert [item.job_id for item in queue_jobs] == [job.job_id]
     assert sorted(error.where.rpartition("jobs/")[2] for error in broken) == ["notes/job.json", "other/job.json"]
 
 

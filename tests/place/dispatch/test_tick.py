@@ -26,62 +26,64 @@ from tests.place.dispatch.fake_backends import SITES, Wait, World, add
 @pytest.mark.parametrize("seed", range(20))
 def test_every_job_runs_once_whatever_happens(world: Callable[..., World], wait: Wait, seed: int) -> None:
     """Ticks are killed, answers lost, sites dark for long, jobs refused or forgotten: none is lost or runs twice."""
-    made = world(seed, 0.15)
-    made.clusters["alpha"].has_files = True
-    job_ids = add(made, 4)
+    fleet = world(seed, 0.15)
+    fleet.clusters["alpha"].has_files = True
+    job_ids = add(fleet, 4)
     for _ in range(40):
-        made.tick()
+        fleet.tick()
         wait(tick.FAILOVER_S)
-        for cluster in made.clusters.values():
+        for cluster in fleet.clusters.values():
             cluster.step()
-        assert max(made.ran.values(), default=0) <= 1
-    made.faults.share = 0.0
+        assert max(fleet.ran.values(), default=0) <= 1
+    fleet.faults.share = 0.0
     for _ in range(60):
-        made.tick()
-        for cluster in made.clusters.values():
+        fleet.tick()
+        for cluster in fleet.clusters.values():
             cluster.step()
-    assert made.ran == Counter(job_ids)
-    assert {store.find_job(made.place, job_id).state for job_id in job_ids} == {"done"}
+    assert fleet.ran == Counter(job_ids)
+    assert {store.find_job(fleet.place, job_id).state for job_id in job_ids} == {"done"}
     # Nothing of ours is left in any queue, and nothing in the folder that every tick reads.
-    assert all(state not in ("PENDING", "RUNNING") for one in made.clusters.values() for _, state in one.jobs.values())
-    assert store.read_jobs(made.place) == ([], [])
+    assert all(
+        state not in ("PENDING", "RUNNING") for item in fleet.clusters.values() for _, state in item.jobs.values()
+    )
+    assert store.read_jobs(fleet.place) == ([], [])
 
 
 def test_a_dark_site_keeps_its_ticket_and_stops_nobody(world: Callable[..., World]) -> None:
     """A ticket whose site is silent is neither moved nor run again until somebody answers for it."""
-    made = world(0, 0.0)
-    (job_id,) = add(made, 1)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
-        types.Submit(job_id=job.job_id, pool="alpha/train" if not made.clusters["alpha"].is_dark else "beta/train")
+    fleet = world(0, 0.0)
+    (job_id,) = add(fleet, 1)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        types.Submit(job_id=job.job_id, pool="alpha/train" if not fleet.clusters["alpha"].is_dark else "beta/train")
         for job in jobs
         if not held
     ]
-    made.tick()
-    made.clusters["alpha"].is_dark = True
-    ticked = made.tick()
+    fleet.tick()
+    fleet.clusters["alpha"].is_dark = True
+    ticked = fleet.tick()
     assert ticked
     assert [row.state for row in ticked.jobs] == ["in-doubt"]
     assert "alpha" in ticked.jobs[0].reason
     assert isinstance(ticked.faults["alpha"], PitError)
-    assert [one.jobs for one in made.clusters.values()][1:] == [{}, {}]
-    store.write_mark(store.find_job(made.place, job_id), "lost.1")
-    made.tick()
-    made.tick()
-    assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{job_id}.2"]
+    assert [item.jobs for item in fleet.clusters.values()][1:] == [{}, {}]
+    store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
+    fleet.tick()
+    fleet.tick()
+    assert [name for name, _ in fleet.clusters["beta"].jobs.values()] == [f"{job_id}.2"]
     # It comes back: the ticket that was given up is ended there.
-    made.clusters["alpha"].is_dark = False
-    made.tick()
-    assert [state for _, state in made.clusters["alpha"].jobs.values()] == ["CANCELLED"]
+    fleet.clusters["alpha"].is_dark = False
+    fleet.tick()
+    assert [state for _, state in fleet.clusters["alpha"].jobs.values()] == ["CANCELLED"]
 
 
 def test_a_number_that_slurm_forgot_may_be_another_s(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """slurmctld crashed, and gave the number of a ticket that it forgot to the next: that one is left to run."""
-    made = world(0, 0.0)
-    job_ids = add(made, 2)
-    alpha, names = made.clusters["alpha"], []
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+    fleet = world(0, 0.0)
+    job_ids = add(fleet, 2)
+    alpha, names = fleet.clusters["alpha"], []
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         types.Submit(job_id=job.job_id, pool="alpha/train")
         for job in jobs
         if job.job_id not in {ticket.job_id for ticket in held}
@@ -95,68 +97,68 @@ def test_a_number_that_slurm_forgot_may_be_another_s(
         return submit(plan, site, name=name)
 
     monkeypatch.setattr(alpha, "submit_ticket", second_is_late)
-    made.tick()
+    fleet.tick()
     assert alpha.jobs == {"1": [names[0], "PENDING"]}
     alpha.jobs = {"1": [names[1], "RUNNING"]}
     alpha.words[names[1]] = "run.1"
     for _ in range(20):
-        made.tick()
+        fleet.tick()
         alpha.step()
     assert alpha.jobs["1"] == [names[1], "COMPLETED"]
-    assert made.ran == Counter(job_ids)
+    assert fleet.ran == Counter(job_ids)
 
 
 def test_a_withdrawn_job_leaves_every_queue(world: Callable[..., World]) -> None:
     """A cancelled job is taken back where it waits and ended where it runs."""
-    made = world(1, 0.0)
-    waiting, running = add(made, 2)
-    made.tick()
-    for cluster in made.clusters.values():
+    fleet = world(1, 0.0)
+    waiting, running = add(fleet, 2)
+    fleet.tick()
+    for cluster in fleet.clusters.values():
         for job_id, job in cluster.jobs.items():
             if job[0].startswith(running):
                 cluster.words[job[0]], job[1] = grant.grant_token(job_id), "RUNNING"
-    made.tick()
+    fleet.tick()
     for job_id in (waiting, running):
-        store.write_mark(store.find_job(made.place, job_id), "cancel")
+        store.write_mark(store.find_job(fleet.place, job_id), "cancel")
     for _ in range(4):
-        made.tick()
-    assert {store.find_job(made.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
-    states = {state for one in made.clusters.values() for _, state in one.jobs.values()}
+        fleet.tick()
+    assert {store.find_job(fleet.place, job_id).state for job_id in (waiting, running)} == {"withdrawn"}
+    states = {state for item in fleet.clusters.values() for _, state in item.jobs.values()}
     assert states == {"CANCELLED"}
 
 
 def test_another_tick_at_work_is_told(world: Callable[..., World]) -> None:
     """The second tick does nothing, and what it shows is the queue as it is."""
-    made = world(2, 0.0)
-    (job_id,) = add(made, 1)
-    with store.tick_lock(made.place):
-        assert made.tick() is None
-    assert [row.job_id for row in watch.read_queue(made.place).jobs] == [job_id]
+    fleet = world(2, 0.0)
+    (job_id,) = add(fleet, 1)
+    with store.tick_lock(fleet.place):
+        assert fleet.tick() is None
+    assert [row.job_id for row in watch.read_queue(fleet.place).jobs] == [job_id]
 
 
 def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -> None:
     """Nobody asks a site that no job needs now: it is shown as it was seen last, and one never seen is not shown."""
-    made = world(0, 0.0)
-    add(made, 1)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+    fleet = world(0, 0.0)
+    add(fleet, 1)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         types.Submit(job_id=job.job_id, pool="beta/train") for job in jobs if not held
     ]
-    made.clusters["alpha"].is_dark = True
-    made.tick()
-    beta = made.clusters["beta"]
+    fleet.clusters["alpha"].is_dark = True
+    fleet.tick()
+    beta = fleet.clusters["beta"]
     for job_id, job in beta.jobs.items():
         beta.words[job[0]], job[1] = grant.grant_token(job_id), "RUNNING"
-    made.tick()
-    made.clusters["alpha"].is_dark = False
-    last = made.tick()
+    fleet.tick()
+    fleet.clusters["alpha"].is_dark = False
+    last = fleet.tick()
     assert last
     assert {row.site: (row.state, bool(row.reason)) for row in last.sites.sites} == {
         "alpha": ("unreachable", True),
         "beta": ("up", False),
         "gamma": ("up", False),
     }
-    (made.place / "sites.json").unlink()
-    last = made.tick()
+    (fleet.place / "sites.json").unlink()
+    last = fleet.tick()
     assert last
     assert [row.site for row in last.sites.sites] == ["beta"]
 
@@ -164,26 +166,26 @@ def test_a_dark_site_that_is_not_asked_stays_dark(world: Callable[..., World]) -
 @pytest.mark.parametrize("left", [b"", b"\0" * 50, b'{"schema":"pit.dispatch-status/1","t":'])
 def test_a_damaged_record_of_what_was_seen_stops_no_tick(world: Callable[..., World], left: bytes) -> None:
     """It is not made durable, so a loss of power may damage it; the tick writes it anew."""
-    made = world(0, 0.0)
-    add(made, 1)
-    (made.place / "sites.json").write_bytes(left)
-    assert made.tick()
-    assert [row.site for row in status.read_site_status(made.place).sites] == ["alpha", "beta", "gamma"]
+    fleet = world(0, 0.0)
+    add(fleet, 1)
+    (fleet.place / "sites.json").write_bytes(left)
+    assert fleet.tick()
+    assert [row.site for row in status.read_site_status(fleet.place).sites] == ["alpha", "beta", "gamma"]
 
 
 def test_watch_tells_each_change_once(world: Callable[..., World]) -> None:
     """A row is told when it is new or not as it was, and once more when the job was put away."""
-    made = world(3, 0.0)
-    add(made, 1)
-    changes, told = watch.ChangedRows(), []
+    fleet = world(3, 0.0)
+    add(fleet, 1)
+    changes, reported = watch.ChangedRows(), []
     for _ in range(20):
-        ticked = made.tick()
+        ticked = fleet.tick()
         assert ticked
-        told += [row.state for row in changes.changed(ticked, made.place) if isinstance(row, status.QueueJobRow)]
-        for cluster in made.clusters.values():
+        reported += [row.state for row in changes.changed(ticked, fleet.place) if isinstance(row, status.QueueJobRow)]
+        for cluster in fleet.clusters.values():
             cluster.step()
-    assert told[-1] == "done"
-    assert told.count("done") == 1
+    assert reported[-1] == "done"
+    assert reported.count("done") == 1
 
 
 def test_near_and_far_have_the_same_hands() -> None:
@@ -194,8 +196,8 @@ def test_near_and_far_have_the_same_hands() -> None:
 
 def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that gives one to all sites in the same moment: one site alone gets it."""
-    made = world(4, 0.0)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+    fleet = world(4, 0.0)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         types.Submit(job_id=job.job_id, pool=option.pool) for job in jobs if not held for option in job.options
     ]
     together = threading.Barrier(len(SITES))
@@ -206,60 +208,60 @@ def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypa
         return intend(*given)
 
     monkeypatch.setattr(reconcile.QueueState, "record_intent", at_once)
-    (job_id,) = add(made, 1)
-    made.tick()
-    names = [name for one in made.clusters.values() for name, _ in one.jobs.values()]
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    names = [name for item in fleet.clusters.values() for name, _ in item.jobs.values()]
     assert names == [f"{job_id}.1"]
 
 
 def test_waits_are_noted(world: Callable[..., World]) -> None:
     """What is foretold of each ticket stands in the site's history, and its end: started, or taken back."""
-    made = world(5, 0.0)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+    fleet = world(5, 0.0)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         types.Submit(job_id=job.job_id, pool=pool)
         for job, pool in zip(jobs, ("alpha/train", "beta/train"), strict=False)
         if not held
     ]
-    job_id, other = sorted(add(made, 2))
-    made.tick()
-    for job_id_there, job in made.clusters["alpha"].jobs.items():
-        made.clusters["alpha"].words[job[0]], job[1] = grant.grant_token(job_id_there), "RUNNING"
-    store.write_mark(store.find_job(made.place, other), "cancel")
-    made.tick()
+    job_id, other = sorted(add(fleet, 2))
+    fleet.tick()
+    for job_id_there, job in fleet.clusters["alpha"].jobs.items():
+        fleet.clusters["alpha"].words[job[0]], job[1] = grant.grant_token(job_id_there), "RUNNING"
+    store.write_mark(store.find_job(fleet.place, other), "cancel")
+    fleet.tick()
     noted = {site: local_history.read_waits(site) for site in ("alpha", "beta")}
-    began, ended = noted["alpha"]
+    began, end = noted["alpha"]
     assert isinstance(began, local_history.WaitPredicted)
     assert (began.job.rpartition(".")[0], began.slurm_s, began.features) == (
         job_id,
         0.0,
         {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
     )
-    assert [(one.job == began.job, one.started) for one in (ended,) if isinstance(one, local_history.WaitEnded)] == [
+    assert [(item.job == began.job, item.started) for item in (end,) if isinstance(item, local_history.WaitEnded)] == [
         (True, True)
     ]
-    assert [getattr(one, "started", None) for one in noted["beta"]] == [None, False]
+    assert [getattr(item, "started", None) for item in noted["beta"]] == [None, False]
 
 
 def test_what_nobody_thought_of_is_the_fault_of_its_site(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tick goes on at the others, and says where it was; the job is found again by the next."""
-    made = world(0, 0.0)
-    job_ids = add(made, 2)
-    made.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+    fleet = world(0, 0.0)
+    job_ids = add(fleet, 2)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
         types.Submit(job_id=job.job_id, pool=f"{name}/train")
         for job, name in zip(jobs, ("alpha", "beta"), strict=False)
         if job.job_id not in {ticket.job_id for ticket in held}
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(made.clusters["alpha"], "submit_ticket", lambda *_, **__: {}["nothing"])
-        ticked = made.tick()
+        patch.setattr(fleet.clusters["alpha"], "submit_ticket", lambda *_, **__: {}["nothing"])
+        ticked = fleet.tick()
     assert ticked is not None
     why = {row.site: row.reason for row in ticked.sites.sites}
     assert "KeyError: 'nothing' (test_tick.py:" in why["alpha"]
-    assert [name for name, _ in made.clusters["beta"].jobs.values()] == [f"{max(job_ids)}.1"]
+    assert [name for name, _ in fleet.clusters["beta"].jobs.values()] == [f"{max(job_ids)}.1"]
     for _ in range(20):
-        made.tick()
-        for cluster in made.clusters.values():
+        fleet.tick()
+        for cluster in fleet.clusters.values():
             cluster.step()
-    assert made.ran == Counter(job_ids)
+    assert fleet.ran == Counter(job_ids)

@@ -32,24 +32,24 @@ def start(made: World, site: str = "alpha") -> None:
 @pytest.mark.parametrize("is_seen_running", [False, True])
 def test_a_mark_that_its_site_answered_is_void(world: Callable[..., World], is_seen_running: bool) -> None:
     """A ticket was given up as lost, and its site answers first: at the next silence the job does not run twice."""
-    made = world(0, 0.0)
-    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
-    first_alpha(made)
-    (job_id,) = add(made, 1)
-    made.tick()
-    start(made)
+    fleet = world(0, 0.0)
+    alpha, beta = fleet.clusters["alpha"], fleet.clusters["beta"]
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    start(fleet)
     if is_seen_running:
-        made.tick()
+        fleet.tick()
     alpha.is_dark = True
-    made.tick()
-    store.write_mark(store.find_job(made.place, job_id), "lost.1")
+    fleet.tick()
+    store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
     alpha.is_dark = False
-    made.tick()
-    assert store.find_job(made.place, job_id).state == "running"
+    fleet.tick()
+    assert store.find_job(fleet.place, job_id).state == "running"
     for _ in range(3):
         alpha.is_dark = True
-        made.tick()
-    assert (beta.jobs, store.find_job(made.place, job_id).declared_lost) == ({}, frozenset())
+        fleet.tick()
+    assert (beta.jobs, store.find_job(fleet.place, job_id).declared_lost) == ({}, frozenset())
     assert [state for _, state in alpha.jobs.values()] == ["RUNNING"]
 
 
@@ -57,13 +57,13 @@ def test_a_mark_is_void_before_the_answer_is_written(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tick that is killed once it has written down what the site answered leaves no mark for the next silence."""
-    made = world(0, 0.0)
-    alpha = made.clusters["alpha"]
-    first_alpha(made)
-    (job_id,) = add(made, 1)
-    made.tick()
-    start(made)
-    store.write_mark(store.find_job(made.place, job_id), "lost.1")
+    fleet = world(0, 0.0)
+    alpha = fleet.clusters["alpha"]
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    start(fleet)
+    store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
     write = reconcile.append_entry
 
     def killed(*given: object) -> None:
@@ -72,67 +72,67 @@ def test_a_mark_is_void_before_the_answer_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(reconcile, "append_entry", killed)
-        assert made.tick() is None
+        assert fleet.tick() is None
     alpha.is_dark = True
-    made.tick()
-    made.tick()
-    assert made.clusters["beta"].jobs == {}
-    assert store.find_job(made.place, job_id).state == "running"
+    fleet.tick()
+    fleet.tick()
+    assert fleet.clusters["beta"].jobs == {}
+    assert store.find_job(fleet.place, job_id).state == "running"
 
 
 def test_a_mark_holds_while_the_site_cannot_say(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """A site that answers and does not know what became of a ticket has answered nothing: the person's word counts."""
-    made = world(0, 0.0)
-    alpha = made.clusters["alpha"]
-    first_alpha(made)
-    (job_id,) = add(made, 1)
-    made.tick()
-    start(made)
-    made.tick()
+    fleet = world(0, 0.0)
+    alpha = fleet.clusters["alpha"]
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    start(fleet)
+    fleet.tick()
     alpha.jobs.clear()
-    store.write_mark(store.find_job(made.place, job_id), "lost.1")
-    made.tick()
-    assert store.find_job(made.place, job_id).tickets[0].state == "void"
+    store.write_mark(store.find_job(fleet.place, job_id), "lost.1")
+    fleet.tick()
+    assert store.find_job(fleet.place, job_id).tickets[0].state == "void"
 
 
 @pytest.mark.parametrize("up_s", [0.0, 10.0, 3600.0])
 def test_a_silence_is_counted_from_its_beginning(world: Callable[..., World], wait: Wait, up_s: float) -> None:
     """However long a site was up: its waiting tickets stay for FAILOVER_S of silence, and go elsewhere then."""
-    made = world(0, 0.0)
-    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
+    fleet = world(0, 0.0)
+    alpha, beta = fleet.clusters["alpha"], fleet.clusters["beta"]
     alpha.has_files = True
-    first_alpha(made)
-    (job_id,) = add(made, 1)
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
     for _ in range(3):
-        made.tick()
+        fleet.tick()
         wait(up_s / 3)
     alpha.is_dark = True
-    made.tick()
+    fleet.tick()
     wait(tick.FAILOVER_S - 5)
-    made.tick()
+    fleet.tick()
     assert (alpha.words, beta.jobs) == ({}, {})
     wait(10)
-    made.tick()
-    made.tick()
+    fleet.tick()
+    fleet.tick()
     assert alpha.words == {f"{job_id}.1": grant.REVOKED}
     assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
 
 
 def test_without_its_files_a_stranded_ticket_stays(world: Callable[..., World], wait: Wait) -> None:
     """Where a site's files are silent, too, nobody knows whether a ticket has begun: it stays until they are there."""
-    made = world(0, 0.0)
-    alpha, beta = made.clusters["alpha"], made.clusters["beta"]
-    first_alpha(made)
-    (job_id,) = add(made, 1)
-    made.tick()
+    fleet = world(0, 0.0)
+    alpha, beta = fleet.clusters["alpha"], fleet.clusters["beta"]
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
     alpha.is_dark = True
     for _ in range(3):
-        made.tick()
+        fleet.tick()
         wait(tick.FAILOVER_S)
     assert beta.jobs == {}
     alpha.has_files = True
-    made.tick()
-    made.tick()
+    fleet.tick()
+    fleet.tick()
     assert [name for name, _ in beta.jobs.values()] == [f"{job_id}.2"]
 
 
@@ -140,44 +140,44 @@ def test_a_new_ticket_has_its_own_patience(
     world: Callable[..., World], wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site came back, was given a ticket by a tick that was killed, and is silent again: that is a new silence."""
-    made = world(0, 0.0)
-    alpha = made.clusters["alpha"]
+    fleet = world(0, 0.0)
+    alpha = fleet.clusters["alpha"]
     alpha.has_files = alpha.is_dark = True
-    first_alpha(made)
-    add(made, 1)
-    made.decide = lambda *_: []  # type: ignore[method-assign]
-    made.tick()
+    first_alpha(fleet)
+    add(fleet, 1)
+    fleet.decide = lambda *_: []  # type: ignore[method-assign]
+    fleet.tick()
     wait(tick.FAILOVER_S * 10)
     alpha.is_dark = False
-    first_alpha(made)
+    first_alpha(fleet)
     with monkeypatch.context() as patch:
         patch.setattr(status, "write_status", lambda *_: (_ for _ in ()).throw(Killed))
-        assert made.tick() is None
+        assert fleet.tick() is None
     assert len(alpha.jobs) == 1
     alpha.is_dark = True
-    made.tick()
+    fleet.tick()
     assert alpha.words == {}
 
 
 def test_a_silence_is_no_time_in_which_nodes_were_asked(world: Callable[..., World], wait: Wait) -> None:
     """What slurmctld forgot may run until it has asked its nodes: the time that it was away itself does not count."""
-    made = world(0, 0.0)
-    alpha = made.clusters["alpha"]
-    first_alpha(made)
-    (job_id,) = add(made, 1)
-    made.tick()
-    start(made)
-    made.tick()
+    fleet = world(0, 0.0)
+    alpha = fleet.clusters["alpha"]
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    start(fleet)
+    fleet.tick()
     answer = alpha.ticket_states
     alpha.ticket_states = lambda site, names: {  # type: ignore[method-assign]
         name: TicketState(FORGOTTEN, "1", "run.1") for name in answer(site, names)
     }
-    made.tick()
+    fleet.tick()
     alpha.is_dark = True
-    made.tick()
+    fleet.tick()
     wait(reconcile.ORPHAN_AFTER_S * 10)
     alpha.is_dark = False
     for is_live, then_s in ((True, reconcile.ORPHAN_AFTER_S / 2), (True, reconcile.ORPHAN_AFTER_S), (False, 0.0)):
-        made.tick()
-        assert store.find_job(made.place, job_id).tickets[0].is_live is is_live
+        fleet.tick()
+        assert store.find_job(fleet.place, job_id).tickets[0].is_live is is_live
         wait(then_s)

@@ -26,11 +26,22 @@ def mine(**values: Any) -> Association:
 
 def test_candidate_that_fits_has_a_plan_and_no_reason(made: Any) -> None:
     """The plan is the one that `pit launch run -` takes, for that partition."""
-    (one,) = candidates(asks(), made.site(), made.snapshot(), "r.toml", "name = 'r'")
-    assert one.fits
-    assert (one.pool, one.units, one.able_nodes, one.total_nodes, one.unhealthy_nodes) == ("x/gpu", 16, 4, 4, 0)
-    assert one.plan
-    assert (one.plan.site, one.plan.partition, one.plan.nodes, one.plan.request_text) == ("x", "gpu", 2, "name = 'r'")
+    (candidate,) = candidates(asks(), made.site(), made.snapshot(), "r.toml", "name = 'r'")
+    assert candidate.fits
+    assert (
+        candidate.pool,
+        candidate.units,
+        candidate.able_nodes,
+        candidate.total_nodes,
+        candidate.unhealthy_nodes,
+    ) == ("x/gpu", 16, 4, 4, 0)
+    assert candidate.plan
+    assert (candidate.plan.site, candidate.plan.partition, candidate.plan.nodes, candidate.plan.request_text) == (
+        "x",
+        "gpu",
+        2,
+        "name = 'r'",
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,9 +77,9 @@ def test_candidate_that_does_not_fit_has_the_reason(
     made: Any, request_: dict[str, Any], site: dict[str, Any], seen: dict[str, Any], reason: str
 ) -> None:
     """Size, type, memory, time, features, names, accounts and QOS: one sentence that says which."""
-    (one,) = candidates(asks(**request_), made.site(**site), made.snapshot(partition=seen))
-    assert not one.fits
-    assert any(reason in said for said in one.reasons), one.reasons
+    (candidate,) = candidates(asks(**request_), made.site(**site), made.snapshot(partition=seen))
+    assert not candidate.fits
+    assert any(reason in text for text in candidate.reasons), candidate.reasons
 
 
 @pytest.mark.parametrize(
@@ -131,9 +142,9 @@ def test_accounting_s_limits_count_where_they_are_enforced(
     site = made.site(tiers={"normal": "normal"})
     standing = made.standing(*rows, qos=tuple(qos))
     run_snapshot = made.snapshot(enforced_limits=("associations", "limits", "qos"), account=standing)
-    (one,) = candidates(asks(account="lab"), site, run_snapshot)
-    assert one.fits == (not reason)
-    assert any(reason in said for said in one.reasons) or not reason, one.reasons
+    (candidate,) = candidates(asks(account="lab"), site, run_snapshot)
+    assert candidate.fits == (not reason)
+    assert any(reason in text for text in candidate.reasons) or not reason, candidate.reasons
     (free,) = candidates(asks(account="lab"), site, made.snapshot(account=standing))
     assert free.fits
 
@@ -156,8 +167,8 @@ def test_the_partition_s_qos_goes_first_unless_the_job_s_goes_over_it(made: Any)
         qos = (other, msgspec.structs.replace(normal, flags=flags), small)
         standing = made.standing(mine(qos=("normal", "small")), qos=qos)
         run_snapshot = made.snapshot(enforced_limits=("limits",), account=standing, partition={"qos": "small"})
-        (one,) = candidates(asks(account="lab"), site, run_snapshot)
-        assert one.reasons == reasons
+        (candidate,) = candidates(asks(account="lab"), site, run_snapshot)
+        assert candidate.reasons == reasons
 
 
 def test_without_an_account_only_slurm_knows_whose_limits_count(made: Any) -> None:
@@ -194,8 +205,8 @@ def test_what_comes_back_by_itself_serves(made: Any) -> None:
     """Maintenance ends and clouds wake their nodes: Slurm says when; a node that is down stays so."""
     flags = [("maintenance",), ("powering_down", "cloud"), ("powered_down",), ("maintenance", "drain")]
     nodes = tuple(made.node(f"n{i}", flags=some) for i, some in enumerate(flags))
-    (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
-    assert (one.fits, one.able_nodes, one.unhealthy_nodes) == (True, 3, 1)
+    (candidate,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
+    assert (candidate.fits, candidate.able_nodes, candidate.unhealthy_nodes) == (True, 3, 1)
 
 
 def test_units_are_those_of_the_pool(made: Any) -> None:
@@ -219,9 +230,9 @@ def test_units_are_those_of_the_pool(made: Any) -> None:
 def test_nodes_that_are_down_do_not_serve(made: Any) -> None:
     """With too few healthy nodes it does not fit, and the reason says what the others are."""
     nodes = (made.node("n1"), made.node("n2", flags=("drain",)), made.node("n3", state="down"), made.node("n4", gpus=7))
-    (one,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
-    assert (one.able_nodes, one.total_nodes, one.unhealthy_nodes) == (1, 4, 2)
-    assert one.reasons == ("1 of 3 nodes can run the job, the others are down, drain",)
+    (candidate,) = candidates(asks(), made.site(), made.snapshot(nodes=nodes))
+    assert (candidate.able_nodes, candidate.total_nodes, candidate.unhealthy_nodes) == (1, 4, 2)
+    assert candidate.reasons == ("1 of 3 nodes can run the job, the others are down, drain",)
     (small,) = candidates(asks(nodes=1), made.site(), made.snapshot(nodes=nodes))
     assert small.fits
 
@@ -230,9 +241,9 @@ def test_a_quota_counts_what_was_used(made: Any) -> None:
     """The request may use up what is left of the GPU hours, not more; unknown use is no free use."""
     site = made.site(place=Place(gpu_hours=100))
     for used, fits in ((68.0, True), (68.5, False)):
-        (one,) = candidates(asks(), site, made.snapshot(account=made.standing(gpu_hours=used)))
-        assert one.fits == fits
-    assert one.reasons == ("quota: 68 of 100 GPU hours used in 30 days, this job may need 32",)
+        (candidate,) = candidates(asks(), site, made.snapshot(account=made.standing(gpu_hours=used)))
+        assert candidate.fits == fits
+    assert candidate.reasons == ("quota: 68 of 100 GPU hours used in 30 days, this job may need 32",)
     (unknown,) = candidates(asks(), site, made.snapshot())
     assert "100 GPU hours: usage unknown" in unknown.reasons[0]
 
@@ -260,6 +271,6 @@ def test_gpus_that_slurm_does_not_count(made: Any) -> None:
 def test_data_that_is_nowhere(made: Any, tmp_path: Path) -> None:
     """A dataset that cannot be found is a reason against every partition, with its path."""
     site = made.site(paths=made.site().paths.__class__(nvme="/nvme"))
-    (one,) = candidates(asks(data={"demo": str(tmp_path / "gone")}), site, made.snapshot())
-    assert one.plan is None
-    assert str(tmp_path / "gone") in one.reasons[-1]
+    (candidate,) = candidates(asks(data={"demo": str(tmp_path / "gone")}), site, made.snapshot())
+    assert candidate.plan is None
+    assert str(tmp_path / "gone") in candidate.reasons[-1]

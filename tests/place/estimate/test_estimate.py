@@ -44,8 +44,8 @@ def asks(**values: Any) -> Request:
 
 
 def one_of(made: Any, seen: Snapshot | None = None, request: Request | None = None, **site: Any) -> Candidate:
-    (one,) = candidates(request or asks(), made.site(**site), seen or made.snapshot())
-    return one
+    (candidate,) = candidates(request or asks(), made.site(**site), seen or made.snapshot())
+    return candidate
 
 
 # The start.
@@ -53,15 +53,15 @@ def one_of(made: Any, seen: Snapshot | None = None, request: Request | None = No
 
 def test_without_history_it_is_what_slurm_said(made: Any) -> None:
     """All three quantiles are the estimate."""
-    said = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, None, [])
-    assert (said.q10_s, said.q50_s, said.q90_s, said.slurm_s) == (5000, 5000, 5000, 5000)
+    output = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, None, [])
+    assert (output.q10_s, output.q50_s, output.q90_s, output.slurm_s) == (5000, 5000, 5000, 5000)
 
 
 def test_others_waits_spread_it(made: Any) -> None:
     """Of jobs like it: the band holds what nine of ten of them waited, unless it starts at once."""
     past = AccountingHistory(jobs=tuple(PastWait("gpu", 2, 3600, float(i), 100.0 * i) for i in range(1, 102)))
-    said = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, past, [])
-    assert (said.q10_s, said.q50_s, said.q90_s) == (1100, 5000, 9100)
+    output = estimate.estimate_wait(one_of(made), 5000.0, made.snapshot(), None, past, [])
+    assert (output.q10_s, output.q50_s, output.q90_s) == (1100, 5000, 9100)
     now = estimate.estimate_wait(one_of(made), 30.0, made.snapshot(), None, past, [])
     assert (now.q10_s, now.q50_s, now.q90_s) == (30, 30, 30)
 
@@ -88,12 +88,12 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
             job, t_s = f"{where}{number}", 1e5 * number
             noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool=where, slurm_s=5000.0, features=features))
             noted.append(local_history.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
-    said = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted)
-    assert said.q50_s == pytest.approx(500, rel=0.05)
-    assert said.basis.endswith("calibrated")
+    output = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted)
+    assert output.q50_s == pytest.approx(500, rel=0.05)
+    assert output.basis.endswith("calibrated")
     past = AccountingHistory(jobs=(PastWait("gpu", 4, 0, 0.0, 5000.0),) * 10)
     both = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, past, noted)
-    assert (said.q10_s, both.q50_s) == (both.q10_s, pytest.approx(math.sqrt(560 * 5060) - 60, rel=0.05))
+    assert (output.q10_s, both.q50_s) == (both.q10_s, pytest.approx(math.sqrt(560 * 5060) - 60, rel=0.05))
     assert estimate.estimate_wait(one_of(made), 30.0, run_snapshot, pool, past, noted).q50_s < 30
     assert estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted[1::2][:4]).q50_s == 5000
 
@@ -102,24 +102,24 @@ def test_a_database_that_does_not_answer_is_asked_for_less(made: Any, monkeypatc
     """14 days, then 7, 3, 1 and 1: not the same question again; the next after an answer is for 14 days."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
     monkeypatch.setattr(accounting_history, "_RETRY_FAILED_S", -1.0)
-    asked: list[str] = []
+    requested: list[str] = []
 
     def batch(_: object, commands: list[list[str]]) -> None:
-        asked.extend(word for word in commands[0] if word.startswith("--starttime"))
+        requested.extend(text for text in commands[0] if text.startswith("--starttime"))
         raise Unreachable("no answer within 5 s")
 
     monkeypatch.setattr(accounting_history, "run_batch", batch)
     for _ in range(5):
         with pytest.raises(Unreachable):
             accounting_history.read_history(made.site(), 10)
-    assert asked == [f"--starttime=now-{days}days" for days in (14, 7, 3, 1, 1)]
+    assert requested == [f"--starttime=now-{days}days" for days in (14, 7, 3, 1, 1)]
 
 
 @pytest.mark.parametrize(("from_h", "starts_h"), [(1.0, 5.0), (0.0, 5.0), (3.0, 0.05)])
 def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: float) -> None:
     """Waits that were short make no start from which a job of two hours would reach into a maintenance window."""
-    seen, now_s = made.snapshot(), time.time()
-    (pool,) = pool_states(seen, (), made.site())
+    start_time, now_s = made.snapshot(), time.time()
+    (pool,) = pool_states(start_time, (), made.site())
     pool = msgspec.structs.replace(pool, maintenance_windows=[(now_s + from_h * 3600, now_s + 5 * 3600)])
     features = estimate.wait_features(one_of(made), pool)
     raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
@@ -128,13 +128,13 @@ def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: floa
         job, t_s = str(number), 1e5 * number
         noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool="x/gpu", slurm_s=raw_s, features=features))
         noted.append(local_history.WaitEnded(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
-    said = estimate.estimate_wait(one_of(made), raw_s, seen, pool, None, noted)
-    for start_s in (said.q10_s, said.q50_s, said.q90_s):
+    output = estimate.estimate_wait(one_of(made), raw_s, start_time, pool, None, noted)
+    for start_s in (output.q10_s, output.q50_s, output.q90_s):
         assert start_s == pytest.approx(starts_h * 3600, abs=60)
     # What others waited there makes no such start either.
     past = AccountingHistory(jobs=(PastWait("gpu", 4, 0, 0.0, 180.0),) * 10)
-    said = estimate.estimate_wait(one_of(made), raw_s, seen, pool, past, [])
-    assert said.q10_s == pytest.approx(starts_h * 3600, abs=60)
+    output = estimate.estimate_wait(one_of(made), raw_s, start_time, pool, past, [])
+    assert output.q10_s == pytest.approx(starts_h * 3600, abs=60)
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def test_a_full_account_waits_for_its_own_jobs(made: Any, now_s: float) -> None:
     ]
     jobs = (made.job("1", node_list="n1", end=end), made.job("2", node_list="n2"), made.job("3", account="infra"))
     run_snapshot = made.snapshot(enforced_limits=("limits",), account=made.standing(*rows), jobs=jobs)
-    said = estimate.estimate_wait(one_of(made, run_snapshot, asks(account="lab")), 0.0, run_snapshot, None, None, [])
-    assert said.q50_s == 3600
-    assert "a limit of the account" in said.basis
+    output = estimate.estimate_wait(one_of(made, run_snapshot, asks(account="lab")), 0.0, run_snapshot, None, None, [])
+    assert output.q50_s == 3600
+    assert "a limit of the account" in output.basis
     assert (
         estimate.estimate_wait(
             one_of(made, run_snapshot, asks(account="lab", nodes=1)), 0.0, run_snapshot, None, None, []
@@ -180,8 +180,8 @@ def test_a_full_qos_waits_for_whoever_is_in_it(made: Any, now_s: float) -> None:
         association = Association(cluster="x", account="lab", user="me")
         standing = made.standing(association, *rows, qos=(Qos(qos="normal", **qos),))
         run_snapshot = made.snapshot(enforced_limits=("limits",), account=standing, jobs=jobs)
-        (one,) = candidates(asks(account="lab"), site, run_snapshot)
-        return estimate.estimate_wait(one, 0.0, run_snapshot, None, None, []).q50_s
+        (candidate,) = candidates(asks(account="lab"), site, run_snapshot)
+        return estimate.estimate_wait(candidate, 0.0, run_snapshot, None, None, []).q50_s
 
     assert wait_s() == 0
     assert wait_s(grp_tres={"gres/gpu": "24"}) == 1800
@@ -210,9 +210,11 @@ def test_a_start_is_on_our_clock(
     made: Any, home: Path, monkeypatch: pytest.MonkeyPatch, now_s: float, in_s: float, skew_s: float, expected: float
 ) -> None:
     """Slurm says it on the cluster's clock, which may be ahead of ours; what was due by now is due now."""
-    at = datetime.fromtimestamp(now_s + in_s, UTC)
-    said = f"sbatch: Job 7 to start at {at:%Y-%m-%dT%H:%M:%S} using 2 processors on nodes n[1-2] in partition gpu"
-    put_on_path(home, monkeypatch, "sbatch", f"echo '{said}' >&2")
+    position = datetime.fromtimestamp(now_s + in_s, UTC)
+    output = (
+        f"sbatch: Job 7 to start at {position:%Y-%m-%dT%H:%M:%S} using 2 processors on nodes n[1-2] in partition gpu"
+    )
+    put_on_path(home, monkeypatch, "sbatch", f"echo '{output}' >&2")
     start = estimate.query_start(one_of(made), made.snapshot(skew_s=skew_s), 10)
     assert start == expected
 
@@ -329,10 +331,10 @@ def test_options_are_one_for_the_same_nodes(made: Any) -> None:
     run_snapshot = msgspec.structs.replace(run_snapshot, partitions=(*run_snapshot.partitions, twin))
     site = made.site()
     site = msgspec.structs.replace(site, partitions={"gpu": site.partitions["gpu"], "twin": site.partitions["gpu"]})
-    found = candidates(asks(), site, run_snapshot)
-    assert [one.fits for one in found] == [True, True]
-    works = estimate.estimate_runs(asks(), found, {})
-    (option,) = estimate.placement_options(found, works, {"x/gpu": DataTransfer(bytes=9, wall_s=3.0)})
+    candidate = candidates(asks(), site, run_snapshot)
+    assert [item.fits for item in candidate] == [True, True]
+    works = estimate.estimate_runs(asks(), candidate, {})
+    (option,) = estimate.placement_options(candidate, works, {"x/gpu": DataTransfer(bytes=9, wall_s=3.0)})
     assert (option.pool, option.units, option.run_s, option.limit_s, option.stage_s) == ("x/gpu", 16, 7200, 7200, 3)
     assert estimate.placement_options(candidates(asks(nodes=5), site, run_snapshot), {}, {}) == ()
 
@@ -340,10 +342,14 @@ def test_options_are_one_for_the_same_nodes(made: Any) -> None:
 def test_offers_leave_out_whoever_cannot_say_what_is_there(made: Any) -> None:
     """Only what fits, at sites that answer; a site on this machine's storage is not even asked."""
     placement_request = PlacementRequest(request=asks())
-    seen, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
-    sites = [(made.site(name="a"), seen), (made.site(name="b"), small), (made.site(name="c", gpu={"speed": 2.0}), seen)]
-    found = options_from_snapshots(placement_request, sites, timeout_s=5).options
-    assert [(one.pool, one.run_s, one.units) for one in found] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
+    observed, small = made.snapshot(), made.snapshot(nodes=(made.node("n1"),))
+    sites = [
+        (made.site(name="a"), observed),
+        (made.site(name="b"), small),
+        (made.site(name="c", gpu={"speed": 2.0}), observed),
+    ]
+    actual = options_from_snapshots(placement_request, sites, timeout_s=5).options
+    assert [(item.pool, item.run_s, item.units) for item in actual] == [("a/gpu", 7200, 16), ("c/gpu", 3600, 16)]
 
 
 def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +357,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
 
     def row(job: str, started_ago_h: float, ran_h: float, tracked: str) -> str:
         start = f"{datetime.now(UTC) - timedelta(hours=started_ago_h):%Y-%m-%dT%H:%M:%S}"
-        known = {
+        reference = {
             "JobID": job,
             "JobIDRaw": job,
             "State": "COMPLETED",
@@ -362,7 +368,7 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
             "Partition": "gpu",
             "AllocTRES": tracked,
         }
-        return "|".join(known.get(name, "") for name in ACCOUNTING_FORMAT)
+        return "|".join(reference.get(name, "") for name in ACCOUNTING_FORMAT)
 
     month_h = 30 * 24.0
     rows = [
@@ -378,10 +384,10 @@ def test_gpu_hours_are_those_of_the_last_month(made: Any, home: Path, monkeypatc
     put_on_path(home, monkeypatch, "id", "echo ada")  # a container may have no name for us
     ours = "".join(f"x|lab|{user}||normal|normal|||||\n" for user in ("", "$(id -un)", "somebody"))
     put_on_path(home, monkeypatch, "sacctmgr", f'case "$*" in *assoc*) printf "{ours}" ;; esac')
-    found = account_limits.query_account_limits(made.site(), make_transport(made.site(), 10))
-    assert found.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
-    assert [row.user for row in found.associations] == ["", found.user]
-    assert found.groups
+    actual = account_limits.query_account_limits(made.site(), make_transport(made.site(), 10))
+    assert actual.gpu_hours == pytest.approx(4 * 2 + 16 * 1 + 10 * 3, abs=0.1)
+    assert [row.user for row in actual.associations] == ["", actual.user]
+    assert actual.groups
 
 
 def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
@@ -415,15 +421,15 @@ def test_data_is_where_its_manifest_says(far: Any, tmp_path: Path, monkeypatch: 
         version = manifest.version_of(text)
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_bytes(text)
-        there = tmp_path / "far" / name / version
+        target = tmp_path / "far" / name / version
         if name != "none":
-            there.mkdir(parents=True)
-            (there / "manifest.json").write_bytes(text if name == "demo" else text[:-1])
+            target.mkdir(parents=True)
+            (target / "manifest.json").write_bytes(text if name == "demo" else text[:-1])
         data.append(
             StagedDataset(name=f"d{number}", source=str(tmp_path / name), version=version, bytes=number * 100 << 20)
         )
-    for one in data:  # on the far side there is no such folder
-        assert data_transfer.candidate_paths(site, one)[0] == one.source
+    for item in data:  # on the far side there is no such folder
+        assert data_transfer.candidate_paths(site, item)[0] == item.source
     monkeypatch.setattr(
         data_transfer, "candidate_paths", lambda *asked, places=data_transfer.candidate_paths: places(*asked)[1:]
     )

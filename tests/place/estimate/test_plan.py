@@ -55,9 +55,9 @@ def test_the_free_cluster_is_before_the_busy_one(far: Any, busy: Client) -> None
     (far.folder / "r.toml").write_text(HELLO.format(8, "2m"))
     done = far.pit("place", "plan", "r.toml", "--site", "alpha", "--site", "beta", "--max-age", "0s")
     assert done.returncode == 0, done.stderr
-    said = {(row["site"], row["partition"]): row for row in rows(done)}
-    assert len(said) == 4
-    beta, best = said["beta", "train"], rows(done)[0]
+    output = {(row["site"], row["partition"]): row for row in rows(done)}
+    assert len(output) == 4
+    beta, best = output["beta", "train"], rows(done)[0]
     assert best["site"] == "alpha"
     assert 60 < beta["start_q50_s"] - best["start_q50_s"] < 200
     assert beta["done_s"] == pytest.approx(beta["start_q50_s"] + 120, abs=1)
@@ -105,11 +105,11 @@ def test_a_site_that_makes_no_sense_is_skipped(far: Any, asked: Path, host: str)
     far.site("odd", host)
     done = far.pit("place", "plan", str(asked), "--site", "odd", "--site", "alpha", "--timeout", "6s")
     assert done.returncode == 0, done.stderr
-    said = rows(done)
-    assert [row["site"] for row in said] == ["alpha", "alpha", "odd"]
-    assert (said[2]["rank"], said[2]["partition"]) == (0, "")
-    assert said[2]["reason"].startswith("skipped: ")
-    assert ("no answer within" in said[2]["reason"]) == (host == "dark")
+    output = rows(done)
+    assert [row["site"] for row in output] == ["alpha", "alpha", "odd"]
+    assert (output[2]["rank"], output[2]["partition"]) == (0, "")
+    assert output[2]["reason"].startswith("skipped: ")
+    assert ("no answer within" in output[2]["reason"]) == (host == "dark")
     assert "odd is skipped" in done.stderr
 
 
@@ -136,11 +136,11 @@ def test_what_did_not_answer_in_time_may_fit_later(far: Any, asked: Path) -> Non
 
     hosts = ("closed", "drip", "slow")
     with ThreadPoolExecutor(len(hosts)) as pool:  # each is waited for to the end of its time
-        said = dict(zip(hosts, pool.map(plan, hosts), strict=True))
-    for host, done in said.items():
+        output = dict(zip(hosts, pool.map(plan, hosts), strict=True))
+    for host, done in output.items():
         assert (done.returncode, done.stdout) == (75, ""), host
         assert "hello fits none of what has answered" in done.stderr, host
-    slow = said["slow"].stderr  # one by one, though it is silent to all of them
+    slow = output["slow"].stderr  # one by one, though it is silent to all of them
     assert slow.count("pit: odd-slow/") == 2
     assert "no answer within" in slow
 
@@ -180,26 +180,26 @@ def survey(made: Any, *said: tuple[str, float, float, float, float, float]) -> P
     from pitools.launch.request import Request
     from pitools.place.estimate.candidates import candidates
 
-    found: list[Candidate] = []
+    actual: list[Candidate] = []
     estimates = {}
     for name, wait_s, copy_s, run_s, loss_s, cost in said:
-        (one,) = candidates(Request(name="r", command="true"), made.site(name=name), made.snapshot())
+        (candidate,) = candidates(Request(name="r", command="true"), made.site(name=name), made.snapshot())
         start = WaitEstimate(q10_s=wait_s / 2, q50_s=wait_s, q90_s=wait_s * 2, slurm_s=wait_s, basis="Slurm's estimate")
         work = RunEstimate(run_s=run_s, loss_s=loss_s, p_fail=0.25, cost=cost, basis="its time limit")
-        found.append(one)
+        actual.append(candidate)
         missing = DataTransfer(bytes=int(copy_s), wall_s=copy_s)
-        estimates[one.pool] = CandidateEstimate(wait=start, run=work, transfer=missing)
+        estimates[candidate.pool] = CandidateEstimate(wait=start, run=work, transfer=missing)
     unfit = Candidate(site=made.site(name="u"), partition="gpu", reasons=("too small", "too slow"))
     skipped_site = SkippedSite(site="d", reason="no answer")
-    return PlacementPlan(candidates=(*found, unfit), estimates=estimates, skipped=(skipped_site,), notes=())
+    return PlacementPlan(candidates=(*actual, unfit), estimates=estimates, skipped=(skipped_site,), notes=())
 
 
 def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
     """What takes it longer, the longest first, and what takes less; what does not fit; what was skipped."""
-    found = survey(
+    actual = survey(
         made, ("a", 0, 0, 3600, 0, 5), ("b", 0, 0, 3600, 0, 7), ("c", 7200, 0, 1800, 0, 0), ("e", 60, 9000, 3600, 90, 0)
     )
-    why = {row.site: row.reason for row in report.rank_candidates(found)}
+    why = {row.site: row.reason for row in report.rank_candidates(actual)}
     assert why == {
         "a": "earliest end; start: Slurm's estimate, run: its time limit",
         "b": "as good as a/gpu, but costs 2.00 more",
@@ -212,8 +212,8 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
 
 def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Durations as people say them; what does not fit only where it is explained."""
-    found = report.rank_candidates(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
-    lines = list(report.plan_table(found, all_candidates=False))
+    candidate = report.rank_candidates(survey(made, ("a", 0, 0, 200_000, 0, 5), ("b", 5400, 3600, 45, 0, 0)))
+    lines = list(report.plan_table(candidate, all_candidates=False))
     assert lines[0].split() == [
         "RANK",
         "SITE",
@@ -262,13 +262,13 @@ def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) ->
         "25.0%",
     ]
     assert len(lines) == 3
-    everything = list(report.plan_table(found, all_candidates=True))
+    everything = list(report.plan_table(candidate, all_candidates=True))
     assert everything[-1].split()[:3] == ["-", "d", "-"]
-    narrow = list(report.plan_table(found, all_candidates=True, width=80))
+    narrow = list(report.plan_table(candidate, all_candidates=True, width=80))
     assert max(map(len, narrow)) <= 80
     assert [line.split(":")[0] for line in narrow[3:] if line[0] != " "] == ["a/gpu", "b/gpu", "u/gpu", "d/-"]
     with Output("jsonl") as out:
-        out(found[0])
+        out(candidate[0])
     assert capsys.readouterr().out.startswith(
         '{"schema":"pit.ranked-candidate/1","rank":1,"site":"a","partition":"gpu",'
     )

@@ -22,8 +22,13 @@ def write_run(root: Path, number: int, *, steps: int = 50, wall_s: float = 0.5, 
     run = root / f"r-20260101-00000{number}-abc{number}"
     folder = run / "attempts" / "0"
     folder.mkdir(parents=True)
-    known = {"name": "r", "site": "x", "job": {"nodes": 2, "partition": "gpu"}, "request": {"args": {"steps": steps}}}
-    (run / "plan.json").write_text(json.dumps({**known, **plan}))
+    reference = {
+        "name": "r",
+        "site": "x",
+        "job": {"nodes": 2, "partition": "gpu"},
+        "request": {"args": {"steps": steps}},
+    }
+    (run / "plan.json").write_text(json.dumps({**reference, **plan}))
     for rank in range(4):
         log = StepLog(folder / "steps", rank)
         for step in range(steps):

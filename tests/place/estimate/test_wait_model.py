@@ -18,14 +18,14 @@ def teach(
     waits: WaitModel, count: int, wait_s, *, features: WaitFeatures = LIKE, raw_s: float = RAW_S
 ) -> list[Quantiles]:
     """Jobs one after another, each told what is known before it; returns what was said to those who were told."""
-    said = []
+    output = []
     for number in range(count):
         now_s = 1e6 * (number + 1)
         prediction = waits.predict(now_s, raw_s, features)
         waits.add_submission(str(number), now_s, raw_s, features, prediction)
         waits.add_start(str(number), now_s + wait_s(number))
-        said += [prediction] if prediction else []
-    return said
+        output += [prediction] if prediction else []
+    return output
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -53,19 +53,19 @@ def test_nine_in_ten(seed: int) -> None:
     """Of waits drawn from one distribution 80 ± 5 % fall between q10 and q90, and the quantiles never cross."""
     draw = random.Random(seed)
     drawn = [min(RAW_S, draw.lognormvariate(7, 1.2)) for _ in range(1500)]
-    said = teach(WaitModel(), len(drawn), lambda number: drawn[number])
-    assert all(0 <= one.q10 <= one.q50 <= one.q90 for one in said)
-    inside = sum(one.q10 <= actual <= one.q90 for one, actual in zip(said, drawn[-len(said) :], strict=True))
-    assert 0.75 <= inside / len(said) <= 0.85
+    output = teach(WaitModel(), len(drawn), lambda number: drawn[number])
+    assert all(0 <= item.q10 <= item.q50 <= item.q90 for item in output)
+    inside = sum(item.q10 <= actual <= item.q90 for item, actual in zip(output, drawn[-len(output) :], strict=True))
+    assert 0.75 <= inside / len(output) <= 0.85
 
 
 def test_coverage_comes_back_after_a_change() -> None:
     """When waits grow tenfold overnight, the band holds them again before long."""
     draw = random.Random(5)
     drawn = [draw.lognormvariate(5, 0.5) * (10 if number >= 600 else 1) for number in range(1200)]
-    said = teach(WaitModel(), len(drawn), lambda number: drawn[number])
-    last = list(zip(said, drawn[-len(said) :], strict=True))[-200:]
-    assert sum(one.q10 <= actual <= one.q90 for one, actual in last) / len(last) > 0.7
+    output = teach(WaitModel(), len(drawn), lambda number: drawn[number])
+    last = list(zip(output, drawn[-len(output) :], strict=True))[-200:]
+    assert sum(item.q10 <= actual <= item.q90 for item, actual in last) / len(last) > 0.7
 
 
 def test_who_still_waits_counts() -> None:
@@ -127,8 +127,8 @@ def test_a_band_that_missed_goes_lower_too() -> None:
 def test_who_is_withdrawn_teaches_nothing() -> None:
     """A job that left the queue unstarted is forgotten, and its later start is nobody's."""
     waits, other = WaitModel(), WaitModel()
-    for one in (waits, other):
-        teach(one, 50, lambda _: 600.0)
+    for item in (waits, other):
+        teach(item, 50, lambda _: 600.0)
     waits.add_submission("gone", 2e9, RAW_S, LIKE, None)
     waits.remove("gone")
     waits.add_start("gone", 2e9 + 5)
@@ -154,8 +154,8 @@ def test_similar_jobs_weigh_most() -> None:
 def test_what_others_waited_counts_too() -> None:
     """Half-way between both, as factors; whoever is among those that never waited keeps the lower quantile."""
     learnt = Quantiles(10.0, 100.0, 40_000.0)
-    said = combine(learnt, (200.0, 100.0, 400.0))
-    assert said == pytest.approx((10, 100, math.sqrt(40_060 * 460) - 60))
+    output = combine(learnt, (200.0, 100.0, 400.0))
+    assert output == pytest.approx((10, 100, math.sqrt(40_060 * 460) - 60))
     assert combine(learnt, learnt) == pytest.approx(learnt)
     lower = combine(learnt, (0.0, 0.0, 0.0))
     assert lower.q10 < 10
@@ -210,18 +210,18 @@ KEPT = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
 @pytest.mark.parametrize("now_s", [-1e12, 1e6])
 def test_no_history_breaks_it(raw_s: float, past_s: float, wait_s: float, now_s: float) -> None:
     """All alike, huge, less than nothing, a clock that runs backwards: numbers, in order, and none below 0."""
-    said = calibrate(raw_s, KEPT | {"ahead": -5.0}, _noted(60, past_s, wait_s, open_jobs=5), now_s)
-    assert said
-    assert 0 <= said.q10 <= said.q50 <= said.q90
+    output = calibrate(raw_s, KEPT | {"ahead": -5.0}, _noted(60, past_s, wait_s, open_jobs=5), now_s)
+    assert output
+    assert 0 <= output.q10 <= output.q50 <= output.q90
 
 
 def test_jobs_whose_end_nobody_noted_are_forgotten() -> None:
     """Thousands of them neither raise the forecast for ever nor cost time; for two weeks they are waited for."""
     lines = _noted(200, 1000.0, 100.0, open_jobs=3000)
-    known = calibrate(1000.0, KEPT, lines, 16 * 86400.0)
-    assert known == calibrate(1000.0, KEPT, _noted(200, 1000.0, 100.0), 16 * 86400.0)
-    assert known
-    assert known.q90 < 1000
+    reference = calibrate(1000.0, KEPT, lines, 16 * 86400.0)
+    assert reference == calibrate(1000.0, KEPT, _noted(200, 1000.0, 100.0), 16 * 86400.0)
+    assert reference
+    assert reference.q90 < 1000
     waiting = calibrate(1000.0, KEPT, lines, 13 * 86400.0)
     assert waiting
     assert waiting.q90 > 86400

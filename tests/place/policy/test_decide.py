@@ -75,9 +75,9 @@ def worlds(
         free = rng.randint(0, units)
         running, left = [], units - free
         while left:
-            held = rng.randint(1, left)
-            running.append((now + rng.uniform(-1, 50) * HOUR_S, held))
-            left -= held
+            value = rng.randint(1, left)
+            running.append((now + rng.uniform(-1, 50) * HOUR_S, value))
+            left -= value
         pools |= pool(
             name, units=units, free=free, running=sorted(running), tickets=rng.randint(0, 4), is_dark=rng.random() < 0.2
         )
@@ -93,11 +93,11 @@ def worlds(
         for number in range(draw(st.integers(0, 40)))
     ]
     tickets: list[Ticket] = []
-    for one in jobs:
-        option = rng.choice(one.options)
-        known = pools.get(option.pool)
-        if known and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < known.max_pending:
-            tickets.append(Ticket(job_id=one.job_id, pool=option.pool, submitted_s=now - rng.uniform(0, 2) * HOUR_S))
+    for item in jobs:
+        option = rng.choice(item.options)
+        reference = pools.get(option.pool)
+        if reference and rng.random() < 0.2 and sum(t.pool == option.pool for t in tickets) < reference.max_pending:
+            tickets.append(Ticket(job_id=item.job_id, pool=option.pool, submitted_s=now - rng.uniform(0, 2) * HOUR_S))
     policy = PolicyParams(
         max_slowdown=rng.choice([1.0, 2.0, 1e9]),
         reserve=rng.randint(0, 3),
@@ -120,19 +120,19 @@ def test_rules_hold_in_any_world(
     assert decide(now, jobs, pools, tickets, policy, columns) == moves
     assert decide(now, jobs, dict(reversed(pools.items())), tickets, policy, columns) == moves
     bound = {ticket.job_id for ticket in tickets}
-    known = {one.job_id: {option.pool: option for option in one.options} for one in jobs}
+    reference = {item.job_id: {option.pool: option for option in item.options} for item in jobs}
     assert not any(pools[move.pool].is_unreachable for move in moves)
     for move in moves:
         if isinstance(move, Withdraw):
             assert (move.job_id, move.pool) in {(ticket.job_id, ticket.pool) for ticket in tickets}
         else:
             assert move.job_id not in bound
-            assert known[move.job_id][move.pool].units <= pools[move.pool].units
-    counts = [sum(job_id == one.job_id for job_id, _ in placed(moves)) for one in jobs]
+            assert reference[move.job_id][move.pool].units <= pools[move.pool].units
+    counts = [sum(job_id == item.job_id for job_id, _ in placed(moves)) for item in jobs]
     assert max(counts, default=0) <= 1
     for name, seen in pools.items():
         here = [move for move in moves if isinstance(move, Submit) and move.pool == name]
-        started = [known[move.job_id][name].units for move in here if move.reason == "starts now"]
+        started = [reference[move.job_id][name].units for move in here if move.reason == "starts now"]
         assert sum(started) <= seen.free
         waits = sum(ticket.pool == name for ticket in tickets) + len(here) - len(started)
         assert len(here) == len(started) or waits <= seen.max_pending
@@ -145,10 +145,10 @@ def test_a_higher_tier_is_served_first(
 ) -> None:
     """What the highest tier gets does not change when the lower ones are taken out of the queue."""
     now, jobs, pools, _, _ = world
-    above = {one.job_id for one in jobs if one.tier == 1}
+    above = {item.job_id for item in jobs if item.tier == 1}
     reserve = PolicyParams(reserve=0, starvation_s=inf, max_slowdown=1e9)
     both = [move for move in placed(decide(now, jobs, pools, [], reserve)) if move[0] in above]
-    alone = placed(decide(now, [one for one in jobs if one.tier == 1], pools, [], reserve))
+    alone = placed(decide(now, [item for item in jobs if item.tier == 1], pools, [], reserve))
     assert both == alone
 
 
@@ -219,15 +219,15 @@ def test_a_ticket_moves_only_when_that_pays_and_not_at_once() -> None:
     """It is withdrawn for a pool that could start it now, unless the gain is small or it was only just placed."""
     one = job("j", units=8, run_s=HOUR_S)
     ticket = [Ticket(job_id="j", pool="slow", submitted_s=-HOUR_S)]
-    there = pool("slow", free=0, running=[(10 * HOUR_S, 8)])
-    moves = decide(0.0, [one], there | pool("fast"), ticket, PolicyParams())
+    target = pool("slow", free=0, running=[(10 * HOUR_S, 8)])
+    moves = decide(0.0, [one], target | pool("fast"), ticket, PolicyParams())
     assert [(move.job_id, move.pool) for move in moves if isinstance(move, Withdraw)] == [("j", "slow")]
     assert not placed(moves)
-    assert decide(0.0, [one], there | pool("fast", free=4), ticket, PolicyParams()) == []
-    assert decide(0.0, [one], there | pool("fast", is_dark=True), ticket, PolicyParams()) == []
-    assert decide(0.0, [one], there | pool("fast"), ticket, PolicyParams(hysteresis=1000.0)) == []
+    assert decide(0.0, [one], target | pool("fast", free=4), ticket, PolicyParams()) == []
+    assert decide(0.0, [one], target | pool("fast", is_dark=True), ticket, PolicyParams()) == []
+    assert decide(0.0, [one], target | pool("fast"), ticket, PolicyParams(hysteresis=1000.0)) == []
     fresh = [Ticket(job_id="j", pool="slow", submitted_s=-60.0)]
-    assert decide(0.0, [one], there | pool("fast"), fresh, PolicyParams()) == []
+    assert decide(0.0, [one], target | pool("fast"), fresh, PolicyParams()) == []
 
 
 @given(st.integers(0, 2**32))

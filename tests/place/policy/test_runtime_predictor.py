@@ -15,8 +15,8 @@ HOUR_S = 3600.0
 
 def taught(*runs: tuple[JobFeatures, float]) -> RuntimePredictor:
     predictor = RuntimePredictor()
-    for known, run_s in runs:
-        predictor.add_run(known, run_s)
+    for reference, run_s in runs:
+        predictor.add_run(reference, run_s)
     return predictor
 
 

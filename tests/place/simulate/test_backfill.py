@@ -31,24 +31,26 @@ class Plain:
 
     def startable(self, now: float) -> list[QueueEntry]:
         started: list[QueueEntry] = []
-        while found := self.next_one(now):
-            self.queue.remove(found)
-            self.running.append((now + found[4], found[2], found[3]))
-            started.append(found)
+        while actual := self.next_one(now):
+            self.queue.remove(actual)
+            self.running.append((now + actual[4], actual[2], actual[3]))
+            started.append(actual)
         return started
 
     def next_one(self, now: float) -> QueueEntry | None:
-        seen = sorted(self.queue)[: self.depth]
+        observed = sorted(self.queue)[: self.depth]
         free = self.units - sum(units for _, _, units in self.running)
-        if not seen:
+        if not observed:
             return None
-        first = seen[0]
+        first = observed[0]
         if self.may_start(first, free, now):
             return first
-        shadow = min(at for at in (now, *(one[0] for one in self.running)) if self.free_at(at) >= first[3])
+        shadow = min(
+            position for position in (now, *(item[0] for item in self.running)) if self.free_at(position) >= first[3]
+        )
         opens = self.opens(shadow, first[4])
         spare = self.free_at(opens) - first[3]
-        for entry in seen[1:]:
+        for entry in observed[1:]:
             if self.may_start(entry, free, now) and (now + entry[4] <= opens or entry[3] <= spare):
                 return entry
         return None
@@ -66,24 +68,24 @@ def compare(rng: random.Random) -> None:
     closed = [(begin, begin + rng.randint(1, 20)) for begin in begins]
     ours, plain, now = Backfill(units, depth, closed), Plain(units, depth, closed), 0.0
     for number in range(80):
-        what = rng.choice(("put", "put", "put", "withdraw", "end", "later", "later"))
-        if what == "put":
+        value = rng.choice(("put", "put", "put", "withdraw", "end", "later", "later"))
+        if value == "put":
             entry = (-rng.choice((0, 0, 0, 1)), number, number, rng.randint(1, units), float(rng.randint(1, 25)))
             ours.enqueue(entry)
             plain.queue.append(entry)
-        elif what == "withdraw" and plain.queue:
+        elif value == "withdraw" and plain.queue:
             entry = rng.choice(plain.queue)
             ours.withdraw(entry)
             plain.queue.remove(entry)
-        elif what == "end" and plain.running:
+        elif value == "end" and plain.running:
             end, job, held = rng.choice(plain.running)
             ours.release(job, held, end)
             plain.running.remove((end, job, held))
-        elif what == "later":
+        elif value == "later":
             moments = [end for end, _, _ in plain.running] + [float(end) for _, end in closed if end > now]
             now = min([now + rng.choice((1, 2, 5)), *moments])
             ours.is_stale |= now in [end for _, end in closed]
-            for end, job, held in [one for one in plain.running if one[0] == now]:
+            for end, job, held in [item for item in plain.running if item[0] == now]:
                 ours.release(job, held, end)
                 plain.running.remove((end, job, held))
         assert sorted(ours.startable(now)) == sorted(plain.startable(now))

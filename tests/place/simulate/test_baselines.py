@@ -87,18 +87,18 @@ def test_a_policy_is_told_of_speeds_and_closed_windows() -> None:
     """Run times and limits are those of the pool; in a window nothing is free before its end, after it all is."""
     plain = scenario(8)
     pool = msgspec.structs.replace(plain.pools[0], speed=2.0, maintenance_windows=((0.0, 100.0),))
-    seen: list[tuple[float, float, float, int, list[tuple[float, int]]]] = []
+    observed: list[tuple[float, float, float, int, list[tuple[float, int]]]] = []
 
     def policy(
         now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
     ) -> list[object]:
         option = jobs[0].options[0]
-        seen.append((now_s, option.run_s, option.limit_s, pools["a"].free, list(pools["a"].running)))
+        observed.append((now_s, option.run_s, option.limit_s, pools["a"].free, list(pools["a"].running)))
         return []
 
     world = msgspec.structs.replace(plain, pools=(pool,))
     engine.simulate(trace((10, 4, 50, 80)), world, policy, tick_s=0)  # type: ignore[arg-type]
-    assert seen == [(10, 40, 40, 0, [(100, 8)]), (100, 40, 40, 8, [])]
+    assert observed == [(10, 40, 40, 0, [(100, 8)]), (100, 40, 40, 8, [])]
 
 
 def test_a_job_that_ran_beyond_its_limit_had_a_longer_one() -> None:
@@ -110,15 +110,15 @@ def test_a_job_that_ran_beyond_its_limit_had_a_longer_one() -> None:
 
 def test_a_predictor_hears_of_what_ended_and_only_then() -> None:
     """The second job is guessed at when the first has ended, the third while the second runs."""
-    told: list[float] = []
+    reported: list[float] = []
 
     class Counts(RuntimePredictor):
         def mean_s(self, known: JobFeatures) -> float:
-            told.append(-1.0)
+            reported.append(-1.0)
             return 1.0
 
         def add_run(self, known: JobFeatures, run_s: float) -> None:
-            told.append(run_s)
+            reported.append(run_s)
 
     def policy(
         now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
@@ -127,7 +127,7 @@ def test_a_predictor_hears_of_what_ended_and_only_then() -> None:
 
     jobs = trace((0, 4, 50, 80), (60, 4, 30, 30), (70, 4, 5, 5))
     engine.simulate(jobs, scenario(8), policy, tick_s=0, predictor=Counts())  # type: ignore[arg-type]
-    assert told == [-1, 50, -1, -1, 5, 30]
+    assert reported == [-1, 50, -1, -1, 5, 30]
 
 
 def test_free_space_counts_what_ends() -> None:

@@ -113,8 +113,8 @@ def sweep(jobs: Trace, gpus: int, start: dict[int, float], queue: list[int], now
 @given(JOBS)
 def test_backfill_is_that_of_its_slow_twin(jobs: Trace) -> None:
     """Looking only at what changed starts every job when looking at everything does."""
-    found = starts(engine.simulate(jobs, scenario(8), "federation"))
-    assert [inf if isnan(start) else start for start in found] == slow_twin(jobs, 8)
+    actual = starts(engine.simulate(jobs, scenario(8), "federation"))
+    assert [inf if isnan(start) else start for start in actual] == slow_twin(jobs, 8)
 
 
 @settings(max_examples=100, deadline=None)
@@ -129,11 +129,11 @@ def test_every_job_runs_once_where_there_is_room(jobs: Trace, name: str, depth: 
 def test_nobody_is_held_up_beyond_the_shadow(jobs: Trace) -> None:
     """With exact limits, the first of the queue starts by its shadow as it was when it became first, or sooner."""
     site, promised, now = Backfill(9, depth=100), {}, 0.0
-    arrivals = [(at, number) for number, at in enumerate(jobs.submit_s)]
+    arrivals = [(position, number) for number, position in enumerate(jobs.submit_s)]
     ends: list[tuple[float, int]] = []
     while arrivals or ends:
         now = min(([arrivals[0][0]] if arrivals else []) + [end for end, _ in ends])
-        for end, job in [one for one in ends if one[0] == now]:
+        for end, job in [item for item in ends if item[0] == now]:
             site.release(job, jobs.gpus[job], end)
             ends.remove((end, job))
         while arrivals and arrivals[0][0] == now:
@@ -183,12 +183,12 @@ def test_siblings_vanish_when_one_starts() -> None:
 
 def test_a_policy_sees_its_world_and_is_obeyed() -> None:
     """Jobs, pools by limits and tickets are as they should be; what is placed starts, what is withdrawn does not."""
-    seen: list[tuple[float, list[str], int, list[tuple[float, int]], list[str]]] = []
+    observed: list[tuple[float, list[str], int, list[tuple[float, int]], list[str]]] = []
 
     def policy(
         now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
     ) -> list[object]:
-        seen.append(
+        observed.append(
             (
                 now_s,
                 [job.job_id for job in jobs],
@@ -205,7 +205,7 @@ def test_a_policy_sees_its_world_and_is_obeyed() -> None:
 
     jobs = trace((1, 6, 600, 900), (2, 4, 50, 70), (130, 1, 1, 1))
     result = engine.simulate(jobs, scenario(8, 4), policy)  # type: ignore[arg-type]
-    assert seen[:2] == [
+    assert observed[:2] == [
         (60, ["j0", "j1"], 8, [], []),
         (180, ["j1", "j2"], 2, [(960, 6)], ["j1@a"]),
     ]
@@ -225,12 +225,12 @@ def test_siblings_of_any_policy_run_once(jobs: Trace, random: object, tick_s: fl
         held = {(ticket.job_id, ticket.pool) for ticket in tickets}
         moves: list[object] = []
         for job in jobs:
-            mine = [option.pool for option in job.options if (job.job_id, option.pool) in held]
-            others = [option.pool for option in job.options if option.pool not in mine]
-            if others and (not mine or random.random() < 0.5):  # type: ignore[attr-defined]
+            own_part = [option.pool for option in job.options if (job.job_id, option.pool) in held]
+            others = [option.pool for option in job.options if option.pool not in own_part]
+            if others and (not own_part or random.random() < 0.5):  # type: ignore[attr-defined]
                 moves.append(Submit(job_id=job.job_id, pool=random.choice(others)))  # type: ignore[attr-defined]
-            elif len(mine) > 1:
-                moves.append(Withdraw(job_id=job.job_id, pool=mine[0]))
+            elif len(own_part) > 1:
+                moves.append(Withdraw(job_id=job.job_id, pool=own_part[0]))
         return moves
 
     check(engine.simulate(jobs, scenario(3, 8, 5), policy, tick_s=tick_s), jobs)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_failures_cost_what_was_not_saved() -> None:
     assert failures > 3
     assert not np.isnan(result.end_s).any()
     for job in range(20):
-        spans = [n for n, one in enumerate(result.spans.job) if one == job]
+        spans = [n for n, item in enumerate(result.spans.job) if item == job]
         held = sum(result.spans.end_s[n] - result.spans.start_s[n] for n in spans)
         lost = held - 86400.0
         assert -1e-6 <= lost <= 3600.0 * (len(spans) - 1)  # at most one checkpoint's time each
@@ -254,9 +254,9 @@ def test_failures_cost_what_was_not_saved() -> None:
     assert (
         result.spans.start_s[again] == result.spans.end_s[first] + 600.0
     )  # all else was in use: it waited for its node
-    one = metrics.summarize(result, jobs)
-    assert one.failures == failures
-    assert one.goodput < one.utilisation
+    item = metrics.summarize(result, jobs)
+    assert item.failures == failures
+    assert item.goodput < item.utilisation
 
 
 def test_windows_are_kept() -> None:
@@ -284,11 +284,11 @@ def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
         "print([[list(r.end_s), list(r.pool)] for name in ('random', 'federation', 'slurm-m')"
         " for r in [engine.simulate(jobs, world, name)]])"
     )
-    said = {
+    output = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, cwd=repo, stdout=-1, text=True, check=True
         ).stdout
         for seed in ("0", "1", "7")
     }
-    assert len(said) == 1
-    assert len(said.pop()) > 5000
+    assert len(output) == 1
+    assert len(output.pop()) > 5000

@@ -85,8 +85,8 @@ def test_leaves_slow_a_job_down(nodes: str, leaves: int, end_s: float) -> None:
 def test_what_is_slower_than_its_limit_holds_its_nodes_until_it_ends() -> None:
     """The reservation is for when it will end, 150, so that a job may run beside it until 140."""
     jobs = trace((0, 8, 100, 100), (1, 12, 10, 10), (110, 8, 20, 30))
-    made = world(fabric(2, 2), 16, nodes="by-name", extra_leaf=0.5)
-    assert list(engine.simulate(jobs, made, "federation").start_s) == [0, 150, 110]
+    fleet = world(fabric(2, 2), 16, nodes="by-name", extra_leaf=0.5)
+    assert list(engine.simulate(jobs, fleet, "federation").start_s) == [0, 150, 110]
 
 
 JOBS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=30)
@@ -96,9 +96,9 @@ JOBS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1,
 @given(JOBS, st.booleans())
 def test_nodes_are_never_held_twice(rows: list[tuple[int, int, int]], by_name: bool) -> None:
     """Whatever comes, each job runs once; nodes' GPUs are counted out and back exactly."""
-    jobs = trace(*sorted((float(at), gpus, float(run), 2.0 * run) for at, gpus, run in rows))
-    made = world(fabric(2, 3), 20, nodes="by-name" if by_name else "choose", extra_leaf=0.3)
-    replay = engine.Simulator(jobs, made, "federation", "", 60.0, None, lambda _: None)
+    jobs = trace(*sorted((float(position), gpus, float(run), 2.0 * run) for position, gpus, run in rows))
+    fleet = world(fabric(2, 3), 20, nodes="by-name" if by_name else "choose", extra_leaf=0.3)
+    replay = engine.Simulator(jobs, fleet, "federation", "", 60.0, None, lambda _: None)
     result = replay.replay()
     assert sorted(result.spans.job) == list(range(len(jobs)))
     _, used = metrics.timeline(result)

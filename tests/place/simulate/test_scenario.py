@@ -58,12 +58,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_every_key_is_read(path: Path) -> None:
     """Durations, windows, fabric and shares arrive as numbers."""
-    found = scenario.read_scenario(path)
-    near, far = found.pools
-    assert (found.load, found.seed, found.backfill_depth, found.extra_leaf) == (1.5, 4, 50, 0.02)
-    assert (found.tiers, found.tier_shares) == ({"high": 1}, {1: 0.1})
-    assert found.limits.steps_s == (3600.0, 43200.0)
-    assert (found.failures.checkpoint_s, found.failures.repair_s) == (1800.0, 14400.0)
+    actual = scenario.read_scenario(path)
+    near, far = actual.pools
+    assert (actual.load, actual.seed, actual.backfill_depth, actual.extra_leaf) == (1.5, 4, 50, 0.02)
+    assert (actual.tiers, actual.tier_shares) == ({"high": 1}, {1: 0.1})
+    assert actual.limits.steps_s == (3600.0, 43200.0)
+    assert (actual.failures.checkpoint_s, actual.failures.repair_s) == (1800.0, 14400.0)
     assert (near.gpus, near.per_node, near.speed, near.maintenance_windows) == (48, 4, 2.0, ((259200.0, 302400.0),))
     assert near.fabric is not None
     assert len(near.fabric.leaves) == 3

@@ -91,8 +91,8 @@ def test_philly_as_published(tmp_path: Path) -> None:
 
 def test_swf_also_compressed(tmp_path: Path) -> None:
     """Processors held, else asked for; what was cancelled before it ran is left out."""
-    found = [("1", 0, 64, 100, 3600, "7", "2"), ("3", 90, 16, 30, 0, "8", "2")]
-    assert rows(tmp_path, SWF) == found
+    actual = [("1", 0, 64, 100, 3600, "7", "2"), ("3", 90, 16, 30, 0, "8", "2")]
+    assert rows(tmp_path, SWF) == actual
     (tmp_path / "t.gz").write_bytes(gzip.compress(SWF.encode()))
     assert len(trace.read_trace(tmp_path / "t.gz")) == 2
 

@@ -45,10 +45,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         capsys.readouterr()
         code = cli.run(group, "pit-stage")
         captured = capsys.readouterr()
-        found = [json.loads(line) for line in captured.out.splitlines()]
-        for record in found:
+        actual = [json.loads(line) for line in captured.out.splitlines()]
+        for record in actual:
             assert list(record) == ["schema", *SCHEMAS[record["schema"]].split()]
-        return code, found, captured.err
+        return code, actual, captured.err
 
     return run
 
@@ -56,13 +56,13 @@ def cache(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def finals(root: Path, make_dataset) -> list[Path]:
     """Three staged sets of three datasets, used in this order, long ago."""
-    found = [
+    actual = [
         Path(stage_version(load_dataset(make_dataset({"a": bytes([n]) * 10_000}, f"pick{n}")), root).path)
         for n in range(3)
     ]
-    for n, final in enumerate(found):
+    for n, final in enumerate(actual):
         os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
-    return found
+    return actual
 
 
 def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
@@ -72,10 +72,10 @@ def test_list_shows_what_keeps_a_set(finals: list[Path], root: Path, cache):
     partial_path(root, "f" * 32).mkdir()
     (partial_path(root, "f" * 32) / "x").write_bytes(bytes(5000))
     with leased_set(finals[0], touch=False), version_lock(root, "f" * 32, timeout_s=0):
-        code, found, _ = cache("list", root)
+        code, rows, _ = cache("list", root)
     assert code == 0
-    by = {record["version"]: record for record in found}
-    assert [record["state"] for record in found][-1] == "partial"
+    by = {record["version"]: record for record in rows}
+    assert [record["state"] for record in rows][-1] == "partial"
     first, second, third = (by[final.name] for final in finals)
     assert (first["state"], first["leased"], first["pinned"], first["locked"]) == ("whole", True, False, False)
     assert (first["dataset"], first["bytes"], first["last_used"]) == ("pick0", 10_000, "1970-01-01T00:16:40.000Z")
@@ -120,11 +120,11 @@ def test_versions_are_named_by_a_beginning_or_their_dataset(finals: list[Path], 
     assert [record["pinned"] for record in cache("unpin", "pick0", "--to", root)[1]] == [False]
     assert records.read_stage_record(root, finals[1].name).pinned
     stage_version(load_dataset(make_dataset({"b": b"new"}, "pick0")), root)
-    code, found, err = cache("pin", "pick0", "--to", root)
-    assert (code, found) == (2, [])
+    code, rows, err = cache("pin", "pick0", "--to", root)
+    assert (code, rows) == (2, [])
     assert "is 2 versions" in err
-    code, found, err = cache("unpin", "pick9", "--to", root)
-    assert (code, found) == (2, [])
+    code, rows, err = cache("unpin", "pick9", "--to", root)
+    assert (code, rows) == (2, [])
     assert "did you mean" in err
     for words in (["", "--to", root], [name, "--to", root / "nowhere"], [name]):
         assert cache("pin", *words)[0] == 2
@@ -134,15 +134,15 @@ def test_evict_removes_what_is_named(finals: list[Path], root: Path, cache, resi
     """However lately it was used; exit 1 where something stays, with the reason."""
     os.utime(root / ".leases" / finals[0].name)
     assert cache("evict", "pick0", "--to", root, "--dry-run")[1][0]["state"] == "evictable"
-    code, found, _ = cache("evict", "pick0", "--to", root)
-    assert (code, found[0]["state"], found[0]["reason"]) == (0, "evicted", None)
-    assert found[0]["bytes"] >= 10_000
+    code, rows, _ = cache("evict", "pick0", "--to", root)
+    assert (code, rows[0]["state"], rows[0]["reason"]) == (0, "evicted", None)
+    assert rows[0]["bytes"] >= 10_000
     assert not finals[0].exists()
     records.set_pinned(root, finals[1].name)
     with leased_set(finals[2]):
-        code, found, _ = cache("evict", "pick1", "pick2", "--to", root, "--force")
-    assert (code, [record["state"] for record in found]) == (1, ["kept", "kept"])
-    assert [record["reason"] for record in found] == ["pinned", "leased"]
+        code, rows, _ = cache("evict", "pick1", "pick2", "--to", root, "--force")
+    assert (code, [record["state"] for record in rows]) == (1, ["kept", "kept"])
+    assert [record["reason"] for record in rows] == ["pinned", "leased"]
     assert "pit-stage unpin" in cache("evict", "pick1", "--to", root)[2]
     records.set_pinned(root, finals[1].name, pinned=False)
     records.remove_stage_record(root, finals[1].name)
@@ -173,15 +173,15 @@ def test_evict_makes_room(tmpfs, make_dataset, cache):
     for n, final in enumerate(finals):
         os.utime(root / ".leases" / final.name, (1000 + n, 1000 + n))
     assert cache("evict", "--to", root, "--need", "20MiB") == (0, [], "")
-    code, found, _ = cache("evict", "--to", root, "--need", "50MiB", "--dry-run")
-    assert (code, [(r["version"], r["state"]) for r in found]) == (0, [(f.name, "evictable") for f in finals[:2]])
+    code, rows, _ = cache("evict", "--to", root, "--need", "50MiB", "--dry-run")
+    assert (code, [(r["version"], r["state"]) for r in rows]) == (0, [(f.name, "evictable") for f in finals[:2]])
     for more, expected in (["--dry-run"], 1), ([], 75):
-        code, found, err = cache("evict", "--to", root, "--need", "63GiB", *more)
-        assert (code, found) == (expected, [])
+        code, rows, err = cache("evict", "--to", root, "--need", "63GiB", *more)
+        assert (code, rows) == (expected, [])
         assert "63.0 GiB needed" in err
     assert all(final.exists() for final in finals)
-    code, found, _ = cache("evict", "--to", root, "--need", "50MiB")
-    assert (code, [record["version"] for record in found]) == (0, [final.name for final in finals[:2]])
+    code, rows, _ = cache("evict", "--to", root, "--need", "50MiB")
+    assert (code, [record["version"] for record in rows]) == (0, [final.name for final in finals[:2]])
     assert [final.exists() for final in finals] == [False, False, True]
 
 
@@ -191,8 +191,8 @@ def test_evict_makes_room(tmpfs, make_dataset, cache):
 )
 def test_evict_wants_to_know_what(finals: list[Path], root: Path, cache, words: list[str]):
     """Nothing named and no room asked for is not "everything"."""
-    code, found, err = cache("evict", *(word.replace("ROOT", str(root)) for word in words))
-    assert (code, found) == (2, [])
+    code, rows, err = cache("evict", *(text.replace("ROOT", str(root)) for text in words))
+    assert (code, rows) == (2, [])
     assert err
     assert all(final.exists() for final in finals)
 
@@ -201,17 +201,17 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
     """Each damaged set is staged again from where it came from; exit 0 when all are good again."""
     flip(finals[0] / "a")
     (finals[1] / "manifest.json").unlink()
-    code, found, _ = cache("check", root)
-    assert (code, [record["schema"] for record in found].count("pit.stage-finding/1")) == (1, 2)
-    code, found, _ = cache("check", root, "--repair")
+    code, rows, _ = cache("check", root)
+    assert (code, [record["schema"] for record in rows].count("pit.stage-finding/1")) == (1, 2)
+    code, rows, _ = cache("check", root, "--repair")
     assert code == 0
-    repairs = [record for record in found if record["schema"] == "pit.stage-repair/1"]
+    repairs = [record for record in rows if record["schema"] == "pit.stage-repair/1"]
     assert [(r["version"], r["state"], r["reason"]) for r in repairs] == [
         (version, "repaired", "") for version in sorted(final.name for final in finals[:2])
     ]
     assert cache("check", root) == (
         0,
-        [found[-1] | {"findings": 0, "wall_s": pytest.approx(0, abs=60), "files": 3, "bytes": 30_000}],
+        [rows[-1] | {"findings": 0, "wall_s": pytest.approx(0, abs=60), "files": 3, "bytes": 30_000}],
         "",
     )
     assert residue(root) == []
@@ -225,12 +225,12 @@ def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path,
     flip(finals[0] / "a")
     records.remove_stage_record(root, finals[0].name)
     with leased_set(finals[0]):
-        code, found, _ = cache("check", root, "--repair")
-        assert (code, found[1]["state"]) == (1, "failed")
-        assert "leased" in found[1]["reason"]
-    code, found, _ = cache("check", root, "--repair")
-    assert (code, found[1]["state"]) == (1, "quarantined")
-    moved = Path(found[1]["path"])
+        code, rows, _ = cache("check", root, "--repair")
+        assert (code, rows[1]["state"]) == (1, "failed")
+        assert "leased" in rows[1]["reason"]
+    code, rows, _ = cache("check", root, "--repair")
+    assert (code, rows[1]["state"]) == (1, "quarantined")
+    moved = Path(rows[1]["path"])
     assert moved.parent == root / ".quarantine"
     assert (moved / "a").stat().st_size == 10_000
     assert not finals[0].exists()
@@ -243,22 +243,22 @@ def test_check_says_why_it_did_not_repair(finals: list[Path], root: Path, cache)
     source = Path(records.read_stage_record(root, finals[0].name).source)
     flip(finals[0] / "a")
     hidden = source.rename(source.parent / "hidden")
-    code, found, _ = cache("check", root, "--repair")
-    assert (code, found[1]["state"]) == (1, "failed")
-    assert str(source) in found[1]["reason"]
+    code, rows, _ = cache("check", root, "--repair")
+    assert (code, rows[1]["state"]) == (1, "failed")
+    assert str(source) in rows[1]["reason"]
     records.write_stage_record(
         root, finals[0].name, source=records.read_stage_record(root, finals[1].name).source, n_bytes=1
     )
-    code, found, _ = cache("check", root, "--repair")
-    assert (code, finals[1].name in found[1]["reason"]) == (1, True)
+    code, rows, _ = cache("check", root, "--repair")
+    assert (code, finals[1].name in rows[1]["reason"]) == (1, True)
     records.write_stage_record(root, finals[0].name, source=str(finals[0]), n_bytes=1)
-    code, found, _ = cache("check", root, "--repair")
-    assert (code, "damaged set itself" in found[1]["reason"]) == (1, True)
+    code, rows, _ = cache("check", root, "--repair")
+    assert (code, "damaged set itself" in rows[1]["reason"]) == (1, True)
     hidden.rename(source)
     records.write_stage_record(root, finals[0].name, source=str(source), n_bytes=1)
     (finals[1] / "stray").touch()
-    code, found, _ = cache("check", root, "--repair")
-    repairs = {r["version"]: r for r in found if r["schema"] == "pit.stage-repair/1"}
+    code, rows, _ = cache("check", root, "--repair")
+    repairs = {r["version"]: r for r in rows if r["schema"] == "pit.stage-repair/1"}
     assert (code, repairs[finals[0].name]["state"]) == (1, "repaired")
     assert "does not list" in repairs[finals[1].name]["reason"]
     assert matches_sizes(finals[1], load_dataset(finals[1]))
@@ -275,8 +275,8 @@ def test_a_source_that_is_gone_leaves_the_rest_to_be_repaired(finals: list[Path]
     for final in finals:
         flip(final / "a")
     shutil.rmtree(records.read_stage_record(root, sorted(finals)[0].name).source)
-    code, found, _ = cache("check", root, "--repair")
-    states = [record["state"] for record in found if record["schema"] == "pit.stage-repair/1"]
+    code, rows, _ = cache("check", root, "--repair")
+    states = [record["state"] for record in rows if record["schema"] == "pit.stage-repair/1"]
     assert (code, states) == (1, ["failed", "repaired", "repaired"])
 
 

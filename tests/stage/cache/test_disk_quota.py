@@ -65,16 +65,16 @@ def child(action: Callable[[], object]) -> int:
     pid = os.fork()
     if not pid:
         try:
-            kept = action()
+            retained = action()
             os.write(send, b"x")
             time.sleep(60)
-            del kept
+            del retained
         finally:
             os._exit(1)
     os.close(send)
-    said = os.read(ready, 1)
+    output = os.read(ready, 1)
     os.close(ready)
-    assert said == b"x"
+    assert output == b"x"
     return pid
 
 
@@ -353,10 +353,10 @@ def test_stagers_at_once_do_not_both_take_the_last_room(root: Path):
         pid = os.fork()
         if not pid:
             with contextlib.suppress(BaseException):
-                until, left = time.monotonic() + 30, 10
-                while (left > 0 or not shared.is_set()) and time.monotonic() < until:
+                until, start_time = time.monotonic() + 30, 10
+                while (start_time > 0 or not shared.is_set()) and time.monotonic() < until:
                     with contextlib.suppress(NoSpace), reserve(root, f"v{n}", 10 * MIB, limits):
-                        left -= 1
+                        start_time -= 1
                         if not room.acquire(block=False):
                             full.set()
                             break

@@ -20,20 +20,20 @@ FUTURE = 4_000_000_000  # the last use by a clock that was wrong
 @pytest.fixture
 def finals(make_dataset, root: Path) -> list[Path]:
     """Two sets staged long ago; a third was moved aside by a process that was killed."""
-    made = [
+    created = [
         Path(stage_version(load_dataset(make_dataset({"a": os.urandom(9000)}, f"pick{n}")), root).path)
         for n in range(3)
     ]
-    for final in made:
+    for final in created:
         os.utime(root / ".leases" / final.name, (1000, 1000))
-    trash(made.pop(), root)
-    return made
+    trash(created.pop(), root)
+    return created
 
 
 def state(root: Path) -> dict[str, tuple[int, ...]]:
     """What any change would change, of every file and folder at the root."""
-    found = {str(path): path.lstat() for path in [root, *root.rglob("*")]}
-    return {path: (s.st_ino, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for path, s in found.items()}
+    actual = {str(path): path.lstat() for path in [root, *root.rglob("*")]}
+    return {path: (s.st_ino, s.st_mtime_ns, s.st_ctime_ns, s.st_size) for path, s in actual.items()}
 
 
 @pytest.mark.parametrize("bare", [False, True])

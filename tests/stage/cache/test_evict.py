@@ -198,7 +198,7 @@ def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
     shutil.copytree(final, root / "spare")
     cut, one = 0, duration(root, final)
     for trial in range(100):
-        begun, begins = os.pipe()
+        begin, begins = os.pipe()
         pid = os.fork()
         if not pid:
             try:
@@ -206,11 +206,11 @@ def test_kill_at_any_moment_of_an_eviction(memory: Path, make_dataset, residue):
                 take(root, final, grace_s=0)
             finally:
                 os._exit(0)
-        os.read(begun, 1)
+        os.read(begin, 1)
         time.sleep(one * (trial % 20) / 15)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.close(begun)
+        os.close(begin)
         os.close(begins)
         cut += bool(residue(root))
         if final.exists():

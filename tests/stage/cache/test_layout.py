@@ -202,13 +202,13 @@ def test_a_shared_root_is_readable_and_nothing_more(small: Path, root: Path, bef
 
 def test_one_version_waits_for_its_lock_and_gives_up_in_time(small: Path, root: Path):
     """Who waits learns who it waits for, and is told to try later when that takes too long."""
-    seen: list[LockOwner] = []
+    observed: list[LockOwner] = []
     layout.create_root(root)
     with layout.version_lock(root, small.name, timeout_s=0) as tell:
         tell(5 << 20, 7 << 20)
         with pytest.raises(TryLater) as error:
-            stage_version(load_dataset(small), root, timeout_s=0.2, on_wait=seen.append)
-    assert [(who.pid, who.done_bytes, who.bytes) for who in seen] == [(os.getpid(), 5 << 20, 7 << 20)]
+            stage_version(load_dataset(small), root, timeout_s=0.2, on_wait=observed.append)
+    assert [(name.pid, name.done_bytes, name.bytes) for name in observed] == [(os.getpid(), 5 << 20, 7 << 20)]
     assert f"pid {os.getpid()}" in error.value.hint
     assert "5.0 MiB of 7.0 MiB" in error.value.hint
     assert stage_version(load_dataset(small), root).state == "staged"
@@ -247,11 +247,11 @@ def test_a_kill_frees_the_lock_and_leaves_the_unfinished_copy(root: Path):
     """The kernel drops the lock; what was copied stays to be resumed, and what was moved aside is removed."""
     layout.create_root(root)
     partial, journal = layout.partial_path(root, "v"), layout.journal_path(root, "v")
-    kept = []
+    retained = []
 
     def work() -> None:
-        kept.append(layout.version_lock(root, "v", timeout_s=0))
-        kept[0].__enter__()
+        retained.append(layout.version_lock(root, "v", timeout_s=0))
+        retained[0].__enter__()
         partial.mkdir()
         journal.touch()
         layout.set_path(root, "v").mkdir()
@@ -289,9 +289,9 @@ def test_a_forked_child_that_leaves_the_block_does_not_free_the_lock(root: Path)
             held.__exit__(None, None, None)
             os._exit(0)
         os.waitpid(pid, 0)
-        found = layout.lock_owner(root, "v")
-        assert found is not None
-        assert found.pid == os.getpid()
+        actual = layout.lock_owner(root, "v")
+        assert actual is not None
+        assert actual.pid == os.getpid()
 
 
 def test_a_link_for_a_lock_file_is_refused(root: Path, tmp_path: Path):
@@ -359,14 +359,14 @@ def test_two_users_of_one_node_do_not_meet(small: Path, commons: Path):
 @contextlib.contextmanager
 def roots_locked_by(uid: int, root: Path, version: str) -> Iterator[None]:
     """Another user's process holds the lock of a version at a root of theirs."""
-    kept = []
+    retained = []
 
     def work() -> None:
         os.setgid(uid)
         os.setuid(uid)
         layout.create_root(root)
-        kept.append(layout.version_lock(root, version, timeout_s=0))
-        kept[0].__enter__()
+        retained.append(layout.version_lock(root, version, timeout_s=0))
+        retained[0].__enter__()
 
     pid = in_child(work)
     yield
@@ -434,12 +434,12 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     def lock_all() -> int:
         os.setgroups([])
         os.setuid(65534)
-        kept.extend(os.open(path, os.O_RDONLY) for path in [root, *root.rglob("*")] if os.access(path, os.R_OK))
-        for descriptor in kept:
+        retained.extend(os.open(path, os.O_RDONLY) for path in [root, *root.rglob("*")] if os.access(path, os.R_OK))
+        for descriptor in retained:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return len(kept)
+        return len(retained)
 
-    kept: list[int] = []
+    retained: list[int] = []
     pid = in_child(lock_all)
     try:
         assert stage_version(dataset, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"

@@ -173,13 +173,13 @@ def test_an_evictor_that_hangs_is_not_waited_for_for_ever(final: Path, root: Pat
 def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
     """Whoever got the lease reads a whole set to the end; whoever did not is told that there is none."""
     names = {entry.path for entry in load_dataset(small).manifest.files}
-    stop, wrong, had = threading.Event(), [], [0]
+    stop, wrong, event = threading.Event(), [], [0]
 
     def read() -> None:
         while not stop.is_set():
             try:
                 with leased_set(final):
-                    had[0] += 1
+                    event[0] += 1
                     missing = [name for name in names if not (final / name).exists()]
                     time.sleep(0.0005)
                     missing += [name for name in names if not (final / name).exists()]
@@ -209,4 +209,4 @@ def test_leases_and_evictions_that_race(final: Path, root: Path, small: Path):
         reader.join()
     assert wrong == []
     assert gone > 3
-    assert had[0] > 10
+    assert event[0] > 10

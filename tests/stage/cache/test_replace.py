@@ -38,9 +38,9 @@ def test_a_leased_set_that_is_replaced_stays_with_its_readers(damaged: Path, sma
         assert os.read(descriptor, 100) == b"damaged"
         os.close(descriptor)
         os.close(folder)
-        [kept] = aside(root)
+        [retained] = aside(root)
         assert stage_version(load_dataset(small), root, verify=True).state == "present"
-        assert aside(root) == [kept]
+        assert aside(root) == [retained]
     assert stage_version(load_dataset(small), root, verify=True).state == "present"
     with layout.version_lock(root, damaged.name, timeout_s=0):
         pass

@@ -69,11 +69,11 @@ class Cache(RuleBasedStateMachine):
 
     def taken(self) -> int:
         """What cannot be evicted, or is promised: by measuring, and by what stagers were granted."""
-        found = total_bytes(disk_usage(self.path(version)) for version in self.sets)
+        actual = total_bytes(disk_usage(self.path(version)) for version in self.sets)
         for version in NAMES:
             left = disk_usage(partial_path(self.root, version)).own_bytes
-            found += self.stagers[version][1] if version in self.stagers else left
-        return found
+            actual += self.stagers[version][1] if version in self.stagers else left
+        return actual
 
     def fill(self, version: str, names: list[str]) -> None:
         for name in names:
@@ -111,8 +111,8 @@ class Cache(RuleBasedStateMachine):
             return
         gone = before - self.sets
         assert not gone & stay
-        kept = before - stay - gone
-        assert not gone or not kept or max((used[v], v) for v in gone) < min((used[v], v) for v in kept)
+        retained = before - stay - gone
+        assert not gone or not retained or max((used[v], v) for v in gone) < min((used[v], v) for v in retained)
         assert not gone or not any(partial_path(self.root, v).exists() for v in dead), "unfinished copies go first"
         self.sets.add(version)
         self.known = (self.known - gone) | {version}
@@ -125,7 +125,7 @@ class Cache(RuleBasedStateMachine):
             return
         ready, send = os.pipe()
         needed = SIZES[version] + 64 * KIB
-        mine = disk_usage(partial_path(self.root, version)).own_bytes + needed
+        own_part = disk_usage(partial_path(self.root, version)).own_bytes + needed
         pid = os.fork()
         if not pid:
             for descriptors in self.leases.values():  # a fork keeps leases, but this one stands for a stranger
@@ -143,7 +143,7 @@ class Cache(RuleBasedStateMachine):
             os._exit(1)
         os.close(send)
         if os.read(ready, 1) == b"y":
-            self.stagers[version] = pid, mine
+            self.stagers[version] = pid, own_part
         else:
             os.waitpid(pid, 0)
         os.close(ready)
@@ -203,11 +203,11 @@ class Cache(RuleBasedStateMachine):
         if version not in self.sets:
             return
         expected = self.why(version, grace_s, force=force)
-        found = evict_item(
+        actual = evict_item(
             self.root, Evictable(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
         )
-        assert found == expected
-        if not found and not dry_run:
+        assert actual == expected
+        if not actual and not dry_run:
             self.sets.discard(version)
             self.known.discard(version)
 

@@ -54,14 +54,14 @@ def test_what_a_deep_path_left_behind_can_be_evicted(root: Path, pit_stage, resi
     version = "f" * 32
     folder = partial_path(root, version)
     folder.mkdir()
-    at = os.open(folder, os.O_RDONLY)
+    position = os.open(folder, os.O_RDONLY)
     for _ in range(2000):
-        os.mkdir("d", dir_fd=at)
-        below = os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
-    os.close(at)
+        os.mkdir("d", dir_fd=position)
+        below = os.open("d", os.O_RDONLY, dir_fd=position)
+        os.close(position)
+        position = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=position))
+    os.close(position)
     journal_path(root, version).touch()
     assert pit_stage("list", root)[0] == 0
     code, _, err = pit_stage("evict", version, "--to", root)
@@ -90,8 +90,8 @@ def test_a_folder_is_the_one_of_its_path(paths: list[list[str]]):
         before = len(os.listdir("/proc/self/fd"))
         folders = DirDescriptors(Path(place), create=True)
         for path in paths:
-            at = folders.open_dir("/".join(path))
-            assert os.path.samestat(os.fstat(at), Path(place, *path).stat())
+            position = folders.open_dir("/".join(path))
+            assert os.path.samestat(os.fstat(position), Path(place, *path).stat())
             assert len(os.listdir("/proc/self/fd")) <= before + 7
         folders.close()
         assert len(os.listdir("/proc/self/fd")) == before

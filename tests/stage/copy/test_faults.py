@@ -58,9 +58,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory, source: Path, build) -> dict
     log = folder / "log"
     done = traced(["-o", log, "-e", f"trace={','.join(CHANGING)}"], source, folder / "pit")
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"^(\d+) +(\w+)\(", log.read_text(), re.MULTILINE)
+    actual = re.findall(r"^(\d+) +(\w+)\(", log.read_text(), re.MULTILINE)
     most: dict[str, int] = {}
-    for (_, call), count in Counter(found).items():
+    for (_, call), count in Counter(actual).items():
         most[call] = max(most.get(call, 0), count)
     assert most["rename"] >= 2
     assert most["fsync"] >= 4

@@ -65,8 +65,8 @@ def test_blocks_are_shared_where_the_file_system_can(kind: str, disk, build):
     before = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
     record = stage_version(load_dataset(source), place / "pit")
     os.sync()
-    taken = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-    assert taken < record.bytes / 3
+    used = before - os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    assert used < record.bytes / 3
     assert not (source / "c/0").samefile(Path(record.path) / "c/0")
     shutil.rmtree(source)
     *findings, _ = check_versions(place / "pit", readers=2)
@@ -104,8 +104,8 @@ def _cached(path: Path) -> int:
     size = path.stat().st_size
     pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
-        at = ctypes.c_char.from_buffer(mapped)
-        failed = ctypes.CDLL(None).mincore(ctypes.byref(at), ctypes.c_size_t(size), pages)
-        del at  # else it could not be unmapped
+        position = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(position), ctypes.c_size_t(size), pages)
+        del position  # else it could not be unmapped
     assert not failed
     return sum(page & 1 for page in pages) * mmap.PAGESIZE

@@ -171,10 +171,10 @@ def test_a_waiting_process_can_be_interrupted(shards: Path, tmp_path: Path, prog
     try:
         second = start(program, "run", shards, "--to", root)
         assert second.stderr is not None
-        said = second.stderr.readline()
-        assert "waiting" in said
-        assert f"pid {first.pid}" in said
-        assert "of 48.0 MiB" in said
+        output = second.stderr.readline()
+        assert "waiting" in output
+        assert f"pid {first.pid}" in output
+        assert "of 48.0 MiB" in output
         second.send_signal(signal.SIGINT)
         assert second.wait(30) == 130
         second.communicate()
@@ -198,9 +198,9 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
         if trial % 3 == 1:  # killed while it replaces a damaged copy
             final.mkdir(parents=True)
             (final / "c").write_bytes(b"")
-        before = copied(root)
+        copied_files = copied(root)
         process = start(program, "run", shards, "--to", root)
-        reached = rng.randrange(before, 50)  # by progress, not by the clock, which a loaded machine stretches
+        reached = rng.randrange(copied_files, 50)  # by progress, not by the clock, which a loaded machine stretches
         while process.poll() is None and copied(root) < reached and not (final / "manifest.json").exists():
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.004))
@@ -212,7 +212,7 @@ def test_a_killed_copy_is_never_seen(shards: Path, tmp_path: Path, program, resi
         elif final.exists():
             assert (trial % 3, os.listdir(final)) == (1, ["c"]), "a part of a copy is visible"
         cut += bool(residue(root))
-        resumed += before > 0
+        resumed += copied_files > 0
     assert cut > trials / 3, "too few trials cut a copy short"
     assert resumed > trials / 4, "too few trials went on with an interrupted copy"
     shutil.rmtree(final, ignore_errors=True)
@@ -228,9 +228,9 @@ def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
     for trial in range(8):
         root = tmp_path / str(trial)
         final = root / "objects" / shards.name
-        seen: list[dict[str, int]] = []
+        observed: list[dict[str, int]] = []
 
-        def watch(final: Path = final, seen: list[dict[str, int]] = seen) -> None:
+        def watch(final: Path = final, seen: list[dict[str, int]] = observed) -> None:
             deadline = time.monotonic() + 30
             while not final.exists() and time.monotonic() < deadline:
                 pass
@@ -241,7 +241,7 @@ def test_a_reader_sees_a_whole_dataset_or_none(shards: Path, tmp_path: Path):
         reader.start()
         stage_version(load_dataset(shards), root)
         reader.join()
-        assert seen == [sizes]
+        assert observed == [sizes]
 
 
 def test_eight_at_once_make_one_copy(shards: Path, tmp_path: Path, program, residue):

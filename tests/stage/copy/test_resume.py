@@ -48,8 +48,8 @@ def interrupted(
 
 def findings(place: Path) -> list[object]:
     """What is wrong with the sets there."""
-    *found, _ = check_versions(place, readers=2)
-    return found
+    *actual, _ = check_versions(place, readers=2)
+    return actual
 
 
 def several(text: str) -> bool:

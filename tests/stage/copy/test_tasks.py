@@ -16,11 +16,11 @@ def test_tasks_cover_every_byte_of_every_file_once(described: list[tuple[int, st
     """Whole files once each, or ranges that follow each other to the end; as many as `range_count` says."""
     files = [FileEntry(path=str(i), bytes=size, digest=text) for i, (size, text) in enumerate(described)]
     todo = split_tasks(files, range(len(files)), {}, ranged=ranged, in_order=False)
-    whole = [index for task in todo if task.length < 0 for index in task.files]
-    assert len(whole) == len(set(whole))
+    full = [index for task in todo if task.length < 0 for index in task.files]
+    assert len(full) == len(set(full))
     for index, entry in enumerate(files):
         parts = sorted((task.offset, task.length) for task in todo if task.length >= 0 and task.files == (index,))
-        if index in whole:
+        if index in full:
             assert not parts
             continue
         assert len(parts) == range_count(entry) > 1

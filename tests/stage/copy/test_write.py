@@ -14,12 +14,12 @@ from pitools.stage.copy.write import EarlyFlusher
 
 def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A sync begins as soon as much waits, one at a time, beside the copy; and one is the last of all."""
-    here, may_end, began = threading.get_ident(), threading.Event(), threading.Event()
+    event, may_end, began = threading.get_ident(), threading.Event(), threading.Event()
     syncs: list[bool] = []
 
     def sync(path: Path) -> None:
         assert path == tmp_path
-        syncs.append(threading.get_ident() != here)
+        syncs.append(threading.get_ident() != event)
         began.set()
         if syncs[-1]:
             assert may_end.wait(10)

@@ -129,12 +129,12 @@ class Nodes:
 
     def finish(self, *names: str, timeout_s: float = 60) -> dict[str, dict]:
         """What each node received, once it has ended well."""
-        found = {}
+        actual = {}
         for name in names or self.names:
             out, err = self.processes[name].communicate(timeout=timeout_s)
             assert (self.processes[name].returncode, err) == (0, ""), f"{name}: {err}"
-            found[name] = json.loads(out)
-        return found
+            actual[name] = json.loads(out)
+        return actual
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
         deadline = time.monotonic() + timeout_s
@@ -168,9 +168,9 @@ def nodes(tmp_path: Path, make_dataset) -> Iterator[Callable[..., Nodes]]:
             origin = stack.enter_context(Origin(data, bytes_per_s))
             stack.callback(origin.shutdown)
             threading.Thread(target=origin.serve_forever, args=(0.01,), daemon=True).start()
-            made = Nodes(tmp_path, data, origin, count)
-            stack.callback(made.close)
-            return made
+            created = Nodes(tmp_path, data, origin, count)
+            stack.callback(created.close)
+            return created
 
         yield make
 

@@ -60,9 +60,9 @@ class ThrottledFile:
 
     def read_into(self, view: memoryview, offset: int) -> int:
         count = self.source.ask(self.path, offset, len(view))
-        got = 0
-        while got < count:
-            got += self.source.lines.readinto(view[got:count])
+        actual = 0
+        while actual < count:
+            actual += self.source.lines.readinto(view[actual:count])
         return count
 
     def close(self) -> None: ...

@@ -29,10 +29,10 @@ def test_shares_differ_by_one_file_at_most(found: list[int], nodes: int):
 def test_a_chain_is_everybody_once(index: int, nodes: int, data: st.DataObject):
     """The owner stands first, each node stands once, and `place` says where."""
     owner = data.draw(st.integers(0, nodes - 1))
-    found = list(sender_chain(index, owner, nodes))
-    assert found[0] == owner
-    assert sorted(found) == list(range(nodes))
-    assert [chain_position(index, owner, nodes, node) for node in found] == list(range(nodes))
+    actual = list(sender_chain(index, owner, nodes))
+    assert actual[0] == owner
+    assert sorted(actual) == list(range(nodes))
+    assert [chain_position(index, owner, nodes, node) for node in actual] == list(range(nodes))
 
 
 @given(sizes, counts, st.data())
@@ -40,9 +40,9 @@ def test_a_node_takes_every_file_by_its_place_in_the_chains(found: list[int], no
     """Its own share first; places never fall along the order, which is what rules out waiting in a circle."""
     me = data.draw(st.integers(0, nodes - 1))
     owned_by = assign_owners(entries(found), nodes)
-    mine = file_order(entries(found), owned_by, nodes, me)
-    assert sorted(mine) == list(range(len(found)))
-    places = [chain_position(index, owned_by[index], nodes, me) for index in mine]
+    own_part = file_order(entries(found), owned_by, nodes, me)
+    assert sorted(own_part) == list(range(len(found)))
+    places = [chain_position(index, owned_by[index], nodes, me) for index in own_part]
     assert places == sorted(places)
 
 

@@ -52,12 +52,12 @@ class Commands:
 
     def finish(self, *names: str) -> dict[str, dict]:
         """The record of each, once all have ended well; what they said on stderr is kept."""
-        found = {}
+        actual = {}
         for name in names:
             out, self.said[name] = self.processes[name].communicate(timeout=60)
             assert self.processes[name].returncode == 0, self.said[name]
-            found[name] = json.loads(out)
-        return found
+            actual[name] = json.loads(out)
+        return actual
 
     def run(self, source: Path, *names: str, group: tuple[str, ...] = NAMES) -> dict[str, dict]:
         self.start(source, *names, group=group)
@@ -77,9 +77,9 @@ class Commands:
 
 @pytest.fixture
 def commands(tmp_path: Path, program: list[str]) -> Iterator[Commands]:
-    made = Commands(tmp_path, program)
-    yield made
-    made.close()
+    created = Commands(tmp_path, program)
+    yield created
+    created.close()
 
 
 @pytest.fixture
@@ -119,16 +119,16 @@ def test_the_secret_is_in_no_command_line(commands: Commands, make_dataset: Call
     """Neither of the stager nor of its server and workers, and its environment is for its user alone."""
     commands.start(make_dataset(files), "n0", options=("--bwlimit", "8MiB"))
     leader = commands.processes["n0"].pid
-    deadline, seen = time.monotonic() + 20, set()
-    while len(seen) < 3 and time.monotonic() < deadline:  # the stager, its server, a worker
+    deadline, start_time = time.monotonic() + 20, set()
+    while len(start_time) < 3 and time.monotonic() < deadline:  # the stager, its server, a worker
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if os.getsid(int(folder.name)) == leader:
-                    seen.add(folder.name)
+                    start_time.add(folder.name)
                     assert SECRET.encode() not in (folder / "cmdline").read_bytes() + (folder / "comm").read_bytes()
                     assert (folder / "environ").stat().st_mode & 0o077 == 0
         time.sleep(0.01)
-    assert len(seen) >= 3
+    assert len(start_time) >= 3
 
 
 def test_a_node_alone_is_a_group(commands: Commands, make_dataset: Callable[..., Path], files):
@@ -214,8 +214,8 @@ def test_a_source_that_is_wrong_is_nobodys_fault(commands: Commands, make_datase
     (source / "images/c/3").write_bytes(bytes(len(files["images/c/3"])))
     commands.start(source, *NAMES)
     for name in NAMES:
-        out, said = commands.processes[name].communicate(timeout=60)
+        out, output = commands.processes[name].communicate(timeout=60)
         assert (commands.processes[name].returncode, out) == (5, "")
-        assert "images/c/3" in said
-        assert "gave wrong bytes" not in said
+        assert "images/c/3" in output
+        assert "gave wrong bytes" not in output
         assert not set_path(commands.root(name), source.name).exists()

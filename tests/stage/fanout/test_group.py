@@ -25,15 +25,15 @@ PAIRS = {"PIT_FANOUT_NODES": "a=127.0.0.1, b=127.0.0.1", "PIT_FANOUT_NODE": "b",
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What getaddrinfo knows."""
-    known = {"n01": "10.0.0.1", "n02": "10.0.0.2", "n03": "10.0.0.3"}
+    reference = {"n01": "10.0.0.1", "n02": "10.0.0.2", "n03": "10.0.0.3"}
 
     def lookup(name: str, *_: object, **__: object) -> list:
-        if name not in known:
+        if name not in reference:
             raise OSError("unknown name")
-        return [(2, 1, 6, "", (known[name], 0))]
+        return [(2, 1, 6, "", (reference[name], 0))]
 
     monkeypatch.setattr("socket.getaddrinfo", lookup)
-    return known
+    return reference
 
 
 def test_a_step_of_slurm_is_a_group(names):

@@ -33,9 +33,9 @@ def test_the_source_is_read_once(nodes):
     outcome = step.finish()
     total = sum(map(len, files.values()))
     assert step.origin.served == total
-    assert sum(one["source_bytes"] for one in outcome.values()) == total
-    assert all(one["source_bytes"] + one["peer_bytes"] == total for one in outcome.values())
-    assert all(one["source_bytes"] < 0.4 * total for one in outcome.values())
+    assert sum(item["source_bytes"] for item in outcome.values()) == total
+    assert all(item["source_bytes"] + item["peer_bytes"] == total for item in outcome.values())
+    assert all(item["source_bytes"] < 0.4 * total for item in outcome.values())
     assert all(map(step.is_right, step.names))
 
 
@@ -142,7 +142,7 @@ def test_nodes_need_not_agree_on_the_time(nodes):
     step.start("n1", through=ahead)
     outcome = step.finish()
     assert step.origin.served == 6 * 200_000
-    assert all(one["peer_bytes"] > 0 for one in outcome.values())
+    assert all(item["peer_bytes"] > 0 for item in outcome.values())
     assert all(map(step.is_right, step.names))
 
 

@@ -126,12 +126,12 @@ def read(reader: PeerReader, path: str, block: int) -> bytes:
 
 @pytest.fixture
 def world(tmp_path: Path, free_port) -> Iterator[World]:
-    made = World(tmp_path, free_port())
-    yield made
-    for fake in made.fakes:
+    created = World(tmp_path, free_port())
+    yield created
+    for fake in created.fakes:
         fake.listener.shutdown(socket.SHUT_RDWR)
         fake.listener.close()
-    made.state.close()
+    created.state.close()
 
 
 def test_a_file_of_another_nodes_share_comes_from_there(world: World):
@@ -309,9 +309,9 @@ def test_a_distrusted_file_is_read_again_from_the_origin(world: World):
     buffer = memoryview(bytearray(SIZE))
     assert file.read_into(buffer[:1000], 0) == 1000
     assert file.distrust()
-    got = 0
-    while got < SIZE:
-        got += file.read_into(buffer[got:], got)
+    actual = 0
+    while actual < SIZE:
+        actual += file.read_into(buffer[actual:], actual)
     assert bytes(buffer) == world.content
     assert not world.state.is_usable(0)
     assert world.state.untrusted[0]

@@ -20,18 +20,18 @@ def soon(seconds: float = 1.0) -> float:
 def served(action: Callable[[socket.socket], object]) -> tuple[socket.socket, list, threading.Thread]:
     """The client's end of a connection whose other end a thread serves; what that returned or raised."""
     client, server = socket.socketpair()
-    found: list = []
+    actual: list = []
 
     def run() -> None:
         with server:
             try:
-                found.append(action(server))
+                actual.append(action(server))
             except (OSError, protocol.HandshakeRefused) as error:
-                found.append(error)
+                actual.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    return client, found, thread
+    return client, actual, thread
 
 
 def meeting(key: bytes = KEY, *, busy: bool = False) -> Callable[[socket.socket], int]:
@@ -45,34 +45,34 @@ def meeting(key: bytes = KEY, *, busy: bool = False) -> Callable[[socket.socket]
 
 def test_two_nodes_of_a_group_know_each_other():
     """Both prove themselves, and the server learns which node it is."""
-    client, found, thread = served(meeting())
+    client, result, thread = served(meeting())
     with client:
         protocol.client_handshake(client, KEY, 3, 1, soon())
         thread.join()
-    assert found == [3]
+    assert result == [3]
 
 
 @pytest.mark.parametrize("wrong", ["key", "server", "client", "itself"])
 def test_a_stranger_is_refused_by_both_sides(wrong: str):
     """Another job's or version's key, and numbers that cannot be, end the greeting."""
-    client, found, thread = served(meeting(OTHER if wrong == "key" else KEY))
+    client, result, thread = served(meeting(OTHER if wrong == "key" else KEY))
     me = {"client": 4, "itself": 1}.get(wrong, 3)
     with client, pytest.raises((protocol.HandshakeRefused, OSError)):
         protocol.client_handshake(client, KEY, me, 2 if wrong == "server" else 1, soon())
     thread.join()
     # Of a greeting that cannot be the server refuses to give even a proof; of another key it hears nothing more.
-    assert isinstance(found[0], OSError if wrong == "key" else protocol.HandshakeRefused)
+    assert isinstance(result[0], OSError if wrong == "key" else protocol.HandshakeRefused)
 
 
 def test_a_client_that_skips_its_proof_is_refused():
     """The server's own proof, sent back to it, is none: the directions differ."""
-    client, found, thread = served(meeting())
+    client, result, thread = served(meeting())
     with client:
         client.sendall(protocol._HELLO.pack(protocol.MAGIC, 3, 1, b"n" * 16))
         _, proof = protocol._CHALLENGE.unpack(protocol.receive_exactly(client, protocol._CHALLENGE.size, soon()))
         client.sendall(proof)
         thread.join()
-    assert isinstance(found[0], protocol.HandshakeRefused)
+    assert isinstance(result[0], protocol.HandshakeRefused)
 
 
 def test_a_replayed_greeting_is_refused():
@@ -88,16 +88,16 @@ def test_a_replayed_greeting_is_refused():
             sent.append(data)
             self.real.sendall(data)
 
-    client, found, thread = served(meeting())
+    client, result, thread = served(meeting())
     with client:
         protocol.client_handshake(Spy(client), KEY, 3, 1, soon())
         thread.join()
-    assert found == [3]
-    client, found, thread = served(meeting())
+    assert result == [3]
+    client, result, thread = served(meeting())
     with client:
         client.sendall(b"".join(sent))
         thread.join()
-    assert isinstance(found[0], protocol.HandshakeRefused)
+    assert isinstance(result[0], protocol.HandshakeRefused)
 
 
 def test_a_server_without_the_secret_learns_nothing():
@@ -108,11 +108,11 @@ def test_a_server_without_the_secret_learns_nothing():
         server.sendall(bytes(protocol._CHALLENGE.size))
         return server.recv(100)
 
-    client, found, thread = served(action)
+    client, result, thread = served(action)
     with client, pytest.raises(protocol.HandshakeRefused):
         protocol.client_handshake(client, KEY, 3, 1, soon())
     thread.join()
-    assert found == [b""]
+    assert result == [b""]
 
 
 def test_a_node_without_room_says_so_after_its_proof():
@@ -138,10 +138,10 @@ def test_an_answer_of_no_known_kind_is_refused():
 
 def test_bytes_that_trickle_do_not_gain_time():
     """The time is the whole message's, not the byte's."""
-    client, found, thread = served(lambda server: protocol.server_handshake(server, KEY, 1, 4, soon(0.3)))
+    client, result, thread = served(lambda server: protocol.server_handshake(server, KEY, 1, 4, soon(0.3)))
     with client, contextlib.suppress(BrokenPipeError):
         for _ in range(20):
             client.sendall(b"p")
             time.sleep(0.05)
     thread.join()
-    assert isinstance(found[0], TimeoutError)
+    assert isinstance(result[0], TimeoutError)

@@ -81,12 +81,12 @@ def ask(connection: socket.socket, request: protocol.PeerRequest) -> tuple[int, 
 
 @pytest.fixture
 def served(tmp_path: Path, free_port, request: pytest.FixtureRequest) -> Iterator[Served]:
-    made = Served(tmp_path, free_port(), getattr(request, "param", TIMEOUTS))
+    created = Served(tmp_path, free_port(), getattr(request, "param", TIMEOUTS))
     try:
-        yield made
+        yield created
     finally:
-        server.stop_server(made.child)
-        made.state.close()
+        server.stop_server(created.child)
+        created.state.close()
 
 
 def test_ranges_of_finished_files_are_given(served: Served):
@@ -94,8 +94,8 @@ def test_ranges_of_finished_files_are_given(served: Served):
     served.state.mark_done(0)
     with served.greeted() as connection:
         for offset, length in ((0, len(CONTENT)), (0, 1), (777, 100_000), (len(CONTENT) - 1, 1)):
-            found = ask(connection, protocol.PeerRequest(protocol.GET, 0, offset, length))
-            assert found == (protocol.AVAILABLE, length, CONTENT[offset : offset + length])
+            actual = ask(connection, protocol.PeerRequest(protocol.GET, 0, offset, length))
+            assert actual == (protocol.AVAILABLE, length, CONTENT[offset : offset + length])
 
 
 def test_a_file_that_is_not_finished_is_not_given(served: Served):
@@ -215,15 +215,15 @@ def test_strangers_cost_a_moment_each(served: Served):
 def test_more_strangers_than_there_is_room_for_are_turned_away(served: Served):
     """Their number has a limit; once they have gone friends get in again."""
     served.state.mark_all_done()
-    room, ended = 64 + 16 * 3, select.poll()
+    room, end = 64 + 16 * 3, select.poll()
     with contextlib.ExitStack() as stack:
         for _ in range(room + 50):
-            ended.register(stack.enter_context(served.raw()), select.POLLIN)
+            end.register(stack.enter_context(served.raw()), select.POLLIN)
         deadline = time.monotonic() + 10
-        while len(ended.poll(0)) < 50:
+        while len(end.poll(0)) < 50:
             assert time.monotonic() < deadline, "nobody is turned away"
             time.sleep(0.02)
-        assert (len(ended.poll(0)), threads(served)) == (50, room + 2)
+        assert (len(end.poll(0)), threads(served)) == (50, room + 2)
     await_threads(served, 2)
     assert served.get(0)[2] == CONTENT
 
@@ -251,11 +251,11 @@ def test_nodes_tell_each_other_that_they_have_finished(served: Served):
 def test_the_server_dies_with_its_parent(tmp_path: Path, free_port):
     """kill -9 of the stager: its port is free again at once."""
     port = free_port()
-    tell, told = os.pipe()
+    tell, reported = os.pipe()
     parent = os.fork()
     if not parent:
         Served(tmp_path, port)
-        os.write(told, b".")
+        os.write(reported, b".")
         signal.pause()
     assert os.read(tell, 1) == b"."
     with pytest.raises(OSError, match="in use"), socket.socket() as probe:

@@ -58,21 +58,21 @@ def fail(group: Group, tmp_path: Path) -> None:
 
 def test_a_node_that_fails_was_seen(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
     """Who never met it knows that it was there, and so that it is gone; it is not taken for one that has all."""
-    with join(group(0), tmp_path) as there:
-        assert not there.source.state.contacted[1]
+    with join(group(0), tmp_path) as target:
+        assert not target.source.state.contacted[1]
         with pytest.raises(FileNotFoundError):
             fail(group(1), tmp_path)
         assert 0 < clock.passed_s < 5  # n2 never comes, and is not visited for long
-        assert there.source.state.contacted[1]
-        assert not there.source.state.finished[1]
+        assert target.source.state.contacted[1]
+        assert not target.source.state.finished[1]
 
 
 def test_a_node_alone_waits_for_nobody(group: GroupOf, tmp_path: Path, clock: Clock) -> None:
     """When it is done it ends; one that does not know what became of another stays."""
     for count in (1, 2):
-        with join(group(0, count), tmp_path) as there:
-            there.mark_all_done()
-            there.serve_until_done()
+        with join(group(0, count), tmp_path) as target:
+            target.mark_all_done()
+            target.serve_until_done()
         assert bool(clock.passed_s) == (count > 1)
 
 
@@ -86,6 +86,6 @@ def test_who_comes_a_moment_later_sees_it(group: GroupOf, tmp_path: Path, monkey
         finally:
             os._exit(0)
     time.sleep(0.5)
-    with join(group(0, 2), tmp_path) as there:
+    with join(group(0, 2), tmp_path) as target:
         os.waitpid(child, 0)
-        assert there.source.state.contacted[1]
+        assert target.source.state.contacted[1]

@@ -93,10 +93,10 @@ def node(repo: Path) -> Iterator[Node]:
     """A node in a folder that every user can reach; its jobs' holders end with the test."""
     folder = Path(tempfile.mkdtemp(prefix="pit-prolog-"))
     folder.chmod(0o755)
-    made = Node(folder, repo)
-    yield made
-    for path in made.state.glob("alpha.*"):
-        made.call("epilog", SLURM_JOB_ID=path.suffix[1:])
+    created = Node(folder, repo)
+    yield created
+    for path in created.state.glob("alpha.*"):
+        created.call("epilog", SLURM_JOB_ID=path.suffix[1:])
     shutil.rmtree(folder)
 
 
@@ -278,9 +278,9 @@ def test_only_what_a_broken_disk_answers_is_a_finding(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(prolog, "_write_test_block", refuse)
-    found = disk_problem(tmp_path, mounted=False)
-    assert finding in found
-    assert bool(found) == bool(finding)
+    actual = disk_problem(tmp_path, mounted=False)
+    assert finding in actual
+    assert bool(actual) == bool(finding)
 
 
 BAD_PYTHON = "#!/bin/sh\n"

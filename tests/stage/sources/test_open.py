@@ -156,8 +156,8 @@ def test_a_digest_that_cannot_be_compared_is_refused(make_dataset, digest: str):
     """What nobody can compare must not pass for verified."""
     folder = make_dataset({"a": b"1"})
     data = (folder / "manifest.json").read_bytes()
-    known = json.loads(data)["files"][0]["digest"]
-    changed = data.replace(known.encode(), digest.encode())
+    record = json.loads(data)["files"][0]["digest"]
+    changed = data.replace(record.encode(), digest.encode())
     (folder / "manifest.json").write_bytes(changed)
     with pytest.raises(DataError, match=rf"'{digest}' \(expected xxh3_128"):
         load_dataset(folder.rename(folder.with_name(manifest.version_of(changed))))

@@ -33,12 +33,12 @@ from pitools.store.manifest import ArraySchema, Manifest
 def build(folder: Path, zarr_format: int = 3) -> Path:
     """A store of two arrays along 10 steps and one that is not, one of them in a group."""
     group = zarr.create_group(folder, zarr_format=zarr_format, attributes={"robot": "arm"})
-    made: dict[str, Any] = {
+    created: dict[str, Any] = {
         "action": np.arange(20, dtype="float32").reshape(10, 2),
         "obs/state": np.ones((10, 3), "int16"),
         "mean": np.zeros(2),
     }
-    for name, values in made.items():
+    for name, values in created.items():
         group.create_array(name, data=values, chunks=(min(4, len(values)), *values.shape[1:]))
     return folder
 
@@ -88,13 +88,13 @@ def test_many_folders_are_listed_as_few_are(wide: Path) -> None:
     ]
     assert list_store(wide) == listing
     deep = wide / "data/77/0"
-    for plant, what in [
+    for plant, case in [
         (lambda: (deep / "bad").symlink_to("0"), "a link"),
         (lambda: os.mkfifo(deep / "bad"), "neither a file nor a folder"),
         (lambda: Path(os.fsdecode(bytes(deep) + b"/bad\xff")).touch(), "UTF-8"),
     ]:
         plant()
-        with pytest.raises(DataError, match=what) as raised:
+        with pytest.raises(DataError, match=case) as raised:
             list_store(wide)
         assert "data/77/0/bad" in str(raised.value)
         for path in deep.glob("bad*"):
@@ -135,12 +135,12 @@ def test_a_manifest_is_made(store: Path) -> None:
         for name, array in ((name, zarr.open_group(store, mode="r")[name]) for name in ("action", "mean", "obs/state"))
     }
     assert (descriptions.name, descriptions.episodes, descriptions.steps) == ("pick", 0, 10)
-    found = {place: digest.digest_file(store / entry.path)[1] for place, entry in enumerate(descriptions.files)}
-    whole = with_digests(descriptions, found)
-    assert [(entry.path, entry.digest) for entry in whole.files] == [
+    actual = {place: digest.digest_file(store / entry.path)[1] for place, entry in enumerate(descriptions.files)}
+    full = with_digests(descriptions, actual)
+    assert [(entry.path, entry.digest) for entry in full.files] == [
         (name, digest.digest_file(store / name)[1]) for name in names(store)
     ]
-    assert manifest.decode_manifest(manifest.encode_manifest(whole), "x") == whole
+    assert manifest.decode_manifest(manifest.encode_manifest(full), "x") == full
 
 
 def test_the_same_store_has_the_same_manifest(store: Path, tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_what_is_unfinished_is_left_out_and_said(store: Path) -> None:
     left = [f"action/0.{'0f' * 16}.partial", "obs/.nfs00000000012a", "x.partial"]
     for name in left:
         (store / name).write_text("?")
-    found = list_store(store)
-    assert found.left_out == tuple(sorted(left))
-    assert (found.entries, found.signature) == (listing.entries, listing.signature)
+    actual = list_store(store)
+    assert actual.left_out == tuple(sorted(left))
+    assert (actual.entries, actual.signature) == (listing.entries, listing.signature)
 
 
 def test_names_that_only_look_unfinished(store: Path) -> None:
@@ -295,19 +295,19 @@ def test_a_store_that_is_one_array(tmp_path: Path) -> None:
 def test_steps_and_episodes_of_a_dataset_of_ours(tmp_path: Path, bridge: Path) -> None:
     """A version without its manifest is refused; its arrays under another name are described as they were by that."""
     path = Path(ingest([bridge], root=tmp_path, name="bridge").path)
-    known, _ = manifest.load_manifest(path)
+    reference, _ = manifest.load_manifest(path)
     (path / manifest.MANIFEST_FILE).unlink()
     with pytest.raises(DataError, match="lost its manifest"):
         describe_folder(path)
     assert "action" in describe_folder(build(path.with_name("0" * 32))).arrays
     descriptions = describe_folder(path.rename(tmp_path / "copy"))
     assert (descriptions.episodes, descriptions.steps, descriptions.arrays) == (
-        known.episodes,
-        known.steps,
-        known.arrays,
+        reference.episodes,
+        reference.steps,
+        reference.arrays,
     )
     assert [(entry.path, entry.bytes) for entry in descriptions.files] == [
-        (entry.path, entry.bytes) for entry in known.files
+        (entry.path, entry.bytes) for entry in reference.files
     ]
 
 
@@ -343,6 +343,6 @@ def test_100_000_files_cost_little() -> None:
     started = time.process_time()
     listing: StoreListing = list_remote_store("x", listed, "x")
     assert listing.signature
-    made = make_manifest(listing, lambda path: array if "/" in path else group)
-    assert (len(made.files), made.steps) == (100_002, 100_000)
+    created = make_manifest(listing, lambda path: array if "/" in path else group)
+    assert (len(created.files), created.steps) == (100_002, 100_000)
     assert time.process_time() - started < 3  # 0.6 s where nothing else runs

@@ -26,15 +26,15 @@ def value(path: Path, name: str, **labels: str) -> float | None:
 
 def check_exposition(text: str) -> None:
     """The text format's own rules: each metric once, HELP and TYPE before its samples, no sample twice."""
-    seen: set[str] = set()
+    observed: set[str] = set()
     current = ""
     samples: set[str] = set()
     assert text.endswith("\n")
     for line in text.split("\n")[:-1]:
         if line.startswith("# HELP "):
             current = line.split(" ")[2]
-            assert current not in seen
-            seen.add(current)
+            assert current not in observed
+            observed.add(current)
         elif line.startswith("# TYPE "):
             assert line.split(" ")[2:] in ([current, "gauge"], [current, "counter"])
             assert (line.split(" ")[3] == "counter") == current.endswith("_total")

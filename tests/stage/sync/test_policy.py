@@ -50,7 +50,7 @@ def put(source: Path, name: str, version: str, modified_s: float) -> Path:
 def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Sizes become bytes, placeholders this node and user, and a rule without a name is called after its pattern."""
     monkeypatch.setenv("SLURMD_NODENAME", "n03")
-    found = load_policy(
+    actual = load_policy(
         write(
             tmp_path,
             '[[rules]]\nfrom = "/d"\npattern = "pick*"\nnewest = 3\ncap = "1GiB"\nto = "/nvme/{node}/{user}"\n'
@@ -58,7 +58,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             '[[rules]]\nname = "b"\nfrom = "/d"\nto = "/x"\nnodes = "n07"\n',
         )
     )
-    first, second = found.rules
+    first, second = actual.rules
     assert first == Rule(
         name="pick*",
         source=Path("/d"),
@@ -77,7 +77,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         QuotaLimits(),
         False,
     )
-    assert (found.node, found.id[:6]) == ("n03", "stage-")
+    assert (actual.node, actual.id[:6]) == ("n03", "stage-")
 
 
 def test_a_rule_counts_by_the_short_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -159,9 +159,9 @@ def test_the_newest_are_those_written_last(tmp_path: Path):
     (tmp_path / "pick3").mkdir()
     (tmp_path / ".pick").mkdir()
     (tmp_path / "pick.txt").write_text("")
-    found = newest_versions(rule(tmp_path, pattern="pick*", newest=2), pytest.fail)
-    assert [each.name for each in found] == ["b", "e", "d", "c"]
-    assert [each.dataset for each in found] == ["pick", "pick2", "pick2", "pick"]
+    actual = newest_versions(rule(tmp_path, pattern="pick*", newest=2), pytest.fail)
+    assert [each.name for each in actual] == ["b", "e", "d", "c"]
+    assert [each.dataset for each in actual] == ["pick", "pick2", "pick2", "pick"]
     put(tmp_path, ".trash", "g", 1000)
     assert [each.name for each in newest_versions(rule(tmp_path), pytest.fail)] == ["f", "b", "e"]
 
@@ -200,24 +200,24 @@ def test_a_cap_cuts_the_oldest(sizes: list[int], cap: int):
         with pytest.raises(ConfigError, match="over the cap"):
             fit_cap(capped, chosen, size, pytest.fail)
         return
-    kept = fit_cap(capped, chosen, size, pytest.fail)
-    assert kept == chosen[: len(kept)]
-    assert sum(sizes[: len(kept)]) <= cap
-    assert len(kept) == len(sizes) or sum(sizes[: len(kept) + 1]) > cap
+    retained = fit_cap(capped, chosen, size, pytest.fail)
+    assert retained == chosen[: len(retained)]
+    assert sum(sizes[: len(retained)]) <= cap
+    assert len(retained) == len(sizes) or sum(sizes[: len(retained) + 1]) > cap
 
 
 def test_a_version_without_a_size_is_told_and_left_out():
     """A damaged manifest costs its own version, not the others."""
     chosen = [SourceVersion("d", Path(f"/d/{name}"), 0) for name in "abc"]
-    told: list[PitError] = []
+    reported: list[PitError] = []
 
     def size(version: SourceVersion) -> int:
         if version.name == "b":
             raise DataError("not a manifest")
         return 1
 
-    assert fit_cap(rule(Path("/d"), cap_bytes=2), chosen, size, told.append) == [chosen[0], chosen[2]]
-    assert [error.message for error in told] == ["not a manifest"]
+    assert fit_cap(rule(Path("/d"), cap_bytes=2), chosen, size, reported.append) == [chosen[0], chosen[2]]
+    assert [error.message for error in reported] == ["not a manifest"]
 
 
 def test_without_a_cap_nothing_is_opened():
@@ -229,5 +229,5 @@ def test_without_a_cap_nothing_is_opened():
 def test_the_docstring_is_a_policy(tmp_path: Path):
     """The keys that the module tells are the keys there are."""
     text = (policy.__doc__ or "").partition("\n\n")[2]
-    (found,) = load_policy(write(tmp_path, text)).rules
-    assert (found.name, found.newest, found.cap_bytes) == ("pick", 2, 500 << 30)
+    (actual,) = load_policy(write(tmp_path, text)).rules
+    assert (actual.name, actual.newest, actual.cap_bytes) == ("pick", 2, 500 << 30)

@@ -167,13 +167,13 @@ def test_a_terminal_shows_a_table(site: Site, program: list[str]):
         assert done.returncode == 0
         return shown.decode().splitlines(), done.stderr
 
-    (head, line), said = run()
+    (head, line), output = run()
     assert head.split() == ["RULE", "ACTION", "DATASET", "VERSION", "BYTES", "COPIED", "BYTES", "PATH"]
     assert line.split()[:4] == ["r0", "staged", "pick", version]
-    assert "1 staged" in said
-    lines, said = run()
+    assert "1 staged" in output
+    lines, output = run()
     assert lines == []
-    assert "no change; 1 kept" in said
+    assert "no change; 1 kept" in output
 
 
 def test_a_dry_run_changes_nothing(site: Site):
@@ -490,9 +490,9 @@ def test_a_killed_run_knows_its_sets_again(site: Site, program: list[str]):
     process.kill()
     process.wait()
     assert site.staged() == {first}
-    started, ended = site.value("last_start_timestamp_seconds"), site.value("last_end_timestamp_seconds")
+    started, end = site.value("last_start_timestamp_seconds"), site.value("last_end_timestamp_seconds")
     assert started is not None
-    assert ended is None
+    assert end is None
     assert site.changes() == [("staged", large)]
     site.age()
     second = site.put("pick")
@@ -606,7 +606,7 @@ def test_the_crontabs_command_runs(site: Site, repo: Path, tmp_path: Path):
     assert changed.keys() <= variables.keys()
     env = {**variables, **changed, "HOME": str(tmp_path), "LOGNAME": "root"}
     env["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
-    said = []
+    output = []
     for _ in range(2):
         done = subprocess.run(
             [variables["SHELL"], "-c", command],
@@ -619,9 +619,9 @@ def test_the_crontabs_command_runs(site: Site, repo: Path, tmp_path: Path):
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
-        said.append(done.stdout)
-    assert "1 staged" in said[0]
-    assert said[1] == ""
+        output.append(done.stdout)
+    assert "1 staged" in output[0]
+    assert output[1] == ""
     assert site.staged() == {version}
     assert site.value("last_exit_code") == 0
 

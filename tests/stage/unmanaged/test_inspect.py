@@ -77,15 +77,15 @@ def test_what_an_interrupted_copy_did_is_judged_when_it_goes_on(
 ):
     """A damaged chunk that was copied by a call that was then killed is not passed by."""
     flip(store / "small/c/5/0")
-    made = resolved(store)
+    created = resolved(store)
     with monkeypatch.context() as patch:
         patch.setattr("pitools.stage.unmanaged.stage_store._verify_copy", stop)
         with pytest.raises(KeyboardInterrupt):
-            stage_store(made, root)
-    assert partial_path(root, made.key).exists()
-    assert journal_path(root, made.key).exists()
+            stage_store(created, root)
+    assert partial_path(root, created.key).exists()
+    assert journal_path(root, created.key).exists()
     with pytest.raises(DataError) as error:
-        stage_store(made, root)
+        stage_store(created, root)
     assert error.value.where.endswith("small/c/5/0")
 
 
@@ -96,9 +96,9 @@ def stop(*_: object) -> None:
 
 def test_metadata_that_change_meanwhile_are_no_judge(store: Path, root: Path, monkeypatch: pytest.MonkeyPatch):
     """What the chunks were judged by must be what was copied with them."""
-    made = resolved(store)
-    inspector = structure.StructureChecker(made.source, made.manifest)
+    created = resolved(store)
+    inspector = structure.StructureChecker(created.source, created.manifest)
     text = (store / "small/zarr.json").read_text()
     (store / "small/zarr.json").write_text(text.replace("crc32c", "crc32x"))
     with pytest.raises(DataError):
-        structure.check_structure(made.source, made.manifest, readers=1, inspected=inspector)
+        structure.check_structure(created.source, created.manifest, readers=1, inspected=inspector)

@@ -33,13 +33,13 @@ def build(folder: Path) -> Path:
     """A store of both formats, sharded and not, with checksums and without."""
     group = zarr.create_group(folder)
     values = np.random.default_rng(0).integers(1, 99, (20, 6)).astype("int32")
-    made: dict[str, dict[str, Any]] = {
+    created: dict[str, dict[str, Any]] = {
         "sharded": {"shards": (8, 6), "chunks": (2, 6), "compressors": [BloscCodec(), Crc32cCodec()]},
         "obs/raw": {"shards": (8, 6), "chunks": (2, 6), "compressors": None},
         "obs/blosc": {"chunks": (4, 6), "compressors": BloscCodec()},
         "checked": {"chunks": (4, 6), "compressors": Crc32cCodec()},
     }
-    for name, settings in made.items():
+    for name, settings in created.items():
         group.create_array(name, shape=values.shape, dtype=values.dtype, **settings)[...] = values
     old = zarr.create_array(
         folder,
@@ -119,10 +119,10 @@ def test_damage_is_found(store: Path, path: str, damage: Damage, problem: str) -
 
 def test_swapped_files(store: Path) -> None:
     """Two files of arrays of other codecs, one in the other's place, are both found."""
-    one, other = store / "sharded/c/0/0", store / "obs/blosc/c/0/0"
-    one.rename(store / "aside")
-    other.rename(one)
-    (store / "aside").rename(other)
+    first, second = store / "sharded/c/0/0", store / "obs/blosc/c/0/0"
+    first.rename(store / "aside")
+    second.rename(first)
+    (store / "aside").rename(second)
     assert {flawed.path for flawed in judge(store).defects} == {"sharded/c/0/0", "obs/blosc/c/0/0"}
 
 
@@ -148,8 +148,8 @@ def test_inner_chunks_that_are_missing_and_strays_are_counted(store: Path) -> No
     (store / "sharded/c/9").mkdir()
     (store / "sharded/c/9/0").touch()
     (store / "sharded/note.txt").touch()
-    found = notes(judge(store))
-    assert (found["sharded", "absent-inner"], found["sharded", "stray"]) == (2, 2)
+    actual = notes(judge(store))
+    assert (actual["sharded", "absent-inner"], actual["sharded", "stray"]) == (2, 2)
 
 
 def test_notes_of_a_thousand_arrays_are_a_few_lines() -> None:

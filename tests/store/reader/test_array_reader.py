@@ -39,15 +39,15 @@ CODECS: dict[str, list[Any]] = {
 
 
 def layout_of(folder: Path, name: str = "x") -> ChunkLayout | None:
-    found = metadata.parse_metadata(name, (folder / name / "zarr.json").read_bytes(), "zarr.json")
-    assert found
-    return chunk_layout(found)
+    actual = metadata.parse_metadata(name, (folder / name / "zarr.json").read_bytes(), "zarr.json")
+    assert actual
+    return chunk_layout(actual)
 
 
 def reader_of(folder: Path, *, check: CheckMode = "first") -> ArrayReader:
-    known = layout_of(folder)
-    assert known
-    return ArrayReader(folder, "x", known, check_mode=check)
+    reference = layout_of(folder)
+    assert reference
+    return ArrayReader(folder, "x", reference, check_mode=check)
 
 
 def write(
@@ -87,9 +87,9 @@ def test_it_reads_what_zarr_reads(tmp_path: Path, data: st.DataObject):
     for _ in range(4):
         start = data.draw(st.integers(0, steps))
         stop = data.draw(st.integers(start, steps))
-        found = reader.read(start, stop)
-        assert found.dtype == content.dtype
-        assert np.array_equal(found, content[start:stop])
+        actual = reader.read(start, stop)
+        assert actual.dtype == content.dtype
+        assert np.array_equal(actual, content[start:stop])
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if "crc" in codec])
@@ -195,9 +195,9 @@ def test_other_forms_are_left_to_zarr(tmp_path: Path, more: dict[str, Any]):
     array = zarr.create_array(tmp_path / "x", **{"shape": (32, 4), "dtype": "f4", "compressors": None, **more})
     array[:] = 1
     name = ".zarray" if more.get("zarr_format") == 2 else "zarr.json"
-    found = metadata.parse_metadata("x", (tmp_path / "x" / name).read_bytes(), name)
-    assert found
-    assert chunk_layout(found) is None
+    actual = metadata.parse_metadata("x", (tmp_path / "x" / name).read_bytes(), name)
+    assert actual
+    assert chunk_layout(actual) is None
 
 
 def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
@@ -205,10 +205,10 @@ def test_an_index_of_other_codecs_is_left_to_zarr(tmp_path: Path):
     write(tmp_path, np.ones((16, 5), np.uint8), chunk=8, shard=16)
     record = json.loads((tmp_path / "x/zarr.json").read_bytes())
     record["codecs"][0]["configuration"]["index_codecs"].append({"name": "gzip", "configuration": {"level": 1}})
-    found = metadata.parse_metadata("x", json.dumps(record).encode(), "zarr.json")
-    assert found
+    actual = metadata.parse_metadata("x", json.dumps(record).encode(), "zarr.json")
+    assert actual
     assert layout_of(tmp_path)
-    assert chunk_layout(found) is None
+    assert chunk_layout(actual) is None
 
 
 @pytest.mark.parametrize("codec", ["raw, crc", "blosc, crc", "zstd, crc"])
@@ -318,9 +318,9 @@ def test_flipped_bits_without_a_checksum_are_errors_or_wrong_but_no_crash(tmp_pa
     frame = bytes((Blosc("lz4", blocksize=8192) if codec == "blosc" else Zstd(3)).encode(content))
     decode = decoder_for("blosc" if codec == "blosc" else "zstd")
     room = memoryview(bytearray(content.nbytes))
-    for at in [*range(80), *range(80, len(frame), 997)]:
+    for position in [*range(80), *range(80, len(frame), 997)]:
         for bit in range(8):
-            bad = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
+            bad = frame[:position] + bytes([frame[position] ^ 1 << bit]) + frame[position + 1 :]
             with contextlib.suppress(ValueError, RuntimeError):
                 decode.partial(memoryview(bytearray(bad)), 100_000, memoryview(bytearray(60_000)), room)
             with contextlib.suppress(ValueError, RuntimeError):

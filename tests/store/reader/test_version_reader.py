@@ -59,7 +59,7 @@ def build(
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         size, text = digest.digest_file(path)
         files.append(FileEntry(path=path.relative_to(folder).as_posix(), bytes=size, digest=text))
-    known = Manifest(
+    reference = Manifest(
         name="pick",
         episodes=3,
         steps=STEPS,
@@ -67,7 +67,7 @@ def build(
         arrays={name: ArraySchema(shape=data.shape, dtype=data.dtype.name) for name, data in content.items()},
         **({} if runs is None else {"subset": Subset(parent="", arrays=tuple(content), steps=runs)}),
     )
-    (folder / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(known))
+    (folder / manifest.MANIFEST_FILE).write_bytes(manifest.encode_manifest(reference))
     return folder, content
 
 
@@ -138,18 +138,18 @@ def test_threads_read_a_small_array_once(tmp_path: Path):
         time.sleep(0.02)
         return open_below(path, name)
 
-    arrays, found, barrier = VersionReader(path, opener=opener), [], threading.Barrier(8)
+    arrays, reader, barrier = VersionReader(path, opener=opener), [], threading.Barrier(8)
 
     def read() -> None:
         barrier.wait()
-        found.append(arrays.resident("action"))
+        reader.append(arrays.resident("action"))
 
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(array) for array in found}) == 1
+    assert len({id(array) for array in reader}) == 1
     chunks = [name for name in opened if name.startswith("action/c/")]
     assert sorted(chunks) == [f"action/c/{number}/0" for number in range(STEPS // SHARD)]
 
@@ -187,13 +187,13 @@ def test_a_fork_while_it_is_read_waits_for_nobody(tmp_path: Path, what: str):
             code = 0 if read(arrays) == read(VersionReader(path)) == expected else 2
         finally:
             os._exit(code)
-    until, ended = time.monotonic() + 10, (0, 0)
-    while not ended[0] and time.monotonic() < until:
-        ended = os.waitpid(pid, os.WNOHANG)
+    until, start_time = time.monotonic() + 10, (0, 0)
+    while not start_time[0] and time.monotonic() < until:
+        start_time = os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
     go_on.set()
     thread.join()
-    assert ended == (pid, 0)
+    assert start_time == (pid, 0)
 
 
 @pytest.mark.parametrize("offsets", [[0, 15, 30, 59], [0, 15, 30, 61], [0, 30, 15, 60], [1, 15, 30, 60], [0, 15, 60]])

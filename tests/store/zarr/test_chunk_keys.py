@@ -81,9 +81,9 @@ def test_rows_of_several_runs(chunk: int, lengths: list[tuple[int, int]]) -> Non
     for gap, length in lengths:
         runs.append((end + gap, end + gap + length))
         end += gap + length
-    found = chunk_keys.chunk_ranges(plain(shape=(1000,), chunk=(chunk,)), runs)
-    assert [row for some in found for row in some] == sorted({row // chunk for run in runs for row in range(*run)})
-    assert all(one.stop < other.start for one, other in pairwise(found))
+    actual = chunk_keys.chunk_ranges(plain(shape=(1000,), chunk=(chunk,)), runs)
+    assert [row for some in actual for row in some] == sorted({row // chunk for run in runs for row in range(*run)})
+    assert all(first.stop < second.start for first, second in pairwise(actual))
 
 
 @pytest.mark.parametrize(

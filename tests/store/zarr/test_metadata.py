@@ -17,17 +17,17 @@ from pitools.store.zarr import chunk_keys, metadata
 )
 def test_dtypes(tmp_path: Path, write_array, dtype: str, zarr_format: int) -> None:
     """Each data type has NumPy's own name and size, whichever way the format writes it."""
-    wanted = np.dtype(dtype)
+    expected = np.dtype(dtype)
     array, _ = write_array(tmp_path, dtype=dtype, shape=(4,), chunks=(4,), zarr_format=zarr_format, fill_value=None)
-    assert (array.dtype, array.codecs.raw_bytes) == (wanted.name, 4 * wanted.itemsize)
+    assert (array.dtype, array.codecs.raw_bytes) == (expected.name, 4 * expected.itemsize)
 
 
 def test_records_of_v2() -> None:
     """A record's size is the sum of its fields, sub-arrays included."""
-    wanted = np.dtype([("a", "<f4"), ("b", "u1", (2, 3)), ("c", [("d", "<M8[s]")])])
-    array = metadata.parse_metadata("a", json.dumps(V2_ARRAY | {"dtype": wanted.descr}).encode(), "a")
+    expected = np.dtype([("a", "<f4"), ("b", "u1", (2, 3)), ("c", [("d", "<M8[s]")])])
+    array = metadata.parse_metadata("a", json.dumps(V2_ARRAY | {"dtype": expected.descr}).encode(), "a")
     assert array is not None
-    assert (array.dtype, array.codecs.raw_bytes) == (wanted.name, 2 * wanted.itemsize)
+    assert (array.dtype, array.codecs.raw_bytes) == (expected.name, 2 * expected.itemsize)
 
 
 def test_text_has_no_fixed_size(tmp_path: Path, write_array) -> None:

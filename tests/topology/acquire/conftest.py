@@ -90,9 +90,9 @@ class Bench:
 def bench(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Alpha, with whatever the test made of it undone in the end; it is asked twice a second, however long it takes."""
     monkeypatch.setattr(loop, "_MAX_POLL_S", 0.5)
-    made = Bench(client(load_site("alpha")), clusters / "alpha" / "slurm.conf")
-    yield made
-    if made.made:
-        made.slurm.cancel(made.made)
-    for node in made.drained:
-        made.scontrol("update", f"nodename={node}", "state=resume")
+    created = Bench(client(load_site("alpha")), clusters / "alpha" / "slurm.conf")
+    yield created
+    if created.made:
+        created.slurm.cancel(created.made)
+    for node in created.drained:
+        created.scontrol("update", f"nodename={node}", "state=resume")

@@ -179,7 +179,7 @@ def test_partitions_that_share_nothing(bench: Bench) -> None:
     try:
         for name, held in zip(names, ("alpha[01-02]", "alpha[05-06]"), strict=True):  # a leaf is odd or even
             bench.scontrol("create", f"partitionname={name}", f"nodes={held}", "state=up")
-        got = bench.get(bench.submit(f"--partition={','.join(names)}"), timeout_s=20)
+        actual = bench.get(bench.submit(f"--partition={','.join(names)}"), timeout_s=20)
     finally:
         bench.slurm.cancel(bench.made)
         until = time.monotonic() + 20
@@ -187,8 +187,8 @@ def test_partitions_that_share_nothing(bench: Bench) -> None:
             time.sleep(0.2)
         for name in names:
             bench.scontrol("delete", f"partitionname={name}")
-    assert (got.state, got.is_within, got.tries) == ("RUNNING", True, 1)
-    assert hostlist.expand(got.node_list) in (["alpha01", "alpha02"], ["alpha05", "alpha06"])
+    assert (actual.state, actual.is_within, actual.tries) == ("RUNNING", True, 1)
+    assert hostlist.expand(actual.node_list) in (["alpha01", "alpha02"], ["alpha05", "alpha06"])
 
 
 @pytest.fixture

@@ -26,59 +26,65 @@ Bench = Any  # of conftest.py
 
 def test_a_job_starts_on_its_choice(bench: Bench) -> None:
     """One call frees it and names its leaves; it starts below one leaf, long before it would by itself."""
-    got = bench.get(bench.submit("--begin=now+1000"))  # it is followed for 60 s
-    assert (got.state, got.is_within, got.tries, got.leaves, got.is_released) == ("RUNNING", True, 1, 1, False)
-    assert bench.leaf(hostlist.expand(got.node_list)) == bench.leaf(hostlist.expand(got.chosen))
+    actual = bench.get(bench.submit("--begin=now+1000"))  # it is followed for 60 s
+    assert (actual.state, actual.is_within, actual.tries, actual.leaves, actual.is_released) == (
+        "RUNNING",
+        True,
+        1,
+        1,
+        False,
+    )
+    assert bench.leaf(hostlist.expand(actual.node_list)) == bench.leaf(hostlist.expand(actual.chosen))
 
 
 def test_a_drained_node_has_a_stand_in(bench: Bench) -> None:
     """A chosen node is drained before the job starts: the leaf's others are left to it, and no new choice is needed."""
     job = bench.submit("--hold")
-    got = bench.get(job, lambda: (bench.drain(bench.chosen()[0]), bench.release()))
-    assert (got.state, got.is_within, got.tries) == ("RUNNING", True, 1)
-    assert bench.drained[0] not in hostlist.expand(got.node_list)
+    actual = bench.get(job, lambda: (bench.drain(bench.chosen()[0]), bench.release()))
+    assert (actual.state, actual.is_within, actual.tries) == ("RUNNING", True, 1)
+    assert bench.drained[0] not in hostlist.expand(actual.node_list)
 
 
 def test_a_drained_node_without_one(bench: Bench) -> None:
     """By nodelist there is none: it is chosen again, under the same id and since the same time."""
     job = bench.submit("--hold")
     submitted = bench.slurm.job(job)[0]
-    got = bench.get(job, lambda: bench.drain(bench.chosen()[0]), bench.release, by="nodelist")
-    assert (got.state, got.is_within, got.tries, got.job_id) == ("RUNNING", True, 2, submitted.job_id)
-    assert bench.drained[0] not in hostlist.expand(got.node_list)
-    assert f"{bench.drained[0]} lost" in got.reason
+    actual = bench.get(job, lambda: bench.drain(bench.chosen()[0]), bench.release, by="nodelist")
+    assert (actual.state, actual.is_within, actual.tries, actual.job_id) == ("RUNNING", True, 2, submitted.job_id)
+    assert bench.drained[0] not in hostlist.expand(actual.node_list)
+    assert f"{bench.drained[0]} lost" in actual.reason
 
 
 def test_a_lost_race(bench: Bench) -> None:
     """Somebody else's job takes a chosen node: the next choice is without it."""
     job = bench.submit("--hold")
-    got = bench.get(job, lambda: bench.take(bench.chosen()[0]), bench.release, by="nodelist")
+    actual = bench.get(job, lambda: bench.take(bench.chosen()[0]), bench.release, by="nodelist")
     (first, *_) = (text for text in bench.said if "choice 1" in text)
-    assert (got.state, got.is_within, got.tries) == ("RUNNING", True, 2)
-    assert got.chosen not in first
+    assert (actual.state, actual.is_within, actual.tries) == ("RUNNING", True, 2)
+    assert actual.chosen not in first
 
 
 @pytest.mark.parametrize(("on_failure", "nodelist"), [("release", ""), ("keep", "chosen"), ("cancel", "")])
 def test_the_last_try(bench: Bench, on_failure: str, nodelist: str) -> None:
     """After the stated number of tries the constraint is lifted, kept or the job cancelled; its own exclusion stays."""
     job = bench.submit("--hold", "--exclude=alpha08")
-    got = bench.get(job, lambda: bench.drain(bench.chosen()[0]), by="nodelist", tries=1, on_failure=on_failure)
+    actual = bench.get(job, lambda: bench.drain(bench.chosen()[0]), by="nodelist", tries=1, on_failure=on_failure)
     after = bench.job()
-    assert (got.state, got.tries) == ("CANCELLED" if on_failure == "cancel" else "PENDING", 1)
-    assert got.is_released == (on_failure == "release")
-    assert " lost" in got.reason
+    assert (actual.state, actual.tries) == ("CANCELLED" if on_failure == "cancel" else "PENDING", 1)
+    assert actual.is_released == (on_failure == "release")
+    assert " lost" in actual.reason
     if on_failure != "cancel":
         assert after.excluded_nodes == "alpha08"
-        assert hostlist.expand(after.required_nodes or "x") == hostlist.expand(got.chosen if nodelist else "x")
+        assert hostlist.expand(after.required_nodes or "x") == hostlist.expand(actual.chosen if nodelist else "x")
 
 
 def test_too_few_free_nodes(bench: Bench) -> None:
     """Eight nodes while one is drained: the job waits like any other, and the record says how many are free."""
     bench.drain("alpha08")
     job = bench.submit("--hold", "--nodes=8")
-    got = bench.get(job, timeout_s=1)
-    assert (got.state, got.tries, got.is_released, got.node_list) == ("PENDING", 0, True, "")
-    assert "of 8 nodes are free" in got.reason
+    actual = bench.get(job, timeout_s=1)
+    assert (actual.state, actual.tries, actual.is_released, actual.node_list) == ("PENDING", 0, True, "")
+    assert "of 8 nodes are free" in actual.reason
     assert bench.job().excluded_nodes == ""
     assert bench.job().reason == "JobHeldUser"  # and no longer BeginTime: it is the hold alone that it waits for
 
@@ -99,33 +105,33 @@ def test_a_job_that_cannot_start_where_it_seems_to(bench: Bench, monkeypatch: py
     )
     try:
         job = bench.submit("--exclude=alpha[01-06]")  # 2 minutes: what is left is idle, but not for so long
-        got = bench.get(job, timeout_s=4)
+        actual = bench.get(job, timeout_s=4)
     finally:
         bench.scontrol("delete", f"reservationname={name}")
-    assert (got.state, got.is_released, got.tries) == ("PENDING", True, 1)
-    assert "0 of 2 nodes are free" in got.reason
+    assert (actual.state, actual.is_released, actual.tries) == ("PENDING", True, 1)
+    assert "0 of 2 nodes are free" in actual.reason
     assert any("not started" in text for text in bench.said)
     assert bench.job().excluded_nodes == "alpha[01-06]"
 
 
 def test_a_short_reservation(bench: Bench) -> None:
     """The chosen nodes are nobody else's until the job has them; then the reservation ends, and the job goes on."""
-    seen: list[str] = []
+    observed: list[str] = []
 
     def look() -> None:
-        seen.append(subprocesses.run(["scontrol", "-o", "show", "reservation"], timeout_s=20, env=bench.env).stdout)
+        observed.append(subprocesses.run(["scontrol", "-o", "show", "reservation"], timeout_s=20, env=bench.env).stdout)
         bench.release()
 
-    got = bench.get(bench.submit("--hold"), look, by="reservation")
-    assert (got.state, got.is_within) == ("RUNNING", True)
-    mine = next(line for line in seen[0].splitlines() if f"pit-{got.job_id}-" in line)
-    assert "FLEX" in mine
-    assert "NO_HOLD_JOBS_AFTER" in mine
+    actual = bench.get(bench.submit("--hold"), look, by="reservation")
+    assert (actual.state, actual.is_within) == ("RUNNING", True)
+    own_part = next(line for line in observed[0].splitlines() if f"pit-{actual.job_id}-" in line)
+    assert "FLEX" in own_part
+    assert "NO_HOLD_JOBS_AFTER" in own_part
     until = time.monotonic() + 15
-    while f"pit-{got.job_id}-" in (now := _active(bench)) and time.monotonic() < until:
+    while f"pit-{actual.job_id}-" in (now := _active(bench)) and time.monotonic() < until:
         time.sleep(0.3)
-    assert f"pit-{got.job_id}-" not in now
-    assert bench.slurm.state_of([got.job_id])[got.job_id] == "RUNNING"
+    assert f"pit-{actual.job_id}-" not in now
+    assert bench.slurm.state_of([actual.job_id])[actual.job_id] == "RUNNING"
 
 
 def _active(bench: Bench) -> str:
@@ -222,8 +228,8 @@ def test_a_run_on_chosen_nodes(bench: Bench, pit: Pit, tmp_path: Path) -> None:
     run = json.loads(done.stdout)
     bench.made.append(run["job_id"])
     events = [json.loads(line) for line in (Path(run["run_dir"]) / "events.jsonl").read_text().splitlines()]
-    (told,) = (event["detail"] for event in events if event["event"] == "topology")
-    assert (told["is_within"], told["is_released"], told["leaves"]) == (True, False, 1)
+    (reported,) = (event["detail"] for event in events if event["event"] == "topology")
+    assert (reported["is_within"], reported["is_released"], reported["leaves"]) == (True, False, 1)
     request.write_text(REQUEST.format(by="exclude") + 'nodelist = "alpha01"\n')
     done = pit("launch", "plan", str(request), "--site", "alpha")
     assert (done.returncode, "both choose nodes" in done.stderr) == (3, True)

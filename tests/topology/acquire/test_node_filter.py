@@ -165,8 +165,8 @@ def test_what_a_job_asked_for_is_read(repo: Path) -> None:
     changed = text.replace("ExcNodeList=(null)", "ExcNodeList=n[1-2]").replace("ReqNodeList=(null)", "ReqNodeList=n4")
     changed = changed.replace("Features=(null)", "Features=ib&h100 SegmentSize=4 Reservation=x")
     (job,) = parse_jobs.parse_scontrol_jobs(changed)
-    asked = (job.features, job.required_nodes, job.excluded_nodes, job.reservation, job.segment)
-    assert asked == ("ib&h100", "n4", "n[1-2]", "x", 4)
+    requested = (job.features, job.required_nodes, job.excluded_nodes, job.reservation, job.segment)
+    assert requested == ("ib&h100", "n4", "n[1-2]", "x", 4)
 
 
 @pytest.mark.parametrize(

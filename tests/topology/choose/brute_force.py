@@ -120,7 +120,7 @@ def plainly(fabric: Fabric, free: set[str], k: int, objective: str) -> Cost:
         for depth in range(1, len(leaf.path)):
             below.setdefault(leaf.path[:depth], set()).add(leaf.path[: depth + 1])
     room = {leaf.path: len(free.intersection(leaf.nodes)) for leaf in fabric.leaves}
-    found: list[Cost] = []
+    actual: list[Cost] = []
 
     def link(path: tuple[str, ...], m: int) -> Cost:
         length = fabric.lengths.get(path[-1], 1.0)
@@ -144,17 +144,17 @@ def plainly(fabric: Fabric, free: set[str], k: int, objective: str) -> Cost:
                 for m in range(min(k, len(table) + len(other) - 2) + 1)
             ]
         if len(table) > k:
-            found.append((*((brute.height[path],) if objective == "level" else ()), *table[k]))
+            actual.append((*((brute.height[path],) if objective == "level" else ()), *table[k]))
         return table
 
     for root in {leaf.path[:1] for leaf in fabric.leaves}:
         least(root)
-    return min(found)
+    return min(actual)
 
 
 def boxes(dims: Sequence[int], free: set[tuple[int, ...]], volume: int) -> dict[frozenset[tuple[int, ...]], float]:
     """Every free box of so many cells, and what it costs: links to cells outside, those to free cells counted twice."""
-    found: dict[frozenset[tuple[int, ...]], float] = {}
+    actual: dict[frozenset[tuple[int, ...]], float] = {}
     for shape in product(*(range(1, size + 1) for size in dims)):
         cells = 1
         for extent in shape:
@@ -174,5 +174,5 @@ def boxes(dims: Sequence[int], free: set[tuple[int, ...]], volume: int) -> dict[
                             other = (*cell[:axis], (cell[axis] + step) % size, *cell[axis + 1 :])
                             if other not in box:
                                 cost += 1 + (other in free)
-                found[box] = min(cost, found.get(box, cost))
-    return found
+                actual[box] = min(cost, actual.get(box, cost))
+    return actual

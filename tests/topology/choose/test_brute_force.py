@@ -58,8 +58,8 @@ def topology_conf() -> str:
     lines = []
     for pod, leaves in PODS.items():
         for leaf in range(leaves):
-            mine, names = names[:8], names[8:]
-            lines.append(f"SwitchName={pod}{leaf:02d} Nodes={','.join(mine)}")
+            own_part, names = names[:8], names[8:]
+            lines.append(f"SwitchName={pod}{leaf:02d} Nodes={','.join(own_part)}")
         lines.append(f"SwitchName={pod} Switches={pod}[00-{leaves - 1:02d}]")
     return "\n".join([*lines, f"SwitchName=core Switches={','.join(PODS)}"]) + "\n"
 

@@ -21,10 +21,10 @@ def as_number(cost: Cost, fabric: Fabric, brute: Brute, objective: str) -> float
     """What `cost` is in a Choice, but for the terms of level and leaf, which only decide between equals."""
     if objective in ("pair", "ring"):
         return cost[0]
-    at = [0] * (max(brute.height.values()) + 1)
+    position = [0] * (max(brute.height.values()) + 1)
     for height in brute.height.values():
-        at[height] += 1
-    tens = [10.0 ** len(str(count)) for count in at]
+        position[height] += 1
+    tens = [10.0 ** len(str(count)) for count in position]
     weights = [1.0]
     if objective == "level":
         for ten in tens[:-1]:
@@ -46,12 +46,12 @@ def judge(fabric: Fabric, rng: random.Random, objective: Objective) -> bool:
     k = rng.randint(1, min(len(free), 6))
     brute = Brute(fabric, costs)
     best = brute.best_two(k, objective, terms.broken_leaf)
-    given = free if plain else costs
+    arguments = free if plain else costs
     if not best:
         with pytest.raises(ClusterError):
-            select_nodes(fabric, given, k, objective=objective, weights=terms)
+            select_nodes(fabric, arguments, k, objective=objective, weights=terms)
         return False
-    choice = select_nodes(fabric, given, k, objective=objective, weights=terms)
+    choice = select_nodes(fabric, arguments, k, objective=objective, weights=terms)
     cost = brute.cost(choice.nodes, objective, terms.broken_leaf)
     assert cost == pytest.approx(best[0], rel=1e-9, abs=1e-6), (fabric, costs, k)
     assert len(choice.nodes) == len(set(choice.nodes)) == k
@@ -59,7 +59,7 @@ def judge(fabric: Fabric, rng: random.Random, objective: Objective) -> bool:
     assert choice.leaves == len(choice.per_leaf)
     number = as_number(best[0], fabric, brute, objective)
     assert int(choice.cost + 1e-6) == number if objective in ("level", "leaf") else choice.cost == pytest.approx(number)
-    second = runner_up_cost(fabric, given, choice, weights=terms)
+    second = runner_up_cost(fabric, arguments, choice, weights=terms)
     if len(best) < 2:
         assert second is None
     else:
@@ -73,17 +73,17 @@ def judge(fabric: Fabric, rng: random.Random, objective: Objective) -> bool:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_thousand_trees_by_brute_force(objective: Objective) -> None:
     """No choice of nodes costs less, nor any with other counts per leaf less than what is called the next."""
-    made = sum(judge(forest(random.Random(seed)), random.Random(seed + 1), objective) for seed in range(1000))
-    assert made == 1000
+    created = sum(judge(forest(random.Random(seed)), random.Random(seed + 1), objective) for seed in range(1000))
+    assert created == 1000
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_unconnected_roots_are_never_spanned(objective: Objective) -> None:
     """With several roots the best is still found, below one of them; where none has room, it says so."""
-    made = [
+    created = [
         judge(forest(random.Random(seed), roots=3), random.Random(seed + 1), objective) for seed in range(2000, 2150)
     ]
-    assert 20 < sum(made) < len(made)
+    assert 20 < sum(created) < len(created)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -131,7 +131,7 @@ def test_ring_is_the_shortest_round_trip() -> None:
 
 def even(pods: int, leaves: int, size: int) -> Fabric:
     """Pods of leaves of nodes n0, n1 …, one core above."""
-    made = [
+    created = [
         Leaf(
             path=("core", f"p{pod}", f"p{pod}l{leaf}"),
             nodes=tuple(f"n{(pod * leaves + leaf) * size + place}" for place in range(size)),
@@ -139,7 +139,7 @@ def even(pods: int, leaves: int, size: int) -> Fabric:
         for pod in range(pods)
         for leaf in range(leaves)
     ]
-    return Fabric(leaves=tuple(made))
+    return Fabric(leaves=tuple(created))
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,8 +160,8 @@ def test_spares_keep_both_optimal(free: set[int], k: int, spares: int, objective
 def test_a_curve_is_the_cost_of_each_size(free: set[int], objective: Objective) -> None:
     """One pass tells what each size costs alone; sizes that are not free are left out."""
     fabric, names = even(3, 4, 4), [f"n{number}" for number in free]
-    found = cost_by_size(fabric, names, range(1, 60, 3), objective=objective)
-    assert found == {
+    actual = cost_by_size(fabric, names, range(1, 60, 3), objective=objective)
+    assert actual == {
         k: pytest.approx(select_nodes(fabric, names, k, objective=objective).cost) for k in range(1, len(names) + 1, 3)
     }
 

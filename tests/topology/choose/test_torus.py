@@ -41,14 +41,14 @@ def test_boxes_by_brute_force(dims: tuple[int, ...]) -> None:
             with pytest.raises(ClusterError, match=f"{k} nodes requested, .* no free box"):
                 select_nodes(fabric, names, k)
             continue
-        known = boxes(dims, free, volume)
+        reference = boxes(dims, free, volume)
         choice = select_nodes(fabric, names, k)
-        taken = frozenset(places([*choice.nodes, *choice.spares]))
-        assert known[taken] == choice.cost == min(known.values())
-        assert runner_up_cost(fabric, names, choice) == (sorted(known.values())[1] if len(known) > 1 else None)
+        used = frozenset(places([*choice.nodes, *choice.spares]))
+        assert reference[used] == choice.cost == min(reference.values())
+        assert runner_up_cost(fabric, names, choice) == (sorted(reference.values())[1] if len(reference) > 1 else None)
         assert (len(choice.nodes), prod(choice.shape)) == (k, volume)
         assert bool(choice.warning) == (volume > k)
-        inner = boxes(dims, set(taken), k)
+        inner = boxes(dims, set(used), k)
         assert not inner or frozenset(places(choice.nodes)) in inner
 
 
@@ -56,8 +56,8 @@ def test_ranks_follow_the_links() -> None:
     """Each rank of a box is beside the one before."""
     choice = select_nodes(torus((4, 4, 4)), [f"{a}-{b}-{c}" for a in range(4) for b in (3, 0) for c in range(4)], 32)
     assert choice.shape == (4, 2, 4)
-    for one, other in pairwise(places(choice.nodes)):
-        assert sum(min((a - b) % 4, (b - a) % 4) for a, b in zip(one, other, strict=True)) == 1
+    for first, second in pairwise(places(choice.nodes)):
+        assert sum(min((a - b) % 4, (b - a) % 4) for a, b in zip(first, second, strict=True)) == 1
 
 
 def test_spares_and_costs() -> None:

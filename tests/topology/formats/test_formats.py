@@ -152,9 +152,9 @@ def test_nvml_tells_this_nodes_domain(
     """What nvmlDeviceGetGpuFabricInfoV answers on each kind of machine, by its documentation."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake_nvml(gpus))
     monkeypatch.setenv("SLURMD_NODENAME", "nvl-3")
-    found = nvlink.local_domain()
-    assert (found.node, found.cluster_uuid, found.gpus) == ("nvl-3", uuid, count)
-    assert found.clique_id == (7 if uuid else 0)
+    actual = nvlink.local_domain()
+    assert (actual.node, actual.cluster_uuid, actual.gpus) == ("nvl-3", uuid, count)
+    assert actual.clique_id == (7 if uuid else 0)
 
 
 def test_gpus_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_measured_matrix_finds_the_switches(fanout: list[list[int]], is_bandwi
     level = np.array([[0 if a == b else 1 if a[0] == b[0] else 2 for b in homes] for a in homes])
     latency = np.array([2.0, 4.0, 9.0])[level] * noise.uniform(0.96, 1.04, level.shape)
     fabric = matrix.from_matrix(names, 1 / latency if is_bandwidth else latency, is_bandwidth)
-    truth = {frozenset(name for name, home in zip(names, homes, strict=True) if home == one) for one in set(homes)}
+    truth = {frozenset(name for name, home in zip(names, homes, strict=True) if home == item) for item in set(homes)}
     assert {frozenset(leaf.nodes) for leaf in fabric.leaves} == truth
     pods = {leaf.path[:2] for leaf in fabric.leaves}
     assert len(pods) == len(fanout)
@@ -225,12 +225,12 @@ def test_matrices_in_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "pairs.npz", nodes=np.array(names), latency=latency)
     np.save(tmp_path / "latency.npy", latency)
     (tmp_path / "latency.nodes").write_text("\n".join(names))
-    found = [discover.read_fabric(tmp_path / name) for name in ("pairs.csv", "pairs.npz", "latency.npy")]
-    assert found[0] == found[1] == found[2]
-    assert shape(found[0]) == {("m", "m1"): ("n1", "n2"), ("m", "m2"): ("n3", "n4")}
+    actual = [discover.read_fabric(tmp_path / name) for name in ("pairs.csv", "pairs.npz", "latency.npy")]
+    assert actual[0] == actual[1] == actual[2]
+    assert shape(actual[0]) == {("m", "m1"): ("n1", "n2"), ("m", "m2"): ("n3", "n4")}
     half = csv.read_text().replace("n2,1.0", "n2,")
     csv.write_text(half)
-    assert discover.read_fabric(csv) == found[0]  # one direction is enough
+    assert discover.read_fabric(csv) == actual[0]  # one direction is enough
     csv.write_text(half.replace("n1,0.0,1.0", "n1,0.0,"))
     with pytest.raises(DataError, match='no positive number between "n1" and "n2"'):
         discover.read_fabric(csv)

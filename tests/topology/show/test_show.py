@@ -182,8 +182,8 @@ def test_a_score_tells_placement_from_order() -> None:
     assert score.reordered_ring_hops == min_ring_hops(["n1", "n2", "n4", "n6"], SMALL) == 10
     assert score.min_ring_hops == 4
     assert score.locality == round(4 / 12, 4)
-    whole = score_job(["n1", "n2", "n3"], SMALL)
-    assert (whole.ring_hops, whole.locality, whole.leaves) == (0, 1.0, 1)
+    full = score_job(["n1", "n2", "n3"], SMALL)
+    assert (full.ring_hops, full.locality, full.leaves) == (0, 1.0, 1)
 
 
 @settings(max_examples=30, deadline=None)

@@ -39,13 +39,13 @@ def test_only_a_login_that_failed_is_certain(
 ) -> None:
     """Where ssh never came in there is no job; where the connection was lost there may be one, and it is looked for."""
     stderr = (repo / f"tests/replay/openssh-9.2/{said}.txt.err").read_text()
-    asked: list[str] = []
+    requested: list[str] = []
 
     def ask(site: Site, at: str, args: object) -> subprocesses.Completed:
-        asked.append(at)
+        requested.append(at)
         raise errors.error_for("sh", "login", errors.SSH_FAILED, stderr)
 
     monkeypatch.setattr(submission, "_call_sbatch_script", ask)
     with pytest.raises(kind):
         submission._run_sbatch_script(Site(name="s"), "t", "/runs/t", ())
-    assert len(asked) == looks
+    assert len(requested) == looks

@@ -22,12 +22,12 @@ def read(url: str, path: str, *, known: dict[str, tuple[int, str]] | None = None
     def work(_: object) -> bytes:
         reader = ObjectStoreSource(url, known or {}).connect()
         file = reader.open(path)
-        found, view = b"", memoryview(bytearray(100_000))
-        while count := file.read_into(view, len(found)):
-            found += view[:count]
-            if len(found) == count:
+        actual, view = b"", memoryview(bytearray(100_000))
+        while count := file.read_into(view, len(actual)):
+            actual += view[:count]
+            if len(actual) == count:
                 then()
-        return found
+        return actual
 
     return remote.run_isolated(work)
 

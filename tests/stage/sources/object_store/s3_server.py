@@ -185,8 +185,8 @@ def proxied(
     process.start()
     try:
         with listener:
-            at = listener.getsockname()[1]
-        yield Proxy(at, value, process)
+            position = listener.getsockname()[1]
+        yield Proxy(position, value, process)
     finally:
         process.kill()
         process.join()
@@ -227,8 +227,8 @@ def _relay(
         with socket.create_connection(("127.0.0.1", port)) as server:
             server.sendall(head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
             answer = b"".join(iter(lambda: server.recv(1 << 20), b""))
-        found, _, body = answer.partition(b"\r\n\r\n")
-        if changed := fault(Exchange(number, method, path, found, body)):
+        actual, _, body = answer.partition(b"\r\n\r\n")
+        if changed := fault(Exchange(number, method, path, actual, body)):
             client.sendall(changed[0] + b"\r\n\r\n" + changed[1])
             client.shutdown(socket.SHUT_RDWR)
 

@@ -26,8 +26,8 @@ def episodes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 4 episodes in many small shards, whose copy is at s3://lab/episodes/x/<version>."""
     import h5py
 
-    made = tmp_path_factory.mktemp("episodes")
-    with h5py.File(made / "a.hdf5", "w") as file:
+    created = tmp_path_factory.mktemp("episodes")
+    with h5py.File(created / "a.hdf5", "w") as file:
         for number, (start, stop) in enumerate(pairwise(BOUNDS)):
             steps = np.arange(start, stop, dtype=np.int64)
             file[f"data/demo_{number}/actions"] = steps[:, None] * [1, 10]
@@ -35,7 +35,7 @@ def episodes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(chunking, "CHUNK_BYTES", 128)
         patched.setattr(chunking, "SHARD_BYTES", 512)
-        folder = Path(ingest([made / "a.hdf5"], root=made / "root", name="x").path)
+        folder = Path(ingest([created / "a.hdf5"], root=created / "root", name="x").path)
     s3_server.put_tree(server.port, folder, f"episodes/x/{folder.name}")
     return folder
 
@@ -45,13 +45,13 @@ def quiet(pit_stage: Run, root: Path) -> Run:
     """Runs `pit-stage`; no secret is in anything that it says or keeps, and nothing of the library in this process."""
 
     def run(*argv: object) -> tuple[int, str, str]:
-        found = pit_stage(*argv)
-        kept = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file()) if root.exists() else b""
+        actual = pit_stage(*argv)
+        retained = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file()) if root.exists() else b""
         for secret in (SECRET, KEY_ID, "hunter2"):
-            assert secret not in found[1] + found[2]
-            assert secret.encode() not in kept
+            assert secret not in actual[1] + actual[2]
+            assert secret.encode() not in retained
         assert "obstore" not in sys.modules
-        return found
+        return actual
 
     return run
 
@@ -110,10 +110,10 @@ def test_a_part_of_a_version_is_staged(
     assert record["version"] == planned["version"] != episodes.name
     assert record["copied_bytes"] == planned["copy_bytes"] < manifest.load_manifest(episodes)[0].total_bytes
     assert quiet("check", root)[0] == 0
-    part, whole = open_dataset(Path(record["path"])), open_dataset(episodes)
+    part, full = open_dataset(Path(record["path"])), open_dataset(episodes)
     assert set(part.arrays) == arrays
     for name in arrays:
-        assert part.read(name, *steps).tolist() == whole.read(name, *steps).tolist()
+        assert part.read(name, *steps).tolist() == full.read(name, *steps).tolist()
 
 
 def test_a_store_without_a_manifest_is_staged(episodes: Path, root: Path, quiet: Run, server: Server):
@@ -171,10 +171,10 @@ def test_what_goes_wrong_has_its_exit_code_and_says_what_to_do(
     for name, text in change.items():
         monkeypatch.setenv(name, text) if text else monkeypatch.delenv(name)
     for command in ("run", "plan"):
-        found = quiet(command, url, "--to", root)
-        assert (found[0], found[1]) == (code, "")
-        assert word in found[2]
-        assert "Traceback" not in found[2]
+        actual = quiet(command, url, "--to", root)
+        assert (actual[0], actual[1]) == (code, "")
+        assert word in actual[2]
+        assert "Traceback" not in actual[2]
     assert not root.exists()
 
 

@@ -96,7 +96,7 @@ def test_credentials_from_metadata_that_nobody_serves(monkeypatch: pytest.Monkey
 
 def test_keys_that_a_machine_is_given_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server):
     """An instance's metadata names a role and its keys; they sign what is asked of the store, with their token."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Machine(http.server.BaseHTTPRequestHandler):
         """Its metadata, and a store beside it."""
@@ -107,7 +107,7 @@ def test_keys_that_a_machine_is_given_are_used(monkeypatch: pytest.MonkeyPatch, 
                 keys = {"AccessKeyId": KEY_ID, "SecretAccessKey": SECRET, "Token": "hunter2"}
                 answer = json.dumps({**keys, "Expiration": "2099-01-01T00:00:00Z"}).encode()
             elif self.path == f"/{BUCKET}/objects/o":
-                asked.append(f"{self.headers['Authorization']} {self.headers['x-amz-security-token']}")
+                requested.append(f"{self.headers['Authorization']} {self.headers['x-amz-security-token']}")
                 answer = b"known"
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
@@ -126,8 +126,8 @@ def test_keys_that_a_machine_is_given_are_used(monkeypatch: pytest.MonkeyPatch, 
             monkeypatch.setenv(name, f"http://127.0.0.1:{machine.server_address[1]}")
         assert read(f"s3://{BUCKET}/objects", "o", known={"o": (5, "")}) == b"known"
         machine.shutdown()
-    assert asked
-    assert all(f"Credential={KEY_ID}/" in text and text.endswith(" hunter2") for text in asked)
+    assert requested
+    assert all(f"Credential={KEY_ID}/" in text and text.endswith(" hunter2") for text in requested)
 
 
 @pytest.mark.parametrize("by", ["environment", "profile"])

@@ -34,9 +34,9 @@ def test_a_version_is_staged_from_a_store(uploaded: Path, root: Path):
     assert (record.state, record.source) == ("staged", f"s3://{BUCKET}/data/pick/{uploaded.name}")
     for path in (path for path in uploaded.rglob("*") if path.is_file()):
         assert (Path(record.path) / path.relative_to(uploaded)).read_bytes() == path.read_bytes()
-    kept = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file()) + msgspec.json.encode(record)
-    assert SECRET.encode() not in kept
-    assert KEY_ID.encode() not in kept
+    retained = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file()) + msgspec.json.encode(record)
+    assert SECRET.encode() not in retained
+    assert KEY_ID.encode() not in retained
 
 
 def test_a_process_forked_after_use_is_told_and_does_not_hang():
