@@ -168,11 +168,8 @@ def check_nonce(rank: RankEnv, put: Put, get: Get, *, where: str) -> None:
     mismatches = [
         f"rank {other} of job {other_digest[:8]}" for other, other_digest in digests.items() if other_digest != digest
     ]
-    verdict = (
-        f"rank {rank.rank}: nonce mismatch (expected job {digest[:8]}, got {', '.join(mismatches[:4])})"
-        if mismatches
-        else ""
-    )
+    own = f"rank {rank.rank} of job {digest[:8]}"
+    verdict = f"{own}: nonce mismatch (got {', '.join(mismatches[:4])})" if mismatches else ""
     if rank.rank == 0:
         put("pit/verdict", verdict)
     if verdict := verdict or read("pit/verdict", 0):

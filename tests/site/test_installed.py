@@ -55,7 +55,8 @@ def test_a_package_in_any_folder_has_them(wheel: Path, tmp_path: Path) -> None:
     """As `pip install --target` leaves it, found by PYTHONPATH alone: the sites are listed and a script is rendered."""
     with zipfile.ZipFile(wheel) as zip_file:
         zip_file.extractall(tmp_path / "target")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "target"), "XDG_CONFIG_HOME": str(tmp_path)}
+    env = {name: value for name, value in os.environ.items() if name != "PIT_SITE_PATH"}
+    env |= {"PYTHONPATH": str(tmp_path / "target"), "XDG_CONFIG_HOME": str(tmp_path)}
 
     def pit(*words: str) -> str:
         argv = [sys.executable, "-m", "pitools", *words]
