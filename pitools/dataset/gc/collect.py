@@ -60,7 +60,7 @@ def collect_garbage(
     trash = root / version_state.TRASH
     if trash.is_symlink():
         raise ClusterError("it is a link (expected a folder)", where=str(trash), hint="remove the link")
-    # A clock that is ahead must end no grace and no lease: the file system's counts where it is earlier.
+    # The earlier of this clock and the file system's: a clock that is ahead must not end a grace or a lease.
     moment = now or min(
         version_state.utc_now(), (None if dry_run else version_state.revalidate_nfs(root)) or version_state.utc_now()
     )
@@ -126,7 +126,7 @@ def _remove(
                     trashed[key] = path
         # From here on, a process that references one of them finds it missing.
         for key in trashed:
-            _refresh(root, key)
+            _revalidate_references(root, key)
         references.update(trashed.items(), fresh=True)
         removable, kept = _decide(root, trashed, references)
         sizes = dict(_freed_bytes([(key, trashed[key]) for key in removable]))
@@ -142,7 +142,7 @@ def _remove(
     for key, path in decided.items():
         _remove_annotations(root, key, moment)
         remove_tree(path)
-        reason = f"what cannot be deleted of it is left in {path}" if path.exists() else ""
+        reason = f"some files cannot be deleted: {path}" if path.exists() else ""
         yield GcResult(name=key.name, version=key.version, state="removed", reason=reason, freed_bytes=sizes[key])
 
 
@@ -151,18 +151,18 @@ def _decide(
 ) -> tuple[list[VersionKey], dict[VersionKey, str]]:
     """Return the versions to remove, and the reasons to keep the others. A path: where the version was moved aside."""
     kept: dict[VersionKey, str] = {}
-    reingested = {key for key, path in candidates.items() if path and _is_there(root, key)}
+    reingested = {key for key, path in candidates.items() if path and _is_published(root, key)}
     for key, path in candidates.items():
-        if key in reingested:  # ingested again meanwhile: the one aside is a copy
+        if key in reingested:  # ingested again meanwhile: the trashed one is a copy
             continue
         try:
             if not path and ((root / key.name).is_symlink() or (root / key.name / key.version).is_symlink()):
-                kept[key] = "it is reached by a link, and what that names is not ours"
+                kept[key] = "a link leads to it (expected a folder)"
             elif path and not retirement.retirement_of(root, *key, path):
-                kept[key] = "its retirement was taken back"
+                kept[key] = "it was restored"
             elif reason := references.reference_to(key):
                 kept[key] = reason
-        except (OSError, PitError) as error:  # what cannot be read may be what keeps it
+        except (OSError, PitError) as error:  # an unreadable record may be a reference
             kept[key] = str(error)
     kept |= references.kept_descendants(candidates.keys() - kept.keys() - reingested)
     return [key for key in candidates if key not in kept], kept
@@ -188,8 +188,7 @@ def _kept_result(key: VersionKey, reason: str) -> GcResult:
 
 
 def _rename(old: Path, new: Path) -> str:
-    """Rename, and return "" or why it failed: another `gc` may have been first, or the version be on another file
-    system."""
+    """Rename; return "", or why it failed: another `gc` was faster, or the version is on another file system."""
     try:
         new.parent.mkdir(exist_ok=True)
         os.rename(old, new)
@@ -198,19 +197,19 @@ def _rename(old: Path, new: Path) -> str:
     return ""
 
 
-def _is_there(root: Path, key: VersionKey) -> bool:
+def _is_published(root: Path, key: VersionKey) -> bool:
     return (root / key.name / key.version / MANIFEST_FILE).is_file()
 
 
 def _restore(root: Path, key: VersionKey, path: Path, reason: str) -> GcResult | None:
-    """Move a version back; None where another `gc` has removed it."""
+    """Move a version back; return None if another `gc` has removed it."""
     failed = _rename(path, root / key.name / key.version)
-    if not failed or _is_there(root, key):
+    if not failed or _is_published(root, key):
         return _kept_result(key, reason)
-    return _kept_result(key, f"{reason}; it is in {path}: {failed}") if path.exists() else None
+    return _kept_result(key, f"{reason}; moved aside to {path}: {failed}") if path.exists() else None
 
 
-def _refresh(root: Path, key: VersionKey) -> None:
+def _revalidate_references(root: Path, key: VersionKey) -> None:
     """Revalidate the folders of a version's references on a network file system."""
     tags, leases = version_state.tags_dir(root, key.name), version_state.leases_dir(root, *key)
     home = version_state.catalog_dir(root, key.name)
@@ -228,7 +227,7 @@ def _refresh(root: Path, key: VersionKey) -> None:
 
 def _remove_annotations(root: Path, key: VersionKey, moment: datetime) -> None:
     """Remove the retirement, quarantine and leases of a removed version, unless it exists again."""
-    if _is_there(root, key):
+    if _is_published(root, key):
         return
     with contextlib.suppress(OSError):
         version_state.retired_file(root, *key).unlink(missing_ok=True)

@@ -83,9 +83,9 @@ def provenance_records(
     options: Mapping[str, Any],
     rejected: Sequence[RejectedEpisode],
 ) -> tuple[dict[str, Any], ...]:
-    """One record a recording. It holds no folder and no time: where a recording lay is no part of what it is.
+    """Return one record per recording, without its folder and time: equal recordings give equal records.
 
-    ranges: digests of all ranges of the sources. options: options, the same for each. rejected: episodes left out.
+    ranges: digests of all ranges of the sources. options: of the ingest. rejected: episodes left out.
     """
     records = []
     for recording, numbers in zip(recordings, source_indices, strict=True):
@@ -175,17 +175,17 @@ def _shard_entries(plan: IngestPlan, entries: Mapping[str, FinishedJob]) -> Iter
 
 
 def _episode_arrays(
-    place: StagingDir, blocks: Mapping[str, Any], grids: Mapping[str, ChunkGrid]
+    staging: StagingDir, blocks: Mapping[str, Any], grids: Mapping[str, ChunkGrid]
 ) -> Iterator[FileEntry]:
     buffer = shard_writer.PageBuffer()
     for name, grid in grids.items():
         for index in range(grid.shards):
             block = blocks[name][index * grid.shard : (index + 1) * grid.shard]
-            yield _write_file(place, shard_path(name, index, 1), shard_writer.encode_shard([block], grid, buffer))
+            yield _write_file(staging, shard_path(name, index, 1), shard_writer.encode_shard([block], grid, buffer))
 
 
 def _metadata(
-    place: StagingDir,
+    staging: StagingDir,
     plan: IngestPlan,
     episode_grids: Mapping[str, ChunkGrid],
     folds: Mapping[str, tuple[PartialStats, PartialStats]],
@@ -202,12 +202,14 @@ def _metadata(
         folded = statistics_attribute(grid.shape[0] // grid.shard, folds[name][0]) if name in folds else {}
         dimensions = chunking.dimension_names(name, len(grid.shape), along_steps=name in plan.grids)
         nodes[name] = chunking.array_metadata(grid, {**array_attributes.get(name, {}), **folded}, dimensions)
-    yield _write_file(place, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes)))
+    yield _write_file(
+        staging, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes))
+    )
     for name, node in nodes.items():
-        yield _write_file(place, f"{name}/{metadata.V3}", chunking.encode(node))
+        yield _write_file(staging, f"{name}/{metadata.V3}", chunking.encode(node))
 
 
-def _write_file(place: StagingDir, path: str, data: bytes | memoryview) -> FileEntry:
+def _write_file(staging: StagingDir, path: str, data: bytes | memoryview) -> FileEntry:
     return FileEntry(
-        path=path, bytes=len(data), digest=place.put_file(path, lambda part: shard_writer.write_durable(part, data))
+        path=path, bytes=len(data), digest=staging.put_file(path, lambda part: shard_writer.write_durable(part, data))
     )

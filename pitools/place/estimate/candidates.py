@@ -74,16 +74,16 @@ def candidates(
     """
     names = [request.partition] if request.partition else list(site.partitions)
     no_data = msgspec.structs.replace(request, data={})
-    bare = [_make_candidate(no_data, site, name, snapshot, where, text) for name in names]
-    if not request.data or not any(c.plan for c in bare):
-        return bare
+    without_data = [_make_candidate(no_data, site, name, snapshot, where, text) for name in names]
+    if not request.data or not any(c.plan for c in without_data):
+        return without_data
     # Reading the manifests of large datasets is slow, and the result is the same for every partition.
-    partition = next(c.plan.partition for c in bare if c.plan)
+    partition = next(c.plan.partition for c in without_data if c.plan)
     try:
         data = planning.make_plan(with_time_for_speed(request, site, partition), site, where).data
     except PitError as error:
-        return [msgspec.structs.replace(c, plan=None, reasons=(*c.reasons, str(error))) for c in bare]
-    return [_with_data(c, request, data) for c in bare]
+        return [msgspec.structs.replace(c, plan=None, reasons=(*c.reasons, str(error))) for c in without_data]
+    return [_with_data(c, request, data) for c in without_data]
 
 
 def _make_candidate(request: Request, site: Site, name: str, snapshot: Snapshot, where: str, text: str) -> Candidate:
@@ -114,8 +114,10 @@ def _make_candidate(request: Request, site: Site, name: str, snapshot: Snapshot,
         ]
         reasons += _quota_reasons(plan, site, snapshot)
         # The features of a node may change; its size does not.
-        bare = msgspec.structs.replace(request, constraint="")
-        never += _size_reasons(request, nodes, [node for node in nodes if _meets_request(bare, site, name, node)])
+        unconstrained = msgspec.structs.replace(request, constraint="")
+        never += _size_reasons(
+            request, nodes, [node for node in nodes if _meets_request(unconstrained, site, name, node)]
+        )
     return Candidate(
         site=site,
         partition=name,
@@ -220,9 +222,11 @@ def _expand(folded: str) -> frozenset[str]:
 
 def never_reasons(request: Request, snapshots: Sequence[tuple[Site, Snapshot]]) -> list[str]:
     """Return why no partition of these sites can ever run the request, a reason for each; [] if one may."""
-    bare = msgspec.structs.replace(request, data={})
-    every = [c for site, state in snapshots for c in candidates(bare, site, state)]
-    return [f"{c.pool}: {c.never[0]}" for c in every if c.never] if all(c.never for c in every) else []
+    no_data = msgspec.structs.replace(request, data={})
+    all_candidates = [c for site, state in snapshots for c in candidates(no_data, site, state)]
+    return (
+        [f"{c.pool}: {c.never[0]}" for c in all_candidates if c.never] if all(c.never for c in all_candidates) else []
+    )
 
 
 def has_same_nodes(a: Candidate, b: Candidate) -> bool:

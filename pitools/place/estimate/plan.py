@@ -118,17 +118,20 @@ def options_from_snapshots(
     Makes one call to a remote site if the request has data. A site that does not answer which data it has is left out.
     """
     job, origin, text = request.request, request.origin, request.text
-    every = [c for site, state in snapshots for c in candidates(job, site, state, origin, text)]
+    all_candidates = [c for site, state in snapshots for c in candidates(job, site, state, origin, text)]
     rates = {
         pools.pool_name(site.name, part): rate
         for site, _ in snapshots
         for part, rate in throughput.measured_throughput(request.request, site).items()
     }
     runs = estimate.estimate_runs(
-        request.request, every, rates, {site.name: accounting_history.peek_history(site) for site, _ in snapshots}
+        request.request,
+        all_candidates,
+        rates,
+        {site.name: accounting_history.peek_history(site) for site, _ in snapshots},
     )
-    every = [reject_if_too_long(c, runs) for c in every]
-    data = {c.site.name: c.plan.data for c in every if c.plan and c.fits}
+    all_candidates = [reject_if_too_long(c, runs) for c in all_candidates]
+    data = {c.site.name: c.plan.data for c in all_candidates if c.plan and c.fits}
     queries = {
         site.name: partial(data_transfer.missing_data, data[site.name], site, state)
         for site, state in snapshots
@@ -136,9 +139,9 @@ def options_from_snapshots(
     }
     transfers = query_all(queries, timeout_s)
     received = {name: transfer for name, transfer in transfers.items() if isinstance(transfer, DataTransfer)}
-    fit = [c for c in every if c.fits and c.site.name in received]
+    fit = [c for c in all_candidates if c.fits and c.site.name in received]
     options = estimate.placement_options(fit, runs, {c.pool: received[c.site.name] for c in fit})
-    reasons = [f"{c.pool}: {c.reasons[0] if c.reasons else transfers.get(c.site.name)}" for c in every]
+    reasons = [f"{c.pool}: {c.reasons[0] if c.reasons else transfers.get(c.site.name)}" for c in all_candidates]
     return PlacementOptions(options, "" if options else "; ".join(reasons))
 
 

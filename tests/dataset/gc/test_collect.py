@@ -301,7 +301,7 @@ def test_link_is_left(publish, tmp_path) -> None:
         published=retirement.published_at((real / "manifest.json").stat().st_mtime_ns),
     )
     version_state.write_annotation(version_state.retired_file(root, "x", real.name), record)
-    assert run(root)[real.name] == ("kept", "it is reached by a link, and what that names is not ours")
+    assert run(root)[real.name] == ("kept", "a link leads to it (expected a folder)")
     assert (real / "action/c/0").exists()
 
 

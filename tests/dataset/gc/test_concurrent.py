@@ -183,7 +183,7 @@ def test_interrupted(publish, tmp_path) -> None:
     version = publish(tmp_path, "x")
     retire_version(version)
     for error in (KeyboardInterrupt, OSError):
-        with patch("pitools.dataset.gc.collect._refresh", side_effect=error), pytest.raises(error):
+        with patch("pitools.dataset.gc.collect._revalidate_references", side_effect=error), pytest.raises(error):
             run(tmp_path)
         assert (version / "manifest.json").is_file()
     assert run(tmp_path)[version.name][0] == "removed"
@@ -265,7 +265,7 @@ def test_clock_that_was_behind(publish, tmp_path) -> None:
 
 
 def test_dataset_that_is_a_link(publish, tmp_path) -> None:
-    """Of a dataset that is another root's, reached by a link, nothing goes: what names it is in that root. But what is
+    """Of a dataset that is another root's, a link leads, nothing goes: what names it is in that root. But what is
     in it names versions of this one."""
     other, root = tmp_path / "other", tmp_path / "root"
     version = publish(other, "x")
@@ -278,7 +278,7 @@ def test_dataset_that_is_a_link(publish, tmp_path) -> None:
     for dry_run in (True, False):
         result = run(root, dry_run=dry_run)
         assert {state for state, _ in result.values()} == {"kept"}
-        assert "reached by a link" in result[version.name][1]
+        assert "a link leads" in result[version.name][1]
         assert "parent of x/" in result[ours.name][1]
 
 

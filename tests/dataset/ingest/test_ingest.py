@@ -194,7 +194,7 @@ def test_given_twice(robomimic, tmp_path) -> None:
 
 
 def test_linked_name(robomimic, tmp_path) -> None:
-    """A recording reached by a link goes by the link's name."""
+    """A recording a link leads goes by the link's name."""
     (tmp_path / "take.hdf5").symlink_to(robomimic(3))
     version = ingest([tmp_path / "take.hdf5"], root=tmp_path / "root", name="x")
     assert open_dataset(Path(version.path)).manifest.source[0]["file"] == "take.hdf5"
