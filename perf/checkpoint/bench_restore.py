@@ -31,7 +31,7 @@ from perf.harness.workspace import arguments, print_progress, workspace
 from pitools.checkpoint.checkpointer import Checkpointer
 
 MEBIBYTES = 256
-REACH = 0.8  # at most a quarter more: what is loaded waits until all is verified, which no second buffer would change
+TARGET = 0.8  # at most a quarter more: what is loaded waits until all is verified, which no second buffer would change
 FETCHED_ONCE = 0.95
 
 Restores = dict[str, Callable[[], Any]]
@@ -130,7 +130,7 @@ def measure(framework: str, home: Path, mebibytes: int, rounds: int) -> list[Cas
             version(framework),
             actual["ours"],
             actual["peer"],
-            target=REACH,
+            target=TARGET,
         )
         for kind, actual in times.items()
     ]

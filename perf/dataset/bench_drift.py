@@ -277,11 +277,11 @@ def main(argv: list[str]) -> int:
     return report(cases)
 
 
-def _case(case: str, shares: list[float], reach: float) -> Case:
+def _case(case: str, shares: list[float], target: float) -> Case:
     """A case whose ratio is the share of the size of append for which it is least."""
     least = min(shares)
     return msgspec.structs.replace(
-        from_ratios(case, "all", "", shares, target=reach), ratio=round(least, 4), ok=least >= reach
+        from_ratios(case, "all", "", shares, target=target), ratio=round(least, 4), ok=least >= target
     )
 
 

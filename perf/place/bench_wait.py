@@ -135,10 +135,10 @@ def main() -> int:
             ratios.append(theirs / pinball(actual, ours))
             medians.append(float(np.abs(actual - replay.raw_s[late]).mean() / np.abs(actual - ours[:, 1]).mean()))
             inside.append(float(np.mean((ours[:, 0] <= actual) & (actual <= ours[:, 2]))))
-        name, reach = f"load x{load}", 1 / (1 - LESS)
+        name, target = f"load x{load}", 1 / (1 - LESS)
         cases.append(from_ratios(f"pinball loss, {name}", "the site's own quantiles", "of 14 days", ratios, target=1.0))
         text = f"distance of the median to the wait, {name}"
-        cases.append(from_ratios(text, "sbatch --test-only", "as simulated", medians, target=reach))
+        cases.append(from_ratios(text, "sbatch --test-only", "as simulated", medians, target=target))
         text = f"q10 to q90 hold {min(inside):.1%} to {max(inside):.1%} of the waits (0.05 / |share - 0.8|), {name}"
         far = [min(100.0, TOLERANCE / max(1e-9, abs(share - SHARE))) for share in inside]
         cases.append(from_ratios(text, "80 %", "", far, target=1.0))

@@ -138,10 +138,10 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
     """What all of it adds up to."""
     count = len(done)
 
-    def share(what: str, key: str, reach: float, among: list[dict[str, Any]] = done) -> Case:
+    def share(what: str, key: str, target: float, among: list[dict[str, Any]] = done) -> Case:
         good = sum(bool(line[key]) for line in among)
         ratio = good / max(1, len(among))
-        return from_ratios(f"{what}: {good} of {len(among)}", "all", "", [ratio], target=reach)
+        return from_ratios(f"{what}: {good} of {len(among)}", "all", "", [ratio], target=target)
 
     lossy = [line for line in done if line["verdict"].startswith("finished")]
     going = [line for line in done if line["to_next_s"] is not None]

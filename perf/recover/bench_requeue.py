@@ -30,7 +30,7 @@ from perf.recover.trial import Shape, Trial, reset_cluster
 LONG = Shape(steps=100_000, save_every=50, delay_s=0.1)
 EVERY_S = 60.0
 SLURMS_S, KIND_S = 120, 10  # what a requeued job waits: by Slurm's default, and where a site has been kind to requeues
-# Fault, requeue delay, reach. Where the delay is small a preempted job of either side is back as soon as it has room.
+# Fault, requeue delay, target. Where the delay is small a preempted job of either side is back as soon as it has room.
 GOODPUT = {
     "preempt-kind": ("preempt", KIND_S, 1.0),
     "kill": ("kill", KIND_S, 1.5),
@@ -131,14 +131,16 @@ def compare_next_step(args: argparse.Namespace, cluster: FaultCluster, data: Pat
     return from_ratios("from kill -9 of a rank to the next step", "sbatch --requeue", slurm, pairs, target=2)
 
 
-def window(args: argparse.Namespace, cluster: FaultCluster, data: Path, fault: str, delay_s: int, reach: float) -> Case:
+def window(
+    args: argparse.Namespace, cluster: FaultCluster, data: Path, fault: str, delay_s: int, target: float
+) -> Case:
     """Safe steps of a window, ours and the peer in turn."""
     ratios = []
     for number in range(args.rounds):
         ours, theirs = (goodput(cluster, side, data, fault, 60 * args.minutes, number) for side in ("ours", "peer"))
         ratios.append(ours / max(1, theirs))
     case = f"safe steps in {args.minutes:g} min, a fault ({fault}) every minute, cred_expire={delay_s}"
-    return from_ratios(case, "submitit", version("submitit"), ratios, target=reach)
+    return from_ratios(case, "submitit", version("submitit"), ratios, target=target)
 
 
 def main() -> int:
@@ -163,7 +165,7 @@ def main() -> int:
             data = cluster.dataset()
             if raced_here:
                 created.append(compare_next_step(args, cluster, data, cluster.run("sbatch", "-V").split()[-1]))
-            created += [window(args, cluster, data, fault, delay_s, reach) for fault, _, reach in windows]
+            created += [window(args, cluster, data, fault, delay_s, target) for fault, _, target in windows]
     return report(created)
 
 

@@ -40,8 +40,8 @@ from perf.harness.workspace import PEERS, REPO, print_progress
 
 BUCKET, RANGE, OBJECT, OBJECTS = "lab", 442 * 1000, 64 << 20, 4
 # Peer and its threads → least ratio.
-REACH = {"s3fs": 4.0, "boto3 8": 5.0, "boto3 32": 5.0}
-CPU_REACH = {"s3fs": 1.5, "boto3 8": 1.5, "boto3 32": 1.5}
+TARGETS = {"s3fs": 4.0, "boto3 8": 5.0, "boto3 32": 5.0}
+CPU_TARGETS = {"s3fs": 1.5, "boto3 8": 1.5, "boto3 32": 1.5}
 TRIALS = {"s3fs": (8, 32, 128), "ours": (4, 8, 16)}
 
 # All ranges once; where asked to, kept, and returned in their order.
@@ -247,7 +247,7 @@ def race(server: str, env: dict[str, str], count: int, rounds: int) -> tuple[Sec
     clients: dict[str, Client] = {}
     settings: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        for name in ("ours", *REACH):
+        for name in ("ours", *TARGETS):
             kind, _, fixed = name.partition(" ")
             setting = int(fixed) if fixed else fastest(kind, count, env)
             clients[name] = Client(kind, setting, count, env)
@@ -329,14 +329,14 @@ def main() -> int:
             (folder / "www" / BUCKET / f"o{number}").write_bytes(random.Random(number).randbytes(OBJECT))
         with nginx(folder) as env:
             wall, _, settings = race("nginx", env, count, rounds)
-            code = report(cases(f"{count} ranges of 442 KB, nginx", wall, settings, REACH))
+            code = report(cases(f"{count} ranges of 442 KB, nginx", wall, settings, TARGETS))
         with seaweedfs(folder) as env:
             few = count // 3  # it is the server that is slow here
             wall, cpu, settings = race("SeaweedFS", env, few, rounds)
             case = f"{few} ranges of 442 KB, SeaweedFS, signed"
-            reported = dict.fromkeys(REACH, 0.0)
+            reported = dict.fromkeys(TARGETS, 0.0)
             code |= report(cases(f"{case}, bound by the server", wall, settings, reported))
-            code |= report(cases(f"{case}, CPU time of the client", cpu, settings, CPU_REACH))
+            code |= report(cases(f"{case}, CPU time of the client", cpu, settings, CPU_TARGETS))
     return code
 
 

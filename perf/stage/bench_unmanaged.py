@@ -21,7 +21,7 @@ from pitools.store.manifest import FileEntry
 
 # More is expected against rsync and what verifies by MD5; cp starts in no time, and neither hashes nor lists the store
 # a second time.
-REACH, LEAST = {"rclone copy": 1.5, "rsync -a": 1.5, "cp -r": 0.7}, 1.0
+TARGETS, LEAST = {"rclone copy": 1.5, "rsync -a": 1.5, "cp -r": 0.7}, 1.0
 SIDE = 320
 
 
@@ -58,7 +58,7 @@ def main() -> int:
         (here / "copies").mkdir()
         race = CopyRunner(store, here / "copies", sync=False)
         peers = race.tuned(copy_commands(store), tune=not args.quick)
-        return report(race.cases(case, race.run(args.rounds, peers), peers, REACH, least=LEAST))
+        return report(race.cases(case, race.run(args.rounds, peers), peers, TARGETS, least=LEAST))
 
 
 if __name__ == "__main__":

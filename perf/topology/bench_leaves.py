@@ -4,7 +4,7 @@ perf/run topology_leaves [--quick] [--csv ../shared/data/topology/lingjun_2023.c
 
 A slurmctld of its own holds the hosts as CLOUD nodes, some drained at random; `sbatch --test-only` says which of the
 others it would take. Part of its loss is that it spares large pods, so ours is also held to the pods it took. What it
-takes also depends on the order of the lines in topology.conf: the reach is for that of names, the other is only shown.
+takes also depends on the order of the lines in topology.conf: the target is for that of names, the other is only shown.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ def cases(found: dict[int, list[tuple[int, int, int]]], listing: str, version: s
         reported = ", ".join(f"K={size}: {theirs:.2f} → {ours:.2f}" for size, (theirs, ours) in means.items())
         many = [size for size in SIZES if size >= 64]
         ratios = [row[0] / row[column] for size in many for row in found[size]]
-        reach = 1 / (1 - fewer) if judged else 1.0
+        target = 1 / (1 - fewer) if judged else 1.0
         case = from_ratios(
-            f"{listing}: mean leaves, K ≥ 64, {what} ({reported})", "Slurm", version, ratios, target=reach
+            f"{listing}: mean leaves, K ≥ 64, {what} ({reported})", "Slurm", version, ratios, target=target
         )
         ratio = sum(means[size][0] for size in many) / sum(means[size][1] for size in many)
-        yield structs.replace(case, ratio=round(ratio, 3), ok=ratio >= reach, command=command)
+        yield structs.replace(case, ratio=round(ratio, 3), ok=ratio >= target, command=command)
 
 
 def main() -> int:

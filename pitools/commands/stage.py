@@ -274,7 +274,7 @@ def _stage_requests(
         return
     if root is None:
         example = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
-        raise UsageError("no staging folder", where="--to", hint=f"name the staging folder on this node{example}")
+        raise UsageError("staging folder: missing", where="--to", hint=f"name the staging folder on this node{example}")
     selection = parse_selection(arrays, steps, episodes)
     for location in sources:
         yield planning.resolve_request(location, root, selection, _print_note)

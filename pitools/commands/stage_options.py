@@ -36,11 +36,13 @@ class _ExpandedPath(_SourcePath):
         text = super().convert(value, param, ctx)
         if text == "-":
             raise UsageError(
-                "a path is wanted, not -", where=_option_name(param), hint="records go to stdout by themselves"
+                "- is not a path (expected a folder)",
+                where=_option_name(param),
+                hint="records go to stdout by themselves",
             )
         if isinstance(text, str) and "://" in text:
             hint = "objects are verified while they are staged"
-            raise UsageError(f"a path of this machine is wanted, not {text}", where=_option_name(param), hint=hint)
+            raise UsageError(f"{text}: not a path of this machine", where=_option_name(param), hint=hint)
         if isinstance(text, str) and "{" in text:
             from pitools.site.template import expand_placeholders
 
@@ -56,7 +58,7 @@ class _StagingRoot(_ExpandedPath):
         root = super().convert(value, param, ctx)
         if os.path.realpath(root) == "/":
             hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
-            raise UsageError("/ is no staging folder", where=_option_name(param), hint=hint)
+            raise UsageError("/ cannot be a staging folder", where=_option_name(param), hint=hint)
         return root
 
 

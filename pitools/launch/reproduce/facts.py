@@ -102,9 +102,9 @@ def _plan_facts(plan: Plan) -> Facts:
 
 def _provenance_facts(record: provenance.Provenance, packages: str, site: Mapping[str, Any]) -> Facts:
     git, lock = record.git, record.environment
-    git_facts = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "said": git.problem}
+    git_facts = {"commit": git.commit, "patch": git.patch, "branch": git.branch, "problem": git.problem}
     facts = {("git", key): value for key, value in git_facts.items() if value}
-    python = {"python": lock.python, "implementation": lock.implementation, "said": lock.problem}
+    python = {"python": lock.python, "implementation": lock.implementation, "problem": lock.problem}
     python |= {f"{package.name} at {package.path}": package.git_describe for package in lock.editable}
     python |= environment.parse_packages(packages)
     facts |= {("environment", key): value for key, value in python.items() if value}

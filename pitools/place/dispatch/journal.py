@@ -30,7 +30,7 @@ class EntryKind(StrEnum):
     STARTED = "started"
     WITHDRAW = "withdraw"
     VOID = "void"
-    SWEPT = "swept"
+    REMOVED = "removed"
     UNKNOWN = "unknown"
     ENDED = "ended"
     CANCELLED = "cancelled"
@@ -70,7 +70,7 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1")
 class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     """One ticket, folded from the journal.
 
-    state: intended (sent, no answer yet), waiting, started, taken (being withdrawn), void (will never run, since
+    state: intended (sent, no answer yet), waiting, started, withdrawing, void (will never run, since
     `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
     ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py).
     """
@@ -79,7 +79,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pool: str
     submitted_at: str
-    state: Literal["intended", "waiting", "started", "taken", "void", "over"] = "intended"
+    state: Literal["intended", "waiting", "started", "withdrawing", "void", "over"] = "intended"
     slurm_id: str = ""
     voided_at: str = ""
     unknown_since: str = ""
@@ -213,10 +213,10 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
         case EntryKind.UNKNOWN:
             changes |= {"unknown_since": entry.t, "doubt_reason": entry.state}
         case EntryKind.WITHDRAW:
-            changes |= {"state": "taken"}
+            changes |= {"state": "withdrawing"}
         case EntryKind.VOID | EntryKind.REFUSED:
             changes |= {"state": "void", "voided_at": entry.t}
-        case EntryKind.SWEPT:
+        case EntryKind.REMOVED:
             changes["is_removed"] = True
         case EntryKind.ENDED:
             changes["state"] = "over"

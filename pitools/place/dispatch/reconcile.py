@@ -133,7 +133,7 @@ def _reconcile_ticket(
         job = state.clear_lost(job, ticket)
     if ticket.state == "void":
         if not is_known or observed.is_over:
-            state.append_entry(job, EntryKind.SWEPT, ticket.number)
+            state.append_entry(job, EntryKind.REMOVED, ticket.number)
             actions.remove.extend(
                 [] if may_run else [ticket.name]
             )  # a job that ran although it was withdrawn is not cancelled
@@ -141,7 +141,7 @@ def _reconcile_ticket(
             actions.cancel[observed.job_id] = ticket.name
     elif ticket.state == "over":
         actions.fetch.append((job, ticket))
-    elif ticket.state == "taken":
+    elif ticket.state == "withdrawing":
         actions.revoke.append((job, ticket))
     elif may_run and observed.is_over:
         code = 0 if observed.state == "COMPLETED" else observed.exit_code

@@ -29,7 +29,7 @@ QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
 MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
 ACTION_TIMEOUT_S = 60.0  # for the actions at all sites together
 FAILOVER_S = 120.0
-QUEUED_STATES = ("intended", "waiting", "taken")
+QUEUED_STATES = ("intended", "waiting", "withdrawing")
 D = TypeVar("D", Submit, Withdraw)
 
 

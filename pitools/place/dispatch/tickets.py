@@ -52,7 +52,7 @@ def fetch_runs(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, 
                 remote.fetch_run(site, ticket.name, Path(job.path) / "run")
         except (ClusterError, DataError) as error:
             reason = f"its logs stay at {site.name}: {error}"
-        state.append_entry(job, EntryKind.SWEPT, ticket.number, reason=reason)
+        state.append_entry(job, EntryKind.REMOVED, ticket.number, reason=reason)
 
 
 def revoke_tickets(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, QueueTicket]]) -> None:
@@ -63,7 +63,7 @@ def revoke_tickets(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJ
     if not tickets:
         return
     for job, ticket in tickets:
-        if ticket.state != "taken":
+        if ticket.state != "withdrawing":
             state.append_entry(job, EntryKind.WITHDRAW, ticket.number)
     revoked = backend(site).revoke(site, [ticket.name for _, ticket in tickets])
     for job, ticket in tickets:

@@ -18,7 +18,7 @@ from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
 from pitools.place.types import PlacementOption, PoolState, Submit
 
-_WAITING_STATES = ("intended", "waiting", "taken")
+_WAITING_STATES = ("intended", "waiting", "withdrawing")
 _RAN = (EntryKind.STARTED, EntryKind.ENDED)
 
 
@@ -53,7 +53,7 @@ class WaitRecorder:
         features = {
             "units": float(option.units),
             "limit_s": option.limit_s,
-            "ahead": pool.others_pending / pool.units if pool.units else 0.0,
+            "queued_ahead": pool.others_pending / pool.units if pool.units else 0.0,
         }
         with contextlib.suppress(PitError):
             quantiles = self._predict(submit.pool, raw_s, tuple(features.items()))

@@ -162,7 +162,7 @@ def wait_features(candidate: Candidate, pool: PoolState | None) -> dict[str, flo
     return {
         "units": float(candidate.units),
         "limit_s": float(candidate.plan.job.time_s),
-        "ahead": pool.others_pending / pool.units if pool and pool.units else 0.0,
+        "queued_ahead": pool.others_pending / pool.units if pool and pool.units else 0.0,
     }
 
 

@@ -54,7 +54,7 @@ class WaitFeatures(NamedTuple):
     @classmethod
     def from_log(cls, logged: Mapping[str, float]) -> WaitFeatures:
         """Return the features from a log record."""
-        return cls(int(logged.get("units", 1)), logged.get("limit_s", 3600.0), logged.get("ahead", 0.0))
+        return cls(int(logged.get("units", 1)), logged.get("limit_s", 3600.0), logged.get("queued_ahead", 0.0))
 
 
 class _PendingWait(NamedTuple):

@@ -234,7 +234,7 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
     assert (began.job.rpartition(".")[0], began.slurm_s, began.features) == (
         job_id,
         0.0,
-        {"units": 1.0, "limit_s": 9.0, "ahead": 0.0},
+        {"units": 1.0, "limit_s": 9.0, "queued_ahead": 0.0},
     )
     assert [(item.job == began.job, item.started) for item in (end,) if isinstance(item, local_history.WaitEnded)] == [
         (True, True)

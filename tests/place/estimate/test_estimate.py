@@ -81,7 +81,7 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     run_snapshot = made.snapshot(jobs=(made.job("1", state="PENDING", nodes=2, reason="Priority"),))
     (pool,) = pool_states(run_snapshot, (), made.site())
     features = estimate.wait_features(one_of(made), pool)
-    assert features == {"units": 16.0, "limit_s": 7200.0, "ahead": 0.5}
+    assert features == {"units": 16.0, "limit_s": 7200.0, "queued_ahead": 0.5}
     noted: list[local_history.WaitLine] = []
     for number in range(40):
         for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):

@@ -171,7 +171,7 @@ def test_what_a_log_has_kept_is_read() -> None:
 def test_a_log_teaches_what_was_seen() -> None:
     """Read back from notes of one pool, it says the same as where it was learnt; a withdrawal teaches nothing."""
     waits, noted = WaitModel(), list[local_history.WaitLine]()
-    features = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
+    features = {"units": 8.0, "limit_s": 3600.0, "queued_ahead": 1.0}
     for number in range(60):
         now_s = 1e6 * (number + 1)
         prediction = waits.predict(now_s, RAW_S, LIKE)
@@ -202,7 +202,7 @@ def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> li
     ]
 
 
-KEPT = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
+KEPT = {"units": 8.0, "limit_s": 3600.0, "queued_ahead": 1.0}
 
 
 @pytest.mark.parametrize("raw_s", [-1e9, 0.0, RAW_S, 1e300])
@@ -210,7 +210,7 @@ KEPT = {"units": 8.0, "limit_s": 3600.0, "ahead": 1.0}
 @pytest.mark.parametrize("now_s", [-1e12, 1e6])
 def test_no_history_breaks_it(raw_s: float, past_s: float, wait_s: float, now_s: float) -> None:
     """All alike, huge, less than nothing, a clock that runs backwards: numbers, in order, and none below 0."""
-    output = calibrate(raw_s, KEPT | {"ahead": -5.0}, _noted(60, past_s, wait_s, open_jobs=5), now_s)
+    output = calibrate(raw_s, KEPT | {"queued_ahead": -5.0}, _noted(60, past_s, wait_s, open_jobs=5), now_s)
     assert output
     assert 0 <= output.q10 <= output.q50 <= output.q90
 
