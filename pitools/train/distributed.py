@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pitools.checkpoint.coordination.barrier import Delete, Get, Put, store_gone_error
 from pitools.core.errors import ClusterError, ConfigError, Unreachable
 from pitools.core.record import decode_json
 from pitools.loader.loader import LoaderState
@@ -27,9 +28,6 @@ NONCE_TIMEOUT_S = 60  # a rank that has joined only has to write its nonce
 COLLECTIVE_TIMEOUT_S = 600  # the slowest rank reaches the same collective: a step, or the rest of a save before it
 LEAVE_TIMEOUT_S = 10  # all ranks have finished their steps
 
-Put = Callable[[str, str], None]
-Delete = Callable[[str], None]
-Get = Callable[[str, float], str]  # (key, seconds) → its value; raises TimeoutError when it is not set in time
 Broadcast = Callable[[str, str], str]  # (key, this rank's value) → rank 0's value, at every rank
 
 
@@ -94,19 +92,19 @@ def join_jax(rank: RankEnv) -> Iterator[RankGroup]:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
                 raise TimeoutError(f"{key} was not set in {seconds:g} s") from error
-            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
+            raise store_gone_error(error, coordinator) from error
 
     def put(key: str, value: str) -> None:
         try:
             client.key_value_set(key, value)
         except jax.errors.JaxRuntimeError as error:
-            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
+            raise store_gone_error(error, coordinator) from error
 
     def delete(key: str) -> None:
         try:
             client.key_value_delete(key)
         except jax.errors.JaxRuntimeError as error:
-            raise Unreachable(_store_gone_error(error), where=coordinator, hint=_STORE_GONE_HINT) from error
+            raise store_gone_error(error, coordinator) from error
 
     check_nonce(rank, put, get, where=coordinator)
     try:
@@ -197,13 +195,6 @@ def _exit_at_once(global_state: Any) -> None:
         # Never destroyed, not even at exit: the destructor waits and aborts.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     global_state.client = global_state.service = None
-
-
-_STORE_GONE_HINT = "see the log of rank 0, which runs the ranks' store"
-
-
-def _store_gone_error(error: Exception) -> str:
-    return f"rank 0 no longer answers: {next(iter(str(error).splitlines()), '')}"
 
 
 def _device_ids(local_rank: int) -> list[int]:

@@ -26,6 +26,12 @@ Get = Callable[[str, float], str]
 Delete = Callable[[str], None]
 
 
+def store_gone_error(error: Exception, where: str) -> Unreachable:
+    """Return the error for a key-value store that no longer answers. where: its address."""
+    problem = f"rank 0 no longer answers: {first_line(error)}"
+    return Unreachable(problem, where=where, hint="see the log of rank 0, which runs the ranks' store")
+
+
 class RemoteRankError(ClusterError):
     """A failure of another rank, raised at all ranks. error_kind: class name of that rank's error."""
 

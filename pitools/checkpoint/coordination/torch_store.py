@@ -7,10 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pitools.checkpoint.coordination.barrier import Delete, Get, Put
-from pitools.core.errors import ConfigError, Unreachable
-
-_STORE_GONE_HINT = "see the log of rank 0, which runs the ranks' store"
+from pitools.checkpoint.coordination.barrier import Delete, Get, Put, store_gone_error
+from pitools.core.errors import ConfigError
 
 
 def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
@@ -38,19 +36,19 @@ def torch_store(store: Any = None) -> tuple[Put, Get, Delete]:
                 pause = min(1.5 * pause, 0.05)
             return bytes(own.get(key)).decode()
         except dist.DistError as error:
-            raise _store_gone_error(error, where) from error
+            raise store_gone_error(error, where) from error
 
     def put(key: str, value: str) -> None:
         try:
             own.set(key, value)
         except dist.DistError as error:
-            raise _store_gone_error(error, where) from error
+            raise store_gone_error(error, where) from error
 
     def delete(key: str) -> None:
         try:
             own.delete_key(key)
         except dist.DistError as error:
-            raise _store_gone_error(error, where) from error
+            raise store_gone_error(error, where) from error
 
     return put, get, delete
 
@@ -60,8 +58,3 @@ def _where(store: Any) -> str:
         store = store.underlying_store
     host = getattr(store, "host", "")
     return f"{host}:{store.port}" if host else type(store).__name__
-
-
-def _store_gone_error(error: Exception, where: str) -> Unreachable:
-    line = next(iter(str(error).splitlines()), "")
-    return Unreachable(f"rank 0 no longer answers: {line}", where=where, hint=_STORE_GONE_HINT)

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, DataError, UsageError, suggest
+from pitools.loader.sampling.shuffle import Indices
 from pitools.stage.cache import records
 from pitools.stage.cache.layout import OBJECTS
 from pitools.store import retirement, version_state
 from pitools.store.manifest import EPISODE_JSON
 from pitools.store.reader.version_reader import VersionReader
 
-Indices = NDArray[np.int64]
 REGEX_PREFIX = "re:"
 # Attributes of an episode, and arrays along steps, that mark success. Not `dones`, which may only mark the end of the
 # recording.

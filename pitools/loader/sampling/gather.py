@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.loader.sampling.windows import Indices, WindowLocations, WindowSpan
+from pitools.loader.sampling.shuffle import Indices
+from pitools.loader.sampling.windows import WindowLocations, WindowSpan
 from pitools.store.reader.version_reader import VersionReader
 
 

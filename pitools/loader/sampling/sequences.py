@@ -6,11 +6,10 @@ import hashlib
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pitools.core.errors import ConfigError, UsageError
+from pitools.loader.sampling.shuffle import Indices
 
-Indices = NDArray[np.int64]
 # The treatment of an episode that is too long.
 WhenTooLong = Literal["refuse", "split", "drop"]
 

@@ -15,11 +15,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pitools.core.errors import UsageError
-
-Indices = NDArray[np.int64]
+from pitools.loader.sampling.shuffle import Indices
 
 
 class WindowSpan(NamedTuple):
