@@ -53,7 +53,7 @@ def sync(path: Path, metrics: Path | None, dry_run: bool, timeout: str, form: st
 
     timeout_s = units.parse_duration(timeout)
     if metrics and metrics.suffix != ".prom":
-        raise UsageError(f'"{metrics}" does not end in .prom', hint="node_exporter reads no file of another name")
+        raise UsageError(f'"{metrics}" does not end in .prom', hint="node_exporter reads only files NAME.prom")
     quiet = form == "auto" and not dry_run and not any(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr))
     report = MetricsReport(None if dry_run else metrics, path.stem)
     try:
@@ -111,7 +111,7 @@ class MetricsReport:
         self._started, self._failed = time.monotonic(), 0
 
     def wall_s(self) -> float:
-        """Return the seconds since it was made."""
+        """Return the seconds since the command began."""
         return time.monotonic() - self._started
 
     def begin(self) -> None:

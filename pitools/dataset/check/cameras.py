@@ -121,7 +121,7 @@ class CameraFrames(SampledArray):
 
 
 def find_blank(camera: CameraFrames, offsets: NDArray[np.int64], bounds: Thresholds) -> Iterator[Finding]:
-    """Episodes with frames that show nothing: black, or of one colour."""
+    """Yield a finding for each episode with frames that are black or of one colour."""
     light = camera.brightness
     dark = (light[:, 1] < bounds.blank_mean) & (light[:, 2] < bounds.blank_deviation)
     wrong = light[dark | (light[:, 2] == 0)]
@@ -142,7 +142,7 @@ def find_blank(camera: CameraFrames, offsets: NDArray[np.int64], bounds: Thresho
 
 
 def _brightness(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """(n,) and (n,): mean, and deviation of the channel that has most, of (n, H, W[, C]) or (n, C, H, W)."""
+    """Return (n,) mean and (n,) largest deviation of a channel, of frames (n, H, W[, C]) or (n, C, H, W)."""
     if frames.ndim == 4 and frames.shape[3] in (1, *_CHANNELS):
         frames = np.moveaxis(frames, 3, 1)
     # Each channel in one piece: reducing along a last axis of three takes several times as long.
@@ -152,13 +152,13 @@ def _brightness(frames: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 
 def _subsample(frames: NDArray[Any]) -> NDArray[Any]:
-    """A view of evenly spaced points of each frame."""
+    """Return a view of evenly spaced points of each frame."""
     steps = (max(1, size // _SAMPLE_POINTS) for size in frames.shape[1:])
     return frames[(slice(None), *(slice(None, None, step) for step in steps))]
 
 
 def _repeated_rows(flat: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """(n - 1,): whether row i + 1 is row i."""
+    """Return (n - 1,): whether row i + 1 equals row i."""
     blocks = flat.view(np.uint64) if flat.shape[1] % 8 == 0 else flat
     probes = blocks[:, :: max(1, blocks.shape[1] // _PROBE_ROWS)]
     same: NDArray[np.bool_] = (probes[1:] == probes[:-1]).all(axis=1)

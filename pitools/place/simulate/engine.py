@@ -1,19 +1,19 @@
 """The simulator: arrivals and ends as events, EASY backfill inside each pool, a policy between them.
 
-How a policy is tuned with it::
+Tune a policy's parameters on one part of a trace::
 
     from functools import partial
     from pathlib import Path
-    from pitools.place import policy
-    from pitools.place.policy import runtime_predictor as predict
+    from pitools.place.policy import PolicyParams, decide
+    from pitools.place.policy.runtime_predictor import RuntimePredictor
     from pitools.place.simulate import engine, metrics, scenario, trace
 
-    jobs = trace.read(Path("../shared/data/traces/helios_venus_2020-09.csv"))
+    jobs = trace.read_trace(Path("trace.csv"))
     sites = scenario.three_unequal(load=1.4)
-    ours = partial(policy.decide, policy=policy.Policy())        # called as ours(now_s, jobs, pools, tickets)
-    result = engine.simulate(jobs, sites, ours, tick_s=60, predictor=predict.Predictor())
-    print(metrics.judge(result, jobs, window="first-half"))      # .mean_jct_s, .max_wait_s, .utilisation, ...
-    print(metrics.judge(engine.simulate(jobs, sites, "federation"), jobs, window="first-half"))
+    ours = partial(decide, policy=PolicyParams())  # called as ours(now_s, jobs, pools, tickets)
+    result = engine.simulate(jobs, sites, ours, tick_s=60, predictor=RuntimePredictor())
+    print(metrics.summarize(result, jobs, window="first-half").mean_jct_s)
+    print(metrics.summarize(engine.simulate(jobs, sites, "federation"), jobs, window="first-half").mean_jct_s)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def simulate(
     predictor: RuntimePredictor | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Result:
-    """Replay a trace. policy: a binder's name (`binders.NAMES`), or a function that decides.
+    """Replay a trace. policy: the name of a baseline (`baselines.BASELINES`), or a function that decides.
 
     The function gets every job that has not started, in order of submission; every pool, with `running` by limits; and
     every pending ticket, in order of placement. It is called at the next multiple of tick_s after a change (0: at each
@@ -167,16 +167,16 @@ class Simulator:
             self.advance(1)
 
     def _handle_failure(self, event: SimEvent, now: float) -> None:
-        """A node of the job is away for a while, and the job has less to run."""
+        """Take a node of the job out of service for its repair; the job keeps its work up to its last checkpoint."""
         site, leaves = self.sites[event.pool], self.spans.leaves[event.span]
         self.work.lose_work(event.job, event.pool, now - self.spans.start_s[event.span], leaves)
         back_s = now + self.scenario.failures.repair_s
-        away = -2 - event.span  # a number below 0 for the absent node
+        absent_node = -2 - event.span  # a job number below 0
         units = min(event.units, self.scenario.pools[event.pool].per_node)
         if site.packing:
-            units = site.packing.transfer(event.job, away)
-        site.hold(away, units, back_s)
-        self._push(back_s, away, event.pool, units, back_s)
+            units = site.packing.transfer(event.job, absent_node)
+        site.hold(absent_node, units, back_s)
+        self._push(back_s, absent_node, event.pool, units, back_s)
 
     def _handle_arrival(self, now: float, job: int) -> None:
         fits = [pool for pool in self.work.fits(job) if self._is_runnable(job, pool)]

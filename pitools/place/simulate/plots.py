@@ -36,15 +36,15 @@ def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], pa
         axes: dict[str, Axes] = figure.subplot_mosaic([["times", "waits"], ["use", "use"]])
         first = summaries[0]
         figure.suptitle(f"{first.trace} on {first.scenario}, load x{first.load:g}, {first.jobs} jobs ({first.window})")
-        _times(axes["times"], results, summaries)
-        _waits(axes["waits"], summaries)
+        _plot_times(axes["times"], results, summaries)
+        _plot_waits(axes["waits"], summaries)
         _plot_utilisation(axes["use"], results)
         figure.savefig(out, format="png")
         write_atomic(path, out.getvalue())
 
 
-def _times(axes: Axes, results: Sequence[Result], summaries: Sequence[PlaceResult]) -> None:
-    """The share of jobs that were done within a time."""
+def _plot_times(axes: Axes, results: Sequence[Result], summaries: Sequence[PlaceResult]) -> None:
+    """Draw the share of jobs that ended within a time."""
     import numpy as np
 
     for result, summary in zip(results, summaries, strict=True):
@@ -58,7 +58,7 @@ def _times(axes: Axes, results: Sequence[Result], summaries: Sequence[PlaceResul
     axes.grid(alpha=0.3)
 
 
-def _waits(axes: Axes, summaries: Sequence[PlaceResult]) -> None:
+def _plot_waits(axes: Axes, summaries: Sequence[PlaceResult]) -> None:
     """Draw mean waits, grouped by requested GPUs."""
     width = 0.8 / len(summaries)
     classes = list(summaries[0].wait_by_gpus_s)
@@ -71,7 +71,7 @@ def _waits(axes: Axes, summaries: Sequence[PlaceResult]) -> None:
 
 
 def _plot_utilisation(axes: Axes, results: Sequence[Result]) -> None:
-    """GPUs in use over all pools, each point a mean."""
+    """Draw the GPUs in use in all pools, each point a mean."""
     import numpy as np
 
     for result in results:

@@ -37,11 +37,11 @@ class Workload:
         return self.limit_s[job] / self.speeds[pool]
 
     def run_on(self, job: int, pool: int, leaves: int) -> float:
-        """How long the job, on so many leaf switches, has still to run there."""
+        """Return the remaining run time of a job on this number of leaf switches of a pool, in seconds."""
         return self.left_s[job] / self.speeds[pool] * (1.0 + self.scenario.extra_leaf * max(0, leaves - 1))
 
     def fits(self, job: int) -> tuple[int, ...]:
-        """The pools that are large enough."""
+        """Return the pools that are large enough for a job."""
         gpus = self.gpus[job]
         if gpus not in self._fits:
             pools = self.scenario.pools
@@ -55,9 +55,9 @@ class Workload:
 
     def lose_work(self, job: int, pool: int, ran_s: float, leaves: int) -> None:
         """Update a job after an attempt failed at ran_s: the work up to its last checkpoint is kept."""
-        every = self.scenario.failures.checkpoint_s
-        if every:
-            done = self.left_s[job] * (ran_s // every * every) / self.run_on(job, pool, leaves)
+        interval_s = self.scenario.failures.checkpoint_s
+        if interval_s:
+            done = self.left_s[job] * (ran_s // interval_s * interval_s) / self.run_on(job, pool, leaves)
             self.left_s[job] -= done
 
 
@@ -73,7 +73,7 @@ def draw_limits(trace: Trace, limits: TimeLimits, seed: int) -> array[float]:
 
 
 def draw_tiers(trace: Trace, scenario: Scenario) -> array[int]:
-    """A tier for each job: by its group, else drawn by the shares, else 0."""
+    """Return a tier for each job: by its group, else drawn by the shares, else 0."""
     random = Random(f"tiers {scenario.seed}")  # noqa: S311
     tiers = array("i")
     for group in trace.group:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from pitools.place.simulate.backfill import Backfill
 from pitools.place.simulate.model import Failures, Result, Trace
 from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
 from tests.place.simulate.small_scenario import scenario, trace
+from tests.place.simulate.test_trace import HELIOS
 
 # (submit_s, gpus, run_s, how many times as long the limit is), all on a coarse grid so that much happens at once
 JOBS = st.lists(
@@ -292,3 +295,11 @@ def test_the_same_twice_and_under_any_hash_seed(repo: Path) -> None:
     }
     assert len(output) == 1
     assert len(output.pop()) > 5000
+
+
+def test_the_example_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The docstring's way to tune a policy runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.csv").write_text(HELIOS)
+    example = str(engine.__doc__).partition("::\n")[2]
+    exec(textwrap.dedent(example), {})

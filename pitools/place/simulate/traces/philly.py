@@ -12,18 +12,18 @@ _SPACE = " \t\r\n,"
 
 
 def rows(text: str) -> Iterator[tuple[int, Any]]:
-    """(line on which it begins, value) of each item of the list, parsed one by one. Raises ValueError."""
+    """Yield (line, value) of each item of the list, parsed one by one. Raises ValueError."""
     decoder = json.JSONDecoder()
     offset = text.index("[") + 1 if text.lstrip().startswith("[") else 0
     if not offset:
-        raise ValueError("no list: it should be one of jobs")
+        raise ValueError("not a list (expected a list of jobs)")
     line, counted = 1, 0
     while True:
         while offset < len(text) and text[offset] in _SPACE:
             offset += 1
         line, counted = line + text.count("\n", counted, offset), offset
         if offset >= len(text):
-            raise ValueError(f"line {line}: it is cut short")
+            raise ValueError(f"line {line}: truncated")
         if text[offset] == "]":
             return
         try:
@@ -36,7 +36,7 @@ def rows(text: str) -> Iterator[tuple[int, Any]]:
 def row(raw: Any) -> TraceRow | None:
     """Return a job, with the run time of all its attempts; None if it never ran or held no GPU. Raises ValueError."""
     if not isinstance(raw, dict) or not isinstance(raw.get("attempts"), list):
-        raise ValueError("it is no job with attempts")
+        raise ValueError("not a job with attempts")
     job_id, run_s, gpus = raw.get("jobid"), 0.0, 0
     if not isinstance(job_id, str) or not job_id:
         raise ValueError(f"jobid is {job_id!r}")
@@ -45,7 +45,7 @@ def row(raw: Any) -> TraceRow | None:
             start, end, detail = attempt["start_time"], attempt["end_time"], attempt["detail"]
             attempt_gpus = sum(len(node["gpus"]) for node in detail)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"an attempt of {job_id} is not whole: {error}") from error
+            raise ValueError(f"an attempt of {job_id} is incomplete: {error}") from error
         if start in (None, "None") or end in (None, "None"):
             continue  # as published where an attempt was ended before it ran, or ran on at the end of the log
         ran_s = parse_naive_time(end, "end_time") - parse_naive_time(start, "start_time")
