@@ -1,6 +1,6 @@
 """Lock files: flock(2), which the kernel releases when the process dies; some contain their owner and its progress.
 
-`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `try_lock` continue
+`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `lock_if_supported` continue
 without a lock there: they guard files that only one process can create, and submissions with unique names.
 Lock files are never deleted: if one were deleted while a process waits for it, two processes could hold the lock.
 """
@@ -33,7 +33,7 @@ _REPORT_EVERY_S = 1.0
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A file system without locks. Verdicts are safe there, because only one process can create the file; submissions too,
 # because two of one number have the same job name, and only one job of a name may run.
-UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+_UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 ReportProgress = Callable[[int, int], None]
 
@@ -69,10 +69,12 @@ def open_readable_lock_file(path: Path) -> int:
         return descriptor
 
 
-def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> bool:
-    """Take a lock within a time, and return whether it was taken. on_wait: called at most once a second.
+def flock_within(
+    descriptor: int, mode: int, *, timeout_s: float = 0.0, on_wait: Callable[[], None] = lambda: None
+) -> bool | None:
+    """Take a lock within a time; return whether it was taken, None on a file system without locks. Raises OSError.
 
-    Polls, because only a signal can interrupt a blocking flock(2). Raises ClusterError for a file system without locks.
+    on_wait: called at most once a second. Polls, because only a signal can interrupt a blocking flock(2).
     """
     started, reported, pause = time.monotonic(), -_REPORT_EVERY_S, 0.001
     while True:
@@ -82,12 +84,9 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
         except BlockingIOError:
             pass
         except OSError as error:
-            if error.errno not in UNSUPPORTED_ERRNOS:
-                raise ClusterError(
-                    f"cannot be locked: {error.strerror}", hint="check the file system: dmesg"
-                ) from error
-            problem = f"the file system has no locks: {error.strerror}"
-            raise ClusterError(problem, hint="stage to a node's own disk") from error
+            if error.errno in _UNSUPPORTED_ERRNOS:
+                return None
+            raise
         now = time.monotonic()
         if now - started >= timeout_s:
             return False
@@ -96,6 +95,17 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
             reported = now
         time.sleep(pause)
         pause = min(0.05, 2 * pause)
+
+
+def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> bool:
+    """Take a lock within a time, and return whether it was taken. Raises ClusterError for a file system without locks."""
+    try:
+        is_locked = flock_within(descriptor, mode, timeout_s=timeout_s, on_wait=on_wait)
+    except OSError as error:
+        raise ClusterError(f"cannot be locked: {error.strerror}", hint="check the file system: dmesg") from error
+    if is_locked is None:
+        raise ClusterError("the file system has no locks", hint="stage to a node's own disk")
+    return is_locked
 
 
 @contextmanager
@@ -174,8 +184,8 @@ def _user() -> str:
 
 
 @contextmanager
-def lock(path: Path, description: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file, waiting at most `wait_s`. Raises TryLater if another process holds it, ClusterError."""
+def lock(path: Path, description: str, *, timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold a lock file, waiting at most `timeout_s` seconds. Raises TryLater if another process holds it, ClusterError."""
     try:
         descriptor = open_lock_file(path)
     except PermissionError as error:
@@ -183,7 +193,7 @@ def lock(path: Path, description: str, *, wait_s: float = 0.0) -> Iterator[None]
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        if not try_lock(descriptor, path, wait_s=wait_s):
+        if not lock_if_supported(descriptor, path, timeout_s=timeout_s):
             raise TryLater(f"{description} is locked by another process", where=str(path.parent))
         yield
     finally:
@@ -215,24 +225,15 @@ def _share_with_group(descriptor: int, folder: Path) -> None:
         os.fchmod(descriptor, stat.S_IMODE(file_stat.st_mode) | 0o660)
 
 
-def try_lock(descriptor: int, path: Path, *, wait_s: float = 0.0) -> bool:
+def lock_if_supported(descriptor: int, path: Path, *, timeout_s: float = 0.0) -> bool:
     """Take an open file's lock within a time, and return whether it was taken; True on a file system without locks.
 
     Raises ClusterError.
     """
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        except OSError as error:
-            if error.errno in UNSUPPORTED_ERRNOS:
-                return True
-            raise from_os_error(error, path) from error
+    try:
+        return flock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s) is not False
+    except OSError as error:
+        raise from_os_error(error, path) from error
 
 
 def is_owned_by_user(folder: Path) -> bool:

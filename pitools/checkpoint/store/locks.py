@@ -6,11 +6,9 @@ unlocked, and leftovers of other processes are not removed.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,11 +17,11 @@ from pathlib import Path
 from pitools.checkpoint.store.manifest import MANIFEST_FILE
 from pitools.core.errors import DataError, TryLater
 from pitools.core.fs import from_os_error
+from pitools.core.locks import flock_within
 
 WRITER_LOCK = ".writer"
 # The ranks of a killed attempt may take some seconds to die.
 _TIMEOUT_S = 30.0
-_UNSUPPORTED_ERRNOS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Descriptors of `writer_lock` in this process: forked children close them.
 _held_descriptors: set[int] = set()
@@ -98,25 +96,6 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool
         descriptors.discard(descriptor)
         if getpid() == pid:
             close(descriptor)
-
-
-def flock_within(descriptor: int, mode: int, *, timeout_s: float = 0.0) -> bool | None:
-    """Lock a descriptor within `timeout_s`; return whether it succeeded, None without lock support. Raises OSError."""
-    deadline, pause = time.monotonic() + timeout_s, 0.001
-    while True:
-        try:
-            fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            if error.errno in _UNSUPPORTED_ERRNOS:
-                return None
-            raise
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.2)
 
 
 @lru_cache(maxsize=1)

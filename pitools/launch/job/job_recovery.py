@@ -59,7 +59,7 @@ def conclude_run(job: JobContext, kind: records.CauseKind, reason: str = "") -> 
     from pitools.core import locks
     from pitools.launch.recovery import apply_decision
 
-    with locks.lock(job.run_dir / apply_decision.RUN_LOCK, f"run {job.run_dir.name}", wait_s=_SLURM_TIMEOUT_S):
+    with locks.lock(job.run_dir / apply_decision.RUN_LOCK, f"run {job.run_dir.name}", timeout_s=_SLURM_TIMEOUT_S):
         apply_decision.write_verdict(job.run_dir, kind, reason, 1)
 
 

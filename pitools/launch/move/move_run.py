@@ -125,7 +125,7 @@ def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
 
 def _conclude_as_moved(run_dir: Path, intent: MoveIntent) -> Verdict:
     """Write the verdict "moving", after which no job, requeue or cron continues the run. Raises ClusterError."""
-    with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
+    with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
         if apply_decision.read_verdict(run_dir) is None and cancel_request.pending_cancel(run_dir):
             hint = f"to withdraw the cancel: pit launch resume {run_dir.name} --force"
             raise ClusterError("the run is being cancelled", where=str(run_dir), hint=hint)
@@ -168,7 +168,7 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
         and last_exit.exit_code == 0
         and (_stop_signal(plan) or site.scheduler == "none" or state == "COMPLETED")
     ):
-        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
+        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
             apply_decision.write_verdict(run_dir, "finished", "the program ended with code 0 before the move", 0)
         raise UsageError("the run has finished meanwhile", where=str(run_dir))
@@ -296,7 +296,7 @@ def _conclude_moved(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
         moved_to=result.new_run_id,
         attempts=len(run_folder.attempt_dirs(run_dir)),
     )
-    with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
+    with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
         hint = f"the new run is submitted: pit launch cancel {result.new_run_id} --site {result.site}"
         _require_not_cancelled(run_dir, moving, hint)
         run_folder.write_record(run_dir / "verdict.json", verdict, durable=True)
@@ -317,7 +317,7 @@ def _reopen(run_dir: Path, site: Site, intent: MoveIntent) -> None:
         if verdict is None or verdict.code != "moving":
             (run_dir / move_record.MOVE_FILE).unlink(missing_ok=True)
             return
-        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=20.0):
+        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
             (run_dir / move_record.MOVE_FILE).unlink(missing_ok=True)
             run_folder.append_event(run_dir, "not moved", site=intent.target_site)

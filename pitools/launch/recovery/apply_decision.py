@@ -35,7 +35,7 @@ REASONS: dict[VerdictCode, str] = {
     "moving": "being moved to {site} as {run}",
     "moved": "moved to {site} as {run}, with {steps} steps",
 }
-_LOCK_WAIT_S = 20.0
+_LOCK_TIMEOUT_S = 20.0
 
 
 def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision: Decision) -> Decision:
@@ -47,7 +47,7 @@ def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision
     """
     if decision.action == "wait" and policy.needs_slurm_state(cause):
         cause, decision = _with_slurm_statement(run_dir, plan, site, cause, decision)
-    with lock(run_dir / RUN_LOCK, f"run {run_dir.name}", wait_s=_LOCK_WAIT_S):
+    with lock(run_dir / RUN_LOCK, f"run {run_dir.name}", timeout_s=_LOCK_TIMEOUT_S):
         return apply_decision(run_dir, plan, site, cause, decision, in_job=True, job=_job_of_attempt(run_dir, cause))
 
 

@@ -30,7 +30,7 @@ from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import errors
 
-_LOCK_WAIT_S = 20.0
+_LOCK_TIMEOUT_S = 20.0
 _END_TIMEOUT_S = 5.0  # most programs end within this time; `cancel` waits no longer
 
 
@@ -97,7 +97,7 @@ def _request_cancel(run_dir: Path, moving: Verdict | None) -> None:
         run_dir / cancel_request.CANCEL_FILE, cancel_request.CancelRequest(t=timestamps.now_rfc3339()), durable=True
     )
     if moving:
-        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", wait_s=_LOCK_WAIT_S):
+        with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=_LOCK_TIMEOUT_S):
             if apply_decision.read_verdict(run_dir) == moving:
                 (run_dir / "verdict.json").unlink(missing_ok=True)
 

@@ -29,7 +29,7 @@ from typing import BinaryIO
 from pitools.core import timestamps, units
 from pitools.core.errors import ClusterError, DataError, PitError, TryLater
 from pitools.core.fs import from_os_error
-from pitools.core.locks import open_lock_file, try_lock
+from pitools.core.locks import lock_if_supported, open_lock_file
 from pitools.launch import slurm_cache
 from pitools.launch.slurm_cache import store
 from pitools.launch.submission import find_job, submissions
@@ -106,7 +106,7 @@ def submission_lock(run_dir: Path, deadline: float) -> Iterator[BinaryIO]:
         raise from_os_error(error, path) from error
     with file:
         # Without file locks two processes may submit two jobs of one name: the grant lets only one run.
-        if not try_lock(file.fileno(), path, wait_s=deadline - time.monotonic()):
+        if not lock_if_supported(file.fileno(), path, timeout_s=deadline - time.monotonic()):
             problem = "another process is submitting the run's next job"
             raise TryLater(problem, where=str(run_dir), hint="run the same command again later")
         try:

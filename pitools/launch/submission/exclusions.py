@@ -29,7 +29,7 @@ from pitools.site.schema import Site
 
 EXCLUSIONS_FILE = ".exclusions.jsonl"
 _MAX_NODES_OF_UNKNOWN_SIZE = 4  # the limit for a partition without `nodes` in the site file
-_LOCK_WAIT_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
 _CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 
@@ -90,7 +90,7 @@ def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:
     if not exclusions:
         return
     path = runs / EXCLUSIONS_FILE
-    with lock(runs / f"{EXCLUSIONS_FILE}.lock", "the list of exclusions", wait_s=_LOCK_WAIT_S):
+    with lock(runs / f"{EXCLUSIONS_FILE}.lock", "the list of exclusions", timeout_s=_LOCK_TIMEOUT_S):
         try:
             with os.fdopen(open_lock_file(path, os.O_APPEND), "a+b", buffering=0) as file:
                 # A line that a full disk truncated must not damage the next line.

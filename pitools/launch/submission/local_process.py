@@ -15,7 +15,7 @@ from pathlib import Path
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.core.fs import from_os_error, write_atomic
-from pitools.core.locks import open_lock_file, try_lock
+from pitools.core.locks import lock_if_supported, open_lock_file
 from pitools.launch.plan import load_plan
 from pitools.launch.submission import submissions
 from pitools.run import run_folder
@@ -83,14 +83,14 @@ def _is_this_process(run_dir: Path) -> bool:
     return job is not None and (job.pid, is_alive(job)) == (os.getpid(), True)
 
 
-def try_supervisor_lock(run_dir: Path, wait_s: float = 0.0) -> int | None:
+def try_supervisor_lock(run_dir: Path, timeout_s: float = 0.0) -> int | None:
     """Take the lock that a supervisor holds while it lives; return its descriptor, or None if a supervisor holds it."""
     path = run_dir / SUPERVISOR_LOCK
     try:
         descriptor = open_lock_file(path)
     except OSError as error:
         raise from_os_error(error, path) from error
-    if try_lock(descriptor, path, wait_s=wait_s):
+    if lock_if_supported(descriptor, path, timeout_s=timeout_s):
         return descriptor
     os.close(descriptor)
     return None
