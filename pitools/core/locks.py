@@ -1,7 +1,7 @@
 """Lock files: flock(2), which the kernel releases when the process dies; some contain their owner and its progress.
 
-`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `lock_if_supported` continue
-without a lock there: they guard files that only one process can create, and submissions with unique names.
+`lock_within` refuses a file system without locks: staging is for a node's own disk. `lock` and `lock_if_supported`
+continue without a lock there: they guard files that only one process can create, and submissions with unique names.
 Lock files are never deleted: if one were deleted while a process waits for it, two processes could hold the lock.
 """
 
@@ -98,7 +98,7 @@ def flock_within(
 
 
 def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> bool:
-    """Take a lock within a time, and return whether it was taken. Raises ClusterError for a file system without locks."""
+    """Take a lock within a time; return whether it was taken. Raises ClusterError for a file system without locks."""
     try:
         is_locked = flock_within(descriptor, mode, timeout_s=timeout_s, on_wait=on_wait)
     except OSError as error:
@@ -185,7 +185,7 @@ def _user() -> str:
 
 @contextmanager
 def lock(path: Path, description: str, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file, waiting at most `timeout_s` seconds. Raises TryLater if another process holds it, ClusterError."""
+    """Hold a lock file, waiting at most `timeout_s`. Raises TryLater if another process holds it, ClusterError."""
     try:
         descriptor = open_lock_file(path)
     except PermissionError as error:
