@@ -79,7 +79,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
 
     def __init__(self, plan: planning.Plan, site: Site, run_dir: Path, submit_script: Callable[[Path], str]) -> None:
         super().__init__(run_dir / "submitit", python=plan.python)
-        self.plan, self.site, self.run_dir, self.submit_script = plan, site, run_dir, submit_script
+        self.plan, self.run_dir, self.submit_script = plan, run_dir, submit_script
+        self.site = planning.site_of_plan(plan, site)
         if run_dir.exists():
             run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
         else:

@@ -14,11 +14,14 @@ from pitools.launch import time_limit_signal
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.schema import Site, SitePartition
-from pitools.site.template import TemplateDataset, expand_placeholders, render_template
+from pitools.site.schema import Container, Site, SitePartition
+from pitools.site.template import TemplateDataset, expand_placeholders, rank_command, render_template
 from pitools.stage.sources.open import find_version_dir
 from pitools.store import manifest
 from pitools.store.resolve import exists
+
+# Flags of sbatch that say when a run begins. Repeated for a job that continues the run, they would delay or prevent it.
+_FIRST_JOB_FLAGS = {"begin", "deadline", "dependency", "hold"}
 
 
 class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +34,10 @@ class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
-    """A request resolved for a site. `pit launch run -` reads it from stdin."""
+    """A request resolved for a site. `pit launch run -` reads it from stdin.
+
+    first_job_flags: sbatch flags of the run's first job alone; a job that continues the run is submitted without them.
+    """
 
     name: str
     site: str
@@ -41,6 +47,9 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     runs: str
     nvme: str
     python: str
+    modules: tuple[str, ...] = ()
+    container: Container = Container()
+    first_job_flags: tuple[str, ...] = ()
     request_text: str = ""
 
     @property
@@ -84,6 +93,7 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         raise ConfigError(message, where=where, hint=f"nodes = {named}, or a shorter nodelist")
     if request.data and not site.paths.nvme:
         raise ConfigError(f'site "{site.name}" has no paths.nvme to stage to', where=where, hint="set it in its file")
+    flags = _sbatch_flags(request, site, where)
     job = dialect.JobSpec(
         name=request.name,
         nodes=request.nodes,
@@ -95,12 +105,13 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         time_s=time_s,
         partition=partition,
         account=dialect.require_account(site, request.account or site.defaults.account, where),
-        qos=dialect.qos_for_tier(site, request.tier or site.defaults.tier, where),
+        qos=str(request.sbatch.get("qos", "")) or dialect.qos_for_tier(site, request.tier or site.defaults.tier, where),
         constraint=request.constraint,
         nodelist=request.nodelist,
         exclude=request.exclude,
         signal=_time_limit_signal(request, site, time_s),
         requeue=site.recovery.chain != "none",
+        extra=tuple(flag for name, flag in flags.items() if name not in _FIRST_JOB_FLAGS),
     )
     dialect.sbatch_flags(site, job)  # raises here, not later in the script, for an option without a flag at this site
     return Plan(
@@ -111,9 +122,53 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         data=tuple(_stage_dataset(name, source, site, where) for name, source in request.data.items()),
         runs=str(Path(expand_placeholders(site.paths.runs)).absolute()),
         nvme=site.paths.nvme,
-        python=site.paths.python or sys.executable,
+        python=request.python or site.paths.python or sys.executable,
+        modules=(*site.modules, *request.modules),
+        container=_container(request, site, where),
+        first_job_flags=tuple(flag for name, flag in flags.items() if name in _FIRST_JOB_FLAGS),
         request_text=request_text,
     )
+
+
+def _sbatch_flags(request: Request, site: Site, where: str) -> dict[str, str]:
+    """Return the flags of the table [sbatch], by name, without the QOS. Raises ConfigError for a refused one."""
+    for name in request.sbatch:
+        if name in site.dialect.refuse:
+            hint = "leave it out, or ask this site's administrators: refuse under [dialect] of the site file"
+            raise ConfigError(f'site "{site.name}" refuses --{name}', where=where, hint=hint)
+    if request.sbatch.get("qos") and request.tier:
+        raise ConfigError("tier and sbatch.qos are both given", where=where, hint="leave one of them out")
+    pairs = {name: value for name, value in request.sbatch.items() if value is not False and name != "qos"}
+    return {name: f"--{name}" if value is True else f"--{name}={value}" for name, value in pairs.items()}
+
+
+def _container(request: Request, site: Site, where: str) -> Container:
+    """Return the container of the ranks. Raises ConfigError for an image or mounts without a runtime."""
+    own = request.container
+    container = Container(
+        runtime=own.runtime or site.container.runtime,
+        image=own.image or site.container.image,
+        mounts=own.mounts or site.container.mounts,
+    )
+    if container.runtime == "none":
+        if own.image or own.mounts:
+            hint = 'runtime = "pyxis" or "apptainer" under [container]'
+            raise ConfigError(f'site "{site.name}" has no container runtime', where=where, hint=hint)
+        return Container()
+    if not container.image:
+        raise ConfigError("container: no image", where=where, hint='image = "…" under [container]')
+    return container
+
+
+def site_of_plan(plan: Plan, site: Site) -> Site:
+    """Return the site with the plan's modules and container in place of its own."""
+    return msgspec.structs.replace(site, modules=plan.modules, container=plan.container)
+
+
+def plan_of_ticket(plan: Plan) -> Plan:
+    """Return the plan of a job that never submits another: its script has the flags of the first job, too."""
+    extra = (*plan.job.extra, *plan.first_job_flags)
+    return msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, extra=extra))
 
 
 def load_plan(run_dir: Path) -> Plan:
@@ -194,8 +249,10 @@ def _stage_dataset(name: str, source: str, site: Site, where: str) -> StagedData
     )
 
 
-def render_script(plan: Plan, site: Site, *, run_dir: str, payload: str, array: str = "") -> str:
-    """Return the sbatch script of a plan. payload: the shell command of every rank."""
+def render_script(plan: Plan, site: Site, *, run_dir: str, payload: str = "", array: str = "") -> str:
+    """Return the sbatch script of a plan. payload: the shell command of every rank; "" for the plan's own."""
+    site = site_of_plan(plan, site)
+    payload = payload or rank_command(site, "plan", f"{run_dir}/plan.json")
     logs = f"{run_dir}/slurm-%A_%a.out" if array else f"{run_dir}/slurm-%j.out"
     job = msgspec.structs.replace(plan.job, name=Path(run_dir).name, output=logs, array=array)
     datasets = [TemplateDataset(name=data.name, source=data.source) for data in plan.data]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +19,7 @@ from pitools.store.resolve import exists
 
 Framework = Literal["jax", "torch", "none"]
 Topology = Literal["none", "exclude", "nodelist", "reservation"]
+Parameter = str | int | float | bool
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,47}")
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -28,11 +33,12 @@ _LAUNCHER = re.compile(
 )
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _DATA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DIALECT = 'a flag of sbatch: extra = ["--{}=…"] under [dialect] of the site file, for all jobs there'
+_FLAG = re.compile(r"[a-z][a-z0-9-]+")
+_SBATCH_TABLE = '{} = "…" under [sbatch], whose keys are long flags of sbatch'
 _SBATCH_FLAGS = ["reservation", "mail_type", "mail_user", "dependency", "licenses", "wckey", "comment", "begin", "nice"]
 # Options of sbatch that a request spells otherwise, or that belong elsewhere: key → what to write instead.
 _KEYS_ELSEWHERE = {
-    "qos": "tier = …, which the site file maps to a QOS under [tiers]",
+    "qos": 'tier = …, which the site file maps to a QOS under [tiers]; or qos = "…" under [sbatch]',
     "job_name": "name = …",
     "mem": 'memory = "64G"',
     **dict.fromkeys(("ntasks", "tasks"), "nodes = … and tasks_per_node = …"),
@@ -43,13 +49,35 @@ _KEYS_ELSEWHERE = {
     **dict.fromkeys(("export", "environment"), "a table [env]"),
     **dict.fromkeys(("output", "error"), "no key: the run keeps each rank's output, see: pit launch logs"),
     "requeue": "a table [retry]; for Slurm's own requeue: requeue under [dialect] of the site file",
-    **dict.fromkeys(("exclusive", "gpu_type"), "under [dialect] of the site file"),
-    **dict.fromkeys(("modules", "module"), "modules = […] in the site file"),
-    "container": "a table [container] in the site file",
-    "array": "pitools.launch.executor.PitExecutor, for many callables as one array",
-    **{name: _DIALECT.format(name.replace("_", "-")) for name in _SBATCH_FLAGS},
-    "mail": _DIALECT.format("mail-type"),
-    **dict.fromkeys(("sbatch", "slurm", "sbatch_args"), _DIALECT.format("flag")),
+    "exclusive": "exclusive = true under [sbatch]",
+    "gpu_type": "under [dialect] of the site file",
+    "module": "modules = […]",
+    "array": "pit launch run REQUEST --set KEY=VALUE,VALUE for a sweep; pitools.Executor for many callables",
+    **{name: _SBATCH_TABLE.format(name.replace("_", "-")) for name in _SBATCH_FLAGS},
+    "mail": _SBATCH_TABLE.format("mail-type"),
+    **dict.fromkeys(("slurm", "sbatch_args"), "a table [sbatch]: long flags of sbatch without their dashes"),
+}
+
+# Long flags of sbatch that a table [sbatch] may not contain: flag → what to write instead.
+_SBATCH_ELSEWHERE = {
+    "job-name": "name = …",
+    **dict.fromkeys(("output", "error", "input", "open-mode"), "the run keeps each rank's output: pit launch logs"),
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "cpus-per-task"), "nodes, tasks_per_node, cpus_per_task"),
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "ntasks-per-gpu"), "gpus_per_node = …"),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), 'memory = "64G", of each node'),
+    "time": 'time = "2h"',
+    "signal": 'signal = "USR2@90"',
+    "segment": "segment = …",
+    "chdir": "workdir = …",
+    **dict.fromkeys(("export", "export-file", "get-user-env"), "a table [env]"),
+    **dict.fromkeys(("partition", "account", "constraint", "nodelist", "exclude"), "the request's key of this name"),
+    **dict.fromkeys(("nodefile", "distribution", "wait-all-nodes", "no-kill"), "leave it out"),
+    **dict.fromkeys(("requeue", "no-requeue"), "a table [retry], and chain under [recovery] of the site file"),
+    "array": "pit launch run REQUEST --set KEY=VALUE,VALUE",
+    "wait": "pit launch run REQUEST --wait",
+    **dict.fromkeys(("clusters", "cluster"), "pit launch run REQUEST --site NAME"),
+    **dict.fromkeys(("wrap", "parsable", "test-only", "quiet", "verbose", "help", "usage", "version"), "leave it out"),
+    **dict.fromkeys(("uid", "gid", "container"), "leave it out"),
 }
 
 
@@ -82,6 +110,14 @@ class HangWatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     start: str = "30m"
 
 
+class RequestContainer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The container of the ranks, in place of the site's. runtime: "" is the site's, `none` runs on the host."""
+
+    runtime: Literal["", "none", "pyxis", "apptainer"] = ""
+    image: str = ""
+    mounts: tuple[str, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One training job, for any site. Give either entry or command.
 
@@ -94,7 +130,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Slurm is restricted to the best free nodes; "none" for no restriction. signal: sent to every rank before the time
     limit, as `USR2@90` (seconds); "" is the framework's default, "none" for no signal. workdir: the ranks' working
     directory, relative to the request file. snapshot: run in a copy of the workdir, made at submission and kept with
-    the run. memory: of each node, as `sbatch --mem`. retry, watch: see RetryBudget, HangWatch.
+    the run. memory: of each node, as `sbatch --mem`. params: name → value, which a command gets as `{name}` and every
+    rank as `PIT_PARAM_<NAME>`; an entry gets them as keywords, or as one mapping if it has an argument `params`.
+    sbatch: long flag of sbatch without its dashes → value; true for a flag without a value. modules: loaded after the
+    site's. python: interpreter with pitools on the nodes, in place of the site's. retry, watch: see RetryBudget,
+    HangWatch.
     """
 
     name: str
@@ -122,14 +162,25 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     snapshot: bool = True
     data: dict[str, str] = {}
     args: dict[str, Any] = {}
+    params: dict[str, Parameter] = {}
     env: dict[str, str] = {}
+    sbatch: dict[str, str | int | bool] = {}
+    modules: tuple[str, ...] = ()
+    python: str = ""
+    container: RequestContainer = RequestContainer()
     retry: RetryBudget = RetryBudget()
     watch: HangWatch = HangWatch()
 
 
-def load_request(path: Path) -> Request:
-    """Read and check a request file. Raises ConfigError with the key, and the nearest known one."""
-    request = strict_toml.convert_tables(strict_toml.read_toml(path), Request, str(path), elsewhere=_KEYS_ELSEWHERE)
+def load_request(path: Path, values: Mapping[str, str] = {}) -> Request:
+    """Read and check a request file. Raises ConfigError with the key, and the nearest known one.
+
+    values: texts by key or parameter, which replace those of the file: see `set_values`.
+    """
+    tables = strict_toml.read_toml(path)
+    if values:
+        tables = set_values(tables, values, str(path))
+    request = strict_toml.convert_tables(tables, Request, str(path), elsewhere=_KEYS_ELSEWHERE)
     check_request(request, str(path))
     workdir = (path.parent / request.workdir).resolve()
     data = {name: _resolve_dataset(source, path.parent) for name, source in request.data.items()}
@@ -178,6 +229,12 @@ def check_request(request: Request, where: str) -> None:
     require(not settled, "nodelist and topology both choose nodes", "leave one of them out")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
+    _check_params(request, require)
+    for flag, value in request.sbatch.items():
+        reason = _SBATCH_ELSEWHERE.get(flag, "")
+        require(bool(_FLAG.fullmatch(flag)), f"sbatch.{flag} is not a long flag", 'mail-user = "…", without dashes')
+        require(not reason, f"sbatch.{flag}: pitools sets this flag itself", reason)
+        require(value != "", f"sbatch.{flag} is empty", f"{flag} = true for a flag without a value")
     for name in request.env:
         try:
             dialect.require_settable(dialect.require_variable(name))
@@ -199,9 +256,43 @@ def check_request(request: Request, where: str) -> None:
             raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
 
 
+def _check_params(request: Request, require: Callable[..., None]) -> None:
+    """Check the parameters' names: each is a variable, a placeholder and a keyword. require: see `check_request`."""
+    for name in request.params:
+        require(bool(_DATA_NAME.fullmatch(name)), f"params.{name} is not a name", "letters, digits and _")
+        require(name not in request.__struct_fields__, f"params.{name} is also a key of a request", "another name")
+        require(name not in request.args, f"params.{name} is also an argument", "leave it out of [args]")
+    variables = [name.upper() for name in request.params]
+    twice = next((name for name in request.params if variables.count(name.upper()) > 1), "")
+    require(not twice, f"params.{twice}: two names make the variable PIT_PARAM_{twice.upper()}", "another name")
+
+
 def _texts(request: Request) -> list[tuple[str, str]]:
     pairs = [(key, value) for key in request.__struct_fields__ if isinstance(value := getattr(request, key), str)]
-    return [*pairs, *request.data.items(), *((f"env.{name}", value) for name, value in request.env.items())]
+    tables: list[tuple[str, Mapping[str, Any]]]
+    tables = [("env", request.env), ("params", request.params), ("sbatch", request.sbatch)]
+    named = [(f"{table}.{name}", str(value)) for table, values in tables for name, value in values.items()]
+    lists = [("modules", request.modules), ("container.mounts", request.container.mounts)]
+    listed = [(key, value) for key, values in lists for value in values]
+    return [*pairs, *request.data.items(), *named, *listed, ("container.image", request.container.image)]
+
+
+def command_text(request: Request) -> str:
+    """Return the command with each parameter's value, quoted for the shell, in place of `{name}`.
+
+    Other braces, such as `${name}`, stay: only names of `request.params` are replaced.
+    """
+    names = "|".join(sorted(map(re.escape, request.params), key=len, reverse=True))
+    if not names:
+        return request.command
+    return re.sub(
+        rf"(?<![$\\])\{{({names})\}}", lambda m: shlex.quote(param_text(request.params[m[1]])), request.command
+    )
+
+
+def param_text(value: Parameter) -> str:
+    """Return a parameter as text for a variable or a command: `true`, `false`, or Python's text of the value."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def fill_datasets(request: Request, pairs: dict[str, str]) -> Request:
@@ -215,3 +306,61 @@ def fill_datasets(request: Request, pairs: dict[str, str]) -> Request:
     if missing:
         raise ConfigError(f'dataset "{missing[0]}" has no path', where="[data]", hint=f"--data {missing[0]}=PATH")
     return msgspec.structs.replace(request, data=data)
+
+
+def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Return a request's tables with other values. values: text by parameter, key, or key in a table (`retry.node`).
+
+    A text becomes a number or a truth value where the key takes one, and stays a text where it takes a text. Raises
+    ConfigError for a name that is neither, and for a value of the wrong type.
+    """
+    tables = copy.deepcopy(tables)
+    for name, text in values.items():
+        params = tables.get("params", {})
+        if isinstance(params, dict) and name.removeprefix("params.") in params:
+            key = name.removeprefix("params.")
+            params[key] = _like(params[key], text, f"params.{key}", where)
+            continue
+        head, _, rest = name.partition(".")
+        if head not in Request.__struct_fields__ or head == "params":
+            names = [*Request.__struct_fields__, *(params if isinstance(params, dict) else ())]
+            hint = suggest(name, names) or f"add it under [params] of the request: {name} = …"
+            raise ConfigError(f'no key or parameter "{name}"', where=where, hint=hint, key=name)
+        parent, last = (tables.setdefault(head, {}), rest) if rest else (tables, head)
+        if not isinstance(parent, dict):
+            raise ConfigError(f'"{head}" is no table', where=where, key=name)
+        parent[last] = _typed_for(head, last if rest else "", text)
+    return tables
+
+
+def _like(value: object, text: str, name: str, where: str) -> Parameter:
+    """Return a text as a value of the type of the request's own. Raises ConfigError."""
+    typed = typed_value(text)
+    if isinstance(value, str):
+        return text
+    if isinstance(value, bool) != isinstance(typed, bool) or isinstance(typed, str):
+        message = f"{name} = {text} (expected {type(value).__name__}, as {value!r} in the request)"
+        raise ConfigError(message, where=where, key=name)
+    return float(typed) if isinstance(value, float) else typed
+
+
+def _typed_for(key: str, name: str, text: str) -> Parameter:
+    """Return a text typed, if the request's key takes that, else the text."""
+    typed = typed_value(text)
+    field = next(field for field in msgspec.structs.fields(Request) if field.name == key)
+    try:
+        msgspec.convert({name: typed} if name else typed, field.type)
+    except msgspec.ValidationError:
+        return text
+    return typed
+
+
+def typed_value(text: str) -> Parameter:
+    """Return a number or a truth value, as TOML writes it, or else the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"[+-]?(0|[1-9]\d*)", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", text) and math.isfinite(float(text)):
+        return float(text)
+    return text

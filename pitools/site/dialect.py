@@ -35,7 +35,10 @@ _NO_LIMIT = {"", "UNLIMITED", "INFINITE"}  # Slurm's terms
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources and limits of a job, independent of the site. "", 0 and None mean: not requested."""
+    """Resources and limits of a job, independent of the site. "", 0 and None mean: not requested.
+
+    extra: further sbatch flags, which replace the site's of the same name.
+    """
 
     name: str
     nodes: int = 1
@@ -55,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
     signal: str = ""
     requeue: bool | None = True
+    extra: tuple[str, ...] = ()
 
 
 def sbatch_flags(site: Site, job: JobSpec) -> tuple[str, ...]:
@@ -92,7 +96,11 @@ def sbatch_flags(site: Site, job: JobSpec) -> tuple[str, ...]:
         written.append("--exclusive")
     if dialect.requeue and job.requeue is not None:
         written.append("--requeue" if job.requeue else "--no-requeue")
-    return tuple(require_printable(flag, flag.split("=")[0]) for flag in (*written, *dialect.extra))
+    own = {flag.partition("=")[0] for flag in job.extra}
+    written += [flag for flag in dialect.extra if flag.partition("=")[0] not in own]
+    if "--exclusive" in own and "--exclusive" in written:
+        written.remove("--exclusive")
+    return tuple(require_printable(flag, flag.split("=")[0]) for flag in (*written, *job.extra))
 
 
 def _gpus(site: Site, job: JobSpec) -> list[tuple[str, object, bool]]:

@@ -40,6 +40,7 @@ class Dialect(Section, frozen=True, kw_only=True):
     """The form of sbatch flags that the site accepts.
 
     gpus: the flag that requests GPUs; `none` for no flag. gpu_type: include the type (`gpu:h100:8`).
+    refuse: long flags of sbatch that requests may not set under [sbatch], such as `reservation`.
     account, qos, memory, exclusive, signal, requeue: whether the flag is used. `memory="all"` requests all memory of
     the node (`--mem=0`). segment: `--segment` of block topologies. extra: additional flags, unchanged.
     """
@@ -54,6 +55,7 @@ class Dialect(Section, frozen=True, kw_only=True):
     requeue: bool = True
     segment: bool = False
     extra: tuple[str, ...] = ()
+    refuse: tuple[str, ...] = ()
 
 
 class SitePartition(Section, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from pitools.core import timestamps, trust
 from pitools.core.errors import ClusterError, ConfigError, DataError, Unreachable
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.record import Record
-from pitools.launch.plan import Plan
+from pitools.launch.plan import Plan, site_of_plan
 from pitools.launch.provenance import code_copy, environment, git_state
 from pitools.launch.provenance.environment import Environment
 from pitools.launch.provenance.git_state import GitState
@@ -82,7 +82,7 @@ def capture(plan: Plan, site: Site, building: Path, run_dir: Path) -> Plan:
     workdir = Path(plan.request.workdir)
     parent = provenance_of_code(workdir)
     listing, git = _record_code(plan, workdir, parent, building)
-    captured, text = environment.capture_environment(plan.python, site, plan.request.env)
+    captured, text = environment.capture_environment(plan.python, site_of_plan(plan, site), plan.request.env)
     variables, other_variables = environment.select_variables(command=plan.request.command, env=plan.request.env)
     site_json = site_text(site)
     record = Provenance(

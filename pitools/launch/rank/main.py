@@ -10,11 +10,13 @@ The exit code is the program's, or one of pitools: see pitools/launch/job.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, DataError, PitError, Unreachable
@@ -23,6 +25,7 @@ from pitools.launch.exit_codes import DATASET_MISSING, NO_PORTS, RENDEZVOUS_FAIL
 from pitools.launch.plan import Plan
 from pitools.launch.probes import oom, stacks
 from pitools.launch.rank import environment, failure_record, rendezvous
+from pitools.launch.request import Parameter, command_text, param_text
 from pitools.run import run_folder
 from pitools.stage.cache import lease
 
@@ -40,8 +43,10 @@ def run_rank(plan_path: str) -> None:
     from pitools.launch.provenance import import_guard  # only a run has a copy of the code to guard
 
     import_guard.check_imports(plan)
+    variables = {f"PIT_PARAM_{name.upper()}": param_text(value) for name, value in request.params.items()}
+    os.environ.update(variables)
     if request.command:
-        shell = ["bash", "-c", _IGNORE_SIGNALS + request.command]
+        shell = ["bash", "-c", _IGNORE_SIGNALS + command_text(request)]
         code = subprocesses.run_in_process_group(shell, env=os.environ, cwd=Path(request.workdir))
         if code:
             raise SystemExit(code)
@@ -49,7 +54,15 @@ def run_rank(plan_path: str) -> None:
     os.chdir(request.workdir)
     sys.path.insert(0, request.workdir)
     module, function = request.entry.split(":")
-    getattr(importlib.import_module(module), function)(**request.args)
+    entry = getattr(importlib.import_module(module), function)
+    entry(**request.args, **_param_arguments(entry, request.params))
+
+
+def _param_arguments(entry: Callable[..., object], params: Mapping[str, Parameter]) -> dict[str, Any]:
+    """Return the arguments that give an entry its parameters: one mapping if it has an argument `params`."""
+    if params and "params" in inspect.signature(entry).parameters:
+        return {"params": dict(params)}
+    return dict(params)
 
 
 def prepare_rank(framework: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pitools.core.record import Record
-from pitools.launch.plan import Plan, load_plan
+from pitools.launch.plan import Plan, load_plan, site_of_plan
 from pitools.launch.provenance import code_copy, environment, import_guard, provenance
 from pitools.run import attempt_records as attempts
 from pitools.run import run_folder, steps
@@ -77,7 +77,7 @@ def facts_now(plan: Plan, site: Site, run_dir: Path) -> Facts:
     """Return the facts of a new run of `plan` started now, with the code of the run `run_dir`."""
     record = provenance.read_provenance(run_dir)
     assert record is not None  # the caller has read the code through it
-    lock, packages = environment.capture_environment(plan.python, site, plan.request.env)
+    lock, packages = environment.capture_environment(plan.python, site_of_plan(plan, site), plan.request.env)
     site_json = provenance.site_text(site)
     record = msgspec.structs.replace(
         record,

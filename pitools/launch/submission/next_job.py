@@ -30,7 +30,9 @@ def submit_next_job(
     number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
     retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments.
     """
-    begin_args = (f"--begin=now+{round(wait_s)}",) if wait_s >= 1 else ()
+    begin_args: tuple[str, ...] = plan.first_job_flags if number == 0 else ()
+    if wait_s >= 1:
+        begin_args = (f"--begin=now+{round(wait_s)}",)
     runs = run_dir.parent
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan)
     try:

@@ -45,7 +45,7 @@ def check_submittable(plan: Plan, site: Site) -> None:
         if manifest.version_of(raw) != data.version:
             raise DataError(f'dataset "{data.name}" is no longer version {data.version}', where=data.source)
     require_workdir(plan, site)
-    if not plan.request.entry or site.container.runtime != "none" or site.connection.kind != "local":
+    if not plan.request.entry or plan.container.runtime != "none" or site.connection.kind != "local":
         return
     argv = [plan.python, "-c", _IMPORT_SCRIPT, plan.request.workdir, plan.request.entry]
     done = subprocesses.run(argv, timeout_s=_IMPORT_TIMEOUT_S, env=plan.request.env)

@@ -25,7 +25,7 @@ from pitools.launch.tickets.ticket_state import TicketState
 from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
-from pitools.site.template import expand_placeholders, rank_command
+from pitools.site.template import expand_placeholders
 from pitools.slurm.errors import OutcomeUnknown
 from pitools.slurm.records import SlurmJob
 
@@ -81,11 +81,11 @@ def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
         write_atomic(building / "plan.json", msgspec.json.format(msgspec.json.encode(plan), indent=1), durable=False)
         (building / "checkpoints").mkdir(0o755)
         (building / "attempts").mkdir(0o755)
-        payload = rank_command(site, "plan", f"{run_dir}/plan.json")
         # A ticket's job never submits another: `pit place` decides on the next job.
         env = {**plan.request.env, "PIT_RECOVER": "allocation"}
-        ticket_plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, env=env))
-        text = planning.render_script(ticket_plan, site, run_dir=str(run_dir), payload=payload)
+        ticket_plan = planning.plan_of_ticket(plan)
+        ticket_plan = msgspec.structs.replace(ticket_plan, request=msgspec.structs.replace(plan.request, env=env))
+        text = planning.render_script(ticket_plan, site, run_dir=str(run_dir))
         write_atomic(building / "script.sbatch", grant.add_grant_check(text, str(run_dir)), durable=False)
         os.rename(building, run_dir)
     except OSError as error:

@@ -24,7 +24,6 @@ from pitools.site import remote_files
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.site.tar_stream import TarEntry
-from pitools.site.template import rank_command
 from pitools.slurm.errors import OutcomeUnknown, error_for, was_not_sent
 
 _SBATCH_TIMEOUT_S = 60
@@ -126,9 +125,7 @@ def run_dir_entries(plan: Plan, site: Site, *, name: str) -> list[TarEntry]:
     """Return the files of the remote run folder; nothing executed in it contains a local path."""
     run_dir = paths.ticket_dir(site, name)
     remote_plan = plan_with_remote_paths(plan, site, run_dir)
-    script = planning.render_script(
-        remote_plan, site, run_dir=run_dir, payload=rank_command(site, "plan", f"{run_dir}/plan.json")
-    )
+    script = planning.render_script(planning.plan_of_ticket(remote_plan), site, run_dir=run_dir)
     texts = {
         "request.toml": plan.request_text.encode(),
         "plan.json": msgspec.json.format(msgspec.json.encode(remote_plan), indent=1),
