@@ -49,6 +49,32 @@ def complete_files(_ctx: click.Context, _param: click.Parameter, incomplete: str
     return [CompletionItem(incomplete, type="file")]
 
 
+def complete_sweeps(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Names of the sweeps of all sites."""
+    from click.shell_completion import CompletionItem
+
+    names = {path.parent.name for root in _run_roots() for path in root.glob("sweeps/*/sweep.json")}
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def complete_request_keys(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Parameters of the request that was typed before, then the keys of every request; with `=` at their ends."""
+    import tomllib
+
+    from click.shell_completion import CompletionItem
+
+    from pitools.launch.request import Request
+
+    params: list[str] = []
+    try:
+        tables = tomllib.loads(Path(str(ctx.params.get("request") or "")).read_text())
+        params = [str(name) for name in tables.get("params", {})]
+    except (OSError, ValueError, AttributeError):
+        pass
+    names = dict.fromkeys([*params, *sorted(Request.__struct_fields__)])
+    return [CompletionItem(f"{name}=") for name in names if name.startswith(incomplete)]
+
+
 def _run_roots() -> set[Path]:
     import contextlib
 

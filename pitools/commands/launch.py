@@ -9,6 +9,7 @@ from pitools.commands.lazy_group import LazyGroup
 COMMANDS = {
     "plan": ("launch_run", "plan", "Show the plan that `run` would make from a request; `run -` accepts it."),
     "run": ("launch_run", "run", "Run a request; --wait returns when the run has ended, after as many jobs as needed."),
+    "sweep": ("launch_sweep", "group", "Compare the runs of a sweep, plot them, and stop the worst."),
     "list": ("launch_monitor", "list_command", "List the runs of a site, oldest first."),
     "show": ("launch_monitor", "show", "Show a run's state, or the totals of its steps."),
     "logs": ("launch_monitor", "logs", "Print one rank's output."),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pitools.commands import completion
-from pitools.commands.options import format_option, run_argument, site_option
+from pitools.commands.options import format_option, run_argument, site_option, sites_option
 from pitools.commands.run_lookup import find_run_dir, runs_dir
 
 if TYPE_CHECKING:
@@ -55,17 +54,7 @@ def show_runs(form: str, runs: Sequence[RunRecord]) -> None:
 
 
 @click.command("list")
-@click.option(
-    "--site",
-    "sites",
-    envvar="PIT_SITE",
-    default=["local"],
-    show_default="local",
-    metavar="NAME",
-    multiple=True,
-    shell_complete=completion.complete_sites,
-    help="The site, as `pit site list` names it; repeatable.",
-)
+@sites_option("The site, as `pit site list` names it; repeatable.")
 @format_option
 def list_command(sites: tuple[str, ...], form: str) -> None:
     """List the runs of sites, oldest first. Queries each Slurm once, for the runs that have not ended."""

@@ -7,16 +7,29 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands import completion
 from pitools.commands.launch_monitor import show_runs
-from pitools.commands.options import DATA_HELP, format_option, parse_pairs, request_argument, site_option
+from pitools.commands.options import (
+    DATA_HELP,
+    LocalPath,
+    format_option,
+    parse_pairs,
+    request_argument,
+    site_option,
+    sites_option,
+)
 from pitools.core.record import decode_json
 
 if TYPE_CHECKING:
     from pitools.launch.plan import Plan
+    from pitools.launch.sweep.points import Point
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
 PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
+
+
+SET_HELP = "A key or parameter of the request; several values, `lr=1e-3,3e-4` or `seed=0..3` (3 too), make a sweep."
 
 
 @click.command()
@@ -24,18 +37,30 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 @site_option
 @click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=completion.complete_request_keys,
+    help="A key or parameter of the request, instead of its own.",
+)
 @format_option
-def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None, form: str) -> None:
+def plan(
+    request: str, site_name: str, data: tuple[str, ...], nodes: int | None, sets: tuple[str, ...], form: str
+) -> None:
     """Show the plan that `run` would make from REQUEST (a TOML file). `run -` accepts it on stdin.
 
     Does not query the cluster: `pit place plan` checks its nodes, and whether it would accept the job.
     """
     from pitools.core.output import Output
     from pitools.launch.plan import require_workdir
+    from pitools.launch.sweep.points import make_points, parse_sets
     from pitools.site.load import load_site
 
     site = load_site(site_name)
-    job_plan = _make_plan(request, site, data, nodes)
+    (point,) = make_points(parse_sets(sets), limit=1)
+    job_plan = _make_plan(request, site, data, nodes, point)
     require_workdir(job_plan, site)
     with Output(form, PLAN_COLUMNS) as out:
         out(job_plan)
@@ -43,16 +68,73 @@ def plan(request: str, site_name: str, data: tuple[str, ...], nodes: int | None,
 
 @click.command()
 @request_argument
-@site_option
+@sites_option("The site, as `pit site list` names it; several share a sweep's runs.")
 @click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
 @click.option("--nodes", type=click.IntRange(1), help="Instead of the request's.")
-@click.option("--wait", is_flag=True, help="Wait until the run has ended; exit 1 unless it finished.")
+@click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUES",
+    multiple=True,
+    shell_complete=completion.complete_request_keys,
+    help=SET_HELP,
+)
+@click.option("--points", type=LocalPath(dir_okay=False), help="A sweep's points: JSON Lines, or CSV with a header.")
+@click.option("--name", metavar="TEMPLATE", help="Names of a sweep's runs. [default: {name}-{index}]")
+@click.option("--sweep", metavar="NAME", help="Name of the sweep. [default: the request's name and digest]")
+@click.option("--at-a-time", type=click.IntRange(1), help="The most runs of the sweep that run at once at a site.")
+@click.option("--max-points", type=click.IntRange(1), default=1000, show_default=True, help="Refuse a larger sweep.")
+@click.option("--wait", is_flag=True, help="Wait until the run or sweep has ended; exit 1 unless all finished.")
 @format_option
 @click.pass_context
 def run(
-    ctx: click.Context, request: str, site_name: str, data: tuple[str, ...], nodes: int | None, wait: bool, form: str
+    ctx: click.Context,
+    request: str,
+    sites: tuple[str, ...],
+    data: tuple[str, ...],
+    nodes: int | None,
+    sets: tuple[str, ...],
+    points: Path | None,
+    name: str | None,
+    sweep: str | None,
+    at_a_time: int | None,
+    max_points: int,
+    wait: bool,
+    form: str,
 ) -> None:
-    """Run REQUEST (a TOML file, or - for a plan on stdin). Returns after the submission, or with --wait at the end."""
+    """Run REQUEST (a TOML file, or - for a plan on stdin). Returns after the submission, or with --wait at the end.
+
+    With several values of a key, it is a sweep: a folder of runs, one for each point. Run the same command again to
+    launch the points that have no run yet.
+    """
+    if request != "-":
+        from pitools.launch.sweep.points import make_points, parse_sets, read_points
+
+        all_points = make_points(parse_sets(sets), read_points(points) if points else (), max_points)
+        if len(all_points) > 1 or points or sweep or len(sites) > 1:
+            from pitools.commands.launch_sweep import SweepOptions, run_sweep
+
+            options = SweepOptions(name, sweep, at_a_time or 0)
+            run_sweep(ctx, Path(request), sites, data, nodes, all_points, options, wait, form)
+            return
+        _run_one(ctx, request, sites[0], data, nodes, all_points[0], name, wait, form)
+        return
+    _reject_flags(ctx, "sites", "data", "nodes", "sets", "points", "name", "sweep", "at_a_time", "max_points")
+    _run_one(ctx, request, sites[0], (), None, {}, None, wait, form)
+
+
+def _run_one(
+    ctx: click.Context,
+    request: str,
+    site_name: str,
+    data: tuple[str, ...],
+    nodes: int | None,
+    point: Point,
+    name: str | None,
+    wait: bool,
+    form: str,
+) -> None:
+    """Run one request or plan."""
     from pitools.core.errors import TryLater
     from pitools.launch.submission import submit
     from pitools.run import run_folder
@@ -60,10 +142,9 @@ def run(
     from pitools.site.load import load_site
 
     if request == "-":
-        _reject_flags(ctx, "site_name", "data", "nodes")
         planned = _plan_from_stdin()
     else:
-        planned = _make_plan(request, load_site(site_name), data, nodes)
+        planned = _make_plan(request, load_site(site_name), data, nodes, point, name)
     site = load_site(planned.site)
     run_dir = submit.submit_run(planned, site)
     click.echo(f"pit: run {run_dir.name} in {run_dir}", err=True)
@@ -80,17 +161,14 @@ def run(
         ctx.exit(1)
 
 
-def _make_plan(request: str, site: Site, data: tuple[str, ...], nodes: int | None) -> Plan:
-    from msgspec.structs import replace
+def _make_plan(
+    request: str, site: Site, data: tuple[str, ...], nodes: int | None, point: Point, name: str | None = None
+) -> Plan:
+    from pitools.launch.sweep import points
 
-    from pitools.launch import plan
-    from pitools.launch import request as requests
-
-    path = Path(request)
-    loaded = requests.fill_datasets(requests.load_request(path), parse_pairs(data, "--data"))
-    if nodes:
-        loaded = replace(loaded, nodes=nodes)
-    job_plan = plan.make_plan(loaded, site, str(path), request_text=path.read_text())
+    job_plan = points.plan_point(
+        Path(request), site, point, data=parse_pairs(data, "--data"), nodes=nodes or 0, name=name or "{name}"
+    )
     warn_of_unusable(job_plan)
     return job_plan
 
@@ -141,7 +219,7 @@ def _reject_flags(ctx: click.Context, *names: str) -> None:
 
     for name in names:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            flag = "--" + name.removesuffix("_name")
+            flag = {"sites": "--site", "sets": "--set"}.get(name, "--" + name.replace("_", "-"))
             raise UsageError(f"{flag} cannot change a plan", where="launch run -", hint=f"give {flag} to `launch plan`")
 
 

@@ -31,7 +31,7 @@ class LocalPath(click.Path):
 
 
 def format_option(function: F) -> F:
-    """`--format auto|table|jsonl|tsv|hosts`, else `PIT_FORMAT`."""
+    """`--format auto|table|jsonl|tsv|csv|hosts`, else `PIT_FORMAT`."""
     return click.option(
         "--format",
         "form",
@@ -66,6 +66,21 @@ def site_option(function: F) -> F:
         help="The site, as `pit site list` names it.",
         **SINGLE_VALUE,
     )(function)
+
+
+def sites_option(text: str) -> Callable[[F], F]:
+    """`--site NAME`, repeatable, else `PIT_SITE`, else `local`."""
+    return click.option(
+        "--site",
+        "sites",
+        envvar="PIT_SITE",
+        default=["local"],
+        show_default="local",
+        metavar="NAME",
+        multiple=True,
+        shell_complete=completion.complete_sites,
+        help=text,
+    )
 
 
 def run_argument(name: str = "run", **options: Any) -> Callable[[F], F]:

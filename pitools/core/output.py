@@ -11,10 +11,10 @@ from typing import IO, Any, Literal
 
 from pitools.core.record import Record
 
-Format = Literal["auto", "table", "jsonl", "tsv", "hosts"]
+Format = Literal["auto", "table", "jsonl", "tsv", "csv", "hosts"]
 _MIN_COLUMN = 24  # characters that a cut cell keeps
 
-FORMATS: tuple[Format, ...] = ("auto", "table", "jsonl", "tsv", "hosts")
+FORMATS: tuple[Format, ...] = ("auto", "table", "jsonl", "tsv", "csv", "hosts")
 
 
 class Output:
@@ -23,7 +23,8 @@ class Output:
     Args:
         form: `auto` is a table on a terminal and JSON Lines elsewhere; `hosts` is one folded list of the
             records' `node` fields.
-        columns: record fields shown in a table or TSV, in this order; every field when empty.
+        columns: record fields shown in a table, TSV or CSV, in this order; every field when empty. `FIELD.KEY` is a
+            value of a field that is a dictionary.
     """
 
     def __init__(self, form: str = "auto", columns: Sequence[str] = (), stream: IO[str] | None = None) -> None:
@@ -40,11 +41,13 @@ class Output:
             import msgspec
 
             self._line(msgspec.json.encode(record).decode())
-        elif self.form == "tsv":
+        elif self.form in ("tsv", "csv"):
+            names = self._names(record)
             if not self._rows:
                 self._rows.append(record)
-                self._line("\t".join(self._names(record)))
-            self._line("\t".join(format_cell(getattr(record, name)) for name in self._names(record)))
+                self._separated([name.rpartition(".")[2] for name in names])
+            format_one = format_cell if self.form == "tsv" else _csv_cell
+            self._separated([format_one(_value(record, name)) for name in names])
         else:
             self._rows.append(record)
 
@@ -65,16 +68,32 @@ class Output:
     def _names(self, record: Record) -> tuple[str, ...]:
         return self.columns or record.__struct_fields__
 
+    def _separated(self, cells: Sequence[str]) -> None:
+        if self.form == "tsv":
+            self._line("\t".join(cells))
+            return
+        import csv
+
+        csv.writer(self.stream, lineterminator="\n").writerow(cells)
+        self.stream.flush()
+
     def _line(self, text: str) -> None:
         self.stream.write(text + "\n")
         self.stream.flush()
 
     def _table(self) -> None:
         names = self._names(self._rows[0])
-        rows = [[format_cell(getattr(row, name)) for name in names] for row in self._rows]
+        rows = [[format_cell(_value(row, name)) for name in names] for row in self._rows]
         width = shutil.get_terminal_size().columns if self.stream.isatty() else 0
         for line in fit_table(names, rows, width) if width else format_table(names, rows):
             self._line(line)
+
+
+def _value(record: Record, name: str) -> Any:
+    """Return a field's value, or for `FIELD.KEY` a value of the dictionary in it, None without the key."""
+    field, _, key = name.partition(".")
+    value = getattr(record, field)
+    return value.get(key) if key else value
 
 
 def format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
@@ -121,7 +140,7 @@ def _truncate(text: str, width: int) -> str:
 
 
 def _format_header(name: str) -> str:
-    return name.replace("_", " ").upper()
+    return name.rpartition(".")[2].replace("_", " ").upper()
 
 
 def format_cell(value: Any) -> str:
@@ -138,6 +157,13 @@ def format_cell(value: Any) -> str:
         return ",".join(f"{key}={format_cell(item)}" for key, item in value.items()) or "-"
     text = str(value)
     return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _csv_cell(value: Any) -> str:
+    """One value for a program: nothing for None, and a number with all its digits."""
+    if isinstance(value, float):
+        return repr(value)
+    return "" if value is None or value == "" else format_cell(value)
 
 
 def default_format() -> str:

@@ -58,7 +58,7 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
             timeout_s = wait_for.STEP_CREATION_TIMEOUT_S
             if seconds_left is not None:
                 timeout_s = min(timeout_s, max(0.0, seconds_left))
-            wait_for.wait_for_step_creation(attempt, job.job_id, job.node_list, timeout_s)
+            wait_for.wait_for_step_creation(attempt, job, timeout_s)
         # At preemption Slurm signals the ranks at the start of the grace time, and this script only at its end.
         preemption_row = accounting_row = (
             job_recovery.preemption_notice(job, start.started) if code in exit_codes.STOPPED_CODES and start else None

@@ -17,11 +17,16 @@ RecoveryMode = Literal["none", "allocation", "run"]
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of one Slurm job. number: the run's submission it belongs to. task: array task id, or ""."""
+    """One start of one Slurm job. number: the run's submission it belongs to. task: array task id, or "".
+
+    job_id: `<array job>_<task>` for a run of a sweep that is a task of an array. slurm_number: Slurm's own, which the
+    ids of its steps begin with; of an array's last task it is that of the array, so never cancel by it.
+    """
 
     run_dir: Path
     number: int
     job_id: str
+    slurm_number: str = ""
     cluster: str
     restart: int
     node_list: str
@@ -38,7 +43,8 @@ def load_context(environ: Mapping[str, str]) -> JobContext:
     return JobContext(
         run_dir=run_dir,
         number=submission_number(run_dir.name, environ.get("SLURM_JOB_NAME", "")),
-        job_id=environ["SLURM_JOB_ID"],
+        job_id=slurm_job_id(environ),
+        slurm_number=environ["SLURM_JOB_ID"],
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
         restart=_count(environ.get("SLURM_RESTART_COUNT", "")),
         node_list=environ.get("SLURM_JOB_NODELIST", ""),
@@ -46,6 +52,13 @@ def load_context(environ: Mapping[str, str]) -> JobContext:
         task=environ.get("SLURM_ARRAY_TASK_ID", ""),
         mode=recovery_mode(run_dir, environ),
     )
+
+
+def slurm_job_id(environ: Mapping[str, str]) -> str:
+    """Return the id of this process's job; `<array job>_<task>` in a task of an array of runs. "" outside of jobs."""
+    number, _, task_id = environ.get("PIT_ARRAY_TASK", "").partition("=")
+    job_id = environ.get("SLURM_JOB_ID", "")
+    return task_id if number and number == job_id else job_id  # the variable may be inherited from another job
 
 
 def submission_number(run_id: str, job_name: str) -> int:

@@ -106,7 +106,7 @@ def preemption_notice(job: JobContext, started: str) -> AccountingRow | None:
         return None
     for row in rows:
         # Slurm keeps whole seconds.
-        if row.raw_id == job.job_id and row.preempted and row.preempted[:19] >= started[:19]:
+        if job.job_id in (row.job_id, row.raw_id) and row.preempted and row.preempted[:19] >= started[:19]:
             return AccountingRow(job_id=job.job_id, raw_id=job.job_id, state="PREEMPTED")
     return None
 
@@ -117,4 +117,4 @@ def last_accounting_row(job: JobContext) -> AccountingRow | None:
         rows = Client(Transport(timeout_s=_SLURM_TIMEOUT_S)).accounting([job.job_id])
     except PitError:
         return None
-    return next((row for row in reversed(rows) if row.end and row.raw_id == job.job_id), None)
+    return next((row for row in reversed(rows) if row.end and job.job_id in (row.job_id, row.raw_id)), None)

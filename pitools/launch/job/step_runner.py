@@ -148,7 +148,7 @@ class StepRunner:
         When Slurm ends a job, it signals the steps itself, and srun prints a message about that.
         """
         self._term_at = float("inf")
-        if not _SRUN_ABORTED.search(self._stderr.so_far) and (job_id := os.environ.get("SLURM_JOB_ID")):
+        if not _SRUN_ABORTED.search(self._stderr.so_far) and (job_id := job_context.slurm_job_id(os.environ)):
             try:
                 subprocesses.run(["scancel", "--signal=TERM", job_id], timeout_s=_SCANCEL_TIMEOUT_S)
             except PitError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pitools.core import subprocesses
 from pitools.core.errors import PitError
 from pitools.launch.diagnosis import bounded_read
+from pitools.launch.job.job_context import JobContext
 from pitools.launch.probes.node_step import run_on_nodes
 from pitools.slurm.client import Client, Transport
 
@@ -22,7 +23,7 @@ STORAGE_TIMEOUT_S = 300.0
 STEP_CREATION_TIMEOUT_S = 60.0
 _FIRST_PAUSE_S, _FILE_POLL_S, _MAX_PAUSE_S = 0.5, 2.0, 15.0
 _CALL_TIMEOUT_S = 10.0
-_STEP = re.compile(r"StepId=(\d{1,12}\.\d{1,9})\b")
+_STEP = re.compile(r"StepId=(\d{1,12})\.(\d{1,9})\b")
 _TRANSIENT_ERRNOS = {
     errno.EROFS,
     errno.EIO,
@@ -93,9 +94,7 @@ def wait_for_slurm(left_s: float | None, timeout_s: float = SLURM_TIMEOUT_S) -> 
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-def wait_for_step_creation(
-    attempt: Path, job_id: str, node_list: str, timeout_s: float = STEP_CREATION_TIMEOUT_S
-) -> bool:
+def wait_for_step_creation(attempt: Path, job: JobContext, timeout_s: float = STEP_CREATION_TIMEOUT_S) -> bool:
     """Cancel an attempt's remaining steps and wait until a step can be created on all nodes; False on time-out.
 
     Needed after a time without slurmctld or a killed srun. A step that could not report its end retries minutes later.
@@ -103,13 +102,14 @@ def wait_for_step_creation(
     nodes have registered.
     """
     srun_log = bounded_read.read_tail(attempt / "logs" / "srun.err", 65536)
-    steps = {step for step in _STEP.findall(srun_log.text) if step.startswith(f"{job_id}.")} if srun_log else set()
+    own = [step for number, step in _STEP.findall(srun_log.text if srun_log else "") if number == job.slurm_number]
+    steps = {f"{job.job_id}.{step}" for step in own}
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             if steps:  # scancel accepts steps that have ended
                 subprocesses.run(["scancel", *sorted(steps)], timeout_s=_CALL_TIMEOUT_S)
-            done = run_on_nodes(["true"], node_list, 2 * _CALL_TIMEOUT_S)
+            done = run_on_nodes(["true"], job.node_list, 2 * _CALL_TIMEOUT_S)
             problem = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
             if done.code == 0:
                 return True

@@ -140,7 +140,7 @@ def _end_jobs(run_dir: Path, site: Site, *, is_over: bool = False) -> None:
         if job:
             submissions.require_same_cluster(site, job)
         refs = [_find_job(run_dir, site, number) for number in submissions.submission_numbers(run_dir)]
-        names = {ref.job_id: submissions.slurm_job_name(run_dir, ref.number) for ref in (*refs, job) if ref}
+        names = {ref.job_id: submissions.submitted_name(run_dir, ref.number) for ref in (*refs, job) if ref}
         user = "" if is_owned_by_user(run_dir) else _require_owners_jobs(run_dir, site, names)
         if is_over and refs:
             for job_id, name in names.items():

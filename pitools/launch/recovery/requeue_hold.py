@@ -30,7 +30,7 @@ def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Ac
     start = _start_by_job(run_dir, ref)
     if start is None or not is_possibly_held(run_dir, ref, site):
         return None
-    jobs = [row for row in client(site).job(ref.job_id) if row.raw_id == ref.job_id]
+    jobs = [row for row in client(site).job(ref.job_id) if ref.job_id in (row.job_id, row.raw_id)]
     if not jobs or jobs[0].state != "PENDING" or (jobs[0].restarts or 0) <= start.restart:
         return None
     reason = pending_reason(jobs[0].reason)
@@ -42,7 +42,7 @@ def held_job_accounting(run_dir: Path, ref: run_folder.JobRef, site: Site) -> Ac
     rows = [
         row
         for row in client(site).accounting([ref.job_id])
-        if row.raw_id == ref.job_id and row.end[:19] >= start.started[:19]
+        if ref.job_id in (row.job_id, row.raw_id) and row.end[:19] >= start.started[:19]
     ]
     if rows and rows[-1].state == "NODE_FAIL":
         return rows[-1]

@@ -65,7 +65,7 @@ def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
     if site.scheduler == "none":
         return None
     try:
-        rows = [row for row in client(site).accounting([job_id], attempts=False) if row.raw_id == job_id]
+        rows = [row for row in client(site).accounting([job_id], attempts=False) if job_id in (row.job_id, row.raw_id)]
     except PitError as error:
         if isinstance(error, TryLater) and not is_finished(state):
             raise
@@ -126,7 +126,11 @@ def termination_reason(site: Site, job_id: str, started: str) -> AccountingRow |
         except PitError:
             return None
         for row in reversed(rows):
-            if row.raw_id == job_id and row.end and datetime.fromisoformat(row.end) + _CLOCK_SLACK >= since:
+            if (
+                job_id in (row.job_id, row.raw_id)
+                and row.end
+                and datetime.fromisoformat(row.end) + _CLOCK_SLACK >= since
+            ):
                 return row
         time.sleep(_PAUSE_S)
     return None

@@ -125,6 +125,7 @@ class Submission:
         self.run_dir, self.site, self.number, self.args = run_dir, site, number, args
         self.answer, self.deadline = answer, deadline
         self.name, self.path = submissions.slurm_job_name(run_dir, number), submissions.job_dir(run_dir, number)
+        self.task = ""  # of the array of this name
         self.slurm = client(site)
 
     def submit_until_known(self) -> JobRef:
@@ -165,6 +166,7 @@ class Submission:
         if intent.site != self.site.name:
             problem = f'job {self.name} was submitted at site "{intent.site}" (expected "{self.site.name}")'
             raise ClusterError(problem, where=str(self.path), hint=f"name that site: --site {intent.site}")
+        self.name, self.task = intent.name, intent.task
         if submitted := self.slurm.read_answer(self.answer):
             return self._record_job(submitted)
         outcome_error = OutcomeUnknown(
@@ -173,7 +175,10 @@ class Submission:
         # sbatch has ended, since this process has the lock. Its end time is unknown if its parent was killed.
         last_tried_s = (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds()
         submitted = self._find_by_name(intent, max(0.0, last_tried_s - self.site.connection.timeout_s), outcome_error)
-        return self._record_job(submitted) if submitted else None
+        if submitted:
+            return self._record_job(submitted)
+        self.name, self.task = submissions.slurm_job_name(self.run_dir, self.number), ""
+        return None
 
     def _call_sbatch(self) -> Submitted:
         # sbatch uses the last of two equal flags on its command line.
@@ -196,6 +201,7 @@ class Submission:
             sbatch_ended_s=sbatch_ended_s,
             deadline=self.deadline,
             outcome_error=outcome_error,
+            task=self.task,
         )
         if job_id is None:
             return None

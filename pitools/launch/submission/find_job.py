@@ -14,6 +14,7 @@ from pitools.launch.submission import grant
 from pitools.run import run_folder
 from pitools.slurm.client import Client
 from pitools.slurm.errors import OutcomeUnknown
+from pitools.slurm.job_components import parent_job_id
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.25, 5.0
 _MAX_QUEUE_DELAY_S = 30.0  # if slurmctld does not report its MessageTimeout
@@ -29,6 +30,7 @@ def find_by_name(
     sbatch_ended_s: float,
     deadline: float,
     outcome_error: OutcomeUnknown,
+    task: str = "",
 ) -> str | None:
     """Return the id of the job that Slurm shows under a name; None once Slurm would show such a job and does not.
 
@@ -38,17 +40,22 @@ def find_by_name(
         sbatch_ended_s: for how long sbatch has certainly been over, in seconds.
         deadline: when to give up, by time.monotonic; one query is made in any case.
         outcome_error: the error to raise then.
+        task: of the array of this name; "" for a single job.
     """
     settled_at, pause_s = 0.0, _FIRST_PAUSE_S
     while True:
         # A failed query does not prove that the job is absent.
         with contextlib.suppress(PitError, OSError):
             now = time.monotonic()
-            if job_id := _find_in_queue(slurm, name, path):
+            if task:
+                if array_id := _find_array_in_queue(slurm, name):
+                    return f"{array_id}_{task}"
+            elif job_id := _find_in_queue(slurm, name, path):
                 return job_id
             settled_at = settled_at or now + _slurmctld_delay_s(slurm) - sbatch_ended_s
             if now >= settled_at:
-                return _find_in_accounting(slurm, name, intended)
+                job_id = _find_in_accounting(slurm, name, intended)
+                return f"{job_id}_{task}" if task and job_id else job_id
         if time.monotonic() + pause_s > deadline:
             hint = "run the same command again: it queries Slurm for the job first"
             raise OutcomeUnknown(outcome_error.message, where=outcome_error.where, hint=hint) from outcome_error
@@ -76,6 +83,12 @@ def _find_in_queue(slurm: Client, name: str, path: Path) -> str | None:
     return winner
 
 
+def _find_array_in_queue(slurm: Client, name: str) -> str | None:
+    """Return the id of the array of this name; of two, the first."""
+    jobs = slurm.jobs(user=slurm.user(), name=name, all_states=True)
+    return min((parent_job_id(job.job_id) for job in jobs), key=int, default=None)
+
+
 def pick_winner(path: Path, ids: Sequence[str]) -> str:
     """Return the id that holds the grant; give a free grant to the first. The first if the holder is not in `ids`."""
     holder = grant.granted_job_id(grant.claim(path, grant.grant_token(ids[0])))
@@ -90,4 +103,4 @@ def _find_in_accounting(slurm: Client, name: str, intended: datetime) -> str | N
         raise
     except PitError:  # the cluster keeps no accounting: only the queue counts
         return None
-    return min((job.raw_id for job in rows), key=int, default=None)
+    return min((parent_job_id(job.job_id) for job in rows), key=int, default=None)

@@ -30,8 +30,9 @@ if TYPE_CHECKING:  # every attempt imports this module first: keep that fast
 class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-intent/1"):
     """A submission, recorded before sbatch is called.
 
-    name: the job's unique name. cluster: slurm.cluster of the site file, "" if not set. args: sbatch arguments besides
-    the script. intended_at: when the intent was first recorded; last_tried_at: when sbatch was last called.
+    name: the job's unique name. task: its number in the array of this name, "" for a single job. cluster: slurm.cluster
+    of the site file, "" if not set. args: sbatch arguments besides the script. intended_at: when the intent was first
+    recorded; last_tried_at: when sbatch was last called.
     """
 
     name: str
@@ -42,6 +43,7 @@ class SubmissionIntent(Record, frozen=True, kw_only=True, tag="pit.submission-in
     intended_at: str
     last_tried_at: str
     submitter: str
+    task: str = ""
 
 
 def job_dir(run_dir: Path, number: int) -> Path:
@@ -52,6 +54,12 @@ def job_dir(run_dir: Path, number: int) -> Path:
 def slurm_job_name(run_dir: Path, number: int) -> str:
     """Return the Slurm job name of the run's k-th job."""
     return f"{run_dir.name}.{number}" if number else run_dir.name
+
+
+def submitted_name(run_dir: Path, number: int) -> str:
+    """Return the name with which the run's k-th job was submitted: that of an array for a task of it."""
+    intent = run_folder.read_or_none(job_dir(run_dir, number) / "intent.json", SubmissionIntent)
+    return intent.name if intent else slurm_job_name(run_dir, number)
 
 
 def submission_numbers(run_dir: Path) -> list[int]:
@@ -95,12 +103,17 @@ def is_unresolved(run_dir: Path, number: int) -> bool:
     return (job_dir(run_dir, number) / "intent.json").exists() and read_job(run_dir, number) is None
 
 
-def record_intent(run_dir: Path, number: int, site: Site, args: tuple[str, ...]) -> SubmissionIntent:
-    """Record, durably, that sbatch is about to be called. Raises NoSpace or ClusterError."""
+def record_intent(
+    run_dir: Path, number: int, site: Site, args: tuple[str, ...], *, array: str = "", task: str = ""
+) -> SubmissionIntent:
+    """Record, durably, that sbatch is about to be called. Raises NoSpace or ClusterError.
+
+    array, task: name of the array and number in it, of a job that is submitted as a task of an array.
+    """
     path = job_dir(run_dir, number) / "intent.json"
     previous, now = run_folder.read_record(path, SubmissionIntent), timestamps.now_rfc3339()
     intent = SubmissionIntent(
-        name=slurm_job_name(run_dir, number),
+        name=array or slurm_job_name(run_dir, number),
         number=number,
         site=site.name,
         cluster=site.slurm.cluster,
@@ -108,6 +121,7 @@ def record_intent(run_dir: Path, number: int, site: Site, args: tuple[str, ...])
         intended_at=previous.intended_at if previous else now,
         last_tried_at=now,
         submitter=f"uid {os.geteuid()} on {socket.gethostname()}, pid {os.getpid()}",
+        task=task,
     )
     run_folder.write_record(path, intent, durable=True)
     try:

@@ -163,7 +163,7 @@ def test_what_is_left_of_a_step_is_ended_before_the_next(tmp_path: Path, monkeyp
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    assert wait_for.wait_for_step_creation(tmp_path, "7", "n[1-2]")
+    assert wait_for.wait_for_step_creation(tmp_path, job(tmp_path, slurm_number="7"))
     assert (tmp_path / "ended").read_text() == "7.0 7.1\n" * 2
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
-    assert not wait_for.wait_for_step_creation(tmp_path, "7", "n[1-2]", timeout_s=0)
+    assert not wait_for.wait_for_step_creation(tmp_path, job(tmp_path, slurm_number="7"), timeout_s=0)

@@ -1,0 +1,280 @@
+"""`pit launch sweep …`, and the sweeps of `pit launch run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pitools.commands import completion
+from pitools.commands.options import LocalPath, format_option, parse_pairs, site_option
+from pitools.commands.run_lookup import runs_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pitools.launch.sweep.points import Point
+    from pitools.launch.sweep.sweep_folder import SweepPoint
+    from pitools.launch.sweep.sweep_table import SweepRow
+    from pitools.site.schema import Site
+
+_COLUMNS = ("state", "steps", "loss", "steps_per_s", "goodput", "cause", "site", "run_id")
+
+
+class SweepOptions(NamedTuple):
+    """The options of `pit launch run` for sweeps. name: template of the runs' names. at_a_time: 0 for no limit."""
+
+    name: str | None
+    sweep: str | None
+    at_a_time: int
+
+
+def run_sweep(
+    ctx: click.Context,
+    request: Path,
+    site_names: tuple[str, ...],
+    data: tuple[str, ...],
+    nodes: int | None,
+    points: Sequence[Point],
+    options: SweepOptions,
+    wait: bool,
+    form: str,
+) -> None:
+    """Launch the points of a sweep that have no run yet, and print the sweep's table."""
+    from pitools.commands.launch_run import warn_of_unusable
+    from pitools.core.progress import progress_bar
+    from pitools.launch import request as requests
+    from pitools.launch.sweep import launch_sweep, sweep_folder
+    from pitools.launch.sweep import points as sweep_points
+    from pitools.site.load import load_site
+
+    sites = [load_site(name) for name in dict.fromkeys(site_names)]
+    loaded = requests.load_request(request, points[0])
+    digest = sweep_folder.request_digest(request.read_text(), tuple(site.name for site in sites))
+    name = options.sweep or f"{loaded.name}-{digest[:6]}"
+    require_sweep_name(name)
+    sweep_dir = runs_dir(sites[0]) / sweep_folder.SWEEPS / name
+    recorded = sweep_folder.points_by_id(sweep_folder.read_points(sweep_dir))
+    template = options.name or sweep_points.default_template(points)
+    planned, index = [], len(recorded)
+    for point in points:
+        known = recorded.get(sweep_points.point_id(point))
+        number = known.index if known else index
+        index += known is None
+        site = next((site for site in sites if known and site.name == known.site), sites[number % len(sites)])
+        plan = sweep_points.plan_point(
+            request, site, point, data=parse_pairs(data, "--data"), nodes=nodes or 0, name=template, index=number
+        )
+        planned.append(launch_sweep.PlannedPoint(point, plan.name, site, plan))
+    warn_of_unusable(planned[0].plan)
+    sweep_folder.open_sweep(sweep_dir, request, digest, tuple(site.name for site in sites), sites[0].paths.runs_access)
+    with progress_bar(sweep_dir.name, len(planned), unit="runs") as advance:
+        result = launch_sweep.launch_points(sweep_dir, planned, at_a_time=options.at_a_time, advance=advance)
+    known_text = f", {result.existing} were launched before" if result.existing else ""
+    click.echo(f"pit: sweep {sweep_dir.name}: {result.launched} runs launched{known_text}", err=True)
+    click.echo(f"pit: compare them: pit launch sweep show {sweep_dir}", err=True)
+    if wait:
+        _wait_for_runs(result.points, {site.name: site for site in sites})
+    rows = _rows(result.points)
+    _show_rows(rows, form)
+    if wait and any(row.state != "COMPLETED" for row in rows):
+        ctx.exit(1)
+
+
+def require_sweep_name(name: str) -> None:
+    """Raise UsageError for a name that is no folder name of a sweep."""
+    import re
+
+    from pitools.core.errors import UsageError
+
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
+        raise UsageError(f'"{name}" is no name of a sweep', where="--sweep", hint="lower case, digits, - and _")
+
+
+def _wait_for_runs(points: Sequence[SweepPoint], sites: dict[str, Site]) -> None:
+    """Follow the runs of each site until all have ended; continue interrupted ones."""
+    import threading
+
+    from pitools.launch.monitor import follow_runs
+
+    def follow(site: Site) -> None:
+        paths = [Path(point.run_dir) for point in points if point.site == site.name]
+        for run in follow_runs.changed_runs(follow_runs.poll_runs(paths, site, _note)):
+            _note(f"{run.run_id}: {run.state.lower()}{f', {run.cause}' if run.cause else ''}")
+
+    threads = [threading.Thread(target=follow, args=(site,), daemon=True) for site in sites.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.5)
+
+
+def _note(text: str) -> None:
+    click.echo(f"pit: {text}", err=True)
+
+
+def _rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
+    from pitools.core.errors import PitError
+    from pitools.launch.sweep import sweep_table
+    from pitools.site.load import load_site
+
+    sites = {}
+    for name in dict.fromkeys(point.site for point in points):
+        try:
+            sites[name] = load_site(name)
+        except PitError as error:
+            _note(f"site {name}: {error}")
+    return sweep_table.sweep_rows(points, sites, lambda path, error: _note(f"{path.name}: {error}"))
+
+
+def _show_rows(rows: Sequence[SweepRow], form: str) -> None:
+    """Print rows; tables have a column for each key of the points."""
+    from pitools.core.output import Output
+
+    keys = tuple(dict.fromkeys(key for row in rows for key in row.point))
+    with Output(form, ("name", *(f"point.{key}" for key in keys), *_COLUMNS)) as out:
+        for row in rows:
+            out(row)
+
+
+def sweep_argument(function: Any) -> Any:
+    """SWEEP, a name or a folder, that a shell can complete."""
+    return click.argument("sweep", shell_complete=completion.complete_sweeps)(function)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def group() -> None:
+    """Compare the runs of a sweep, plot them, and stop the worst. `pit launch run REQUEST --set` makes a sweep."""
+
+
+@group.command()
+@sweep_argument
+@site_option
+@click.option("--sort", metavar="COLUMN", help="A column or a key of the points; -COLUMN for the reverse.")
+@format_option
+def show(sweep: str, site_name: str, sort: str | None, form: str) -> None:
+    """Show the runs of SWEEP (name or folder): point, state, loss, steps/s and goodput."""
+    from pitools.launch.sweep import sweep_folder, sweep_table
+
+    rows = _rows(sweep_folder.read_points(find_sweep_dir(sweep, site_name)))
+    _show_rows(sweep_table.sort_rows(rows, sort) if sort else rows, form)
+
+
+@group.command()
+@sweep_argument
+@site_option
+@click.option("--to", "target", type=LocalPath(), required=True, metavar="FILE", help="An .svg or .png file.")
+@click.option("--kind", type=click.Choice(["losses", "points"]), default="losses", show_default=True)
+def plot(sweep: str, site_name: str, target: Path, kind: str) -> None:
+    """Plot SWEEP: the loss of each run over its steps, or parallel coordinates of its points, coloured by loss."""
+    from pitools.launch.sweep import sweep_folder, sweep_plot
+
+    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
+    rows = _rows(points)
+    if kind == "losses":
+        sweep_plot.plot_losses(points, rows, target)
+    else:
+        sweep_plot.plot_points(rows, target)
+    click.echo(f"pit: {target}", err=True)
+
+
+@group.command()
+@sweep_argument
+@site_option
+@click.option("--rungs", required=True, metavar="STEPS", help="Numbers of steps at which to judge: 100,200,400.")
+@click.option("--keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.5, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Decide only.")
+@format_option
+def halve(sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, form: str) -> None:
+    """Cancel the runs of SWEEP whose loss at a rung is not among the best share; for cron, as often as you like.
+
+    The loss at a rung is the mean of the last tenth of the steps before it. A run that was cancelled stays so.
+    """
+    from pitools.core.output import Output
+    from pitools.launch.monitor import status
+    from pitools.launch.sweep import halving, sweep_folder, sweep_table
+    from pitools.site.load import load_site
+
+    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
+    logs = [(point.name, Path(point.run_dir).name, sweep_table.read_losses(Path(point.run_dir))) for point in points]
+    states = {row.run_id: row for row in _rows(points)}
+    by_id = {Path(point.run_dir).name: point for point in points}
+    with Output(form) as out:
+        for decision in halving.decide(logs, parse_rungs(rungs), keep):
+            point = by_id[decision.run_id]
+            if states[decision.run_id].state in ("PENDING", "RUNNING", "UNKNOWN"):
+                if decision.action == "stop" and not dry_run:
+                    status.cancel_run(Path(point.run_dir), load_site(point.site))
+                out(decision)
+
+
+def parse_rungs(text: str) -> list[int]:
+    """Return the numbers of steps in `100,200,400`. Raises UsageError."""
+    from pitools.core.errors import UsageError
+
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise UsageError(f'"{text}" is no list of steps', where="--rungs", hint="--rungs 100,200,400")
+    return [int(part) for part in parts]
+
+
+@group.command()
+@sweep_argument
+@site_option
+@format_option
+def cancel(sweep: str, site_name: str, form: str) -> None:
+    """Cancel every run of SWEEP that has not ended. Safe to repeat."""
+    from pitools.core.errors import PitError
+    from pitools.launch.monitor import status
+    from pitools.launch.sweep import sweep_folder
+    from pitools.site.load import load_site
+
+    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
+    errors: list[PitError] = []
+    for point in points:
+        try:
+            if Path(point.run_dir).is_dir():
+                status.cancel_run(Path(point.run_dir), load_site(point.site))
+        except PitError as error:
+            errors.append(error)
+            _note(f"{point.name}: {error}")
+    _show_rows(_rows(points), form)
+    if errors:
+        raise errors[-1]
+
+
+@group.command("list")
+@site_option
+@format_option
+def list_command(site_name: str, form: str) -> None:
+    """List the sweeps of a site, oldest first."""
+    from pitools.core.output import Output
+    from pitools.launch.sweep import sweep_folder
+    from pitools.site.load import load_site
+
+    root = runs_dir(load_site(site_name)) / sweep_folder.SWEEPS
+    sweeps = [sweep_folder.load_sweep(path.parent) for path in root.glob("*/sweep.json")]
+    if not sweeps:
+        _note(f"no sweeps in {root}")
+    with Output(form, ("name", "created", "sites", "request")) as out:
+        for sweep in sorted(sweeps, key=lambda sweep: sweep.created):
+            out(sweep)
+
+
+def find_sweep_dir(sweep: str, site_name: str) -> Path:
+    """Return a sweep's folder: at the site first, then at any site. Raises UsageError."""
+    from pitools.core.errors import PitError, UsageError
+    from pitools.launch.sweep import sweep_folder
+    from pitools.site.load import load_site, site_names
+
+    try:
+        return sweep_folder.find_sweep(runs_dir(load_site(site_name)), sweep)
+    except UsageError:
+        for name in site_names():
+            try:
+                return sweep_folder.find_sweep(runs_dir(load_site(name)), sweep)
+            except (PitError, OSError):
+                continue
+        raise

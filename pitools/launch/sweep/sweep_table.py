@@ -1,0 +1,121 @@
+"""Compare the runs of a sweep: a row for each point, from its run's folder and one query of each Slurm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pitools.core import timestamps
+from pitools.core.errors import PitError, UsageError, suggest
+from pitools.core.record import Record
+from pitools.launch.monitor import status
+from pitools.launch.request import typed_value
+from pitools.launch.sweep.points import Point
+from pitools.launch.sweep.sweep_folder import SweepPoint
+from pitools.run import run_folder, steps
+from pitools.run.attempt_records import AttemptStart
+from pitools.site.schema import Site
+
+
+class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
+    """One point of a sweep and its run's state.
+
+    state: as of `pit launch show`; NOT_LAUNCHED without a run, REMOVED without its folder. loss: the last logged one.
+    steps_per_s: by the median step of the last attempt. goodput: share of the time since the first start that was
+    spent in steps that were not repeated, 0 to 1. loss, steps_per_s, goodput: None without a step log.
+    """
+
+    name: str
+    point: Point
+    state: str
+    steps: int
+    loss: float | None
+    steps_per_s: float | None
+    goodput: float | None
+    cause: str
+    site: str
+    run_id: str
+
+
+def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: status.ReportError) -> list[SweepRow]:
+    """Return the rows of points. report: gets the error of a run that cannot be read, and of a site that is unknown."""
+    records: dict[str, run_folder.RunRecord] = {}
+    for name in dict.fromkeys(point.site for point in points):
+        run_dirs = [Path(point.run_dir) for point in points if point.site == name]
+        run_dirs = [run_dir for run_dir in run_dirs if (run_dir / "plan.json").exists()]
+        if name not in sites:
+            continue
+        try:
+            runs = status.run_statuses(run_dirs, sites[name], report_error=report)
+        except PitError as error:
+            report(Path(name), error)
+            runs = status.run_statuses(run_dirs, sites[name], query_slurm=False, report_error=report)
+        records |= {run.run_dir: run for run in runs}
+    return [_row(point, records.get(point.run_dir)) for point in points]
+
+
+def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
+    run_dir = Path(point.run_dir)
+    logs = read_losses(run_dir)
+    missing = "UNKNOWN" if run_dir.exists() else "NOT_LAUNCHED"
+    return SweepRow(
+        name=point.name,
+        point=point.point,
+        state=run.state if run else missing,
+        steps=run.steps if run else 0,
+        loss=logs[max(logs)].loss if logs else None,
+        steps_per_s=_steps_per_s(run_dir),
+        goodput=_goodput(run_dir, logs, run),
+        cause=run.cause if run else "",
+        site=point.site,
+        run_id=run_dir.name,
+    )
+
+
+def read_losses(run_dir: Path) -> dict[int, steps.Step]:
+    """Return step number → its last record, over all attempts, of rank 0. Unreadable lines are left out."""
+    logs: dict[int, steps.Step] = {}
+    for attempt in run_folder.attempt_dirs(run_dir):
+        read, _ = steps.read_steps(attempt / "steps" / "0.jsonl", 0)
+        logs |= {step.step: step for step in read}
+    return logs
+
+
+def _steps_per_s(run_dir: Path) -> float | None:
+    attempt = run_folder.last_attempt(run_dir)
+    read, _ = steps.read_steps(attempt / "steps" / "0.jsonl", 0) if attempt else ([], 0)
+    times = sorted(step.wall_s for step in (read[1:] or read))
+    return 1 / times[len(times) // 2] if times and times[len(times) // 2] > 0 else None
+
+
+def _goodput(run_dir: Path, logs: Mapping[int, steps.Step], run: run_folder.RunRecord | None) -> float | None:
+    attempts = run_folder.attempt_dirs(run_dir)
+    start = run_folder.read_or_none(attempts[0] / "start.json", AttemptStart) if attempts else None
+    if not logs or start is None or run is None:
+        return None
+    ended = run_folder.last_exit(run_dir)
+    end = ended.ended if ended else timestamps.now_rfc3339()
+    elapsed = (datetime.fromisoformat(end) - datetime.fromisoformat(start.started)).total_seconds()
+    return min(1.0, sum(step.wall_s for step in logs.values()) / elapsed) if elapsed > 0 else None
+
+
+def sort_rows(rows: Sequence[SweepRow], key: str) -> list[SweepRow]:
+    """Return the rows by a field or a key of their points, `-KEY` for the reverse; missing values are last.
+
+    Raises UsageError for an unknown key.
+    """
+    name = key.removeprefix("-")
+    keys = [*SweepRow.__struct_fields__, *(rows[0].point if rows else ())]
+    if name not in keys:
+        raise UsageError(f'no column "{name}"', where="--sort", hint=suggest(name, keys))
+
+    def value(row: SweepRow) -> object:
+        found = typed_value(row.point[name]) if name in row.point else getattr(row, name)
+        return None if isinstance(found, float) and not math.isfinite(found) else found
+
+    present = [row for row in rows if value(row) is not None]
+    is_text = any(isinstance(value(row), str) for row in present)
+    ordered = sorted(present, key=lambda row: str(value(row)) if is_text else value(row), reverse=key != name)  # type: ignore[arg-type, return-value]
+    return [*ordered, *(row for row in rows if value(row) is None)]

@@ -1,0 +1,118 @@
+"""A sweep on this machine, as it is typed: launched, compared, repeated, extended, cancelled."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Pit = Callable[..., subprocess.CompletedProcess[str]]
+
+LOOP = """\
+import os
+from pathlib import Path
+from pitools.run.steps import StepLog
+
+log = StepLog(Path(os.environ["PIT_ATTEMPT_DIR"], "steps"), int(os.environ["PIT_RANK"]))
+lr = float(os.environ["PIT_PARAM_LR"])
+for step in range(4):
+    log.write(step=step, loss=lr + 1 / (step + 1), wall_s=0.01, input_s=0, compute_s=0.01, comm_s=0, samples=1)
+log.close()
+print("lr", lr)
+
+
+def entry(lr, seed):
+    print("keywords", lr, seed)
+
+
+def mapped(params):
+    print("mapping", params["lr"], params["seed"])
+"""
+REQUEST = 'name = "s"\n{}\n[params]\nlr = 1e-3\nseed = 0\n'
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "loop.py").write_text(LOOP)
+    path = tmp_path / "work" / "request.toml"
+    path.write_text(REQUEST.format('command = "python loop.py"'))
+    return path
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_sweep_from_start_to_end(pit: Pit, request_file: Path, tmp_path: Path) -> None:
+    """Each point is a run of its own; repeated, nothing is launched again; with more values, only the new ones."""
+    words = ("launch", "run", str(request_file), "--name", "{name}-{lr}-{seed}", "--at-a-time", "2", "--wait")
+    rows = records(pit(*words, "--set", "lr=1e-3,3e-4", "--set", "seed=0..1"))
+    assert [row["name"] for row in rows] == ["s-1e-3-0", "s-1e-3-1", "s-3e-4-0", "s-3e-4-1"]
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    assert [row["loss"] for row in rows] == [0.251, 0.251, 0.2503, 0.2503]
+    again = records(pit(*words, "--set", "lr=1e-3,3e-4", "--set", "seed=0..1"))
+    more = records(pit(*words, "--set", "seed=0..1", "--set", "lr=0.001,1"))  # in another order, written otherwise
+    assert [row["run_id"] for row in again] == [row["run_id"] for row in rows]
+    old_ids = {row["run_id"] for row in rows}
+    assert [row["run_id"] in old_ids for row in more] == [True, False, True, False]
+    (sweep,) = records(pit("launch", "sweep", "list"))
+    table = pit("launch", "sweep", "show", str(sweep["name"]), "--format", "csv", "--sort", "-loss")
+    cells = list(csv.DictReader(table.stdout.splitlines()))
+    assert [row["lr"] for row in cells] == ["1", "1", "1e-3", "1e-3", "3e-4", "3e-4"]
+    for kind in ("losses", "points"):
+        done = pit("launch", "sweep", "plot", str(sweep["name"]), "--to", f"{kind}.svg", "--kind", kind)
+        assert done.returncode == 0, done.stderr
+        assert "<svg" in (tmp_path / f"{kind}.svg").read_text()
+    decisions = records(pit("launch", "sweep", "halve", str(sweep["name"]), "--rungs", "2", "--dry-run"))
+    assert decisions == []  # all have ended
+
+
+@pytest.mark.parametrize(
+    ("entry", "output"), [("entry", "keywords 0.5 1"), ("mapped", "mapping 0.5 1")], ids=["keywords", "mapping"]
+)
+def test_an_entry_gets_its_parameters(pit: Pit, request_file: Path, entry: str, output: str) -> None:
+    """As keywords, or as one mapping where it asks for `params`; `--set` with single values is one plain run."""
+    request_file.write_text(REQUEST.format(f'entry = "loop:{entry}"'))
+    text = request_file.parent.joinpath("loop.py").read_text()
+    request_file.parent.joinpath("loop.py").write_text(text[text.index("def entry") :])
+    (run,) = records(pit("launch", "run", str(request_file), "--set", "lr=0.5", "--set", "seed=1", "--wait"))
+    assert output in pit("launch", "logs", str(run["run_id"])).stdout
+    assert records(pit("launch", "sweep", "list")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--set", "seed=0..100000"), 2, "100001 points"),
+        (("--set", "sede=0,1"), 3, '"sede"'),
+        (("--set", "lr=1,2", "--set", "lr=3"), 2, '"lr" is given twice'),
+        (("--set", "lr=1,2", "--name", "{name}"), 3, "the same name"),
+        (("--set", "lr=1,2", "--name", "{nmae}"), 2, "{nmae}"),
+        (("--set", "lr=1,2", "--sweep", "../x"), 2, "../x"),
+        (("--set", "nodes=0,1"), 3, "nodes = 0"),
+        (("--points", "missing.csv"), 3, "missing.csv"),
+    ],
+)
+def test_nothing_is_launched_for_a_wrong_sweep(
+    pit: Pit, request_file: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+) -> None:
+    """The whole sweep is planned before its first run."""
+    done = pit("launch", "run", str(request_file), *words)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert not list(tmp_path.glob("runs/*/plan.json"))
+
+
+def test_another_request_is_another_sweep(pit: Pit, request_file: Path) -> None:
+    """A changed request under the same name of a sweep is refused: its runs would not be comparable."""
+    words = ("launch", "run", str(request_file), "--set", "lr=1,2", "--sweep", "mine", "--wait", "--at-a-time", "2")
+    records(pit(*words))
+    request_file.write_text(request_file.read_text() + "more = 1\n")
+    done = pit(*words)
+    assert (done.returncode, "--sweep NAME" in done.stderr) == (2, True)
