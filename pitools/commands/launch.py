@@ -12,7 +12,7 @@ COMMANDS = {
     "sweep": ("launch_sweep", "group", "Compare the runs of a sweep, plot them, and stop the worst."),
     "list": ("launch_monitor", "list_command", "List the runs of a site, oldest first."),
     "show": ("launch_monitor", "show", "Show a run's state, or the totals of its steps."),
-    "logs": ("launch_monitor", "logs", "Print one rank's output."),
+    "logs": ("launch_monitor", "logs", "Print the output of ranks, of staging, and of the job's script."),
     "why": ("launch_recovery", "why", "Explain why each attempt of a run ended, or why jobs exclude a node."),
     "cancel": ("launch_monitor", "cancel", "Cancel a run and its jobs."),
     "resume": ("launch_recovery", "resume", "Continue an interrupted run; --force: also a stopped one."),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pitools.core.errors import PitError
+    from pitools.launch.monitor.merged_logs import LogFilter, LogKind
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
@@ -135,24 +136,80 @@ def show(ctx: click.Context, run: str, site_name: str, steps: bool, form: str) -
 @run_argument()
 @site_option
 @click.option("--rank", type=click.IntRange(0), help="Default: the rank that failed first, else 0.")
+@click.option("--ranks", metavar="LIST", help="Several ranks, each line with its rank: all, or 0-3,7.")
+@click.option(
+    "--of",
+    "kind",
+    type=click.Choice(["ranks", "stage", "job", "all"]),
+    help="The output of ranks, of staging, of the job's script, or all of it.",
+)
+@click.option("--since", metavar="TIME", help="Only lines from then on, by their own times: 10m, or RFC 3339.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until the run ends; Ctrl-C stops.")
-def logs(run: str, site_name: str, rank: int | None, follow: bool) -> None:
-    """Print one rank's output of the last attempt; before the ranks start, the job's output, or a failed staging's."""
-    from pitools.launch.monitor import rank_log
+def logs(
+    run: str,
+    site_name: str,
+    rank: int | None,
+    ranks: str | None,
+    kind: LogKind | None,
+    since: str | None,
+    grep: str | None,
+    follow: bool,
+) -> None:
+    """Print output of the last attempt: of one rank as it is, or of several with the source of each line.
+
+    Before the ranks start, one rank's output is the job's, or a failed staging's.
+    """
+    from pitools.core.errors import UsageError
+    from pitools.launch.monitor import merged_logs, rank_log
     from pitools.run import run_folder as folder
     from pitools.run.attempt_records import first_failure
 
     run_dir, site = find_run_and_site(run, site_name)
+    if ranks is not None and rank is not None:
+        raise UsageError("--rank and --ranks are both given", hint="leave one of them out")
     if rank is None:
         attempt = folder.last_attempt(run_dir)
         failed = first_failure(attempt) if attempt else None
         rank = failed.rank if failed else 0
+    if ranks or kind or since or grep:
+        wanted = merged_logs.LogFilter(
+            merged_logs.parse_since(since) if since else "", merged_logs.compile_pattern(grep) if grep else None
+        )
+        _print_merged(run_dir, site, ranks or ("all" if kind else str(rank)), kind or "ranks", wanted, follow)
+        return
     is_empty = True
     for text in rank_log.read_log(run_dir, site, rank, follow=follow):
         click.echo(text, nl=False)
         is_empty = is_empty and not text
     if is_empty:
         click.echo(f"pit: rank {rank} has printed nothing; see: pit launch show {run_dir.name}", err=True)
+
+
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_red")
+
+
+def _print_merged(run_dir: Path, site: Site, ranks: str, kind: LogKind, wanted: LogFilter, follow: bool) -> None:
+    """Print lines of several logs, each with its source; of a single one, as they are."""
+    from pitools.launch.monitor import merged_logs
+    from pitools.launch.plan import load_plan
+
+    count = load_plan(run_dir).ranks
+    chosen = merged_logs.parse_ranks(ranks, count)
+    is_single = kind in ("ranks", "job") and len(chosen) == 1
+    width, is_empty = len(str(count - 1)), True
+    colours: dict[str, str] = {}
+
+    def note(text: str) -> None:
+        click.echo(f"pit: {text}", err=True)
+
+    for line in merged_logs.read_lines(run_dir, site, chosen, kind, wanted, follow=follow, report=note):
+        is_empty = False
+        colour = colours.setdefault(line.source, _COLOURS[len(colours) % len(_COLOURS)])
+        prefix = "" if is_single else click.style(f"{line.source:>{width}}: ", fg=colour)
+        click.echo(f"{prefix}{line.text}")
+    if is_empty:
+        note(f"no lines; see: pit launch show {run_dir.name}")
 
 
 @click.command()
