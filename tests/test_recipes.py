@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pitools
 from pitools.launch.job.hang_watch import HangDetector, HangLimits
 from pitools.site.connect import client
 from pitools.site.load import load_site
@@ -65,15 +66,19 @@ def test_a_run_that_stops(repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slurm
-def test_launch_an_array(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callables go out as one array of a plan."""
+def test_launch_from_python(clusters: Path, repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callables go out as one array, and a request as a run."""
     monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "hello.toml").write_text('name = "hello"\ncommand = "true"\ntime = "2m"\n')
     follow(repo, tmp_path, "pitools/launch/README.md", 1)
-    names = sorted(path.name for path in (tmp_path / "runs" / "powers" / "submitit").glob("*_submitted.pkl"))
+    (powers,) = (tmp_path / "runs").glob("powers-*")
+    names = sorted(path.name for path in (powers / "submitit").glob("*_submitted.pkl"))
     job_id = names[0].split("_")[0]
-    client(load_site("alpha")).cancel([job_id])
+    (run,) = [run for run in pitools.runs(site="alpha") if run.plan.name == "hello"]
     assert names == [f"{job_id}_0_submitted.pkl", f"{job_id}_1_submitted.pkl"]
+    assert run.plan.nodes == 2
+    client(load_site("alpha")).cancel([job_id])
+    run.cancel()
 
 
 @pytest.mark.slurm

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.commands.run_lookup import find_run_dir
 from pitools.core.errors import UsageError
 from pitools.core.output import Output
+from pitools.launch.run_lookup import find_run_dir
 
 _LIST_COLUMNS = ("step", "state", "format", "world_size", "files", "bytes", "reason", "path", "t")
 _PRUNE_COLUMNS = ("step", "state", "reason", "path")

@@ -78,8 +78,8 @@ def complete_request_keys(ctx: click.Context, _param: click.Parameter, incomplet
 def _run_roots() -> set[Path]:
     import contextlib
 
-    from pitools.commands.run_lookup import runs_dir
     from pitools.core.errors import PitError
+    from pitools.launch.run_lookup import runs_dir
     from pitools.site.load import load_site, site_names
 
     roots = set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option, run_argument, site_option, sites_option
-from pitools.commands.run_lookup import find_run_dir, runs_dir
+from pitools.launch.run_lookup import find_run_dir, runs_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

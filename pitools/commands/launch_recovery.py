@@ -9,7 +9,7 @@ import click
 
 from pitools.commands.launch_monitor import RUN_COLUMNS, find_run_and_site
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.commands.run_lookup import runs_dir
+from pitools.launch.run_lookup import runs_dir
 
 if TYPE_CHECKING:
     from pitools.core.errors import PitError

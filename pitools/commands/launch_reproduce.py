@@ -10,7 +10,7 @@ import click
 
 from pitools.commands.completion import complete_sites
 from pitools.commands.options import SINGLE_VALUE, format_option, run_argument, site_option
-from pitools.commands.run_lookup import find_run_dir
+from pitools.launch.run_lookup import find_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

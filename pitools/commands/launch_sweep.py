@@ -9,7 +9,7 @@ import click
 
 from pitools.commands import completion
 from pitools.commands.options import LocalPath, format_option, parse_pairs, site_option
-from pitools.commands.run_lookup import runs_dir
+from pitools.launch.run_lookup import runs_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,11 +194,12 @@ def halve(sweep: str, site_name: str, rungs: str, keep: float, dry_run: bool, fo
     """
     from pitools.core.output import Output
     from pitools.launch.monitor import status
-    from pitools.launch.sweep import halving, sweep_folder, sweep_table
+    from pitools.launch.sweep import halving, sweep_folder
+    from pitools.run.steps import read_run_steps
     from pitools.site.load import load_site
 
     points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
-    logs = [(point.name, Path(point.run_dir).name, sweep_table.read_losses(Path(point.run_dir))) for point in points]
+    logs = [(point.name, Path(point.run_dir).name, read_run_steps(Path(point.run_dir))) for point in points]
     states = {row.run_id: row for row in _rows(points)}
     by_id = {Path(point.run_dir).name: point for point in points}
     with Output(form) as out:

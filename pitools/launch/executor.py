@@ -8,23 +8,29 @@ Stock submitit renders one fixed script, calls `sbatch` by name, and drops the s
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import submitit
 from submitit.core import core, utils
+from submitit.slurm import slurm
 
 from pitools.core import timestamps
-from pitools.core.errors import DataError, UsageError
+from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.launch import plan as planning
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart
+from pitools.site.connect import client
+from pitools.site.load import load_site
 from pitools.site.schema import Site
 from pitools.site.template import rank_command
+from pitools.slurm.states import is_finished
 
 
 class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -54,12 +60,46 @@ class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are 
         return False
 
 
+class SiteWatcher(slurm.SlurmInfoWatcher):  # type: ignore[misc]
+    """submitit's cache of job states, queried by the site's Slurm client: submitit would call `sacct` by its name."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(delay_s=60)
+        self._site = site
+
+    def update(self) -> None:
+        """Query the states of all unfinished jobs at once. A failed query keeps the known states."""
+        self._last_status_check = time.time()
+        job_ids = sorted(self._registered - self._finished)
+        with contextlib.suppress(PitError):
+            states = client(self._site).state_of(job_ids)
+            self._num_calls += 1
+            self._info_dict.update({job_id: {"JobID": job_id, "State": state} for job_id, state in states.items()})
+            self._finished.update(job_id for job_id, state in states.items() if is_finished(state))
+
+
+@lru_cache
+def _watcher(site_name: str) -> SiteWatcher:
+    return SiteWatcher(load_site(site_name))
+
+
 class PitJob(submitit.SlurmJob):  # type: ignore[misc]
-    """submitit's job. Its `stdout()` returns the rank's output."""
+    """submitit's job. Its `stdout()` returns the rank's output; states and cancels go to the site of its run."""
 
     def __init__(self, folder: Path, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        self._run_dir = Path(folder).parent
         super().__init__(folder=folder, job_id=job_id, tasks=tasks)
         self._paths = PitPaths(folder, job_id=job_id, task_id=self.task_id)
+
+    @property
+    def watcher(self) -> SiteWatcher:
+        """The states of all jobs of the site. Raises DataError for a folder that is no run."""
+        return _watcher(planning.load_plan(self._run_dir).site)
+
+    def cancel(self, check: bool = True) -> None:
+        """End the job, or the task of an array. check: raise the errors of scancel."""
+        with contextlib.nullcontext() if check else contextlib.suppress(PitError):
+            client(load_site(planning.load_plan(self._run_dir).site)).cancel([self.job_id])
 
 
 class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -81,6 +121,7 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         super().__init__(run_dir / "submitit", python=plan.python)
         self.plan, self.run_dir, self.submit_script = plan, run_dir, submit_script
         self.site = planning.site_of_plan(plan, site)
+        self.at_a_time = 0  # tasks of an array that may run at once; 0 for no limit
         if run_dir.exists():
             run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
         else:
@@ -108,7 +149,8 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         count = self.parameters.get("map_count", 0)
-        array = f"0-{count - 1}" if count else ""
+        limit = f"%{self.at_a_time}" if self.at_a_time else ""
+        array = f"0-{count - 1}{limit}" if count else ""
         return planning.render_script(self.plan, self.site, run_dir=str(self.run_dir), payload=command, array=array)
 
     def _num_tasks(self) -> int:

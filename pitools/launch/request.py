@@ -178,8 +178,19 @@ def load_request(path: Path, values: Mapping[str, str] = {}) -> Request:
     values: texts by key or parameter, which replace those of the file: see `set_values`.
     """
     tables = strict_toml.read_toml(path)
-    if values:
-        tables = set_values(tables, values, str(path))
+    return request_of_tables(set_values(tables, values, str(path)) if values else tables, path)
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a request file, unchecked. Raises ConfigError for a file that is no TOML."""
+    return strict_toml.read_toml(path)
+
+
+def request_of_tables(tables: dict[str, Any], path: Path) -> Request:
+    """Return the checked request of some tables. path: of its file; paths in the request are relative to its folder.
+
+    Raises ConfigError with the key, and the nearest known one.
+    """
     request = strict_toml.convert_tables(tables, Request, str(path), elsewhere=_KEYS_ELSEWHERE)
     check_request(request, str(path))
     workdir = (path.parent / request.workdir).resolve()

@@ -19,6 +19,7 @@ from pitools.core import timestamps
 from pitools.core.errors import DataError
 from pitools.core.fs import open_0644
 from pitools.core.record import Record, decode_json
+from pitools.run import run_folder
 
 # The longest time that a save or another piece of work between two steps may take.
 SAVE_TIMEOUT_S = 1800.0
@@ -138,6 +139,18 @@ def read_step_log(path: Path) -> list[Step]:
         return [decode_json(line, Step) for line in lines]
     except msgspec.DecodeError as error:
         raise DataError(f"not a step log: {error}", where=str(path)) from error
+
+
+def read_run_steps(run_dir: Path) -> dict[int, Step]:
+    """Return step number → rank 0's record of it, over all attempts; of a repeated step, the last.
+
+    Lines that are no steps are left out.
+    """
+    logged: dict[int, Step] = {}
+    for attempt in run_folder.attempt_dirs(run_dir):
+        read, _ = read_steps(attempt / "steps" / "0.jsonl", 0)
+        logged |= {step.step: step for step in read}
+    return logged
 
 
 def read_steps(path: Path, offset: int, *, at_line_start: bool = True) -> tuple[list[Step], int]:

@@ -20,7 +20,6 @@ import msgspec
 import pytest
 
 from pitools import cli
-from pitools.commands.run_lookup import find_run_dir
 from pitools.core import trust
 from pitools.core.errors import ClusterError, DataError, PitError
 from pitools.launch import plan as planning
@@ -28,6 +27,7 @@ from pitools.launch.diagnosis import log_scan
 from pitools.launch.monitor import follow_runs, rank_log, status
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, tick
+from pitools.launch.run_lookup import find_run_dir
 from pitools.launch.submission import local_process
 from pitools.run import run_folder as folder
 from pitools.run.attempt_records import AttemptStart, Cause

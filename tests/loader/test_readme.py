@@ -21,6 +21,7 @@ def test_the_example_of_the_readme_works(repo: Path, tmp_path: Path):
     block, more = re.findall(r"```python\n(.*?)```", (repo / "pitools/loader/README.md").read_text(), re.DOTALL)
     names: dict[str, object] = {"DATASET": path}
     exec(block, names)
+    assert names["batch"].arrays["action"].shape == (64, 16, 7)
     exec(more, names)
     batch, state = names["batch"], names["state"]
     assert batch.arrays["action"].shape == (64, 16, 7)

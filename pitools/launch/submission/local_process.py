@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -49,7 +50,10 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
         process = subprocesses.start_detached(argv, env=env, log=run_dir / output_name(number), session=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
-    return make_job_ref(process.pid, site.name, number)
+    job = make_job_ref(process.pid, site.name, number)
+    # A caller that lives on, such as a notebook, must reap its child; one that ends does not wait for this thread.
+    threading.Thread(target=process.wait, daemon=True).start()
+    return job
 
 
 def output_name(number: int) -> str:

@@ -11,7 +11,8 @@ from pitools.core.errors import DataError, ToolMissing, UsageError
 from pitools.core.fs import write_atomic
 from pitools.launch.request import typed_value
 from pitools.launch.sweep.sweep_folder import SweepPoint
-from pitools.launch.sweep.sweep_table import SweepRow, read_losses
+from pitools.launch.sweep.sweep_table import SweepRow
+from pitools.run.steps import read_run_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ def plot_losses(points: Sequence[SweepPoint], rows: Sequence[SweepRow], target: 
     axes = figure.subplots()
     is_empty = True
     for point, row in zip(points, rows, strict=True):
-        logs = read_losses(Path(point.run_dir))
+        logs = read_run_steps(Path(point.run_dir))
         pairs = [(number, step.loss) for number, step in sorted(logs.items()) if step.loss is not None]
         if pairs:
             is_empty = False

@@ -58,7 +58,7 @@ def sweep_rows(points: Sequence[SweepPoint], sites: Mapping[str, Site], report: 
 
 def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
     run_dir = Path(point.run_dir)
-    logs = read_losses(run_dir)
+    logs = steps.read_run_steps(run_dir)
     missing = "UNKNOWN" if run_dir.exists() else "NOT_LAUNCHED"
     return SweepRow(
         name=point.name,
@@ -72,15 +72,6 @@ def _row(point: SweepPoint, run: run_folder.RunRecord | None) -> SweepRow:
         site=point.site,
         run_id=run_dir.name,
     )
-
-
-def read_losses(run_dir: Path) -> dict[int, steps.Step]:
-    """Return step number → its last record, over all attempts, of rank 0. Unreadable lines are left out."""
-    logs: dict[int, steps.Step] = {}
-    for attempt in run_folder.attempt_dirs(run_dir):
-        read, _ = steps.read_steps(attempt / "steps" / "0.jsonl", 0)
-        logs |= {step.step: step for step in read}
-    return logs
 
 
 def _steps_per_s(run_dir: Path) -> float | None:

@@ -1,0 +1,112 @@
+"""`pitools.Executor`: submitit's AutoExecutor for a site. Its jobs are runs: `pit launch show` and `logs` take them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core import core, utils
+
+from pitools.core.errors import UsageError, suggest
+from pitools.launch import plan as planning
+from pitools.launch.executor import PitExecutor
+from pitools.launch.request import Request, check_request
+from pitools.launch.run_lookup import runs_dir
+from pitools.launch.submission import exactly_once
+from pitools.run import run_folder
+from pitools.site.connect import client
+from pitools.site.load import load_site
+
+# submitit's parameter → the request's key and how its value is written there.
+_KEYS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "name": ("name", lambda value: re.sub(r"[^a-z0-9_-]+", "-", str(value).lower()).strip("-_")[:48] or "job"),
+    "timeout_min": ("time", lambda value: str(max(1, int(value)))),
+    "nodes": ("nodes", int),
+    "tasks_per_node": ("tasks_per_node", int),
+    "cpus_per_task": ("cpus_per_task", int),
+    "gpus_per_node": ("gpus_per_node", int),
+    "mem_gb": ("memory", lambda value: f"{round(value * 1024)}M"),
+    "slurm_time": ("time", str),
+    "slurm_mem": ("memory", str),
+    "slurm_partition": ("partition", str),
+    "slurm_account": ("account", str),
+    "slurm_constraint": ("constraint", str),
+    "slurm_exclude": ("exclude", str),
+    "slurm_nodelist": ("nodelist", str),
+    "slurm_cpus_per_task": ("cpus_per_task", int),
+    "slurm_gpus_per_node": ("gpus_per_node", int),
+    "slurm_ntasks_per_node": ("tasks_per_node", int),
+}
+_SBATCH_FLAGS = {
+    f"slurm_{flag.replace('-', '_')}": flag
+    for flag in ("comment", "dependency", "licenses", "mail-type", "mail-user", "qos", "reservation")
+}
+# Accepted without effect: a rank has one log for both streams, and the signal of the time limit is the site's.
+_WITHOUT_EFFECT = {"stderr_to_stdout", "slurm_stderr_to_stdout", "slurm_signal_delay_s"}
+_OWN = {"slurm_array_parallelism", "slurm_additional_parameters"}
+
+
+class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
+    """submitit's AutoExecutor for one site: `submit`, `map_array`, `submit_array`, `batch`, `update_parameters`.
+
+    Its parameters are those of AutoExecutor, generic ones and `slurm_*`; flags of sbatch that submitit does not name go
+    into `slurm_additional_parameters`. On a site without Slurm, jobs are processes of this machine, by submitit's
+    LocalExecutor. pitools does not repeat a failed callable; submitit's checkpointing does.
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, site: str = "local") -> None:
+        """folder: where the jobs' runs are created; None for the site's own folder of runs. Raises ConfigError."""
+        self.site = load_site(site)
+        super().__init__(folder or runs_dir(self.site))
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        """Check and keep parameters. Raises UsageError for an unknown one, ConfigError for an invalid value."""
+        names = {*_KEYS, *_OWN, *_WITHOUT_EFFECT, *_SBATCH_FLAGS}
+        if unknown := next((name for name in kwargs if name not in names), ""):
+            hint = suggest(unknown, names) or "flags of sbatch: slurm_additional_parameters={…}"
+            raise UsageError(f'no parameter "{unknown}"', where="update_parameters", hint=hint)
+        _request({**self.parameters, **kwargs})
+        self.parameters.update(kwargs)
+
+    def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
+        request = _request(self.parameters)
+        plan = planning.make_plan(request, self.site, "Executor")
+        run_dir = self.folder / run_folder.new_run_id(plan.name)
+        if self.site.scheduler == "none":
+            local = submitit.LocalExecutor(run_dir)
+            local.update_parameters(
+                timeout_min=max(1, plan.job.time_s // 60),
+                tasks_per_node=plan.job.tasks_per_node,
+                gpus_per_node=plan.job.gpus_per_node,
+            )
+            return list(local._internal_process_submissions(list(delayed_submissions)))
+        slurm = client(self.site)
+        exactly_once.require_cluster(self.site, slurm)
+        executor = PitExecutor(plan, self.site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)
+        executor.at_a_time = int(self.parameters.get("slurm_array_parallelism", 0))
+        return executor._internal_process_submissions(list(delayed_submissions))
+
+
+def _request(parameters: dict[str, Any]) -> Request:
+    """Return the request of some parameters of submitit. Raises ConfigError, UsageError."""
+    keys: dict[str, Any] = {"name": "job", "command": "true", "workdir": str(Path.cwd())}
+    flags: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if value is None:
+            continue
+        if name in _KEYS:
+            key, written = _KEYS[name]
+            try:
+                keys[key] = written(value)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{name} = {value!r}: {error}", where="update_parameters") from error
+        elif name == "slurm_additional_parameters":
+            flags |= {flag.replace("_", "-"): text for flag, text in value.items()}
+        elif name in _SBATCH_FLAGS:
+            flags[_SBATCH_FLAGS[name]] = value
+    request = Request(**keys, sbatch=flags)
+    check_request(request, "update_parameters")
+    return request

@@ -1,0 +1,115 @@
+"""Batches in five lines: `pitools.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pitools.core.errors import UsageError
+from pitools.loader.loader import Loader
+from pitools.loader.open import open_version
+from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
+from pitools.loader.sampling.protocol import WindowSamples
+from pitools.loader.sampling.windows import Windows, WindowSpan
+
+if TYPE_CHECKING:
+    from pitools.loader.device_prefetch import DevicePrefetcher
+    from pitools.loader.torch import StreamLoader
+
+Framework = Literal["numpy", "torch", "jax"]
+
+
+def load(
+    dataset: str | Path,
+    *,
+    windows: Mapping[str, tuple[int, int]],
+    batch_size: int,
+    seed: int = 0,
+    framework: Framework = "numpy",
+    device: Any = None,
+    workers: int = 0,
+    transform: Callable[[Any], Any] | None = None,
+    splits: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    shuffle: bool = True,
+    pad: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
+    cache: Path | None = None,
+) -> Loader | DevicePrefetcher[Any] | StreamLoader:
+    """Return an endless iterator of batches of windows around each step; it has `state_dict` and `load_state_dict`.
+
+    dataset: a version's folder, ROOT/NAME, ROOT/NAME@TAG, or a URL with `cache`. windows: array → (before, after), the
+    steps [t - before, t + after) around step t. batch_size: samples of all ranks together. framework, device: NumPy
+    arrays; tensors on a torch device; or JAX arrays on a device or sharding. workers, transform: processes of torch's
+    DataLoader, which call `transform` with each batch. splits, tasks: only episodes of these; patterns for tasks. pad:
+    also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of this
+    process (PIT_RANK, RANK, or one rank).
+
+    A batch has `arrays`, `valid_mask` and `extras` by name: see `pitools.loader.loader.Batch`. Without workers, NumPy
+    and CPU tensors are valid until the next batch. Raises UsageError, ConfigError, DataError.
+    """
+    if workers and framework != "torch":
+        raise UsageError("workers without torch", where="load", hint='framework="torch"; others read by threads')
+    if transform and not workers:
+        raise UsageError("transform without workers", where="load", hint="call it in the loop, or give workers=4")
+    own_rank, ranks = _ranks()
+    make = partial(
+        _make_loader,
+        str(dataset),
+        {name: WindowSpan(*span) for name, span in windows.items()},
+        EpisodeFilters(splits=tuple(splits), tasks=tuple(tasks)),
+        batch_size,
+        seed,
+        shuffle,
+        pad,
+        own_rank if rank is None else rank,
+        ranks if world_size is None else world_size,
+        cache,
+    )
+    if framework == "torch" and workers:
+        from pitools.loader.torch import BatchStream, StreamLoader
+
+        return StreamLoader(BatchStream(make, transform=transform), num_workers=workers)
+    if framework == "torch":
+        from pitools.loader.torch import torch_batches
+
+        return torch_batches(make(), device or "cpu")
+    if framework == "jax":
+        import jax
+
+        from pitools.loader.jax import jax_batches
+
+        return jax_batches(make(), device or jax.local_devices()[0])
+    return make()
+
+
+def _make_loader(
+    dataset: str,
+    spans: Mapping[str, WindowSpan],
+    filters: EpisodeFilters,
+    batch_size: int,
+    seed: int,
+    shuffle: bool,
+    pad: bool,
+    rank: int,
+    world_size: int,
+    cache: Path | None,
+) -> Loader:
+    """Return a loader; a function of a module, because torch's workers unpickle it."""
+    arrays = open_version(dataset, cache=cache)
+    windows = Windows(arrays.offsets, filter_episodes(arrays, filters), spans, pad=pad)
+    samples = WindowSamples(arrays, windows, seed=seed, shuffle=shuffle)
+    return Loader(samples, batch_size=batch_size, rank=rank, world_size=world_size)
+
+
+def _ranks() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, of pitools' variables or torch's; (0, 1) without either."""
+    for prefix in ("PIT_", ""):
+        rank, world_size = os.environ.get(f"{prefix}RANK", ""), os.environ.get(f"{prefix}WORLD_SIZE", "")
+        if rank.isdecimal() and world_size.isdecimal():
+            return int(rank), int(world_size)
+    return 0, 1

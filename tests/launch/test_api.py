@@ -1,0 +1,192 @@
+"""The Python interface: runs of a file, of keywords and of a function; submitit's idioms; a lazy import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import submitit
+
+import pitools
+from pitools.core.errors import ConfigError, PitError, UsageError
+from pitools.launch import auto_executor
+
+ENTRY = """\
+import os
+import pitools
+
+
+def train(lr, seed=0):
+    print("training", lr, seed, os.environ["PIT_RANK"])
+
+
+if __name__ == "__main__":
+    run = pitools.launch(train, nodes=2, params={"lr": 0.5}, name="mine")
+    print(run.wait().state, run.logs("all"), sep="\\n")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with its runs."""
+    monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for the processes that unpickle `add`
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_importing_pitools_imports_nothing_else() -> None:
+    """Its names are imported at their first use; an unknown one is an AttributeError."""
+    code = "import sys; before = set(sys.modules); import pitools; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["pitools"]
+    assert {*pitools.__all__} <= {*dir(pitools)}
+    with pytest.raises(AttributeError):
+        pitools.nothing  # noqa: B018
+
+
+def test_a_run_from_its_start_to_its_end(here: Path) -> None:
+    """Everything that the commands show is there, and a second object of the same run sees the same."""
+    (here / "r.toml").write_text('name = "r"\ncommand = "echo out {x}; exit {code}"\n[params]\nx = 1\ncode = 0\n')
+    run = pitools.launch("r.toml", nodes=2, params={"x": 7})
+    assert run.wait(60).state == run.state == "COMPLETED"
+    assert run.logs(1) == "out 7\n"
+    assert run.logs("all") == "0: out 7\n1: out 7\n"
+    assert [cause.kind for cause in run.why()] == ["finished"]
+    assert run.steps() == []
+    assert run.resume().action == "already_ended"
+    failed = pitools.launch("r.toml", params={"code": 3}, retry={"unknown": 0})
+    assert failed.wait().state == "FAILED"
+    assert [one.id for one in pitools.runs()] == [run.id, failed.id]
+    assert pitools.Run(run.id).record() == run.record()
+
+
+def test_waiting_has_a_limit_and_a_run_can_be_cancelled(here: Path) -> None:
+    """TimeoutError, with the run's state; the run goes on until it is cancelled."""
+    run = pitools.launch(name="s", command="sleep 60")
+    with pytest.raises(TimeoutError, match=run.id):
+        run.wait(1.0)
+    run.cancel()
+    assert run.wait(60).state == "CANCELLED"
+
+
+def test_a_function_of_a_script_is_an_entry(here: Path) -> None:
+    """Every rank imports the script's module, and calls the function with the parameters."""
+    (here / "mine.py").write_text(ENTRY)
+    done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "COMPLETED\n0: training 0.5 0 0\n1: training 0.5 0 1\n\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("request_or_function", "keys"),
+    [
+        (None, {"name": "x"}),
+        (None, {"name": "x", "command": "true", "node": 2}),
+        (None, {"name": "x", "command": "true", "nodes": "two"}),
+        (lambda: None, {}),
+        ("missing.toml", {}),
+    ],
+)
+def test_wrong_requests_are_named(here: Path, request_or_function: Any, keys: dict[str, Any]) -> None:
+    """As errors of pitools, before anything is created."""
+    with pytest.raises(ConfigError):
+        pitools.launch(request_or_function, **keys)
+    assert not list(here.glob("runs/*/plan.json"))
+
+
+def add(first: int, second: int = 1) -> int:
+    """Return a sum; fail for a negative one."""
+    if first < 0:
+        raise ValueError(f"negative: {first}")
+    print("adding", first)
+    return first + second
+
+
+@pytest.mark.parametrize(
+    ("parameters", "keys"),
+    [
+        ({"timeout_min": 5, "mem_gb": 1.5}, {"time": "5", "memory": "1536M"}),
+        ({"name": "My Job!", "nodes": 2}, {"name": "my-job", "nodes": 2}),
+        ({"slurm_mail_user": "a@b.c", "slurm_additional_parameters": {"mail_type": "END"}}, {}),
+    ],
+)
+def test_submitits_parameters_are_a_request(parameters: dict[str, Any], keys: dict[str, Any]) -> None:
+    """Generic names and slurm_ names, as AutoExecutor has them."""
+    request = auto_executor._request(parameters)
+    assert {key: getattr(request, key) for key in keys} == keys
+    assert request.sbatch == ({} if keys else {"mail-user": "a@b.c", "mail-type": "END"})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"timeout": 5},
+        {"nodes": 0},
+        {"nodes": "x"},
+        {"slurm_setup": ["x"]},
+        {"slurm_additional_parameters": {"wrap": "x"}},
+    ],
+)
+def test_wrong_parameters_are_refused(here: Path, parameters: dict[str, Any]) -> None:
+    """With their names, when they are set and not on a cluster; the earlier ones stay."""
+    executor = pitools.Executor()
+    executor.update_parameters(nodes=1)
+    with pytest.raises(PitError):
+        executor.update_parameters(**parameters)
+    assert executor.parameters == {"nodes": 1}
+    with pytest.raises(UsageError, match="timeout_mins"):
+        executor.update_parameters(timeout_mins=3)
+
+
+def check_idioms(executor: pitools.Executor) -> None:
+    """submitit's own examples: submit, map_array, submit_array, batch, exceptions, output."""
+    executor.update_parameters(timeout_min=3, name="idioms")
+    job = executor.submit(add, 5, second=7)
+    jobs = executor.map_array(add, [1, 2], [3, 4])
+    with executor.batch():
+        batch = [executor.submit(add, number) for number in (10, 20)]
+    failing = executor.submit(add, -1)
+    assert job.result() == 12
+    assert [one.result() for one in jobs] == [4, 6]
+    assert [one.result() for one in batch] == [11, 21]
+    assert "negative: -1" in str(failing.exception())
+    assert "adding 5" in job.stdout()
+    assert job.done()
+    for one in (job, *jobs, *batch, failing):
+        if isinstance(one, submitit.LocalJob):
+            one._process.wait(30)  # submitit leaves the process of a job that has its result
+
+
+def test_idioms_of_submitit_here(here: Path) -> None:
+    """On a site without Slurm, as processes."""
+    check_idioms(pitools.Executor())
+
+
+@pytest.mark.slurm
+def test_idioms_of_submitit_on_slurm(clusters: Path, here: Path) -> None:
+    """On a cluster; two functions are one array with its limit, and every job is a run."""
+    executor = pitools.Executor(site="alpha")
+    executor.update_parameters(slurm_array_parallelism=1)
+    check_idioms(executor)
+    runs = pitools.runs(site="alpha")
+    assert len(runs) == 4
+    assert sum("#SBATCH --array=0-1%1" in (run.dir / "script.sbatch").read_text() for run in runs) == 2
+    assert sum("adding 5" in run.logs() for run in runs) == 1
+    sleeping = executor.submit(time.sleep, 60)
+    sleeping.cancel()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not sleeping.done(force_check=True):
+        time.sleep(0.5)
+    assert sleeping.state.startswith("CANCELLED")
+
+
+def test_this_process_keeps_its_environment(here: Path) -> None:
+    """Launching changes neither the working directory nor variables."""
+    before = dict(os.environ), Path.cwd()
+    pitools.launch(name="e", command="true").wait(60)
+    assert (dict(os.environ), Path.cwd()) == before

@@ -1,0 +1,97 @@
+"""`pitools.load`: batches in five lines, the same for NumPy, torch and JAX, resumed by a plain state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import pitools
+from pitools.core.errors import PitError
+
+Record = Callable[..., Path]
+OPTIONS: dict[str, Any] = {"windows": {"obs/state": (1, 1), "action": (0, 3)}, "batch_size": 4, "seed": 7}
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"framework": "torch"},
+    {"framework": "torch", "workers": 2},
+    {"framework": "jax"},
+]
+
+
+@pytest.fixture(scope="module")
+def version(record: Record) -> Path:
+    return record([9, 4, 7], masks={"train": [0, 2]})
+
+
+def arrays(batches: Any, count: int) -> list[np.ndarray[Any, Any]]:
+    # float32, because JAX has no float64 by default.
+    parts = (batch.arrays["obs/state"] for batch in islice(batches, count))
+    return [part.numpy().copy() if torch.is_tensor(part) else np.array(part) for part in parts]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_framework_gets_the_same_batches(version: Path, way: dict[str, Any]) -> None:
+    """In the same order; and a state that went through JSON and torch.save continues after the batches taken."""
+    expected = arrays(pitools.load(version, **OPTIONS), 6)
+    batches = pitools.load(version, **OPTIONS, **way)
+    np.testing.assert_array_equal(arrays(batches, 2), expected[:2])
+    state = json.loads(json.dumps(batches.state_dict()))
+    torch.save(state, path := version.parent / "state.pt")
+    resumed = pitools.load(version, **OPTIONS, **way)
+    resumed.load_state_dict(torch.load(path))
+    np.testing.assert_array_equal(arrays(resumed, 2), expected[2:4])
+
+
+def test_ranks_share_a_batch(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variables of the launcher, or as they are given."""
+    (whole,) = arrays(pitools.load(version, **OPTIONS), 1)
+    monkeypatch.setenv("PIT_RANK", "1")
+    monkeypatch.setenv("PIT_WORLD_SIZE", "2")
+    (second,) = arrays(pitools.load(version, **OPTIONS), 1)
+    (first,) = arrays(pitools.load(version, **OPTIONS, rank=0, world_size=2), 1)
+    np.testing.assert_array_equal(np.concatenate([first, second]), whole)
+
+
+def test_episodes_are_filtered(version: Path) -> None:
+    """By split; windows beyond an episode's end are masked."""
+    batches = pitools.load(version, **OPTIONS, splits=["train"])
+    episodes = {int(number) for batch in islice(batches, 8) for number in batch.extras["episode"]}
+    assert episodes == {0, 2}
+    batch = next(pitools.load(version, **OPTIONS, shuffle=False, pad=True))
+    assert batch.valid_mask["action"].all()
+    assert jax.numpy.asarray(batch.arrays["action"]).shape == (4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": 2},
+        {"framework": "torch", "transform": print},
+        {"windows": {}},
+        {"windows": {"actoin": (0, 1)}},
+        {"batch_size": 0},
+        {"splits": ["nosuch"]},
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(version: Path, wrong: dict[str, Any]) -> None:
+    """As errors of pitools, at the call."""
+    with pytest.raises(PitError):
+        next(pitools.load(version, **{**OPTIONS, **wrong}))
+
+
+def test_the_example_has_five_lines(repo: Path) -> None:
+    """The README's loop of a user takes no more than five lines, imports included."""
+    text = (repo / "pitools/loader/README.md").read_text()
+    block = text.partition("```python\n")[2].partition("```")[0]
+    lines = [line for line in block.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(lines) <= 5
+    assert lines[0] == "import pitools"
