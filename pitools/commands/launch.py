@@ -13,6 +13,8 @@ COMMANDS = {
     "list": ("launch_monitor", "list_command", "List the runs of a site, oldest first."),
     "show": ("launch_monitor", "show", "Show a run's state, or the totals of its steps."),
     "logs": ("launch_monitor", "logs", "Print the output of ranks, of staging, and of the job's script."),
+    "attach": ("launch_attach", "attach", "Open a shell on a rank's node, with the rank's variables."),
+    "env": ("launch_attach", "env", "Print a rank's variables for eval, for an allocation, a debugger, a notebook."),
     "why": ("launch_recovery", "why", "Explain why each attempt of a run ended, or why jobs exclude a node."),
     "cancel": ("launch_monitor", "cancel", "Cancel a run and its jobs."),
     "resume": ("launch_recovery", "resume", "Continue an interrupted run; --force: also a stopped one."),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pitools.commands import completion
 from pitools.commands.options import format_option
 
 if TYPE_CHECKING:
@@ -96,3 +97,33 @@ def probe(name: str, host: str, conf: str) -> None:
     from pitools.site import probe
 
     click.echo(probe.make_site_file(name, host=host, conf=conf), nl=False)
+
+
+@group.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("name", shell_complete=completion.complete_sites)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_command(name: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND with the Slurm of a site: its slurm.conf and its commands, over ssh where the site is elsewhere.
+
+    As `pit site exec alpha -- squeue --me`. The exit code is the command's; 254 for its 255 over ssh.
+    """
+    import sys
+
+    from pitools.site.interactive import interactive_call
+    from pitools.site.load import load_site
+
+    interactive_call(load_site(name), command, terminal=sys.stdin.isatty() and sys.stdout.isatty()).execute()
+
+
+@group.command()
+@click.argument("name", shell_complete=completion.complete_sites)
+def shell(name: str) -> None:
+    """Open a shell with the Slurm of a site, over ssh where the site is elsewhere."""
+    import os
+
+    from pitools.site.interactive import interactive_call
+    from pitools.site.load import load_site
+
+    site = load_site(name)
+    program = "bash" if site.connection.kind == "ssh" else os.environ.get("SHELL") or "bash"
+    interactive_call(site, [program, "-i"], env={"PIT_SITE": site.name}).execute()

@@ -301,6 +301,11 @@ def command_text(request: Request) -> str:
     )
 
 
+def param_variables(request: Request) -> dict[str, str]:
+    """Return the variables of a request's parameters: `PIT_PARAM_<NAME>`."""
+    return {f"PIT_PARAM_{name.upper()}": param_text(value) for name, value in request.params.items()}
+
+
 def param_text(value: Parameter) -> str:
     """Return a parameter as text for a variable or a command: `true`, `false`, or Python's text of the value."""
     return str(value).lower() if isinstance(value, bool) else str(value)

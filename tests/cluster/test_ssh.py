@@ -50,6 +50,13 @@ def test_a_site_is_judged(far: Pit, site_folder: Path) -> None:
     assert json.loads(done.stdout)["problem"] == "nodes = 9, but the cluster has 8"
 
 
+def test_ones_own_command_at_the_far_site(far: Pit) -> None:
+    """`pit site exec` runs it there, with the far Slurm, and returns its exit code."""
+    done = far("site", "exec", "far", "--", "scontrol", "show", "config")
+    assert "ClusterName             = alpha\n" in done.stdout
+    assert far("site", "exec", "far", "--", "sh", "-c", "exit 9").returncode == 9
+
+
 def test_a_probed_site_file_loads(far: Pit, clusters: Path, site_folder: Path) -> None:
     """What `probe` prints is a site file without findings, with the accounts of the user on the far side."""
     conf = str(clusters / "alpha" / "slurm.conf")

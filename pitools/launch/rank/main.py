@@ -25,7 +25,7 @@ from pitools.launch.exit_codes import DATASET_MISSING, NO_PORTS, RENDEZVOUS_FAIL
 from pitools.launch.plan import Plan
 from pitools.launch.probes import oom, stacks
 from pitools.launch.rank import environment, failure_record, rendezvous
-from pitools.launch.request import Parameter, command_text, param_text
+from pitools.launch.request import Parameter, command_text, param_variables
 from pitools.run import run_folder
 from pitools.stage.cache import lease
 
@@ -43,8 +43,7 @@ def run_rank(plan_path: str) -> None:
     from pitools.launch.provenance import import_guard  # only a run has a copy of the code to guard
 
     import_guard.check_imports(plan)
-    variables = {f"PIT_PARAM_{name.upper()}": param_text(value) for name, value in request.params.items()}
-    os.environ.update(variables)
+    os.environ.update(param_variables(request))
     if request.command:
         shell = ["bash", "-c", _IGNORE_SIGNALS + command_text(request)]
         code = subprocesses.run_in_process_group(shell, env=os.environ, cwd=Path(request.workdir))

@@ -1,0 +1,100 @@
+"""`pit launch attach|env`: a shell beside a rank, and a rank's variables for one's own shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pitools.commands import completion
+from pitools.commands.launch_monitor import find_run_and_site
+from pitools.commands.options import DATA_HELP, parse_pairs, run_argument, site_option
+
+if TYPE_CHECKING:
+    from pitools.launch.plan import Plan
+    from pitools.site.schema import Site
+
+
+@click.command()
+@run_argument()
+@site_option
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def attach(run: str, site_name: str, rank: int, command: tuple[str, ...]) -> None:
+    """Open a shell on the node of a running RUN's rank, with the rank's variables, or run COMMAND there (after --).
+
+    It is a job step that shares the job's resources, and ends with the job. Ranks in a container are seen from outside.
+    """
+    import sys
+
+    from pitools.launch.monitor import rank_variables
+    from pitools.launch.plan import load_plan
+    from pitools.site.interactive import interactive_call
+
+    run_dir, site = find_run_and_site(run, site_name)
+    plan = load_plan(run_dir)
+    node, variables = rank_variables.variables_of_rank(run_dir, plan, site, rank)
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    argv = list(command) or ["bash", "-i"]
+    if site.scheduler == "slurm":
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        argv = [*_srun(run_dir, site, node, plan, is_terminal), "env", *settings, *argv]
+        interactive_call(site, argv, terminal=is_terminal).execute()
+    import os
+
+    os.chdir(plan.request.workdir)
+    interactive_call(site, argv, env=variables).execute()
+
+
+def _srun(run_dir: Path, site: Site, node: str, plan: Plan, is_terminal: bool) -> list[str]:
+    """Return the srun of a step beside the ranks. Raises ClusterError for a run that is not running."""
+    from pitools.core.errors import ClusterError
+    from pitools.launch.submission import submissions
+    from pitools.site.connect import client
+
+    job = submissions.latest_job(run_dir)
+    running = [one for one in client(site).job(job.job_id) if one.state == "RUNNING"] if job else []
+    if not running:
+        raise ClusterError("the run is not running", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
+    return [
+        "srun",
+        f"--jobid={running[0].raw_id}",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+        "--mem=0",
+        f"--chdir={plan.request.workdir}",
+        *(["--pty"] if is_terminal else []),
+    ]
+
+
+@click.command()
+@click.argument("run", metavar="RUN|REQUEST", shell_complete=completion.complete_runs)
+@site_option
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Of a run.")
+@click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="A key or parameter of the request.")
+def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[str, ...]) -> None:
+    """Print the variables of a rank of RUN, or of REQUEST (a .toml file) as one process, for eval in a shell.
+
+    In an allocation, a debugger or a notebook: eval "$(pit launch env request.toml)", then run your program.
+    """
+    from pitools.launch.monitor import rank_variables
+    from pitools.launch.plan import load_plan
+    from pitools.launch.sweep.points import make_points, parse_sets, plan_point
+    from pitools.site.load import load_site
+
+    if not run.endswith(".toml"):
+        run_dir, site = find_run_and_site(run, site_name)
+        _, variables = rank_variables.variables_of_rank(run_dir, load_plan(run_dir), site, rank)
+        lines = rank_variables.export_lines(variables)
+    else:
+        (point,) = make_points(parse_sets(sets), limit=1)
+        plan = plan_point(Path(run), load_site(site_name), point, data=parse_pairs(data, "--data"))
+        folder = Path.cwd() / f"debug-{plan.name}"
+        lines = rank_variables.export_lines(rank_variables.variables_of_request(plan, folder))
+        lines.append('mkdir -p "$PIT_ATTEMPT_DIR" "$PIT_CHECKPOINT_DIR"')
+    for line in lines:
+        click.echo(line)
