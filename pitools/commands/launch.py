@@ -10,7 +10,7 @@ COMMANDS = {
     "plan": ("launch_run", "plan", "Show the plan that `run` would make from a request; `run -` accepts it."),
     "run": ("launch_run", "run", "Run a request; --wait returns when the run has ended, after as many jobs as needed."),
     "sweep": ("launch_sweep", "group", "Compare the runs of a sweep, plot them, and stop the worst."),
-    "list": ("launch_monitor", "list_command", "List the runs of a site, oldest first."),
+    "list": ("launch_monitor", "list_command", "List the runs of sites, newest last; --where filters them."),
     "show": ("launch_monitor", "show", "Show a run's state, or the totals of its steps."),
     "logs": ("launch_monitor", "logs", "Print the output of ranks, of staging, and of the job's script."),
     "attach": ("launch_attach", "attach", "Open a shell on a rank's node, with the rank's variables."),

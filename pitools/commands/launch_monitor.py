@@ -42,26 +42,32 @@ def run_columns(runs: Sequence[RunRecord]) -> tuple[str, ...]:
     return (*RUN_COLUMNS[:2], *waits, *rest)
 
 
-def show_runs(form: str, runs: Sequence[RunRecord]) -> None:
-    """Print the records of runs."""
+def show_runs(form: str, runs: Sequence[RunRecord], *, with_params: bool = False) -> None:
+    """Print the records of runs. with_params: tables have a column for each of their parameters."""
     import sys
 
     from pitools.core.output import Output
 
     is_table = form == "table" or (form == "auto" and sys.stdout.isatty())
-    with Output(form, run_columns(runs) if is_table else RUN_COLUMNS) as out:
+    names = dict.fromkeys(name for run in runs for name in run.params) if with_params else ()
+    columns = (*(run_columns(runs) if is_table else RUN_COLUMNS), *(f"params.{name}" for name in names))
+    with Output(form, columns) as out:
         for run in runs:
             out(run)
 
 
 @click.command("list")
 @sites_option("The site, as `pit site list` names it; repeatable.")
+@click.option("--all-sites", is_flag=True, help="The runs of every site of this machine that answers.")
+@click.option("--where", "conditions", metavar="CONDITIONS", default="", help="Such as state=running,name~bc,age<2d.")
+@click.option("--params", "with_params", is_flag=True, help="Also a column for each parameter.")
 @format_option
-def list_command(sites: tuple[str, ...], form: str) -> None:
-    """List the runs of sites, oldest first. Queries each Slurm once, for the runs that have not ended."""
+def list_command(sites: tuple[str, ...], all_sites: bool, conditions: str, with_params: bool, form: str) -> None:
+    """List the runs of sites, newest last. Queries each Slurm once, for the runs that have not ended."""
     from pitools.core.errors import PitError
+    from pitools.launch.monitor.run_filter import filter_runs
     from pitools.run import run_folder as folder
-    from pitools.site.load import load_site
+    from pitools.site.load import load_site, site_names
 
     errors: list[PitError] = []
 
@@ -69,7 +75,10 @@ def list_command(sites: tuple[str, ...], form: str) -> None:
         errors.append(error)
         click.echo(f"pit: {path.name}: {error}", err=True)
 
+    filter_runs([], conditions)  # a wrong condition is reported before any query
     all_runs: list[RunRecord] = []
+    if all_sites:
+        sites = tuple(name for name in site_names() if _has_runs(name))
     for name in dict.fromkeys(sites):
         try:
             site = load_site(name)
@@ -82,9 +91,21 @@ def list_command(sites: tuple[str, ...], form: str) -> None:
         if not runs:
             click.echo(f"pit: no runs of {site.name} in {runs_dir(site)}", err=True)
         all_runs += runs
-    show_runs(form, sorted(all_runs, key=lambda run: folder.run_id_sort_key(run.run_id)))
+    wanted = filter_runs(all_runs, conditions)
+    show_runs(form, sorted(wanted, key=lambda run: folder.run_id_sort_key(run.run_id)), with_params=with_params)
     if errors:
         raise errors[-1]
+
+
+def _has_runs(site_name: str) -> bool:
+    """Whether a site has a folder of runs here; examples of site files have none."""
+    from pitools.core.errors import PitError
+    from pitools.site.load import load_site
+
+    try:
+        return runs_dir(load_site(site_name)).is_dir()
+    except (PitError, OSError):
+        return False
 
 
 def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:

@@ -55,7 +55,8 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     newest attempt's name, "" before the first. attempts: their number. steps: the last logged step + 1; without a step
     log, the saved steps. cause, reason: why the run, or else its last attempt, ended. is_over: whether the run has its
     verdict; without one the run is continued, even after its job ended. cancel_requested: time of a request to cancel
-    that is not yet carried out, else "". pending_reason, expected_start: Slurm's, of a pending job; else "".
+    that is not yet carried out, else "". pending_reason, expected_start: Slurm's, of a pending job; else "". params:
+    the request's parameters.
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class RunRecord(Record, frozen=True, kw_only=True, tag="pit.run/1"):
     cancel_requested: str = ""
     pending_reason: str = ""
     expected_start: str = ""
+    params: dict[str, str | int | float | bool] = {}
 
 
 class JobRef(Record, frozen=True, kw_only=True, tag="pit.job-ref/1"):

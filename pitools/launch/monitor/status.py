@@ -155,6 +155,7 @@ def _run_record(snapshot: RunSnapshot, state: str, cached: slurm_cache.CachedSta
         cancel_requested=(snapshot.cancel.t or _UNDATED) if cancel_pending and snapshot.cancel else "",
         pending_reason=cached.reason if cached else "",
         expected_start=cached.start if cached else "",
+        params=snapshot.plan.request.params,
     )
 
 
