@@ -34,7 +34,7 @@ PIT = str(Path(sys.executable).with_name("pit"))
 ROOT = Path("/var/tmp/pit-dc-sweep")
 UP = [str(REPO / "scripts/devcluster"), "up", "--root", str(ROOT), "--clusters", "north,south", "--nodes", "8"]
 RUNS, MOST_CALLS = 24, 4.0
-DOWN_S, LONGEST_S = 5.0, 400.0
+DOWN_S, RETURNING_S, LONGEST_S = 5.0, 60.0, 240.0
 SITE = """\
 name = "{name}"
 accounts = ["lab"]
@@ -66,15 +66,16 @@ import os, sys, time
 from pathlib import Path
 
 number, saved = sys.argv[1], Path(sys.argv[2])
-step = int(saved.read_text()) if saved.exists() else 0
+step = first = int(saved.read_text()) if saved.exists() else 0
 while step < {steps}:
     time.sleep(0.2)
     step += 1
     part = saved.with_suffix(f".{{os.getpid()}}")
     part.write_text(str(step))
     part.rename(saved)
-with open({ran!r}, "a") as file:
-    file.write(number + "\\n")
+if step > first:  # else an earlier attempt did all of it, and was lost before its end was known
+    with open({ran!r}, "a") as file:
+        file.write(number + "\\n")
 """
 # What daemons report by themselves, and this benchmark's own question.
 _OF_DAEMONS = ("MESSAGE_", "REQUEST_PING", "REQUEST_STATS_INFO", "RESPONSE_", "ACCOUNTING_")
@@ -124,6 +125,22 @@ class Clusters:
             time.sleep(0.1)
         time.sleep(DOWN_S)
         subprocess.run(self.up, check=True, capture_output=True, start_new_session=True)
+        self._return_nodes()
+
+    def _return_nodes(self) -> None:
+        """Return nodes for a minute, as an operator would: a controller's death leaves some drained."""
+        began = time.time()
+        while time.time() - began < RETURNING_S:
+            for name in ("north", "south"):
+                sinfo = ["sinfo", "-h", "-N", "-t", "drain,down", "-o", "%N"]
+                for node in set(
+                    subprocess.run(
+                        sinfo, env=self.env(name), capture_output=True, text=True, check=False
+                    ).stdout.split()
+                ):
+                    update = ["scontrol", "update", f"nodename={node}", "state=resume"]
+                    subprocess.run(update, env=self.env(name), capture_output=True, check=False)
+            time.sleep(2)
 
 
 class Round:
@@ -178,20 +195,15 @@ def ours(item: Round, clusters: Clusters) -> dict[str, object]:
     before, began = clusters.calls(), time.time()
     thread = item.start_faults(clusters)
     words = ["launch", "run", "code/request.toml", "--site", "north", "--site", "south", "--set", "lr=0.1,0.2,0.3"]
-    done = subprocess.run(
-        [PIT, *words, "--set", "seed=0..7", "--wait", "--format", "jsonl"],
-        cwd=item.folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-    )
+    argv = ["timeout", str(LONGEST_S), PIT, *words, "--set", "seed=0..7", "--wait", "--format", "jsonl"]
+    done = subprocess.run(argv, cwd=item.folder, env=env, capture_output=True, text=True, check=False)
     thread.join()
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     completed = sum(row["state"] == "COMPLETED" for row in rows)
     if done.returncode or completed < RUNS:
         print(done.stderr[-3000:], file=sys.stderr)
+        for name in ("north", "south"):
+            subprocess.run("squeue; sinfo -R", shell=True, env=clusters.env(name), stdout=sys.stderr, check=False)
     return {**item.result(began, clusters.calls() - before), "completed": completed}
 
 
@@ -205,17 +217,11 @@ def peers(item: Round, clusters: Clusters) -> dict[str, object]:
         env = {**clusters.env(("north", "south")[number % 2]), "SBATCH_EXPORT": "ALL"}
         while subprocess.run([*argv, f"--wrap={program}"], env=env, capture_output=True, check=False).returncode:
             time.sleep(1)
-    while time.time() - began < LONGEST_S / 2 and _queued(clusters):
+    while time.time() - began < LONGEST_S / 2 and len(item.ended()) < RUNS:
         time.sleep(1)
     thread.join()
+    time.sleep(2)  # until the last job has reported its end
     return item.result(began, clusters.calls() - before)
-
-
-def _queued(clusters: Clusters) -> bool:
-    return any(
-        subprocess.run(["squeue", "-h"], env=clusters.env(name), capture_output=True, check=False).stdout
-        for name in ("north", "south")
-    )
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ def order(
     from pitools.site.load import load_site
     from pitools.slurm.client import Client
     from pitools.topology import rank_layout, rank_order
-    from pitools.topology.fabric_model import expand_ordered
+    from pitools.topology.fabric_model import Fabric, expand_ordered
 
     site = load_site(site_name) if site_name else None
     slurm = client(site) if site and site.scheduler == "slurm" else Client()
@@ -94,8 +94,12 @@ def order(
     shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
     expand_ordered(nodes)  # checks the count first: a list may expand to more names than fit in memory
-    fabric = _load_fabric_or_flat(site_name, is_required=shape != "hostfile")
-    slots = rank_order.rank_order(hostlist.expand(nodes), fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
+    node_names = hostlist.expand(nodes)
+    if shape == "hostfile" and len(node_names) == 1:
+        fabric = Fabric(leaves=())  # of one node there is one order: the runs of a sweep query no topology
+    else:
+        fabric = _load_fabric_or_flat(site_name, is_required=shape != "hostfile")
+    slots = rank_order.rank_order(node_names, fabric, rank_layout.nodes_per_replica(gpus, tensor, pipeline))
     if fabric.leaves and (outside := [slot.node for slot in slots if not slot.leaf]):
         names = ", ".join(outside[:5]) + (", …" if len(outside) > 5 else "")
         click.echo(f"pit: {len(outside)} of {len(slots)} nodes are not in the topology and are last: {names}", err=True)

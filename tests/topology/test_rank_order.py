@@ -147,3 +147,9 @@ def test_groups_stay_below_a_switch() -> None:
     fabric = from_switches([leaf(name, ",".join(f"{name}{i}" for i in range(size))) for name, size in sizes.items()])
     ranks = [slot.leaf for slot in rank_order([node for leaf in fabric.leaves for node in leaf.nodes], fabric, group=4)]
     assert [len(set(ranks[position : position + 4])) for position in (0, 4, 8)] == [1, 1, 2]
+
+
+def test_one_node_needs_no_topology(pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """Its hostfile is written without a query: here a slurm.conf that does not exist."""
+    done = pit("topology", "order", "-", "--hostfile", "2", stdin="n7\n", SLURM_CONF=str(tmp_path / "missing"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "n7\nn7\n", "")
