@@ -106,9 +106,13 @@ def _wait_for_runs(points: Sequence[SweepPoint], sites: dict[str, Site]) -> None
     threads = [threading.Thread(target=follow, args=(site,), daemon=True) for site in sites.values()]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)
+    except KeyboardInterrupt:
+        _note("the runs continue; to end them: pit launch sweep cancel SWEEP")
+        raise
 
 
 def _note(text: str) -> None:

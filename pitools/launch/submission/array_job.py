@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import DataError, PitError
+from pitools.core.errors import DataError
 from pitools.core.fs import write_atomic
 from pitools.launch.plan import Plan, site_of_plan
-from pitools.launch.submission import exactly_once, exclusions, submissions
+from pitools.launch.submission import next_job, submissions
 from pitools.run import run_folder
 from pitools.run.run_folder import JobRef
 from pitools.site import dialect
@@ -71,7 +71,6 @@ def create_array(array_dir: Path, plan: Plan, site: Site, run_dirs: Sequence[Pat
         name=array_dir.name,
         array=f"0-{len(run_dirs) - 1}{limit}",
         output=f"{array_dir}/slurm-%A_%a.out",
-        extra=(*plan.job.extra, *plan.first_job_flags),
     )
     flags = [dialect.sbatch_directive(flag) for flag in dialect.sbatch_flags(site_of_plan(plan, site), job)]
     body = _BODY.format(runs=shlex.quote(f"{array_dir}/{RUNS_FILE}"))
@@ -81,10 +80,9 @@ def create_array(array_dir: Path, plan: Plan, site: Site, run_dirs: Sequence[Pat
 def submit_array(array_dir: Path, plan: Plan, site: Site) -> JobRef:
     """Submit an array exactly once, and record the first job of each of its runs. Safe to repeat.
 
-    Raises as `exactly_once.submit_once` does.
+    Raises as `next_job.submit_next_job` does.
     """
-    args = exclusions.sbatch_exclude_args(Path(plan.runs), site, plan)
-    array = exactly_once.submit_once(array_dir, site, args=args, number=0)
+    array = next_job.submit_next_job(array_dir, plan, site, number=0, retry_for_s=None, runs=Path(plan.runs))
     for task, run_dir in enumerate(array_runs(array_dir)):
         if run_dir.is_dir() and submissions.is_unresolved(run_dir, 0):
             job = msgspec.structs.replace(array, job_id=f"{array.job_id}_{task}")
@@ -101,10 +99,3 @@ def array_runs(array_dir: Path) -> list[Path]:
         return [Path(line) for line in (array_dir / RUNS_FILE).read_text().splitlines()]
     except (OSError, UnicodeError) as error:
         raise DataError(f"array: its list of runs cannot be read: {error}", where=str(array_dir)) from error
-
-
-def withdraw_array(array_dir: Path, site: Site) -> None:
-    """Cancel an array whose runs were not all recorded. Does not raise."""
-    with contextlib.suppress(PitError):
-        if job := run_folder.read_record(array_dir / "job.json", JobRef):
-            client(site).cancel([job.job_id])

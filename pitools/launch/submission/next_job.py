@@ -24,16 +24,18 @@ def submit_next_job(
     wait_s: float = 0.0,
     retry_for_s: float | None = RETRY_FOR_S,
     args: Sequence[str] = (),
+    runs: Path | None = None,
 ) -> run_folder.JobRef:
     """Submit the run's next job exactly once, or complete its interrupted submission. Raises as `submit_once` does.
 
     number: of the submission, None for the next. wait_s: how long the job must wait before it starts, in seconds.
-    retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments.
+    retry_for_s: how long to retry while Slurm is busy or silent. args: further sbatch arguments. runs: the folder of
+    runs whose exclusions count; None for that of the run.
     """
     begin_args: tuple[str, ...] = plan.first_job_flags if number == 0 else ()
     if wait_s >= 1:
         begin_args = (f"--begin=now+{round(wait_s)}",)
-    runs = run_dir.parent
+    runs = runs or run_dir.parent
     exclude_args = exclusions.sbatch_exclude_args(runs, site, plan)
     try:
         return exactly_once.submit_once(
