@@ -62,7 +62,10 @@ def show_runs(form: str, runs: Sequence[RunRecord], *, with_params: bool = False
 @click.option("--where", "conditions", metavar="CONDITIONS", default="", help="Such as state=running,name~bc,age<2d.")
 @click.option("--params", "with_params", is_flag=True, help="Also a column for each parameter.")
 @format_option
-def list_command(sites: tuple[str, ...], all_sites: bool, conditions: str, with_params: bool, form: str) -> None:
+@click.pass_context
+def list_command(
+    ctx: click.Context, sites: tuple[str, ...], all_sites: bool, conditions: str, with_params: bool, form: str
+) -> None:
     """List the runs of sites, newest last. Queries each Slurm once, for the runs that have not ended."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor.run_filter import filter_runs
@@ -93,8 +96,8 @@ def list_command(sites: tuple[str, ...], all_sites: bool, conditions: str, with_
         all_runs += runs
     wanted = filter_runs(all_runs, conditions)
     show_runs(form, sorted(wanted, key=lambda run: folder.run_id_sort_key(run.run_id)), with_params=with_params)
-    if errors:
-        raise errors[-1]
+    if errors:  # printed already
+        ctx.exit(errors[-1].exit_code)
 
 
 def _has_runs(site_name: str) -> bool:
@@ -110,7 +113,7 @@ def _has_runs(site_name: str) -> bool:
 
 def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:
     """Return the runs of a site, oldest first. A damaged folder goes to `report_error`."""
-    from pitools.core.errors import PitError, TryLater
+    from pitools.core.errors import PitError
     from pitools.core.fs import from_os_error
     from pitools.launch.monitor import status
     from pitools.launch.plan import load_plan
@@ -125,7 +128,7 @@ def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) ->
             report_error(path, error if isinstance(error, PitError) else from_os_error(error, path))
     try:
         return status.run_statuses(run_dirs, site, report_error=report_error)
-    except TryLater as error:
+    except PitError as error:
         click.echo(f"pit: note: states from the folders alone: {error}", err=True)
         return status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_error)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 RESUME_COLUMNS = ("run_id", "action", "cause", "job_id", "attempt", "exclude", "reason")
 CAUSE_COLUMNS = ("attempt", "kind", "confidence", "steps", "saved_steps", "nodes", "reason")
+_MAX_REASON_CHARS = 2000  # a record of another user's
 EXCLUSION_COLUMNS = ("node", "kind", "until", "reason", "run", "confidence", "t")
 
 
@@ -53,12 +54,13 @@ def why(name: str, site_name: str, form: str) -> None:
     from pitools.core.errors import UsageError
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
+    from pitools.run.run_folder import RunNotFound
     from pitools.site.load import load_site
 
     site = load_site(site_name)
     try:
         run_dir, site = find_run_and_site(name, site_name)
-    except UsageError as error:
+    except RunNotFound as error:
         entries = [entry for entry in exclusions.read_exclusions(runs_dir(site), site.name) if entry.node == name]
         if not entries:
             problem = f'no run "{name}", and no excluded node of this name'
@@ -88,6 +90,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
 
     from pitools.core.output import Output
     from pitools.launch.diagnosis import explain
+    from pitools.launch.diagnosis.bounded_read import one_line
     from pitools.launch.recovery import apply_decision
 
     is_terminal = sys.stdout.isatty()
@@ -105,7 +108,8 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         text = _why_not_running(run_dir, site)
     else:
         kind = "" if verdict.kind == verdict.state else f"{verdict.kind}: "
-        text = f"the run {'has finished' if verdict.state == 'finished' else 'was stopped'}: {kind}{verdict.reason}"
+        outcome = "has finished" if verdict.state == "finished" else "was stopped"
+        text = f"the run {outcome}: {kind}{one_line(verdict.reason, _MAX_REASON_CHARS)}"
     click.echo(f"pit: {text}", err=True)
 
 

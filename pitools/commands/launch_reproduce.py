@@ -34,7 +34,7 @@ MOVE_COLUMNS = ("run_id", "new_run_id", "site", "job_id", "step", "run_dir")
 )
 @click.option("--same-nodes", is_flag=True, help="Request exactly the original nodes.")
 @click.option("--yes", "-y", is_flag=True, help="Run without confirmation of the differences.")
-@click.option("--dry-run", is_flag=True, help="Only show the differences; exit 1 if there are any.")
+@click.option("--dry-run", is_flag=True, help="Only show the differences; exit 1 if any needs confirmation.")
 @format_option
 @click.pass_context
 def reproduce(

@@ -204,12 +204,12 @@ def _plan_from_stdin() -> Plan:
 
 def _current_record(run_dir: Path, site: Site) -> RunRecord:
     """Return the record of the run just started, from its folder alone if Slurm does not answer."""
-    from pitools.core.errors import TryLater
+    from pitools.core.errors import PitError
     from pitools.launch.monitor import status
 
     try:
         return status.run_status(run_dir, site)
-    except TryLater:
+    except PitError:  # the job is submitted: an error now would have a script launch it again
         return status.run_status(run_dir, site, query_slurm=False)
 
 

@@ -14,6 +14,7 @@ from pitools.core.fs import from_os_error, fsync_dir, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.catalog import compare
 from pitools.dataset.catalog.compare import VersionDifference
+from pitools.dataset.ingest.append_policy import inherit_quarantine
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
@@ -67,6 +68,7 @@ def rebuild_version(
         if not to_publish:
             return record, differences
         final = resolved.parent / rebuilt.name
+        inherit_quarantine(resolved, final)  # that of the ingest is below the scratch root
         repaired = 0 if publish_dir(rebuilt, final) else _replace_damaged_files(final, rebuilt, known)
         return RebuildResult(
             name=name, version=version, rebuilt=rebuilt.name, state=state, path=str(final), repaired_files=repaired

@@ -84,7 +84,7 @@ _SBATCH_ELSEWHERE = {
 class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The number of retries in a row for each cause. A newer complete checkpoint resets all counts.
 
-    max: for all causes together. Preemption, and a time limit after progress, do not count.
+    max: for all causes together, preemptions too; those have no other limit.
     """
 
     node: int = 5

@@ -161,8 +161,8 @@ class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
     """The recovery decision for a cause.
 
     action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "wait"
-    (Slurm itself requeues the job), "stop". exclude: nodes that the next attempt must not get. reason: one sentence.
-    wait_s: seconds to wait first, as for storage that is unreachable.
+    (nothing now: Slurm, a newer job or `pit launch tick` continues the run), "stop". exclude: nodes that the next
+    attempt must not get. reason: one sentence. wait_s: seconds to wait first, as for storage that is unreachable.
     """
 
     attempt: str

@@ -13,7 +13,7 @@ MOVE_FILE = "move.json"
 
 class MoveIntent(Record, frozen=True, kw_only=True, tag="pit.move/1"):
     """A run's move, written before its first step. new_run_id: the run's id at the target site. t: when the move began.
-    job_ended: whether the move has ended the run's job."""
+    job_ended: whether the move has begun to end the run's job."""
 
     new_run_id: str
     target_site: str

@@ -21,6 +21,19 @@ from pitools.store import manifest as manifests
 from pitools.store.manifest import Statistics, Subset
 
 
+def test_quarantine_is_carried_over(robomimic, tmp_path, monkeypatch) -> None:
+    """What an other release of pitools rebuilds leaves the same episodes out of training."""
+    version = Path(ingest([robomimic(3, 4)], root=tmp_path / "data", name="pick").path)
+    record = version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("dark",)})
+    version_state.set_quarantine(version, record)
+    monkeypatch.setattr("pitools.dataset.ingest.ingest.__version__", "99.0")
+    result, _ = rebuild_version(version, [tmp_path], to_publish=True)
+    assert result.state == "same-files"
+    rebuilt = version_state.read_quarantine(Path(result.path))
+    assert rebuilt is not None
+    assert rebuilt.episodes == {1: ("dark",)}
+
+
 @pytest.fixture
 def archive(tmp_path) -> Path:
     """Where recordings went after they were ingested."""

@@ -205,7 +205,8 @@ def check_unique(names: Sequence[str], where: str) -> None:
 
 
 def _is_valid_name(name: str) -> bool:
-    return not name.startswith(RESERVED_PREFIX) and all(_NAME_PART.fullmatch(part) for part in name.split("/"))
+    # In any group: as `store.manifest.along_steps` reads such names.
+    return all(_NAME_PART.fullmatch(part) and not part.startswith(RESERVED_PREFIX) for part in name.split("/"))
 
 
 def _check_names(names: Sequence[str], where: str) -> None:

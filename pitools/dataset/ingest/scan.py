@@ -187,7 +187,8 @@ def _natural_order(paths: Sequence[Path]) -> list[Path]:
     if not paths or len({path.resolve() for path in paths}) != len(paths):
         raise UsageError("recordings: one is given twice" if paths else "recordings: none given")
     # Sort by the name as given: the target of a symbolic link may be named by a hash.
-    return sorted(paths, key=lambda path: (natural_sort_key(path.name), natural_sort_key(str(path))))
+    named = [path if path.name else path.absolute() for path in paths]  # "." has no name
+    return sorted(named, key=lambda path: (natural_sort_key(path.name), natural_sort_key(str(path))))
 
 
 class _Scanner:

@@ -275,11 +275,14 @@ def _read_last_steps(folder: Path) -> dict[int, tuple[int, str]]:
 
 
 def _cancel_requested_at(run_dir: Path, span: log_timestamps.TimeSpan) -> str:
-    """Return when the run was cancelled, if that was during this attempt; else ""."""
+    """Return when the run was cancelled, if that was during this attempt and was not withdrawn; else ""."""
+    requested_at = ""
     for event in _read_records(run_dir / "events.jsonl", run_folder.Event, 1 << 18, from_end=True):
-        if event.event == "cancel" and log_timestamps.parse_timestamp(event.t) in span:
-            return event.t
-    return ""
+        if event.event == "reopened":
+            requested_at = ""
+        elif event.event == "cancel" and log_timestamps.parse_timestamp(event.t) in span:
+            requested_at = requested_at or event.t
+    return requested_at
 
 
 def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tuple[AttemptStart | None, bool]:

@@ -93,7 +93,7 @@ def explain_cause(cause: Cause, started: str = "") -> Iterator[str]:
     saved = f", {cause.saved_steps} saved" if cause.saved_steps else ""
     yield f"  reached step {cause.steps - 1}{saved}" if cause.steps else f"  no step in the step log{saved}"
     if cause.nodes:
-        yield f"  at fault: {', '.join(cause.nodes)}"
+        yield f"  at fault: {one_line(', '.join(cause.nodes))}"
     pieces = cause.evidence[:_MAX_EVIDENCE_LINES]
     notes = [*(_evidence_note(piece, cause) for piece in pieces), ""]
     for piece, note, next_note in zip(pieces, notes, notes[1:], strict=False):
@@ -110,7 +110,8 @@ def _evidence_line(piece: Evidence, started: str) -> str:
     seconds = log_timestamps.seconds_between(started, piece.t)
     time_text = f"{seconds:+9.1f} s" if seconds is not None else piece.t[11:23] or "       —  "
     origin = " ".join(part for part in (f"rank {piece.rank}" if piece.rank is not None else "", piece.node) if part)
-    return f"{time_text}  {origin + ': ' if origin else ''}{one_line(piece.text, _WIDTH)}  [{piece.source}]"
+    prefix = f"{one_line(origin)}: " if origin else ""
+    return f"{time_text}  {prefix}{one_line(piece.text, _WIDTH)}  [{one_line(piece.source)}]"
 
 
 def _evidence_note(piece: Evidence, cause: Cause) -> str:

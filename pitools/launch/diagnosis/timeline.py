@@ -29,7 +29,7 @@ class FaultTimeline(NamedTuple):
     """An attempt's faults in order.
 
     root: the earliest. slurm_statement: the earliest statement of Slurm. cascade: complaints about lost peers, the
-    earliest first. silent_ranks: ranks without a complaint or fault while others complained. silent_nodes: nodes of
+    earliest first. silent_ranks: ranks without a complaint or fault while others complained. unreported_nodes: nodes of
     whose ranks srun reports no exit. lost_nodes: nodes that Slurm, or the job's first node, cannot reach.
     rank_exits: how each rank ended.
     """

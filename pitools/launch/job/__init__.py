@@ -12,7 +12,7 @@ below is 253 (Slurm: out of memory) or in 128 to 192 (signals):
     91  rank 0 is not on the first node of the rank order
     92  a staged dataset is missing on the node
     93  the hang watch ended stalled ranks
-    94  the attempt did not start: no folder for it, or no rank order
+    94  the attempt did not start: no folder for it
     95  stopped cleanly at the time limit or at preemption, to resume from a checkpoint
     96  rank 0 found no free pair of ports in the site's network.ports
 """

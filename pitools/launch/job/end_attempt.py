@@ -44,6 +44,15 @@ def end_attempt(
         return code
 
 
+def _attempts_of_job(job: JobContext) -> int:
+    """Return the number of attempts in this job; of a run with few, of all its jobs."""
+    attempts = run_folder.attempt_dirs(job.run_dir)
+    if len(attempts) < _MAX_ATTEMPTS_PER_JOB:
+        return len(attempts)
+    starts = (run_folder.read_or_none(attempt / "start.json", records.AttemptStart) for attempt in attempts)
+    return sum(start is not None and start.submission == job.number for start in starts)
+
+
 def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, waited_s: float) -> int | None:
     start = run_folder.read_record(attempt / "start.json", records.AttemptStart)
     seconds_left = seconds_to_time_limit(start)
@@ -72,11 +81,7 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
         seconds_left=seconds_left,
         before_slurm_ends=preemption_row is not None,
     )
-    if (
-        decision.action == "retry"
-        and not was_signalled
-        and len(run_folder.attempt_dirs(job.run_dir)) < _MAX_ATTEMPTS_PER_JOB
-    ):
+    if decision.action == "retry" and not was_signalled and _attempts_of_job(job) < _MAX_ATTEMPTS_PER_JOB:
         print(f"pit: attempt {attempt.name}: {decision.reason}: retry", file=sys.stderr)
         time.sleep(max(0.0, decision.wait_s - waited_s))
         return None

@@ -84,10 +84,10 @@ class StepRunner:
                     shutdown_steps.pop(0)[1]()
                 time.sleep(_POLL_S)
         finally:
+            subprocesses.kill_sessions(self._child.pid)
             self._stderr.relay()
             self._stderr.close()
             self._signals.close()
-            subprocesses.kill_sessions(self._child.pid)
         if code and not self._hung and not self._stop_requested:
             self._detect_dead_ranks()
         return exit_codes.HUNG if self._hung else code if code >= 0 else 128 - code
@@ -111,13 +111,18 @@ class StepRunner:
             self._next_fence_at = now + fencing.CHECK_EVERY_S
             self._check_superseded(self._job)
         if self._failed_at == float("inf"):
-            if (self._attempt / "first_failure").exists():
+            if self._has_failed_rank():
                 self._failed_at = now
             elif self._watch and (hang := self._watch.poll_if_due()):
                 self._on_hang(hang)
             elif self._stragglers:
                 with contextlib.suppress(OSError):  # unavailable storage must not end the step
                     self._stragglers.poll()
+
+    def _has_failed_rank(self) -> bool:
+        with contextlib.suppress(OSError):  # such as a stale file handle
+            return (self._attempt / "first_failure").exists()
+        return False
 
     def _check_superseded(self, job: job_context.JobContext) -> None:
         if (reason := fencing.superseded_by(job)) and self._failed_at == float("inf"):
@@ -185,7 +190,9 @@ class StderrRelay:
 
     def relay(self) -> bytes:
         """Copy new output and return it."""
-        new = self._source.read()
+        new = b""
+        with contextlib.suppress(OSError):  # unavailable storage must not end the step: the next call reads on
+            new = self._source.read()
         if new:
             *lines, self._partial_line = (self._partial_line + new).split(b"\n")
             self._write(lines)

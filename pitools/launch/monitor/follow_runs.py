@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pitools.core.errors import PitError, TryLater
+from pitools.core.errors import PitError
 from pitools.core.locks import is_owned_by_user
 from pitools.launch.monitor import status
 from pitools.run import run_folder
@@ -46,8 +46,8 @@ def poll_runs(
     while True:
         try:
             runs = status.run_statuses(run_dirs, site, report_error=report_broken)
-        except TryLater as error:
-            report(str(error))
+        except PitError as error:
+            report_once(str(error))
             runs = status.run_statuses(run_dirs, site, query_slurm=False, report_error=report_broken)
         yield runs
         held_runs = [run for run in runs if status.is_still_held(run, site, began)]

@@ -81,8 +81,8 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
         if not intent.job_ended:
             program_checkpoints.require_saved(run_dir, old_plan)
         plan = planning.make_plan(request, target_site, str(run_dir), request_text=old_plan.request_text)
-        is_far = remote.is_remote(plan, target_site)
-        if is_far:
+        is_remote = remote.is_remote(plan, target_site)
+        if is_remote:
             for dataset in remote.missing_datasets(plan, target_site):
                 remote.send_dataset(dataset, target_site)
         run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
@@ -91,13 +91,13 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
             intent = _stop_with_checkpoint(run_dir, old_plan, site, intent, stop_s)
             step = program_checkpoints.step_to_resume(run_dir, old_plan)
             result = _start_at_target(
-                run_dir, plan, target_site, intent, step, is_far, lambda: _require_not_cancelled(run_dir, moving)
+                run_dir, plan, target_site, intent, step, is_remote, lambda: _require_not_cancelled(run_dir, moving)
             )
         except OutcomeUnknown as error:
             hint = f"the run is stopped until then; repeat: pit launch move {run_dir.name} --site {target_site.name}"
             raise OutcomeUnknown(error.message, where=error.where, hint=hint) from error
         except BaseException as error:
-            if _will_never_run(plan, target_site, intent, is_far, error):
+            if _will_never_run(plan, target_site, intent, is_remote, error):
                 _reopen(run_dir, site, intent)
             raise
         _conclude_moved(run_dir, result, moving)
@@ -220,7 +220,7 @@ def _start_at_target(
     target_site: Site,
     intent: MoveIntent,
     step: int | None,
-    is_far: bool,
+    is_remote: bool,
     check: Callable[[], None],
 ) -> MoveResult:
     """Start the run at the target site, or find its job of an earlier call. Raises as `move_run`.
@@ -229,7 +229,7 @@ def _start_at_target(
     """
     check()
     steps = program_checkpoints.program_progress(run_dir) if step is None else step
-    if is_far:
+    if is_remote:
         job_id, target_dir = checkpoint_transfer.submit_with_checkpoint(
             run_dir, plan, target_site, intent.new_run_id, step, before_submit=check
         )
@@ -271,9 +271,9 @@ def _was_never_submitted(run_dir: Path) -> bool:
     return run_dir.is_dir() and not is_submitted and not local_process.is_supervised(run_dir)
 
 
-def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_far: bool, error: BaseException) -> bool:
+def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_remote: bool, error: BaseException) -> bool:
     """Return whether certainly no job of the new run will ever run; then remove its files at the target site."""
-    if not is_far:
+    if not is_remote:
         return not (Path(plan.runs) / intent.new_run_id).exists()
     try:
         is_revoked = remote.revoke(target_site, [intent.new_run_id])[intent.new_run_id]

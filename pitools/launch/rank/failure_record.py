@@ -31,11 +31,16 @@ def record_failure() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+        code = exit_code(error) if isinstance(error, SystemExit) else 1
         attempt = os.environ.get("PIT_ATTEMPT_DIR")
         if attempt and code not in (0, 128 + signal.SIGTERM):
             _write_failure(Path(attempt), code, error)
         raise
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code of a SystemExit as Python's interpreter does: None is success, a text is 1."""
+    return 0 if error.code is None else error.code if isinstance(error.code, int) else 1
 
 
 def _write_failure(attempt: Path, code: int, error: BaseException) -> None:

@@ -173,7 +173,7 @@ if __name__ == "__main__":
     try:
         exit_process(main(sys.argv[1:]))
     except SystemExit as error:
-        exit_process(error.code if isinstance(error.code, int) else 1)
+        exit_process(failure_record.exit_code(error))
     except BaseException:  # noqa: BLE001 (this process ends with the error)
         traceback.print_exc()
         exit_process(1)

@@ -277,7 +277,7 @@ def reopen(run_dir: Path) -> Verdict | None:
         archive_dir = run_dir / "verdicts"
         archive_dir.mkdir(mode=0o755, exist_ok=True)
         os.rename(run_dir / "verdict.json", archive_dir / f"{len(list(archive_dir.iterdir()))}.json")
-        run_folder.append_event(run_dir, "reopened", was=verdict.reason)
+    run_folder.append_event(run_dir, "reopened", was=verdict.reason if verdict else "")
     return verdict
 
 

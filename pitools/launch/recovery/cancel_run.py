@@ -202,7 +202,7 @@ def _require_owner(run_dir: Path, pid: int) -> None:
 def _require_owners_jobs(run_dir: Path, site: Site, names: Mapping[str, str]) -> str:
     """Return the Slurm user of the run's jobs, "" if unknown. Raises ClusterError for a job of another user.
 
-    known: job id → name. An operator of Slurm could end any job. At a site whose host is `user@host`, all jobs are that
+    names: job id → name. An operator of Slurm could end any job. At a site whose host is `user@host`, all jobs are that
     user's. The query uses the number at the beginning of an id: squeue skips tasks such as `5_[1-3]`.
     """
     slurm_user = site.connection.host.rpartition("@")[0] or owner_name(run_dir)

@@ -105,7 +105,7 @@ def _decide(plan: Plan, cause: Cause, history: Sequence[Cause]) -> Decision:
 def _decide_time_limit(cause: Cause, streak: Sequence[Cause]) -> Decision:
     if sum(past.kind == "time-limit" for past in streak) < 2:
         return _make_decision(cause, "resubmit", cause.reason)
-    reason = "two time limits in a row without a new checkpoint: request more time, or save more often"
+    reason = "two time limits without a new checkpoint: request more time, or save more often"
     return _make_decision(cause, "stop", reason)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -48,11 +49,13 @@ def orphan_pids(attempt: Path) -> list[int]:
     """
     if (attempt / "exit.json").exists():
         return []
-    marker = f"PIT_ATTEMPT_DIR={attempt}\0".encode()
+    # The supervisor may have reached the folder of runs through a link.
+    real_path, marker = os.path.realpath(attempt), b"PIT_ATTEMPT_DIR="
     pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if marker in path.read_bytes():
+            values = [text for text in path.read_bytes().split(b"\0") if text.startswith(marker)]
+            if any(os.path.realpath(os.fsdecode(text.removeprefix(marker))) == real_path for text in values):
                 pids.append(int(path.parent.name))
     return sorted(pids)
 

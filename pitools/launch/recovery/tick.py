@@ -35,7 +35,7 @@ T = TypeVar("T")
 ReportError = Callable[[Path, PitError], None]
 
 
-class TickErrors(Record, frozen=True, kw_only=True, tag="pit.tick-troubles/1"):
+class TickErrors(Record, frozen=True, kw_only=True, tag="pit.tick-errors/1"):
     """What a user's last tick of a site printed on stderr."""
 
     lines: tuple[str, ...] = ()

@@ -40,9 +40,9 @@ class AccountedJob(msgspec.Struct, frozen=True, array_like=True):
 class CachedAnswers(Record, frozen=True, kw_only=True, tag="pit.slurm-cache/1"):
     """The cached answers of one cluster. Times are Unix times.
 
-    queried_at_s: time of the last successful squeue; jobs: its rows. wait_s: seconds from then to the next. failed,
-    accounting_failure: failure of the last squeue, of the last sacct. interest: job id → times of the first and the
-    last request for it. accounts: by job id. bucket_calls: calls in the bucket of rate_limit.py at bucket_as_of_s.
+    queried_at_s: time of the last successful squeue; jobs: its rows. wait_s: seconds from then to the next.
+    squeue_failure, accounting_failure: of the last squeue, of the last sacct. interest: job id → times of the first and
+    the last request for it. accounts: by job id. bucket_calls: calls in the bucket of rate_limit.py at bucket_as_of_s.
     """
 
     queried_at_s: float = 0.0

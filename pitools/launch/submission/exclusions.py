@@ -148,7 +148,9 @@ def exclusions_for_next_job(
 def sbatch_exclude_args(
     runs: Path, site: Site, plan: Plan, *, existing_nodes: Collection[str] | None = None
 ) -> tuple[str, ...]:
-    """Return sbatch's `--exclude` argument for those nodes and the request's own; () if the list adds none.
+    """Return sbatch's `--exclude` argument for `exclusions_for_next_job` and the request's own nodes.
+
+    () if the exclusions add none.
 
     sbatch's command line takes precedence over the script's directives.
     """

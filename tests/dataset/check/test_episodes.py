@@ -152,6 +152,7 @@ def test_levels_and_bounds(make, found, tmp_path) -> None:
         ('levels = {blank = "no"}', ""),
         ("mean_shift = -1", "a number from 0 up"),
         ("mean_shift = nan", "a number from 0 up"),
+        ("period_factor = 0", "a number from 1 up"),
         ("x", ""),
     ],
 )

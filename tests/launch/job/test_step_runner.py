@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 from pitools.core import subprocesses
 from pitools.launch import exit_codes
 from pitools.launch.job import fencing
+from pitools.launch.job.step_runner import StderrRelay
 from pitools.launch.job.step_runner import run_step as attend_step
 from pitools.launch.probes import stacks, unreachable_nodes
 from pitools.launch.rank import failure_record
@@ -294,3 +296,32 @@ def test_ranks_of_a_job_that_was_followed_up_are_ended(attempt: Path, monkeypatc
     threading.Timer(0.5, submissions.record_intent, [run_dir, 1, Site(name="s"), ()]).start()
     assert attend_step(["sleep", "60"], attempt, name="ranks") == 143
     assert "job 1 of the run has taken over" in (attempt / "logs" / "srun.err").read_text()
+
+
+def test_ranks_of_a_folder_behind_a_link_are_found(tmp_path: Path) -> None:
+    """A supervisor that reached the runs through a link started them; `resume` names their folder without it."""
+    (tmp_path / "real" / "attempts" / "0").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(tmp_path / "link" / "attempts" / "0")}
+    with subprocess.Popen(["sleep", "30"], env=env) as rank:
+        try:
+            assert slurm_query.orphan_pids(tmp_path / "real" / "attempts" / "0") == [rank.pid]
+        finally:
+            rank.kill()
+
+
+def test_unreadable_output_does_not_end_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale file handle of the log: the relay reads on when it is back."""
+    relay = StderrRelay(tmp_path)
+    relay.raw.write_text("first\n")
+
+    class Stale:
+        def read(self) -> bytes:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    source = relay._source
+    monkeypatch.setattr(relay, "_source", Stale())
+    assert relay.relay() == b""
+    monkeypatch.setattr(relay, "_source", source)
+    assert relay.relay() == b"first\n"
+    relay.close()

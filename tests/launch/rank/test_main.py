@@ -17,6 +17,7 @@ import pytest
 from pitools.launch import exit_codes
 from pitools.launch import plan as planning
 from pitools.launch.diagnosis import patterns
+from pitools.launch.rank import failure_record
 
 MakePlan = Callable[..., planning.Plan]
 
@@ -152,3 +153,15 @@ def test_ports_that_are_all_taken_are_no_fault_of_the_node(
     reference = patterns.match_exit_code(exit_codes.NO_PORTS)
     assert reference
     assert (reference.kind, reference.blames_node) == ("network", False)
+
+
+@pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), ("why", 1), (True, 1)], ids=str)
+def test_exit_codes_are_the_interpreter_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, code: int
+) -> None:
+    """`sys.exit()` of an entry that has finished is success, and leaves no record of a failure."""
+    monkeypatch.setenv("PIT_ATTEMPT_DIR", str(tmp_path))
+    with pytest.raises(SystemExit) as caught, failure_record.record_failure():
+        sys.exit(value)  # type: ignore[arg-type]
+    assert failure_record.exit_code(caught.value) == code
+    assert (tmp_path / "first_failure").exists() == (code != 0)
