@@ -46,6 +46,13 @@ def test_launch_here(repo: Path, tmp_path: Path) -> None:
     assert [record["action"] for record in records if record["schema"] == "pit.resume-result/1"] == ["already_ended"]
 
 
+def test_a_sweep_here(repo: Path, tmp_path: Path) -> None:
+    """Six runs, two at a time, and their table."""
+    rows = [json.loads(line) for line in follow(repo, tmp_path, "scripts/examples/README.md", 0).splitlines()]
+    assert [row["state"] for row in rows] == ["COMPLETED"] * 12
+    assert [row["point"]["lr"] for row in rows[6:]] == ["3e-4"] * 3 + ["1e-3"] * 3
+
+
 def test_a_loop_that_says_its_steps(repo: Path, tmp_path: Path) -> None:
     """The lines that a loop of one's own needs are what the hang watch reads."""
     text = (repo / "pitools/launch/README.md").read_text()

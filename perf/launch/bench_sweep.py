@@ -6,7 +6,7 @@ Starts two clusters of its own, north and south, of 8 nodes each. Ours: `pit lau
 south --wait`. The peer's: the same program, 24 times by `sbatch --requeue` with one srun each, with the same faults;
 what sbatch says it did not take is given again. A run has finished once its program has appended its last line; the
 program continues at its last saved step. Calls are slurmctld's own counts of requests from commands, jobs and steps,
-without those of slurmd's registrations and epilogs, in rounds without faults: a restarted slurmctld counts anew.
+without those of slurmd's registrations and epilogs, in rounds without faults: a restarted slurmctld counts from 0.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Clusters:
         self.up = [*UP, "--base-port", str(base_port)]
 
     def fresh(self) -> None:
-        """Start them anew."""
+        """End them, and start them with an empty state."""
         self.down()
         subprocess.run(self.up, check=True, capture_output=True, start_new_session=True)
 

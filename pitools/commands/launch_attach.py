@@ -83,7 +83,7 @@ def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[
     """
     from pitools.launch.monitor import rank_variables
     from pitools.launch.plan import load_plan
-    from pitools.launch.sweep.points import make_points, parse_sets, plan_point
+    from pitools.launch.sweep.points import parse_point, plan_point
     from pitools.site.load import load_site
 
     if not run.endswith(".toml"):
@@ -91,8 +91,7 @@ def env(run: str, site_name: str, rank: int, data: tuple[str, ...], sets: tuple[
         _, variables = rank_variables.variables_of_rank(run_dir, load_plan(run_dir), site, rank)
         lines = rank_variables.export_lines(variables)
     else:
-        (point,) = make_points(parse_sets(sets), limit=1)
-        plan = plan_point(Path(run), load_site(site_name), point, data=parse_pairs(data, "--data"))
+        plan = plan_point(Path(run), load_site(site_name), parse_point(sets), data=parse_pairs(data, "--data"))
         folder = Path.cwd() / f"debug-{plan.name}"
         lines = rank_variables.export_lines(rank_variables.variables_of_request(plan, folder))
         lines.append('mkdir -p "$PIT_ATTEMPT_DIR" "$PIT_CHECKPOINT_DIR"')

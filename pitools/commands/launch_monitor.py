@@ -192,6 +192,7 @@ def logs(
     run_dir, site = find_run_and_site(run, site_name)
     if ranks is not None and rank is not None:
         raise UsageError("--rank and --ranks are both given", hint="leave one of them out")
+    ranks = str(rank) if rank is not None and kind else ranks
     if rank is None:
         attempt = folder.last_attempt(run_dir)
         failed = first_failure(attempt) if attempt else None
@@ -220,7 +221,7 @@ def _print_merged(run_dir: Path, site: Site, ranks: str, kind: LogKind, wanted: 
 
     count = load_plan(run_dir).ranks
     chosen = merged_logs.parse_ranks(ranks, count)
-    is_single = kind in ("ranks", "job") and len(chosen) == 1
+    is_single = kind == "job" or (kind == "ranks" and len(chosen) == 1)
     width, is_empty = len(str(count - 1)), True
     colours: dict[str, str] = {}
 

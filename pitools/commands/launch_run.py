@@ -55,12 +55,11 @@ def plan(
     """
     from pitools.core.output import Output
     from pitools.launch.plan import require_workdir
-    from pitools.launch.sweep.points import make_points, parse_sets
+    from pitools.launch.sweep.points import parse_point
     from pitools.site.load import load_site
 
     site = load_site(site_name)
-    (point,) = make_points(parse_sets(sets), limit=1)
-    job_plan = _make_plan(request, site, data, nodes, point)
+    job_plan = _make_plan(request, site, data, nodes, parse_point(sets))
     require_workdir(job_plan, site)
     with Output(form, PLAN_COLUMNS) as out:
         out(job_plan)

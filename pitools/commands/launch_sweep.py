@@ -66,7 +66,7 @@ def run_sweep(
         plan = sweep_points.plan_point(
             request, site, point, data=parse_pairs(data, "--data"), nodes=nodes or 0, name=template, index=number
         )
-        planned.append(launch_sweep.PlannedPoint(point, plan.name, site, plan))
+        planned.append(launch_sweep.PlannedPoint(point, site, plan))
     warn_of_unusable(planned[0].plan)
     sweep_folder.open_sweep(sweep_dir, request, digest, tuple(site.name for site in sites), sites[0].paths.runs_access)
     with progress_bar(sweep_dir.name, len(planned), unit="runs") as advance:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pitools.core import strict_toml
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.launch import plan as planning
 from pitools.launch import request as requests
@@ -135,7 +136,7 @@ def launch(
 def _tables(request: str | Path | Callable[..., object] | None) -> tuple[Path, dict[str, Any]]:
     """Return the path and the tables of a request; for a function and None, those of one in the working directory."""
     if isinstance(request, (str, Path)):
-        return Path(request), requests.read_tables(Path(request))
+        return Path(request), strict_toml.read_toml(Path(request))
     if request is None:
         return Path("request"), {}
     module, name = request.__module__, getattr(request, "__qualname__", "")

@@ -1,4 +1,4 @@
-"""`pitools.Executor`: submitit's AutoExecutor for a site. Its jobs are runs: `pit launch show` and `logs` take them."""
+"""`pitools.Executor`: submitit's AutoExecutor for a site. In Slurm its jobs are runs, as `pit launch show` lists."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are u
     """submitit's AutoExecutor for one site: `submit`, `map_array`, `submit_array`, `batch`, `update_parameters`.
 
     Its parameters are those of AutoExecutor, generic ones and `slurm_*`; flags of sbatch that submitit does not name go
-    into `slurm_additional_parameters`. On a site without Slurm, jobs are processes of this machine, by submitit's
-    LocalExecutor. pitools does not repeat a failed callable; submitit's checkpointing does.
+    into `slurm_additional_parameters`. stderr_to_stdout and slurm_signal_delay_s have no effect. On a site without
+    Slurm, jobs are processes of this machine, by submitit's LocalExecutor, and no runs. pitools does not repeat a
+    failed callable; submitit's checkpointing does.
     """
 
     def __init__(self, folder: str | Path | None = None, *, site: str = "local") -> None:
@@ -76,6 +77,7 @@ class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are u
         plan = planning.make_plan(request, self.site, "Executor")
         run_dir = self.folder / run_folder.new_run_id(plan.name)
         if self.site.scheduler == "none":
+            run_folder.make_run_dir(run_dir, self.site.paths.runs_access)  # pickles are code: only the owner writes
             local = submitit.LocalExecutor(run_dir)
             local.update_parameters(
                 timeout_min=max(1, plan.job.time_s // 60),

@@ -181,11 +181,6 @@ def load_request(path: Path, values: Mapping[str, str] = {}) -> Request:
     return request_of_tables(set_values(tables, values, str(path)) if values else tables, path)
 
 
-def read_tables(path: Path) -> dict[str, Any]:
-    """Return the tables of a request file, unchecked. Raises ConfigError for a file that is no TOML."""
-    return strict_toml.read_toml(path)
-
-
 def request_of_tables(tables: dict[str, Any], path: Path) -> Request:
     """Return the checked request of some tables. path: of its file; paths in the request are relative to its folder.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import PitError
 from pitools.launch.submission import array_job, submissions
 from pitools.launch.sweep import launch_sweep, points, sweep_folder
 from pitools.run import run_folder
@@ -88,7 +90,7 @@ def test_a_killed_launcher_is_completed(alpha: Client, tmp_path: Path, module: o
     planned = []
     for index, point in enumerate(points.make_points(points.parse_sets(["lr=1,2,3"]))):
         plan = points.plan_point(request, site, point, data={}, name="{name}-{index}", index=index)
-        planned.append(launch_sweep.PlannedPoint(point, plan.name, site, plan))
+        planned.append(launch_sweep.PlannedPoint(point, site, plan))
     sweep_dir = tmp_path / "runs" / "sweeps" / name.replace("_", "-")
     sweep_folder.open_sweep(sweep_dir, request, "digest", ("alpha",), "owner")
     assert launch_and_die(sweep_dir, planned, module, name) == 9
@@ -101,8 +103,35 @@ def test_a_killed_launcher_is_completed(alpha: Client, tmp_path: Path, module: o
     assert sorted(tmp_path.glob("runs/s-*")) == sorted(run_dirs)
 
 
+def test_a_failure_after_the_submission_keeps_the_runs(
+    alpha: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale file handle once Slurm has the array: its tasks need their folders, and a repetition records the jobs."""
+    site = load.load_site("alpha")
+    request = tmp_path / "work" / "request.toml"
+    planned = []
+    for index, point in enumerate(points.make_points(points.parse_sets(["lr=1,2"]))):
+        plan = points.plan_point(request, site, point, data={}, name="{name}-{index}", index=index)
+        planned.append(launch_sweep.PlannedPoint(point, site, plan))
+    sweep_dir = tmp_path / "runs" / "sweeps" / "stale"
+    sweep_folder.open_sweep(sweep_dir, request, "digest", ("alpha",), "owner")
+
+    def stale(_array_dir: Path) -> list[Path]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_job, "array_runs", stale)
+        with pytest.raises(PitError):
+            launch_sweep.launch_points(sweep_dir, planned)
+    run_dirs = sorted(tmp_path.glob("runs/s-*"))
+    assert len(run_dirs) == len(sweep_folder.read_points(sweep_dir)) == 2
+    made = launch_sweep.launch_points(sweep_dir, planned).points
+    assert sorted(Path(point.run_dir) for point in made) == run_dirs
+    assert all((run_dir / "job.json").exists() for run_dir in run_dirs)
+
+
 def test_a_refused_array_leaves_nothing(alpha: Client, tmp_path: Path, pit: Pit) -> None:
-    """Slurm refuses the array: exit 4, and neither runs nor points are left, so that the next try begins anew."""
+    """Slurm refuses the array: exit 4, and neither runs nor points remain, so that a repetition starts from nothing."""
     (tmp_path / "work" / "request.toml").write_text(REQUEST + 'reservation = "nosuch"\n')
     words = ("launch", "run", "work/request.toml", "--site", "alpha", "--set", "lr=1,2", "--sweep", "none")
     done = pit(*words, PIT_RUNS=str(tmp_path / "runs"))

@@ -61,7 +61,7 @@ def max_tasks(site: Site) -> int:
 def create_array(array_dir: Path, plan: Plan, site: Site, run_dirs: Sequence[Path], at_a_time: int = 0) -> None:
     """Create the folder of an array of runs with equal flags. at_a_time: how many may run at once, 0 for no limit.
 
-    Each run's folder must exist with its script; `intend_task` records there that its job is a task of the array.
+    Each run's folder must exist, with its script and the intent of `submissions.record_intent` for its task.
     """
     run_folder.make_run_dir(array_dir, site.paths.runs_access)
     write_atomic(array_dir / RUNS_FILE, "".join(f"{run_dir}\n" for run_dir in run_dirs))

@@ -51,7 +51,7 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     job = make_job_ref(process.pid, site.name, number)
-    # A caller that lives on, such as a notebook, must reap its child; one that ends does not wait for this thread.
+    # A caller that keeps running, such as a notebook, must reap its child; one that ends does not wait for this thread.
     threading.Thread(target=process.wait, daemon=True).start()
     return job
 

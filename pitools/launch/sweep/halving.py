@@ -1,7 +1,7 @@
 """Stop the worst runs of a sweep early, by successive halving: Li et al., "A System for Massively Parallel
 Hyperparameter Tuning" (MLSys 2020), in the variant that stops runs instead of promoting them.
 
-At each rung, a number of steps, a run goes on if its loss there is among the best share of the runs that have reached
+At each rung, a number of steps, a run continues if its loss there is among the best share of the runs that have reached
 the rung. Pure: `decide` reads records and stops nothing.
 """
 
@@ -41,11 +41,8 @@ def rung_loss(logs: Mapping[int, Step], rung: int) -> float | None:
     losses = [step.loss for number, step in logs.items() if first <= number < rung]
     if not losses:
         return None
-    return (
-        math.inf
-        if any(loss is None for loss in losses)
-        else sum(loss for loss in losses if loss is not None) / len(losses)
-    )
+    finite = [loss for loss in losses if loss is not None]
+    return sum(finite) / len(finite) if len(finite) == len(losses) else math.inf
 
 
 def decide(
@@ -53,28 +50,28 @@ def decide(
 ) -> list[HalvingDecision]:
     """Return the decision on each run that has reached a rung, at the last rung that it has reached.
 
-    runs: name, run id and step log of each. keep: share of the runs that goes on at each rung, 0 to 1. A run is judged
-    only once so many have reached the rung that at least one of them is to be stopped. Of equal losses all are kept.
+    runs: name, run id and step log of each. keep: share of the runs that continue at each rung, 0 to 1, rounded up; of
+    equal losses all continue. A run that is to be stopped has no later decision.
     """
     decisions: dict[str, HalvingDecision] = {}
+    stopped: set[str] = set()
     for rung in sorted(rungs):
         losses = {run_id: loss for _, run_id, logs in runs if (loss := rung_loss(logs, rung)) is not None}
         survivors = max(1, math.ceil(keep * len(losses)))
         ordered = sorted(losses.values())
         for name, run_id, _ in runs:
-            if run_id not in losses or decisions.get(run_id, _KEPT).action == "stop":
+            if run_id not in losses or run_id in stopped:
                 continue
             loss = losses[run_id]
+            is_stopped = loss > ordered[survivors - 1]
+            stopped |= {run_id} if is_stopped else set()
             decisions[run_id] = HalvingDecision(
                 name=name,
                 run_id=run_id,
-                action="stop" if loss > ordered[survivors - 1] else "keep",
+                action="stop" if is_stopped else "keep",
                 rung=rung,
                 loss=loss if math.isfinite(loss) else None,
                 rank=ordered.index(loss) + 1,
                 reached=len(losses),
             )
     return list(decisions.values())
-
-
-_KEPT = HalvingDecision(name="", run_id="", action="keep", rung=0, loss=None, rank=0, reached=0)

@@ -33,10 +33,9 @@ _LOCAL_POLL_S = 0.5
 
 
 class PlannedPoint(NamedTuple):
-    """A point that is to be launched: its name, its site, and its plan."""
+    """A point that is to be launched: its site, and its plan, which has the run's name."""
 
     point: Point
-    name: str
     site: Site
     plan: Plan
 
@@ -83,8 +82,9 @@ def _number_points(planned: Sequence[PlannedPoint], by_id: Mapping[str, SweepPoi
     for item in planned:
         point = by_id.get(point_id(item.point))
         if point is None:
-            run_dir = Path(item.plan.runs) / run_folder.new_run_id(item.name)
-            point = SweepPoint(index=first, point=item.point, name=item.name, site=item.site.name, run_dir=str(run_dir))
+            name = item.plan.name
+            run_dir = Path(item.plan.runs) / run_folder.new_run_id(name)
+            point = SweepPoint(index=first, point=item.point, name=name, site=item.site.name, run_dir=str(run_dir))
             first += 1
         points.append(point)
     return points
@@ -153,14 +153,11 @@ def _launch_array(
             advance(1)
         array_job.create_array(array_dir, first.plan, first.site, run_dirs, at_a_time)
         array_job.submit_array(array_dir, first.plan, first.site)
-    except OSError as error:
-        _undo_array(sweep_dir, array_dir, group)
-        raise from_os_error(error, array_dir) from error
-    except OutcomeUnknown:
-        raise
-    except BaseException:
+    except BaseException as error:
         if not submissions.submission_numbers(array_dir):  # sbatch was not called, or refused the job
             _undo_array(sweep_dir, array_dir, group)
+        if isinstance(error, OSError):
+            raise from_os_error(error, array_dir) from error
         raise
 
 

@@ -49,6 +49,15 @@ def parse_sets(texts: Sequence[str]) -> dict[str, Sequence[str]]:
     return values
 
 
+def parse_point(texts: Sequence[str]) -> Point:
+    """Return the one point of `--set` with a single value for each key. Raises UsageError for several values."""
+    sets = parse_sets(texts)
+    if several := next((key for key, values in sets.items() if len(values) > 1), ""):
+        message = f"{several}: {len(sets[several])} values (expected one)"
+        raise UsageError(message, where="--set", hint="several values are a sweep: pit launch run REQUEST --set …")
+    return {key: values[0] for key, values in sets.items()}
+
+
 def _parse_values(key: str, listed: str) -> Sequence[str]:
     if match := _RANGE.fullmatch(listed):
         first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)

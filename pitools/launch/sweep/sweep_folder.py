@@ -5,7 +5,7 @@
     points/<k>.json     pit.sweep-point/1: the k-th point and the folder of its run, on disk before the run is created
     arrays/<name>/      a job array of several runs' first jobs: `launch/submission/array_job.py` draws it
     <run name>          link to the run's folder
-    .lock               held by the one process that launches
+    .lock               lock of the process that launches
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pitools.site.schema import Site
 class SweepRow(Record, frozen=True, kw_only=True, tag="pit.sweep-row/1"):
     """One point of a sweep and its run's state.
 
-    state: as of `pit launch show`; NOT_LAUNCHED without a run, REMOVED without its folder. loss: the last logged one.
+    state: as of `pit launch show`; NOT_LAUNCHED without the run's folder. loss: the last logged one.
     steps_per_s: by the median step of the last attempt. goodput: share of the time since the first start that was
     spent in steps that were not repeated, 0 to 1. loss, steps_per_s, goodput: None without a step log.
     """

@@ -172,7 +172,7 @@ def test_cancelled_by_a_person(tmp_path: Path) -> None:
     assert judge(tmp_path).kind == "unknown"
     (tmp_path / "events.jsonl").write_text(event % "2026-11-22T01:19:00.000Z")
     assert (judge(tmp_path).kind, judge(tmp_path).confidence) == ("cancelled", "certain")
-    (tmp_path / "attempts" / "0" / "cause.json").unlink()  # what is certain is kept
+    (tmp_path / "attempts" / "0" / "cause.json").unlink()  # a certain cause is not judged again
     withdrawn = event + event.replace("cancel", "reopened")  # by `resume --force`
     (tmp_path / "events.jsonl").write_text(withdrawn % (("2026-11-22T01:19:00.000Z",) * 2))
     assert judge(tmp_path).kind == "unknown"

@@ -388,3 +388,12 @@ def test_checkpoints_that_come_back_are_gone_on_from(went_far: Path, monkeypatch
     start = run_folder.read_record(attempt_dir / "start.json", records.AttemptStart)
     assert start is not None
     assert start.saved_steps == 40
+
+
+def test_retries_are_counted_by_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is of one job: a run with many earlier jobs still retries in its newest."""
+    monkeypatch.setattr(end_attempt, "_MAX_ATTEMPTS_PER_JOB", 3)
+    for number in (0, 0, 0, 1):
+        begin_attempt.begin_attempt(job(tmp_path, number=number), time_limit_at=ENDS)
+    assert end_attempt._attempts_of_job(job(tmp_path, number=0)) == 3
+    assert end_attempt._attempts_of_job(job(tmp_path, number=1)) == 1

@@ -69,7 +69,7 @@ def test_since_goes_by_the_lines_own_times(tmp_path: Path) -> None:
 
 
 def test_a_run_s_logs_as_they_are_typed(pit: Pit, tmp_path: Path) -> None:
-    """All ranks with their numbers, a pattern, the job's own output; each wrong word is named."""
+    """All ranks with their numbers, a pattern, the job's own output; each wrong argument is an error of usage."""
     command = "date -u +%Y-%m-%dT%H:%M:%SZ; echo from $PIT_RANK"
     (tmp_path / "r.toml").write_text(f'name = "r"\nnodes = 2\ncommand = "{command}"\n')
     done = pit("launch", "run", "r.toml", "--wait")
@@ -82,7 +82,7 @@ def test_a_run_s_logs_as_they_are_typed(pit: Pit, tmp_path: Path) -> None:
 
     assert [line for line in logs("--ranks", "all") if "from" in line] == ["0: from 0", "1: from 1"]
     assert logs("--ranks", "0-1", "--grep", "from 1$", "-f") == ["1: from 1"]
-    assert logs("--rank", "1", "--grep", "from") == ["from 1"]
+    assert logs("--rank", "1", "--grep", "from") == logs("--rank", "1", "--of", "ranks", "--grep", "from") == ["from 1"]
     assert len(logs("--ranks", "all", "--since", "10m")) == 4
     assert all(line.partition(":")[0] in ("0", "1", "job") for line in logs("--of", "all"))
     for words in (("--ranks", "2"), ("--grep", "("), ("--since", "soon"), ("--rank", "0", "--ranks", "all")):

@@ -25,18 +25,18 @@ def runs(logs: list[list[float | None]]) -> list[tuple[str, str, dict[int, Step]
 
 @given(LOGS, st.floats(0.1, 0.9))
 def test_the_best_share_goes_on(logs: list[list[float | None]], keep: float) -> None:
-    """At one rung: at least the share is kept, none that is kept is worse than one that is stopped, the best stays."""
+    """At one rung: at least the share continues, each run that continues is better than each stopped one."""
     decisions = halving.decide(runs(logs), [5], keep)
     reached = [losses for losses in logs if len(losses) >= 5]
     assert len(decisions) == len(reached)
-    kept = [decision for decision in decisions if decision.action == "keep"]
+    continuing = [decision for decision in decisions if decision.action == "keep"]
     stopped = [decision for decision in decisions if decision.action == "stop"]
-    assert len(kept) >= min(len(reached), max(1, math.ceil(keep * len(reached))))
+    assert len(continuing) >= min(len(reached), max(1, math.ceil(keep * len(reached))))
 
     def loss(decision: halving.HalvingDecision) -> float:
         return math.inf if decision.loss is None else decision.loss
 
-    assert not stopped or max(map(loss, kept)) < min(map(loss, stopped))
+    assert not stopped or max(map(loss, continuing)) < min(map(loss, stopped))
     assert all((decision.rank == 1) <= (decision.action == "keep") for decision in decisions)
 
 

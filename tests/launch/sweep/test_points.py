@@ -81,6 +81,14 @@ def test_wrong_files_are_named_by_line(tmp_path: Path, text: str, line: int) -> 
     assert caught.value.where == f"{tmp_path / 'points'}{f':{line}' if line else ''}"
 
 
+def test_one_point_has_one_value_for_each_key() -> None:
+    """`launch plan` and `launch env` take no sweep; the error names the command that does."""
+    assert points.parse_point(["lr=1e-3", "seed=2..2"]) == {"lr": "1e-3", "seed": "2"}
+    with pytest.raises(UsageError, match="seed: 3 values") as caught:
+        points.parse_point(["lr=1e-3", "seed=0..2"])
+    assert "pit launch run" in caught.value.hint
+
+
 def test_files_of_both_forms_are_equal(tmp_path: Path) -> None:
     """JSON Lines and CSV of the same points give the same points."""
     (tmp_path / "jsonl").write_text('{"lr": 0.001, "seed": 0}\n\n{"lr": 0.1, "seed": 1}\n')
