@@ -16,6 +16,7 @@ from pitools.core.errors import PitError
 from pitools.launch.submission import array_job, submissions
 from pitools.launch.sweep import launch_sweep, points, sweep_folder
 from pitools.run import run_folder
+from pitools.run.attempt_records import AttemptStart
 from pitools.site import connect, load
 from pitools.slurm.client import Client
 
@@ -56,6 +57,9 @@ def test_one_array_and_each_run_goes_on_by_itself(pit: Pit, alpha: Client, tmp_p
     ids = [job.job_id for job in jobs if job]
     array = ids[0].partition("_")[0]
     assert ids == [f"{array}_{task}" for task in range(4)]
+    # Also within the jobs: Slurm's own number of the last task is the whole array's, and would cancel all of it.
+    starts = [run_folder.read_record(run_dir / "attempts/0/start.json", AttemptStart) for run_dir in run_dirs]
+    assert [start.job_id for start in starts if start] == ids
     assert [len((run_dir / "ran").read_text().splitlines()) for run_dir in run_dirs] == [1, 2, 1, 2]
     names = {job.comment for job in alpha.job(array)}
     assert names == {"a 'b'"}
@@ -101,6 +105,9 @@ def test_a_killed_launcher_is_completed(alpha: Client, tmp_path: Path, module: o
         time.sleep(0.5)
     assert [(run_dir / "ran").read_text().splitlines() for run_dir in run_dirs] == [["1.0"], ["2.0"], ["3.0"]]
     assert sorted(tmp_path.glob("runs/s-*")) == sorted(run_dirs)
+    if name in ("submit_array", "array_runs"):  # the array's folder was complete: it is submitted, and no single jobs
+        jobs = [run_folder.read_record(run_dir / "jobs/0/job.json", run_folder.JobRef) for run_dir in run_dirs]
+        assert [job.job_id.partition("_")[2] for job in jobs if job] == ["0", "1", "2"]
 
 
 def test_a_failure_after_the_submission_keeps_the_runs(

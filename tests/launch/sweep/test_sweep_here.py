@@ -56,7 +56,9 @@ def test_a_sweep_from_start_to_end(pit: Pit, request_file: Path, tmp_path: Path)
     assert [row["name"] for row in rows] == ["s-1e-3-0", "s-1e-3-1", "s-3e-4-0", "s-3e-4-1"]
     assert {row["state"] for row in rows} == {"COMPLETED"}
     assert [row["loss"] for row in rows] == [0.251, 0.251, 0.2503, 0.2503]
-    again = records(pit(*words, "--set", "lr=1e-3,3e-4", "--set", "seed=0..1"))
+    repeated = pit(*words, "--set", "lr=1e-3,3e-4", "--set", "seed=0..1")
+    assert "0 runs launched, 4 were launched before" in repeated.stderr
+    again = records(repeated)
     more = records(pit(*words, "--set", "seed=0..1", "--set", "lr=0.001,1"))  # in another order, written otherwise
     assert [row["run_id"] for row in again] == [row["run_id"] for row in rows]
     old_ids = {row["run_id"] for row in rows}
