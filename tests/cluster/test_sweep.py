@@ -134,7 +134,9 @@ def test_a_failure_after_the_submission_keeps_the_runs(
     assert len(run_dirs) == len(sweep_folder.read_points(sweep_dir)) == 2
     made = launch_sweep.launch_points(sweep_dir, planned).points
     assert sorted(Path(point.run_dir) for point in made) == run_dirs
-    assert all((run_dir / "job.json").exists() for run_dir in run_dirs)
+    jobs = [run_folder.read_record(run_dir / "job.json", run_folder.JobRef) for run_dir in run_dirs]
+    assert all(jobs)
+    alpha.cancel([job.job_id for job in jobs if job])
 
 
 def test_a_refused_array_leaves_nothing(alpha: Client, tmp_path: Path, pit: Pit) -> None:
