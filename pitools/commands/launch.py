@@ -18,6 +18,7 @@ COMMANDS = {
     "why": ("launch_recovery", "why", "Explain why each attempt of a run ended, or why jobs exclude a node."),
     "cancel": ("launch_monitor", "cancel", "Cancel a run and its jobs."),
     "resume": ("launch_recovery", "resume", "Continue an interrupted run; --force: also a stopped one."),
+    "prune": ("launch_prune", "prune", "Remove old runs by rule, or their older checkpoints; --remove does it."),
     "watch": ("launch_recovery", "watch", "Show runs live, and continue interrupted ones, until all have ended."),
     "tick": ("launch_recovery", "tick", "Continue each interrupted run of a site once; for cron."),
     "allow": ("launch_recovery", "allow", "Remove a node from the exclusion list."),

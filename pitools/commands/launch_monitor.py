@@ -85,7 +85,7 @@ def list_command(
     for name in dict.fromkeys(sites):
         try:
             site = load_site(name)
-            runs = _runs_of_site(site, report_error)
+            runs = runs_of_site(site, report_error)
         except PitError as error:  # list the other sites too
             if len(sites) == 1:
                 raise
@@ -111,7 +111,7 @@ def _has_runs(site_name: str) -> bool:
         return False
 
 
-def _runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:
+def runs_of_site(site: Site, report_error: Callable[[Path, PitError], None]) -> list[RunRecord]:
     """Return the runs of a site, oldest first. A damaged folder goes to `report_error`."""
     from pitools.core.errors import PitError
     from pitools.core.fs import from_os_error

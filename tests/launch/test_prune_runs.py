@@ -1,0 +1,157 @@
+"""Pruning: what is removed is old, over, unnamed and pitools' own; everything else stays, whatever the order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pitools.checkpoint.store import layout, lookup, owner, publish
+from pitools.launch.prune_runs import prune_runs
+from pitools.launch.recovery import apply_decision
+from pitools.run import run_folder
+from pitools.run.run_folder import RunRecord
+
+CONTENTS = st.fixed_dictionaries(
+    {
+        "steps": st.sets(st.integers(1, 6), max_size=5),
+        "named": st.sets(st.integers(1, 6), max_size=2),
+        "is_over": st.booleans(),
+        "is_moving": st.booleans(),
+        "output": st.sampled_from(["", "model.pt", "checkpoints/last.ckpt", "code/metrics.csv"]),
+        "is_in_sweep": st.booleans(),
+        "is_referenced": st.booleans(),
+        "is_damaged": st.booleans(),
+    }
+)
+
+ENDED: dict[str, object] = {"steps": (), "named": (), "output": "", "is_over": True, "is_moving": False}
+ENDED |= dict.fromkeys(("is_in_sweep", "is_referenced", "is_damaged"), False)
+
+
+def make_checkpoint(run_dir: Path, step: int) -> Path:
+    folder = run_dir / "checkpoints"
+    owner.claim_folder(folder, run=run_dir.name, model="v1")
+    building = layout.create_building(folder, step=step, token="a1")
+    layout.payload_path(building).mkdir()
+    (layout.payload_path(building) / "weights.bin").write_bytes(os.urandom(5000))
+    publish.digest_share(building, rank=0, world_size=1)
+    publish.publish_checkpoint(
+        folder, building, step, format="files", run=run_dir.name, model="v1", world_size=1, loader={}
+    )
+    return layout.step_path(folder, step)
+
+
+def make_run(root: Path, number: int, contents: dict[str, object]) -> RunRecord:
+    """A run's folder with these contents, as `pit launch` and a program leave them."""
+    run_dir = root / f"r-20261101-0000{number:02}-abcdef"
+    (run_dir / "attempts" / "0" / "logs").mkdir(parents=True)
+    (run_dir / "plan.json").write_text("{}")
+    (run_dir / "events.jsonl").write_text("{}\n")
+    for step in sorted(contents["steps"]):  # type: ignore[call-overload]
+        path = make_checkpoint(run_dir, step)
+        if contents["is_damaged"]:
+            with open(path / "payload" / "weights.bin", "r+b") as file:
+                file.write(b"x")
+    for step in contents["named"]:  # type: ignore[attr-defined]
+        (run_dir / "checkpoints").mkdir(exist_ok=True)
+        (run_dir / "checkpoints" / f"best{step}").symlink_to(f"step_{step}")
+    if output := str(contents["output"]):
+        (run_dir / output).parent.mkdir(exist_ok=True)
+        (run_dir / output).write_text("1")
+    if contents["is_over"]:
+        apply_decision.write_verdict(run_dir, "user", "it failed", 1, moved_to="x" if contents["is_moving"] else "")
+    if contents["is_in_sweep"]:
+        sweep = root / "sweeps" / "s"
+        sweep.mkdir(parents=True, exist_ok=True)
+        (sweep / f"point{number}").symlink_to(run_dir)
+    if contents["is_referenced"]:
+        other = root / f"other{number}"
+        other.mkdir()
+        (other / "plan.json").write_text(f'{{"command": "train --init {run_dir}/checkpoints/step_1"}}')
+    return RunRecord(
+        run_id=run_dir.name,
+        name="r",
+        site="s",
+        job_id="1",
+        run_dir=str(run_dir),
+        state="FAILED",
+        exit_code=1,
+        nodes=1,
+        created="",
+        is_over=bool(contents["is_over"]),
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(contents=st.lists(CONTENTS, min_size=1, max_size=3), keep_last=st.integers(1, 2))
+def test_only_what_the_rule_allows_is_removed(
+    contents: list[dict[str, object]], keep_last: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every named and newest checkpoint and every other file stays; a dry run says the same, and changes nothing."""
+    root = tmp_path_factory.mktemp("runs")
+    runs = [make_run(root, number, one) for number, one in enumerate(contents)]
+    before = {path for path in root.rglob("*") if path.name != ".lock"}
+    planned = list(prune_runs(runs, keep_last=keep_last))
+    assert {path for path in root.rglob("*") if path.name != ".lock"} == before
+    done = list(prune_runs(runs, keep_last=keep_last, dry_run=False))
+    assert [one.state.replace("would be ", "") for one in planned] == [one.state for one in done]
+    assert [one.steps for one in planned] == [one.steps for one in done]
+    for one, run, result in zip(contents, runs, done, strict=True):
+        run_dir = Path(run.run_dir)
+        steps: set[int] = one["steps"]  # type: ignore[assignment]
+        named: set[int] = one["named"]  # type: ignore[assignment]
+        is_prunable = one["is_over"] and not one["is_moving"] and not one["is_referenced"]
+        is_emptied = is_prunable and not (steps or named or one["output"] or one["is_in_sweep"])
+        assert run_dir.exists() != is_emptied, result
+        assert result.state == "removed" or not is_emptied
+        newest = set(sorted(steps)[-keep_last:])
+        expected = newest | named & steps if is_prunable and not one["is_damaged"] else steps
+        assert set(lookup.complete_steps(run_dir / "checkpoints")) == expected
+        assert set(result.steps) == steps - expected
+        assert not one["output"] or (run_dir / str(one["output"])).exists()
+    assert not list(root.glob(".pruned*"))
+
+
+def test_a_run_that_is_reopened_meanwhile_stays(tmp_path: Path) -> None:
+    """Between the listing and the removal a user resumed the run: its verdict is gone, and it is kept."""
+    run = make_run(tmp_path, 0, ENDED)
+    apply_decision.reopen(Path(run.run_dir))
+    (result,) = prune_runs([run], dry_run=False)
+    assert result.state == "kept"
+    assert (Path(run.run_dir) / "plan.json").exists()
+
+
+def test_a_run_that_cannot_be_removed_hides_no_other(tmp_path: Path) -> None:
+    """A damaged verdict is reported as a failure of its run; the next run is removed."""
+    runs = [make_run(tmp_path, number, ENDED) for number in range(2)]
+    (Path(runs[0].run_dir) / "verdict.json").write_text("{")
+    assert [result.state for result in prune_runs(runs, dry_run=False)] == ["failed", "removed"]
+
+
+def test_as_it_is_typed(pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """An ended run is shown, then removed with --remove; a run that is running stays, and a rule is required."""
+    for name, command in (("slow", "sleep 600"), ("quick", "true")):
+        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\ncommand = "{command}"\nsnapshot = false\n')
+    runs = str(tmp_path / "runs")
+
+    def launch(*words: str) -> str:
+        printed = pit("launch", "run", *words, "--format", "tsv", PIT_RUNS=runs).stdout
+        return printed.splitlines()[-1].split("\t")[0]
+
+    running = launch("slow.toml")
+    try:
+        ended = launch("quick.toml", "--wait")
+        assert pit("launch", "prune", PIT_RUNS=runs).returncode == 2
+        shown = pit("launch", "prune", "--where", "age>0s", "--format", "tsv", PIT_RUNS=runs).stdout
+        states = {line.split("\t")[0]: line.split("\t")[2] for line in shown.splitlines()[1:]}
+        assert states == {running: "kept", ended: "would be removed"}
+        assert pit("launch", "prune", "--where", "age>0s", "--remove", PIT_RUNS=runs).returncode == 0
+        assert [path.name for path in run_folder.run_dirs(tmp_path / "runs")] == [running]
+    finally:
+        pit("launch", "cancel", running, PIT_RUNS=runs)
