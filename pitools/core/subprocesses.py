@@ -40,13 +40,14 @@ def run(
     unset: Collection[str] = (),
     stdin: str | BinaryIO | None = None,
     stdout: BinaryIO | None = None,
+    cwd: Path | None = None,
 ) -> Completed:
     """Run a program to its end, and return its exit code and output; an exit code other than 0 is not an error.
 
     The environment is this process's without `unset`, with `env` added. On time-out the whole process group is killed.
     A detached process is neither killed nor waited for, even if it holds the program's output open. stdin: text, or a
     file or pipe to read. stdout: a file for the output, which is not returned then. Raises ToolMissing if there is no
-    such program, Unreachable on time-out.
+    such program, Unreachable on time-out, ClusterError if the folder `cwd` is missing.
     """
     with _stdin_file(stdin) as stdin_file:
         process = _popen(
@@ -54,6 +55,7 @@ def run(
             stdin=stdin_file,
             stdout=stdout or subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd=cwd,
             env={**{name: value for name, value in os.environ.items() if name not in unset}, **(env or {})},
             start_new_session=True,
         )

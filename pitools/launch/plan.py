@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import hostlist, units
+from pitools.core import hostlist, strict_toml, trust, units, user_dirs
 from pitools.core.errors import ConfigError, DataError, UsageError
 from pitools.core.record import Record
 from pitools.launch import time_limit_signal
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site import dialect
-from pitools.site.schema import Container, Site, SitePartition
+from pitools.site.schema import Container, Hook, Site, SitePartition
 from pitools.site.template import TemplateDataset, expand_placeholders, rank_command, render_template
 from pitools.stage.sources.open import find_version_dir
 from pitools.store import manifest
@@ -33,10 +33,17 @@ class StagedDataset(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class UserHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a user's file of hooks."""
+
+    hooks: tuple[Hook, ...] = ()
+
+
 class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     """A request resolved for a site. `pit launch run -` reads it from stdin.
 
     first_job_flags: sbatch flags of the run's first job alone; a job that continues the run is submitted without them.
+    hooks: of the site, the user and the request.
     """
 
     name: str
@@ -50,6 +57,7 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     modules: tuple[str, ...] = ()
     container: Container = Container()
     first_job_flags: tuple[str, ...] = ()
+    hooks: tuple[Hook, ...] = ()
     request_text: str = ""
 
     @property
@@ -79,7 +87,7 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
 
 
 def make_plan(request: Request, site: Site, where: str, *, request_text: str = "") -> Plan:
-    """Resolve a request for a site. Reads the manifests of its datasets, and nothing else.
+    """Resolve a request for a site. Reads the manifests of its datasets and the user's hooks, and nothing else.
 
     where: the name of the request in errors. Raises ConfigError for a partition, tier, account or size that the site
     does not have, DataError for a folder that is no dataset.
@@ -126,8 +134,18 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         modules=(*site.modules, *request.modules),
         container=_container(request, site, where),
         first_job_flags=tuple(flag for name, flag in flags.items() if name in _FIRST_JOB_FLAGS),
+        hooks=(*site.hooks, *_user_hooks(), *request.hooks),
         request_text=request_text,
     )
+
+
+def _user_hooks() -> tuple[Hook, ...]:
+    """Return the hooks of ~/.config/pitools/hooks.toml. Raises ConfigError, also if others could have written it."""
+    path = user_dirs.xdg_dir("XDG_CONFIG_HOME", ".config") / "pitools" / "hooks.toml"
+    if not path.exists():
+        return ()
+    trust.require_trusted(path, "file of hooks")
+    return strict_toml.convert_tables(strict_toml.read_toml(path), UserHooks, str(path)).hooks
 
 
 def _sbatch_flags(request: Request, site: Site, where: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ import msgspec
 from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, PitError, suggest
 from pitools.site import dialect
+from pitools.site.schema import Hook
 from pitools.store.resolve import exists
 
 Framework = Literal["jax", "torch", "none"]
@@ -134,7 +135,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rank as `PIT_PARAM_<NAME>`; an entry gets them as keywords, or as one mapping if it has an argument `params`.
     sbatch: long flag of sbatch without its dashes → value; true for a flag without a value. modules: loaded after the
     site's. python: interpreter with pitools on the nodes, in place of the site's. retry, watch: see RetryBudget,
-    HangWatch.
+    HangWatch. hooks: started for this run's events, after the site's and the user's.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     container: RequestContainer = RequestContainer()
     retry: RetryBudget = RetryBudget()
     watch: HangWatch = HangWatch()
+    hooks: tuple[Hook, ...] = ()
 
 
 def load_request(path: Path, values: Mapping[str, str] = {}) -> Request:

@@ -172,12 +172,31 @@ class Container(Section, frozen=True, kw_only=True):
     mounts: tuple[str, ...] = ()
 
 
+HookEvent = Literal["verdict", "retry", "nan"]
+
+
+class Hook(Section, frozen=True, kw_only=True):
+    """A program that is started, as the run's user, when something happens to a run: see `launch/hooks.py`.
+
+    on: "verdict" (the run has ended), "retry" (it continues after a fault), "nan" (the first loss of an attempt that is
+    NaN or infinite). command: the program and its arguments; it gets the event's record on stdin.
+    """
+
+    command: tuple[str, ...]
+    on: tuple[HookEvent, ...] = ("verdict", "retry", "nan")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which the decoder turns into an error of its own, for a hook without a program."""
+        if not self.command or not self.command[0]:
+            raise ValueError("command: no program")
+
+
 class Site(Section, frozen=True, kw_only=True):
     """One site file, all layers merged.
 
     accounts: permitted accounts. tiers: a request's tier → the site's QOS. modules: `module load` lines.
     environment: variables of the whole job, never secrets. templates: script name → file, in addition to
-    the shipped ones; a relative path starts at the site file's folder.
+    the shipped ones; a relative path starts at the site file's folder. hooks: for every user's runs.
     """
 
     name: str
@@ -201,6 +220,7 @@ class Site(Section, frozen=True, kw_only=True):
     place: Place = Place()
     recovery: Recovery = Recovery()
     container: Container = Container()
+    hooks: tuple[Hook, ...] = ()
 
 
 class SiteRow(Record, frozen=True, kw_only=True, tag="pit.site/1"):

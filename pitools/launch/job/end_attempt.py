@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from pitools.core import timestamps
-from pitools.launch import exit_codes
+from pitools.launch import exit_codes, hooks
 from pitools.launch.diagnosis import evidence
 from pitools.launch.job import job_recovery, step_runner, wait_for
 from pitools.launch.job.job_context import JobContext, seconds_to_time_limit
@@ -81,6 +81,7 @@ def _decide_next(job: JobContext, attempt: Path, code: int, in_slurm: bool, wait
         seconds_left=seconds_left,
         before_slurm_ends=preemption_row is not None,
     )
+    hooks.deliver(job.run_dir)
     if decision.action == "retry" and not was_signalled and _attempts_of_job(job) < _MAX_ATTEMPTS_PER_JOB:
         print(f"pit: attempt {attempt.name}: {decision.reason}: retry", file=sys.stderr)
         time.sleep(max(0.0, decision.wait_s - waited_s))

@@ -1,4 +1,4 @@
-"""Detect a hang: no rank has written a step for many times the median step time.
+"""Detect a hang: no rank has written a step for many times the median step time. Reports the first loss of NaN, too.
 
 The detector reads only the step logs: their sizes, modification times, and the tails of some. Ranks without a log are
 not watched. A rank that works on something other than a step calls `StepLog.heartbeat`.
@@ -16,6 +16,7 @@ import msgspec
 
 from pitools.core import timestamps, units
 from pitools.core.errors import PitError
+from pitools.launch import hooks
 from pitools.run import attempt_records as records
 from pitools.run.steps import read_steps
 
@@ -58,6 +59,7 @@ class HangDetector:
         self._followed_bytes, self._due = 0, 0.0
         self._step_times_s: deque[float] = deque(maxlen=_WINDOW_STEPS)
         self._followed_log = ""
+        self._has_nan = False
 
     def poll_if_due(self) -> records.HangReport | None:
         """Call `poll` if its interval has passed; return its report."""
@@ -140,6 +142,10 @@ class HangDetector:
         path, at_line_start = self._folder / self._followed_log, offset == self._followed_bytes
         steps, self._followed_bytes = read_steps(path, offset, at_line_start=at_line_start)
         self._step_times_s.extend(step.wall_s for step in (steps if offset else steps[1:]))  # the first step compiles
+        nan_step = next((step.step for step in steps if step.loss is None), None)
+        if nan_step is not None and not self._has_nan:
+            self._has_nan = True
+            hooks.report_nan(self._folder.parent, nan_step)
 
 
 def _is_log(name: str) -> bool:

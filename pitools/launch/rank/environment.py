@@ -75,6 +75,8 @@ def common_variables(context: RankContext, environ: Mapping[str, str], data: Map
         "PIT_WORLD_SIZE": str(context.world_size),
         "PIT_LOCAL_RANK": str(context.local_rank),
         "PIT_NODE": context.node,
+        "PIT_RUN_ID": context.attempt_dir.parent.parent.name,
+        "PIT_ATTEMPT": context.attempt_dir.name,
         "PIT_CHECKPOINT_DIR": str(context.attempt_dir.parent.parent / "checkpoints"),
         # A Python program that dies of a signal prints its stack.
         "PYTHONFAULTHANDLER": environ.get("PYTHONFAULTHANDLER", "1"),

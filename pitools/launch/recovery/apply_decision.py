@@ -245,7 +245,7 @@ def write_verdict(
     finally:
         temp_path.unlink(missing_ok=True)
     _drop_cancel(run_dir)
-    run_folder.append_event(run_dir, verdict.state, kind=kind, reason=verdict.reason)
+    run_folder.append_event(run_dir, verdict.state, kind=kind, code=verdict.code, reason=verdict.reason)
     return verdict
 
 

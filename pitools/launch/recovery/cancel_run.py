@@ -20,7 +20,7 @@ from pathlib import Path
 from pitools.core import subprocesses, timestamps
 from pitools.core.errors import ClusterError, ConfigError, PitError, ToolMissing, TryLater
 from pitools.core.locks import is_owned_by_user, lock, owner_name
-from pitools.launch import slurm_cache
+from pitools.launch import hooks, slurm_cache
 from pitools.launch.diagnosis import evidence
 from pitools.launch.recovery import apply_decision, slurm_query
 from pitools.launch.submission import exactly_once, local_process, submissions
@@ -65,6 +65,7 @@ def cancel_run(run_dir: Path, site: Site) -> Verdict | None:
     except PitError:
         _withdraw_request(run_dir, moving)
         raise
+    hooks.deliver(run_dir)
     return None
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, UsageError
 from pitools.core.locks import is_owned_by_user, lock, not_owner_error
 from pitools.core.record import Record
+from pitools.launch import hooks
 from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import load_plan
 from pitools.launch.provenance import provenance
@@ -62,7 +63,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
     ConfigError for another site than the run's.
     """
     _check(run_dir, site)
-    with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
+    with hooks.delivery(run_dir), lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}"):
         verdict = apply_decision.read_verdict(run_dir)
         if verdict and not force:
             return _result(run_dir, "already_ended", f"{verdict.state}: {verdict.reason}", cause=verdict.kind)

@@ -19,6 +19,7 @@ from pitools.core.errors import DataError, PitError, TryLater
 from pitools.core.fs import from_os_error
 from pitools.core.locks import is_owned_by_user, lock
 from pitools.core.record import Record
+from pitools.launch import hooks
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import requeue_hold, slurm_query
 from pitools.launch.recovery.resume import ResumeResult, clear_absence, resume_run
@@ -103,6 +104,10 @@ def _tick_locked(runs: Path, site: Site, report_error: ReportError, deadline: fl
             continue
         if result.action not in ("untouched", "already_ended"):
             yield result
+    for path in run_folder.run_dirs(runs):
+        with contextlib.suppress(OSError):
+            if hooks.is_pending(path) and is_owned_by_user(path) and time.monotonic() < deadline:
+                hooks.deliver(path)
 
 
 def _due(

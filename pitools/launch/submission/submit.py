@@ -14,6 +14,7 @@ import msgspec
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.fs import from_os_error, write_atomic
+from pitools.launch import hooks
 from pitools.launch.plan import Plan, require_workdir
 from pitools.launch.provenance import provenance
 from pitools.launch.submission import local_process, next_job, node_choice, submissions
@@ -127,6 +128,8 @@ def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Pa
         if site.scheduler == "slurm":
             (building / "jobs").mkdir(0o755)
         run_folder.append_event(building, "created", site=site.name)
+        if plan.hooks:
+            hooks.mark_pending(building)
         populate(building)
         os.rename(building, run_dir)
     except BaseException:

@@ -1,0 +1,198 @@
+"""Start the hooks of a site, a user and a request when something happens to a run.
+
+<run>/.hooks        while events may still have to be delivered; `pit launch tick` looks for it
+<run>/hooks.json    pit.hooks/1: the position in events.jsonl
+<run>/hooks.out     the output of background deliveries
+
+Each hook gets each of its events at least once, in order. A hook that fails is tried again by the next delivery, three
+times in all; it never changes what becomes of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from pitools.core import subprocesses
+from pitools.core.errors import PitError, TryLater
+from pitools.core.locks import lock
+from pitools.core.record import Record, decode_json
+from pitools.launch.plan import Plan, load_plan
+from pitools.run import run_folder
+from pitools.site.schema import Hook, HookEvent
+
+TIMEOUT_S = 10.0
+_TRIES = 3
+_PENDING, _POSITION, _LOCK = ".hooks", "hooks.json", ".hooks.lock"
+_LOSS_NAN = "loss_nan"
+
+
+class Notice(Record, frozen=True, kw_only=True, tag="pit.notice/1"):
+    """What a hook gets on stdin. t: the event's time. attempt, cause, action, reason: of the decision or the verdict.
+
+    step: of the first loss that is NaN or infinite, or None.
+    """
+
+    event: HookEvent
+    run_id: str
+    name: str
+    site: str
+    run_dir: str
+    t: str
+    attempt: str = ""
+    cause: str = ""
+    action: str = ""
+    reason: str = ""
+    step: int | None = None
+    params: dict[str, str | int | float | bool] = {}
+
+
+class HookPosition(Record, frozen=True, kw_only=True, tag="pit.hooks/1"):
+    """How far events are delivered. offset: bytes of events.jsonl that all hooks are done with.
+
+    hook: index of the next hook for the event at the offset. tries: its failed tries.
+    """
+
+    offset: int = 0
+    hook: int = 0
+    tries: int = 0
+
+
+def mark_pending(run_dir: Path) -> None:
+    """Have `pit launch tick` look for events of a run. Raises OSError."""
+    (run_dir / _PENDING).touch(0o644)
+
+
+def is_pending(run_dir: Path) -> bool:
+    """Whether events of a run may have to be delivered."""
+    return (run_dir / _PENDING).exists()
+
+
+def report_nan(attempt: Path, step: int) -> None:
+    """Record the first loss of an attempt that is NaN or infinite, and deliver that in the background. Never raises."""
+    run_dir = attempt.parent.parent
+    with contextlib.suppress(PitError, OSError):
+        run_folder.append_event(run_dir, _LOSS_NAN, attempt=attempt.name, step=step)
+        if is_pending(run_dir):
+            argv = [sys.executable, "-m", "pitools.launch.hooks", str(run_dir)]
+            subprocesses.start_detached(argv, env=os.environ, log=run_dir / "hooks.out", session=True)
+
+
+@contextlib.contextmanager
+def delivery(run_dir: Path) -> Iterator[None]:
+    """Deliver a run's events at the end of the block, which may hold the run's lock."""
+    try:
+        yield
+    finally:
+        deliver(run_dir)
+
+
+def deliver(run_dir: Path) -> None:
+    """Start the hooks of a run's new events, each for at most TIMEOUT_S; errors go to stderr.
+
+    Returns at once for a run without hooks, or while another process delivers.
+    """
+    try:
+        if not is_pending(run_dir):
+            return
+        with lock(run_dir / _LOCK, f"delivery of run {run_dir.name}"):
+            _deliver_locked(run_dir, load_plan(run_dir))
+    except TryLater:
+        return
+    except (PitError, OSError) as error:
+        print(f"pit: {run_dir.name}: hooks: {error}", file=sys.stderr)
+
+
+def _deliver_locked(run_dir: Path, plan: Plan) -> None:
+    position = run_folder.read_or_none(run_dir / _POSITION, HookPosition) or HookPosition()
+    while read := _read_event(run_dir, position.offset):
+        length, event = read
+        notice = event and _make_notice(event, run_dir, plan)
+        while notice and position.hook < len(plan.hooks):
+            hook = plan.hooks[position.hook]
+            error = _start_hook(hook, notice, plan) if notice.event in hook.on else ""
+            position = HookPosition(
+                offset=position.offset,
+                hook=position.hook + (not error or position.tries + 1 >= _TRIES),
+                tries=position.tries + 1 if error and position.tries + 1 < _TRIES else 0,
+            )
+            run_folder.write_record(run_dir / _POSITION, position)
+            if error:
+                print(f"pit: {run_dir.name}: hook {hook.command[0]}: {error}", file=sys.stderr)
+                if position.tries:
+                    return  # again by the next delivery
+        position = HookPosition(offset=position.offset + length)
+        run_folder.write_record(run_dir / _POSITION, position)
+    if (run_dir / "verdict.json").exists():
+        (run_dir / _PENDING).unlink(missing_ok=True)
+        if _read_event(run_dir, position.offset):  # written since
+            mark_pending(run_dir)
+
+
+def _read_event(run_dir: Path, offset: int) -> tuple[int, run_folder.Event | None] | None:
+    """Return the length of the line at an offset of events.jsonl, and its event if readable; None at the end."""
+    with (run_dir / "events.jsonl").open("rb") as file:
+        file.seek(offset)
+        line = file.readline(1 << 20)
+    if not line.endswith(b"\n"):
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        return len(line), decode_json(line, run_folder.Event)
+    return len(line), None
+
+
+def _hook_event(event: run_folder.Event) -> HookEvent | None:
+    """Return the name of an event for hooks; None if they do not get it."""
+    if event.event == "decided" and event.detail.get("action") in ("retry", "resubmit"):
+        return "retry"
+    if event.event in ("finished", "stopped") and event.detail.get("code") != "moving":
+        return "verdict"
+    return "nan" if event.event == _LOSS_NAN else None
+
+
+def _make_notice(event: run_folder.Event, run_dir: Path, plan: Plan) -> Notice | None:
+    """Return the notice of an event; None if hooks do not get it."""
+    name, detail = _hook_event(event), event.detail
+    if name is None:
+        return None
+    return Notice(
+        event=name,
+        run_id=run_dir.name,
+        name=plan.name,
+        site=plan.site,
+        run_dir=str(run_dir),
+        t=event.t,
+        attempt=str(detail.get("attempt", "")),
+        cause=str(detail.get("kind", "")),
+        action=event.event if name == "verdict" else str(detail.get("action", "")),
+        reason=str(detail.get("reason", "")),
+        step=detail.get("step"),
+        params=plan.request.params,
+    )
+
+
+def _start_hook(hook: Hook, notice: Notice, plan: Plan) -> str:
+    """Run one hook to its end; return its error, or ""."""
+    workdir = Path(plan.request.workdir)
+    argv = [os.path.expanduser(hook.command[0]), *hook.command[1:]]  # noqa: PTH111 - a name without "/" is left alone
+    env = {"PIT_EVENT": notice.event, "PIT_RUN_ID": notice.run_id, "PIT_RUN_DIR": notice.run_dir}
+    try:
+        done = subprocesses.run(
+            argv,
+            timeout_s=TIMEOUT_S,
+            env=env,
+            stdin=msgspec.json.encode(notice).decode() + "\n",
+            cwd=workdir if workdir.is_dir() else Path(notice.run_dir),
+        )
+    except PitError as error:
+        return error.message
+    return f"exit code {done.code}: {done.stderr.strip()[-500:]}" if done.code else ""
+
+
+if __name__ == "__main__":
+    deliver(Path(sys.argv[1]))
