@@ -91,7 +91,8 @@ class Checkpointer:
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
         self._barrier, self._token = handshake(put, get, delete, rank, world_size, name=name, timeout_s=timeout_s)
-        self._schema_fingerprint, self._saved = "", -1
+        self._schema: dict[str, str] | None = None  # of the first restore or save
+        self._saved = -1
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
@@ -102,10 +103,11 @@ class Checkpointer:
         """Return the newest checkpoint whose bytes all match its manifest, in the structure of `like`, or None.
 
         Newer damaged checkpoints are moved to `quarantine`. Restores the random generators. Waits for an unfinished
-        save. Raises that save's error, and ConfigError with the first difference if the checkpoints are of another
-        model.
+        save. Raises that save's error, and ConfigError with the differing leaves if a checkpoint has others than
+        `like`.
         """
-        self._open_once(like)
+        schema = self._adapter.describe(like)
+        self._open_once(schema)
         self._restores += 1
         name = f"{self._token}-r{self._restores}"
         if self._saves:
@@ -122,6 +124,7 @@ class Checkpointer:
                     raise ConfigError(
                         f"written by {manifest.format} (expected {self._adapter.format})", where=str(path), hint=hint
                     )
+                state_schema.require_same_as_saved(path, schema)
                 state = self._adapter.load(layout.payload_path(path), like)
                 rng_state.restore_rng_state(path, self._barrier.rank, self._adapter)
         self._saved = manifest.step
@@ -131,12 +134,13 @@ class Checkpointer:
         """Begin to save the state after `step` steps; `state` may change on return.
 
         loader, extra: JSON values or records; rank 0's are stored. Waits for the previous save. Raises its error,
-        ConfigError.
+        ConfigError, also if the state has other leaves than at the first restore or save.
         """
         last_error = self._join_last_save()
         if step == self._saved:
             return
-        self._open_once(state)
+        schema = self._adapter.describe(state)
+        self._open_once(schema)
         if self._saves and self._saved < 0 and self._building and self._barrier.rank == 0:
             layout.remove_building(self._building)  # of the failed save: it would keep a full disk full
         self._saves += 1
@@ -149,7 +153,9 @@ class Checkpointer:
         exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", building / layout.DIGESTS_DIR)
         payload: Future[Path] = Future()
         try:
-            schema, rng_states = self._adapter.describe(state), rng_state.capture_rng_state(self._adapter)
+            # A later `restore` with the `like` of this program would lose or miss the leaves that differ.
+            state_schema.require_same(self._schema or {}, schema, f"save of step {step}")
+            rng_states = rng_state.capture_rng_state(self._adapter)
             write = self._adapter.copy_to_host(state, payload)
         except BaseException as error:
             self._saved = -1
@@ -212,22 +218,20 @@ class Checkpointer:
     def _release(self) -> None:
         self._locks.close()
 
-    def _open_once(self, state: Any) -> None:
+    def _open_once(self, schema: dict[str, str]) -> None:
         """Claim the folder for this run and remove what killed saves left, once, at rank 0."""
-        if self._schema_fingerprint:
+        if self._schema is not None:
             return
-        schema = self._adapter.describe(state)
-        fingerprint = state_schema.schema_fingerprint(schema)
         self._opens += 1
         with all_or_none(self._barrier, f"{self._token}-{self._opens}/open"):
             if self._barrier.rank == 0:
-                self._claim_folder(schema, fingerprint)
-        self._schema_fingerprint = fingerprint
+                self._claim_folder(schema)
+        self._schema = schema
 
-    def _claim_folder(self, schema: dict[str, str], fingerprint: str) -> None:
+    def _claim_folder(self, schema: dict[str, str]) -> None:
         self._locks.close()  # of a failed attempt
         state_schema.require_same_schema(self.folder, schema)
-        owner.claim_folder(self.folder, self._run, fingerprint)
+        owner.claim_folder(self.folder, self._run, state_schema.schema_fingerprint(schema))
         is_only_writer = self._locks.enter_context(locks.writer_lock(self.folder))
         retention.remove_leftovers(self.folder, is_only_writer=is_only_writer)
 
@@ -247,7 +251,7 @@ class Checkpointer:
             publish.digest_share(
                 building, rank, world_size, rank_of_file=self._rank_of_file, known_digests=known_digests
             )
-            exchange(answer=lambda _: self._publish(step, building, pending.manifest_fields))
+            exchange(answer=lambda _: self._publish(step, pending))
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
             if not pending.payload.done():
                 pending.payload.set_exception(error)
@@ -260,18 +264,17 @@ class Checkpointer:
         rng_state.write_rng_state(building, rng_states)
         return []
 
-    def _publish(self, step: int, building: Path, manifest_fields: dict[str, Any]) -> list[bytes]:
-        folder = building.parent
+    def _publish(self, step: int, pending: _PendingSave) -> list[bytes]:
+        folder = pending.building.parent
         publish.publish_checkpoint(
             folder,
-            building,
+            pending.building,
             step,
             format=self._adapter.format,
             run=self._run,
-            model=self._schema_fingerprint,
+            model=state_schema.schema_fingerprint(pending.schema),
             world_size=self._barrier.world_size,
-            loader=manifest_fields["loader"],
-            extra=manifest_fields["extra"],
+            **pending.manifest_fields,
         )
         retention.prune_after_save(folder, *self._keep)
         return []

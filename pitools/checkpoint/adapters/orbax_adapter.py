@@ -135,7 +135,8 @@ def _name(path: Any) -> str:
 
 
 def _type_and_shape(leaf: Any) -> str:
-    if not hasattr(leaf, "shape"):
+    # A Python number in `like`, such as the step of a new TrainState, is a 0-d array after the first compiled step.
+    if not hasattr(leaf, "shape") or (not leaf.shape and not _is_key(leaf)):
         return "value"
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 

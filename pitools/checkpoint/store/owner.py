@@ -11,7 +11,7 @@ import msgspec
 from pitools.checkpoint.store import layout
 from pitools.checkpoint.store.manifest import CheckpointManifest, load_manifest
 from pitools.core.errors import ConfigError, DataError
-from pitools.core.fs import from_os_error, fsync_dir, open_regular
+from pitools.core.fs import from_os_error, fsync_dir, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
 
 OWNER_FILE = "owner.json"
@@ -29,7 +29,8 @@ class FolderOwner(Record, frozen=True, kw_only=True, tag="pit.checkpoint-owner/1
 def claim_folder(folder: Path, run: str, model: str) -> None:
     """Record a run and model as the owner of a folder, or check that they are; any number of ranks may call it.
 
-    Raises ConfigError if the folder has another owner, is a link, or contains foreign files; NoSpace, ClusterError.
+    Where the run has saved nothing yet, another model replaces its first. Raises ConfigError if the folder has another
+    owner, is a link, or contains foreign files; NoSpace, ClusterError.
     """
     claim = FolderOwner(run=run, model=model)
     try:
@@ -47,7 +48,9 @@ def claim_folder(folder: Path, run: str, model: str) -> None:
     if current.run != run:
         problem = f'these are the checkpoints of run "{current.run}", and this is "{run}"'
         raise ConfigError(problem, where=str(folder), hint=_OTHER_FOLDER_HINT)
-    if current.model != model:
+    if current.model != model and not layout.listed_steps(folder):
+        write_atomic(folder / OWNER_FILE, msgspec.json.encode(claim))
+    elif current.model != model:
         problem = f"these are checkpoints of another model ({current.model}) than this run's ({model})"
         hint = f"{_OTHER_FOLDER_HINT}; or give the run the model back that it began with"
         raise ConfigError(problem, where=str(folder), hint=hint)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import layout, lookup, verify
 from pitools.core.errors import DataError
 from tests.train import forked_ranks
@@ -217,3 +218,17 @@ def test_a_pickle_that_calls_is_refused(folder: Path) -> None:
     with pytest.raises(DataError, match="not allowed"):
         DcpAdapter().load(folder, {"w": torch.zeros(1)})
     assert not (folder / "called").exists()
+
+
+def test_a_number_that_becomes_an_array_is_the_same_leaf(folder: Path) -> None:
+    """The step of a new TrainState is a Python number, then a 0-d array: each restores the other."""
+    jax = pytest.importorskip("jax", reason="this framework is not installed")
+    from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
+
+    with Checkpointer(folder, OrbaxAdapter()) as checkpointer:
+        assert checkpointer.restore({"step": 0}) is None
+        checkpointer.save(7, {"step": jax.numpy.int32(7)})
+        checkpointer.wait()
+        restored = checkpointer.restore({"step": 0})
+    assert restored is not None
+    assert int(restored.state["step"]) == 7

@@ -20,9 +20,11 @@ def test_claim(folder: Path, save: Save) -> None:
     assert owner.read_owner(folder) == owner.FolderOwner(run=RUN, model=MODEL)
 
 
-def test_another_run_or_model(folder: Path) -> None:
-    """Another run's folder, and another model's, are refused by name."""
+def test_another_run_or_model(folder: Path, save: Save) -> None:
+    """Another run's folder, and another model's, are refused; before its first save a run may change its model."""
+    owner.claim_folder(folder, RUN, "xxh3_128:11")
     owner.claim_folder(folder, RUN, MODEL)
+    save(1)
     with pytest.raises(ConfigError, match=f'run "{RUN}", and this is "other"'):
         owner.claim_folder(folder, "other", MODEL)
     with pytest.raises(ConfigError, match=f"another model \\({MODEL}\\) than this run's \\(xxh3_128:11\\)"):

@@ -127,7 +127,7 @@ def test_saving_goes_on_past_it(folder: Path, away: Away) -> None:
     with Checkpointer(folder, Files(), run="r", keep_last=1) as guard:
         assert guard.restore(state(0)).step == 10  # type: ignore[union-attr]
         for step in (20, 30):
-            guard.save(step, {"w": b"anew", "momentum": b"anew"}, {"position": step})
+            guard.save(step, {"w": b"a" * 3000, "momentum": b"b" * 1400}, {"position": step})
             guard.wait()
             assert lookup.latest_step(folder) == step
             assert (folder / "latest").readlink() == Path(f"step_{step}")
