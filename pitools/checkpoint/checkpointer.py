@@ -103,8 +103,8 @@ class Checkpointer:
         """Return the newest checkpoint whose bytes all match its manifest, in the structure of `like`, or None.
 
         Newer damaged checkpoints are moved to `quarantine`. Restores the random generators. Waits for an unfinished
-        save. Raises that save's error, and ConfigError with the differing leaves if a checkpoint has others than
-        `like`.
+        save. Raises that save's error; DataError if all checkpoints are damaged; ConfigError for the checkpoint of
+        another run, and with the differing leaves if it has others than `like`.
         """
         schema = self._adapter.describe(like)
         self._open_once(schema)

@@ -14,16 +14,17 @@ import msgspec
 
 from pitools.checkpoint.coordination.barrier import Barrier
 from pitools.checkpoint.coordination.exchange import all_or_none
-from pitools.checkpoint.store import layout, locks, lookup, quarantine, unreadable, verify
+from pitools.checkpoint.store import layout, locks, lookup, owner, quarantine, unreadable, verify
 from pitools.checkpoint.store.manifest import CheckpointManifest, load_manifest
 from pitools.checkpoint.store.problem import CheckpointProblem
-from pitools.core.errors import ClusterError, PitError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError
 from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 
 # Seconds between reads of an unreadable checkpoint: a file server that restarts takes about a minute.
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 _MAX_REPORTED = 100  # problems, of each rank
+_MAX_NAMED = 8
 
 
 class RestoreSearch:
@@ -44,8 +45,9 @@ class RestoreSearch:
     def newest_good(self) -> Iterator[tuple[CheckpointManifest, Path] | None]:
         """Yield the newest good checkpoint and its path, locked while the block runs; None when there is none.
 
-        An unreadable one is retried for a minute, then skipped with a message: it stays. Raises ClusterError when no
-        existing checkpoint can be read, the folder cannot be listed, or a damaged one cannot be moved.
+        An unreadable one is retried for a minute, then skipped with a message: it stays. Raises DataError when all are
+        damaged, ConfigError for one of another run, ClusterError when no existing checkpoint can be read, the folder
+        cannot be listed, or a damaged one cannot be moved.
         """
         while path := self._choose():
             with ExitStack() as lock:
@@ -66,8 +68,10 @@ class RestoreSearch:
         with all_or_none(self._barrier, self._key("choosing a checkpoint")):
             if self._barrier.rank == 0:
                 path = next((str(path) for path in self._candidates()), "")
-                if not path and self._unreadable:
-                    raise next(iter(self._unreadable.values()))
+                if path:
+                    self._require_own(Path(path))
+                else:
+                    self._require_none_lost()
         choice = self._barrier.broadcast(self._key("the choice"), path)
         return Path(choice) if choice else None
 
@@ -77,6 +81,28 @@ class RestoreSearch:
         complete = [step for step in lookup.complete_steps(self._folder) if path_of(step) not in self._unreadable]
         newer = [step for step in layout.listed_steps(self._folder) if step > max(complete, default=-1)]
         yield from (path_of(step) for step in [*newer, *complete] if path_of(step) not in self._unreadable)
+
+    def _require_own(self, path: Path) -> None:
+        """Raise ConfigError for the checkpoint of another run, which is not damaged: a person put it here."""
+        folder_owner = owner.read_owner(self._folder)
+        with suppress(DataError):  # a damaged manifest: verification reports it
+            manifest = load_manifest(path)
+            if folder_owner and not owner.is_owned_by(folder_owner, manifest):
+                message = f"of another run (expected {folder_owner.run} {folder_owner.model}, "
+                message += f"got {manifest.run} {manifest.model})"
+                hint = f"move it out of this folder: mv {path} {self._folder}.other"
+                raise ConfigError(message, where=str(path), hint=hint)
+
+    def _require_none_lost(self) -> None:
+        """Raise if there were checkpoints and none is good: a run never silently restarts from step 0."""
+        if self._unreadable:
+            raise next(iter(self._unreadable.values()))
+        folder = self._folder / layout.QUARANTINE
+        if names := [path.name for path in sorted(folder.glob("step_*"))]:
+            message = f"no good checkpoint: {', '.join(names[:_MAX_NAMED])} in quarantine"
+            message += f", and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            hint = f"to start from step 0, move them away: mv {folder} {self._folder}.damaged"
+            raise DataError(message, where=str(self._folder), hint=hint)
 
     def _is_good(self, path: Path) -> bool:
         """Return whether every byte matches; if not, the checkpoint was quarantined or is skipped."""
@@ -101,7 +127,7 @@ class RestoreSearch:
         return False
 
     def _verify_share(self, path: Path) -> list[CheckpointProblem]:
-        """Verify this rank's share of the files; stray files beside the payload are only reported."""
+        """Verify this rank's share of the files; stray files are only reported."""
         share = (self._barrier.rank, self._barrier.world_size)
         problems = verify.verify_checkpoint(path, share=share, rank_of_file=self._rank_of_file)
         if extra := [problem for problem in problems if not problem.is_damage]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pitools.commands.options import format_option, run_argument, site_option
-from pitools.core.errors import UsageError
+from pitools.core.errors import DataError, UsageError
 from pitools.core.output import Output
 from pitools.launch.run_lookup import find_run_dir
 
@@ -88,17 +88,22 @@ def check(run: str, step: int | None, quarantine: bool, threads: int | None, sit
 def prune(run: str, keep_last: int, keep_every: int, dry_run: bool, site_name: str, form: str) -> int:
     """Remove old checkpoints, and leftovers of killed saves. Keeps the newest good one, after reading its bytes.
 
-    Also keeps checkpoints that another process reads, and damaged ones: see `check --quarantine`. Exit 1 if a
-    checkpoint could not be removed.
+    Also keeps checkpoints that another process reads, and those newer than the newest good one, which are damaged: see
+    `check --quarantine`. Exit 1 if a checkpoint could not be removed; 5, and removes nothing, if none is good.
     """
-    from pitools.checkpoint.store import check_folder, retention
+    from pitools.checkpoint.store import check_folder, layout, lookup, retention
 
     folder, named_step = _checkpoint_dir(run, site_name)
     if named_step is not None:
         raise UsageError("give the run, or the folder of its checkpoints", where=run)
     good = check_folder.newest_good_step(folder)
-    keep = () if good is None else (good,)
-    pruned = retention.prune_checkpoints(folder, keep_last, keep_every, kept_steps=keep, dry_run=dry_run)
+    kept = {step: "not good" for step in lookup.complete_steps(folder) if good is None or step > good}
+    if good is not None:
+        kept[good] = "the newest good one"
+    elif layout.listed_steps(folder):
+        hint = f"for the problems: pit checkpoint check {run}"
+        raise DataError("no checkpoint is good: nothing was removed", where=str(folder), hint=hint)
+    pruned = retention.prune_checkpoints(folder, keep_last, keep_every, kept_steps=kept, dry_run=dry_run)
     with Output(form, _PRUNE_COLUMNS) as out:
         for record in pruned:
             out(record)

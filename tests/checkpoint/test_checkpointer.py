@@ -18,8 +18,8 @@ import pytest
 from pitools.checkpoint import checkpointer
 from pitools.checkpoint.checkpointer import Checkpointer, Restored
 from pitools.checkpoint.coordination.exchange import SaveExchange
-from pitools.checkpoint.store import layout, lookup
-from pitools.core.errors import ClusterError, ConfigError, NoSpace, PitError, Unreachable
+from pitools.checkpoint.store import check_folder, layout, lookup
+from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, Unreachable
 
 State = dict[str, bytes]
 
@@ -155,14 +155,15 @@ def test_a_second_checkpointer_of_the_same_name(folder: Path) -> None:
     assert on_ranks(3, work) == [3, 3, 3]
 
 
-def test_a_stray_file_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A note in a checkpoint changes no byte of the state: it is restored, and the file is reported."""
+@pytest.mark.parametrize("name", ["NOTE.txt", "payload/.nfs0000001"])
+def test_a_stray_file_is_ignored(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """A file that the manifest does not name changes no byte of the state: it is restored, and the file is reported."""
     saved(folder, 1, 2)
-    (layout.step_path(folder, 2) / "NOTE.txt").write_text("the good one")
+    (layout.step_path(folder, 2) / name).write_text("the good one")
     result = restored(folder)
     assert result is not None
     assert (result.step, result.state) == (2, state(2))
-    assert "NOTE.txt" in capsys.readouterr().err
+    assert name in capsys.readouterr().err
     assert not (folder / layout.QUARANTINE).exists()
 
 
@@ -341,13 +342,18 @@ def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, da
     assert lookup.complete_steps(folder) == [2, 1]
 
 
-def test_all_bad_is_none(folder: Path) -> None:
-    """Where no checkpoint is good training begins anew, and nothing was deleted."""
+def test_where_all_are_damaged_training_does_not_begin_anew(folder: Path) -> None:
+    """Every start is refused, with their names, until a person has moved them away; nothing is deleted."""
     saved(folder, 1, 2, 3)
     for step in (1, 2, 3):
         DAMAGES["flip"](folder / f"step_{step}" / "payload" / "0.w")
-    assert restored(folder) is None
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            restored(folder)
+        assert all(f"step_{step}." in caught.value.message for step in (1, 2, 3))
     assert len(list((folder / "quarantine").iterdir())) == 3
+    (folder / "quarantine").rename(folder.with_name("damaged"))
+    assert restored(folder) is None
 
 
 @pytest.mark.parametrize("name", ["stage", "w", "momentum", "index"])
@@ -423,6 +429,25 @@ def test_another_run_s_folder_and_a_link_are_refused(folder: Path, tmp_path: Pat
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ConfigError, match="symbolic link"):
         restored(tmp_path / "link", run="mine")
+
+
+def test_another_run_s_checkpoint_is_refused_where_it_is(folder: Path) -> None:
+    """It is not damaged: the restore is refused at every rank, and neither a restore nor a check moves it."""
+    saved(folder.with_name("other"), 5, run="theirs")
+    saved(folder, 1, run="mine", world_size=2)
+    (folder.with_name("other") / "step_5").rename(folder / "step_5")
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder, Files(rank), run="mine", **options) as checkpointer:
+            checkpointer.restore(state(0))
+
+    errors = on_ranks(2, work)
+    assert isinstance(errors[0], ConfigError)
+    assert all("theirs" in str(error) for error in errors)
+    *_, totals = check_folder.check_folder(folder, [5, 1], move_aside=True)
+    assert isinstance(totals, check_folder.FolderCheck)
+    assert (totals.findings, totals.quarantined, totals.newest_good_step) == (1, 0, 1)
+    assert layout.listed_steps(folder) == [5, 1]
 
 
 def test_a_loop_that_fails_does_not_wait_for_its_peers(folder: Path) -> None:

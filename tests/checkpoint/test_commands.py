@@ -83,6 +83,25 @@ def test_prune_keeps_the_newest_good(pit: Pit, run: Path) -> None:
     assert not list(folder.glob(".step_*"))
 
 
+def test_prune_removes_nothing_where_none_is_good(pit: Pit, run: Path) -> None:
+    """The newest alone may be the least damaged: nothing goes, and the exit is that of damaged data."""
+    for path in (run / "checkpoints").glob("step_*/payload/d/0a"):
+        path.write_bytes(bytes(path.stat().st_size))
+    done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
+    assert done.returncode == 5
+    assert lookup.complete_steps(run / "checkpoints") == [30, 20, 10]
+    assert list((run / "checkpoints").glob(".step_*"))
+
+
+def test_prune_keeps_the_damaged_ones_it_finds(pit: Pit, run: Path) -> None:
+    """Two newer than the newest good one are damaged: all three stay, each with the reason."""
+    path = run / "checkpoints" / "step_20" / "payload" / "d" / "0a"
+    path.write_bytes(bytes(path.stat().st_size))
+    done = pit("checkpoint", "prune", str(run), "--keep-last", "1")
+    assert [(line["step"], line["state"]) for line in records(done)] == [(30, "kept"), (20, "kept"), (10, "kept")]
+    assert len({str(line["reason"]) for line in records(done)}) == 2
+
+
 def test_prune_says_no_where_one_cannot_go(pit: Pit, run: Path) -> None:
     """A script that makes room learns that there is none: exit 1, and the others are gone."""
     with protected(run / "checkpoints" / "step_10"):

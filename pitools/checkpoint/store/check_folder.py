@@ -56,7 +56,7 @@ def check_folder(
         yield from problems
         n_bytes, checked, findings = n_bytes + size, checked + 1, findings + len(problems)
         is_damaged = any(problem.is_damage for problem in problems)
-        if not is_damaged and good is None:
+        if good is None and all(problem.problem == "extra" for problem in problems):
             good = step
         if is_damaged and move_aside:
             moved += quarantine.quarantine_checkpoint(path, problems) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pitools.checkpoint.store import layout
 from pitools.core.record import Record
 
 ProblemKind = Literal["missing", "extra", "size", "digest", "unreadable", "manifest", "owner"]
@@ -24,8 +23,8 @@ class CheckpointProblem(Record, frozen=True, kw_only=True, tag="pit.checkpoint-p
 
     @property
     def is_damage(self) -> bool:
-        """Whether the checkpoint must not be restored; a stray file beside the payload, such as a note, is harmless."""
-        return self.problem != "extra" or self.path.startswith(f"{layout.PAYLOAD}/")
+        """Whether the saved bytes are not as they were: a stray file, or another run's checkpoint, is not damaged."""
+        return self.problem not in ("extra", "owner")
 
     def text(self) -> str:
         """One line for people."""

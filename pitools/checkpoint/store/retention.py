@@ -6,8 +6,9 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pitools.checkpoint.store import layout, locks, lookup
@@ -33,13 +34,13 @@ def prune_checkpoints(
     keep_last: int = KEEP_LAST,
     keep_every: int = 0,
     *,
-    kept_steps: Collection[int] = (),
+    kept_steps: Mapping[int, str] = MappingProxyType({}),
     dry_run: bool = False,
 ) -> list[PruneResult]:
     """Remove all but the newest `keep_last` complete checkpoints and every `keep_every`-th step, oldest first.
 
-    kept_steps: further steps that stay. The newest always stays, as do checkpoints that a process reads, damaged ones
-    (see `quarantine`), and those that cannot be removed. Raises UsageError, ClusterError.
+    kept_steps: further steps that stay, each with the reason. The newest always stays, as do incomplete checkpoints,
+    those that a process reads, and those that cannot be removed. Raises UsageError, ClusterError.
     """
     if keep_last < 1 or keep_every < 0:
         raise UsageError("at least one checkpoint has to stay", where=f"keep_last={keep_last} keep_every={keep_every}")
@@ -89,11 +90,11 @@ def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path
     return removable
 
 
-def _keep_reason(step: int, last: Collection[int], every: int, keep: Collection[int]) -> str:
+def _keep_reason(step: int, last: Collection[int], every: int, kept: Mapping[int, str]) -> str:
+    if step in kept:
+        return kept[step]
     if step in last:
         return f"of the newest {len(last)}"
-    if step in keep:
-        return "requested"
     return f"every {every}" if every and step % every == 0 else ""
 
 

@@ -46,10 +46,12 @@ def test_what_stays(save: Save, tmp_path: Path, steps: set[int], last: int, ever
     for step in steps:
         save(step, {"x": b"1"}, to=folder)
     stay = {step for step in steps if step in keep or (every and step % every == 0)} | set(sorted(steps)[-last:])
-    planned = retention.prune_checkpoints(folder, last, every, kept_steps=keep, dry_run=True)
+    planned = retention.prune_checkpoints(
+        folder, last, every, kept_steps=dict.fromkeys(keep, "requested"), dry_run=True
+    )
     assert lookup.complete_steps(folder) == sorted(steps, reverse=True)
     assert {record.step for record in planned if record.state == "kept"} == stay
-    retention.prune_checkpoints(folder, last, every, kept_steps=keep)
+    retention.prune_checkpoints(folder, last, every, kept_steps=dict.fromkeys(keep, "requested"))
     assert lookup.complete_steps(folder) == sorted(stay, reverse=True)
 
 
