@@ -236,6 +236,7 @@ def _paths(requests: tuple[str, ...]) -> list[Path]:
 def _sites(names: tuple[str, ...]) -> list[Site]:
     """Return the named sites, or all that can run jobs; print why others cannot, or raise that if they are named."""
     from pitools.core.errors import ConfigError
+    from pitools.launch.tickets import shared_fs
     from pitools.launch.tickets.remote import paths
     from pitools.place.clusters import snapshot
 
@@ -245,6 +246,8 @@ def _sites(names: tuple[str, ...]) -> list[Site]:
         try:
             if site.connection.kind == "ssh":
                 paths.require_paths(site)
+            else:
+                shared_fs.runs_dir(site)
             usable.append(site)
         except ConfigError as error:
             if names:

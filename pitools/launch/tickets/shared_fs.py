@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import ClusterError, DataError
+from pitools.core.errors import ClusterError, ConfigError, DataError
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
@@ -30,9 +30,18 @@ from pitools.slurm.errors import OutcomeUnknown
 from pitools.slurm.records import SlurmJob
 
 
+def runs_dir(site: Site) -> str:
+    """Return the site's folder of runs. Raises ConfigError for a relative path: ticks differ in working folder."""
+    runs = expand_placeholders(site.paths.runs)
+    if not Path(runs).is_absolute():
+        where, hint = f"paths.runs of site {site.name}", f'runs = "{Path(runs).absolute()}"; or PIT_RUNS, in cron too'
+        raise ConfigError(f'invalid folder of runs: "{runs}" (expected an absolute path)', where=where, hint=hint)
+    return runs
+
+
 def ticket_dir(site: Site, name: str) -> Path:
-    """Return the run folder of a ticket."""
-    return Path(expand_placeholders(site.paths.runs)).absolute() / name
+    """Return the run folder of a ticket. Raises ConfigError."""
+    return Path(runs_dir(site)) / name
 
 
 def submit_ticket(plan: Plan, site: Site, *, name: str) -> run_folder.JobRef:

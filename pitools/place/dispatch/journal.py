@@ -54,13 +54,15 @@ class QueuedRequest(Record, frozen=True, kw_only=True, tag="pit.queued-request/1
 class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1"):
     """One line of a job's journal: a decision (submit, withdraw) or an observation (the rest) on a ticket.
 
-    ticket: its number. pool: `site/partition`. slurm_id, state: Slurm's id and state. reason: text for `list`.
+    ticket: its number. pool: `site/partition`. runs_dir: the absolute folder of runs at the site, of a `submit`.
+    slurm_id, state: Slurm's id and state. reason: text for `list`.
     """
 
     t: str
     kind: EntryKind
     ticket: int = 0
     pool: str = ""
+    runs_dir: str = ""
     slurm_id: str = ""
     state: str = ""
     exit_code: int | None = None
@@ -72,13 +74,15 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
 
     state: intended (sent, no answer yet), waiting, started, withdrawing, void (will never run, since
     `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
-    ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py).
+    ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py). runs_dir: the folder of
+    its run folder, whatever the site file says later.
     """
 
     number: int
     name: str
     pool: str
     submitted_at: str
+    runs_dir: str
     state: Literal["intended", "waiting", "started", "withdrawing", "void", "over"] = "intended"
     slurm_id: str = ""
     voided_at: str = ""
@@ -185,6 +189,7 @@ def fold_entries(job: QueueJob, entries: Iterable[JournalEntry]) -> QueueJob:
                 name=f"{job.job_id}.{entry.ticket}",
                 pool=entry.pool,
                 submitted_at=entry.t,
+                runs_dir=entry.runs_dir,
                 reason=entry.reason,
             )
         elif entry.kind is EntryKind.CANCELLED:

@@ -60,13 +60,18 @@ class QueueState:
             after = self.jobs[job.job_id] = append_entry(old_job, entry)
         return after
 
-    def record_intent(self, job_id: str, pool: str, reason: str) -> tuple[QueueJob, QueueTicket]:
+    def record_intent(self, job_id: str, pool: str, runs_dir: str, reason: str) -> tuple[QueueJob, QueueTicket]:
         """Journal a ticket with a new number before its submission; the job must have no live ticket."""
         with self._lock:
             job = self.jobs[job_id]
             assert not job.live, f"{job_id} has a ticket"
             entry = JournalEntry(
-                t=timestamps.now_rfc3339(), kind=EntryKind.SUBMIT, ticket=len(job.tickets) + 1, pool=pool, reason=reason
+                t=timestamps.now_rfc3339(),
+                kind=EntryKind.SUBMIT,
+                ticket=len(job.tickets) + 1,
+                pool=pool,
+                runs_dir=runs_dir,
+                reason=reason,
             )
             job = self.jobs[job_id] = append_entry(job, entry)
         return job, job.tickets[-1]
@@ -95,13 +100,13 @@ class QueueState:
 class SiteActions(NamedTuple):
     """Actions due at one site. revoke: tickets to withdraw. cancel: Slurm jobs to cancel, id → name.
 
-    remove: names of tickets that never ran and that Slurm does not know. fetch: tickets that have run. release_nodes:
+    remove: tickets that never ran and that Slurm does not know. fetch: tickets that have run. release_nodes:
     jobs that Slurm requeued while constrained to the nodes of their first start, each with its Slurm id.
     """
 
     revoke: list[tuple[QueueJob, QueueTicket]]
     cancel: dict[str, str]
-    remove: list[str]
+    remove: list[tuple[QueueJob, QueueTicket]]
     fetch: list[tuple[QueueJob, QueueTicket]]
     release_nodes: list[tuple[QueueJob, str]]
 
@@ -132,13 +137,12 @@ def _reconcile_ticket(
         # First of all: a tick that is killed behind this must not leave the mark for the site's next silence.
         job = state.clear_lost(job, ticket)
     if ticket.state == "void":
-        if not is_known or observed.is_over:
-            state.append_entry(job, EntryKind.REMOVED, ticket.number)
-            actions.remove.extend(
-                [] if may_run else [ticket.name]
-            )  # a job that ran although it was withdrawn is not cancelled
-        else:
+        if is_known and not observed.is_over:
             actions.cancel[observed.job_id] = ticket.name
+        elif may_run:  # it ran although it was withdrawn: its folder stays
+            state.append_entry(job, EntryKind.REMOVED, ticket.number)
+        else:
+            actions.remove.append((job, ticket))
     elif ticket.state == "over":
         actions.fetch.append((job, ticket))
     elif ticket.state == "withdrawing":

@@ -98,14 +98,14 @@ class Dispatcher:
         return sites, faults
 
     def _make_query(self, state: QueueState, site: Site) -> Callable[[float], planner.SiteReply]:
-        names = [ticket.name for _, ticket in state.tickets(site.name)]
+        own = list(state.tickets(site.name))
         needs_snapshot = any(
             planner.is_undecided(job) and site.name in job.request.sites for job in state.jobs.values()
         )
 
         def query(left_s: float) -> planner.SiteReply:
             snapshot = read_snapshot(site, timeout_s=left_s, max_age_s=MAX_AGE_S) if needs_snapshot else None
-            return planner.SiteReply(tickets.backend(site).ticket_states(site, names) if names else {}, snapshot)
+            return planner.SiteReply(tickets.query_states(site, own), snapshot)
 
         return query
 
@@ -120,8 +120,7 @@ class Dispatcher:
 
         def act(name: str) -> None:
             tickets.fetch_runs(state, sites[name], actions[name].fetch)
-            if actions[name].remove:
-                tickets.backend(sites[name]).remove_ticket_dirs(sites[name], actions[name].remove)
+            tickets.remove_dirs(state, sites[name], actions[name].remove)
             tickets.release_nodes(sites[name], actions[name].release_nodes)
 
         _at_each_site(

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
@@ -28,9 +30,13 @@ from pitools.slurm.errors import OutcomeUnknown
 MAX_SUBMISSIONS_PER_TICK = 32  # submissions to one site in one tick
 
 
+Pairs = Sequence[tuple[QueueJob, QueueTicket]]
+
+
 class SiteBackend(Protocol):
     """The operations on a site's tickets; see launch/tickets/shared_fs.py."""
 
+    def runs_dir(self, site: Site) -> str: ...  # noqa: D102
     def submit_ticket(self, plan: Plan, site: Site, *, name: str) -> JobRef: ...  # noqa: D102
     def ticket_states(self, site: Site, names: Sequence[str]) -> dict[str, TicketState]: ...  # noqa: D102
     def revoke(self, site: Site, names: Sequence[str]) -> dict[str, bool]: ...  # noqa: D102
@@ -43,29 +49,59 @@ def backend(site: Site) -> SiteBackend:
     return remote if site.connection.kind == "ssh" else shared_fs
 
 
-def fetch_runs(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, QueueTicket]]) -> None:
-    """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable."""
+def _by_runs_dir(site: Site, tickets: Pairs) -> list[tuple[Site, Pairs]]:
+    """Group a site's tickets by their folders of runs; return each group with the site that has this folder.
+
+    The site file, or PIT_RUNS, may name another folder than when a ticket was submitted.
+    """
+    groups: dict[str, list[tuple[QueueJob, QueueTicket]]] = {}
     for job, ticket in tickets:
+        groups.setdefault(ticket.runs_dir, []).append((job, ticket))
+    return [(replace(site, paths=replace(site.paths, runs=runs_dir)), pairs) for runs_dir, pairs in groups.items()]
+
+
+def query_states(site: Site, tickets: Pairs) -> dict[str, TicketState]:
+    """Return the states of these tickets, and of the user's other jobs there, by name. Raises Unreachable."""
+    states: dict[str, TicketState] = {}
+    for group_site, pairs in _by_runs_dir(site, tickets):
+        names = [ticket.name for _, ticket in pairs]
+        reply = backend(site).ticket_states(group_site, names)
+        # A reply also has the tickets of other folders, but not their grants.
+        states = reply | states | {name: reply[name] for name in names}
+    return states
+
+
+def remove_dirs(state: QueueState, site: Site, tickets: Pairs) -> None:
+    """Remove the folders of these tickets, which never ran, then journal that nothing is left of them."""
+    for group_site, pairs in _by_runs_dir(site, tickets):
+        backend(site).remove_ticket_dirs(group_site, [ticket.name for _, ticket in pairs])
+        for job, ticket in pairs:
+            state.append_entry(job, EntryKind.REMOVED, ticket.number)
+
+
+def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
+    """Copy the logs and records of these tickets' runs into the jobs' folders. Raises Unreachable."""
+    for job, ticket, group_site in [(*pair, at) for at, pairs in _by_runs_dir(site, tickets) for pair in pairs]:
         reason = ""
         try:
             if site.connection.kind == "ssh":
-                remote.fetch_run(site, ticket.name, Path(job.path) / "run")
+                remote.fetch_run(group_site, ticket.name, Path(job.path) / "run")
         except (ClusterError, DataError) as error:
             reason = f"its logs stay at {site.name}: {error}"
         state.append_entry(job, EntryKind.REMOVED, ticket.number, reason=reason)
 
 
-def revoke_tickets(state: QueueState, site: Site, tickets: Sequence[tuple[QueueJob, QueueTicket]]) -> None:
+def revoke_tickets(state: QueueState, site: Site, tickets: Pairs) -> None:
     """Revoke the grants of these tickets, then cancel them in the site's queue.
 
     A ticket whose grant is claimed already stays, and is the job's. Raises Unreachable; the next tick repeats it.
     """
-    if not tickets:
-        return
     for job, ticket in tickets:
         if ticket.state != "withdrawing":
             state.append_entry(job, EntryKind.WITHDRAW, ticket.number)
-    revoked = backend(site).revoke(site, [ticket.name for _, ticket in tickets])
+    revoked: dict[str, bool] = {}
+    for group_site, pairs in _by_runs_dir(site, tickets):
+        revoked |= backend(site).revoke(group_site, [ticket.name for _, ticket in pairs])
     for job, ticket in tickets:
         if revoked[ticket.name]:
             state.append_entry(job, EntryKind.VOID, ticket.number)
@@ -109,17 +145,17 @@ def submit_all(
         job = state.jobs[decision.job_id]
         partition = decision.pool.partition("/")[2]
         try:
-            planned = options.make_job_plan(job, site, partition)
+            planned, runs_dir = options.make_job_plan(job, site, partition), backend(site).runs_dir(site)
         except (ConfigError, DataError, UsageError) as error:
             state.append_entry(job, EntryKind.REFUSED, pool=decision.pool, reason=str(error))
             continue
-        if name := _submit(state, site, job, decision, planned):
+        if name := _submit(state, site, job, decision, planned, runs_dir):
             on_submitted(decision, name)
 
 
-def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan: Plan) -> str:
+def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan: Plan, runs_dir: str) -> str:
     """Submit one ticket and return its name; "" where it was refused."""
-    job, ticket = state.record_intent(job.job_id, decision.pool, decision.reason)
+    job, ticket = state.record_intent(job.job_id, decision.pool, runs_dir, decision.reason)
     try:
         ref = backend(site).submit_ticket(plan, site, name=ticket.name)
     except OutcomeUnknown:

@@ -13,7 +13,7 @@ from pitools.core import timestamps
 from pitools.place import types
 from pitools.place.dispatch import options, planner, reconcile, store, tick, tickets
 from pitools.place.dispatch.journal import JournalEntry, QueueJob
-from pitools.site.schema import Site, SitePartition
+from pitools.site.schema import Paths, Site, SitePartition
 from tests.place.dispatch.fake_backends import SITES, Wait, World, snapshot
 
 
@@ -35,7 +35,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worl
 
         option = [types.PlacementOption(pool=f"{name}/train", units=1, run_s=9, limit_s=9) for name in SITES]
         monkeypatch.setattr(reconcile, "append_entry", append)
-        monkeypatch.setattr(tick, "load_site", lambda name: Site(name=name, partitions={"train": SitePartition()}))
+        monkeypatch.setattr(
+            tick,
+            "load_site",
+            lambda name: Site(name=name, paths=Paths(runs="/runs"), partitions={"train": SitePartition()}),
+        )
         monkeypatch.setattr(tick, "read_snapshot", lambda site, **_: snapshot(site, created.clusters[site.name]))
         monkeypatch.setattr(tickets, "backend", lambda site: created.clusters[site.name])
         monkeypatch.setattr(options.OptionCache, "options", lambda *_: tuple(option))

@@ -59,6 +59,9 @@ class Cluster:
         if self.is_dark or self.faults.strikes(0.3):
             raise Unreachable("connection refused")
 
+    def runs_dir(self, site: Site) -> str:
+        return site.paths.runs
+
     def submit_ticket(self, plan: Plan, site: Site, *, name: str) -> JobRef:
         self.faults.kill()
         self.answer()

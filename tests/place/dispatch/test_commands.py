@@ -119,12 +119,13 @@ def test_run_names_the_sites_that_it_leaves_out(machine: Machine) -> None:
     machine.site("broken", nodes="noodles = ")
     machine.site("near", runs='runs = "x" #')
     machine.site("bare", python="# ")
+    (machine.sites / "here.toml").write_text("[partitions.train]\nnodes = 2\n")  # runs = "runs" by default
     code, out, output = machine.pit("run", "bc.toml")
     assert (code, json.loads(out)["state"]) == (0, "queued")
     reported = {line.split()[1] for line in output.splitlines()}
-    assert {"broken", "near", "bare"} <= reported
+    assert {"broken", "near", "bare", "here"} <= reported
     assert not reported & {"dark", "faint"}
-    for name in ("broken", "near", "bare"):
+    for name in ("broken", "near", "bare", "here"):
         assert machine.pit("run", "bc.toml", "--site", name)[0] == 3
 
 

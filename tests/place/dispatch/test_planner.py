@@ -69,6 +69,9 @@ def test_who_cannot_be_sent_there_holds_up_nobody(
     board, sent = QueueState(store.queue_dir()), []
 
     class Hands:
+        def runs_dir(self, site: Site) -> str:
+            return "/runs"
+
         def submit_ticket(self, plan: object, site: Site, *, name: str) -> JobRef:
             if name.startswith("bad"):
                 raise error("no fabric")

@@ -12,8 +12,9 @@ from pitools.core import timestamps
 from pitools.core.errors import NoSpace
 from pitools.launch.request import Request
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
-from pitools.place.dispatch import journal, reconcile, status, store, tick
+from pitools.place.dispatch import journal, reconcile, status, store, tick, tickets
 from pitools.place.dispatch.reconcile import QueueState, reconcile_tickets
+from pitools.site.schema import Site
 from pitools.slurm.records import SlurmJob
 from pitools.slurm.states import UNKNOWN
 
@@ -27,7 +28,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueueState:
     store.enqueue(store.queue_dir(), [store.make_request(request, ("alpha", "beta"), user="ada")])
     queue_state = QueueState(store.queue_dir())
     (job,) = queue_state.jobs.values()
-    job, ticket = queue_state.record_intent(job.job_id, "alpha/train", "")
+    job, ticket = queue_state.record_intent(job.job_id, "alpha/train", str(tmp_path / "runs"), "")
     queue_state.append_entry(job, "submitted", ticket.number, slurm_id="7")
     time.sleep(0.002)  # whoever is asked in the same moment may know nothing of it yet
     return queue_state
@@ -103,13 +104,31 @@ def test_a_disk_that_fills_within_a_line(board: QueueState, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setattr(journal.os, "write", lambda descriptor, data: write(descriptor, data[:20]))
         with pytest.raises(NoSpace):
-            board.record_intent(job.job_id, "beta/train", "")
+            board.record_intent(job.job_id, "beta/train", "/runs", "")
     assert len(board.jobs[job.job_id].tickets) == 1
-    board.record_intent(job.job_id, "beta/train", "")
+    board.record_intent(job.job_id, "beta/train", "/runs", "")
     assert [ticket.pool for ticket in store.find_job(board.queue_dir, job.job_id).tickets] == [
         "alpha/train",
         "beta/train",
     ]
+
+
+def test_a_ticket_is_settled_once_its_folder_is_removed(
+    board: QueueState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A tick that is killed before the removal, or a folder that cannot be removed: the next tick removes it."""
+    site = Site(name="alpha")
+    (job,) = board.jobs.values()
+    run_dir = tmp_path / "runs" / job.tickets[0].name
+    run_dir.mkdir(parents=True)
+    board.append_entry(job, journal.EntryKind.VOID, 1)
+    for _ in range(2):
+        due = reconcile_tickets(board, "alpha", timestamps.now_rfc3339(), {})
+        assert [ticket.name for _, ticket in due.remove] == [run_dir.name]
+    tickets.remove_dirs(board, site, due.remove)
+    assert not run_dir.exists()
+    (job,) = board.jobs.values()
+    assert job.tickets[0].is_removed
 
 
 def test_what_ran_after_it_was_given_up_is_kept(board: QueueState) -> None:

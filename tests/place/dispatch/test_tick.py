@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.core.errors import PitError
@@ -18,7 +19,7 @@ from pitools.place.clusters import local_history
 from pitools.place.dispatch import reconcile, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
-from pitools.site.schema import Site
+from pitools.site.schema import Paths, Site
 from pitools.slurm.errors import OutcomeUnknown
 from tests.place.dispatch.fake_backends import SITES, Wait, World, add
 
@@ -212,6 +213,32 @@ def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypa
     fleet.tick()
     names = [name for item in fleet.clusters.values() for name, _ in item.jobs.values()]
     assert names == [f"{job_id}.1"]
+
+
+def test_a_ticket_stays_in_its_folder_of_runs(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another tick has another PIT_RUNS: the ticket's grant is read, and its job runs once."""
+    fleet = world(0, 0.0)
+    (job_id,) = add(fleet, 1)
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        types.Submit(job_id=job.job_id, pool="alpha/train") for job in jobs if not held
+    ]
+    fleet.tick()
+    alpha, load = fleet.clusters["alpha"], tick.load_site
+    folders = set()
+
+    def moved(name: str) -> Site:
+        return msgspec.structs.replace(load(name), paths=Paths(runs="/elsewhere"))
+
+    for method in ("ticket_states", "revoke", "remove_ticket_dirs"):
+        call = getattr(alpha, method)
+        monkeypatch.setattr(
+            alpha, method, lambda site, *given, call=call: folders.add(site.paths.runs) or call(site, *given)
+        )
+    monkeypatch.setattr(tick, "load_site", moved)
+    for _ in range(10):
+        fleet.tick()
+        alpha.step()
+    assert (fleet.ran, folders) == (Counter([job_id]), {"/runs"})
 
 
 def test_waits_are_noted(world: Callable[..., World]) -> None:

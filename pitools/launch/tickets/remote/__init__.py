@@ -6,6 +6,7 @@ function may be repeated after a lost connection; a name becomes one job.
 
 from pitools.launch.tickets.remote.datasets import missing_datasets, send_dataset
 from pitools.launch.tickets.remote.paths import is_remote, ticket_dir
+from pitools.launch.tickets.remote.paths import remote_runs_dir as runs_dir
 from pitools.launch.tickets.remote.states import cancel_tickets, fetch_run, remove_ticket_dirs, revoke, ticket_states
 from pitools.launch.tickets.remote.submission import RemoteJobRef, submit_ticket
 
@@ -17,6 +18,7 @@ __all__ = [
     "missing_datasets",
     "remove_ticket_dirs",
     "revoke",
+    "runs_dir",
     "send_dataset",
     "submit_ticket",
     "ticket_dir",
