@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import timestamps
+from pitools.core.errors import TryLater
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import store, wait_log
@@ -21,13 +22,23 @@ ORPHAN_AFTER_S = 120.0
 
 
 class QueueState:
-    """The jobs that are not archived. Thread-safe. errors: of jobs that could not be read."""
+    """The jobs that are not archived, during one tick. Thread-safe. errors: of jobs that could not be read."""
 
     def __init__(self, queue_dir: Path) -> None:
         self.queue_dir = queue_dir
         self._lock = threading.Lock()
+        self._is_closed = False
         jobs, self.errors = store.read_jobs(queue_dir)
         self.jobs: dict[str, QueueJob] = {job.job_id: job for job in jobs}
+
+    def close(self) -> None:
+        """End all writing: an action that outlives its tick must not journal what a later tick has decided anew."""
+        with self._lock:
+            self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise TryLater("the tick has ended", where=str(self.queue_dir))
 
     def append_entry(
         self,
@@ -54,6 +65,7 @@ class QueueState:
             exit_code=exit_code,
         )
         with self._lock:
+            self._require_open()
             old_job = self.jobs[job.job_id]
             if ticket := next((one for one in old_job.tickets if one.number == ticket_number), None):
                 wait_log.record_wait_end(ticket, kind, started_at, is_cancelled=state == "CANCELLED")
@@ -63,6 +75,7 @@ class QueueState:
     def record_intent(self, job_id: str, pool: str, runs_dir: str, reason: str) -> tuple[QueueJob, QueueTicket]:
         """Journal a ticket with a new number before its submission; the job must have no live ticket."""
         with self._lock:
+            self._require_open()
             job = self.jobs[job_id]
             assert not job.live, f"{job_id} has a ticket"
             entry = JournalEntry(

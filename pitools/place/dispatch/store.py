@@ -2,6 +2,7 @@
 
 <place>/                        PIT_PLACE, else <XDG state>/pitools/place; private to the user (mode 0700)
     tick.lock                   flock(2), held during a tick
+    site.<name>.lock            flock(2), held during a tick, or longer while its actions at that site go on
     sites.json                  pit.dispatch-status/1: the sites as of the last tick
     jobs/<job-id>/
         job.json                pit.queued-request/1: the request; it never changes
@@ -197,13 +198,22 @@ def remove_lost_mark(job: QueueJob, ticket_number: int) -> QueueJob:
 @contextmanager
 def tick_lock(queue_dir: Path) -> Iterator[bool]:
     """Try to lock the queue for a tick; yields whether the lock was free. The kernel releases it on any exit."""
-    descriptor = os.open(queue_dir / "tick.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = try_lock(queue_dir / "tick.lock")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield descriptor is not None
     finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file and return its descriptor, to be closed; None if the lock is held. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return descriptor

@@ -7,19 +7,19 @@ is unreachable, or refuses, does not stop the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 from pitools.core import timestamps
 from pitools.core.errors import PitError
-from pitools.place.clusters.parallel import SiteAnswer, SitePoller, site_error
+from pitools.place.clusters.parallel import SiteAnswer, SitePoller
 from pitools.place.clusters.snapshot import read_snapshot as read_snapshot
 from pitools.place.dispatch import planner, status, store, tickets
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.reconcile import QueueState, SiteActions, reconcile_tickets
+from pitools.place.dispatch.site_workers import SiteWorkers
 from pitools.place.dispatch.wait_log import WaitRecorder
 from pitools.place.types import Submit, Withdraw
 from pitools.site.load import load_site
@@ -27,7 +27,7 @@ from pitools.site.schema import Site
 
 QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
 MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
-ACTION_TIMEOUT_S = 60.0  # for the actions at all sites together
+SUBMIT_FOR_S = 40.0  # no submission of a tick begins later: it has to end within ACTION_TIMEOUT_S of site_workers.py
 FAILOVER_S = 120.0
 QUEUED_STATES = ("intended", "waiting", "withdrawing")
 D = TypeVar("D", Submit, Withdraw)
@@ -44,10 +44,16 @@ class Dispatcher:
     def tick(self) -> status.TickResult | None:
         """Tick once; None while another tick holds the lock. Raises ClusterError for a queue that cannot be written."""
         with store.tick_lock(self.queue_dir) as is_ours:
-            return self._tick() if is_ours else None
+            if not is_ours:
+                return None
+            state, self._workers = QueueState(self.queue_dir), SiteWorkers(self.queue_dir)
+            try:
+                return self._tick(state)
+            finally:
+                state.close()
+                self._workers.close()
 
-    def _tick(self) -> status.TickResult:
-        state = QueueState(self.queue_dir)
+    def _tick(self, state: QueueState) -> status.TickResult:
         sites, faults = self._load_sites(state)
         queried_at = timestamps.now_rfc3339()
         answers = self._poller.query(
@@ -83,7 +89,7 @@ class Dispatcher:
         )
 
     def _load_sites(self, state: QueueState) -> tuple[dict[str, Site], dict[str, PitError]]:
-        """Return the sites of open jobs and tickets, and the errors of those that cannot be loaded."""
+        """Lock the sites of open jobs and tickets. Return them, and the errors of those that cannot be used now."""
         sites: dict[str, Site] = {}
         faults: dict[str, PitError] = {}
         for job in state.jobs.values():
@@ -92,7 +98,9 @@ class Dispatcher:
                 names.update(job.request.sites)
             for name in names - sites.keys() - faults.keys():
                 try:
-                    sites[name] = load_site(name)
+                    site = load_site(name)
+                    self._workers.lock(name)
+                    sites[name] = site
                 except PitError as error:
                     faults[name] = error
         return sites, faults
@@ -123,7 +131,7 @@ class Dispatcher:
             tickets.remove_dirs(state, sites[name], actions[name].remove)
             tickets.release_nodes(sites[name], actions[name].release_nodes)
 
-        _at_each_site(
+        self._workers.run(
             [name for name, one in actions.items() if one.fetch or one.remove or one.release_nodes], act, faults
         )
 
@@ -153,7 +161,7 @@ class Dispatcher:
             tickets.revoke_tickets(state, sites[name], to_revoke.get(name, ()))
             tickets.cancel_jobs(sites[name], to_cancel.get(name, {}))
 
-        _at_each_site(to_revoke.keys() | to_cancel.keys(), act, faults)
+        self._workers.run(to_revoke.keys() | to_cancel.keys(), act, faults)
 
     def _apply(
         self,
@@ -164,7 +172,7 @@ class Dispatcher:
         faults: dict[str, PitError],
     ) -> None:
         """Carry out the decisions."""
-        deadline = time.monotonic() + ACTION_TIMEOUT_S
+        deadline = time.monotonic() + SUBMIT_FOR_S
         submits = _by_site(decisions.submits)
         withdrawals = _by_site(decisions.withdrawals)
         recorder = WaitRecorder(view.pools, lambda job_id: self._planner.options(state.jobs[job_id], view))
@@ -184,7 +192,7 @@ class Dispatcher:
                 state, sites[name], submits.get(name, ()), deadline=deadline, on_submitted=recorder.record_submission
             )
 
-        _at_each_site([name for name in submits.keys() | withdrawals.keys() if name not in faults], act, faults)
+        self._workers.run([name for name in submits.keys() | withdrawals.keys() if name not in faults], act, faults)
 
 
 def _unwanted_tickets(job: QueueJob) -> list[QueueTicket]:
@@ -226,23 +234,6 @@ def _finish_cancelled(state: QueueState) -> None:
     for job in list(state.jobs.values()):
         if job.is_cancelled and not job.is_over and not job.live:
             state.append_entry(job, EntryKind.CANCELLED)
-
-
-def _at_each_site(sites: Iterable[str], act: Callable[[str], None], faults: dict[str, PitError]) -> None:
-    """Call `act` for several sites in parallel; any error is recorded as that site's fault."""
-    names = sorted(sites)
-    if not names:
-        return
-
-    def guarded(name: str) -> tuple[str, PitError | None]:
-        try:
-            act(name)
-        except Exception as error:  # noqa: BLE001 - intents are in the journals; the next tick resolves them
-            return name, site_error(name, error)
-        return name, None
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        faults.update({name: error for name, error in pool.map(guarded, names) if error})
 
 
 def _by_site(decisions: Sequence[D]) -> dict[str, list[D]]:

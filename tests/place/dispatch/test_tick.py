@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pitools.core.errors import PitError
+from pitools.core.errors import PitError, Unreachable
 from pitools.launch.plan import Plan
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.place import types
 from pitools.place.clusters import local_history
-from pitools.place.dispatch import reconcile, status, store, tick, tickets, watch
+from pitools.place.dispatch import reconcile, site_workers, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Paths, Site
@@ -213,6 +214,57 @@ def test_tickets_of_one_job_placed_at_once(world: Callable[..., World], monkeypa
     fleet.tick()
     names = [name for item in fleet.clusters.values() for name, _ in item.jobs.values()]
     assert names == [f"{job_id}.1"]
+
+
+@pytest.mark.parametrize("method", ["submit_ticket", "revoke"])
+def test_a_hanging_action_costs_its_site_alone(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The tick ends without it, the next ones leave the site out, and what comes of it late is not journalled."""
+    monkeypatch.setattr(site_workers, "ACTION_TIMEOUT_S", 0.2)
+    fleet, hangs, goes_on, ended = world(0, 0.0), threading.Event(), threading.Event(), threading.Event()
+    alpha, place = fleet.clusters["alpha"], "alpha"
+    fleet.decide = lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+        types.Submit(job_id=job.job_id, pool=f"{place}/train")
+        for job in jobs
+        if f"{place}/train" in pools and job.job_id not in {ticket.job_id for ticket in held}
+    ]
+    call = getattr(alpha, method)
+
+    def hang(*given: Any, **named: Any) -> object:
+        hangs.set()
+        goes_on.wait(30)
+        try:
+            return call(*given, **named)
+        finally:
+            ended.set()
+
+    job_ids = add(fleet, 2)
+    if method == "revoke":
+        fleet.tick()
+        store.write_mark(store.find_job(fleet.place, job_ids.pop()), "cancel")
+    with monkeypatch.context() as patch:
+        patch.setattr(alpha, method, hang)
+        ticked = fleet.tick()
+        assert ticked
+        assert hangs.is_set()
+        assert isinstance(ticked.faults["alpha"], Unreachable)
+        place = "beta"
+        job_ids += add(fleet, 1)
+        ticked = fleet.tick()
+        assert ticked
+        assert list(ticked.faults) == ["alpha"]
+        assert [name for name, _ in fleet.clusters["beta"].jobs.values()][-1] == f"{job_ids[-1]}.1"
+        goes_on.set()
+        assert ended.wait(30)
+    for _ in range(200):
+        fleet.tick()
+        for cluster in fleet.clusters.values():
+            cluster.step()
+        if not store.read_jobs(fleet.place)[0]:
+            break
+        time.sleep(0.01)
+    assert fleet.ran == Counter(job_ids)
 
 
 def test_a_ticket_stays_in_its_folder_of_runs(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
