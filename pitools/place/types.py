@@ -42,9 +42,9 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
     units: schedulable units, in use or not. free: idle units that no pending job of others needs. running: (end by time
     limit, units) of every running job, ascending. others_pending: units that pending jobs of others request.
-    max_pending: how many of our tickets may wait in this pool. is_unreachable: the site does not answer; nothing is
-    submitted to it. maintenance_windows: (from, to) in which nothing may run; a job whose limit reaches into a window
-    starts after it.
+    others_pending_s: the sum of their units x time limit. max_pending: how many of our tickets may wait in this pool.
+    is_unreachable: the site does not answer; nothing is submitted to it. maintenance_windows: (from, to) in which
+    nothing may run; a job whose limit reaches into a window starts after it.
     """
 
     pool: str
@@ -52,6 +52,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     running: Sequence[tuple[float, int]] = ()
     others_pending: int = 0
+    others_pending_s: float = 0.0
     max_pending: int = 4
     is_unreachable: bool = False
     maintenance_windows: Sequence[tuple[float, float]] = ()

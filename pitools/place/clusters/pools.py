@@ -72,7 +72,9 @@ def _make_pool(
     running = [share for share in running if share.nodes]
     units = _held_units(running, nodes, per_node)
     ends = [_end_s(share.job, snapshot) for share in running]
-    pending = sum(_requested_units(job, per_node) for job in snapshot.jobs if _is_competing(job, partition, own_jobs))
+    competing = [job for job in snapshot.jobs if _is_competing(job, partition, own_jobs)]
+    requested = [_requested_units(job, per_node) for job in competing]
+    pending = sum(requested)
     idle = sum(_idle_units(node, per_node) for node in schedulable if node.state != "allocated")
     return PoolState(
         pool=pool_name(site.name, partition),
@@ -80,6 +82,7 @@ def _make_pool(
         free=max(0, idle - pending),
         running=sorted(zip(ends, units, strict=True)),
         others_pending=pending,
+        others_pending_s=sum(n * (job.time_limit_s or NO_END_S) for n, job in zip(requested, competing, strict=True)),
         max_pending=site.place.max_queued_jobs,
         maintenance_windows=_maintenance_windows(
             snapshot, [node for node in nodes if is_schedulable(node.state, {*node.flags} - _TEMPORARY_STATES)], site

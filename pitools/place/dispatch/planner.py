@@ -184,7 +184,13 @@ class Planner:
         room = {name: pools[name].max_pending - waiting for name, (free, waiting) in capacity.items() if not free}
         most = max((option.units for job in short for option in job.options), default=0)
         empty = {
-            name: replace(pools[name], free=min(pools[name].units, most * room), running=(), others_pending=0)
+            name: replace(
+                pools[name],
+                free=min(pools[name].units, most * room),
+                running=(),
+                others_pending=0,
+                others_pending_s=0.0,
+            )
             for name, room in room.items()
             if room > 0
         }

@@ -42,15 +42,19 @@ class PoolCapacity:
     def _profile(self, pool: PoolState, limit_usage: float) -> tuple[Array, Array]:
         """Return the expected ends of running jobs, ascending, from now to inf, and the units released by each.
 
-        Others' pending jobs are served before ours, so they take the first units released.
+        Others' pending jobs are served before ours. They delay every end by their work over the pool's size, as in
+        slurmctld's job_start_data, and hold the idle units that are not free until then.
         """
         import numpy as np
 
-        ends = np.array([end_s for end_s, _ in pool.running])
-        back = np.array([float(units) for _, units in pool.running])
-        ends = self.now_s + np.maximum(ends - self.now_s, OVERRUN_S) * limit_usage
-        back = np.maximum(np.cumsum(back) - pool.others_pending, 0.0)
-        return np.concatenate([[self.now_s], ends, [inf]]), np.concatenate([[0.0], back])
+        running = list(pool.running)
+        if pool.others_pending:
+            running.insert(0, (self.now_s, max(0, pool.units - pool.free - sum(units for _, units in running))))
+        ends = np.array([end_s for end_s, _ in running])
+        back = np.array([float(units) for _, units in running])
+        backlog_s = pool.others_pending_s / max(pool.units, 1)
+        ends = self.now_s + (np.maximum(ends - self.now_s, OVERRUN_S) + backlog_s) * limit_usage
+        return np.concatenate([[self.now_s], ends, [inf]]), np.concatenate([[0.0], np.cumsum(back)])
 
     def start_s(self, pool: int, units: Array, limit_s: Array) -> Array:
         """Return the expected time at which a pool has these units besides the reserved ones, without new jobs."""

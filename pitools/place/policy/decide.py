@@ -73,7 +73,10 @@ class _Decision:
         """Place jobs until none can start. Jobs of a higher priority that do not fit get a reservation or a ticket."""
         import numpy as np
 
-        is_starving, tickets_left = self.order.is_starving, self.policy.starvation_tickets - sum(self.capacity.waiting)
+        is_starving = self.order.is_starving
+        tickets_left = self.policy.starvation_tickets - sum(
+            waiting for pool, waiting in enumerate(self.capacity.waiting) if not self._is_contested(pool)
+        )
         while True:
             can_start = self.fits.any(axis=1) & self.open
             next_up = int(can_start.argmax()) if can_start.any() else len(self.jobs)
@@ -90,6 +93,10 @@ class _Decision:
                 self._start(next_up)
             else:
                 break
+        placed = {submit.job_id for submit in self.placed}
+        for row in range(len(self.jobs)):
+            if self._job(row).job_id not in placed:
+                self._queue_behind_others(row)
 
     def _start(self, row: int) -> None:
         """Submit a job to the pool with its earliest end, of those that can start it now."""
@@ -115,12 +122,32 @@ class _Decision:
 
     def _queue_starving(self, row: int) -> bool:
         """Submit a starving job to a pool's queue; return whether a queue had room."""
-        pools = [p for p in self._sorted(row) if self.capacity.waiting[p] < self.capacity.pools[p].max_pending]
+        pools = [pool for pool in self._sorted(row) if self._has_room(pool)]
         if pools:
-            self._submit(row, pools[0], "starving: waits in this queue")
-            self.capacity.reserve_for([self._demand(row, pools[0])])
-            self._refresh(pools[0])
+            self._queue(row, pools[0], "starving: waits in this queue")
         return bool(pools)
+
+    def _queue_behind_others(self, row: int) -> None:
+        """Submit a job to the queue of its best pool, if others wait there: they would take all units that it needs.
+
+        Contested pools without room in our share of the queue are passed over; in other pools the job waits for a
+        later decision.
+        """
+        pools = [pool for pool in self._sorted(row) if self._has_room(pool) or not self._is_contested(pool)]
+        if pools and self._is_contested(pools[0]):
+            self._queue(row, pools[0], "waits behind others in this queue")
+
+    def _queue(self, row: int, pool: int, why: str) -> None:
+        self.open[row] = False
+        self._submit(row, pool, why)
+        self.capacity.reserve_for([self._demand(row, pool)])
+        self._refresh(pool)
+
+    def _has_room(self, pool: int) -> bool:
+        return self.capacity.waiting[pool] < self.capacity.pools[pool].max_pending
+
+    def _is_contested(self, pool: int) -> bool:
+        return self.capacity.pools[pool].others_pending > 0
 
     def _sorted(self, row: int) -> list[int]:
         """Return the pools large enough for a job, by its expected end."""
@@ -144,5 +171,7 @@ class _Decision:
         return pool, float(self.order.table.units[row, pool]), float(self.order.table.limit_s[row, pool])
 
     def _submit(self, row: int, pool: int, why: str) -> None:
-        job = self.jobs[int(self.order.index[row])]
-        self.placed.append(Submit(job_id=job.job_id, pool=self.capacity.names[pool], reason=why))
+        self.placed.append(Submit(job_id=self._job(row).job_id, pool=self.capacity.names[pool], reason=why))
+
+    def _job(self, row: int) -> PendingJob:
+        return self.jobs[int(self.order.index[row])]

@@ -33,16 +33,17 @@ def test_a_pool_is_what_its_nodes_are(made: Any) -> None:
             made.job("1", node_list="n1", gres="gpu:4", end=_in_s(7200)),
             made.job("2", node_list="n1", gres="", end=""),
             made.job("3", node_list="n2", end=_in_s(3600)),
-            made.job("4", state="PENDING", reason="Priority", gres="gpu:2"),
-            made.job("5_[1-3%2]", state="PENDING", reason="Resources", gres="gpu:1"),
+            made.job("4", state="PENDING", reason="Priority", gres="gpu:2", time_limit_s=600),
+            made.job("5_[1-3%2]", state="PENDING", reason="Resources", gres="gpu:1", time_limit_s=60),
             made.job("6", state="PENDING", reason="Dependency"),
             made.job("7", state="PENDING", reason="Priority", name="ours"),
-            made.job("8", state="PENDING", reason="", gres="gpu:1"),
+            made.job("8", state="PENDING", reason="", gres="gpu:1", time_limit_s=60),
             made.job("9", state="PENDING", reason="JobHeldUser"),
         ),
     )
     (pool,) = pool_states(run_snapshot, ["ours"], made.site())
     assert (pool.pool, pool.units, pool.others_pending, pool.free) == ("x/gpu", 40, 5, 2 + 16 - 5)
+    assert pool.others_pending_s == 2 * 600 + 3 * 60
     assert [units for _, units in pool.running] == [8, 4, 2]
     assert pool.running[0][0] < pool.running[1][0]
 

@@ -44,6 +44,7 @@ def pool(
     tickets: int = 4,
     is_dark: bool = False,
     closed: Sequence[tuple[float, float]] = (),
+    others: tuple[int, float] = (0, 0.0),
 ) -> dict[str, PoolState]:
     return {
         name: PoolState(
@@ -54,6 +55,8 @@ def pool(
             max_pending=tickets,
             is_unreachable=is_dark,
             maintenance_windows=closed,
+            others_pending=others[0],
+            others_pending_s=others[1],
         )
     }
 
@@ -78,8 +81,15 @@ def worlds(
             value = rng.randint(1, left)
             running.append((now + rng.uniform(-1, 50) * HOUR_S, value))
             left -= value
+        others = rng.choice([(0, 0.0), (rng.randint(1, 4 * units), rng.uniform(0, 99) * HOUR_S)])
         pools |= pool(
-            name, units=units, free=free, running=sorted(running), tickets=rng.randint(0, 4), is_dark=rng.random() < 0.2
+            name,
+            units=units,
+            free=free,
+            running=sorted(running),
+            tickets=rng.randint(0, 4),
+            is_dark=rng.random() < 0.2,
+            others=others,
         )
     jobs = [
         job(
@@ -204,6 +214,32 @@ def test_an_old_job_that_fits_nowhere_waits_in_a_queue() -> None:
     half = pool("middle", free=4, running=[(10 * HOUR_S, 4)])
     jobs = [old, job("long", run_s=9 * HOUR_S, pools=["middle"]), job("brief", run_s=60.0, pools=["middle"])]
     assert placed(decide(0.0, jobs, half, ticket, PolicyParams())) == [("brief", "middle")]
+
+
+def test_a_job_queues_behind_others_where_they_take_every_free_unit() -> None:
+    """Up to our share of the queue, shortest first, however large the backlog; a starving job keeps its own tickets."""
+    full = pool("middle", free=0, running=[(HOUR_S, 8)], tickets=2, others=(999, 999 * HOUR_S))
+    jobs = [job(f"j{hours}", run_s=hours * HOUR_S, units=8, pools=["middle"]) for hours in (3, 1, 2)]
+    moves = decide(0.0, jobs, full, [], PolicyParams())
+    assert placed(moves) == [("j1", "middle"), ("j2", "middle")]
+    tickets = [Ticket(job_id=move.job_id, pool=move.pool, submitted_s=0.0) for move in moves]
+    assert decide(0.0, jobs, full, tickets, PolicyParams()) == []
+    old = job("old", submit_s=-13 * HOUR_S, units=8, pools=["slow"])
+    both = full | pool("slow", free=0, running=[(HOUR_S, 8)])
+    assert placed(decide(0.0, [*jobs, old], both, tickets, PolicyParams())) == [("old", "slow")]
+
+
+def test_the_work_of_others_who_wait_lengthens_the_wait() -> None:
+    """A job queues behind the smaller backlog, and behind none where a pool without others is free sooner."""
+    one = [job("j", units=8, run_s=HOUR_S, pools=["fast", "middle", "slow"])]
+
+    def full(name: str, hours: float) -> dict[str, PoolState]:
+        return pool(name, free=0, running=[(HOUR_S, 4)], others=(64, 64 * hours * HOUR_S))
+
+    assert placed(decide(0.0, one, full("fast", 9.0) | full("middle", 1.0), [], PolicyParams())) == [("j", "middle")]
+    assert placed(decide(0.0, one, full("fast", 1.0) | full("middle", 9.0), [], PolicyParams())) == [("j", "fast")]
+    ours_alone = pool("slow", free=0, running=[(HOUR_S, 8)])
+    assert placed(decide(0.0, one, full("middle", 9.0) | ours_alone, [], PolicyParams())) == []
 
 
 @pytest.mark.parametrize("waiting", [10, 400])
