@@ -137,7 +137,7 @@ def require_same_cluster(site: Site, job: JobRef | SubmissionIntent) -> None:
 
     Call this before a job id of a run is passed to Slurm.
     """
-    if job.cluster and site.slurm.cluster and job.cluster != site.slurm.cluster:
+    if job.cluster and site.slurm.cluster and job.cluster.lower() != site.slurm.cluster.lower():
         name = f"job {job.job_id}" if isinstance(job, JobRef) else f'job "{job.name}"'
         problem = f'{name} is of cluster "{job.cluster}", but site "{site.name}" is cluster "{site.slurm.cluster}"'
         hint = f'name a site of cluster "{job.cluster}", or restore slurm.cluster and slurm.conf of "{site.name}"'

@@ -20,6 +20,7 @@ from pitools.slurm.states import PendingReason, is_schedulable, pending_reason
 
 NO_END_S = 365 * 86400.0  # assumed rest of a job without a time limit
 _HOLDING_STATES = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
+_HELD_STATES = frozenset({"blocked", "reserved"})  # idle nodes held for others; blocked: by a job with --exclusive=topo
 _TEMPORARY_STATES = frozenset({"maintenance"})  # node states that end without an operator
 # With these reasons a pending job waits for nodes. With others (held, dependent, at a limit) it needs none yet.
 _COMPETING_REASONS = frozenset({PendingReason.RESOURCES, PendingReason.PRIORITY, PendingReason.NONE})
@@ -167,7 +168,7 @@ def _node_units(node: Node, per_node: int) -> int:
 
 
 def _idle_units(node: Node, per_node: int) -> int:
-    if "reserved" in (node.state, *node.flags):
+    if not _HELD_STATES.isdisjoint((node.state, *node.flags)):
         return 0
     if not per_node:
         return int(node.state == "idle")

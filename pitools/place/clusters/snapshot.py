@@ -203,7 +203,7 @@ def query_controller(site: Site, timeout_s: float) -> ControllerState:
         version=config_values.version,
         reservations=tuple(parse_nodes.parse_reservations(reservations, UTC)),
     )
-    _check_answer(site, state)
+    require_consistent(site, state)
     return state
 
 
@@ -218,13 +218,13 @@ def _skew_s(clock: str, now_s: float) -> float:
     return skew_s if abs(skew_s) > 5 else 0.0
 
 
-def _check_answer(site: Site, state: ControllerState) -> None:
+def require_consistent(site: Site, state: ControllerState) -> None:
     """Raise ClusterError for an answer that is incomplete or from another cluster."""
 
     def bad_answer(message: str, hint: str) -> ClusterError:
         return ClusterError(message, where=site.name, hint=hint)
 
-    if site.slurm.cluster and state.cluster != site.slurm.cluster:
+    if site.slurm.cluster and state.cluster.lower() != site.slurm.cluster.lower():
         message = f'the wrong cluster answered: "{state.cluster}" (expected "{site.slurm.cluster}")'
         raise bad_answer(message, "see slurm.cluster, slurm.conf and connection.host in the site file")
     names = {node.node for node in state.nodes}

@@ -21,7 +21,7 @@ ConstraintKind = Literal["exclude", "nodelist", "reservation"]
 
 _ALL_FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*")
 _ANY_FEATURE = re.compile(r"[\w.:-]+(\|[\w.:-]+)*")
-_RESERVED_FLAGS = frozenset({"reserved", "completing"})
+_RESERVED_FLAGS = frozenset({"blocked", "completing", "reserved"})  # blocked: by a job with --exclusive=topo
 
 
 class Constraint(NamedTuple):

@@ -378,6 +378,7 @@ def test_another_cluster_is_not_asked(controller: Make, run_dir: Path) -> None:
         submissions.require_same_cluster(moved, ref)
     with pytest.raises(ClusterError, match=r'job 7 .*"alpha"'):
         exactly_once.submit_once(run_dir, moved, number=0)
+    submissions.require_same_cluster(Site(name="a", slurm=Slurm(cluster="Alpha")), ref)
 
 
 def test_a_cluster_that_is_not_the_site_s_gets_no_job(controller: Make, run_dir: Path) -> None:

@@ -97,6 +97,7 @@ def test_units_are_freed_in_order() -> None:
         ({"flags": ("powered_down", "cloud")}, 8),
         ({"state": "reserved"}, 0),
         ({"flags": ("maintenance",)}, 0),
+        ({"flags": ("blocked",)}, 0),
         ({"state": "down"}, 0),
         ({"gpus_allocated": None, "state": "mixed"}, 0),
     ],

@@ -15,6 +15,7 @@ from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable
 from pitools.place.clusters import snapshot
 from pitools.place.clusters.pools import pool_states
 from pitools.site.load import load_site
+from pitools.site.schema import Slurm
 
 
 @pytest.mark.slurm
@@ -58,6 +59,13 @@ def test_an_answer_that_cannot_be_the_site_s_is_none(far: Any, host: str, kind: 
             snapshot.read_snapshot(site, timeout_s=5)
         assert what in caught.value.message
     assert far.called().count(host) >= 2
+
+
+def test_a_cluster_s_name_has_no_case(made: Any) -> None:
+    """Slurm converts ClusterName to lower case: a site file may write it in capitals."""
+    snapshot.require_consistent(made.site(slurm=Slurm(cluster="X")), made.snapshot())
+    with pytest.raises(ClusterError):
+        snapshot.require_consistent(made.site(slurm=Slurm(cluster="y")), made.snapshot())
 
 
 @pytest.mark.slurm

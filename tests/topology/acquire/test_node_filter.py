@@ -72,6 +72,7 @@ def test_what_is_free() -> None:
         node("n7", flags=("completing",)),
         node("n8", state="down"),
         node("n9", flags=("powered_down",)),
+        node("n10", flags=("blocked",)),
     ]
     assert node_filter.free_nodes(nodes, 2) == ["n1", "n9"]
     assert node_filter.free_nodes(nodes, 3) == ["n1", "n3", "n9"]
