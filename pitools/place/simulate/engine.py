@@ -60,9 +60,9 @@ def simulate(
     """Replay a trace. policy: the name of a baseline (`baselines.BASELINES`), or a function that decides.
 
     The function gets every job that has not started, in order of submission; every pool, with `running` by limits; and
-    every pending ticket, in order of placement. It is called at the next multiple of tick_s after a change (0: at each
-    event). predictor: learns from ended jobs, and predicts an option's run_s when the job arrives; without it, run_s is
-    the limit. advance: called with the number of finished jobs. Deterministic.
+    every pending ticket, in order of placement. It is called at the next multiple of tick_s after a change, also after
+    its own withdrawals (0: at each event). predictor: learns from ended jobs, and predicts an option's run_s when the
+    job arrives; without it, run_s is the limit. advance: called with the number of finished jobs. Deterministic.
     """
     return Simulator(trace, scenario, policy, name, tick_s, predictor, advance).replay()
 
@@ -263,6 +263,7 @@ class Simulator:
             elif isinstance(move, Withdraw):
                 self.withdrawn += 1
                 self._withdraw(job, pool)
+                self.next_tick = now + (self.tick_s or 1.0)  # no event need follow, and the job has no ticket
             else:
                 self.placed += 1
                 self.view.add_submission(job, pool, now)

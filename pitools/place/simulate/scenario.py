@@ -124,7 +124,7 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
     Raises ConfigError if a site has none.
     """
     pools = []
-    for name in names:
+    for name in dict.fromkeys(names):
         site = load_site(name)
         site_pools = [
             SimPool(

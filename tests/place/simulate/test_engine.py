@@ -239,6 +239,24 @@ def test_siblings_of_any_policy_run_once(jobs: Trace, random: object, tick_s: fl
     check(engine.simulate(jobs, scenario(3, 8, 5), policy, tick_s=tick_s), jobs)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tick_s", [0.0, 60.0])
+def test_a_withdrawn_job_is_decided_on_again(tick_s: float) -> None:
+    """The policy is called after its withdrawal, though no job arrives or ends: it can place the job again."""
+
+    def policy(
+        now_s: float, jobs: Sequence[PendingJob], pools: Mapping[str, PoolState], tickets: Sequence[Ticket]
+    ) -> list[object]:
+        if now_s < 100:
+            return [Submit(job_id=job.job_id, pool="a") for job in jobs]
+        if tickets:
+            return [Withdraw(job_id="j1", pool="a")]
+        return [Submit(job_id="j1", pool="b")] if jobs[0].job_id == "j1" else []
+
+    jobs = trace((1, 4, 600, 600), (1, 4, 600, 600), (130, 1, 1, 1))
+    result = engine.simulate(jobs, scenario(4, 4), policy, tick_s=tick_s)  # type: ignore[arg-type]
+    assert starts(result)[1] == (240 if tick_s else 131)
+
+
 def test_failures_cost_what_was_not_saved() -> None:
     """A job that loses nodes ends after its run time and whatever the failures cost; its node stays away."""
     jobs = trace(*((0.0, 8, 86400.0, 100000.0) for _ in range(20)))

@@ -117,7 +117,7 @@ def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "[partitions.cpu]\nnodes = 3\n[partitions.open]\n[place]\nmax_queued_jobs = 2\n"
     )
     monkeypatch.setenv("PIT_SITE_PATH", str(tmp_path))
-    big, cpu = scenario.scenario_of_sites(["x"]).pools
+    big, cpu = scenario.scenario_of_sites(["x", "x"]).pools
     assert (big.pool, big.gpus, big.speed, big.price, big.max_pending) == ("x/big", 48, 2.0, 2.0, 2)
     assert (cpu.pool, cpu.gpus) == ("x/cpu", 3)
     (tmp_path / "y.toml").write_text('name = "y"\n')
