@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from pitools.core.errors import PitError, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, Unreachable
 from pitools.core.fs import open_regular, write_atomic
 from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record, decode_json
@@ -25,17 +25,19 @@ from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 T = TypeVar("T", bound=Record)
 
 _MAX_FAILURE_COUNT = 20
+_ERROR_CLASSES = {kind.exit_code: kind for kind in (ConfigError, ClusterError, DataError, Unreachable)}
 _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 # (file, kind) → the file's inode, size and mtime, and the record in it. Filled by `peek`.
 _memory_cache: dict[tuple[Path, type[Record]], tuple[tuple[int, int, int], Record | None]] = {}
 
 
 class CachedFailure(Record, frozen=True, kw_only=True, tag="pit.cached-failure/1"):
-    """The error of a site that did not answer. times: number of consecutive failures."""
+    """The error of a query. exit_code: of the error's class. times: number of consecutive failures."""
 
     message: str
     where: str
     hint: str
+    exit_code: int
     times: int = 1
 
 
@@ -84,7 +86,8 @@ def get_or_query(
             return record
         wait_s = min(max_age_s, failure_s * 2.0 ** (failure_count(name) - 1))
         if (failure := _read_if_newer(failure_path, CachedFailure, now_s - wait_s)) is not None:
-            raise Unreachable(failure.message, where=failure.where, hint=failure.hint)
+            error_class = _ERROR_CLASSES.get(failure.exit_code, Unreachable)
+            raise error_class(failure.message, where=failure.where, hint=failure.hint)
         return None
 
     if (cached := read_cached()) is not None:
@@ -102,11 +105,10 @@ def get_or_query(
         except PitError as error:
             # Dated by the query's end, so that processes that waited for it get the same error.
             times = min(failure_count(name) + 1, _MAX_FAILURE_COUNT)
-            _write_entry(
-                failure_path,
-                time.time(),
-                CachedFailure(message=error.message, where=error.where, hint=error.hint, times=times),
+            failure = CachedFailure(
+                message=error.message, where=error.where, hint=error.hint, exit_code=error.exit_code, times=times
             )
+            _write_entry(failure_path, time.time(), failure)
             raise
         _write_entry(path, query_start_s, answer)
         with contextlib.suppress(OSError):

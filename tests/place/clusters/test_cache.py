@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import ClusterError, PitError, Unreachable
+from pitools.core.errors import ClusterError, ConfigError, PitError, Unreachable
 from pitools.core.record import Record
 from pitools.place.clusters import cache
 
@@ -160,16 +160,18 @@ def test_who_fails_again_and_again_is_left_alone_for_longer(monkeypatch: pytest.
     assert look(10) == [0, 2, 6]
 
 
-def test_a_failure_is_remembered_for_as_long_as_is_asked() -> None:
-    """It hides no answer that is young enough, and is never taken for one."""
+@pytest.mark.parametrize("kind", [Unreachable, ClusterError, ConfigError])
+def test_a_failure_is_remembered_for_as_long_as_is_asked(kind: type[PitError]) -> None:
+    """It is of the same class each time; it hides no answer that is young enough, and is never taken for one."""
 
     def dark(left_s: float) -> Said:
-        raise Unreachable("dark", where="x", hint="wait")
+        raise kind("dark", where="x", hint="wait")
 
-    with pytest.raises(Unreachable, match="dark"):
-        cache.get_or_query("a", Said, dark, max_age_s=60, timeout_s=1, failure_s=60)
-    with pytest.raises(Unreachable, match="dark"):
-        cache.get_or_query("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60)
+    for query in (dark, lambda _: pytest.fail("asked")):
+        with pytest.raises(PitError) as caught:
+            cache.get_or_query("a", Said, query, max_age_s=60, timeout_s=1, failure_s=60)
+        assert type(caught.value) is kind
+        assert (caught.value.message, caught.value.where, caught.value.hint) == ("dark", "x", "wait")
     assert cache.get_or_query("a", Said, lambda _: Said(n=1), max_age_s=60, timeout_s=1).n == 1
     assert cache.get_or_query("a", Said, lambda _: pytest.fail("asked"), max_age_s=60, timeout_s=1, failure_s=60).n == 1
 
