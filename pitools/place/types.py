@@ -57,6 +57,12 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     is_unreachable: bool = False
     maintenance_windows: Sequence[tuple[float, float]] = ()
 
+    @property
+    def contested(self) -> int:
+        """Return the idle units that are not free, as others' pending jobs need them."""
+        idle = self.units - sum(units for _, units in self.running)
+        return max(0, idle - self.free) if self.others_pending else 0
+
     def opens_s(self, start_s: float, limit_s: float) -> float:
         """Return the first time, not before start_s, at which a job with this limit overlaps no maintenance window."""
         for from_s, to_s in sorted(self.maintenance_windows):

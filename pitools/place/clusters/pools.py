@@ -226,6 +226,19 @@ def wait_until_free_s(by_end: list[tuple[float, int]], units_needed: int, now_s:
     return float("inf")
 
 
+def estimate_start_s(pool: PoolState, units: int, limit_s: float, now_s: float) -> float:
+    """Return the seconds until a pool can start a job, as slurmctld's job_start_data estimates them; inf if never.
+
+    Running jobs end at their limits, then others' pending jobs delay the start by their units x limit over the pool's
+    units. units: of the job, and of our tickets before it.
+    """
+    wait_s = 0.0
+    if units > pool.free:
+        by_end = [(now_s, pool.contested), *pool.running]
+        wait_s = wait_until_free_s(by_end, units - pool.free, now_s) + pool.others_pending_s / max(pool.units, 1)
+    return pool.opens_s(now_s + wait_s, limit_s) - now_s
+
+
 @lru_cache(maxsize=65536)
 def _expand(folded: str) -> tuple[str, ...]:
     # Most jobs have one node, and parsing its name as a hostlist takes a hundred times as long.

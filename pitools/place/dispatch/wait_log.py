@@ -23,7 +23,7 @@ _RAN = (EntryKind.STARTED, EntryKind.ENDED)
 
 
 class WaitRecorder:
-    """Records the predicted wait of each ticket submitted in a tick: the time until enough running jobs have ended."""
+    """Records the predicted wait of each ticket submitted in a tick, from Slurm's estimate as `pools` computes it."""
 
     def __init__(self, pools: Mapping[str, PoolState], options: Callable[[str], Sequence[PlacementOption]]) -> None:
         self._pools, self._options = pools, options
@@ -44,9 +44,8 @@ class WaitRecorder:
         option = next((o for o in self._options(submit.job_id) if o.pool == submit.pool), None)
         if option is None:
             return
-        need = self._ahead[submit.pool] + option.units - pool.free
         self._ahead[submit.pool] += option.units
-        raw_s = pools.wait_until_free_s(list(pool.running), need, time.time())
+        raw_s = pools.estimate_start_s(pool, self._ahead[submit.pool], option.limit_s, time.time())
         if raw_s == float("inf"):
             return  # unknown
         raw_s = float(round(raw_s))

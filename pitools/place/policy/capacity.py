@@ -47,9 +47,7 @@ class PoolCapacity:
         """
         import numpy as np
 
-        running = list(pool.running)
-        if pool.others_pending:
-            running.insert(0, (self.now_s, max(0, pool.units - pool.free - sum(units for _, units in running))))
+        running = [*([(self.now_s, pool.contested)] if pool.contested else []), *pool.running]
         ends = np.array([end_s for end_s, _ in running])
         back = np.array([float(units) for _, units in running])
         backlog_s = pool.others_pending_s / max(pool.units, 1)

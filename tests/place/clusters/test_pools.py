@@ -6,10 +6,12 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.place.clusters.pools import pool_states, task_count, units_by_end, wait_until_free_s
+from pitools.place.clusters.pools import estimate_start_s, pool_states, task_count, units_by_end, wait_until_free_s
+from pitools.place.types import PoolState
 from pitools.site.schema import Dialect
 from pitools.slurm.records import Reservation
 
@@ -85,6 +87,14 @@ def test_units_are_freed_in_order() -> None:
     held = [(100.0, 8), (200.0, 16)]
     assert [wait_until_free_s(held, need, 50.0) for need in (0, 8, 9, 24, 25)] == [0, 50, 150, 150, float("inf")]
     assert wait_until_free_s(held, 1, 150.0) == 0
+
+
+def test_the_estimated_start_is_behind_the_work_of_others() -> None:
+    """As Slurm estimates it: after running jobs, by limits, and after the work of who waits; outside of maintenance."""
+    pool = PoolState(pool="x", units=16, free=2, running=[(100.0, 8)], others_pending=4, others_pending_s=16 * 60.0)
+    assert [estimate_start_s(pool, units, 10.0, 0.0) for units in (2, 8, 9, 16, 17)] == [0, 60, 160, 160, float("inf")]
+    closed = msgspec.structs.replace(pool, maintenance_windows=[(65.0, 500.0)])
+    assert [estimate_start_s(closed, 8, limit_s, 0.0) for limit_s in (5.0, 6.0)] == [60, 500]
 
 
 @pytest.mark.parametrize(
