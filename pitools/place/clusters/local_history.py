@@ -5,7 +5,6 @@ One file of JSON lines a site, opened for appending. At its size limit the older
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pitools.core.errors import Unreachable
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.locks import lock_or_timeout
 from pitools.core.record import Record
@@ -20,6 +20,7 @@ from pitools.core.user_dirs import ensure_private_dir, xdg_dir
 
 MAX_LOG_BYTES = 4 << 20  # some 20,000 lines
 _RECENT_TRANSFERS = 20
+_LOCK_S = 5.0  # a writer holds the lock for milliseconds: a longer one is stopped, or its file system hangs
 
 
 class WaitPredicted(Record, frozen=True, kw_only=True, tag="pit.wait-predicted/1"):
@@ -65,7 +66,7 @@ def record_predicted(
     features: Mapping[str, float],
     quantiles: tuple[float, float, float] | None = None,
 ) -> None:
-    """Record that a job is submitted to a pool now. job: a unique name. Raises ClusterError, NoSpace."""
+    """Record that a job is submitted to a pool now. job: a unique name. Raises ClusterError, NoSpace, Unreachable."""
     line = WaitPredicted(
         t_s=time.time(), job=job, pool=pool, slurm_s=slurm_s, quantiles=quantiles, features=dict(features)
     )
@@ -119,7 +120,10 @@ def _append(site: str, record: Record) -> None:
     path = _history_path(site)
     line = msgspec.json.encode(record) + b"\n"
     try:
-        with lock_or_timeout(path.with_suffix(".lock"), math.inf):
+        with lock_or_timeout(path.with_suffix(".lock"), _LOCK_S) as has_lock:
+            if not has_lock:
+                hint = f"see who holds it: fuser {path.with_suffix('.lock')}"
+                raise Unreachable(f"locked for {_LOCK_S:g} s by another process", where=str(path), hint=hint)
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "ab", buffering=0) as file:
                 # A writer may have been killed within the last line: do not append to that.

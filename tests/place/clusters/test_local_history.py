@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pitools.core.errors import Unreachable
+from pitools.core.locks import lock_or_timeout
 from pitools.place.clusters import local_history
 
 
@@ -49,6 +51,16 @@ def test_a_start_is_never_before_its_beginning(monkeypatch: pytest.MonkeyPatch) 
         (job, started) for job in "012" for started in (None, True)
     ]
     assert all(began.t_s <= over.t_s < began.t_s + 1 for began, over in zip(lines[::2], lines[1::2], strict=True))
+
+
+def test_a_writer_that_is_stopped_holds_up_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is given up while another process keeps the lock; what was recorded can be read meanwhile."""
+    monkeypatch.setattr(local_history, "_LOCK_S", 0.01)
+    local_history.record_predicted("x", "a", "x/gpu", 60.0, {})
+    with lock_or_timeout(home / "state" / "pitools" / "place-history" / "x.lock", 1.0):
+        with pytest.raises(Unreachable):
+            local_history.record_predicted("x", "b", "x/gpu", 60.0, {})
+        assert [line.job for line in local_history.read_waits("x")] == ["a"]
 
 
 def test_the_log_is_bounded(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
