@@ -149,7 +149,10 @@ _PREFIX = re.compile(
 # Messages of commands and a controller of different versions.
 _OTHER_VERSION = re.compile(r"Insane message length|Header lengths are longer|[Pp]rotocol version|Incompatible version")
 
+# The first match counts. "policy" is first: that message also names limits of jobs, sizes and times.
 _HINTS = [
+    (r"(?:unrecognized|invalid|ambiguous) option|requires an argument", "list the options: sbatch --help"),
+    (r"policy", "your account or QOS is at its limit: cancel a job, request less, or use another QOS"),
     (r"[Ii]nvalid account", "list your accounts: sacctmgr show assoc user=$USER format=account,partition,qos"),
     (r"[Qq]os specification", "list the QOS of your associations: sacctmgr show assoc user=$USER format=account,qos"),
     (
@@ -161,10 +164,9 @@ _HINTS = [
     (r"node configuration is not available", "no node fits: request fewer GPUs, CPUs or nodes, or another partition"),
     (r"partition", "list the partitions you may use: sinfo -s"),
     (r"time limit", "request less time: `sinfo -o '%P %l'` lists the limit of each partition"),
-    (r"policy", "your account or QOS is at its limit: cancel a job, request less, or use another QOS"),
     (r"generic resource|gres", "list the GPUs: sinfo -o '%P %G'"),
-    (r"[Pp]ermission denied|Access/permission", "only the job's owner or an operator may do this"),
-    (r"configuration source|configuration file|cannot stat", "give --site NAME, or set SLURM_CONF"),
+    (r"Access/permission denied|Invalid user id", "only the job's owner or an operator may do this"),
+    (r"configuration source|configuration file|slurm\.conf|cannot stat", "give --site NAME, or set SLURM_CONF"),
     (r"accounting.storage", "this cluster has no accounting: omit accounts, QOS and sacct"),
     (r"batch script", "the script must begin with a line such as #!/bin/bash"),
     (r"Unable to open file", "the path must exist on the cluster"),

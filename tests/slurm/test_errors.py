@@ -148,6 +148,21 @@ def test_the_hint_is_about_what_was_refused(said: str, hint: str) -> None:
     assert hint in errors.error_for("sbatch", "", 1, said + after).hint
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "another QOS"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "%l"),
+        ("sbatch: unrecognized option '--partitions=dev'", "--help"),
+        ("sbatch: option requires an argument -- 'p'", "--help"),
+        ("sbatch: error: open(/etc/slurm/slurm.conf): Permission denied", "SLURM_CONF"),
+    ],
+)
+def test_the_hint_is_of_the_cause_where_a_message_names_more(said: str, hint: str) -> None:
+    """A limit of the account is not one of the partition; an option, a file and a time limit are named as such."""
+    assert hint in errors.error_for("sbatch", "", 1, said).hint
+
+
 def test_a_block_refusal(repo: Path) -> None:
     """The block topology refuses in the same words."""
     text = (repo / "tests/replay/slurm-25.05-block/test_only_segment_bad.txt.err").read_text()
