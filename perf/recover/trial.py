@@ -220,7 +220,8 @@ def reset_cluster(cluster: FaultCluster) -> None:
     """
     cluster.up()
     shutil.rmtree(cluster.work / "cache" / "pitools" / "slurm-cache", ignore_errors=True)
-    (cluster.runs / ".exclusions.jsonl").unlink(missing_ok=True)
+    for path in cluster.runs.glob(".exclusions.*.jsonl"):
+        path.unlink()
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         parts = cluster.run("sinfo", "-h", "-N", "-p", "train", "-o", "%N %T", check=False).split("\n")

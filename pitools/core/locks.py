@@ -184,15 +184,20 @@ def _user() -> str:
 
 
 @contextmanager
-def lock(path: Path, description: str, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock file, waiting at most `timeout_s`. Raises TryLater if another process holds it, ClusterError."""
+def lock(path: Path, description: str, *, timeout_s: float = 0.0, is_own: bool = False) -> Iterator[None]:
+    """Hold a lock file, waiting at most `timeout_s`. Raises TryLater if another process holds it, ClusterError.
+
+    is_own: the file is this user's alone, in a folder in which others may create files; one of another user is refused.
+    """
     try:
-        descriptor = open_lock_file(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600) if is_own else open_lock_file(path)
     except PermissionError as error:
-        raise not_owner_error(path.parent, description) from error
+        raise not_owner_error(path if is_own and path.exists() else path.parent, description) from error
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
+        if is_own and os.fstat(descriptor).st_uid != os.geteuid():
+            raise not_owner_error(path, description)
         if not lock_if_supported(descriptor, path, timeout_s=timeout_s):
             raise TryLater(f"{description} is locked by another process", where=str(path.parent))
         yield
@@ -241,10 +246,12 @@ def is_owned_by_user(folder: Path) -> bool:
     return folder.stat().st_uid == os.geteuid()
 
 
-def not_owner_error(folder: Path, description: str) -> ClusterError:
-    """Return the error for a folder of another user."""
+def not_owner_error(path: Path, description: str) -> ClusterError:
+    """Return the error for a folder, or a lock file, of another user."""
     hint = "only that user can do this; with read permission use `pit launch show`, `why` or `logs`"
-    return ClusterError(f"{description} is {owner_name(folder)}'s", where=str(folder), hint=hint)
+    if not path.is_dir():
+        hint = "only that user or root can remove the file"
+    return ClusterError(f"{description} is {owner_name(path)}'s", where=str(path), hint=hint)
 
 
 def owner_name(path: Path) -> str:

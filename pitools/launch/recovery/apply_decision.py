@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from pathlib import Path
 
 import msgspec
@@ -110,8 +111,12 @@ def apply_decision(
 def _record_decision(run_dir: Path, site: Site, cause: Cause, decision: Decision) -> None:
     if cause.attempt:
         run_folder.write_record(run_dir / "attempts" / cause.attempt / "decision.json", decision)
-    with contextlib.suppress(PitError):  # the run continues if the exclusion list cannot be written
+    try:
         exclusions.exclude_nodes(run_dir.parent, site, decision.exclude, cause, run_dir.name)
+    except PitError as error:  # the run continues all the same
+        print(
+            f"pit: {run_dir.name}: the next job may get {', '.join(decision.exclude)} again: {error}", file=sys.stderr
+        )
     run_folder.append_event(
         run_dir,
         "decided",

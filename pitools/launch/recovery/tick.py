@@ -28,7 +28,6 @@ from pitools.run import cancel_request, run_folder
 from pitools.site.schema import Site
 from pitools.slurm.states import UNKNOWN, is_finished
 
-TICK_LOCK = ".tick.lock"
 MAX_TICK_S = 300.0
 _SUBMISSION_GRACE_S = 60.0  # a younger submission is left to the process that began it
 
@@ -52,16 +51,22 @@ def tick_runs(
     """Continue every run of the site that is due; yield one record for each that changed.
 
     report_error: called with the error of a single run; the other runs are continued. max_tick_s: after this time no
-    further run is begun; the next tick continues. Raises TickRunning during another tick, and what querying raises.
+    further run is begun; the next tick continues. Raises TickRunning during another tick of this user, ClusterError for
+    a lock file that another user made, and what querying raises.
     """
     if not runs.is_dir():
         return
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock(runs / TICK_LOCK, "this folder of runs"))
+            stack.enter_context(lock(tick_lock_path(runs), "the lock of this user's ticks", is_own=True))
         except TryLater as error:
             raise TickRunning("another tick is running", where=str(runs)) from error
         yield from _tick_locked(runs, site, report_error, time.monotonic() + max_tick_s)
+
+
+def tick_lock_path(runs: Path) -> Path:
+    """Return the path of the lock of this user's ticks; each user of a shared folder of runs has one."""
+    return runs / f".tick.{os.geteuid()}.lock"
 
 
 def last_tick_errors(runs: Path, site: Site) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Exclude faulty nodes from the next jobs of all runs of a user at a site, with the evidence and an expiry time.
 
-<runs>/.exclusions.jsonl        pit.exclusion/1: append-only; the last record of a node is valid
+<runs>/.exclusions.<uid>.jsonl      pit.exclusion/1: the last record of a node is valid; one file for each user
+
+A record is appended. It is removed by a later append once it has expired for _KEEP_FOR.
 
 At most a share of a partition is excluded, so that wrong diagnoses cannot leave a run without nodes: the most certain
 exclusions come first, and of those the newest.
@@ -20,16 +22,17 @@ import msgspec
 
 from pitools.core import hostlist, timestamps, units
 from pitools.core.errors import UsageError
-from pitools.core.fs import from_os_error
-from pitools.core.locks import lock, open_lock_file
+from pitools.core.fs import from_os_error, open_regular, write_atomic
+from pitools.core.locks import lock, not_owner_error
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan
 from pitools.run.attempt_records import Cause, CauseKind
 from pitools.site.schema import Site
 
-EXCLUSIONS_FILE = ".exclusions.jsonl"
 _MAX_NODES_OF_UNKNOWN_SIZE = 4  # the limit for a partition without `nodes` in the site file
 _LOCK_TIMEOUT_S = 10.0
+_KEEP_FOR = timedelta(days=30)  # `pit launch why NODE` also shows expired records
+_APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
 _CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 
@@ -47,6 +50,11 @@ class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
     attempt: str = ""
     confidence: Literal["certain", "likely", "guess"] = "certain"
     evidence: tuple[str, ...] = ()
+
+
+def exclusions_path(runs: Path) -> Path:
+    """Return the path of this user's exclusions in a folder of runs, which several users may share."""
+    return runs / f".exclusions.{os.geteuid()}.jsonl"
 
 
 def exclude_nodes(runs: Path, site: Site, nodes: Iterable[str], cause: Cause, run: str) -> list[Exclusion]:
@@ -79,7 +87,7 @@ def allow_node(runs: Path, site: Site, node: str) -> Exclusion:
     if last is None or not is_active(last):
         excluded = ", ".join(sorted(entry.node for entry in active_exclusions(runs, site)))
         hint = f"excluded nodes: {excluded or 'none'}"
-        raise UsageError(f'node "{node}" is not excluded', where=str(runs / EXCLUSIONS_FILE), hint=hint)
+        raise UsageError(f'node "{node}" is not excluded', where=str(exclusions_path(runs)), hint=hint)
     now = timestamps.now_rfc3339()
     allowed = msgspec.structs.replace(last, t=now, until=now, reason=f"allowed again; excluded for: {last.reason}")
     _append_records(runs, [allowed])
@@ -89,13 +97,21 @@ def allow_node(runs: Path, site: Site, node: str) -> Exclusion:
 def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:
     if not exclusions:
         return
-    path = runs / EXCLUSIONS_FILE
-    with lock(runs / f"{EXCLUSIONS_FILE}.lock", "the list of exclusions", timeout_s=_LOCK_TIMEOUT_S):
+    path = exclusions_path(runs)
+    lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in exclusions)
+    with lock(path.with_suffix(".lock"), "the list of exclusions", timeout_s=_LOCK_TIMEOUT_S, is_own=True):
+        records = _read_records(path)
+        oldest = timestamps.to_rfc3339(datetime.now(UTC) - _KEEP_FOR)
+        kept = [entry for entry in records if entry.until > oldest]
+        if len(kept) < len(records):
+            write_atomic(path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept) + lines, mode=0o600)
+            return
         try:
-            with os.fdopen(open_lock_file(path, os.O_APPEND), "a+b", buffering=0) as file:
+            with os.fdopen(os.open(path, _APPEND_FLAGS, 0o600), "a+b", buffering=0) as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    raise not_owner_error(path, "the list of exclusions")
                 # A line that a full disk truncated must not damage the next line.
                 truncated = file.seek(0, 2) and file.seek(-1, 2) and file.read(1) != b"\n"
-                lines = b"".join(msgspec.json.encode(entry) + b"\n" for entry in exclusions)
                 file.write((b"\n" if truncated else b"") + lines)
         except OSError as error:
             raise from_os_error(error, path) from error
@@ -103,15 +119,21 @@ def _append_records(runs: Path, exclusions: Sequence[Exclusion]) -> None:
 
 def read_exclusions(runs: Path, site: str) -> list[Exclusion]:
     """Return all exclusion records of a site, oldest first, also expired ones; lines that are no record are skipped."""
+    return [entry for entry in _read_records(exclusions_path(runs)) if entry.site == site]
+
+
+def _read_records(path: Path) -> list[Exclusion]:
+    """Return the records of a file; [] for a file of another user, who could choose this user's nodes."""
     try:
-        lines = (runs / EXCLUSIONS_FILE).read_bytes().splitlines()
+        with open_regular(path) as file:
+            lines = file.read().splitlines() if os.fstat(file.fileno()).st_uid == os.geteuid() else []
     except OSError:
         return []
     exclusions = []
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             exclusions.append(decode_json(line, Exclusion))
-    return [entry for entry in exclusions if entry.site == site and _NODE.fullmatch(entry.node)]
+    return [entry for entry in exclusions if _NODE.fullmatch(entry.node)]
 
 
 def is_active(exclusion: Exclusion) -> bool:

@@ -18,7 +18,6 @@ from pitools.core import trust
 from pitools.core.errors import ClusterError
 from pitools.core.locks import lock
 from pitools.launch.recovery import tick
-from pitools.launch.recovery.tick import TICK_LOCK
 from pitools.launch.submission import exclusions
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause, Evidence
@@ -52,7 +51,7 @@ def test_tick_has_nothing_to_say(pit: Pit, tmp_path: Path) -> None:
     runs.mkdir()
     done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    with lock(runs / TICK_LOCK, "it"):
+    with lock(tick.tick_lock_path(runs), "it"):
         done = pit("launch", "tick", "--site", "local", PIT_RUNS=str(runs))
     assert (done.returncode, done.stdout) == (0, "")
     assert str(runs) in done.stderr

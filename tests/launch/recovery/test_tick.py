@@ -177,9 +177,23 @@ def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
     """The second says so and does nothing."""
     runs.attempt(runs.make())
     cluster.states["100"] = "NODE_FAIL"
-    with lock(runs.root / tick.TICK_LOCK, "it"), pytest.raises(tick.TickRunning):
+    with lock(tick.tick_lock_path(runs.root), "it"), pytest.raises(tick.TickRunning):
         ticked(runs)
     assert cluster.sent == []
+    assert ticked(runs)[0] == {"t-1": "resubmit"}
+
+
+@pytest.mark.usefixtures("as_root")
+def test_another_user_s_lock_file_is_refused(runs: Runs, cluster: Cluster) -> None:
+    """A lock file that another user made, and could hold for ever, is an error; another user's own lock is not."""
+    runs.attempt(runs.make())
+    cluster.states["100"] = "NODE_FAIL"
+    path = tick.tick_lock_path(runs.root)
+    path.touch(0o666)
+    os.chown(path, os.geteuid() + 12345, -1)
+    with pytest.raises(ClusterError):
+        ticked(runs)
+    path.rename(runs.root / f".tick.{os.geteuid() + 12345}.lock")
     assert ticked(runs)[0] == {"t-1": "resubmit"}
 
 

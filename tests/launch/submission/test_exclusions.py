@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core import hostlist
-from pitools.core.errors import UsageError
+from pitools.core.errors import ClusterError, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.request import Request
 from pitools.launch.submission import exclusions
@@ -96,15 +97,41 @@ def test_names_are_names(tmp_path: Path) -> None:
     """What could be another flag, or a path, never reaches sbatch, also where it was put into the file."""
     exclusions.exclude_nodes(tmp_path, site(), ["-w n1", "n1;rm", "../x", "n5"], cause(), "r")
     hostile = msgspec.structs.replace(exclusions.active_exclusions(tmp_path, site())[0], node="--wrap=x")
-    with (tmp_path / exclusions.EXCLUSIONS_FILE).open("ab") as file:
+    with exclusions.exclusions_path(tmp_path).open("ab") as file:
         file.write(msgspec.json.encode(hostile) + b"\n")
     assert exclusions.sbatch_exclude_args(tmp_path, site(), plan()) == ("--exclude=n5",)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_another_user_s_exclusions_do_not_count(tmp_path: Path) -> None:
+    """A file that another user made chooses no nodes, and takes no records; another user's own file is ignored."""
+    exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "r")
+    path = exclusions.exclusions_path(tmp_path)
+    other = path.with_name(f".exclusions.{os.geteuid() + 12345}.jsonl")
+    other.write_bytes(path.read_bytes().replace(b'"n1"', b'"n7"'))
+    assert exclusions.exclusions_for_next_job(tmp_path, site(), plan()) == ("n1",)
+    path.chmod(0o666)
+    os.chown(path, os.geteuid() + 12345, -1)
+    assert exclusions.exclusions_for_next_job(tmp_path, site(), plan()) == ()
+    with pytest.raises(ClusterError):
+        exclusions.exclude_nodes(tmp_path, site(), ["n2"], cause(), "r")
+
+
+def test_records_are_removed_long_after_they_have_expired(tmp_path: Path) -> None:
+    """The next exclusion removes what expired more than a month ago, and keeps the rest."""
+    exclusions.exclude_nodes(tmp_path, site(), ["n1", "n2"], cause(), "r")
+    path = exclusions.exclusions_path(tmp_path)
+    first, second = exclusions.read_exclusions(tmp_path, "s")
+    old = msgspec.structs.replace(first, until="2026-01-01T00:00:00.000Z")
+    path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in (old, second)))
+    exclusions.exclude_nodes(tmp_path, site(), ["n3"], cause(), "r")
+    assert [entry.node for entry in exclusions.read_exclusions(tmp_path, "s")] == ["n2", "n3"]
 
 
 def test_a_line_cut_short_costs_only_itself(tmp_path: Path) -> None:
     """After a full disk the list still says what it said, and takes more."""
     exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "r")
-    path = tmp_path / exclusions.EXCLUSIONS_FILE
+    path = exclusions.exclusions_path(tmp_path)
     path.write_bytes(path.read_bytes() + b'{"schema":"pit.exclu')
     exclusions.exclude_nodes(tmp_path, site(), ["n2"], cause(), "r")
     assert {active_exclusion.node for active_exclusion in exclusions.active_exclusions(tmp_path, site())} == {
@@ -117,5 +144,5 @@ def test_many_write_at_once(tmp_path: Path) -> None:
     """Every line is whole, and none is lost."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: exclusions.exclude_nodes(tmp_path, site(), [f"n{at}"], cause(), "r"), range(40)))
-    lines = (tmp_path / exclusions.EXCLUSIONS_FILE).read_text().splitlines()
+    lines = exclusions.exclusions_path(tmp_path).read_text().splitlines()
     assert sorted(json.loads(line)["node"] for line in lines) == sorted(f"n{index}" for index in range(40))
