@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pitools.core.errors import PitError
 from pitools.core.locks import is_owned_by_user
 from pitools.launch.monitor import status
+from pitools.launch.recovery import tick
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
 from pitools.site.schema import Site
@@ -67,10 +68,9 @@ def _is_due(run: RunRecord, site: Site, tried_at: dict[str, float]) -> bool:
     if run.is_over or time.monotonic() - tried_at.get(run.run_id, -_RESUME_AGAIN_S) < _RESUME_AGAIN_S:
         return False
     # Also for a job that Slurm has forgotten: `resume` decides when that means that it has ended.
-    ended = is_finished(run.state) or (run.state == UNKNOWN and bool(run.job_id))
-    return (ended or bool(run.cancel_requested) or status.may_be_held_back(run, site)) and is_owned_by_user(
-        Path(run.run_dir)
-    )
+    run_dir = Path(run.run_dir)
+    ended = is_finished(run.state) or (run.state == UNKNOWN and (bool(run.job_id) or tick.is_abandoned(run_dir)))
+    return (ended or bool(run.cancel_requested) or status.may_be_held_back(run, site)) and is_owned_by_user(run_dir)
 
 
 def _resume_run(run_dir: Path, site: Site, report: Callable[[str], None], report_once: Callable[[str], None]) -> None:

@@ -236,7 +236,9 @@ def _start_at_target(
     else:
         new_run_dir = Path(plan.runs) / intent.new_run_id
         if _was_never_submitted(new_run_dir):
-            shutil.rmtree(new_run_dir)
+            with lock(new_run_dir / apply_decision.RUN_LOCK, f"run {new_run_dir.name}"):  # not while `tick` submits it
+                if _was_never_submitted(new_run_dir):
+                    shutil.rmtree(new_run_dir)
         if new_run_dir.exists():
             job_id = resume_run(new_run_dir, target_site).job_id
         else:

@@ -139,9 +139,7 @@ def _submit_following_job(
     retry_for_s: float,
 ) -> None:
     if site.scheduler == "none":
-        job = local_process.start_supervisor(run_dir, site)
-        run_folder.write_record(run_dir / "job.json", job)
-        run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
+        local_process.start_job(run_dir, site)
         return
     # Only while the job runs: Slurm may forget an ended job, and a final state is cached for ever.
     if (

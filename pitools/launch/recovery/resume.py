@@ -15,11 +15,12 @@ from typing import Literal
 from msgspec.structs import replace
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, UsageError
+from pitools.core.fs import write_atomic
 from pitools.core.locks import is_owned_by_user, lock, not_owner_error
 from pitools.core.record import Record
 from pitools.launch import hooks
 from pitools.launch.diagnosis import diagnose, unstarted_jobs
-from pitools.launch.plan import load_plan
+from pitools.launch.plan import Plan, load_plan, render_script
 from pitools.launch.provenance import provenance
 from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_hold, slurm_query
 from pitools.launch.recovery.apply_decision import apply_from_job
@@ -125,28 +126,35 @@ def _check(run_dir: Path, site: Site) -> None:
     provenance.require_no_copy(run_dir, plan)
     if plan.site != site.name:
         raise ConfigError(f'the run is of site "{plan.site}", not "{site.name}"', where=str(run_dir))
+    if site.scheduler == "slurm" and not submissions.submission_numbers(run_dir) and (run_dir / "jobs").is_dir():
+        _render_missing_script(run_dir, plan, site)
     missing = [name for name in ("script.sbatch", "attempts") if not (run_dir / name).exists()]
     if missing and site.scheduler == "slurm":
-        if not submissions.submission_numbers(run_dir) and not (run_dir / "job.json").exists():
-            problem = "the run was never submitted: its submitter was killed"
-            raise DataError(
-                problem, where=str(run_dir), hint="start it again: pit launch run; this folder can be deleted"
-            )
         hint = "its checkpoints are in checkpoints/: copy them to a new run"
         raise DataError(f"the run is incomplete: no {missing[0]}", where=str(run_dir), hint=hint)
 
 
-def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
-    """Submit a run whose submitter was killed before the submission.
+def _render_missing_script(run_dir: Path, plan: Plan, site: Site) -> None:
+    """Write the script of a run whose submitter was killed before it did."""
+    script = run_dir / "script.sbatch"
+    if not script.exists() and not (run_dir / "job.json").exists():
+        write_atomic(script, render_script(plan, site, run_dir=str(run_dir)), durable=False)
 
-    Raises DataError if the run is incomplete, TryLater if a supervisor may be about to start.
+
+def _submit_first_job(run_dir: Path, site: Site) -> ResumeResult:
+    """Submit, or start, a run whose submitter was killed before that.
+
+    Raises DataError for a run of a callable, TryLater if a supervisor may be about to start.
     """
-    if site.scheduler == "none" and local_process.is_supervised(run_dir):
-        hint = "run the same command again in a minute"
-        raise TryLater("a process of the run may be about to start", where=str(run_dir), hint=hint)
-    if not (site.scheduler == "slurm" and (run_dir / "jobs").is_dir()):
+    if site.scheduler == "none":
+        if local_process.is_supervised(run_dir):
+            hint = "run the same command again in a minute"
+            raise TryLater("a process of the run may be about to start", where=str(run_dir), hint=hint)
+        new_job = local_process.start_job(run_dir, site)
+    elif (run_dir / "jobs").is_dir():
+        new_job = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
+    else:
         raise DataError("the run has no job", where=str(run_dir), hint="start it again: pit launch run")
-    new_job = next_job.submit_next_job(run_dir, load_plan(run_dir), site, number=0)
     return _result(run_dir, "submitted", "the run was created, but never submitted", job_id=new_job.job_id)
 
 

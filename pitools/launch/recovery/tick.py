@@ -29,7 +29,8 @@ from pitools.site.schema import Site
 from pitools.slurm.states import UNKNOWN, is_finished
 
 MAX_TICK_S = 300.0
-_SUBMISSION_GRACE_S = 60.0  # a younger submission is left to the process that began it
+# A younger submission, or run folder, is left to the process that made it.
+_SUBMISSION_GRACE_S, _PREPARATION_GRACE_S = 60.0, 600.0
 
 T = TypeVar("T")
 ReportError = Callable[[Path, PitError], None]
@@ -194,7 +195,7 @@ def _has_unresolved_submission(run_dir: Path) -> bool:
 def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site) -> bool:
     """Whether to continue a run: its job has ended, is unknown or may be held, or its submission is abandoned."""
     if ref is None:
-        return _is_abandoned(run_dir)
+        return is_abandoned(run_dir)
     if (
         is_finished(state)
         or state == UNKNOWN
@@ -205,8 +206,8 @@ def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site
     return False
 
 
-def _is_abandoned(run_dir: Path) -> bool:
-    """Whether a run without a job was submitted, or its folder created, at least _SUBMISSION_GRACE_S ago."""
+def is_abandoned(run_dir: Path) -> bool:
+    """Whether the process that was submitting a run without a known job was probably killed, by the time since then."""
     numbers = submissions.submission_numbers(run_dir)
     intent = (
         run_folder.read_record(submissions.job_dir(run_dir, numbers[-1]) / "intent.json", submissions.SubmissionIntent)
@@ -214,11 +215,9 @@ def _is_abandoned(run_dir: Path) -> bool:
         else None
     )
     if intent is None:
-        # The submitter writes the script immediately before it submits the job.
+        # The submitter writes the script immediately before it submits the job, and may first query Slurm's topology.
         script = run_dir / "script.sbatch"
-        return (
-            (run_dir / "jobs").is_dir()
-            and script.exists()
-            and time.time() - script.stat().st_mtime > _SUBMISSION_GRACE_S
-        )
+        if script.exists():
+            return (run_dir / "jobs").is_dir() and time.time() - script.stat().st_mtime > _SUBMISSION_GRACE_S
+        return time.time() - run_dir.stat().st_ctime > _PREPARATION_GRACE_S  # the folder was renamed into place
     return (datetime.now(UTC) - datetime.fromisoformat(intent.last_tried_at)).total_seconds() > _SUBMISSION_GRACE_S

@@ -56,6 +56,14 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
     return job
 
 
+def start_job(run_dir: Path, site: Site) -> run_folder.JobRef:
+    """Start a supervisor and record it as the run's newest job. Raises as `start_supervisor` does."""
+    job = start_supervisor(run_dir, site)
+    run_folder.write_record(run_dir / "job.json", job)
+    run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
+    return job
+
+
 def output_name(number: int) -> str:
     """Return the name of the log file of a run's k-th supervisor."""
     return f"supervisor.{number}.out" if number else "supervisor.out"

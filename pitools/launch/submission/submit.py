@@ -141,10 +141,7 @@ def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Pa
 def start_job(plan: Plan, site: Site, run_dir: Path, args: Sequence[str]) -> run_folder.JobRef:
     """Start the run's job with further sbatch arguments; record it in job.json and return it."""
     if site.scheduler == "none":
-        job = local_process.start_supervisor(run_dir, site)
-        run_folder.write_record(run_dir / "job.json", job)
-        run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
-        return job
+        return local_process.start_job(run_dir, site)
     # submitit takes 90 ms to import, and a local run does not need it.
     from pitools.launch.executor import PitExecutor
 

@@ -25,6 +25,7 @@ from pitools.launch import plan as planning
 from pitools.launch.diagnosis import unstarted_jobs
 from pitools.launch.job import local_supervisor
 from pitools.launch.monitor import status
+from pitools.launch.recovery import tick
 from pitools.launch.recovery.resume import resume_run
 from pitools.launch.request import RetryBudget
 from pitools.launch.submission import local_process, submit
@@ -251,6 +252,26 @@ def free(run_dir: Path) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("its supervisor does not end")
+
+
+def test_a_run_whose_submitter_was_killed_is_started(
+    make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run folder without a supervisor is continued by a tick, after the time that its submitter may still need."""
+    plan, site = make_plan("local", snapshot=False), load_site("local")
+    run_dir = Path(plan.runs) / "t-1"
+    submit.create_run_dir(run_dir, plan, site, lambda _: None)
+
+    def ticked() -> list[str]:
+        return [result.action for result in tick.tick_runs(run_dir.parent, site, lambda *_: None)]
+
+    assert ticked() == []
+    with monkeypatch.context() as later:
+        now = time.time()
+        later.setattr(time, "time", lambda: now + 1200)
+        assert ticked() == ["submitted"]
+    assert end_of(run_dir).exit_code == 0
+    free(run_dir)
 
 
 def test_whoever_was_killed_while_starting_it_starts_no_second(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +341,27 @@ def test_only_changes_are_told(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     run = status.run_status(run_dir, load_site("alpha"))
     rows = [run, replace(run, steps=9), replace(run, steps=10, attempts=2), replace(run, steps=12, attempts=2)]
     assert list(follow_runs.changed_runs(iter([[row] for row in rows]))) == [rows[0], rows[2]]
+
+
+def test_watch_continues_a_run_that_was_never_submitted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without a job is resumed, so that the watch ends, once its submitter has had the time to go on."""
+    say("UNKNOWN", run_dir, monkeypatch)
+    shutil.rmtree(run_dir / "jobs")
+    (run_dir / "job.json").unlink()
+    (run_dir / "jobs").mkdir()
+    resumed: list[Path] = []
+
+    def resume(path: Path, *_: object) -> None:
+        resumed.append(path)
+        apply_decision.write_verdict(path, "finished")
+
+    monkeypatch.setattr(status, "try_resume", resume)
+    rounds = follow_runs.poll_runs([run_dir], load_site("alpha"), lambda _: None, every_s=0)
+    assert [next(rounds)[0].state, next(rounds)[0].state, resumed] == ["UNKNOWN", "UNKNOWN", []]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1200)
+    assert [run.state for (run,) in rounds] == ["COMPLETED"]
+    assert resumed == [run_dir]
 
 
 def test_cancel_before_the_job_is_known(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

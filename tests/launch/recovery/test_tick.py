@@ -237,18 +237,24 @@ def test_a_thousand_runs_that_are_over_cost_little(runs: Runs, cluster: Cluster)
     assert time.process_time() - started < 1.0
 
 
-@pytest.mark.parametrize(("script", "age_s", "found"), [(True, 120, True), (True, 5, False), (False, 120, False)])
-def test_a_run_whose_maker_was_killed(runs: Runs, cluster: Cluster, script: bool, age_s: int, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("script", "age_s", "found"), [(True, 120, True), (True, 5, False), (False, 120, False), (False, 1200, True)]
+)
+def test_a_run_whose_maker_was_killed(
+    runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, script: bool, age_s: int, found: bool
+) -> None:
     """Made, and never submitted: its first job is sent, once, unless its maker may still be about to."""
     run_dir = runs.make()
     shutil.rmtree(run_dir / "jobs" / "0")
     (run_dir / "job.json").unlink()
-    os.utime(run_dir / "script.sbatch", (time.time() - age_s,) * 2)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + age_s)
     if not script:
         (run_dir / "script.sbatch").unlink()
     assert ticked(runs) == ({"t-1": "submitted"} if found else {}, [])
     assert ticked(runs) == ({}, [])
     assert len(cluster.sent) == found
+    assert (run_dir / "script.sbatch").exists() == (script or found)
 
 
 def test_a_job_that_is_seen_again_was_not_missed(runs: Runs, cluster: Cluster) -> None:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import DataError
 from pitools.launch import plan as planning
 from pitools.launch.recovery import tick
 from pitools.launch.recovery.resume import resume_run
@@ -55,7 +54,7 @@ def test_the_first_job_leaves_bad_nodes_out(plan: planning.Plan, monkeypatch: py
 
 
 def test_killed_before_there_is_a_script(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is known, no tick submits half of it, and whoever resumes it is told that it never was one."""
+    """The run is known, no tick submits it while its maker may be alive, and a resume writes its script and submits."""
     site, runs = load_site("alpha"), Path(plan.runs)
 
     def killed(*_: Any) -> None:
@@ -67,5 +66,11 @@ def test_killed_before_there_is_a_script(plan: planning.Plan, monkeypatch: pytes
         submit.submit_run(plan, site)
     (run_dir,) = tick.unfinished_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert list(tick.tick_runs(runs, site, lambda path, error: pytest.fail(f"{path}: {error}"))) == []
-    with pytest.raises(DataError, match="never submitted"):
-        resume_run(run_dir, site)
+    sent: list[str] = []
+
+    def send(run_dir: Path, *_: object, **__: object) -> run_folder.JobRef:
+        sent.append((run_dir / "script.sbatch").read_text())
+        return run_folder.JobRef(job_id="7", site="alpha", submitted=timestamps.now_rfc3339())
+
+    monkeypatch.setattr(exactly_once, "submit_once", send)
+    assert (resume_run(run_dir, site).job_id, sent) == ("7", [planning.render_script(plan, site, run_dir=str(run_dir))])
