@@ -27,7 +27,7 @@ from pitools.launch.job import begin_attempt, end_attempt, hang_watch, job_conte
 from pitools.launch.plan import Plan, load_plan
 from pitools.launch.probes import stacks
 from pitools.launch.submission import local_process
-from pitools.run import run_folder
+from pitools.run import cancel_request, run_folder
 from pitools.site.template import expand_placeholders
 
 
@@ -65,10 +65,20 @@ def supervise(run_dir: Path, number: int = 0) -> int:
             return begin_attempt.report_refusal(error)
         stopper.attempt = attempt
         code = _run_attempt(plan, run_dir, attempt, stopper)
-        failure = "CANCELLED" if stopper.number else "TIMEOUT" if stopper.timed_out else "FAILED"
-        job_code = end_attempt.end_attempt(job, attempt, code, state=failure if code else "COMPLETED")
+        state = _failure_state(run_dir, stopper) if code else "COMPLETED"
+        job_code = end_attempt.end_attempt(job, attempt, code, state=state)
         if job_code is not None:
             return job_code
+
+
+def _failure_state(run_dir: Path, stopper: _StopRequest) -> str:
+    """Return the state of a failed attempt in Slurm's terms: PREEMPTED after a signal that no cancel sent."""
+    if not stopper.number:
+        return "TIMEOUT" if stopper.timed_out else "FAILED"
+    with contextlib.suppress(OSError):
+        if cancel_request.pending_cancel(run_dir):
+            return "CANCELLED"
+    return "PREEMPTED"  # such as a reboot of this machine: the run is continued
 
 
 class _StopRequest:

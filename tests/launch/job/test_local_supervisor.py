@@ -100,15 +100,28 @@ def lives(pid: int) -> bool:
 
 def test_cancel_ends_the_program_too(started: Started, tmp_path: Path) -> None:
     """The program of a compound command is gone when exit.json is there, and so is one in a group of its own."""
-    run_dir, job = started(
+    run_dir, _ = started(
         command="set -m; sleep 931 & echo $! > other; set +m; bash -c 'echo $$ > p; exec sleep 931'; :"
     )
     until(tmp_path / "p")
-    local_process.terminate_supervisor(job)
+    status.cancel_run(run_dir, load_site("local"))
     end = end_of(run_dir)
     assert (end.state, end.exit_code) == ("CANCELLED", 143)
     assert not lives(int((tmp_path / "p").read_text()))
     assert not lives(int((tmp_path / "other").read_text()))
+
+
+def test_a_run_is_continued_after_a_reboot(started: Started, tmp_path: Path) -> None:
+    """A SIGTERM without a cancel, as of a machine that shuts down, is no end of the run: the next tick continues it."""
+    run_dir, job = started(command="[ ! -e p ] || exit 0; touch p; echo > begun; sleep 931")
+    until(tmp_path / "begun")
+    local_process.terminate_supervisor(job)
+    assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("PREEMPTED", 143)
+    free(run_dir)
+    (result,) = tick.tick_runs(run_dir.parent, load_site("local"), lambda *_: None)
+    assert (result.action, result.cause) == ("resubmit", "preempted")
+    until(run_dir / "verdict.json")
+    assert status.run_status(run_dir, load_site("local")).state == "COMPLETED"
 
 
 def test_a_run_is_cancelled_once_its_ranks_are_gone(started: Started, tmp_path: Path) -> None:
@@ -210,9 +223,10 @@ def test_the_warning_comes_before_the_limit(started: Started) -> None:
 def test_a_cancel_at_once_is_a_cancel(started: Started) -> None:
     """However early it comes, the run says that it was cancelled."""
     for _ in range(3):
-        run_dir, job = started(command="sleep 931")
-        local_process.terminate_supervisor(job)
-        assert (end_of(run_dir).state, end_of(run_dir).exit_code) == ("CANCELLED", 143)
+        run_dir, _ = started(command="sleep 931")
+        status.cancel_run(run_dir, load_site("local"))
+        until(run_dir / "verdict.json")
+        assert status.run_status(run_dir, load_site("local")).state == "CANCELLED"
 
 
 def test_the_first_failure_is_the_runs(started: Started) -> None:
