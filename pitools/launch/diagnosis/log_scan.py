@@ -10,6 +10,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,10 @@ _MAX_TOTAL_BYTES, _DEEP_MAX_TOTAL_BYTES = 16 << 20, 96 << 20  # bytes of all ran
 _PIT_ERROR = re.compile(r"^(pit: error: .*)\n  where: (.*)", re.MULTILINE)
 # Messages of srun and Slurm while they terminate ranks, and of pitools about the next attempt.
 _NOISE = re.compile(r"srun: |slurmstepd|^submitit |^pit: attempt ")
-_MAX_HITS_PER_RULE = 3  # occurrences of a literal in a file: the first ones; the last is added
+# The clock of a line in the job's output: pitools and slurmd write it first, slurmstepd before the reason of an end.
+_CLOCK = re.compile(r"^\[?(?=\d{4}-\d\d-\d\d[T ])|\bCANCELLED AT ")
+_MAX_MATCHES = 3  # matches of a literal in a text: the first ones; the last is added
+_MAX_TRIES = 2000  # occurrences of a literal in a text, from either end, that are matched
 
 
 class LogScan(NamedTuple):
@@ -56,16 +61,19 @@ def scan_logs(
     evidence: list[Evidence] = []
     last_lines: dict[int | None, str] = {}
     has_srun_log = any((attempt / "logs").glob("*.err"))
+    job_began = _job_began(run_dir, start)
     for path, is_shared in _slurm_logs(run_dir, attempt, start):
+        lines_before = 0
         for text in _read_head_and_tail(
             path, _DEEP_TAIL_BYTES if deep else 4 * _TAIL_BYTES, _DEEP_HEAD_BYTES if deep else _TAIL_BYTES
         ):
-            own_lines = _lines_of_attempt(text, span) if is_shared else text
+            own_lines = _lines_of_attempt(text, span, job_began) if is_shared else text
             source = _relative(path, run_dir)
             if is_shared:
-                last_lines[None] = last_line(own_lines.text)
+                last_lines[None] = last_line(own_lines.text) or last_lines.get(None, "")
             if not is_shared or not has_srun_log:
-                exits += _srun_exits(own_lines, source, span)
+                exits += _srun_exits(own_lines, source, span, lines_before)
+            lines_before += text.text.count("\n") + 1
             evidence += list(_match_patterns(own_lines, "slurm", source, span, None, ""))
     for path in sorted((attempt / "logs").glob("stage.*.out"))[:_MAX_RANK_LOGS]:
         if tail := read_tail(path, _TAIL_BYTES):
@@ -82,8 +90,9 @@ def scan_logs(
     for rank, path in rank_logs:
         node = hosts[rank] if rank < len(hosts) else ""
         source = _relative(path, run_dir)
-        for text in _read_head_and_tail(path, max_bytes, max_bytes // 8 if deep else 0):
-            if text.line == 0 or text.size <= max_bytes:
+        texts = _read_head_and_tail(path, max_bytes, max_bytes // 8 if deep else 0)
+        for text in texts:
+            if text is texts[-1]:
                 exits += _traceback_exits(text, source, span, rank, node)
             searched = text._replace(text=tracebacks.blank_tracebacks(text.text)) if "Traceback" in text.text else text
             evidence += list(_match_patterns(searched, "rank", source, span, rank, node))
@@ -132,46 +141,68 @@ def _is_output_of(path: Path, job_id: str) -> bool:
 def _read_head_and_tail(path: Path, max_bytes: int, head_bytes: int) -> list[LogText]:
     """Return the end of a log, preceded by its beginning if the end does not cover it."""
     tail = read_tail(path, max_bytes)
+    if tail is not None and max_bytes < tail.size <= max_bytes + head_bytes:
+        tail = read_tail(path, max_bytes + head_bytes)  # one text, since the line between two would be cut
     if tail is None:
         return []
-    head = read_head(path, min(head_bytes, tail.size - max_bytes)) if head_bytes and tail.size > max_bytes else None
+    head = read_head(path, head_bytes) if head_bytes and tail.size > max_bytes + head_bytes else None
     return [head, tail] if head else [tail]
 
 
-def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan) -> LogText:
+def _job_began(run_dir: Path, start: AttemptStart | None) -> datetime | None:
+    """Return when the first attempt of the job began; None if unknown."""
+    records = [run_folder.read_or_none(path / "start.json", AttemptStart) for path in run_folder.attempt_dirs(run_dir)]
+    times = [
+        log_timestamps.parse_timestamp(record.started)
+        for record in records
+        if start and record and record.job_id == start.job_id
+    ]
+    return min((moment for moment in times if moment), default=None)
+
+
+def _lines_of_attempt(text: LogText, span: log_timestamps.TimeSpan, job_began: datetime | None) -> LogText:
     """Blank the lines of other attempts in the output that the attempts of a job share.
 
-    A line without a time belongs to the attempt of the previous line with one; the first lines, to that of the next.
+    A line without a clock belongs to the attempt of the previous line with one; the first lines, to that of the next.
+    The output is in the order of time: a time before the job or after the output's last change, and one before the
+    attempt after lines of the attempt, is some other date.
     """
     lines: list[str] = []
-    is_own, is_untimed = True, True
+    job_span = log_timestamps.TimeSpan(job_began, datetime.fromtimestamp(text.mtime, UTC))
+    is_own, has_clock, has_own = True, False, False
     for line in text.text.split("\n"):
-        if stamp := log_timestamps.timestamp_of_line(line, log_timestamps.TimeSpan(None, None)):
-            is_own = not _is_outside(stamp, span)
-            if is_untimed and not is_own:
+        clock = _CLOCK.search(line[:MAX_LINE])
+        stamp = log_timestamps.timestamp_of_line(line[clock.end() :], job_span) if clock else ""
+        if stamp and not ((is_early := _is_before(stamp, span)) and has_own):
+            is_own = not is_early and not _is_after(stamp, span)
+            if not has_clock and not is_own:
                 lines = [""] * len(lines)
-            is_untimed = False
+            has_clock, has_own = True, has_own or is_own
         lines.append(line if is_own else "")
     return text._replace(text="\n".join(lines))
 
 
-def _is_outside(stamp: str, span: log_timestamps.TimeSpan) -> bool:
+def _is_before(stamp: str, span: log_timestamps.TimeSpan) -> bool:
     moment = log_timestamps.parse_timestamp(stamp)
-    if moment is None:
-        return False
     slack_s = 1.0 if stamp.endswith(".000Z") else 0.0  # Slurm's times are whole seconds
-    is_early = span.first is not None and (span.first - moment).total_seconds() > slack_s
-    return is_early or (span.last is not None and (moment - span.last).total_seconds() > 60)
+    return bool(moment and span.first and (span.first - moment).total_seconds() > slack_s)
 
 
-def _srun_exits(text: LogText, source: str, span: log_timestamps.TimeSpan) -> Iterator[rank_exits.RankExit]:
-    """Yield how ranks ended, from srun's messages about tasks."""
+def _is_after(stamp: str, span: log_timestamps.TimeSpan) -> bool:
+    moment = log_timestamps.parse_timestamp(stamp)
+    return bool(moment and span.last and (moment - span.last).total_seconds() > 60)
+
+
+def _srun_exits(
+    text: LogText, source: str, span: log_timestamps.TimeSpan, lines_before: int
+) -> Iterator[rank_exits.RankExit]:
+    """Yield how ranks ended, from srun's messages about tasks. lines_before: of the file's text before this one."""
     for number, line in enumerate(text.text.split("\n"), 1):
         if "srun" not in line[:200]:
             continue
         where = f"{source}:{text.line + number - 1}" if text.line else source
         yield from rank_exits.exits_from_srun(
-            line[: MAX_LINE * 8], log_timestamps.timestamp_of_line(line, span), where, number
+            line[: MAX_LINE * 8], log_timestamps.timestamp_of_line(line, span), where, lines_before + number
         )
 
 
@@ -194,18 +225,8 @@ def _match_patterns(
     for pattern in patterns.load_table().pattern:
         if kind not in pattern.source:
             continue
-        for offset in _find_occurrences(text.text, pattern):
+        for offset, line, match in _find_matches(text.text, pattern):
             line_start = text.text.rfind("\n", 0, offset) + 1
-            line_end = text.text.find("\n", offset)
-            line = text.text[
-                max(line_start, offset - MAX_LINE // 2) : min(
-                    len(text.text) if line_end < 0 else line_end, offset + MAX_LINE // 2
-                )
-            ]
-            match = patterns.compile_cached(pattern.line).search(line) if pattern.line else None
-            if pattern.line and not match:
-                continue
-            groups = match.groupdict() if match else {}
             number = text.line + text.text.count("\n", 0, line_start) if text.line else 0
             yield Evidence(
                 t=log_timestamps.timestamp_of_line(text.text[line_start : line_start + 240], span),
@@ -213,25 +234,47 @@ def _match_patterns(
                 text=one_line(line),
                 kind=pattern.kind,
                 rank=rank,
-                node=groups.get("node") or node,
+                node=match.groupdict().get("node") or node,
                 role=pattern.role,
                 rule=pattern.name,
             )
 
 
-def _find_occurrences(text: str, pattern: Pattern) -> list[int]:
-    """Return the offsets of a pattern's literals: the first few of each, and its last."""
-    offsets: list[int] = []
+def _find_matches(text: str, pattern: Pattern) -> list[tuple[int, str, re.Match[str]]]:
+    """Return the first few matches of each of a pattern's literals, and its last, as (offset, line, match)."""
+    matches: dict[int, tuple[int, str, re.Match[str]]] = {}
     for literal in pattern.literals:
-        offset = text.find(literal)
-        for _ in range(_MAX_HITS_PER_RULE):
-            if offset < 0:
-                break
-            offsets.append(offset)
-            offset = text.find(literal, offset + len(literal))
-        if offset >= 0:
-            offsets.append(text.rfind(literal))
-    return sorted(offsets)
+        for offsets, wanted in (
+            (_occurrences(text, literal), _MAX_MATCHES),
+            (_occurrences_from_end(text, literal), 1),
+        ):
+            tried = (_match_line(text, offset, pattern) for offset in islice(offsets, _MAX_TRIES))
+            matches |= {match[0]: match for match in islice(filter(None, tried), wanted)}
+    return [matches[offset] for offset in sorted(matches)]
+
+
+def _match_line(text: str, offset: int, pattern: Pattern) -> tuple[int, str, re.Match[str]] | None:
+    """Match a pattern with the line around the offset of its literal."""
+    line_start, line_end = text.rfind("\n", 0, offset) + 1, text.find("\n", offset)
+    line = text[
+        max(line_start, offset - MAX_LINE // 2) : min(len(text) if line_end < 0 else line_end, offset + MAX_LINE // 2)
+    ]
+    match = patterns.compile_cached(pattern.line).search(line)
+    return (offset, line, match) if match else None
+
+
+def _occurrences(text: str, literal: str) -> Iterator[int]:
+    offset = text.find(literal)
+    while offset >= 0:
+        yield offset
+        offset = text.find(literal, offset + len(literal))
+
+
+def _occurrences_from_end(text: str, literal: str) -> Iterator[int]:
+    offset = text.rfind(literal)
+    while offset >= 0:
+        yield offset
+        offset = text.rfind(literal, 0, offset)
 
 
 def _dedupe(evidence: Iterable[Evidence]) -> Iterator[Evidence]:

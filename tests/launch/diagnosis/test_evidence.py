@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pitools.launch import fingerprint
@@ -409,3 +410,40 @@ def test_a_place_to_stage_to_that_two_attempts_cannot_use_is_nowhere(tmp_path: P
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("storage", ("n0",))
     assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())
+
+
+NO_FAULTS = (
+    "step 7 done",
+    "2019-01-01 00:00:00 the date of a recording",
+    "2031-01-01T00:00:00Z a certificate expires",
+    "restored what was saved at 2026-11-22 01:02:03",
+    "2026-11-22T01:10:00.000Z srun: warning: can't run 1 processes on 2 nodes",
+    "note: no oom_kill event so far",
+)
+FAULTS = ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, fell")
+BETWEEN = "x" * 400_000
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.sampled_from(NO_FAULTS) | st.sampled_from(FAULTS) | st.integers(0, 7), max_size=25),
+    gap=st.none() | st.integers(0, 25),
+    name=st.sampled_from(["slurm-12.out", "attempts/0/logs/srun.err"]),
+)
+@example(lines=[NO_FAULTS[5]] * 4 + [FAULTS[0], NO_FAULTS[5]], gap=None, name="attempts/0/logs/srun.err")
+@example(lines=[3, 1], gap=1, name="attempts/0/logs/srun.err")
+def test_the_faults_of_any_log(tmp_path: Path, lines: list[str | int], gap: int | None, name: str) -> None:
+    """Whatever dates and texts stand between, the exits of ranks keep the order of the log, and no fault is missed."""
+    created = tmp_path / "attempts" / "0" if (tmp_path / "attempts").exists() else attempt(tmp_path, ranks=8)
+    for path in (tmp_path / "slurm-12.out", created / "logs" / "srun.err"):
+        path.unlink(missing_ok=True)
+    texts = [f"srun: error: n{one // 2}: task {one}: Killed" if isinstance(one, int) else one for one in lines]
+    if gap is not None:
+        texts.insert(gap, BETWEEN)
+    (tmp_path / name).write_text("".join(f"{text}\n" for text in texts))
+    os.utime(tmp_path / name, (0, datetime.fromisoformat(ENDED).timestamp()))
+    observed = evidence.gather_evidence(tmp_path, created)
+    assert [end.rank for end in observed.rank_exits] == [one for one in lines if isinstance(one, int)]
+    orders = [end.order for end in observed.rank_exits]
+    assert orders == sorted(set(orders))
+    assert {piece.text for piece in observed.evidence} == {text for text in texts if text in FAULTS}
