@@ -14,7 +14,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,13 +56,13 @@ class WorkdirPaths:
 
     def __init__(self, workdir: Path, copy: Path) -> None:
         self.workdir, self.copy = Path(os.path.realpath(workdir)), copy
-        self._run_dir = Path(os.path.realpath(copy.parent))
+        self.run_dirs = (copy.parent, Path(os.path.realpath(copy.parent)))
         self.mirror = lru_cache(maxsize=None)(self._mirror)
 
     def _mirror(self, path: str) -> str:
         """Return the copy's path of `path`; "" outside the workdir, and for a file left out of the copy."""
         real = Path(os.path.realpath(path))
-        if not real.is_relative_to(self.workdir) or real.is_relative_to(self._run_dir):
+        if not real.is_relative_to(self.workdir) or real.is_relative_to(self.run_dirs[1]):
             return ""
         relative = real.relative_to(self.workdir)
         folders = [self.workdir / parent for parent in (relative, *relative.parents) if parent.name]
@@ -187,19 +187,25 @@ def _check_entry(plan: Plan, workdir_paths: WorkdirPaths, names: Iterable[str]) 
         _raise_if_workdir(workdir_paths, name, (spec.origin or "") if spec else "")
 
 
-def _check_child_processes(workdir_paths: WorkdirPaths, names: Iterable[str]) -> None:
-    """Check the paths at which a child process would find these modules."""
+def _check_child_processes(workdir_paths: WorkdirPaths, names: Collection[str]) -> None:
+    """Check the paths at which a child process would find these modules. Raises ConfigError if it reports none."""
     try:
         done = subprocesses.run([sys.executable, "-c", _PROBE, *names], timeout_s=_PROBE_S)
     except PitError as error:
         raise ConfigError(f"cannot check the import paths: {error.message}", where=sys.executable) from error
-    for line in done.stdout.splitlines():
-        name, _, path = line.partition("\t")
-        _raise_if_workdir(workdir_paths, name, path)
+    paths = dict(line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line)
+    if done.code or not set(names) <= paths.keys():
+        reason = (done.stderr.strip() or f"exit code {done.code}").splitlines()[-1]
+        hint = f"see why this fails there: {sys.executable} -c 'import importlib.util'"
+        raise ConfigError(f"cannot check the import paths: {reason}", where=sys.executable, hint=hint)
+    for name in names:
+        _raise_if_workdir(workdir_paths, name, paths[name])
 
 
 def _raise_if_workdir(workdir_paths: WorkdirPaths, name: str, path: str) -> None:
-    if not path.startswith("/") or not workdir_paths.mirror(path):
+    # A path in the run's folder is the copy, even where that is a link to a file too large to be copied.
+    in_run = any(Path(os.path.normpath(path)).is_relative_to(folder) for folder in workdir_paths.run_dirs)
+    if not path.startswith("/") or in_run or not workdir_paths.mirror(path):
         return
     package = ", ".join(sorted(set(_distributions(name)))) or name
     problem = f'"{package}" would be imported from {path} (expected the run\'s copy)'

@@ -184,7 +184,8 @@ def _warnings(plan: Plan, workdir: Path, listing: code_copy.CodeListing | None, 
     root = workdir.resolve()
     for link in listing.linked:
         target = Path(link.link)
-        if not target.is_relative_to(root) and (target.suffix == ".py" or (target / "__init__.py").is_file()):
+        is_outside = not target.is_relative_to(root)
+        if target.suffix == ".so" or (is_outside and (target.suffix == ".py" or (target / "__init__.py").is_file())):
             yield f"{link.path} links to {target}: not copied, the run uses that file at its start"
     entry = plan.request.entry.partition(":")[0].partition(".")[0]
     for package in captured.editable:

@@ -139,6 +139,37 @@ def test_what_cannot_be_led_there_is_refused(
     assert "ran" not in done.stdout
 
 
+@pytest.mark.parametrize("what", [{"entry": "loop:main"}, {"command": "echo ran"}])
+def test_a_large_extension_module_is_linked(
+    python: Path, work: Path, make_run: MakeRun, tmp_path: Path, what: dict[str, str]
+) -> None:
+    """An extension module too large for the copy is used where it is, which the record says, and refuses no run."""
+    (work / "kernels.so").touch()
+    os.truncate(work / "kernels.so", 65 << 20)
+    (packages(python) / "kernels.pth").write_text(f"{work}\n")
+    try:
+        run_dir = make_run(**what)
+        done = start(python, run_dir, tmp_path)
+    finally:
+        (packages(python) / "kernels.pth").unlink()
+    assert done.returncode == 0, done.stderr
+    record = provenance.read_provenance(run_dir)
+    assert record is not None
+    assert [warning.split()[0] for warning in record.warnings] == ["kernels.so"]
+
+
+def test_a_check_that_fails_refuses_the_run(python: Path, work: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    """Where a child process cannot say what it would import, its program does not start."""
+    pth = packages(python) / "broken.pth"
+    pth.write_text(f"{work}\nimport os; '.path' in os.environ.get('PYTHONPATH', '') and os._exit(3)\n")
+    try:
+        done = start(python, make_run(command="echo ran"), tmp_path)
+    finally:
+        pth.unlink()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ConfigError" in done.stderr
+
+
 def test_a_module_that_reaches_back_is_refused(python: Path, work: Path, make_run: MakeRun, tmp_path: Path) -> None:
     """A program that itself puts the live workdir on its path is found out once it has imported from there."""
     (work / "lib").mkdir()
