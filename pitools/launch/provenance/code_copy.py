@@ -162,12 +162,17 @@ def code_entries(run_dir: Path, *, name: str = CODE_DIR) -> list[TarEntry]:
 
 
 def read_listing(run_dir: Path) -> CodeListing:
-    """Return the listing of a run's `code/`. Raises DataError for a missing or damaged listing."""
+    """Return the listing of a run's `code/`.
+
+    Raises DataError for a missing or damaged listing, and for a path that may lead outside: `..`, or below a link.
+    """
     code = run_folder.read_record(run_dir / LISTING_FILE, CodeListing)
     if code is None:
         raise DataError("the run has no copy of its code", where=str(run_dir), hint="launch it from its workdir")
+    links = {file.path for file in (*code.files, *code.linked) if file.kind == "link"}
     for file in (*code.files, *code.linked):
-        if file.path.startswith("/") or {"", ".", ".."} & set(file.path.split("/")):
+        parents = {str(parent) for parent in Path(file.path).parents}
+        if file.path.startswith("/") or {"", ".", ".."} & set(file.path.split("/")) or parents & links:
             raise DataError(f"not a path inside the folder: {file.path!r}", where=str(run_dir / LISTING_FILE))
     return code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,7 +125,7 @@ def test_a_copy_is_known_by_its_digest(tmp_path_factory: pytest.TempPathFactory,
         (root / name).write_bytes(content)
     workdir = code_copy.copy_workdir(root, run_dir / "code")
     assert workdir == code_copy.copy_workdir(root, run_dir / "again")
-    (run_dir / code_copy.LISTING_FILE).write_bytes(__import__("msgspec").json.encode(workdir))
+    (run_dir / code_copy.LISTING_FILE).write_bytes(msgspec.json.encode(workdir))
     assert code_copy.changed_paths(run_dir) == []
     for name, content in files.items():
         (run_dir / "code" / name).write_bytes(content + b"x")
@@ -140,3 +141,21 @@ def test_a_listing_does_not_lead_out(tmp_path: Path) -> None:
         )
         with pytest.raises(DataError, match="path inside"):
             code_copy.changed_paths(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["files", "linked"])
+def test_no_file_is_written_through_a_link(tmp_path: Path, part: str) -> None:
+    """A listing with a path below one of its links is refused, before anything is written."""
+    outside, run_dir = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (run_dir / "code").mkdir(parents=True)
+    link = code_copy.CopiedFile(path="a", kind="link", link=str(outside))
+    below = code_copy.CopiedFile(path="a/b", kind="link", link="/etc")
+    hostile = code_copy.CodeListing(files=(link,), linked=(below,))
+    if part == "files":
+        hostile = code_copy.CodeListing(files=(link, code_copy.CopiedFile(path="a/b", kind="folder")))
+    (run_dir / code_copy.LISTING_FILE).write_bytes(msgspec.json.encode(hostile))
+    with pytest.raises(DataError):
+        code_copy.restore_code(run_dir, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+    assert list(outside.iterdir()) == []
