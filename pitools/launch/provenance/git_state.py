@@ -10,14 +10,14 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from pitools.core import subprocesses
-from pitools.core.errors import PitError, ToolMissing
+from pitools.core.errors import PitError, ToolMissing, Unreachable
 from pitools.core.progress import progress_bar
 from pitools.launch.provenance import workdir_walk
 from pitools.launch.provenance.copy_rules import CopyRules, is_secret
@@ -31,7 +31,8 @@ _PROGRESS_BAR_BYTES = 256 << 20
 _TIMEOUT_S = 10.0
 _SAFE_CONFIG = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "core.quotePath=true")
 _ENV = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames", "--ahead-behind")
+_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ahead-behind")
+_ADD = ("--literal-pathspecs", "add", "--intent-to-add", "--ignore-errors")
 _DIFF = (
     "diff",
     "--binary",
@@ -49,9 +50,10 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
     """The git state of a workdir.
 
     commit: "" before the first. describe: as `git describe`. subdir: the workdir, relative to the repository's root.
-    dirty: whether files are changed or untracked. patch: digest of dirty.patch, "" without one. left_out: changed or
-    untracked files that are not in the patch: too large, secret, or excluded by `.pitignore`; their digest is "" for
-    the last two, and beyond the limit on digests. problem: why something is missing.
+    dirty: whether files are changed or untracked; false also if unknown, with a `problem`. patch: digest of
+    dirty.patch, "" without one. left_out: changed or untracked files that are not in the patch: too large, secret, or
+    excluded by `.pitignore`; their digest is "" for the last two, and beyond the limit on digests. problem: why
+    something is missing.
     """
 
     commit: str = ""
@@ -68,16 +70,25 @@ class GitState(msgspec.Struct, frozen=True, kw_only=True):
 def read_git_state(workdir: Path, patch: Path, *, without: Collection[Path] = ()) -> GitState:
     """Return the git state of a workdir; write the changed and untracked files of its repository to `patch`.
 
-    without: folders whose untracked files are ignored. Without git, or after its failure, `problem` is set instead.
+    without: folders whose untracked files are ignored. What cannot be read is left out, and `problem` says why.
     """
+    git = GitState()
     try:
-        return _read_state(workdir, patch, without)
-    except ToolMissing:
-        return GitState(problem="git is not installed")
-    except PitError as error:
-        return GitState(problem=f"git failed: {error.message}")
-    except OSError as error:
-        return GitState(problem=f"cannot read git's files: {error.strerror}")
+        for git in _read_states(workdir, patch, without):  # noqa: B007 (the last one before a failure)
+            pass
+    except (PitError, OSError) as error:
+        return _with_problem(git, _error_text(error))
+    return git
+
+
+def _with_problem(git: GitState, problem: str) -> GitState:
+    return msgspec.structs.replace(git, problem="; ".join(filter(None, (git.problem, problem))))
+
+
+def _error_text(error: PitError | OSError) -> str:
+    if isinstance(error, ToolMissing):
+        return "git is not installed"
+    return f"git failed: {error.message}" if isinstance(error, PitError) else f"git's files: {error.strerror}"
 
 
 def git_describe(path: Path) -> str:
@@ -89,30 +100,42 @@ def git_describe(path: Path) -> str:
     return done.stdout.strip() if not done.code else ""
 
 
-def _read_state(workdir: Path, patch: Path, without: Collection[Path]) -> GitState:
+def _read_states(workdir: Path, patch: Path, without: Collection[Path]) -> Iterator[GitState]:
+    """Yield the state as far as it is known, after each command of git. Raises PitError, OSError."""
     location = _run_git(workdir, "rev-parse", "--show-toplevel", "--show-prefix", "--git-path", "index")
     if location.code:
-        return GitState(problem=_git_error(location))
+        yield GitState(problem=_git_error(location))
+        return
     top, inner, index = location.stdout.split("\n")[:3]
-    done = _run_git(Path(top), *_STATUS)
+    commit = _run_git(Path(top), "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
+    yield (git := GitState(commit=commit, subdir=inner.rstrip("/")))
+    done, problem = _run_status(Path(top))
     if done.code:
-        return GitState(problem=_git_error(done))
+        yield _with_problem(git, _git_error(done))
+        return
     lines = done.stdout.split("\0")
-    branch_info = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit = branch_info.get("branch.oid", "").replace("(initial)", "")
-    described = _run_git(Path(top), "describe", "--always", "--tags").stdout.strip() if commit else ""
-    git = GitState(
-        commit=commit, describe=described, branch=branch_info.get("branch.head", ""), subdir=inner.rstrip("/")
-    )
+    branch = next((line.split(" ", 2)[2] for line in lines if line.startswith("# branch.head ")), "")
     changed = [line.split(" ", 8)[8] for line in lines if line.startswith("1 ")]
     changed += [line.split(" ", 10)[10] for line in lines if line.startswith("u ")]
     untracked = [
         line[2:] for line in lines if line.startswith("? ") and not _is_in_skipped_dir(Path(top), line[2:], without)
     ]
-    if not changed and not untracked:
-        return git
-    excluded = _excluded_names(Path(top), workdir, [*changed, *untracked])
-    return _write_patch(git, Path(top), workdir / index, patch, changed, untracked, excluded)
+    git = _with_problem(msgspec.structs.replace(git, branch=branch, dirty=bool(changed or untracked)), problem)
+    yield git
+    if git.dirty:
+        excluded = _excluded_names(Path(top), workdir, [*changed, *untracked])
+        yield (git := _write_patch(git, Path(top), workdir / index, patch, changed, untracked, excluded))
+    if commit:
+        described = _run_git(Path(top), "describe", "--always", "--tags").stdout.strip()
+        yield msgspec.structs.replace(git, describe=described)
+
+
+def _run_status(top: Path) -> tuple[subprocesses.Completed, str]:
+    """Run `git status`; if it times out, again without untracked files. Also return the problem, "" for none."""
+    try:
+        return _run_git(top, *_STATUS, "--untracked-files=all"), ""
+    except Unreachable as error:
+        return _run_git(top, *_STATUS, "--untracked-files=no"), f"untracked files are unknown: {error.message}"
 
 
 def _write_patch(
@@ -133,7 +156,7 @@ def _write_patch(
         *_file_entries(top, large),
         *(FileEntry(path=_escape_name(name), bytes=0, digest="") for name in sorted(excluded)),
     )
-    git = msgspec.structs.replace(git, dirty=True, left_out=left_out_entries)
+    git = msgspec.structs.replace(git, left_out=left_out_entries)
     # A copy of the index, because untracked files are added to it.
     index_copy = patch.with_name(f".{patch.name}.index")
     names_file = patch.with_name(f".{patch.name}.names")
@@ -144,22 +167,25 @@ def _write_patch(
         names_file.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in added))
         if added:
             names = f"--pathspec-from-file={names_file.absolute()}"
-            done = _run_git(top, "--literal-pathspecs", "add", "--intent-to-add", names, "--pathspec-file-nul", env=env)
-            if done.code:
-                return msgspec.structs.replace(git, problem=f"untracked files are in no patch: {_git_error(done)}")
+            done = _run_git(top, *_ADD, names, "--pathspec-file-nul", env=env)
+            git = _with_problem(git, f"untracked files are in no patch: {_git_error(done)}") if done.code else git
         base = git.commit or _run_git(top, "hash-object", "-t", "tree", "/dev/null").stdout.strip()
         excluding = [f":(top,exclude,literal){name}" for name in changed_but_left_out]
         descriptor = os.open(patch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as out:
             done = _run_git(top, *_DIFF, base, "--", ".", *excluding, env=env, stdout=out)
+        size, text = digest.digest_file(patch)
+        problem = _git_error(done) if done.code else ""
+        if size > PATCH_MAX_BYTES:
+            problem = f"patch too large: {size} bytes (at most {PATCH_MAX_BYTES})"
+    except (PitError, OSError) as error:
+        problem = _error_text(error)
     finally:
         for path in (index_copy, names_file, index_copy.with_name(f"{index_copy.name}.lock")):
             path.unlink(missing_ok=True)
-    size, text = digest.digest_file(patch)
-    if done.code or size > PATCH_MAX_BYTES:
-        patch.unlink()
-        problem = _git_error(done) if done.code else f"patch too large: {size} bytes (at most {PATCH_MAX_BYTES})"
-        return msgspec.structs.replace(git, problem=problem)
+    if problem:
+        patch.unlink(missing_ok=True)
+        return _with_problem(git, problem)
     return msgspec.structs.replace(git, patch=text, patch_bytes=size)
 
 

@@ -111,6 +111,34 @@ def test_a_git_that_hangs_is_left(work: Path, git: Git, tmp_path: Path, monkeypa
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize(
+    ("slow", "known"),
+    [
+        ("*--untracked-files=all*", "commit branch describe patch"),
+        ("*status*", "commit"),
+        ("*' diff '*", "commit branch describe"),
+        ("*' add '*", "commit branch describe"),
+        ("*describe*", "commit branch patch"),
+    ],
+)
+def test_what_a_slow_git_has_told_is_kept(
+    work: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str, known: str
+) -> None:
+    """Where one command of git times out, the answers of the others are kept, and the problem is set."""
+    (work / "new.py").touch()
+    (work / "settings.toml").write_text("rate = 2\n")
+    (tmp_path / "bin").mkdir()
+    script = f'#!/bin/sh\ncase "$*" in {slow}) sleep 60;; *) exec {shutil.which("git")} "$@";; esac\n'
+    (tmp_path / "bin" / "git").write_text(script)
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(git_state, "_TIMEOUT_S", 2.0)
+    state = git_state.read_git_state(work, tmp_path / "p")
+    assert state.problem
+    assert [name for name in ("commit", "branch", "describe", "patch") if getattr(state, name)] == known.split()
+    assert (tmp_path / "p").exists() == bool(state.patch)
+
+
 @pytest.mark.usefixtures("as_root")
 def test_another_users_repository(work: Path, git: Git, tmp_path: Path) -> None:
     """git refuses one that is not ours, whose settings could run programs; that is said, and nothing is run."""
