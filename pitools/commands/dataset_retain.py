@@ -114,12 +114,15 @@ def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form:
     "--runs",
     multiple=True,
     type=ROOT_TYPE,
-    help="Folder of runs whose datasets stay; repeatable. [default: of all users of the site]",
+    help="Further folder of runs whose datasets stay, besides those of all users of the site; repeatable.",
 )
+@click.option("--no-site-runs", is_flag=True, help="Leave out the site's folders of runs.")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, without changes.")
 @site_option
 @format_option
-def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name: str, form: str) -> None:
+def gc(
+    root: Path, grace: str, runs: tuple[Path, ...], no_site_runs: bool, dry_run: bool, site_name: str, form: str
+) -> None:
     """Remove retired versions whose grace is over and that no tag, lease, run or derived version references.
 
     Also removes ingests abandoned for as long. Prints one record for each, with the reason to keep it. `pit-stage` and
@@ -128,6 +131,7 @@ def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name:
     \b
       pit dataset gc datasets --dry-run
       pit dataset gc datasets --runs runs --runs /shared/other/runs
+      pit dataset gc datasets --no-site-runs        no run reads these datasets
     """
     from pitools.dataset.gc.collect import collect_garbage as collect
     from pitools.dataset.gc.run_folders import run_roots
@@ -135,16 +139,17 @@ def gc(root: Path, grace: str, runs: tuple[Path, ...], dry_run: bool, site_name:
 
     grace_s = _parse_grace(grace)
     require_root(root)
-    run_dirs = runs or run_roots(site_name)
-    removed = 0
+    run_dirs = [*runs, *(() if no_site_runs else run_roots(site_name))]
+    if not (run_dirs or no_site_runs or dry_run):
+        problem = f"runs: site {site_name} has no folder of runs here (expected one: their plans keep versions)"
+        raise UsageError(
+            problem, where="--runs", hint="--runs FOLDER, or --no-site-runs if no run reads these datasets"
+        )
     with Output(form, GC_COLUMNS) as out:
         for result in collect(root, runs=run_dirs, grace_s=grace_s, dry_run=dry_run):
             out(result)
-            removed += result.state != "kept" and bool(result.version)
-    if removed and not run_dirs:
-        click.echo(
-            f"pit: site {site_name} has no folder of runs here, so no run keeps a version: give --runs FOLDER", err=True
-        )
+    if not (run_dirs or no_site_runs):
+        click.echo(f"pit: site {site_name} has no folder of runs here: `gc` needs --runs or --no-site-runs", err=True)
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -42,11 +43,13 @@ def _is_users_dir(person: str, part: str) -> bool:
 
 def _exists_or_unreadable(folder: Path) -> bool:
     try:
-        return folder.is_dir()
+        return stat.S_ISDIR(folder.stat().st_mode)  # from Python 3.14 on, is_dir raises no PermissionError
     except PermissionError:
         return True
+    except OSError:
+        return False
 
 
 def _missing_root_error(folder: Path, site: str) -> ClusterError:
-    hint = "run this where the site's runs are visible, or name their folders: --runs FOLDER"
+    hint = "run this where the site's runs are visible, or leave them out: --no-site-runs"
     return ClusterError(f"the runs of site {site} cannot be seen from here", where=str(folder), hint=hint)

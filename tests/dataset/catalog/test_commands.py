@@ -55,25 +55,30 @@ def test_retire_and_gc(pit, lines, publish, tmp_path) -> None:
     refused = pit("dataset", "tag", "root/x", "prod", first.name)
     assert refused.returncode == 2
     assert "--undo" in refused.stderr
-    (retained,) = lines(pit("dataset", "gc", "root"))
+    (retained,) = lines(pit("dataset", "gc", "root", "--no-site-runs"))
     assert (retained["state"], "grace" in retained["reason"]) == ("kept", True)
     run = tmp_path / "jobs/bc-1/plan.json"
     run.parent.mkdir(parents=True)
     run.write_text(json.dumps({"data": [{"version": first.name}]}))
-    (retained,) = lines(pit("dataset", "gc", "root", "--grace", "0s", PIT_RUNS=str(tmp_path / "jobs")))
-    assert retained["reason"] == "run bc-1"
+    (tmp_path / "more").mkdir()
+    site_runs = {"PIT_RUNS": str(tmp_path / "jobs")}
+    for further in ([], ["--runs", "more"]):  # --runs adds to the site's
+        (retained,) = lines(pit("dataset", "gc", "root", "--grace", "0s", *further, **site_runs))
+        assert retained["reason"] == "run bc-1"
     for wrong in (["root", "--grace", "7"], ["root/x"], ["root"]):
         refused = pit("dataset", "gc", *wrong, PIT_RUNS=str(tmp_path / "not/mounted"))
         assert refused.returncode == (2 if wrong != ["root"] else 4), refused.stderr
     assert "--grace 7d" in pit("dataset", "retire", str(first), "--grace", "7").stderr
     done = pit("dataset", "gc", "root", "--grace", "0s", "--dry-run")
-    assert "no run keeps a version" in done.stderr
+    assert "--no-site-runs" in done.stderr
     (planned,) = lines(done)
     assert planned["state"] == "would-remove"
     assert lines(pit("dataset", "retire", "--undo", str(first))) == []
-    assert lines(pit("dataset", "gc", "root", "--grace", "0s")) == []
+    assert lines(pit("dataset", "gc", "root", "--grace", "0s", "--no-site-runs")) == []
     lines(pit("dataset", "retire", str(first)))
-    (gone,) = lines(pit("dataset", "gc", "root", "--grace", "0s"))
+    assert pit("dataset", "gc", "root", "--grace", "0s").returncode == 2  # no folder of runs is known
+    assert first.exists()
+    (gone,) = lines(pit("dataset", "gc", "root", "--grace", "0s", "--no-site-runs"))
     assert (gone["schema"], gone["state"], gone["freed_bytes"]) == (
         "pit.dataset-gc/1",
         "removed",
@@ -182,7 +187,7 @@ def test_help(pit, words) -> None:
 def test_what_is_typed_most_is_light(publish, tmp_path) -> None:
     """`list`, `tag` and `gc` import no heavy library: their time is the start of Python."""
     publish(tmp_path / "root", "x")
-    for words in (["list", "root"], ["tag", "root/x"], ["gc", "root"]):
+    for words in (["list", "root"], ["tag", "root/x"], ["gc", "root", "--no-site-runs"]):
         code = (
             "import sys; from pitools import cli; code = cli.run(cli.group, 'pit'); "
             "heavy = {'numpy', 'zarr', 'h5py', 'rich', 'jinja2', 'submitit'} & sys.modules.keys(); "

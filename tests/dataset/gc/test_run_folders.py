@@ -24,15 +24,15 @@ def test_everybodys(people, monkeypatch) -> None:
     assert run_folders.run_roots("local") == [people / "ada/runs", people / "bob/runs"]
     monkeypatch.setenv("PIT_RUNS", f"{people}/a{{user}}/runs")
     assert run_folders.run_roots("local") == [people / "ada/runs"]
-    is_dir = Path.is_dir
+    stat = Path.stat
 
-    def private(path):
+    def private(path, **settings):
         if path == people / "eve/runs":
             raise PermissionError
-        return is_dir(path)
+        return stat(path, **settings)
 
     monkeypatch.setenv("PIT_RUNS", f"{people}/{{user}}/runs")
-    with patch("pathlib.Path.is_dir", private):
+    with patch("pathlib.Path.stat", private):
         assert people / "eve/runs" in run_folders.run_roots("local")
 
 
@@ -54,5 +54,5 @@ def test_storage_that_is_not_mounted(people, monkeypatch, text) -> None:
     monkeypatch.setenv("PIT_RUNS", f"{people}/nowhere{text}")
     with pytest.raises(ClusterError, match="cannot be seen") as caught:
         run_folders.run_roots("local")
-    assert "--runs" in caught.value.hint
+    assert "--no-site-runs" in caught.value.hint
     assert os.fspath(people) in caught.value.where
