@@ -141,6 +141,7 @@ def write(
     arrays: tuple[str, ...] = ("action",),
     tasks: dict[str, int] | None = None,
     part_of: str = "",
+    recording: str = "",
 ) -> Path:
     """Publish version `number` of a dataset; it has a hard link to a file of version `shares`."""
     temporary = root / ".making" / os.urandom(4).hex()
@@ -160,7 +161,7 @@ def write(
         files=tuple(entries),
         parent=parent,
         arrays={array: ArraySchema(shape=(episodes * 10, 7), dtype="float32") for array in arrays},
-        source=({"file": f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
+        source=({"file": recording or f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
         **({"tasks": tasks} if tasks else {}),
         **({"subset": Subset(parent=part_of, arrays=arrays, steps=((0, 5),))} if part_of else {}),
     )

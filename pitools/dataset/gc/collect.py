@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -89,6 +90,12 @@ def collect_garbage(
         yield from (
             _plan_removals(root, due, moved, references) if dry_run else _remove(root, due, moved, references, moment)
         )
+        if references.forbidden:
+            print(
+                f"pit: {min(references.forbidden)}: not readable by this user ({len(references.forbidden)} such in "
+                "all), and may name versions, so none is removed: run `pit dataset gc` as root",
+                file=sys.stderr,
+            )
     for name, size in abandoned_ingests.remove_abandoned(root, grace_s, moment, dry_run=dry_run):
         yield GcResult(name=name, version="", state="would-remove" if dry_run else "removed", freed_bytes=size)
     if not dry_run:

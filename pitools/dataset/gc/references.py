@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.store import tags, version_state
 from pitools.store.manifest import MANIFEST_FILE
+from pitools.store.version_list import is_version
 
 
 class VersionKey(NamedTuple):
@@ -28,11 +29,16 @@ class _Subset(msgspec.Struct):
     parent: str = ""
 
 
+class _Recording(msgspec.Struct):
+    file: Any = ""
+
+
 class _Ancestors(msgspec.Struct):
-    """The fields of a manifest that name the versions it came from."""
+    """The fields of a manifest that name the versions it came from. source: a re-encoded version is a recording."""
 
     parent: str = ""
     subset: _Subset | None = None
+    source: tuple[_Recording, ...] = ()
 
 
 class _Staged(msgspec.Struct):
@@ -61,6 +67,7 @@ class References:
         self._tagged: dict[str, dict[str, str]] = {}
         self._broken: dict[VersionKey, str] = {}
         self._unknown = ""
+        self.forbidden: set[Path] = set()  # folders and plans that this user may not read
 
     def update(self, trashed: Iterable[tuple[VersionKey, Path]] = (), *, fresh: bool = False) -> None:
         """Read new references. trashed: folders of versions that `gc` moved aside. fresh: bypass a network file
@@ -115,8 +122,13 @@ class References:
                 version_state.revalidate_nfs(folder)
             return version_state.list_names(folder)
         except OSError as error:
-            self._unknown = f"not known: {folder} cannot be read, and may hold what names it: {error.strerror}"
+            self._note_unreadable(folder, error)
             return []
+
+    def _note_unreadable(self, path: Path, error: Exception) -> None:
+        self._unknown = f"not known: {path} cannot be read, and may name it: {error}"
+        if isinstance(error, PermissionError):
+            self.forbidden.add(path)
 
     def _read(self, key: VersionKey, path: Path) -> None:
         try:
@@ -129,9 +141,9 @@ class References:
             self._broken[key] = f"not known: {path} cannot be read, and may name it: {error}"
             self._parents[key] = ()
             return
-        self._parents[key] = tuple(
-            filter(None, (ancestors.parent, ancestors.subset.parent if ancestors.subset else ""))
-        )
+        sources = {recording.file for recording in ancestors.source if is_version(str(recording.file))}
+        parents = {ancestors.parent, ancestors.subset.parent if ancestors.subset else "", *sources}
+        self._parents[key] = tuple(sorted(parents - {""}))
 
     def _read_run(self, path: Path, fresh: bool) -> None:
         if path not in self._plans:
@@ -143,7 +155,7 @@ class References:
             except (FileNotFoundError, NotADirectoryError):
                 return
             except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._unknown = f"not known: {path / 'plan.json'} cannot be read, and may name it: {error}"
+                self._note_unreadable(path / "plan.json", error)
                 return
             self._plans[path] = tuple(data.version for data in plan.data)
         for version in self._plans[path]:

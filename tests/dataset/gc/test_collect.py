@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import DataError, TryLater, UsageError
+from pitools.core.fs import open_regular
 from pitools.dataset.catalog.retirement import restore_version, retire_version
 from pitools.dataset.gc.collect import GRACE_S, collect_garbage
 from pitools.store import retirement, tags, version_state
@@ -174,6 +175,39 @@ def test_unreadable_things_keep(publish, tmp_path) -> None:
     with pytest.raises(UsageError, match="no such folder of runs"):
         run(root, runs=[tmp_path / "typo"])
     assert run(root)[one.name][0] == "removed"
+
+
+@pytest.mark.parametrize("refusing", ["os.listdir", "pitools.dataset.gc.references.open_regular"])
+def test_runs_of_other_users(publish, tmp_path, capsys, refusing) -> None:
+    """A run of another user that may not be read keeps every version, and standard error names it once."""
+    root, runs = tmp_path / "root", tmp_path / "runs"
+    version = publish(root, "x")
+    retire_version(version)
+    plan(runs, "bc-1")
+    with patch(refusing, side_effect=_refuse_below(runs, refusing)):
+        assert run(root, runs=[runs])[version.name][0] == "kept"
+    assert capsys.readouterr().err.count(str(runs)) == 1
+
+
+def _refuse_below(folder: Path, name: str):
+    call = os.listdir if name == "os.listdir" else open_regular
+
+    def refuse(path):
+        if Path(path).is_relative_to(folder):
+            raise PermissionError(13, "Permission denied")
+        return call(path)
+
+    return refuse
+
+
+def test_source_of_a_reencoded_version(publish, tmp_path) -> None:
+    """A version that another was re-encoded from stays, as its recording; it goes with that one."""
+    first = publish(tmp_path, "x")
+    other = publish(tmp_path, "y", 1, recording=first.name)
+    retire_version(first)
+    assert run(tmp_path)[first.name] == ("kept", f"parent of y/{other.name}")
+    retire_version(other)
+    assert {state for state, _ in run(tmp_path).values()} == {"removed"}
 
 
 def test_damaged_itself(publish, tmp_path) -> None:
