@@ -15,6 +15,7 @@ from pitools.core.record import Record
 from pitools.dataset.catalog import compare
 from pitools.dataset.catalog.compare import VersionDifference
 from pitools.dataset.ingest.append_policy import inherit_quarantine
+from pitools.dataset.ingest.staging_dir import make_staging_home
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
@@ -162,7 +163,8 @@ def _scratch_root(root: Path, name: str) -> Iterator[Path]:
     """Create a temporary root beside the datasets, on the same file system, so that files can be linked and renamed."""
     folder = root / STAGING_DIR / f"rebuild.{name}.{os.urandom(4).hex()}"
     try:
-        folder.mkdir(parents=True)
+        make_staging_home(root)
+        folder.mkdir()
     except OSError as error:
         raise from_os_error(error, root) from error
     try:

@@ -193,7 +193,7 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
     try:
         staging = open_staging_dir(request.root, request.name, _ingest_key(request, scanned, ingest_plan))
     except OSError as error:
-        raise from_os_error(error, request.root) from error
+        raise from_os_error(error, Path(error.filename or request.root)) from error
     try:
         entries = _write_shards(request, ingest_plan, staging, hashes)
         source = _provenance(request, scanned, entries)

@@ -17,13 +17,15 @@ import errno
 import os
 import secrets
 import socket
+import stat
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from pitools.core.errors import ClusterError
-from pitools.core.fs import remove_tree
+from pitools.core.fs import fsync_dir, remove_tree
 from pitools.store.manifest import FileEntry
 from pitools.store.publish import STAGING_DIR, publish_dir
 from pitools.store.version_state import revalidate_nfs
@@ -90,7 +92,11 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
 
     def publish(self, final: Path) -> bool:
         """Rename the store to `final` and remove the rest; False where `final` existed."""
+        is_first = not final.parent.exists()
         new = publish_dir(self.store, final)
+        if is_first:  # users who may write to the root may add versions, whatever the umask
+            with contextlib.suppress(OSError):
+                final.parent.chmod(stat.S_IMODE(final.parent.parent.stat().st_mode))
         self.remove()
         return new
 
@@ -107,9 +113,13 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
-    """Create or open the working folder of an ingest. Raises OSError, or ClusterError where others may write to it."""
+    """Create or open the working folder of an ingest. Raises OSError, ClusterError where others may write to it, or
+    where this user may not publish."""
     home = root / STAGING_DIR
     path = home / f"{name}.{key}"
+    if (root / name).is_dir() and not os.access(root / name, os.W_OK):
+        hint = f"ask its owner for `chmod --reference {root} {root / name}`, or choose another --name"
+        raise ClusterError("dataset folder: not writable by this user", where=str(root / name), hint=hint)
     created_dirs = tuple(folder for folder in (home, *home.parents) if not folder.exists()) or (home,)
     staging = StagingDir(path=path, created_dirs=created_dirs)
     try:
@@ -125,12 +135,29 @@ def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
     raise FileNotFoundError(errno.ENOENT, "removed repeatedly by another process", str(path))
 
 
+def make_staging_home(root: Path) -> Path:
+    """Create `<root>/.tmp` for all users who may write to the root; each can replace only their own folders in it.
+    Raises OSError."""
+    home = root / STAGING_DIR
+    for folder in reversed([folder for folder in (root, *root.parents) if not folder.exists()]):
+        folder.mkdir(exist_ok=True)
+        fsync_dir(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        home.mkdir()
+        home.chmod(stat.S_IMODE(root.stat().st_mode) | stat.S_ISVTX)
+    return home
+
+
 def _create(staging: StagingDir) -> None:
-    staging.path.parent.mkdir(parents=True, exist_ok=True)
-    # Journals are trusted and plans are unpickled on other nodes: no other user may write here, whatever the umask.
-    staging.path.mkdir(mode=0o755, exist_ok=True)
-    if staging.path.stat().st_mode & 0o022:
-        raise ClusterError("staging folder: writable by other users", where=str(staging.path), hint="remove it")
+    make_staging_home(staging.path.parent.parent)
+    # Journals are trusted and plans are unpickled on other nodes: no other user may write below, whatever the umask.
+    staging.path.mkdir(mode=0o700, exist_ok=True)
+    status = staging.path.stat()
+    with tempfile.TemporaryFile(dir=staging.path) as probe:  # its owner is this user's, as the file system maps users
+        is_own = os.fstat(probe.fileno()).st_uid == status.st_uid
+    if status.st_mode & 0o022 or not is_own:
+        problem = "staging folder: writable by other users" if is_own else "staging folder: belongs to another user"
+        raise ClusterError(problem, where=str(staging.path), hint=f"its owner can: rm -r {staging.path}")
     for folder in (staging.journal, staging.path / "part", staging.store):
         folder.mkdir(exist_ok=True)
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -58,15 +61,60 @@ def test_a_store_that_was_published_takes_nothing_more(opened, tmp_path) -> None
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
 
 
+def mode(path: Path) -> int:
+    """The permissions of a path, with sticky and set-group-id."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 def test_others_may_not_write_here(tmp_path) -> None:
-    """Whatever the umask, unfinished work is the owner's alone to write to, while what is published is as the umask has
-    it; a folder that others may write to is refused."""
+    """Whatever the umask, nobody else can reach unfinished work, while what is published is as the umask has it; a
+    folder that others may write to is refused."""
     umask = os.umask(0)
     try:
         opened = open_staging_dir(tmp_path / "root", "x", "key")
     finally:
         os.umask(umask)
-    assert (opened.path.stat().st_mode & 0o777, opened.store.stat().st_mode & 0o777) == (0o755, 0o777)
+    assert (mode(opened.path), mode(opened.store)) == (0o700, 0o777)
     opened.path.chmod(0o775)
     with pytest.raises(ClusterError, match=r"\.tmp/"):
         open_staging_dir(tmp_path / "root", "x", "key")
+
+
+def test_folder_of_another_user(as_root, tmp_path) -> None:
+    """A working folder that another user made beforehand is refused, whatever its mode."""
+    opened = open_staging_dir(tmp_path / "root", "x", "key")
+    os.chown(opened.path, 12345, 12345)
+    with pytest.raises(ClusterError, match=r"\.tmp/"):
+        open_staging_dir(tmp_path / "root", "x", "key")
+
+
+def test_users_share_a_root(tmp_path) -> None:
+    """Under umask 077 too, the folders of a root are writable by those who may write to the root; in `.tmp` each has
+    their own."""
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(0o2770)
+    umask = os.umask(0o077)
+    try:
+        opened = open_staging_dir(root, "x", "key")
+        shared = mode(root / ".tmp")
+        assert opened.publish(root / "x" / "v")
+    finally:
+        os.umask(umask)
+    assert (shared, mode(root / "x")) == (0o3770, 0o2770)
+
+
+def test_unwritable_folder_is_named_first(tmp_path) -> None:
+    """Where versions of this name cannot be published, the ingest ends before it writes."""
+    (tmp_path / "x").mkdir()
+    with patch("os.access", return_value=False), pytest.raises(ClusterError) as caught:
+        open_staging_dir(tmp_path, "x", "key")
+    assert caught.value.where == str(tmp_path / "x")
+    assert not (tmp_path / ".tmp").exists()
+
+
+def test_new_root_is_durable(tmp_path) -> None:
+    """The names of a new root, and of each new folder above it, are synced."""
+    with patch("pitools.dataset.ingest.staging_dir.fsync_dir") as fsync:
+        open_staging_dir(tmp_path / "new/root", "x", "key")
+    assert [call.args[0] for call in fsync.call_args_list] == [tmp_path, tmp_path / "new"]
