@@ -1,4 +1,5 @@
-"""Read and write the mutable state of published versions, in files that need no lock, also on NFS and Lustre.
+"""Read and write the mutable state of published versions, in files that a reader needs no lock for, also on NFS and
+Lustre.
 
 <root>/<name>/.catalog/
     tags/<tag>/<n>.json             n = 1, 2, …: a tag's history; the highest is current
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core import timestamps, trust
+from pitools.core import locks, timestamps, trust
 from pitools.core.errors import DataError, UsageError
 from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.record import Record, decode_json
@@ -29,6 +30,7 @@ from pitools.store.manifest import MANIFEST_FILE
 CATALOG, TRASH = ".catalog", ".trash"
 # Tolerated clock difference of two hosts: a lease expires this long after its end.
 SKEW = timedelta(minutes=10)
+_LOCK_S = 60.0
 
 
 class Quarantine(Record, frozen=True, kw_only=True, tag="pit.quarantine/1"):
@@ -115,6 +117,19 @@ def read_quarantine(path: Path) -> Quarantine | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = f"remove the file, and repeat `pit dataset check {path} --quarantine`"
         raise DataError(f"not a record of a quarantine: {error}", where=str(file), hint=hint) from error
+
+
+@contextmanager
+def quarantine_lock(path: Path) -> Iterator[None]:
+    """Hold the lock for reading and then changing a quarantine of the dataset. Raises TryLater, NoSpace or
+    ClusterError."""
+    file = quarantine_file(*_split_path(path))
+    try:
+        make_dir(file.parent)
+    except OSError as error:
+        raise from_os_error(error, file) from error
+    with locks.lock(file.with_name(".lock"), "quarantine", timeout_s=_LOCK_S):
+        yield
 
 
 def set_quarantine(path: Path, record: Quarantine | None) -> None:

@@ -18,7 +18,7 @@ def quarantine_episodes(path: Path, findings: Iterable[Finding]) -> Quarantine |
     """Quarantine the version in folder `path`: all of it for damage, else the episodes with faults.
 
     Returns the record; episodes in quarantine before stay there. Returns None, and changes nothing, without such
-    findings. Raises NoSpace or ClusterError.
+    findings. Raises NoSpace, ClusterError, or TryLater while another process changes it.
     """
     version_reasons: list[str] = []
     episodes: dict[int, list[str]] = {}
@@ -29,17 +29,18 @@ def quarantine_episodes(path: Path, findings: Iterable[Finding]) -> Quarantine |
             episodes.setdefault(finding.episode, []).append(finding.reason)
     if not version_reasons and not episodes:
         return None
-    existing = _read_quarantine(path)
-    for number, reasons in existing.episodes.items():
-        episodes.setdefault(number, []).extend(reasons)
-    record = Quarantine(
-        whole_version=bool(version_reasons) or existing.whole_version,
-        reasons=_first_reasons([*version_reasons, *existing.reasons]),
-        set_at=timestamps.now_rfc3339(),
-        set_by=version_state.current_user(),
-        episodes={number: _first_reasons(reasons) for number, reasons in sorted(episodes.items())},
-    )
-    version_state.set_quarantine(path, record)
+    with version_state.quarantine_lock(path):
+        existing = _read_quarantine(path)
+        for number, reasons in existing.episodes.items():
+            episodes.setdefault(number, []).extend(reasons)
+        record = Quarantine(
+            whole_version=bool(version_reasons) or existing.whole_version,
+            reasons=_first_reasons([*version_reasons, *existing.reasons]),
+            set_at=timestamps.now_rfc3339(),
+            set_by=version_state.current_user(),
+            episodes={number: _first_reasons(reasons) for number, reasons in sorted(episodes.items())},
+        )
+        version_state.set_quarantine(path, record)
     return record
 
 
@@ -64,5 +65,6 @@ def release_quarantine(path: Path) -> Quarantine | None:
     """
     existing = version_state.read_quarantine(path)
     if existing is not None:
-        version_state.set_quarantine(path, None)
+        with version_state.quarantine_lock(path):
+            version_state.set_quarantine(path, None)
     return existing

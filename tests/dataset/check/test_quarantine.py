@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import numpy as np
 
@@ -47,10 +50,24 @@ def test_added(copy) -> None:
     assert (again.whole_version, again.reasons, set(again.episodes)) == (True, ("shard: rot",), {1, 2, 3, 4})
 
 
+def test_added_at_once(copy) -> None:
+    """Of several checks that finish at once, each adds its episodes."""
+    read = version_state.read_quarantine
+
+    def slow(path):
+        record = read(path)
+        time.sleep(0.05)
+        return record
+
+    with patch("pitools.store.version_state.read_quarantine", slow), ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda episode: quarantine_episodes(copy, _fault(episode)), range(4)))
+    assert set(read(copy).episodes) == set(range(4))
+
+
 def test_damaged_record(copy) -> None:
     """Where the record cannot be read, the whole version is kept, until that is released."""
     quarantine_episodes(copy, _fault())
-    (file,) = (copy.parent / ".catalog/quarantine").iterdir()
+    (file,) = (copy.parent / ".catalog/quarantine").glob("*.json")
     file.write_text("{")
     record = quarantine_episodes(copy, _fault())
     assert (record.whole_version, set(record.episodes)) == (True, {1})
@@ -87,10 +104,10 @@ def test_nothing(copy, found) -> None:
     assert version_state.read_quarantine(copy) == record
 
 
-def _fault():
+def _fault(episode=1):
     from pitools.dataset.check.finding import Finding
 
-    return [Finding(level="fault", check="nan", episode=1, problem="bad")]
+    return [Finding(level="fault", check="nan", episode=episode, problem="bad")]
 
 
 def test_the_version_is_not_touched(copy, found) -> None:
@@ -113,7 +130,7 @@ def test_the_version_is_not_touched(copy, found) -> None:
 def test_record(copy, found) -> None:
     """The record is JSON with its schema first, as every reader of the catalog expects it."""
     quarantine_episodes(copy, _fault())
-    (file,) = (copy.parent / ".catalog/quarantine").iterdir()
+    (file,) = (copy.parent / ".catalog/quarantine").glob("*.json")
     assert file.name == f"{copy.name}.json"
     record = json.loads(file.read_text())
     assert next(iter(record.items())) == ("schema", "pit.quarantine/1")
