@@ -21,7 +21,7 @@ from pitools.store.version_list import is_version
 from pitools.store.zarr import chunk_keys, metadata
 from pitools.store.zarr.metadata import ArrayMetadata, Coordinate
 
-_METADATA_BYTES = 16 << 20
+_METADATA_BYTES = 1 << 30  # the root's names every recording, and the episodes of every split
 _MAX_NAMED = 16
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ from pitools.store.zarr.metadata import ArrayMetadata
 
 _END_ARRAYS = ("episode_offsets", "episode_ends", "meta/episode_offsets", "meta/episode_ends")
 _SKIP_HINT = "leave it out with --skip"
+# Metadata may declare any shape, and chunks without a file are read as the fill value. What is declared beyond the
+# first may be at most so many times the bytes of the files.
+_FREE_BYTES, _MAX_RATIO = 1 << 30, 4096
 _ASCENDING = "expected the end (exclusive) of each episode, ascending; copy the store again if it is incomplete"
 
 
@@ -53,8 +56,9 @@ def scan_zarr_store(path: Path, skip: Sequence[str], *, keep_next_obs: bool = Fa
         raise manifest_error
     files = list_files(path)
     arrays = _read_arrays(path, files)
-    offsets, ends = _read_offsets(path, arrays)
+    offsets, ends = _read_offsets(path, arrays, files)
     columns = _columns_by_store_name(arrays, int(offsets[-1]), ends, skip, path, keep_next_obs)
+    _require_plausible(path, columns.values(), files)
     holes, notes = _find_missing_steps(columns, files)
     attributes_by_array = read_array_attributes(path, columns)
     left_out = [key for key in arrays if key.removeprefix("data/").startswith("next_obs/")]
@@ -125,12 +129,37 @@ def _read_arrays(path: Path, files: Sequence[str]) -> dict[str, ArrayMetadata]:
     return arrays
 
 
-def _read_offsets(path: Path, arrays: dict[str, ArrayMetadata]) -> tuple[NDArray[np.int64], str]:
+def _require_plausible(path: Path, arrays: Iterable[ArrayMetadata], files: Sequence[str]) -> None:
+    """Raise DataError for arrays that declare far more bytes than the store's files can hold: reading them would
+    exhaust memory or the destination's disk."""
+    declared, limit = sum(map(_declared_bytes, arrays)), _FREE_BYTES
+    for name in files:
+        if declared <= limit:
+            return
+        with zarr_reader.translate_errors(path, name):
+            limit += _MAX_RATIO * (path / name).stat().st_size
+    if declared > limit:
+        problem = f"metadata: the arrays have {declared} bytes (expected at most {limit} from files of this size)"
+        raise DataError(problem, where=str(path), hint="check that the store is complete, or leave arrays out: --skip")
+
+
+def _declared_bytes(array: ArrayMetadata) -> int:
+    """Return the bytes of a decoded array, or of a decoded chunk if that is larger."""
+    chain = array.codecs.sharding.inner if array.codecs.sharding else array.codecs
+    try:
+        itemsize = np.dtype(array.dtype).itemsize
+    except TypeError:  # a dtype that NumPy lacks
+        itemsize = 1
+    return max(math.prod(array.shape) * itemsize, chain.raw_bytes or 0)
+
+
+def _read_offsets(path: Path, arrays: dict[str, ArrayMetadata], files: Sequence[str]) -> tuple[NDArray[np.int64], str]:
     """Return the episode offsets, (episodes + 1,) from 0, and the name of their array. Raises DataError."""
     name = next((name for name in _END_ARRAYS if name in arrays), "")
     if not name:
         hint = "write an array meta/episode_ends: the end (exclusive) of each episode"
         raise DataError(f"no episode ends (expected one of {', '.join(_END_ARRAYS)})", where=str(path), hint=hint)
+    _require_plausible(path, [arrays[name]], files)
     values = zarr_reader.read_array(path, name)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise DataError(f"{name} is not a one-dimensional array of integers", where=str(path), hint=_ASCENDING)

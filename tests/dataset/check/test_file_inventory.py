@@ -1,8 +1,13 @@
 from __future__ import annotations
 
-import msgspec
-import pytest
+from pathlib import Path
 
+import msgspec
+import numpy as np
+import pytest
+import zarr
+
+from pitools.dataset.ingest.ingest import ingest
 from pitools.store import manifest as manifests
 
 
@@ -15,6 +20,16 @@ def test_missing_file(copy, found) -> None:
     """A shard that is not there is damage: Zarr would read zeros."""
     (copy / "obs/eye_image/c/0/0/0/0").unlink()
     assert only(found(copy)) == ("damage", "file", "obs/eye_image/c/0/0/0/0")
+
+
+def test_large_metadata(tmp_path, found) -> None:
+    """Attributes of any size that an ingest keeps are no damage."""
+    root = zarr.open_group(tmp_path / "x.zarr", mode="w", attributes={"notes": "x" * (17 << 20)})
+    root.create_array("data/action", data=np.ones((4, 2), np.float32))
+    root.create_array("meta/episode_ends", data=np.array([2, 4]))
+    version = Path(ingest([tmp_path / "x.zarr"], root=tmp_path / "root", name="x").path)
+    assert (version / "zarr.json").stat().st_size > 16 << 20
+    assert [finding for finding in found(version) if finding.level == "damage"] == []
 
 
 def test_missing_metadata(copy, found) -> None:

@@ -254,6 +254,27 @@ def test_hole_in_a_shard(buffer, whole, name) -> None:
         assert whole(first)[name].tolist() == [1, 1, 1, 1, 0, 0, 1]
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("hostile", ["steps", "row", "chunk", "ends", "end chunk"])
+def test_metadata_that_declare_too_much(tmp_path, hostile, sharded) -> None:
+    """A small store whose metadata declare terabytes is refused before anything of that size is read."""
+    path, steps = tmp_path / "small.zarr", 1 << 40 if hostile == "steps" else 4
+    root = zarr.open_group(path, mode="w")
+    row, chunk = 1 << 36 if hostile == "row" else 2, 1 << 40 if hostile == "chunk" else 2
+    shards = {"shards": (2 * chunk, row)} if sharded else {}
+    root.create_array("data/state", shape=(steps, row), chunks=(chunk, row), dtype="float32", **shards)
+    ends = np.array([2, steps])
+    if hostile.startswith("end"):
+        size = 1 << 42
+        shape, chunks = ((size,), (1 << 20,)) if hostile == "ends" else ((2,), (size,))
+        root.create_array("meta/episode_ends", shape=shape, chunks=chunks, dtype="int64")
+    else:
+        root.create_array("meta/episode_ends", data=ends)
+    with pytest.raises(DataError) as caught:
+        detect.scan_recording(path, "auto")
+    assert caught.value.where.startswith(str(path))
+
+
 @pytest.mark.parametrize("name", ["data/img/c/0/0/0/0", "data/action/zarr.json", "notes"])
 def test_a_pipe_in_a_store(buffer, name) -> None:
     """A pipe, which would block its reader, is refused by its name; links to files are read."""
