@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
-from pitools.core.errors import DataError, NoSpace, PitError, TryLater
+from pitools.core.errors import PitError, TryLater
 from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.locks import LockOwner, ReportProgress
 from pitools.core.progress import Advance
@@ -23,7 +23,6 @@ from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
     create_root,
-    journal_path,
     partial_path,
     replace_set,
     require_safe,
@@ -33,7 +32,13 @@ from pitools.stage.cache.layout import (
     version_lock,
 )
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
-from pitools.stage.copy.resume import CopyTotals, discard_partial, fill_partial, write_manifest_last
+from pitools.stage.copy.resume import (
+    CopyTotals,
+    discard_empty_partial,
+    discard_partial,
+    fill_partial,
+    write_manifest_last,
+)
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import matches_content
@@ -131,6 +136,7 @@ def stage_version(
                         limits or QuotaLimits(),
                         advance=reporting_advance(report_progress, dataset.manifest.total_bytes, advance),
                         link=not verify,
+                        replace=state == "repaired",
                     )
         if session:
             session.mark_all_done()
@@ -178,9 +184,12 @@ def _copy_and_publish(
     limits: QuotaLimits,
     *,
     advance: Advance,
-    link: bool = True,
+    link: bool,
+    replace: bool,
 ) -> CopyTotals:
-    """Copy the version into its partial folder, resuming an interrupted copy, and publish it."""
+    """Copy the version into its partial folder, resuming an interrupted copy, and publish it. A failure keeps the
+    finished files: a full disk and a damaged source may both be mended before the next call.
+    """
     try:
         totals = fill_partial(dataset, root, options, limits, advance=advance, link=link)
         new = write_manifest_last(partial_path(root, dataset.version), dataset)
@@ -192,38 +201,35 @@ def _copy_and_publish(
             n_bytes=dataset.manifest.total_bytes,
             signature=records.read_stage_record(root, dataset.version).signature,
         )
-        publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
-        journal_path(root, dataset.version).unlink(missing_ok=True)
-    except (DataError, NoSpace):
-        # A retry would fail again, so the partial copy is not worth its space.
+        synced = not is_durable(dataset.manifest.files)
+        if not publish_new(new, final, root, synced=synced, replace=replace) and not matches_sizes(final, dataset):
+            raise TryLater("another process has created this path", where=str(final), hint="run this again")
         discard_partial(root, dataset.version)
-        raise
     except PitError:
-        if not journal_path(root, dataset.version).exists():  # nothing was written
-            discard_partial(root, dataset.version)
+        discard_empty_partial(root, dataset.version)
         raise
     except OSError as error:
         raise from_os_error(error, partial_path(root, dataset.version)) from error
     return totals
 
 
-def publish_new(new: Path, final: Path, root: Path, *, synced: bool = False) -> None:
-    """Rename a complete folder to its version's path, with the version's lock held; replace a damaged set there.
+def publish_new(new: Path, final: Path, root: Path, *, synced: bool, replace: bool) -> bool:
+    """Rename a complete folder to its version's path, with the version's lock held; return False if there is a set.
 
-    Readers see one of the two at any moment where the file system can exchange names; processes that lease the damaged
-    set keep it. synced: names in subfolders are durable already. Raises NoSpace, TryLater, ClusterError.
+    replace: that set is damaged, and is replaced. Readers see one of the two at any moment where the file system can
+    exchange names; processes that lease the damaged set keep it. synced: names in subfolders are durable already.
+    Raises NoSpace, ClusterError.
     """
-    if os.path.lexists(final):
+    if replace and os.path.lexists(final):
         try:
             sync_names(new, below=not synced)
             if replace_set(new, final, root):
                 fsync_dir(final.parent)
-                return
+                return True
         except OSError as error:
             raise from_os_error(error, final) from error
         trash(final, root)
-    if not publish_dir(new, final, synced=synced):
-        raise TryLater("another process has created this path", where=str(final), hint="run this again")
+    return publish_dir(new, final, synced=synced)
 
 
 def reporting_advance(report_progress: ReportProgress, total: int, advance: Advance) -> Advance:

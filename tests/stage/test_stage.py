@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pitools.core.errors import ClusterError, DataError
+from pitools.core.errors import ClusterError, DataError, NoSpace
+from pitools.stage.cache import disk_quota, layout
 from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.open import find_source, load_dataset
 from pitools.stage.stage import stage_version
+from pitools.stage.verify import check_versions
 from pitools.store import manifest
 from pitools.store.digest import RANGE_BYTES, digest_file
 from pitools.store.manifest import FileEntry, Manifest
@@ -108,7 +112,7 @@ def test_verify_finds_a_flipped_byte_at_rest(small: Path, root: Path):
 
 
 @pytest.mark.parametrize("damage", ["flip", "short", "long", "missing", "link", "fifo", "linked folder"])
-def test_a_damaged_source_is_refused_naming_the_file(small: Path, root: Path, residue, damage: str):
+def test_a_damaged_source_is_refused_naming_the_file(small: Path, root: Path, damage: str):
     """What does not match the manifest is never published, and the error says which file and how."""
     file = small / "images/c/0/0"
     if damage == "flip":
@@ -131,11 +135,67 @@ def test_a_damaged_source_is_refused_naming_the_file(small: Path, root: Path, re
         assert str(3 << 20) in error.value.message
         assert str(file.stat().st_size) in error.value.message
     assert os.listdir(root / "objects") == []
+
+
+def test_a_mended_source_resumes_what_was_copied_of_it(tmp_path: Path, build, root: Path):
+    """A damaged file costs its own bytes alone: verified files of the failed call are kept, wrong ranges are not."""
+    folder = build(tmp_path / "data", {"L": RANGE_BYTES + 5, **{f"c/{i}": os.urandom(1 << 20) for i in range(4)}})
+    for content in (b"wrong", bytes(5)):
+        with (folder / "L").open("r+b") as file:
+            file.write(content)
+        if content == b"wrong":
+            with pytest.raises(DataError) as error:
+                stage_version(load_dataset(folder), root, readers=1)
+            assert error.value.where == str(folder / "L")
+    record = stage_version(load_dataset(folder), root, readers=1)
+    assert (record.resumed_bytes, record.copied_bytes) == (4 << 20, RANGE_BYTES + 5)
+    assert tree(Path(record.path)) == tree(folder)
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_disk_that_was_full_for_a_moment_costs_no_finished_file(tmpfs, make_dataset):
+    """What others filled meanwhile ends the call to be tried later; the next one goes on where it stopped."""
+    root = tmpfs("size=64m") / "pit"
+    folder = make_dataset({f"c/{i}": os.urandom(2 << 20) for i in range(12)})
+
+    def fill(_: int) -> None:
+        if len(list(root.glob(".tmp/*/c/*"))) > 4:
+            with (root.parent / "others").open("wb") as file, contextlib.suppress(OSError):
+                file.write(bytes(64 << 20))
+
+    with pytest.raises(NoSpace):
+        stage_version(load_dataset(folder), root, readers=1, bytes_per_s=64 << 20, advance=fill)
+    (root.parent / "others").unlink()
+    record = stage_version(load_dataset(folder), root)
+    assert record.resumed_bytes >= 2 << 20
+    assert tree(Path(record.path)) == tree(folder)
+
+
+def test_nodes_whose_locks_do_not_reach_each_other_copy_apart(
+    make_dataset, root: Path, residue, once, monkeypatch: pytest.MonkeyPatch
+):
+    """On a shared root with flock of each node's own, a second stager leaves the published set as it is."""
+    for module in (layout, disk_quota):
+        monkeypatch.setattr(module, "lock_within", lambda *_, **__: True)
+    monkeypatch.setattr(layout, "fs_type", lambda _: "nfs")
+    dataset = load_dataset(make_dataset({"a": os.urandom(4 << 20), **{f"c/{i}": bytes([i]) for i in range(9)}}))
+
+    def stage_on_other_node() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "uname", lambda: SimpleNamespace(nodename="n2"))
+            assert stage_version(dataset, root).state == "staged"
+        inodes.append((root / "objects" / dataset.version).stat().st_ino)
+
+    inodes: list[int] = []
+    record = stage_version(dataset, root, readers=1, bytes_per_s=16 << 20, advance=once(stage_on_other_node))
+    assert inodes == [Path(record.path).stat().st_ino]
+    *findings, _ = check_versions(Path(record.path), readers=1)
+    assert findings == []
     assert residue(root) == []
 
 
 @pytest.mark.parametrize("change", ["rewrite", "truncate", "unlink"])
-def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Path, residue, once, change: str):
+def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Path, once, change: str):
     """The copy began with a good source; what was read in the end is compared, not what was promised."""
     folder = make_dataset({"a": os.urandom(4 << 20), "b": os.urandom(1000)})
     file = folder / "a"
@@ -155,7 +215,6 @@ def test_a_source_that_changes_during_the_copy_is_refused(make_dataset, root: Pa
     assert error.value.where == str(folder / ("b" if change == "unlink" else "a"))
     assert {"rewrite": "xxh3_128", "unlink": "missing", "truncate": f"{2 << 20} bytes"}[change] in error.value.message
     assert os.listdir(root / "objects") == []
-    assert residue(root) == []
 
 
 def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root: Path):
@@ -172,7 +231,7 @@ def test_a_source_that_grows_during_the_copy_is_not_followed(make_dataset, root:
     assert (folder / "a").stat().st_size > len(data)
 
 
-def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residue):
+def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path):
     """Jobs that still read it lose nothing before there is something better."""
     final = Path(stage_version(load_dataset(small), root).path)
     (final / "actions/c/0").chmod(0o644)
@@ -181,7 +240,6 @@ def test_a_failed_repair_leaves_the_damaged_copy(small: Path, root: Path, residu
     with pytest.raises(DataError):
         stage_version(load_dataset(small), root)
     assert (final / "images/c/0/0").stat().st_size == 3 << 20
-    assert residue(root) == []
 
 
 def test_many_small_files_are_staged(make_dataset, root: Path):

@@ -223,6 +223,6 @@ class CacheFiller:
         new = write_manifest_last(self._folder, self._dataset)
         # Before publishing: a version without a record has an unknown source, and is never evicted.
         records.write_stage_record(root, version, source=self._dataset.source.label, n_bytes=manifest.total_bytes)
-        publish_new(new, set_path(root, version), root)
+        publish_new(new, set_path(root, version), root, synced=False, replace=True)
         journal_path(root, version).unlink(missing_ok=True)
         self.published = True

@@ -145,7 +145,10 @@ def make_room(
     result = EvictionResult([], missing, Counter())
     candidates = []
     for item in eviction_order(root) if missing > 0 else ():
-        reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
+        if not item.is_complete and item.path != partial_path(root, item.version):
+            reason: KeptReason | None = KeptReason.LOCKED  # of another node, whose lock cannot be tested from here
+        else:
+            reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
         if reason:
             if not dry_run:
                 touch_last_use(root, item, reason)

@@ -30,7 +30,6 @@ from pitools.stage.cache.layout import (
     LOCKS,
     OBJECTS,
     QUARANTINE,
-    journal_path,
     purge_trash,
     set_path,
     trash,
@@ -89,7 +88,7 @@ class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
 
 def eviction_order(root: Path) -> list[Evictable]:
     """Return a root's contents in the order of eviction: partial copies, then sets by last use."""
-    partials = [Evictable(path.name.removesuffix(".partial"), path) for path in partial_copies(root)]
+    partials = [Evictable(path.name.partition(".")[0], path) for path in partial_copies(root)]
     try:
         sets = [Evictable(path.name, path) for path in (root / OBJECTS).iterdir()]
     except OSError as error:
@@ -115,7 +114,8 @@ def evict_item(
         if not os.path.lexists(item.path):
             return KeptReason.NOT_PRESENT
         if not item.is_complete:
-            journal_path(root, item.version).unlink(missing_ok=True)  # first: the journal must never list missing files
+            # First: the journal must never list missing files.
+            item.path.with_suffix(".journal").unlink(missing_ok=True)
         trash(item.path, root)
         if item.is_complete:
             records.remove_stage_record(root, item.version)

@@ -68,7 +68,7 @@ def list_sets(root: Path) -> Iterator[StagedSet]:
     for folder in _subfolders(root / OBJECTS):
         yield describe_set(root, folder.name)
     for folder in partial_copies(root):
-        yield _describe_partial(root, folder, folder.name.removesuffix(".partial"), "partial")
+        yield _describe_partial(root, folder, folder.name.partition(".")[0], "partial")
     for folder in _subfolders(root / QUARANTINE):
         yield _describe_partial(root, folder, folder.name.partition(".")[0], "quarantined")
 
@@ -180,7 +180,7 @@ def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
     Raises UsageError for an identifier of none or several.
     """
     root = root.absolute()
-    names = {folder.name.removesuffix(".partial"): "" for folder in partial_copies(root)}
+    names = {folder.name.partition(".")[0]: "" for folder in partial_copies(root)}
     names |= {folder.name: "" for folder in _subfolders(root / OBJECTS)}
     versions: dict[str, None] = {}
     for identifier in identifiers:

@@ -1,7 +1,8 @@
 """The staging root on a node: layout, safety checks, and the lock of each version.
 
 <root>/objects/<version>/         complete sets, published by rename, never changed in place
-<root>/.tmp/<version>.partial/    being copied, or left by an interrupted copy to be resumed; <version>.journal beside
+<root>/.tmp/<version>.partial/    being copied, or left by an interrupted copy to be resumed; <version>.journal beside;
+                                  <version>.<node>.partial on a network file system, whose flock may be each node's own
 <root>/.tmp/<version>.old.…/      moved aside; removed by any process that gets its flock once the lease is free
 <root>/.locks/<version>           flock LOCK_EX of the process that changes that version; its text is the owner and
 progress
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, TryLater
-from pitools.core.fs import exchange_names, from_os_error, remove_tree
+from pitools.core.fs import exchange_names, from_os_error, fs_type, remove_tree
 from pitools.core.locks import (
     PROBE_S,
     describe_owner,
@@ -43,6 +44,8 @@ LOCKS, LEASES, RECORDS, QUARANTINE = ".locks", ".leases", ".records", ".quaranti
 # and lock files, which any user who can open them could lock to block the owner.
 _SHARED_DIRS = (OBJECTS, LEASES, RECORDS)
 _PRIVATE_DIRS = (STAGING_DIR, QUARANTINE, LOCKS)
+# File systems of local disks and memory; others, such as nfs and lustre, are reached over a network.
+LOCAL_FILE_SYSTEMS = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 # For folders and the manifest, and to keep the disk from filling up completely.
 MARGIN_BYTES = 8 << 20
 _ELSEWHERE_HINT = "choose another --to, or remove that folder"
@@ -55,13 +58,15 @@ def set_path(root: Path, version: str) -> Path:
 
 
 def partial_path(root: Path, version: str) -> Path:
-    """Return the folder of a version's partial copy."""
-    return root / STAGING_DIR / f"{version}.partial"
+    """Return the folder of this node's partial copy of a version."""
+    # Two nodes that each hold the version's lock must not write to one folder.
+    node = "" if fs_type(root) in LOCAL_FILE_SYSTEMS else f".{os.uname().nodename}"
+    return root / STAGING_DIR / f"{version}{node}.partial"
 
 
 def journal_path(root: Path, version: str) -> Path:
-    """Return the journal of a version's partial copy."""
-    return root / STAGING_DIR / f"{version}.journal"
+    """Return the journal of this node's partial copy of a version."""
+    return partial_path(root, version).with_suffix(".journal")
 
 
 def require_safe(root: Path, *, reading: bool = False) -> None:
@@ -229,6 +234,8 @@ def replace_set(new: Path, final: Path, root: Path) -> bool:
     """Exchange the set at `final` for a new folder in one step, and trash the old one; False when the file system
     cannot exchange names. Call with the version's lock held. Raises OSError.
     """
+    if fs_type(root) not in LOCAL_FILE_SYSTEMS:
+        return False  # the flock below may be invisible to a node that purges the trash
     trash_path = _trash_path(final, root)
     descriptor = os.open(new, _READ_FLAGS | os.O_DIRECTORY)
     try:

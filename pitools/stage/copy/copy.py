@@ -19,6 +19,7 @@ from msgspec import structs
 from pitools.core import forked_pool
 from pitools.core.fs import from_os_error, fs_type
 from pitools.core.progress import Advance
+from pitools.stage.cache.layout import LOCAL_FILE_SYSTEMS
 from pitools.stage.copy.journal import CopyJournal, FinishedFiles, WrittenFiles, journal_line
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, range_count, split_tasks
 from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, CopyJob, CopyWorker, RangeDigest, digest_error
@@ -27,9 +28,6 @@ from pitools.stage.sources.base import Dataset, Source
 from pitools.stage.sources.local import DirDescriptors, LocalSource
 from pitools.store import digest as digests
 from pitools.store.manifest import FileEntry
-
-# File systems of local disks and memory; others, such as nfs and lustre, are reached over a network.
-_LOCAL_FILE_SYSTEMS = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 
 
 class CopyOptions(NamedTuple):
@@ -55,7 +53,7 @@ def readers_for(dataset: Dataset) -> int:
         return max(8, min(16, 4 * cores))  # network latency
     files = dataset.manifest.files
     small = sum(entry.bytes for entry in files) < len(files) * SMALL_FILE_BYTES
-    if small and fs_type(dataset.source.folder) in _LOCAL_FILE_SYSTEMS:
+    if small and fs_type(dataset.source.folder) in LOCAL_FILE_SYSTEMS:
         return min(16, cores)  # reads never block, so threads would only compete for the GIL
     return forked_pool.default_readers()
 
@@ -155,10 +153,12 @@ def copy_files(
 def _finish_ranges(job: CopyJob, index: int, range_digests: dict[int, bytes]) -> WrittenFiles:
     """Verify the digest of a file whose ranges are all written, and make the file read-only."""
     entry = job.files[index]
+    where = Path(job.target) / entry.path
     digest = digests.digest_ranges(range_digests[number] for number in range(len(range_digests)))
     if entry.digest and digest != entry.digest:
+        # The journal lists the ranges by their own digests: without the file they are not resumed from.
+        where.unlink(missing_ok=True)
         raise digest_error(entry, digest, f"{job.source.label}/{entry.path}")
-    where = Path(job.target) / entry.path
     try:
         descriptor = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

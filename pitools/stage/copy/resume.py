@@ -137,6 +137,16 @@ def write_manifest_last(folder: Path, dataset: Dataset) -> Path:
     return folder
 
 
+def discard_empty_partial(root: Path, version: str) -> None:
+    """Remove a partial copy that holds no finished file, else keep it to be resumed."""
+    try:
+        has_finished = journal_path(root, version).read_bytes().count(b"\n") > 1
+    except OSError:
+        has_finished = False
+    if not has_finished:
+        discard_partial(root, version)
+
+
 def discard_partial(root: Path, version: str) -> None:
     """Remove a partial copy, the journal first: it must never list missing files."""
     journal_path(root, version).unlink(missing_ok=True)

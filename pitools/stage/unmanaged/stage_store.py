@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from pitools.core.errors import DataError, NoSpace, PitError, UsageError
+from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.fs import from_os_error
 from pitools.core.locks import LockOwner
 from pitools.core.progress import Advance
@@ -31,7 +31,13 @@ from pitools.stage.cache.layout import (
     version_lock,
 )
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
-from pitools.stage.copy.resume import CopyTotals, discard_partial, fill_partial, write_manifest_last
+from pitools.stage.copy.resume import (
+    CopyTotals,
+    discard_empty_partial,
+    discard_partial,
+    fill_partial,
+    write_manifest_last,
+)
 from pitools.stage.resolve import UnmanagedStore, relist
 from pitools.stage.sources import store_listing
 from pitools.stage.sources.base import Dataset
@@ -103,8 +109,11 @@ def stage_store(
                     _verify_copy(store, partial_path(root, store.key), readers, warn, checker)
                     dataset = _with_digests(undigested, totals)
                     state = _publish(store, dataset, root, timeout_s, is_complete)
-                except (DataError, NoSpace):
+                except DataError:  # a store that is mended gets another key
                     discard_partial(root, store.key)
+                    raise
+                except PitError:
+                    discard_empty_partial(root, store.key)
                     raise
                 except OSError as error:
                     raise from_os_error(error, partial_path(root, store.key)) from error
@@ -178,6 +187,7 @@ def _publish(
         )
         if not os.path.lexists(final) or not is_complete(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"
-            publish_new(new, final, root, synced=not is_durable(dataset.manifest.files))
+            synced = not is_durable(dataset.manifest.files)
+            publish_new(new, final, root, synced=synced, replace=state == "repaired")
     discard_partial(root, store.key)
     return state

@@ -82,7 +82,7 @@ def test_an_older_digest_of_a_large_file_is_compared(build, tmp_path: Path, root
 
 
 @pytest.mark.parametrize("new", ["a link", "a FIFO", "a folder", "other bytes"])
-def test_a_file_that_is_exchanged_during_the_copy_is_refused(make_dataset, root: Path, residue, once, new: str):
+def test_a_file_that_is_exchanged_during_the_copy_is_refused(make_dataset, root: Path, once, new: str):
     """What stands at a name when its turn comes is judged, whatever stood there when the copy began."""
     folder = make_dataset({"a": os.urandom(4 << 20), "b": os.urandom(1000)})
     file = folder / "b"
@@ -102,7 +102,6 @@ def test_a_file_that_is_exchanged_during_the_copy_is_refused(make_dataset, root:
         stage_version(load_dataset(folder), root, readers=1, bytes_per_s=16 << 20, advance=once(act))
     assert error.value.where == str(file)
     assert os.listdir(root / "objects") == []
-    assert residue(root) == []
 
 
 def test_the_longest_and_strangest_names_arrive(make_dataset, root: Path):
