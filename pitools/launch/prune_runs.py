@@ -115,15 +115,17 @@ def _prune(record: PrunedRun, run_dir: Path, is_sweep_member: bool, keep_last: i
 
 def _trim(record: PrunedRun, folder: Path, keep_last: int, dry_run: bool) -> PrunedRun:
     """Remove the older checkpoints of a run, if the newest that stays is good."""
-    named = _named_steps(folder)
-    removable = [step for step in lookup.complete_steps(folder)[keep_last:] if step not in named]
+    named, complete = _named_steps(folder), lookup.complete_steps(folder)
+    removable = [step for step in complete[keep_last:] if step not in named]
     if not removable:
         return replace(record, reason="its checkpoints are the newest, named or incomplete")
     good = check_folder.newest_good_step(folder)
     if good is None:
         return replace(record, reason="none of its checkpoints is good: see `pit checkpoint check`")
     sizes = {step: _disk_bytes(layout.step_path(folder, step)) for step in removable}
-    results = retention.prune_checkpoints(folder, keep_last, kept_steps={*named, good}, dry_run=dry_run)
+    # Newer ones than the newest good one are damaged, and evidence.
+    kept = {step: "named" if step < good else "newest" for step in complete if step in named or step >= good}
+    results = retention.prune_checkpoints(folder, keep_last, kept_steps=kept, dry_run=dry_run)
     done: PruneState = "would be trimmed" if dry_run else "trimmed"
     steps = tuple(result.step for result in results if result.state in ("removed", "would be removed"))
     failed = [result for result in results if result.state == "failed"]
