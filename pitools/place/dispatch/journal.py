@@ -20,6 +20,9 @@ from pitools.core.fs import from_os_error, fsync_dir
 from pitools.core.record import Record, decode_json
 from pitools.launch.request import Request
 
+# A job ends once so many of its tickets ended before their grant: its script, or a prolog, fails everywhere.
+MAX_FAILED_STARTS = 3
+
 
 class EntryKind(StrEnum):
     """The kind of an entry: a decision or an observation."""
@@ -27,6 +30,7 @@ class EntryKind(StrEnum):
     SUBMIT = "submit"
     SUBMITTED = "submitted"
     REFUSED = "refused"
+    DEFERRED = "deferred"
     STARTED = "started"
     WITHDRAW = "withdraw"
     VOID = "void"
@@ -75,7 +79,8 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     state: intended (sent, no answer yet), waiting, started, withdrawing, void (will never run, since
     `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
     ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py). runs_dir: the folder of
-    its run folder, whatever the site file says later.
+    its run folder, whatever the site file says later. end_state: Slurm's state if it ended before its grant.
+    is_deferred: void because the site could not take it for now (busy, disk full).
     """
 
     number: int
@@ -86,6 +91,8 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["intended", "waiting", "started", "withdrawing", "void", "over"] = "intended"
     slurm_id: str = ""
     voided_at: str = ""
+    end_state: str = ""
+    is_deferred: bool = False
     unknown_since: str = ""
     doubt_reason: str = ""
     is_removed: bool = False
@@ -135,6 +142,12 @@ class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
     def live(self) -> list[QueueTicket]:
         """The tickets that may still run, or run."""
         return [ticket for ticket in self.tickets if ticket.is_live]
+
+    @property
+    def has_failed_starts(self) -> bool:
+        """Whether so many tickets were ended by Slurm before their grant that the job ends."""
+        failed = [ticket for ticket in self.tickets if ticket.state == "void" and ticket.end_state]
+        return len(failed) >= MAX_FAILED_STARTS
 
     @property
     def is_over(self) -> bool:
@@ -218,9 +231,9 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
         case EntryKind.UNKNOWN:
             changes |= {"unknown_since": entry.t, "doubt_reason": entry.state}
         case EntryKind.WITHDRAW:
-            changes |= {"state": "withdrawing"}
-        case EntryKind.VOID | EntryKind.REFUSED:
-            changes |= {"state": "void", "voided_at": entry.t}
+            changes |= {"state": "withdrawing", "end_state": entry.state or ticket.end_state}
+        case EntryKind.VOID | EntryKind.REFUSED | EntryKind.DEFERRED:
+            changes |= {"state": "void", "voided_at": entry.t, "is_deferred": entry.kind is EntryKind.DEFERRED}
         case EntryKind.REMOVED:
             changes["is_removed"] = True
         case EntryKind.ENDED:

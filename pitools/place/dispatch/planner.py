@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,14 +16,15 @@ from pitools.place import types
 from pitools.place.clusters import overlay, pools
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.dispatch import migration
-from pitools.place.dispatch.journal import QueueJob
+from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.place.dispatch.options import OptionCache
 from pitools.place.dispatch.reconcile import QueueState
 from pitools.place.dispatch.runtime_history import RuntimeHistory
 from pitools.site.schema import Site
 
 RETRY_REFUSED_S = 600.0  # a pool that refused a job, or where its ticket failed, is not tried again for this long
-RETRY_VOID_S = 10.0
+RETRY_DEFERRED_S = 120.0  # a site that could take no ticket (busy, disk full) gets none for this long
+RETRY_VOID_S = 10.0  # doubled for each void ticket of the job in that pool
 LEAD_S = 300.0  # jobs with a shorter expected run may wait in a site's queue, so that no node idles until the next tick
 _TIERS = {"low": -1, "high": 1}
 
@@ -48,6 +50,11 @@ class ClusterView(NamedTuple):
     answered: dict[str, tuple[Site, Snapshot]]
     pools: dict[str, types.PoolState]
 
+    @property
+    def open_pools(self) -> dict[str, types.PoolState]:
+        """The pools that take tickets now."""
+        return {name: pool for name, pool in self.pools.items() if not pool.is_unreachable}
+
     def speed(self, pool: str) -> float:
         """Return the speed of a pool's nodes; 1.0 where its site did not answer."""
         site, _, partition = pool.partition("/")
@@ -64,7 +71,8 @@ class Decisions(NamedTuple):
 
 def is_undecided(job: QueueJob) -> bool:
     """Return whether the place of a job is still open."""
-    return not (job.is_over or job.is_cancelled or any(ticket.is_running for ticket in job.tickets))
+    is_ending = job.is_over or job.is_cancelled or job.has_failed_starts
+    return not (is_ending or any(ticket.is_running for ticket in job.tickets))
 
 
 class Planner:
@@ -78,8 +86,9 @@ class Planner:
         """Return the pools of the sites that answered, with our own jobs in their present states."""
         names = {ticket.name for job in state.jobs.values() for ticket in job.tickets}
         answered = {name: (sites[name], reply.snapshot) for name, reply in replies.items() if reply.snapshot}
+        closed = _closed_sites(state)
         pool_states = {
-            pool.pool: pool
+            pool.pool: replace(pool, is_unreachable=name in closed)
             for name, (site, snapshot) in answered.items()
             for pool in pools.pool_states(
                 overlay.overlay_own_jobs(snapshot, replies[name].tickets), names | replies[name].tickets.keys(), site
@@ -106,18 +115,18 @@ class Planner:
         jobs, tickets = self._open_jobs(state, view)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []
-        return migration.withdrawals(time.time(), jobs, view.pools, tickets, LEAD_S)
+        return migration.withdrawals(time.time(), jobs, view.open_pools, tickets, LEAD_S)
 
     def decide(self, state: QueueState, view: ClusterView) -> Decisions:
         """Return the tickets to submit and to withdraw now."""
         now_s = time.time()
         jobs, tickets = self._open_jobs(state, view)
         wanted = self._decide(now_s, list(jobs.values()), view.pools, tickets)
-        # Whatever the policy returns, nothing is done at a site that did not answer.
-        places = [decision for decision in wanted if isinstance(decision, types.Submit) and decision.pool in view.pools]
+        # Whatever the policy returns, nothing is done at a site that did not answer, or takes no tickets.
+        places = [one for one in wanted if isinstance(one, types.Submit) and one.pool in view.open_pools]
         # A job that wants the best of the free nodes waits in our queue until some are free.
         choosy = {name for name in jobs if state.jobs[name].request.request.topology != "none"}
-        places += self._submit_ahead(now_s, jobs, view.pools, tickets, places, choosy)
+        places += self._submit_ahead(now_s, jobs, view.open_pools, tickets, places, choosy)
         return Decisions(places, [one for one in wanted if isinstance(one, types.Withdraw) and one.pool in view.pools])
 
     def _open_jobs(
@@ -139,10 +148,11 @@ class Planner:
     def _pending_job(self, job: QueueJob, view: ClusterView) -> types.PendingJob | None:
         now_s = time.time()
         avoided = {entry.pool for entry in job.refusals if now_s - unix_time(entry.t) < RETRY_REFUSED_S}
+        voids = Counter(ticket.pool for ticket in job.tickets if ticket.voided_at)
         avoided |= {
             ticket.pool
             for ticket in job.tickets
-            if ticket.voided_at and now_s - unix_time(ticket.voided_at) < RETRY_VOID_S
+            if ticket.voided_at and now_s - unix_time(ticket.voided_at) < _avoid_s(ticket, voids[ticket.pool])
         }
         occupied = {ticket.pool for ticket in job.live}
         options = tuple(
@@ -202,6 +212,18 @@ class Planner:
                 room[decision.pool] -= 1
                 chosen.append(replace(decision, reason=decision.reason or "short, and next here"))
         return chosen
+
+
+def _avoid_s(ticket: QueueTicket, voids: int) -> float:
+    """Return for how long a job avoids the pool of its void ticket, which is one of so many in that pool."""
+    return RETRY_REFUSED_S if ticket.end_state else min(RETRY_REFUSED_S, RETRY_VOID_S * 2.0 ** min(voids - 1, 10))
+
+
+def _closed_sites(state: QueueState) -> set[str]:
+    """Return the sites that could take no ticket of any job a moment ago."""
+    since_s = time.time() - RETRY_DEFERRED_S
+    every = [ticket for job in state.jobs.values() for ticket in job.tickets]
+    return {ticket.site for ticket in every if ticket.is_deferred and unix_time(ticket.voided_at) > since_s}
 
 
 def unix_time(moment: str) -> float:

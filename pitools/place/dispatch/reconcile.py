@@ -14,7 +14,14 @@ from pitools.core.errors import TryLater
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import store, wait_log
-from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueueJob, QueueTicket, append_entry
+from pitools.place.dispatch.journal import (
+    MAX_FAILED_STARTS,
+    EntryKind,
+    JournalEntry,
+    QueueJob,
+    QueueTicket,
+    append_entry,
+)
 
 # How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
 # by the former: it asks its nodes every SlurmdTimeout / 3, 100 s by default, and ends what it does not know there.
@@ -136,7 +143,9 @@ def reconcile_tickets(
     for job, ticket in state.tickets(site):
         # An answer older than the placement does not contain it. Placed later than now: the clock was set back.
         if not queried_at <= ticket.submitted_at <= time:
-            _reconcile_ticket(state, job, ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since)
+            _reconcile_ticket(
+                state, state.jobs[job.job_id], ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since
+            )
     return actions
 
 
@@ -152,6 +161,10 @@ def _reconcile_ticket(
     if ticket.state == "void":
         if is_known and not observed.is_over:
             actions.cancel[observed.job_id] = ticket.name
+        elif ticket.end_state and job.has_failed_starts and not (job.is_over or job.is_cancelled):
+            reason = f"{MAX_FAILED_STARTS} tickets failed, the last in {ticket.reason}"
+            job = state.append_entry(job, EntryKind.ENDED, ticket.number, state=ticket.end_state, reason=reason)
+            actions.fetch.append((job, ticket))
         elif may_run:  # it ran although it was withdrawn: its folder stays
             state.append_entry(job, EntryKind.REMOVED, ticket.number)
         else:
@@ -180,6 +193,11 @@ def _reconcile_ticket(
         actions.fetch.append((job, ticket))
     elif not may_run and (observed.is_over or not is_known or observed.grant == grant.REVOKED):
         # It has certainly done nothing, and its record ensures that it never will.
+        if observed.is_over and not observed.grant and observed.state != "CANCELLED":
+            reason = f"{ticket.pool}: {observed.state} before its first command"
+            state.append_entry(
+                job, EntryKind.WITHDRAW, ticket.number, state=observed.state, slurm_id=observed.job_id, reason=reason
+            )
         actions.revoke.append((job, ticket))
     elif is_known:
         _record_progress(state, job, ticket, observed, actions)

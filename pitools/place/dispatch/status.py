@@ -180,7 +180,8 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
     if job.end_entry:
         text = job.end_entry.reason or ("" if job.state == "done" else job.end_entry.state.lower())
         if job.state == "failed" and ticket:
-            text = f"{text}, exit code {job.end_entry.exit_code}: pit launch logs {ticket.name} --site {ticket.site}"
+            code = "" if job.end_entry.exit_code is None else f", exit code {job.end_entry.exit_code}"
+            text = f"{text}{code}: pit launch logs {ticket.name} --site {ticket.site}"
         return text
     if doubtful:
         site = doubtful[0].site
@@ -198,6 +199,8 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         return f"all its sites are unreachable: {unreachable[job.request.sites[0]].reason}"
     if job.job_id in status.unfit:
         return f"it fits nowhere now: {status.unfit[job.job_id]}"
+    if job.tickets and (job.tickets[-1].end_state or job.tickets[-1].is_deferred):
+        return job.tickets[-1].reason
     return (
         f"refused: {job.refusals[-1].reason}"
         if job.refusals

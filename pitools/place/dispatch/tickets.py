@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
+from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
 from pitools.launch.tickets.ticket_state import TicketState
@@ -151,27 +151,27 @@ def submit_all(
             continue
         if name := _submit(state, site, job, decision, planned, runs_dir):
             on_submitted(decision, name)
+        elif state.jobs[job.job_id].tickets[-1].is_deferred:
+            return  # the planner gives the site nothing for a while
 
 
 def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan: Plan, runs_dir: str) -> str:
-    """Submit one ticket and return its name; "" where it was refused."""
+    """Submit one ticket and return its name; "" where it was refused, or deferred. Raises Unreachable."""
     job, ticket = state.record_intent(job.job_id, decision.pool, runs_dir, decision.reason)
     try:
         ref = backend(site).submit_ticket(plan, site, name=ticket.name)
     except OutcomeUnknown:
         raise
     except PitError as error:
-        # Slurm answered that it has no such job. Should that be wrong, the job finds its grant revoked.
-        backend(site).revoke(site, [ticket.name])
-        is_refused = isinstance(error, (ClusterError, ConfigError, DataError, UsageError))
-        state.append_entry(
-            job,
-            EntryKind.REFUSED if is_refused else EntryKind.VOID,
-            ticket.number,
-            pool=decision.pool,
-            reason=str(error),
-        )
-        if not is_refused:
+        # Slurm answered that it has no such job. Should that be wrong, the job finds its grant revoked, or has it.
+        if not backend(site).revoke(site, [ticket.name])[ticket.name]:
+            state.append_entry(job, EntryKind.STARTED, ticket.number, reason=f"it runs, although: {error}")
+            return ticket.name
+        kind = EntryKind.REFUSED
+        if isinstance(error, TryLater):  # Slurm is busy, or a disk is full
+            kind = EntryKind.VOID if isinstance(error, Unreachable) else EntryKind.DEFERRED
+        state.append_entry(job, kind, ticket.number, pool=decision.pool, reason=f"{decision.pool}: {error}")
+        if kind is EntryKind.VOID:
             raise
         return ""
     state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=ref.job_id)

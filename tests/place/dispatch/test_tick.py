@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pitools.core.errors import PitError, Unreachable
+from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater, Unreachable
 from pitools.launch.plan import Plan
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.place import types
 from pitools.place.clusters import local_history
-from pitools.place.dispatch import reconcile, site_workers, status, store, tick, tickets, watch
+from pitools.place.dispatch import journal, planner, reconcile, site_workers, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Paths, Site
@@ -265,6 +265,101 @@ def test_a_hanging_action_costs_its_site_alone(
             break
         time.sleep(0.01)
     assert fleet.ran == Counter(job_ids)
+
+
+def _fleet_for(world: Callable[..., World], *places: str) -> World:
+    """Return a fleet whose policy takes the first of these sites that is offered to a job."""
+    fleet = world(0, 0.0)
+    fleet.decide = (
+        lambda now, jobs, pools, held: [  # type: ignore[method-assign]
+            types.Submit(job_id=job.job_id, pool=pool)
+            for job in jobs
+            if job.job_id not in {ticket.job_id for ticket in held}
+            for pool in [f"{place}/train" for place in places if _is_offered(f"{place}/train", job, pools)][:1]
+        ]
+    )
+    return fleet
+
+
+def _is_offered(pool: str, job: types.PendingJob, pools: Any) -> bool:
+    return pool in [option.pool for option in job.options] and not pools[pool].is_unreachable
+
+
+def test_a_ticket_that_fails_before_its_grant_ends_its_job(world: Callable[..., World]) -> None:
+    """Its script or a prolog fails wherever it starts: the job fails after a few tickets, and says why."""
+    fleet = _fleet_for(world, "alpha", "beta")
+    (job_id,) = add(fleet, 1)
+    for _ in range(20):
+        fleet.tick()
+        for cluster in fleet.clusters.values():
+            for job in cluster.jobs.values():
+                job[1] = "NODE_FAIL" if job[1] == "PENDING" else job[1]
+    job = store.find_job(fleet.place, job_id)
+    assert (job.state, len(job.tickets)) == ("failed", journal.MAX_FAILED_STARTS)
+    assert job.end_entry
+    assert (job.end_entry.state, job.tickets[-1].state) == ("NODE_FAIL", "over")
+    assert store.read_jobs(fleet.place) == ([], [])
+
+
+def test_a_ticket_that_failed_is_tried_elsewhere(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool where it ended before its grant is left out for a while; `list` says why the job waits."""
+    fleet = _fleet_for(world, "alpha")
+    monkeypatch.setattr(planner, "RETRY_REFUSED_S", 600.0)
+    add(fleet, 1)
+    fleet.tick()
+    fleet.clusters["alpha"].jobs["1"][1] = "FAILED"
+    for _ in range(3):
+        ticked = fleet.tick()
+    assert ticked
+    assert "alpha/train: FAILED" in ticked.jobs[0].reason
+    assert len(fleet.clusters["alpha"].jobs) == 1
+
+
+@pytest.mark.parametrize("error", [NoSpace("disk full"), TryLater("slurmctld is busy")])
+def test_a_site_that_takes_no_ticket_now_is_left_out(
+    world: Callable[..., World], wait: Wait, monkeypatch: pytest.MonkeyPatch, error: PitError
+) -> None:
+    """A full disk or a busy slurmctld: one job tries, all go elsewhere, and the site is tried again later."""
+    fleet = _fleet_for(world, "alpha", "beta")
+    job_ids = add(fleet, 3)
+    alpha, tries = fleet.clusters["alpha"], []
+
+    def refuse(plan: Plan, site: Site, *, name: str) -> JobRef:
+        tries.append(name)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alpha, "submit_ticket", refuse)
+        first = fleet.tick()
+        assert first
+        assert (len(tries), first.faults) == (1, {})
+        fleet.tick()
+        assert (len(tries), len(fleet.clusters["beta"].jobs)) == (1, len(job_ids))
+    wait(planner.RETRY_DEFERRED_S)
+    job_ids += add(fleet, 1)
+    fleet.tick()
+    assert [name for name, _ in alpha.jobs.values()] == [f"{job_ids[-1]}.1"]
+
+
+def test_a_refused_ticket_that_runs_is_the_jobs(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm says that it refused, and has started it: its grant cannot be revoked, and the job runs once."""
+    fleet = _fleet_for(world, "alpha")
+    (job_id,) = add(fleet, 1)
+    alpha = fleet.clusters["alpha"]
+    submit = alpha.submit_ticket
+
+    def start_and_refuse(plan: Plan, site: Site, *, name: str) -> JobRef:
+        submit(plan, site, name=name)
+        alpha.jobs["1"][1], alpha.words[name] = "RUNNING", grant.grant_token("1")
+        raise ClusterError("connection reset by peer")
+
+    monkeypatch.setattr(alpha, "submit_ticket", start_and_refuse)
+    fleet.tick()
+    assert store.find_job(fleet.place, job_id).state == "running"
+    for _ in range(20):
+        fleet.tick()
+        alpha.step()
+    assert fleet.ran == Counter([job_id])
 
 
 def test_a_ticket_stays_in_its_folder_of_runs(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
