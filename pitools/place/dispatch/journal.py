@@ -31,6 +31,7 @@ class EntryKind(StrEnum):
     SUBMITTED = "submitted"
     REFUSED = "refused"
     DEFERRED = "deferred"
+    HELD = "held"
     STARTED = "started"
     WITHDRAW = "withdraw"
     VOID = "void"
@@ -79,7 +80,8 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     state: intended (sent, no answer yet), waiting, started, withdrawing, void (will never run, since
     `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
     ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py). runs_dir: the folder of
-    its run folder, whatever the site file says later. end_state: Slurm's state if it ended before its grant.
+    its run folder, whatever the site file says later. end_state: Slurm's state if it ended, or was stuck, before
+    its grant. held_reason: Slurm's reason if a person has to release it.
     is_deferred: void because the site could not take it for now (busy, disk full).
     """
 
@@ -92,6 +94,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     slurm_id: str = ""
     voided_at: str = ""
     end_state: str = ""
+    held_reason: str = ""
     is_deferred: bool = False
     unknown_since: str = ""
     doubt_reason: str = ""
@@ -226,6 +229,8 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
     match entry.kind:
         case EntryKind.SUBMITTED:
             changes["state"] = "waiting"
+        case EntryKind.HELD:
+            changes["held_reason"] = entry.state
         case EntryKind.STARTED:
             changes |= {"state": "started", "unknown_since": ""}
         case EntryKind.UNKNOWN:

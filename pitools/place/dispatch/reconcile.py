@@ -22,6 +22,7 @@ from pitools.place.dispatch.journal import (
     QueueTicket,
     append_entry,
 )
+from pitools.slurm.states import PendingReason, pending_reason
 
 # How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
 # by the former: it asks its nodes every SlurmdTimeout / 3, 100 s by default, and ends what it does not know there.
@@ -194,10 +195,10 @@ def _reconcile_ticket(
     elif not may_run and (observed.is_over or not is_known or observed.grant == grant.REVOKED):
         # It has certainly done nothing, and its record ensures that it never will.
         if observed.is_over and not observed.grant and observed.state != "CANCELLED":
-            reason = f"{ticket.pool}: {observed.state} before its first command"
-            state.append_entry(
-                job, EntryKind.WITHDRAW, ticket.number, state=observed.state, slurm_id=observed.job_id, reason=reason
-            )
+            _record_failed_start(state, job, ticket, observed, observed.state)
+        actions.revoke.append((job, ticket))
+    elif not may_run and (stuck_reason := _stuck_reason(job, observed)):
+        _record_failed_start(state, job, ticket, observed, stuck_reason)
         actions.revoke.append((job, ticket))
     elif is_known:
         _record_progress(state, job, ticket, observed, actions)
@@ -212,12 +213,38 @@ def _reconcile_ticket(
         state.append_entry(job, EntryKind.VOID, ticket.number, reason=f"{ticket.site} forgot it while it ran")
 
 
+def _record_failed_start(
+    state: QueueState, job: QueueJob, ticket: QueueTicket, observed: TicketState, end_state: str
+) -> None:
+    reason = f"{ticket.pool}: {end_state} before its first command"
+    state.append_entry(job, EntryKind.WITHDRAW, ticket.number, state=end_state, slurm_id=observed.job_id, reason=reason)
+
+
+def _held_reason(observed: TicketState) -> str:
+    """Return Slurm's reason if a job is pending until it is released, or can never start; else ""."""
+    reason = observed.job.reason if observed.job and observed.state == "PENDING" else ""
+    return reason if pending_reason(reason) in (PendingReason.HELD, PendingReason.BAD_CONSTRAINTS) else ""
+
+
+def _stuck_reason(job: QueueJob, observed: TicketState) -> str:
+    """Return Slurm's reason if a pending ticket is to be withdrawn, as it will not start; else "".
+
+    A hold by a person is respected: by the user always, by an operator unless the job may go to another site.
+    """
+    reason = _held_reason(observed)
+    if reason.startswith("JobHeldUser") or (reason.startswith("JobHeldAdmin") and len(job.request.sites) == 1):
+        return ""
+    return reason
+
+
 def _record_progress(
     state: QueueState, job: QueueJob, ticket: QueueTicket, observed: TicketState, actions: SiteActions
 ) -> None:
     """Journal the progress of a ticket that Slurm knows and that is not over."""
     if observed.state == "PENDING" and grant.is_granted(observed.grant) and job.request.request.topology != "none":
         actions.release_nodes.append((job, observed.job_id))
+    if ticket.held_reason != (held_reason := _held_reason(observed)):
+        job = state.append_entry(job, EntryKind.HELD, ticket.number, state=held_reason)
     if ticket.state == "intended":
         job = state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=observed.job_id)
     if (ticket.state != "started" or ticket.unknown_since) and (

@@ -191,6 +191,8 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
         return f"{state} at {site}, which is unreachable since {unreachable[site].since}"
     if job.is_cancelled:
         return "being withdrawn"
+    if ticket and ticket.held_reason:
+        return f"held at {ticket.site} ({ticket.held_reason}); to start it: scontrol release {ticket.slurm_id}"
     if ticket:
         return ticket.reason
     if status.ticked_at < job.request.submitted:

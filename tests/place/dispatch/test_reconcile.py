@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pitools.core import timestamps
 from pitools.core.errors import NoSpace
@@ -79,6 +80,32 @@ def test_doubt_ends_with_an_answer(board: QueueState) -> None:
     job = look(board, TicketState("RUNNING", "7", "run.7", None, SlurmJob(job_id="7", raw_id="7", state="RUNNING")))
     assert (job.state, job.tickets[0].unknown_since) == ("running", "")
     assert row(board).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_withdrawn"),
+    [("launch failed requeued held", True), ("BadConstraints", True), ("JobHeldAdmin", True), ("JobHeldUser", False)],
+)
+def test_a_held_ticket_is_withdrawn_or_reported(board: QueueState, reason: str, is_withdrawn: bool) -> None:
+    """It will not start by itself: it is withdrawn, unless its user holds it; then `list` says so until its release."""
+    job = look(board, pending(reason))
+    assert [ticket.end_state for ticket in job.tickets] == [reason if is_withdrawn else ""]
+    if not is_withdrawn:
+        assert reason in row(board).reason
+        look(board, pending("Priority"))
+        assert reason not in row(board).reason
+
+
+def test_an_operators_hold_is_respected(board: QueueState) -> None:
+    """A job that may run at this site alone keeps its ticket there."""
+    (job,) = board.jobs.values()
+    board.jobs[job.job_id] = replace(job, request=replace(job.request, sites=("alpha",)))
+    assert look(board, pending("JobHeldAdmin")).tickets[0].state == "waiting"
+    assert "JobHeldAdmin" in row(board).reason
+
+
+def pending(reason: str) -> TicketState:
+    return TicketState("PENDING", "7", "", None, SlurmJob(job_id="7", raw_id="7", state="PENDING", reason=reason))
 
 
 def test_a_clock_that_was_set_back_hides_no_ticket(board: QueueState) -> None:
