@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core import timestamps
-from pitools.core.errors import TryLater
+from pitools.core.errors import PitError, TryLater
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
 from pitools.place.dispatch import store, wait_log
@@ -30,13 +30,14 @@ ORPHAN_AFTER_S = 120.0
 
 
 class QueueState:
-    """The jobs that are not archived, during one tick. Thread-safe. errors: of jobs that could not be read."""
+    """The jobs that are not archived, in one tick. Thread-safe. errors: of jobs that cannot be read or archived."""
 
     def __init__(self, queue_dir: Path) -> None:
         self.queue_dir = queue_dir
         self._lock = threading.Lock()
         self._is_closed = False
-        jobs, self.errors = store.read_jobs(queue_dir)
+        jobs, broken = store.read_jobs(queue_dir)
+        self.errors: list[PitError] = [*broken]
         self.jobs: dict[str, QueueJob] = {job.job_id: job for job in jobs}
 
     def close(self) -> None:
@@ -111,11 +112,15 @@ class QueueState:
                     yield job, ticket
 
     def archive_finished(self) -> None:
-        """Archive the jobs that are over and whose tickets are all removed."""
+        """Archive the jobs that are over and whose tickets are all removed; add what fails to `errors`."""
         for job in list(self.jobs.values()):
             if job.is_over and all(ticket.is_removed for ticket in job.tickets):
-                store.archive(self.queue_dir, job)
-                del self.jobs[job.job_id]
+                try:
+                    store.archive(self.queue_dir, job)
+                except PitError as error:
+                    self.errors.append(error)
+                else:
+                    del self.jobs[job.job_id]
 
 
 class SiteActions(NamedTuple):

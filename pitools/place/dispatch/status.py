@@ -40,7 +40,7 @@ class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/
 
 
 class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status/1"):
-    """The sites as of the last tick. broken: errors of jobs that cannot be read.
+    """The sites as of the last tick. broken: errors of jobs that cannot be read or archived.
 
     unfit: job id → why no partition of the sites that answered fits.
     """

@@ -68,7 +68,7 @@ def make_request(request: Request, sites: tuple[str, ...], *, user: str, request
 
 
 def enqueue(queue_dir: Path, requests: Sequence[QueuedRequest]) -> list[QueueJob]:
-    """Add jobs to the queue. A job's folder appears by a rename, complete and durable."""
+    """Add jobs to the queue. A job's folder appears by a rename, complete and durable. Raises ClusterError, NoSpace."""
     jobs = [QueueJob(request=request, path=queue_dir / "jobs" / request.job_id) for request in requests]
     try:
         for job in jobs:
@@ -80,9 +80,10 @@ def enqueue(queue_dir: Path, requests: Sequence[QueuedRequest]) -> list[QueueJob
             os.rename(_staging_path(job.path), job.path)
         fsync_dir(queue_dir / "jobs")
     except OSError as error:
+        raise from_os_error(error, queue_dir) from error
+    finally:
         for job in jobs:
             shutil.rmtree(_staging_path(job.path), ignore_errors=True)
-        raise from_os_error(error, queue_dir) from error
     return jobs
 
 

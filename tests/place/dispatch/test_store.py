@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pitools.core import timestamps
-from pitools.core.errors import ClusterError, DataError, UsageError
+from pitools.core.errors import ClusterError, DataError, NoSpace, UsageError
 from pitools.launch.request import Request
 from pitools.place.dispatch import options, status, store
 from pitools.place.dispatch.journal import EntryKind, JournalEntry, QueueJob, append_entry, fold_entries
@@ -53,6 +53,21 @@ def test_a_job_is_read_as_it_was_put_in(place: Path, job: QueueJob) -> None:
     assert (queue_jobs.request, queue_jobs.state, broken) == (job.request, "queued", [])
     assert store.find_job(place, job.job_id).request.request == REQUEST
     assert place.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that cannot be written is not queued, and its hidden folder is removed."""
+    write = store.write_atomic
+
+    def second_is_too_much(path: Path, *given: object, **named: object) -> None:
+        write(path, *given, **named)  # type: ignore[arg-type]
+        if len(list((place / "jobs").iterdir())) > 1:
+            raise NoSpace("disk full")
+
+    monkeypatch.setattr(store, "write_atomic", second_is_too_much)
+    with pytest.raises(NoSpace):
+        store.enqueue(place, [store.make_request(REQUEST, ("alpha",), user="ada") for _ in range(2)])
+    assert list((place / "jobs").iterdir()) == []
 
 
 def test_a_queue_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,6 +388,20 @@ def test_a_ticket_stays_in_its_folder_of_runs(world: Callable[..., World], monke
     assert (fleet.ran, folders) == (Counter([job_id]), {"/runs"})
 
 
+def test_a_job_that_cannot_be_archived_hides_no_other(world: Callable[..., World]) -> None:
+    """Something is in its way: the tick says so, archives the others and goes on."""
+    fleet = world(0, 0.0)
+    stuck, other = sorted(add(fleet, 2))
+    (fleet.place / "done" / stuck / "in the way").mkdir(parents=True)
+    for job_id in (stuck, other):
+        store.write_mark(store.find_job(fleet.place, job_id), "cancel")
+    for _ in range(2):
+        ticked = fleet.tick()
+        assert ticked
+        assert [stuck in text for text in ticked.sites.broken] == [True]
+    assert [job.job_id for job in store.read_jobs(fleet.place)[0]] == [stuck]
+
+
 def test_waits_are_noted(world: Callable[..., World]) -> None:
     """What is foretold of each ticket stands in the site's history, and its end: started, or taken back."""
     fleet = world(5, 0.0)
