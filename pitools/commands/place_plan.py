@@ -32,14 +32,15 @@ def plan(
 ) -> None:
     """Show where REQUEST (a TOML file) could run, the first results first; nothing is submitted.
 
-    Exit 1 where it fits nowhere, 75 where a site that it might fit did not answer.
+    Exit 1 where it fits nowhere; 75 where a site that it might fit did not answer; 3 or 4 where none did, but only for
+    wrong site files or refusals of clusters.
     """
     import shutil
     import sys
     from pathlib import Path
 
     from pitools.core import units
-    from pitools.core.errors import UsageError
+    from pitools.core.errors import TryLater, UsageError
     from pitools.core.output import Output
     from pitools.launch import request as requests
     from pitools.place.clusters import snapshot
@@ -75,10 +76,11 @@ def plan(
             for row in rows:
                 out(row)
     if not placement.best:
+        codes = {site.exit_code for site in skipped} | (set() if placement.is_complete else {TryLater.exit_code})
         for row in (row for row in rows if best and row.partition):
             click.echo(f"pit: {row.site}/{row.partition}: {row.reason}", err=True)
-        where = "nowhere" if placement.is_complete and not broken else "none of what has answered"
+        where = "none of what has answered" if codes else "nowhere"
         click.echo(f"pit: {wanted.name} fits {where}", err=True)
-        ctx.exit(75 if broken or not placement.is_complete else 1)
+        ctx.exit(TryLater.exit_code if TryLater.exit_code in codes else max(codes, default=1))
     if (unfit_count := sum(not row.rank for row in rows)) and Output(form).form == "table" and not explain and not best:
         click.echo(f"pit: {unfit_count} more do not fit: see --explain", err=True)

@@ -14,7 +14,7 @@ from datetime import UTC
 import msgspec
 
 from pitools.core import hostlist
-from pitools.core.errors import ClusterError, PitError, UsageError, suggest
+from pitools.core.errors import ClusterError, PitError, Unreachable, UsageError, suggest
 from pitools.core.record import Record
 from pitools.place.clusters import cache
 from pitools.place.clusters.account_limits import AccountLimits, query_account_limits
@@ -82,11 +82,12 @@ class Snapshot(ControllerState, frozen=True, kw_only=True, tag="pit.snapshot/1")
 
 
 class SkippedSite(Record, frozen=True, kw_only=True, tag="pit.skipped-site/1"):
-    """A site that was left out, and the reason."""
+    """A site that was left out, and the reason. exit_code: of the class of that error."""
 
     site: str
     reason: str
     hint: str = ""
+    exit_code: int = Unreachable.exit_code
 
 
 def load_sites(names: Sequence[str] = ()) -> tuple[list[Site], list[SkippedSite]]:
@@ -102,7 +103,7 @@ def load_sites(names: Sequence[str] = ()) -> tuple[list[Site], list[SkippedSite]
         except PitError as error:
             if names:
                 raise
-            skipped.append(SkippedSite(site=name, reason=str(error), hint=error.hint))
+            skipped.append(skipped_site(name, error))
             continue
         if names and site.scheduler != "slurm":
             raise UsageError(f'site "{name}" has no Slurm to place jobs on', hint="see: pit site list")
@@ -127,7 +128,7 @@ def read_snapshots(
 
 def skipped_site(site: str, error: PitError) -> SkippedSite:
     """Return the record of a site that is left out because of this error."""
-    return SkippedSite(site=site, reason=str(error), hint=error.hint)
+    return SkippedSite(site=site, reason=str(error), hint=error.hint, exit_code=error.exit_code)
 
 
 def read_snapshot(site: Site, *, timeout_s: float = 0.0, max_age_s: float = MAX_AGE_S) -> Snapshot:

@@ -55,7 +55,7 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of all sites. candidates: those that fit first, best first. estimates: pool → estimate, for those that
     fit.
 
-    is_complete: every site has answered every query; a repeated plan would be the same.
+    is_complete: every site that is not skipped has answered every query.
     """
 
     candidates: tuple[Candidate, ...]
@@ -99,7 +99,7 @@ def plan_placement(
         estimates=estimates,
         skipped=tuple(skipped),
         notes=tuple(note for answer in complete for note in answer.notes),
-        is_complete=not skipped and not any(answer.timed_out for answer in complete),
+        is_complete=not any(answer.timed_out for answer in complete),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -170,6 +171,30 @@ def test_what_fits_nowhere_says_why(far: Any) -> None:
     assert best.stderr.count("nodes = 9, but partition") == 2
     never = far.pit("place", "plan", "r.toml", "--site", "alpha", "--timeout", "0s")
     assert (never.returncode, never.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("sites", "code"), [(["silent"], 75), (["no_conf"], 3), (["no_conf", "silent"], 75), (["no_conf", "invalid"], 3)]
+)
+def test_where_no_site_answers_the_code_says_whether_to_try_later(
+    pit: Any, tmp_path: Path, sites: list[str], code: int
+) -> None:
+    """75 if a site is unreachable; 3 if only site files are wrong, whatever part of them: no later try mends those."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "r.toml").write_text(HELLO.format(1, "5m"))
+    keys = {
+        "silent": '[connection]\nkind = "ssh"\nhost = "h"\n',
+        "no_conf": '[slurm]\nconf = "/no.conf"\n',
+        "invalid": "x\n",
+    }
+    (tmp_path / "sites").mkdir()
+    for name in sites:
+        text = f'name = "{name}"\nscheduler = "slurm"\n{keys[name]}'
+        (tmp_path / "sites" / f"{name}.toml").write_text(text)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CONFIG_HOME": "", "PIT_SITE_PATH": str(tmp_path / "sites")}
+    done = pit("place", "plan", "r.toml", "--best", "--timeout", "5s", HOME=str(tmp_path), **env)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
 
 
 # The table, without any cluster.
