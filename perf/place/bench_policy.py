@@ -42,7 +42,7 @@ WAIT = 1.2  # x federation's longest
 DEPTHS = 200, 500
 
 
-def replay(jobs: Trace, load: float, depth: int, seed: int, name: str) -> metrics.PlaceResult:
+def replay(jobs: Trace, load: float, depth: int, seed: int, name: str) -> metrics.SimulationSummary:
     sites = scenario.three_unequal(load=load, seed=seed, depth=depth)
     began = time.perf_counter()
     if name == "ours":

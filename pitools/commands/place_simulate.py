@@ -27,8 +27,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("trace", type=_FILE)
-@click.option("--sites", "file", type=_FILE, metavar="FILE", help="A scenario: pools, load, what goes wrong (TOML).")
-@click.option("--site", "names", multiple=True, metavar="NAME", help="Or the partitions of these sites.")
+@click.option("--scenario", "file", type=_FILE, metavar="FILE", help="TOML file of pools, load and failures.")
+@click.option("--site", "names", multiple=True, metavar="NAME", help="Or simulate the partitions of these sites.")
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME", help="Without: ours and federation; a wrong name lists all."
 )
@@ -69,8 +69,8 @@ def simulate(
 ) -> None:
     """Replay TRACE on several sites, each with its own EASY backfill; print one record per policy.
 
-    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or the output of `sacct -P`; - is stdin. Without --sites and
-    --site: three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
+    TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or the output of `sacct -P`; - is stdin. Without --scenario
+    and --site: three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
 
     \b
       pit place simulate helios.csv --load 1.4 --policy ours --policy federation
@@ -86,7 +86,7 @@ def simulate(
     from pitools.place.simulate import trace as traces
 
     if file and names:
-        raise UsageError("--sites and --site exclude each other", hint="put the sites' pools into the file")
+        raise UsageError("--scenario and --site exclude each other", hint="put the sites' pools into the file")
     if png and png.suffix != ".png":
         raise UsageError(f'"{png.name}" does not end in .png', where="--png")
     if png and not png.parent.is_dir():  # checked before minutes of replaying

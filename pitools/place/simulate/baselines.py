@@ -8,8 +8,8 @@ from random import Random
 from typing import NamedTuple
 
 from pitools.core.errors import UsageError, suggest
-from pitools.place.simulate.backfill import Backfill
 from pitools.place.simulate.model import Scenario
+from pitools.place.simulate.pool_scheduler import PoolScheduler
 from pitools.place.simulate.workload import Workload
 
 
@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
     now_s: float
     job: int
     pools: Sequence[int]
-    pools_state: Sequence[Backfill]
+    pools_state: Sequence[PoolScheduler]
     work: Workload
 
     def demand(self, pool: int) -> tuple[int, float]:

@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 from pitools.place.policy.runtime_predictor import RuntimePredictor
 from pitools.place.simulate import baselines
-from pitools.place.simulate.backfill import Backfill, QueueEntry
 from pitools.place.simulate.model import AttemptSpans, Result, Scenario, SimPool, Trace
 from pitools.place.simulate.node_allocator import NodeAllocator
 from pitools.place.simulate.policy_adapter import DecideFunction, PolicyAdapter
+from pitools.place.simulate.pool_scheduler import PoolScheduler, QueueEntry
 from pitools.place.simulate.workload import Workload
 from pitools.place.types import Withdraw
 
@@ -271,6 +271,6 @@ class Simulator:
         self._start_jobs(now)
 
 
-def _make_pool(pool: SimPool, scenario: Scenario) -> Backfill:
+def _make_pool(pool: SimPool, scenario: Scenario) -> PoolScheduler:
     packing = NodeAllocator(pool, pool.fabric, by_name=scenario.nodes == "by-name") if pool.fabric else None
-    return Backfill(pool.gpus, scenario.backfill_depth, pool.maintenance_windows, packing)
+    return PoolScheduler(pool.gpus, scenario.backfill_depth, pool.maintenance_windows, packing)

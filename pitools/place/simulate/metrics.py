@@ -18,7 +18,7 @@ SHORT_S = 10.0  # a bounded slowdown counts a shorter run as this
 _CLASSES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))
 
 
-class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
+class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-summary/1"):
     """One policy on one trace; of the jobs that were submitted in `window`.
 
     jct: completion time, from submission to end. wait: to the first start; by GPUs requested, and by tier. slowdown:
@@ -61,11 +61,11 @@ class PlaceResult(Record, frozen=True, kw_only=True, tag="pit.place-result/1"):
     placed: int
     withdrawn: int
     skipped: int
-    idle: int
+    unallocated: int
     wall_s: float = 0.0
 
 
-def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> PlaceResult:
+def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> SimulationSummary:
     """Return the record of a replay; every job is replayed, for any window."""
     import numpy as np
 
@@ -79,7 +79,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
     utilisation, delivered, fragments = _utilisation(result, trace, window_bounds(result, window))
     several = np.frombuffer(result.spans.leaves, np.int32)
     several = several[np.frombuffer(result.spans.gpus, np.int32) > min(p.per_node for p in result.scenario.pools)]
-    return PlaceResult(
+    return SimulationSummary(
         policy=result.policy,
         trace=result.trace,
         scenario=result.scenario.name,
@@ -110,7 +110,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
         placed=result.placed,
         withdrawn=result.withdrawn,
         skipped=trace.skipped,
-        idle=trace.idle,
+        unallocated=trace.unallocated,
         wall_s=round(wall_s, 3),
     )
 

@@ -19,9 +19,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs in order of submission, one list per column.
 
     submit_s: from the trace's start. gpus: number held. run_s: on hardware of speed 1. limit_s: time limit, 0 if the
-    trace has none. owner, title, group: user, job name, and QOS or queue; "" if unknown. predicted_s: an estimate of
-    the run time made before the job, on any scale, 0 without one. skipped: rows that are not jobs; idle: jobs that
-    never ran or held no GPU.
+    trace has none. owner, title, queue: user, job name, and queue or QOS; "" if unknown. rank_score: an estimate of
+    the run time made before the job, on any scale, 0 without one. skipped: number of rows that are not jobs.
+    unallocated: number of jobs that never ran or held no GPU.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: Sequence[float]
     owner: Sequence[str]
     title: Sequence[str]
-    group: Sequence[str]
-    predicted_s: Sequence[float]
+    queue: Sequence[str]
+    rank_score: Sequence[float]
     skipped: int = 0
-    idle: int = 0
+    unallocated: int = 0
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -83,7 +83,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Pools and their load.
 
     load: arrivals are this much faster than in the trace. seed: of all random draws. backfill_depth: pending jobs that
-    each pool's scheduler considers (Slurm's bf_max_job_test, and its default). tiers: a job's group → its tier;
+    each pool's scheduler considers (Slurm's bf_max_job_test, and its default). tiers: a job's queue or QOS → its tier;
     tier_shares: tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are
     chosen, and what each leaf switch above the first adds to a run, as a share.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pitools.core.errors import ToolMissing
 from pitools.core.fs import write_atomic
-from pitools.place.simulate.metrics import PlaceResult, in_window, timeline
+from pitools.place.simulate.metrics import SimulationSummary, in_window, timeline
 from pitools.place.simulate.model import DAY_S, HOUR_S, Result
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _WIDTH_IN, _HEIGHT_IN, _DPI = 13.33, 7.5, 150  # a slide
 _POINTS = 500  # of the time axis
 
 
-def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], path: Path) -> None:
+def draw_results(results: Sequence[Result], summaries: Sequence[SimulationSummary], path: Path) -> None:
     """Draw replays of one trace, and their figures, into a PNG.
 
     Raises ToolMissing without matplotlib, NoSpace or ClusterError when the file cannot be written.
@@ -43,7 +43,7 @@ def draw_results(results: Sequence[Result], summaries: Sequence[PlaceResult], pa
         write_atomic(path, out.getvalue())
 
 
-def _plot_times(axes: Axes, results: Sequence[Result], summaries: Sequence[PlaceResult]) -> None:
+def _plot_times(axes: Axes, results: Sequence[Result], summaries: Sequence[SimulationSummary]) -> None:
     """Draw the share of jobs that ended within a time."""
     import numpy as np
 
@@ -58,7 +58,7 @@ def _plot_times(axes: Axes, results: Sequence[Result], summaries: Sequence[Place
     axes.grid(alpha=0.3)
 
 
-def _plot_waits(axes: Axes, summaries: Sequence[PlaceResult]) -> None:
+def _plot_waits(axes: Axes, summaries: Sequence[SimulationSummary]) -> None:
     """Draw mean waits, grouped by requested GPUs."""
     width = 0.8 / len(summaries)
     classes = list(summaries[0].wait_by_gpus_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pitools.place.policy.runtime_predictor import JobFeatures, RuntimePredictor
-from pitools.place.simulate.backfill import Backfill, QueueEntry
 from pitools.place.simulate.model import Trace
+from pitools.place.simulate.pool_scheduler import PoolScheduler, QueueEntry
 from pitools.place.simulate.workload import Workload
 from pitools.place.types import PendingJob, PlacementOption, PoolState, Submit, Ticket, Withdraw
 
@@ -62,7 +62,9 @@ class PolicyAdapter:
         """Return the pending jobs, in order of submission; a failed one is appended."""
         return [job for _, job in self.waiting.values()]
 
-    def pools(self, now_s: float, sites: Sequence[Backfill], is_unreachable: Sequence[bool]) -> dict[str, PoolState]:
+    def pools(
+        self, now_s: float, sites: Sequence[PoolScheduler], is_unreachable: Sequence[bool]
+    ) -> dict[str, PoolState]:
         """Each pool. In a closed window nothing is free before its end."""
         pools = {}
         for pool, site, dark in zip(self.described, sites, is_unreachable, strict=True):
@@ -91,7 +93,7 @@ class PolicyAdapter:
 
     def _features(self, job: int) -> JobFeatures:
         trace = self.trace
-        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.predicted_s[job]:g}" * (
-            trace.predicted_s[job] > 0
+        kind = f"{trace.owner[job]} {trace.title[job]}".strip() or f"{trace.rank_score[job]:g}" * (
+            trace.rank_score[job] > 0
         )
         return JobFeatures(limit_s=self.work.limit_s[job], units=trace.gpus[job], kind=kind)

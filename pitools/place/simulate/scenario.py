@@ -48,7 +48,10 @@ class FailureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A scenario file. tiers: group → tier; tier_shares: tier → share of the other jobs; the rest as in `Scenario`."""
+    """A scenario file.
+
+    tiers: queue or QOS → tier. tier_shares: tier → share of the other jobs. The other keys are those of `Scenario`.
+    """
 
     pools: dict[str, PoolTable]
     name: str = ""

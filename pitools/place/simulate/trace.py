@@ -23,22 +23,22 @@ _HINT = "--skip-bad leaves such rows out, and counts them"
 
 
 def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
-    """The jobs of a Helios CSV, a Philly cluster_job_log, an SWF file, or what `sacct -P` printed; .gz too.
+    """Read the jobs of a Helios CSV, a Philly cluster_job_log, an SWF file, or the output of `sacct -P`; .gz too.
 
-    Which it is shows in the text. Jobs that never ran, or held no GPU, are counted as idle. skip_bad: rows that make no
-    job are counted, too. Raises DataError naming file and line.
+    The format is detected from the text. Jobs that never ran or held no GPU are counted as unallocated. skip_bad: count
+    invalid rows too, instead of raising. Raises DataError naming file and line.
     """
     text = _text(path)
     rows, row = _detect_format(path, text)
     jobs: list[TraceRow] = []
     lines: dict[str, int] = {}
-    skipped = idle = 0
+    skipped = unallocated = 0
     try:
         for line, raw in rows(text):
             try:
                 job = row(raw)
                 if job is None:
-                    idle += 1
+                    unallocated += 1
                     continue
                 _check(job, lines)
             except (ValueError, KeyError, OverflowError) as error:
@@ -53,14 +53,14 @@ def read_trace(path: Path, *, skip_bad: bool = False) -> Trace:
     if not jobs:
         hint = "a trace is one job a row; see pit place simulate -h"
         raise DataError("no job that ran and held a GPU", where=str(path), hint=hint)
-    return _columns(path.name.partition(".")[0], jobs, skipped, idle)
+    return _columns(path.name.partition(".")[0], jobs, skipped, unallocated)
 
 
-def _columns(name: str, rows: list[TraceRow], skipped: int, idle: int) -> Trace:
+def _columns(name: str, rows: list[TraceRow], skipped: int, unallocated: int) -> Trace:
     rows.sort(key=lambda job: job.submit_s)
     columns: dict[str, list[Any]] = dict(zip(TraceRow._fields, map(list, zip(*rows, strict=True)), strict=True))
     columns["submit_s"] = [moment - rows[0].submit_s for moment in columns["submit_s"]]
-    return Trace(name=name, **columns, skipped=skipped, idle=idle)
+    return Trace(name=name, **columns, skipped=skipped, unallocated=unallocated)
 
 
 def _check(job: TraceRow, lines: dict[str, int]) -> None:

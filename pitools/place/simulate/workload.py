@@ -73,11 +73,11 @@ def draw_limits(trace: Trace, limits: TimeLimits, seed: int) -> array[float]:
 
 
 def draw_tiers(trace: Trace, scenario: Scenario) -> array[int]:
-    """Return a tier for each job: by its group, else drawn by the shares, else 0."""
+    """Return a tier for each job: by its queue or QOS, else drawn by the shares, else 0."""
     random = Random(f"tiers {scenario.seed}")  # noqa: S311
     tiers = array("i")
-    for group in trace.group:
-        drawn, tier = random.random(), scenario.tiers.get(group)
+    for queue in trace.queue:
+        drawn, tier = random.random(), scenario.tiers.get(queue)
         if tier is None:
             tier = 0
             for candidate, share in scenario.tier_shares.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pitools.place.simulate.model import Scenario, SimPool, Trace
 
 
-def trace(*jobs: tuple[float, int, float, float], groups: Sequence[str] = ()) -> Trace:
+def trace(*jobs: tuple[float, int, float, float], queues: Sequence[str] = ()) -> Trace:
     """Jobs of (submit_s, gpus, run_s, limit_s), in order of submission."""
     every = len(jobs)
     return Trace(
@@ -19,8 +19,8 @@ def trace(*jobs: tuple[float, int, float, float], groups: Sequence[str] = ()) ->
         limit_s=[job[3] for job in jobs],
         owner=[""] * every,
         title=[""] * every,
-        group=list(groups) or [""] * every,
-        predicted_s=[0.0] * every,
+        queue=list(queues) or [""] * every,
+        rank_score=[0.0] * every,
     )
 
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitools.place.simulate import baselines, engine, metrics
-from pitools.place.simulate.backfill import Backfill
 from pitools.place.simulate.model import Failures, Result, Trace
+from pitools.place.simulate.pool_scheduler import PoolScheduler
 from pitools.place.types import PendingJob, PoolState, Submit, Ticket, Withdraw
 from tests.place.simulate.small_scenario import scenario, trace
 from tests.place.simulate.test_trace import HELIOS
@@ -131,7 +131,7 @@ def test_every_job_runs_once_where_there_is_room(jobs: Trace, name: str, depth: 
 @given(JOBS)
 def test_nobody_is_held_up_beyond_the_shadow(jobs: Trace) -> None:
     """With exact limits, the first of the queue starts by its shadow as it was when it became first, or sooner."""
-    site, promised, now = Backfill(9, depth=100), {}, 0.0
+    site, promised, now = PoolScheduler(9, depth=100), {}, 0.0
     arrivals = [(position, number) for number, position in enumerate(jobs.submit_s)]
     ends: list[tuple[float, int]] = []
     while arrivals or ends:

@@ -79,7 +79,7 @@ def test_a_trace_that_fits_nowhere_has_figures() -> None:
 
 def test_tiers_are_served_in_order() -> None:
     """A higher tier passes a lower one that came before; waits are told by tier."""
-    jobs = trace((0, 8, 100, 100), (1, 8, 10, 10), (2, 8, 10, 10), groups=("low", "low", "high"))
+    jobs = trace((0, 8, 100, 100), (1, 8, 10, 10), (2, 8, 10, 10), queues=("low", "low", "high"))
     world = scenario(8, tiers={"high": 2})
     result = engine.simulate(jobs, world, "federation")
     assert list(result.start_s) == [0, 110, 100]

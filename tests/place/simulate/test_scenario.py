@@ -127,11 +127,11 @@ def test_pools_of_a_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: Path) -> None:
     """Ours and others', the same each time; a table and a picture where asked for."""
-    words = ["place", "simulate", str(tmp_path / "t.swf"), "--sites", str(path), "--policy", "slurm-m"]
+    words = ["place", "simulate", str(tmp_path / "t.swf"), "--scenario", str(path), "--policy", "slurm-m"]
     result = pit(*words, "--policy", "ours", "--png", str(tmp_path / "x.png"), "--load", "3")
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [record["schema"] for record in records] == ["pit.place-result/1"] * 2
+    assert [record["schema"] for record in records] == ["pit.simulation-summary/1"] * 2
     assert [record["policy"] for record in records] == ["slurm-m", "ours"]
     assert [(record["jobs"], record["load"], record["seed"]) for record in records] == [(199, 3, 4)] * 2
     assert [(record["backfill_depth"], record["starved"]) for record in records] == [(50, 0)] * 2
@@ -146,7 +146,7 @@ def test_the_command_prints_one_record_a_policy(path: Path, pit: Pit, tmp_path: 
 def test_jobs_that_no_mean_counts_are_told(path: Path, pit: Pit, tmp_path: Path) -> None:
     """A pool that is too small for some says for how many."""
     (tmp_path / "small.toml").write_text("[pools.small]\ngpus = 1\ngpus_per_node = 1\n")
-    result = pit("place", "simulate", "t.swf", "--sites", "small.toml", "--policy", "random")
+    result = pit("place", "simulate", "t.swf", "--scenario", "small.toml", "--policy", "random")
     record = json.loads(result.stdout)
     assert record["unplaced"] > 0
     assert (
@@ -158,13 +158,13 @@ def test_jobs_that_no_mean_counts_are_told(path: Path, pit: Pit, tmp_path: Path)
     ("words", "code", "what"),
     [
         (["t.swf", "--policy", "federatoin"], 2, 'did you mean "federation"?'),
-        (["t.swf", "--sites", "s.toml", "--site", "alpha"], 2, "exclude"),
+        (["t.swf", "--scenario", "s.toml", "--site", "alpha"], 2, "exclude"),
         (["t.swf", "--png", "x.jpg"], 2, ".png"),
         (["t.swf", "--png", "nowhere/x.png"], 2, "mkdir -p nowhere"),
         (["t.swf", "--load", "nan"], 3, "load"),
         (["nothing.swf"], 5, "no such file"),
         (["s.toml"], 5, "no trace that is known"),
-        (["t.swf", "--sites", "hosts.csv"], 3, "not TOML"),
+        (["t.swf", "--scenario", "hosts.csv"], 3, "not TOML"),
     ],
 )
 def test_what_cannot_be_replayed_says_why(

@@ -59,7 +59,7 @@ def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[o
         trace_jobs.run_s,
         trace_jobs.limit_s,
         trace_jobs.owner,
-        trace_jobs.group,
+        trace_jobs.queue,
     )
     return list(zip(*columns, strict=True))
 
@@ -67,7 +67,7 @@ def rows(folder: Path, text: str, name: str = "t", **more: bool) -> list[tuple[o
 def test_helios_as_published(tmp_path: Path) -> None:
     """Jobs with GPUs, by their own durations; those of CPUs alone are left out, and counted."""
     assert rows(tmp_path, HELIOS) == [("1", 0, 8, 102, 0, "u1", "vcA"), ("3", 60, 1, 100, 0, "u2", "vcB")]
-    assert trace.read_trace(tmp_path / "t").idle == 1
+    assert trace.read_trace(tmp_path / "t").unallocated == 1
 
 
 def test_the_helios_month(repo: Path) -> None:
@@ -76,9 +76,9 @@ def test_the_helios_month(repo: Path) -> None:
     if not path.exists():
         pytest.skip("../shared/data is not here")
     trace_jobs = trace.read_trace(path)
-    assert (len(trace_jobs), trace_jobs.idle, trace_jobs.skipped) == (25596, 0, 0)
+    assert (len(trace_jobs), trace_jobs.unallocated, trace_jobs.skipped) == (25596, 0, 0)
     assert sum(n * run for n, run in zip(trace_jobs.gpus, trace_jobs.run_s, strict=True)) == 1557525650
-    assert sum(1 for guess in trace_jobs.predicted_s if not guess) / len(trace_jobs) == pytest.approx(0.07, abs=0.01)
+    assert sum(1 for guess in trace_jobs.rank_score if not guess) / len(trace_jobs) == pytest.approx(0.07, abs=0.01)
 
 
 def test_philly_as_published(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_without_gpus_sacct_tells_of_nodes(tmp_path: Path) -> None:
         "2|me|2026-01-01T00:00:01|CANCELLED|0|\n"
     )
     trace_jobs = trace.read_trace(tmp_path / "t")
-    assert (trace_jobs.gpus, trace_jobs.idle) == ([2], 1)
+    assert (trace_jobs.gpus, trace_jobs.unallocated) == ([2], 1)
 
 
 @pytest.mark.parametrize(

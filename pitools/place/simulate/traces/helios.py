@@ -36,6 +36,6 @@ def row(raw: Raw) -> TraceRow | None:
         gpus=gpus,
         run_s=run_s,
         owner=raw.get("user", ""),
-        group=raw.get("vc", raw.get("queue", "")),
-        predicted_s=parse_number(guess, "predicted_rank_score") if guess else 0.0,
+        queue=raw.get("vc", raw.get("queue", "")),
+        rank_score=parse_number(guess, "predicted_rank_score") if guess else 0.0,
     )

@@ -61,5 +61,5 @@ def row(raw: Any) -> TraceRow | None:
         gpus=gpus,
         run_s=run_s,
         owner=str(raw.get("user") or ""),
-        group=str(raw.get("vc") or ""),
+        queue=str(raw.get("vc") or ""),
     )

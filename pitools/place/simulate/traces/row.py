@@ -17,8 +17,8 @@ class TraceRow(NamedTuple):
     limit_s: float = 0.0
     owner: str = ""
     title: str = ""
-    group: str = ""
-    predicted_s: float = 0.0
+    queue: str = ""
+    rank_score: float = 0.0
 
 
 def split_lines(text: str) -> list[str]:
@@ -26,29 +26,29 @@ def split_lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").split("\n")
 
 
-def parse_number(text: str, problem: str) -> float:
-    """Return a finite number. Raises ValueError with `what`."""
+def parse_number(text: str, column: str) -> float:
+    """Return a finite number. Raises ValueError naming the column."""
     try:
         value = float(text)
     except (TypeError, ValueError):
-        raise ValueError(f"{problem} is {text!r}, no number") from None
+        raise ValueError(f"{column} is {text!r}, no number") from None
     if not isfinite(value):
-        raise ValueError(f"{problem} is {text!r}")
+        raise ValueError(f"{column} is {text!r}")
     return value
 
 
-def parse_whole(text: str, problem: str) -> int:
-    """Return an integer. Raises ValueError with `what`."""
-    value = parse_number(text, problem)
+def parse_whole(text: str, column: str) -> int:
+    """Return an integer. Raises ValueError naming the column."""
+    value = parse_number(text, column)
     if value != int(value):
-        raise ValueError(f"{problem} is {text!r}, no whole number")
+        raise ValueError(f"{column} is {text!r}, no whole number")
     return int(value)
 
 
-def parse_naive_time(text: str, problem: str) -> float:
+def parse_naive_time(text: str, column: str) -> float:
     """Unix time of zoneless text; its zone does not matter, for only differences do. Raises ValueError."""
     try:
         time = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        raise ValueError(f"{problem} is {text!r}, no time") from None
+        raise ValueError(f"{column} is {text!r}, no time") from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

@@ -49,7 +49,7 @@ def row(raw: dict[str, str] | None) -> TraceRow | None:
         limit_s=limit_s or 0.0,
         owner=none_to_empty(raw.get("User", "")) or none_to_empty(raw.get("Account", "")),
         title=raw.get("JobName", ""),
-        group=none_to_empty(raw.get("QOS", "")),
+        queue=none_to_empty(raw.get("QOS", "")),
     )
 
 

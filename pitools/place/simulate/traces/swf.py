@@ -34,7 +34,7 @@ def row(raw: list[str]) -> TraceRow | None:
         limit_s=max(0.0, parse_number(raw[8], "requested time")),
         owner=_known_or_empty(raw[11]),
         title=_known_or_empty(raw[13]),
-        group=_known_or_empty(raw[14]),
+        queue=_known_or_empty(raw[14]),
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 QueueEntry = tuple[int, int, int, int, float]
 
 
-class Backfill:
+class PoolScheduler:
     """The state of one pool.
 
     running: (end by limit, job, units), ascending. queue: pending entries, in order. `free` units are idle. depth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pitools.place.simulate.backfill import Backfill, QueueEntry
+from pitools.place.simulate.pool_scheduler import PoolScheduler, QueueEntry
 
 
 class Plain:
@@ -66,7 +66,7 @@ def compare(rng: random.Random) -> None:
     units, depth = rng.randint(4, 12), rng.choice((1, 2, 3, 100))
     begins = [rng.randint(5, 60) for _ in range(rng.choice((0, 0, 1, 2)))]
     closed = [(begin, begin + rng.randint(1, 20)) for begin in begins]
-    ours, plain, now = Backfill(units, depth, closed), Plain(units, depth, closed), 0.0
+    ours, plain, now = PoolScheduler(units, depth, closed), Plain(units, depth, closed), 0.0
     for number in range(80):
         value = rng.choice(("put", "put", "put", "withdraw", "end", "later", "later"))
         if value == "put":
@@ -94,7 +94,7 @@ def compare(rng: random.Random) -> None:
 
 def test_what_ends_at_the_shadow_is_all_to_spare() -> None:
     """Two jobs may last until 10, the first in the queue needs one of them gone: what the other holds is left over."""
-    site = Backfill(4, depth=100)
+    site = PoolScheduler(4, depth=100)
     for job in (0, 1):
         site.enqueue((0, job, job, 2, 10.0))
     site.enqueue((0, 2, 2, 2, 10.0))
