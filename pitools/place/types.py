@@ -17,7 +17,7 @@ class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     """One pool where a job could run.
 
     units: GPUs that the job would hold, or nodes in a pool without GPUs. run_s: expected run time, with the effects of
-    topology and failures. limit_s: time limit of the submission. stage_s: time to copy missing data, which overlaps
+    topology and failures. limit_s: time limit of the submission. copy_s: time to copy missing data, which overlaps
     with the wait.
     """
 
@@ -25,7 +25,7 @@ class PlacementOption(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     run_s: float
     limit_s: float
-    stage_s: float = 0.0
+    copy_s: float = 0.0
 
 
 class PendingJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from pitools.core import timestamps
 from pitools.core.errors import PitError, TryLater
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import ABSENT, FORGOTTEN, TicketState
-from pitools.place.dispatch import store, wait_log
+from pitools.place.dispatch import store, wait_recorder
 from pitools.place.dispatch.journal import (
     MAX_FAILED_STARTS,
     EntryKind,
@@ -77,7 +77,7 @@ class QueueState:
             self._require_open()
             old_job = self.jobs[job.job_id]
             if ticket := next((one for one in old_job.tickets if one.number == ticket_number), None):
-                wait_log.record_wait_end(ticket, kind, started_at, is_cancelled=state == "CANCELLED")
+                wait_recorder.record_wait_end(ticket, kind, started_at, is_cancelled=state == "CANCELLED")
             after = self.jobs[job.job_id] = append_entry(old_job, entry)
         return after
 

@@ -20,7 +20,7 @@ from pitools.place.dispatch import planner, status, store, tickets
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.reconcile import QueueState, SiteActions, reconcile_tickets
 from pitools.place.dispatch.site_workers import SiteWorkers
-from pitools.place.dispatch.wait_log import WaitRecorder
+from pitools.place.dispatch.wait_recorder import WaitRecorder
 from pitools.place.types import Submit, Withdraw
 from pitools.site.load import load_site
 from pitools.site.schema import Site

@@ -18,7 +18,7 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
 from pitools.launch.tickets.ticket_state import TicketState
-from pitools.place.dispatch import options, wait_log
+from pitools.place.dispatch import options, wait_recorder
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.reconcile import QueueState
 from pitools.place.types import Submit
@@ -176,5 +176,5 @@ def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan
         return ""
     state.append_entry(job, EntryKind.SUBMITTED, ticket.number, slurm_id=ref.job_id)
     if isinstance(ref, remote.RemoteJobRef) and ref.data_bytes:
-        wait_log.record_site_transfer(site.name, ref.data_bytes, ref.data_s)
+        wait_recorder.record_site_transfer(site.name, ref.data_bytes, ref.data_s)
     return ticket.name

@@ -12,7 +12,7 @@ import msgspec
 from pitools.core import units
 from pitools.core.errors import ClusterError, PitError
 from pitools.launch.plan import StagedDataset
-from pitools.place.clusters import local_history
+from pitools.place.clusters import wait_log
 from pitools.place.clusters.snapshot import Snapshot, make_transport
 from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders
@@ -68,5 +68,5 @@ def assumed_transfer_rate(site: Site) -> float:
     """Return the bytes per second to the site: of the last transfers, else from the site file."""
     measured = None
     with contextlib.suppress(PitError):
-        measured = local_history.measured_transfer_rate(site.name)
+        measured = wait_log.measured_transfer_rate(site.name)
     return measured or units.parse_size(site.place.bandwidth)

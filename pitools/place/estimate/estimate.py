@@ -1,8 +1,8 @@
-"""Estimates for a candidate: its wait, run time, cost and risk of failure, in seconds from now.
+"""Estimate a candidate's wait, run time, cost and risk of failure. Times are seconds from now.
 
-The wait is that of `sbatch --test-only` for the candidate's own script, calibrated with past predictions and their
-outcomes, and spread by the waits of other jobs at the site. Data is copied during the wait; only a copy that takes
-longer delays the start.
+The wait comes from `sbatch --test-only` for the candidate's own script. Past predictions and their outcomes calibrate
+it, and the waits of other jobs at the site widen its range. Data is copied during the wait: only a copy that takes
+longer than the wait delays the start.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pitools.launch import plan as planning
 from pitools.launch.request import Request
 from pitools.place.clusters import accounting_history, pools, snapshot
 from pitools.place.clusters.accounting_history import AccountingHistory
-from pitools.place.clusters.local_history import WaitLine
 from pitools.place.clusters.snapshot import Snapshot
+from pitools.place.clusters.wait_log import WaitLine
 from pitools.place.estimate import slurm_limits, throughput, wait_model
 from pitools.place.estimate.candidates import Candidate, has_same_nodes
 from pitools.place.estimate.data_transfer import DataTransfer
@@ -37,8 +37,8 @@ _YEARS_S = 5 * 365 * 86400.0
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The run itself. run_s: without failures. loss_s: expected time lost to failures. p_fail: of at least one. basis:
-    source, as text.
+    """The run itself. run_s: without failures. loss_s: expected time lost to failures. p_fail: probability of at least
+    one failure. basis: source of run_s, as text.
     """
 
     run_s: float
@@ -59,15 +59,15 @@ class WaitEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The estimate of a candidate. done_s: expected end of the run, with the median wait."""
+    """The estimate of a candidate."""
 
     wait: WaitEstimate
     run: RunEstimate
     transfer: DataTransfer
 
     @property
-    def done_s(self) -> float:
-        """Return the longer of wait and copy, which overlap, plus the run and its expected loss."""
+    def end_s(self) -> float:
+        """Return the expected end: the longer of median wait and copy, which overlap, plus the run and its loss."""
         return max(self.wait.q50_s, self.transfer.wall_s) + self.run.run_s + self.run.loss_s
 
 
@@ -155,9 +155,7 @@ def estimate_wait(
 
 
 def wait_features(candidate: Candidate, pool: PoolState | None) -> dict[str, float]:
-    """Return the features of a wait: units and limit of the job, and `ahead`: others' pending units ÷ units of the
-    pool.
-    """
+    """Return the features of a wait, see `wait_model.WaitFeatures`."""
     assert candidate.plan
     return {
         "units": float(candidate.units),
@@ -239,7 +237,7 @@ def placement_options(
             units=candidate.units,
             run_s=runs[candidate.pool].run_s + runs[candidate.pool].loss_s,
             limit_s=float(candidate.plan.job.time_s) if candidate.plan else 0.0,
-            stage_s=missing[candidate.pool].wall_s if candidate.pool in missing else 0.0,
+            copy_s=missing[candidate.pool].wall_s if candidate.pool in missing else 0.0,
         )
         for candidate in chosen
     )

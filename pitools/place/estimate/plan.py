@@ -12,7 +12,7 @@ import msgspec
 from pitools.core import units
 from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
 from pitools.launch.request import Request
-from pitools.place.clusters import accounting_history, local_history, pools, snapshot
+from pitools.place.clusters import accounting_history, pools, snapshot, wait_log
 from pitools.place.clusters.accounting_history import AccountingHistory
 from pitools.place.clusters.parallel import GRACE_S, query_all
 from pitools.place.clusters.snapshot import SkippedSite, Snapshot
@@ -161,7 +161,7 @@ def _sort_key(candidate: Candidate, estimates: Mapping[str, CandidateEstimate]) 
     is_other_partition = candidate.partition != candidate.site.defaults.partition
     if candidate.fits:
         estimated = estimates[candidate.pool]
-        return False, round(estimated.done_s), estimated.run.cost, is_other_partition, candidate.pool
+        return False, round(estimated.end_s), estimated.run.cost, is_other_partition, candidate.pool
     return True, 0.0, 0.0, is_other_partition, candidate.pool
 
 
@@ -200,9 +200,9 @@ def _estimate_site(request: PlacementRequest, site: Site, max_age_s: float, time
         every = [msgspec.structs.replace(c, reasons=(*c.reasons, f"its data: {missing}")) for c in every]
     waits = {}
     pool_states = {pool.pool: pool for pool in pools.pool_states(state, (), site)} if fit else {}
-    wait_log: list[local_history.WaitLine] = []
+    past_waits: list[wait_log.WaitLine] = []
     try:
-        wait_log = local_history.read_waits(site.name) if fit else []
+        past_waits = wait_log.read_waits(site.name) if fit else []
     except PitError as error:
         notes.append(f"{site.name}: the log of past waits is not readable: {error}")
     accounting = history if isinstance(history, AccountingHistory) else None
@@ -212,7 +212,7 @@ def _estimate_site(request: PlacementRequest, site: Site, max_age_s: float, time
             every[position] = msgspec.structs.replace(candidate, reasons=(*candidate.reasons, slurm_s.message))
         elif isinstance(slurm_s, float):
             pool = pool_states.get(candidate.pool)
-            waits[candidate.pool] = estimate.estimate_wait(candidate, slurm_s, state, pool, accounting, wait_log)
+            waits[candidate.pool] = estimate.estimate_wait(candidate, slurm_s, state, pool, accounting, past_waits)
     return SiteEstimate(
         candidates=tuple(every),
         waits=waits,

@@ -22,8 +22,8 @@ _MIN_DIFFERENCE_S = 60.0  # smaller differences are not reported
 class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candidate/1"):
     """One candidate. rank: 1 is the best, 0 does not fit. partition: "" for a site that was skipped.
 
-    Times are seconds from now. start_*: percentiles of the start. raw_start_s: Slurm's estimate. stage_s: copying
-    stage_bytes, during the wait. run_s: the run. loss_s: expected loss by failures. done_s: the expected end. p_fail:
+    Times are seconds from now. start_*: percentiles of the start. slurm_start_s: Slurm's estimate. copy_s: copying
+    copy_bytes, during the wait. run_s: the run. loss_s: expected loss by failures. end_s: the expected end. p_fail:
     of at least one failure. reason: why it was chosen or not.
     """
 
@@ -33,12 +33,12 @@ class RankedCandidate(Record, frozen=True, kw_only=True, tag="pit.ranked-candida
     start_q10_s: float | None = None
     start_q50_s: float | None = None
     start_q90_s: float | None = None
-    raw_start_s: float | None = None
-    stage_s: float | None = None
-    stage_bytes: int | None = None
+    slurm_start_s: float | None = None
+    copy_s: float | None = None
+    copy_bytes: int | None = None
     run_s: float | None = None
     loss_s: float | None = None
-    done_s: float | None = None
+    end_s: float | None = None
     limit_s: int | None = None
     cost: float | None = None
     currency: str = ""
@@ -83,12 +83,12 @@ def _ranked_candidate(plan: PlacementPlan, rank: int, candidate: Candidate, best
         start_q10_s=_round_s(estimate.wait.q10_s),
         start_q50_s=_round_s(estimate.wait.q50_s),
         start_q90_s=_round_s(estimate.wait.q90_s),
-        raw_start_s=_round_s(estimate.wait.slurm_s),
-        stage_s=_round_s(estimate.transfer.wall_s),
-        stage_bytes=estimate.transfer.bytes,
+        slurm_start_s=_round_s(estimate.wait.slurm_s),
+        copy_s=_round_s(estimate.transfer.wall_s),
+        copy_bytes=estimate.transfer.bytes,
         run_s=_round_s(estimate.run.run_s),
         loss_s=_round_s(estimate.run.loss_s),
-        done_s=_round_s(estimate.done_s),
+        end_s=_round_s(estimate.end_s),
         limit_s=candidate.plan.job.time_s,
         cost=round(estimate.run.cost, 2),
         currency=candidate.site.currency,
@@ -119,7 +119,7 @@ def reason_against(estimate: CandidateEstimate, best: CandidateEstimate, chosen:
         (estimate.run.run_s - best.run.run_s, "runs"),
         (estimate.run.loss_s - best.run.loss_s, "loses to failures"),
     ]
-    later_s = estimate.done_s - best.done_s
+    later_s = estimate.end_s - best.end_s
     differences = [
         f"{verb} {format_duration(abs(by_s))} {'longer' if by_s > 0 else 'less'}"
         for by_s, verb in sorted(parts, reverse=True)
@@ -129,7 +129,7 @@ def reason_against(estimate: CandidateEstimate, best: CandidateEstimate, chosen:
         dearer = estimate.run.cost - best.run.cost
         same = f"as good as {chosen.pool}"
         return f"{same}, but costs {dearer:.2f} more" if dearer >= 0.01 else same
-    return f"done {format_duration(max(0.0, later_s))} after {chosen.pool}: {', '.join(differences)}"
+    return f"ends {format_duration(max(0.0, later_s))} after {chosen.pool}: {', '.join(differences)}"
 
 
 def plan_table(rows: Sequence[RankedCandidate], *, all_candidates: bool, width: int = 0) -> Iterator[str]:
@@ -137,7 +137,7 @@ def plan_table(rows: Sequence[RankedCandidate], *, all_candidates: bool, width: 
 
     width: of the terminal, 0 for none. If the table is wider, the reasons follow below.
     """
-    names = ["rank", "site", "partition", "start_10/50/90%", "stage", "run", "done_by", "cost", "p_fail", "reason"]
+    names = ["rank", "site", "partition", "start_10/50/90%", "copy", "run", "end", "cost", "p_fail", "reason"]
     cells = [_cells(row) for row in rows if row.rank or all_candidates]
     if not cells:
         return
@@ -157,7 +157,7 @@ def _cells(row: RankedCandidate) -> list[str]:
     if not row.rank:
         return ["-", row.site, row.partition or "-", "-", "-", "-", "-", "-", "-", reason]
     start = " / ".join(_format_duration(quantile) for quantile in (row.start_q10_s, row.start_q50_s, row.start_q90_s))
-    stage = f"{_format_duration(row.stage_s)} ({format_size(row.stage_bytes)})" if row.stage_bytes else "-"
+    copy = f"{_format_duration(row.copy_s)} ({format_size(row.copy_bytes)})" if row.copy_bytes else "-"
     cost = f"{row.cost:.2f} {row.currency}" if row.cost else "-"
     risk = f"{row.p_fail:.1%}" if row.p_fail else "-"
     return [
@@ -165,9 +165,9 @@ def _cells(row: RankedCandidate) -> list[str]:
         row.site,
         row.partition,
         start,
-        stage,
+        copy,
         _format_duration(row.run_s),
-        _format_duration(row.done_s),
+        _format_duration(row.end_s),
         cost,
         risk,
         reason,

@@ -1,11 +1,11 @@
 """Predict the wait of a job as quantiles, from past predictions and the actual waits of those jobs.
 
 Slurm's estimate assumes full time limits and is mostly far too late, by a factor that depends on the site, the job's
-size and the hour. The model is the distribution of that factor over similar jobs, recent ones first:
+size and the hour. The model is the distribution of that factor over similar jobs, of which recent ones weigh more.
 
-- Pending jobs count as censored (Kaplan and Meier): each has waited at least so long. Started jobs alone would bias the
-quantiles to short waits. - With few similar jobs the quantiles are wider: the job itself counts as one more, of any
-wait. Quantiles that failed to cover recent waits are widened, and those that covered too many are narrowed (adaptive
+Pending jobs count as censored (Kaplan and Meier): each has waited at least this long. Started jobs alone would bias the
+quantiles to short waits. With few similar jobs the quantiles are wider: the job itself counts as one more, of any wait.
+Quantiles that failed to cover recent waits are widened, and those that covered too many are narrowed (adaptive
 conformal inference).
 """
 
@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import exp, log, log2
 from typing import TYPE_CHECKING, NamedTuple
 
-from pitools.place.clusters.local_history import WaitLine, WaitPredicted
+from pitools.place.clusters.wait_log import WaitLine, WaitPredicted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class WaitFeatures(NamedTuple):
 
 class _PendingWait(NamedTuple):
     submitted_s: float
-    slurm_s: float
+    estimate_s: float
     vector: tuple[float, ...]
     predicted: Quantiles | None
 
@@ -75,10 +75,10 @@ class WaitModel:
         self._corrections = [0.0, 0.0, 0.0]
 
     def add_submission(
-        self, job: str, now_s: float, slurm_s: float, features: WaitFeatures, predicted: Quantiles | None
+        self, job: str, now_s: float, estimate_s: float, features: WaitFeatures, predicted: Quantiles | None
     ) -> None:
-        """Add a submitted job. slurm_s: Slurm's estimate of the wait. predicted: what `predict` returned."""
-        self._pending[job] = _PendingWait(now_s, slurm_s, _feature_vector(slurm_s, features), predicted)
+        """Add a submitted job. estimate_s: Slurm's estimate of the wait. predicted: the result of `predict`."""
+        self._pending[job] = _PendingWait(now_s, estimate_s, _feature_vector(estimate_s, features), predicted)
         if predicted:
             heappush(self._overdue_times, (now_s + predicted.q90, job))
 
@@ -90,7 +90,7 @@ class WaitModel:
             return
         wait_s = max(0.0, now_s - wait.submitted_s)
         self._vectors.append(wait.vector)
-        self._log_ratios.append(_log_ratio(wait_s, wait.slurm_s))
+        self._log_ratios.append(_log_ratio(wait_s, wait.estimate_s))
         if len(self._vectors) > 2 * _MAX_WAITS:
             del self._vectors[:_MAX_WAITS], self._log_ratios[:_MAX_WAITS]
         if wait.predicted:
@@ -103,7 +103,7 @@ class WaitModel:
         """Remove a job that was withdrawn before it started."""
         self._pending.pop(job, None)
 
-    def predict(self, now_s: float, slurm_s: float, features: WaitFeatures) -> Quantiles | None:
+    def predict(self, now_s: float, estimate_s: float, features: WaitFeatures) -> Quantiles | None:
         """Return the predicted wait of a job submitted now; None with too few waits."""
         import numpy as np
 
@@ -114,14 +114,14 @@ class WaitModel:
         vectors = np.array(self._vectors[-_MAX_WAITS:] + [wait.vector for wait in pending])
         n_done = min(len(self._vectors), _MAX_WAITS)
         log_ratios = np.array(
-            self._log_ratios[-_MAX_WAITS:] + [_log_ratio(now_s - wait.submitted_s, wait.slurm_s) for wait in pending]
+            self._log_ratios[-_MAX_WAITS:] + [_log_ratio(now_s - wait.submitted_s, wait.estimate_s) for wait in pending]
         )
         age = np.r_[np.arange(n_done)[::-1], np.zeros(len(pending))]
-        similarity = np.exp(-0.5 * ((vectors - np.array(_feature_vector(slurm_s, features))) ** 2).sum(axis=1))
+        similarity = np.exp(-0.5 * ((vectors - np.array(_feature_vector(estimate_s, features))) ** 2).sum(axis=1))
         weights = (similarity + _MIN_WEIGHT) * 0.5 ** (age / _HALF_WEIGHT)
         quantiles = _censored_quantiles(log_ratios, weights, np.arange(len(vectors)) >= n_done)
         corrected = np.sort(quantiles + np.array(self._corrections)).clip(log_ratios.min(), max(0.0, log_ratios.max()))
-        low, middle, high = (max(0.0, exp(log_ratio) * (slurm_s + _OFFSET_S) - _OFFSET_S) for log_ratio in corrected)
+        low, middle, high = (max(0.0, exp(log_ratio) * (estimate_s + _OFFSET_S) - _OFFSET_S) for log_ratio in corrected)
         return Quantiles(low, middle, high)
 
     def _record_overdue(self, now_s: float) -> None:
@@ -136,7 +136,9 @@ class WaitModel:
         self._corrections[level] = min(max(correction, _MAX_CORRECTION[0][level]), _MAX_CORRECTION[1][level])
 
 
-def calibrate(slurm_s: float, features: Mapping[str, float], log: Sequence[WaitLine], now_s: float) -> Quantiles | None:
+def calibrate(
+    estimate_s: float, features: Mapping[str, float], log: Sequence[WaitLine], now_s: float
+) -> Quantiles | None:
     """Predict the wait of a job submitted to a pool now. log: the pool's records, oldest first."""
     model = WaitModel()
     recent = log[-4 * _MAX_WAITS :]
@@ -146,12 +148,12 @@ def calibrate(slurm_s: float, features: Mapping[str, float], log: Sequence[WaitL
             if line.job not in ended and line.t_s < now_s - _FORGET_AFTER_S:
                 continue
             quantiles = Quantiles(*line.quantiles) if line.quantiles else None
-            model.add_submission(line.job, line.t_s, line.slurm_s, WaitFeatures.from_log(line.features), quantiles)
+            model.add_submission(line.job, line.t_s, line.estimate_s, WaitFeatures.from_log(line.features), quantiles)
         elif line.started:
             model.add_start(line.job, line.t_s)
         else:
             model.remove(line.job)
-    return model.predict(now_s, slurm_s, WaitFeatures.from_log(features))
+    return model.predict(now_s, estimate_s, WaitFeatures.from_log(features))
 
 
 def combine(predicted: Quantiles, observed: Sequence[float]) -> Quantiles:
@@ -168,19 +170,19 @@ def combine(predicted: Quantiles, observed: Sequence[float]) -> Quantiles:
     return Quantiles(max(0.0, min(low, predicted.q10)), middle, high)
 
 
-def _feature_vector(slurm_s: float, features: WaitFeatures) -> tuple[float, ...]:
+def _feature_vector(estimate_s: float, features: WaitFeatures) -> tuple[float, ...]:
     """Return a job's features on scales where a distance below 1 means similar."""
     return (
-        log(max(0.0, slurm_s) + _OFFSET_S) / 0.7,
+        log(max(0.0, estimate_s) + _OFFSET_S) / 0.7,
         log2(max(1, features.units)) / 1.5,
         log(max(1.0, features.limit_s)) / 1.5,
         log(max(0.0, features.queued_ahead) + 0.1) / 1.5,
     )
 
 
-def _log_ratio(wait_s: float, slurm_s: float) -> float:
+def _log_ratio(wait_s: float, estimate_s: float) -> float:
     # After the clock was set back, a wait may be negative.
-    return log((max(0.0, wait_s) + _OFFSET_S) / (max(0.0, slurm_s) + _OFFSET_S))
+    return log((max(0.0, wait_s) + _OFFSET_S) / (max(0.0, estimate_s) + _OFFSET_S))
 
 
 def _censored_quantiles(

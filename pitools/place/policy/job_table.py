@@ -17,14 +17,14 @@ Row = tuple[float, ...]
 
 
 class JobTable(NamedTuple):
-    """The arrays. submit_s, tier: (jobs,). The others: (jobs, pools); where a job cannot run, inf, and 0 in stage_s."""
+    """The arrays. submit_s, tier: (jobs,). The others: (jobs, pools); where a job cannot run, inf, and 0 in copy_s."""
 
     submit_s: Array
     tier: Array
     units: Array
     run_s: Array
     limit_s: Array
-    stage_s: Array
+    copy_s: Array
 
 
 class JobTableBuilder:
@@ -55,7 +55,7 @@ class JobTableBuilder:
             *(option.units if option else inf for option in options),
             *(option.run_s if option else inf for option in options),
             *(option.limit_s if option else inf for option in options),
-            *(option.stage_s if option else 0.0 for option in options),
+            *(option.copy_s if option else 0.0 for option in options),
         )
         self.rows[job.job_id] = job, row
         return row

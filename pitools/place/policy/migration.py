@@ -49,4 +49,4 @@ def withdrawals(
 
 
 def _turnaround_s(option: PlacementOption) -> float:
-    return option.stage_s + option.run_s
+    return option.copy_s + option.run_s

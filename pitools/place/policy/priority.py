@@ -33,7 +33,7 @@ def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: Po
     """Return the jobs in order of priority, with the expected end of each."""
     import numpy as np
 
-    takes = table.stage_s + table.run_s
+    takes = table.copy_s + table.run_s
     share_s = _ideal_s(table, capacity)
     is_starving = now_s - table.submit_s > max(policy.starvation_s, policy.starvation_share * float(share_s.sum()))
     best = takes.min(axis=1)
@@ -48,7 +48,7 @@ def prioritize(now_s: float, table: JobTable, capacity: PoolCapacity, policy: Po
     ]
     wait = np.column_stack(starts) - now_s
     # Data is staged during the wait.
-    ends = np.where(wait > 0, np.maximum(np.maximum(wait, queue_s[:, None]), table.stage_s) + table.run_s, takes)
+    ends = np.where(wait > 0, np.maximum(np.maximum(wait, queue_s[:, None]), table.copy_s) + table.run_s, takes)
     accepts = (takes <= policy.max_slowdown * ends.min(axis=1)[:, None]) | is_starving[:, None]
     return PriorityOrder(index, is_starving, table, takes, ends, accepts & np.isfinite(takes))
 

@@ -16,7 +16,7 @@ from pitools.launch.plan import Plan
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
 from pitools.place import types
-from pitools.place.clusters import local_history
+from pitools.place.clusters import wait_log
 from pitools.place.dispatch import journal, planner, reconcile, site_workers, status, store, tick, tickets, watch
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.run.run_folder import JobRef
@@ -416,15 +416,15 @@ def test_waits_are_noted(world: Callable[..., World]) -> None:
         fleet.clusters["alpha"].words[job[0]], job[1] = grant.grant_token(job_id_there), "RUNNING"
     store.write_mark(store.find_job(fleet.place, other), "cancel")
     fleet.tick()
-    noted = {site: local_history.read_waits(site) for site in ("alpha", "beta")}
+    noted = {site: wait_log.read_waits(site) for site in ("alpha", "beta")}
     began, end = noted["alpha"]
-    assert isinstance(began, local_history.WaitPredicted)
-    assert (began.job.rpartition(".")[0], began.slurm_s, began.features) == (
+    assert isinstance(began, wait_log.WaitPredicted)
+    assert (began.job.rpartition(".")[0], began.estimate_s, began.features) == (
         job_id,
         0.0,
         {"units": 1.0, "limit_s": 9.0, "queued_ahead": 0.0},
     )
-    assert [(item.job == began.job, item.started) for item in (end,) if isinstance(item, local_history.WaitEnded)] == [
+    assert [(item.job == began.job, item.started) for item in (end,) if isinstance(item, wait_log.WaitEnded)] == [
         (True, True)
     ]
     assert [getattr(item, "started", None) for item in noted["beta"]] == [None, False]

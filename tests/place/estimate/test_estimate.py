@@ -16,7 +16,7 @@ from pitools.core import timestamps
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.launch.plan import StagedDataset
 from pitools.launch.request import Request
-from pitools.place.clusters import account_limits, accounting_history, local_history
+from pitools.place.clusters import account_limits, accounting_history, wait_log
 from pitools.place.clusters.accounting_history import AccountingHistory, PastWait
 from pitools.place.clusters.pools import pool_states
 from pitools.place.clusters.snapshot import Snapshot, make_transport
@@ -82,12 +82,12 @@ def test_what_was_learnt_goes_before(made: Any) -> None:
     (pool,) = pool_states(run_snapshot, (), made.site())
     features = estimate.wait_features(one_of(made), pool)
     assert features == {"units": 16.0, "limit_s": 7200.0, "queued_ahead": 0.5}
-    noted: list[local_history.WaitLine] = []
+    noted: list[wait_log.WaitLine] = []
     for number in range(40):
         for where, factor in (("x/gpu", 0.1), ("x/cpu", 0.9)):
             job, t_s = f"{where}{number}", 1e5 * number
-            noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool=where, slurm_s=5000.0, features=features))
-            noted.append(local_history.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
+            noted.append(wait_log.WaitPredicted(t_s=t_s, job=job, pool=where, estimate_s=5000.0, features=features))
+            noted.append(wait_log.WaitEnded(t_s=t_s + 5000.0 * factor, job=job, pool=where, started=True))
     output = estimate.estimate_wait(one_of(made), 5000.0, run_snapshot, pool, None, noted)
     assert output.q50_s == pytest.approx(500, rel=0.05)
     assert output.basis.endswith("calibrated")
@@ -123,11 +123,11 @@ def test_no_start_lies_in_a_reservation(made: Any, from_h: float, starts_h: floa
     pool = msgspec.structs.replace(pool, maintenance_windows=[(now_s + from_h * 3600, now_s + 5 * 3600)])
     features = estimate.wait_features(one_of(made), pool)
     raw_s = 5 * 3600.0  # Slurm knows of the window, and what it foretold was mostly far too late
-    noted: list[local_history.WaitLine] = []
+    noted: list[wait_log.WaitLine] = []
     for number in range(40):
         job, t_s = str(number), 1e5 * number
-        noted.append(local_history.WaitPredicted(t_s=t_s, job=job, pool="x/gpu", slurm_s=raw_s, features=features))
-        noted.append(local_history.WaitEnded(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
+        noted.append(wait_log.WaitPredicted(t_s=t_s, job=job, pool="x/gpu", estimate_s=raw_s, features=features))
+        noted.append(wait_log.WaitEnded(t_s=t_s + raw_s / 100, job=job, pool="x/gpu", started=True))
     output = estimate.estimate_wait(one_of(made), raw_s, start_time, pool, None, noted)
     for start_s in (output.q10_s, output.q50_s, output.q90_s):
         assert start_s == pytest.approx(starts_h * 3600, abs=60)
@@ -316,11 +316,11 @@ def test_nodes_that_failed_before_will_again(made: Any) -> None:
 def test_copying_costs_only_what_outlasts_the_wait(made: Any) -> None:
     """Both go on at once."""
     work = estimate.RunEstimate(run_s=100, loss_s=5, p_fail=0, cost=0, basis="")
-    for wait_s, copy_s, done_s in ((50.0, 20.0, 155), (20.0, 50.0, 155)):
+    for wait_s, copy_s, end_s in ((50.0, 20.0, 155), (20.0, 50.0, 155)):
         start = estimate.WaitEstimate(q10_s=0, q50_s=wait_s, q90_s=99, slurm_s=0, basis="")
         assert (
-            estimate.CandidateEstimate(wait=start, run=work, transfer=DataTransfer(bytes=1, wall_s=copy_s)).done_s
-            == done_s
+            estimate.CandidateEstimate(wait=start, run=work, transfer=DataTransfer(bytes=1, wall_s=copy_s)).end_s
+            == end_s
         )
 
 
@@ -335,7 +335,7 @@ def test_options_are_one_for_the_same_nodes(made: Any) -> None:
     assert [item.fits for item in candidate] == [True, True]
     works = estimate.estimate_runs(asks(), candidate, {})
     (option,) = estimate.placement_options(candidate, works, {"x/gpu": DataTransfer(bytes=9, wall_s=3.0)})
-    assert (option.pool, option.units, option.run_s, option.limit_s, option.stage_s) == ("x/gpu", 16, 7200, 7200, 3)
+    assert (option.pool, option.units, option.run_s, option.limit_s, option.copy_s) == ("x/gpu", 16, 7200, 7200, 3)
     assert estimate.placement_options(candidates(asks(nodes=5), site, run_snapshot), {}, {}) == ()
 
 
@@ -402,8 +402,8 @@ def test_a_run_that_outlasts_its_limit_does_not_fit(made: Any) -> None:
 def test_bandwidth_is_what_the_last_transfers_had(made: Any) -> None:
     """All together, else what the site file says."""
     assert data_transfer.assumed_transfer_rate(made.site(place=Place(bandwidth="10MiB"))) == 10 << 20
-    local_history.record_transfer("x", 100 << 20, 1.0)
-    local_history.record_transfer("x", 100 << 20, 3.0)
+    wait_log.record_transfer("x", 100 << 20, 1.0)
+    wait_log.record_transfer("x", 100 << 20, 3.0)
     assert data_transfer.assumed_transfer_rate(made.site()) == 50 << 20
 
 

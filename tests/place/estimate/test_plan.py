@@ -61,7 +61,7 @@ def test_the_free_cluster_is_before_the_busy_one(far: Any, busy: Client) -> None
     beta, best = output["beta", "train"], rows(done)[0]
     assert best["site"] == "alpha"
     assert 60 < beta["start_q50_s"] - best["start_q50_s"] < 200
-    assert beta["done_s"] == pytest.approx(beta["start_q50_s"] + 120, abs=1)
+    assert beta["end_s"] == pytest.approx(beta["start_q50_s"] + 120, abs=1)
     assert "waits" in beta["reason"]
     assert "after alpha/" in beta["reason"]
     table = far.pit("place", "plan", "r.toml", "--site", "alpha", "--site", "beta", "--explain", "--format", "table")
@@ -123,7 +123,7 @@ def test_a_plan_without_a_place_for_what_is_learnt(far: Any, asked: Path) -> Non
     done = far.pit("place", "plan", str(asked), "--site", "alpha")
     assert done.returncode == 0, done.stderr
     assert {row["site"]: row["rank"] > 0 for row in rows(done)} == {"alpha": True}
-    assert "state/pitools/place-history" in done.stderr
+    assert "state/pitools/place-wait-log" in done.stderr
 
 
 @pytest.mark.slurm
@@ -228,8 +228,8 @@ def test_each_that_was_not_chosen_has_its_reason(made: Any) -> None:
     assert why == {
         "a": "earliest end; start: Slurm's estimate, run: its time limit",
         "b": "as good as a/gpu, but costs 2.00 more",
-        "c": "done 1h30m after a/gpu: waits 2h00m longer, runs 30m00s less",
-        "e": "done 2h31m after a/gpu: copies 2h29m longer, loses to failures 1m30s longer, waits 1m00s longer",
+        "c": "ends 1h30m after a/gpu: waits 2h00m longer, runs 30m00s less",
+        "e": "ends 2h31m after a/gpu: copies 2h29m longer, loses to failures 1m30s longer, waits 1m00s longer",
         "u": "too small; too slow",
         "d": "skipped: no answer",
     }
@@ -245,10 +245,9 @@ def test_the_table_is_for_eyes(made: Any, capsys: pytest.CaptureFixture[str]) ->
         "PARTITION",
         "START",
         "10/50/90%",
-        "STAGE",
+        "COPY",
         "RUN",
-        "DONE",
-        "BY",
+        "END",
         "COST",
         "P",
         "FAIL",

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pitools.place.clusters import local_history
+from pitools.place.clusters import wait_log
 from pitools.place.estimate.wait_model import MIN_WAITS, Quantiles, WaitFeatures, WaitModel, calibrate, combine
 
 LIKE = WaitFeatures(units=8, limit_s=3600, queued_ahead=1.0)
@@ -170,7 +170,7 @@ def test_what_a_log_has_kept_is_read() -> None:
 
 def test_a_log_teaches_what_was_seen() -> None:
     """Read back from notes of one pool, it says the same as where it was learnt; a withdrawal teaches nothing."""
-    waits, noted = WaitModel(), list[local_history.WaitLine]()
+    waits, noted = WaitModel(), list[wait_log.WaitLine]()
     features = {"units": 8.0, "limit_s": 3600.0, "queued_ahead": 1.0}
     for number in range(60):
         now_s = 1e6 * (number + 1)
@@ -178,26 +178,26 @@ def test_a_log_teaches_what_was_seen() -> None:
         waits.add_submission(str(number), now_s, RAW_S, LIKE, prediction)
         waits.add_start(str(number), now_s + 100 * number)
         noted.append(
-            local_history.WaitPredicted(
-                t_s=now_s, job=str(number), pool="p", slurm_s=RAW_S, quantiles=prediction, features=features
+            wait_log.WaitPredicted(
+                t_s=now_s, job=str(number), pool="p", estimate_s=RAW_S, quantiles=prediction, features=features
             )
         )
-        noted.append(local_history.WaitEnded(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))
-    noted.append(local_history.WaitPredicted(t_s=2e9, job="back", pool="p", slurm_s=RAW_S, features=features))
-    noted.append(local_history.WaitEnded(t_s=2e9 + 9, job="back", pool="p", started=False))
+        noted.append(wait_log.WaitEnded(t_s=now_s + 100 * number, job=str(number), pool="p", started=True))
+    noted.append(wait_log.WaitPredicted(t_s=2e9, job="back", pool="p", estimate_s=RAW_S, features=features))
+    noted.append(wait_log.WaitEnded(t_s=2e9 + 9, job="back", pool="p", started=False))
     assert calibrate(RAW_S, features, noted, 3e9) == waits.predict(3e9, RAW_S, LIKE)
     assert calibrate(RAW_S, features, noted[:20], 3e9) is None
 
 
-def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> list[local_history.WaitLine]:
+def _noted(count: int, raw_s: float, wait_s: float, *, open_jobs: int = 0) -> list[wait_log.WaitLine]:
     """Jobs of one pool from 0 s on, and others of which nobody noted the end."""
-    lines: list[local_history.WaitLine] = []
+    lines: list[wait_log.WaitLine] = []
     for number in range(count):
         t_s = 100.0 * number
-        lines.append(local_history.WaitPredicted(t_s=t_s, job=str(number), pool="p", slurm_s=raw_s, features=KEPT))
-        lines.append(local_history.WaitEnded(t_s=t_s + wait_s, job=str(number), pool="p", started=True))
+        lines.append(wait_log.WaitPredicted(t_s=t_s, job=str(number), pool="p", estimate_s=raw_s, features=KEPT))
+        lines.append(wait_log.WaitEnded(t_s=t_s + wait_s, job=str(number), pool="p", started=True))
     return lines + [
-        local_history.WaitPredicted(t_s=1e5 + number, job=f"open{number}", pool="p", slurm_s=raw_s, features=KEPT)
+        wait_log.WaitPredicted(t_s=1e5 + number, job=f"open{number}", pool="p", estimate_s=raw_s, features=KEPT)
         for number in range(open_jobs)
     ]
 

@@ -307,7 +307,7 @@ def test_an_old_job_waits_where_it_ends_first() -> None:
 def test_staging_counts_as_time_to_the_end() -> None:
     """A fast pool that has the data wins over a faster one that must copy it for hours."""
     options = (
-        PlacementOption(pool="fast", units=1, run_s=HOUR_S, limit_s=HOUR_S, stage_s=5 * HOUR_S),
+        PlacementOption(pool="fast", units=1, run_s=HOUR_S, limit_s=HOUR_S, copy_s=5 * HOUR_S),
         PlacementOption(pool="middle", units=1, run_s=2 * HOUR_S, limit_s=3 * HOUR_S),
     )
     moves = decide(

@@ -1,6 +1,6 @@
-"""Record the predicted and actual waits of the queue's tickets in clusters/local_history.py, for later predictions.
+"""Record the predicted and actual waits of the queue's tickets in clusters/wait_log.py, for later predictions.
 
-The records need no further query. A record that cannot be written is dropped: no job waits for it.
+Recording makes no query. A record that cannot be written is dropped: no job waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache
 
 from pitools.core.errors import PitError
-from pitools.place.clusters import local_history, pools
+from pitools.place.clusters import pools, wait_log
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
 from pitools.place.types import PlacementOption, PoolState, Submit
@@ -28,7 +28,7 @@ class WaitRecorder:
     def __init__(self, pools: Mapping[str, PoolState], options: Callable[[str], Sequence[PlacementOption]]) -> None:
         self._pools, self._options = pools, options
         self._ahead: Counter[str] = Counter()
-        self._read_waits = lru_cache(local_history.read_waits)
+        self._read_waits = lru_cache(wait_log.read_waits)
         self._predict = lru_cache(self._calibrated)
 
     def add_waiting(self, jobs: Sequence[QueueJob]) -> None:
@@ -45,27 +45,27 @@ class WaitRecorder:
         if option is None:
             return
         self._ahead[submit.pool] += option.units
-        raw_s = pools.estimate_start_s(pool, self._ahead[submit.pool], option.limit_s, time.time())
-        if raw_s == float("inf"):
+        estimate_s = pools.estimate_start_s(pool, self._ahead[submit.pool], option.limit_s, time.time())
+        if estimate_s == float("inf"):
             return  # unknown
-        raw_s = float(round(raw_s))
+        estimate_s = float(round(estimate_s))
         features = {
             "units": float(option.units),
             "limit_s": option.limit_s,
             "queued_ahead": pool.others_pending / pool.units if pool.units else 0.0,
         }
         with contextlib.suppress(PitError):
-            quantiles = self._predict(submit.pool, raw_s, tuple(features.items()))
-            local_history.record_predicted(submit.pool.partition("/")[0], name, submit.pool, raw_s, features, quantiles)
+            quantiles = self._predict(submit.pool, estimate_s, tuple(features.items()))
+            wait_log.record_predicted(submit.pool.partition("/")[0], name, submit.pool, estimate_s, features, quantiles)
 
     def _units(self, job_id: str, pool: str) -> int:
         return next((option.units for option in self._options(job_id) if option.pool == pool), 0)
 
     def _calibrated(
-        self, pool: str, raw_s: float, features: tuple[tuple[str, float], ...]
+        self, pool: str, estimate_s: float, features: tuple[tuple[str, float], ...]
     ) -> wait_model.Quantiles | None:
         waits = [wait for wait in self._read_waits(pool.partition("/")[0]) if wait.pool == pool]
-        return wait_model.calibrate(raw_s, dict(features), waits, time.time())
+        return wait_model.calibrate(estimate_s, dict(features), waits, time.time())
 
 
 def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_cancelled: bool) -> None:
@@ -81,10 +81,10 @@ def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_ca
         with contextlib.suppress(ValueError):
             started_s = min(started_s, datetime.fromisoformat(started_at).timestamp())
     with contextlib.suppress(PitError):
-        local_history.record_ended(ticket.site, ticket.name, ticket.pool, started_s=started_s)
+        wait_log.record_ended(ticket.site, ticket.name, ticket.pool, started_s=started_s)
 
 
 def record_site_transfer(site: str, n_bytes: int, wall_s: float) -> None:
     """Record the duration of a transfer to a site."""
     with contextlib.suppress(PitError):
-        local_history.record_transfer(site, n_bytes, wall_s)
+        wait_log.record_transfer(site, n_bytes, wall_s)

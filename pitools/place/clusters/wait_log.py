@@ -1,6 +1,6 @@
-"""A log for each site of predicted and actual waits, and of transfer rates.
+"""Log the predicted and actual waits of each site's tickets, and the transfers to the site.
 
-One file of JSON lines a site, opened for appending. At its size limit the older half is dropped.
+Each site has one JSON Lines file, which is opened for appending. At its size limit the older half is dropped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _LOCK_S = 5.0  # a writer holds the lock for milliseconds: a longer one is stopp
 class WaitPredicted(Record, frozen=True, kw_only=True, tag="pit.wait-predicted/1"):
     """A job was submitted to a pool.
 
-    slurm_s: Slurm's estimate of the wait. quantiles: our estimate, if any. features: the input of that estimate, see
-    `estimate.features`.
+    estimate_s: the wait by Slurm's method, see `pools.estimate_start_s`. quantiles: the prediction of `wait_model`, if
+    there was one. features: its other input, see `estimate.wait_features`.
     """
 
     t_s: float
     job: str
     pool: str
-    slurm_s: float
+    estimate_s: float
     quantiles: tuple[float, float, float] | None = None
     features: dict[str, float] = {}
 
@@ -62,13 +62,13 @@ def record_predicted(
     site: str,
     job: str,
     pool: str,
-    slurm_s: float,
+    estimate_s: float,
     features: Mapping[str, float],
     quantiles: tuple[float, float, float] | None = None,
 ) -> None:
     """Record that a job is submitted to a pool now. job: a unique name. Raises ClusterError, NoSpace, Unreachable."""
     line = WaitPredicted(
-        t_s=time.time(), job=job, pool=pool, slurm_s=slurm_s, quantiles=quantiles, features=dict(features)
+        t_s=time.time(), job=job, pool=pool, estimate_s=estimate_s, quantiles=quantiles, features=dict(features)
     )
     _append(site, line)
 
@@ -113,7 +113,7 @@ def measured_transfer_rate(site: str) -> float | None:
 
 def _history_path(site: str) -> Path:
     state = xdg_dir("XDG_STATE_HOME", ".local/state") / "pitools"
-    return ensure_private_dir(state / "place-history") / f"{site}.jsonl"
+    return ensure_private_dir(state / "place-wait-log") / f"{site}.jsonl"
 
 
 def _append(site: str, record: Record) -> None:
