@@ -29,13 +29,14 @@ from pitools.checkpoint.adapters.base import FrameworkAdapter as FrameworkAdapte
 from pitools.checkpoint.coordination.barrier import Delete, Get, Put
 from pitools.checkpoint.coordination.exchange import SaveExchange, all_or_none, handshake
 from pitools.checkpoint.store import layout, locks, owner, publish, retention, rng_state, state_schema
-from pitools.core.errors import ConfigError, Unreachable
+from pitools.core.errors import ConfigError, PitError, Unreachable
 from pitools.core.fs import from_os_error
+from pitools.run.steps import SAVE_TIMEOUT_S
 
 # How long a failed loop waits for an unfinished save: its peers may have died with it.
 _LEAVE_TIMEOUT_S = 5.0
-# Barriers of one save, at most.
-_EXCHANGES_PER_SAVE = 5
+# The hang watch ends the run SAVE_TIMEOUT_S after a loop's last heartbeat: the error of a hung write comes before.
+_HANG_MARGIN_S = 60.0
 
 
 class Restored(NamedTuple):
@@ -94,6 +95,7 @@ class Checkpointer:
         self._schema: dict[str, str] | None = None  # of the first restore or save
         self._saved = -1
         self._thread: threading.Thread | None = None
+        self._pruning: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
         self._building, self._is_closed = None, False  # type: Path | None, bool
@@ -133,8 +135,8 @@ class Checkpointer:
     def save(self, step: int, state: Any, loader: Any = None, extra: Mapping[str, Any] | None = None) -> None:
         """Begin to save the state after `step` steps; `state` may change on return.
 
-        loader, extra: JSON values or records; rank 0's are stored. Waits for the previous save. Raises its error,
-        ConfigError, also if the state has other leaves than at the first restore or save.
+        loader, extra: plain values or records, by name; rank 0's are stored. Waits for the previous save. Raises its
+        error; ConfigError for other values, and if the state has other leaves than at the first restore or save.
         """
         last_error = self._join_last_save()
         if step == self._saved:
@@ -149,12 +151,12 @@ class Checkpointer:
         # Numbered: the same step may be saved again after a failure.
         token = f"{self._token}-{self._saves}"
         building = self._building = layout.building_path(self.folder, step, token)
-        manifest_fields = {"loader": msgspec.to_builtins(loader) or {}, "extra": msgspec.to_builtins(dict(extra or {}))}
         exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", building / layout.DIGESTS_DIR)
         payload: Future[Path] = Future()
         try:
             # A later `restore` with the `like` of this program would lose or miss the leaves that differ.
             state_schema.require_same(self._schema or {}, schema, f"save of step {step}")
+            manifest_fields = _to_plain(loader, extra, f"save of step {step}")
             rng_states = rng_state.capture_rng_state(self._adapter)
             write = self._adapter.copy_to_host(state, payload)
         except BaseException as error:
@@ -172,15 +174,15 @@ class Checkpointer:
             raise error
 
     def poll(self) -> None:
-        """Raise the error of the last save as soon as it is known: the next save is an interval later."""
-        if self._error:
+        """Raise the error of the last save once it has failed, without waiting: the next save is an interval later."""
+        if self._error and self._thread and not self._thread.is_alive():
             self.wait()
 
     def _join_last_save(self) -> BaseException | None:
         """Wait for the last save; return its error."""
         if self._thread:
             # The barriers have time-outs; this one is for a file system that holds this rank's own write.
-            limit_s = (self._timeout_s + 30.0) * _EXCHANGES_PER_SAVE
+            limit_s = SAVE_TIMEOUT_S - _HANG_MARGIN_S
             self._thread.join(limit_s)
             if self._thread.is_alive():
                 message = f"save of step {self._saved}: timed out ({limit_s:g} s): its write hangs"
@@ -209,13 +211,22 @@ class Checkpointer:
         if error is None:
             self.close()
             return
+        if not self._is_closed:  # to the ranks that have finished their loop
+            self._is_closed = True
+            _in_background(self._report_error, error).join(_LEAVE_TIMEOUT_S)
         if self._thread:
             self._thread.join(self._timeout_s if self._barrier.world_size == 1 else _LEAVE_TIMEOUT_S)
         if self._error and self._error is not error:
             error.add_note(f"before that, in the background: {type(self._error).__name__}: {self._error}")
         self._release()
 
+    def _report_error(self, error: BaseException) -> None:
+        with contextlib.suppress(PitError):
+            self._barrier.report(f"{self._token}/end", error)
+
     def _release(self) -> None:
+        if self._pruning:
+            self._pruning.join(_LEAVE_TIMEOUT_S)  # the next attempt removes the rest
         self._locks.close()
 
     def _open_once(self, schema: dict[str, str]) -> None:
@@ -252,6 +263,9 @@ class Checkpointer:
                 building, rank, world_size, rank_of_file=self._rank_of_file, known_digests=known_digests
             )
             exchange(answer=lambda _: self._publish(step, pending))
+            # In another thread: the next save waits for this one, and the other ranks for that.
+            if rank == 0 and not (self._pruning and self._pruning.is_alive()):
+                self._pruning = _in_background(retention.prune_after_save, self.folder, *self._keep)
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
             if not pending.payload.done():
                 pending.payload.set_exception(error)
@@ -265,9 +279,8 @@ class Checkpointer:
         return []
 
     def _publish(self, step: int, pending: _PendingSave) -> list[bytes]:
-        folder = pending.building.parent
         publish.publish_checkpoint(
-            folder,
+            self.folder,
             pending.building,
             step,
             format=self._adapter.format,
@@ -276,7 +289,6 @@ class Checkpointer:
             world_size=self._barrier.world_size,
             **pending.manifest_fields,
         )
-        retention.prune_after_save(folder, *self._keep)
         return []
 
     def _rank_of_file(self, path: str, world_size: int) -> int:
@@ -292,6 +304,17 @@ def _make_payload_dir(building: Path) -> Path:
     except OSError as error:
         raise from_os_error(error, building) from error
     return layout.payload_path(building)
+
+
+def _to_plain(loader: Any, extra: Mapping[str, Any] | None, where: str) -> dict[str, dict[str, Any]]:
+    """Return the values that a save stores. Raises ConfigError for values that JSON cannot hold."""
+    try:
+        fields = msgspec.to_builtins({"loader": loader or {}, "extra": dict(extra or {})})
+        msgspec.json.encode(fields)
+        return msgspec.convert(fields, dict[str, dict[str, Any]])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        hint = "give numbers (.item()), lists (.tolist()) and text, by names"
+        raise ConfigError(f"loader, extra: not plain values: {error}", where=where, hint=hint) from error
 
 
 def _in_background(target: Callable[..., None], *args: Any) -> threading.Thread:

@@ -173,9 +173,10 @@ def test_what_was_saved_comes_back(folder: Path) -> None:
     with Checkpointer(folder, Files(), keep_last=2) as guard:
         for step in (1, 2, 3):
             now = state(step)
-            guard.save(step, now, {"position": step}, {"lr": 0.5})
+            guard.save(step, now, {"position": step}, {"lr": 0.5, "best": [float("inf"), {"worst": float("-inf")}]})
             now.clear()
-    assert restored(folder) == Restored(3, state(3), {"position": 3}, {"lr": 0.5})
+    extra = {"lr": 0.5, "best": [float("inf"), {"worst": float("-inf")}]}
+    assert restored(folder) == Restored(3, state(3), {"position": 3}, extra)
     assert lookup.complete_steps(folder) == [3, 2]
     assert (folder / "latest").readlink() == Path("step_3")
 

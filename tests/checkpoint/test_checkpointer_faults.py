@@ -17,10 +17,10 @@ import pytest
 
 from pitools.checkpoint import checkpointer, restore
 from pitools.checkpoint.checkpointer import Checkpointer
-from pitools.checkpoint.coordination.barrier import Barrier
+from pitools.checkpoint.coordination.barrier import Barrier, RemoteRankError
 from pitools.checkpoint.store import layout, locks, lookup, quarantine, verify
 from pitools.checkpoint.store.problem import CheckpointProblem
-from pitools.core.errors import ClusterError, DataError, NoSpace
+from pitools.core.errors import ClusterError, ConfigError, DataError, NoSpace, PitError, Unreachable
 from tests.checkpoint.test_checkpointer import DAMAGES, Files, Store, on_ranks, restored, saved, state
 
 AS_ROOT = pytest.mark.usefixtures("as_root")
@@ -82,6 +82,114 @@ def test_a_loop_learns_of_a_failed_save_before_the_next(folder: Path) -> None:
 
     assert on_ranks(2, work) == [None] * 2
     assert lookup.complete_steps(folder) == []
+
+
+def test_polling_does_not_wait_for_other_ranks(folder: Path) -> None:
+    """One rank's save has failed while rank 0 still writes: `poll` raises at that rank, and rank 0 loses no time."""
+    has_polled = threading.Event()
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        def hinder(name: str) -> None:
+            if name == "w" and rank == 0:
+                assert has_polled.wait(20)
+            elif name == "w":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with Checkpointer(folder, Files(rank, hinder), **options, timeout_s=20) as guard:
+            guard.save(2, state(2))
+            try:
+                with pytest.raises(PitError):
+                    in_a_loop(guard.poll)
+            finally:
+                has_polled.set()
+
+    store = Store()
+    assert on_ranks(2, work, store) == [None] * 2
+    assert store.timed_out == []
+
+
+def test_an_error_after_the_last_save_reaches_the_ranks_that_have_finished(folder: Path) -> None:
+    """A rank that fails in the last lines of its loop does not make the others wait for their time-out."""
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder, Files(rank), **options, timeout_s=20) as guard:
+            guard.save(2, state(2))
+            guard.wait()
+            if rank == 1:
+                raise ValueError("no evaluation data")
+
+    store = Store()
+    errors = on_ranks(3, work, store)
+    assert [type(error) for error in errors] == [RemoteRankError, ValueError, RemoteRankError]
+    assert store.timed_out == []
+    assert lookup.complete_steps(folder) == [2]
+
+
+@pytest.mark.parametrize("extra", [{"loss": object()}, [1, 2], {(1, 2): 3}])
+def test_values_that_cannot_be_stored_fail_every_rank_at_once(folder: Path, extra: Any) -> None:
+    """`extra` is wrong at one rank alone: it raises ConfigError, and the others learn of it."""
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder, Files(rank), **options, timeout_s=20) as guard:
+            guard.save(2, state(2), extra=extra if rank == 0 else None)
+            guard.wait()
+
+    store = Store()
+    errors = on_ranks(2, work, store)
+    assert [type(error) for error in errors] == [ConfigError, RemoteRankError]
+    assert store.timed_out == []
+
+
+def test_nodes_that_do_not_share_the_folder(folder: Path) -> None:
+    """Each rank has a folder of its own: the error names the ranks whose files rank 0 does not have."""
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder / str(rank), Files(rank), **options, timeout_s=20) as guard:
+            guard.save(2, state(2))
+            guard.wait()
+
+    errors = on_ranks(3, work)
+    assert all(isinstance(error, ClusterError) for error in errors)
+    assert "ranks 1, 2" in errors[0].message
+    assert "ClusterError" in errors[1].message
+
+
+def test_a_slow_removal_holds_up_no_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next saves are published at every rank while an old checkpoint is still being deleted."""
+    saved(folder, 1, 2, world_size=2)
+    goes_on, real = threading.Event(), layout.remove_building
+
+    def remove(path: Path) -> None:
+        assert goes_on.wait(20)
+        real(path)
+
+    monkeypatch.setattr(layout, "remove_building", remove)
+
+    def work(rank: int, options: dict[str, Any]) -> None:
+        with Checkpointer(folder, Files(rank), keep_last=1, **options, timeout_s=20) as guard:
+            for step in (3, 4):
+                guard.save(step, state(step))
+                guard.wait()
+            guard._barrier.wait("test: saved")
+            goes_on.set()
+
+    assert on_ranks(2, work) == [None] * 2
+    assert lookup.latest_step(folder) == 4
+    assert len(lookup.complete_steps(folder)) < 4
+
+
+def test_a_write_that_hangs_is_an_error_before_the_hang_watch_ends_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch allows SAVE_TIMEOUT_S: the next save raises by then, so that the log has the cause."""
+    monkeypatch.setattr(checkpointer, "SAVE_TIMEOUT_S", checkpointer._HANG_MARGIN_S + 0.01)
+    goes_on = threading.Event()
+    with Checkpointer(folder, Files(hinder=lambda name: name == "w" and goes_on.wait(20))) as guard:  # type: ignore[arg-type,return-value]
+        guard.save(1, state(1))
+        with pytest.raises(Unreachable):
+            guard.save(2, state(2))
+        goes_on.set()
+        monkeypatch.undo()
 
 
 def test_a_rank_that_cannot_begin_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

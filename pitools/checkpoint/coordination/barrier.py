@@ -103,12 +103,18 @@ class Barrier:
         # After an error here there is nothing to wait for.
         messages = [message] if error else self._collect(name, message)
         verdict = self._combine_errors(messages)
-        self._put(f"{self._prefix}/{name}/verdict", _encoded(verdict))
-        if len(messages) == self.world_size and not verdict.missing and len(self._written) > _MAX_WRITTEN_KEYS:
-            self.delete_written()
-        self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
+        is_complete = len(messages) == self.world_size and not verdict.missing
+        self._publish_result(name, verdict, is_complete=is_complete)
         self._raise_error(name, verdict)
         return [reply.value for reply in messages if reply]
+
+    def report(self, name: str, error: BaseException) -> None:
+        """Send this rank's error to the ranks that wait, or will wait, with this name; do not wait for them."""
+        message = _RankMessage("", first_line(error), type(error).__name__)
+        if self.rank:
+            self._put(f"{self._prefix}/{name}/{self.rank}", _encoded(message))
+        elif self.world_size > 1:
+            self._publish_result(name, self._combine_errors([message]))
 
     def broadcast(self, name: str, value: str = "") -> str:
         """Return rank 0's value at every rank. Raises Unreachable on a time-out."""
@@ -131,6 +137,13 @@ class Barrier:
         if self._delete:
             for key in keys:
                 self._delete(key)
+
+    def _publish_result(self, name: str, verdict: BarrierResult, *, is_complete: bool = False) -> None:
+        """Publish rank 0's result. is_complete: every rank is here, and so has read the keys of all earlier calls."""
+        self._put(f"{self._prefix}/{name}/verdict", _encoded(verdict))
+        if is_complete and len(self._written) > _MAX_WRITTEN_KEYS:
+            self.delete_written()
+        self._written += [f"{self._prefix}/{name}/{rank}" for rank in (*range(1, self.world_size), "verdict")]
 
     def _collect(self, name: str, own_message: _RankMessage) -> list[_RankMessage | None]:
         """Return each rank's message, up to the first with an error; None for those missing after the time-out."""

@@ -45,12 +45,12 @@ class SaveExchange:
         self._count += 1
         self._reported = True
         name = f"{self._name}.{self._count}"
-        self._barrier.wait(name)
+        senders = self._barrier.gather(name, "sent" if message else "")
         if not answer:
             self._reported = False
             return b""
         if rank == 0:
-            self._reply(answer)
+            self._reply(answer, [number for number, sent in enumerate(senders) if sent])
         if problem := self._barrier.broadcast(f"{name}.answer"):
             raise ClusterError(problem, where=f"rank {rank}", hint="see rank 0's log")
         self._reported = False
@@ -61,10 +61,14 @@ class SaveExchange:
         if self._reported:
             return
         with suppress(PitError):
-            self._barrier.wait(f"{self._name}.{self._count + 1}", error)
+            self._barrier.report(f"{self._name}.{self._count + 1}", error)
 
-    def _reply(self, answer: ComputeReplies) -> None:
+    def _reply(self, answer: ComputeReplies, senders: list[int]) -> None:
         try:
+            if lost := [rank for rank in senders if not self._path(self._count, rank, "message").exists()]:
+                problem = f"no files of {self._barrier.format_ranks(lost)} (expected one folder, shared by all nodes)"
+                hint = f"on each node: ls {self._folder.parent.parent}"
+                raise ClusterError(problem, where=str(self._folder), hint=hint)
             messages = [self._read(rank, "message") for rank in range(self._barrier.world_size)]
             for rank, data in enumerate(answer(messages)):
                 if data:

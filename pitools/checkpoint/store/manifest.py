@@ -6,8 +6,9 @@ loader's position is detected as well as one in the tensors. Digests detect dama
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,17 @@ _DIGEST = re.compile(r"xxh3_128(x64m)?:[0-9a-f]{32}")
 _HINT = "resume from the checkpoint before it; `pit checkpoint check --quarantine` moves this one aside"
 
 
+_FLOAT = "$float"
+_NOT_FINITE = {str(value): value for value in (math.inf, -math.inf, math.nan)}
+
+
 class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/1"):
     """The files of a checkpoint, and the state of its run.
 
     seal: digest of these bytes. step: steps made when it was saved. t: time. format: the writer of `payload`
     ("orbax", "dcp", "files"). run: the run's name. model: fingerprint of names, shapes and dtypes. world_size: number
-    of ranks that saved. files: sorted by path. loader: the data loader's state. extra: the loop's own values, as JSON.
+    of ranks that saved. files: sorted by path. loader: the data loader's state. extra: the loop's own values, as JSON;
+    on disk a number that JSON does not have is {"$float": "inf"}.
     """
 
     # First, so that its place in the bytes is that of the first digest.
@@ -59,7 +65,8 @@ class CheckpointManifest(Record, frozen=True, kw_only=True, tag="pit.checkpoint/
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest's bytes, sealed. Raises DataError when they exceed the readers' limits."""
-    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL)
+    loader, extra = _encode_floats(manifest.loader), _encode_floats(manifest.extra)
+    record = msgspec.structs.replace(manifest, seal=_EMPTY_SEAL, loader=loader, extra=extra)
     check_entries(record.files, f"step {manifest.step}")
     blank = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     if len(blank) > MAX_BYTES:
@@ -80,7 +87,8 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     if not 0 <= manifest.step <= MAX_STEP:
         raise DataError(f"the manifest's step: {manifest.step} (expected 0 to {MAX_STEP})", where=where, hint=_HINT)
     check_entries(manifest.files, where)
-    return manifest
+    loader, extra = _decode_floats(manifest.loader), _decode_floats(manifest.extra)
+    return msgspec.structs.replace(manifest, loader=loader, extra=extra)
 
 
 def load_manifest(step_dir: Path) -> CheckpointManifest:
@@ -97,6 +105,22 @@ def load_manifest(step_dir: Path) -> CheckpointManifest:
     if len(data) > MAX_BYTES:
         raise DataError(f"its manifest has more than {MAX_BYTES} bytes", where=str(path), hint=_HINT)
     return decode_manifest(data, str(path))
+
+
+def _encode_floats(value: Any) -> Any:
+    """Return a value with a record in place of each infinity and NaN, which msgspec would write as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(value)}
+    if isinstance(value, Mapping):
+        return {name: _encode_floats(part) for name, part in value.items()}
+    return [_encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _decode_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        number = _NOT_FINITE.get(str(value.get(_FLOAT))) if len(value) == 1 else None
+        return {name: _decode_floats(part) for name, part in value.items()} if number is None else number
+    return [_decode_floats(part) for part in value] if isinstance(value, list) else value
 
 
 def check_entries(files: Iterable[FileEntry], where: str) -> None:
