@@ -19,6 +19,7 @@ from pitools.launch.job.job_context import JobContext
 from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
 from pitools.run import cancel_request, run_folder
+from pitools.store.version_state import revalidate_nfs
 
 _SLURM_TIMEOUT_S = 10.0
 
@@ -68,10 +69,14 @@ def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
         saved_steps=saved_steps,
     )
     run_folder.write_record(attempt / "start.json", start)
-    if job.mode == "run" and (reason := fencing.superseded_by(job)):
+    if job.mode == "run":
         # A successor first revokes the grant and then reads the starts: at least one of the two jobs sees the other.
-        shutil.rmtree(attempt)
-        raise AttemptRefused(exit_codes.NOT_GRANTED, reason)
+        job_dir = submissions.job_dir(job.run_dir, job.number)
+        for folder in (job_dir.parent, job_dir):
+            revalidate_nfs(folder)
+        if reason := fencing.superseded_by(job):
+            shutil.rmtree(attempt)
+            raise AttemptRefused(exit_codes.NOT_GRANTED, reason)
     if job.mode != "none":
         run_folder.append_event(job.run_dir, "attempt", attempt=attempt.name, job_id=job.job_id, nodes=job.node_list)
     return attempt

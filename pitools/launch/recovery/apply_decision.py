@@ -28,6 +28,7 @@ from pitools.run import cancel_request, run_folder
 from pitools.run.attempt_records import AttemptStart, Cause, CauseKind, Decision, Verdict, VerdictCode
 from pitools.site.connect import client
 from pitools.site.schema import Connection, Site
+from pitools.store.version_state import revalidate_nfs
 
 RUN_LOCK = ".lock"
 # The reasons of verdicts by a command; a failure's reason is that of its cause.
@@ -174,6 +175,7 @@ def _revoke_if_not_restarted(run_dir: Path, previous_job: run_folder.JobRef, cau
     """Revoke the grant of an ended job. Raises TryLater if Slurm has restarted the job: see job/begin_attempt.py."""
     job_dir = submissions.job_dir(run_dir, previous_job.number)
     revoke_grant(job_dir)
+    revalidate_nfs(run_dir / "attempts")
     later_attempts = [path for path in run_folder.attempt_dirs(run_dir) if is_later_attempt(path, cause, previous_job)]
     if later_attempts:
         revoke_grant(job_dir, grant.grant_token(previous_job.job_id))

@@ -119,6 +119,20 @@ def test_one_of_two_sees_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (caught.value.code, len(shown), run_folder.attempt_dirs(tmp_path)) == (exit_codes.NOT_GRANTED, 1, [])
 
 
+def test_a_revocation_that_an_nfs_client_had_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the job's folder shows only once it is revalidated ends the attempt."""
+    (tmp_path / "jobs" / "0").mkdir(parents=True)
+
+    def revalidate(folder: Path) -> None:
+        if folder == tmp_path / "jobs" / "0":
+            os.replace(_link(tmp_path, grant.REVOKED), folder / grant.GRANT_LINK)
+
+    monkeypatch.setattr(begin_attempt, "revalidate_nfs", revalidate)
+    with pytest.raises(begin_attempt.AttemptRefused) as caught:
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    assert (caught.value.code, run_folder.attempt_dirs(tmp_path)) == (exit_codes.NOT_GRANTED, [])
+
+
 def _link(at: Path, word: str) -> Path:
     (at / "link").symlink_to(word)
     return at / "link"

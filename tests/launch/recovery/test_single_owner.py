@@ -96,6 +96,17 @@ def test_a_job_that_begins_again_while_it_is_judged(
     assert (cluster.sent, grant.read_grant(submissions.job_dir(run_dir, 0))) == ([], "run.100")
 
 
+def test_a_start_that_an_nfs_client_had_not_seen(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that the folder shows only once it is revalidated, after the grant was revoked, keeps its job."""
+    run_dir = runs.make()
+    runs.attempt(run_dir)
+    cluster.states["100"] = "PREEMPTED"
+    monkeypatch.setattr(apply_decision, "revalidate_nfs", lambda _: runs.attempt(run_dir))
+    with pytest.raises(TryLater):
+        resume_run(run_dir, SITE)
+    assert (cluster.sent, grant.read_grant(submissions.job_dir(run_dir, 0))) == ([], "run.100")
+
+
 def test_its_leave_is_gone_before_another_is_sent(runs: Runs, cluster: Cluster) -> None:
     """Else it could begin between the two."""
     run_dir = runs.make()
