@@ -36,7 +36,7 @@ def copy_checkpoint_for_run(run_dir: Path, step: int | None, to: Path, run: str)
     if step is not None:
         _copy_step(run_dir, step, to, run)
     if program_files := program_checkpoints.program_entries(run_dir):
-        program_checkpoints.copy_entries(program_files, to)
+        program_checkpoints.copy_entries(program_files, run_dir, to)
 
 
 def _copy_step(run_dir: Path, step: int, to: Path, run: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -88,8 +89,11 @@ def _relative_link(link: Path, top: Path) -> str:
     return os.path.relpath(target, link.parent)
 
 
-def copy_entries(entries: Sequence[TarEntry], to: Path) -> None:
-    """Copy these entries into the folder of another run. Raises DataError for a copy that differs; NoSpace."""
+def copy_entries(entries: Sequence[TarEntry], run_dir: Path, to: Path) -> None:
+    """Copy these entries of a run into the folder of another, with their times and modes.
+
+    Raises DataError for a copy that differs; NoSpace.
+    """
     files = [entry for entry in entries if entry.path]
     total = sum(entry.path.stat().st_size for entry in files if entry.path)
     digests = {}
@@ -116,6 +120,8 @@ def copy_entries(entries: Sequence[TarEntry], to: Path) -> None:
         for target, digest_before in digests.items():
             if _sha256(target) != digest_before:
                 raise DataError("copied file differs", where=str(target), hint="try again")
+        for entry in reversed(entries):  # a folder last, because its content changes its time
+            shutil.copystat(run_dir / entry.name, to / entry.name, follow_symlinks=False)
     except OSError as error:
         raise from_os_error(error, to) from error
 

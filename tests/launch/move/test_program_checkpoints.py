@@ -88,7 +88,13 @@ def test_only_what_is_its_own_and_as_it_was(saved: Path, tmp_path: Path) -> None
     names = ["empty", "latest", "step_20", "step_20/model.pt"]
     assert [entry.name for entry in actual] == [*(f"checkpoints/{name}" for name in names), "progress"]
     new = tmp_path / "new"
-    program_checkpoints.copy_entries(actual, new)
+    (saved / "checkpoints" / "step_20" / "model.pt").chmod(0o600)
+    for name in ("checkpoints/step_20/model.pt", "checkpoints/step_20", "checkpoints/empty"):
+        os.utime(saved / name, (1_700_000_000, 1_700_000_000))
+    program_checkpoints.copy_entries(actual, saved, new)
+    for entry in actual:
+        before, after = ((root / entry.name).lstat() for root in (saved, new))
+        assert (before.st_mtime_ns, before.st_mode) == (after.st_mtime_ns, after.st_mode)
     assert (new / "checkpoints" / "latest").readlink() == Path("step_20")
     for name in ("checkpoints/step_20/model.pt", "progress"):
         assert (new / name).read_bytes() == (saved / name).read_bytes()
