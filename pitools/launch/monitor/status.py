@@ -19,7 +19,7 @@ from pitools.launch.recovery import requeue_hold, slurm_query
 from pitools.launch.recovery.cancel_run import cancel_run
 from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.submission import local_process
-from pitools.run import run_folder, steps
+from pitools.run import move_record, run_folder, steps
 from pitools.run.attempt_records import AttemptStart
 from pitools.site.schema import Site
 from pitools.slurm.states import UNKNOWN, is_finished, is_held
@@ -167,6 +167,8 @@ def _run_reason(snapshot: RunSnapshot, cancel_pending: bool, state: str) -> str:
         return "cancel requested, Slurm has not accepted it yet; to try again: pit launch cancel"
     if snapshot.cancel and not snapshot.verdict and state != "COMPLETED":
         return f"cancel refused by Slurm, the run continues: {snapshot.cancel.refused_by_slurm}"
+    if move_error := move_record.interrupted_move(snapshot.run_dir) if snapshot.verdict else None:
+        return f"{move_error.message}; to complete it: {move_error.hint}"
     if cause := snapshot.verdict or snapshot.cause:
         return cause.reason
     return snapshot.damaged if snapshot.job else "the run has no known job; see: pit launch resume"

@@ -75,7 +75,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
     provenance.require_no_copy(run_dir, old_plan)
     if old_plan.site != site.name or target_site.name == site.name:
         raise UsageError(f'run {run_dir.name} is of site "{old_plan.site}"', where="--site", hint="give another site")
-    with lock(run_dir / ".move", f"the move of run {run_dir.name}"):
+    with lock(run_dir / move_record.MOVE_LOCK, f"the move of run {run_dir.name}"):
         intent = _record_intent(run_dir, old_plan, target_site)
         request = provenance.request_with_own_code(run_dir, old_plan)
         if not intent.job_ended:

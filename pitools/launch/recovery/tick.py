@@ -24,7 +24,7 @@ from pitools.launch.plan import load_plan
 from pitools.launch.recovery import requeue_hold, slurm_query
 from pitools.launch.recovery.resume import ResumeResult, clear_absence, resume_run
 from pitools.launch.submission import submissions
-from pitools.run import cancel_request, run_folder
+from pitools.run import cancel_request, move_record, run_folder
 from pitools.site.schema import Site
 from pitools.slurm.states import UNKNOWN, is_finished
 
@@ -153,19 +153,28 @@ def _call_or_report(path: Path, report_error: ReportError, function: Callable[..
 def unfinished_runs(runs: Path, site: Site, report_error: ReportError) -> list[Path]:
     """Return this user's runs of a site that have no verdict and may get further jobs, oldest first.
 
+    report_error: called with the error of a run that cannot be read, or whose move was interrupted.
+
     Left out are tickets of `pit place`, which its dispatcher continues; runs from before there were verdicts; and runs
     of other users of the folder: the query is for this user's jobs, and the next job would be submitted as this user.
     """
     run_dirs = []
     for path in run_folder.run_dirs(runs):
         try:
-            if (path / "verdict.json").exists() or not _is_recovered(path, site):
-                continue
-            if load_plan(path).site == site.name:
+            if (path / "verdict.json").exists():
+                _report_interrupted_move(path, site, report_error)
+            elif _is_recovered(path, site) and load_plan(path).site == site.name:
                 run_dirs.append(path)
         except (PitError, OSError) as error:
             report_error(path, _as_pit_error(error, path))
     return run_dirs
+
+
+def _report_interrupted_move(run_dir: Path, site: Site, report_error: ReportError) -> None:
+    if not (run_dir / move_record.MOVE_FILE).exists() or not is_owned_by_user(run_dir):
+        return
+    if load_plan(run_dir).site == site.name and (error := move_record.interrupted_move(run_dir)):
+        report_error(run_dir, error)
 
 
 def _as_pit_error(error: PitError | OSError, path: Path) -> PitError:

@@ -16,11 +16,12 @@ import pytest
 from pitools.core.errors import ClusterError, Unreachable
 from pitools.core.locks import lock
 from pitools.launch import slurm_cache
+from pitools.launch.monitor import status
 from pitools.launch.plan import load_plan
 from pitools.launch.recovery import apply_decision, cancel_run, tick
 from pitools.launch.recovery.resume import resume_run
 from pitools.launch.submission import submissions
-from pitools.run import cancel_request, run_folder
+from pitools.run import cancel_request, move_record, run_folder
 from pitools.site.schema import Site
 
 Runs = Any
@@ -171,6 +172,20 @@ def test_a_run_that_others_can_write(runs: Runs, cluster: Cluster) -> None:
     cluster.states["100"] = "NODE_FAIL"
     assert ticked(runs) == ({"t-3": "resubmit"}, ["t-1", "t-2"])
     assert len(cluster.sent) == 1
+
+
+def test_an_interrupted_move_is_reported(runs: Runs, cluster: Cluster) -> None:
+    """Nothing else would tell of a run that was stopped for a move whose process is gone."""
+    run_dir = runs.make()
+    intent = move_record.MoveIntent(new_run_id="t-2", target_site="there", t="2026-01-01T00:00:00Z")
+    run_folder.write_record(run_dir / move_record.MOVE_FILE, intent)
+    apply_decision.write_verdict(run_dir, "cancelled", "being moved", moved_to="t-2")
+    command = "pit launch move t-1 --site there"
+    with lock(run_dir / move_record.MOVE_LOCK, "it"):
+        assert ticked(runs) == ({}, [])
+        assert command not in status.run_status(run_dir, SITE).reason
+    assert ticked(runs) == ({}, ["t-1"])
+    assert command in status.run_status(run_dir, SITE).reason
 
 
 def test_two_ticks_at_once(runs: Runs, cluster: Cluster) -> None:
