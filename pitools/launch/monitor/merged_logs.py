@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -13,6 +14,7 @@ from pitools.core import timestamps, units
 from pitools.core.errors import PitError, UsageError
 from pitools.launch.diagnosis import log_timestamps
 from pitools.launch.monitor import status
+from pitools.launch.monitor.rank_log import iter_chunks
 from pitools.launch.plan import load_plan
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart
@@ -22,6 +24,7 @@ from pitools.slurm.states import is_finished
 LogKind = Literal["ranks", "stage", "job", "all"]
 
 _POLL_S = 0.5
+_MAX_LINE_BYTES = 1 << 20
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
 
@@ -88,21 +91,18 @@ def read_lines(
 ) -> Iterator[LogLine]:
     """Yield the wanted lines; with `follow`, also later ones until the run has ended.
 
-    Lines that were read together are in the order of their times; a line without a time follows the one before it.
-    Without any times they are in the order of the sources. report: gets a line for a log without times, if `since`
-    cannot be applied to it.
+    The lines that exist at one time are in the order of their own times; a line without a time follows the one before
+    it. Lines before the first time of their log come first, in the order of the sources. report: gets a line for a log
+    without times, if `since` cannot be applied to it.
     """
     readers: dict[Path, LogReader] = {}
     poller, ended = status.RunPoller(run_dir, site), not follow
     load_plan(run_dir)  # a folder that is no run
     while True:
-        lines: list[LogLine] = []
         for source, path in log_files(run_dir, ranks, kind).items():
-            reader = readers.setdefault(path, LogReader(source, path, _span(run_dir), report))
-            lines += reader.read(wanted, is_last=ended)
-        if all(line.t for line in lines):
-            lines.sort(key=lambda line: line.t)
-        yield from lines
+            readers.setdefault(path, LogReader(source, path, _span(run_dir), report))
+        lines = [reader.read(wanted, is_last=ended) for reader in readers.values()]
+        yield from heapq.merge(*lines, key=lambda line: line.t)
         if ended:
             return
         time.sleep(_POLL_S)
@@ -126,26 +126,36 @@ class LogReader:
         self._source, self._path, self._span, self._report = source, path, span, report
         self._offset, self._rest, self._t, self._is_reported = 0, b"", "", False
 
-    def read(self, wanted: LogFilter, *, is_last: bool) -> list[LogLine]:
-        """Return the wanted lines since the last call. is_last: also a line without its end."""
+    def read(self, wanted: LogFilter, *, is_last: bool) -> Iterator[LogLine]:
+        """Yield the wanted lines since the last call. is_last: also a line without its end."""
+        is_empty = True
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            for data in self._new_lines(is_last):
+                is_empty, line = False, self._line(data.decode("utf-8", "replace"))
+                if _is_wanted(line, wanted):
+                    yield line
         except OSError as error:
-            if not self._is_reported:
-                self._report(f"{self._source}: {self._path}: {error.strerror}")
-                self._is_reported = True
-            return []
-        self._offset += len(data)
-        *complete, self._rest = (self._rest + data).split(b"\n")
+            self._report_once(f"{self._path}: {error.strerror}")
+        if wanted.since and not is_empty and not self._t:
+            self._report_once("its log has no times: shown whole")
+
+    def _new_lines(self, is_last: bool) -> Iterator[bytes]:
+        """Yield the lines since the last call; a line of more than _MAX_LINE_BYTES in parts. Raises OSError."""
+        for chunk in iter_chunks(self._path, self._offset):
+            self._offset += len(chunk)
+            *complete, self._rest = (self._rest + chunk).split(b"\n")
+            yield from complete
+            if len(self._rest) > _MAX_LINE_BYTES:
+                part, self._rest = self._rest, b""
+                yield part
         if is_last and self._rest:
-            complete, self._rest = [*complete, self._rest], b""
-        lines = [self._line(line.decode("utf-8", "replace")) for line in complete]
-        if wanted.since and lines and not self._t and not self._is_reported:
-            self._report(f"{self._source}: its log has no times: shown whole")
+            part, self._rest = self._rest, b""
+            yield part
+
+    def _report_once(self, problem: str) -> None:
+        if not self._is_reported:
+            self._report(f"{self._source}: {problem}")
             self._is_reported = True
-        return [line for line in lines if _is_wanted(line, wanted)]
 
     def _line(self, text: str) -> LogLine:
         self._t = log_timestamps.timestamp_of_line(text, self._span) or self._t

@@ -14,6 +14,8 @@ from pitools.run import run_folder
 from pitools.site.schema import Site
 from pitools.slurm.states import is_finished
 
+_CHUNK_BYTES = 128 << 10  # of each rank's log in memory
+
 
 def log_path(run_dir: Path, rank: int) -> Path | None:
     """Return the rank's log of the last attempt; else the log of a failed staging, else the job's output, or None."""
@@ -31,7 +33,23 @@ def log_path(run_dir: Path, rank: int) -> Path | None:
 def _failed_staging(logs: Path) -> Path | None:
     """Return the first staging log that holds an error of pitools, or None."""
     log_files = sorted(logs.glob("stage.*.out"))
-    return next((log for log in log_files if b"pit: error:" in log.read_bytes()), None)
+    return next((log for log in log_files if any(b"pit: error:" in chunk for chunk in iter_chunks(log, 0))), None)
+
+
+def iter_chunks(path: Path, offset: int) -> Iterator[bytes]:
+    """Yield the bytes of a file from an offset to its present end, in chunks. Raises OSError.
+
+    The file is closed between two chunks: a run may have more ranks than a process may have open files.
+    """
+    end = path.stat().st_size
+    while offset < end:
+        with path.open("rb") as file:
+            file.seek(offset)
+            chunk = file.read(min(_CHUNK_BYTES, end - offset))
+        if not chunk:
+            return
+        offset += len(chunk)
+        yield chunk
 
 
 def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[str]:
@@ -50,12 +68,10 @@ def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[
             shown, offset = log, 0
             decoder.reset()
         if log:
-            with log.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-            offset += len(data)
-            if text := decoder.decode(data):
-                yield text
+            for chunk in iter_chunks(log, offset):
+                offset += len(chunk)
+                if text := decoder.decode(chunk):
+                    yield text
         if ended:
             yield decoder.decode(b"", final=True)
             return

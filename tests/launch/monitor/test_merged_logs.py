@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pitools.core.errors import UsageError
+from pitools.launch import plan as planning
 from pitools.launch.diagnosis import log_timestamps
-from pitools.launch.monitor import merged_logs
+from pitools.launch.monitor import merged_logs, rank_log
 from pitools.launch.monitor.merged_logs import LogFilter, LogReader
+from pitools.site.load import load_site
 
+MakePlan = Callable[..., planning.Plan]
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 SPAN = log_timestamps.make_span("2026-11-25T10:00:00Z", "2026-11-25T12:00:00Z")
 
@@ -37,6 +42,30 @@ def test_growing_file_is_read_once(tmp_path: Path, pieces: list[bytes], cuts: li
         file.write(rest)
     lines += reader.read(LogFilter(), is_last=True)
     assert "\n".join(line.text for line in lines) == written.decode("utf-8", "replace").removesuffix("\n")
+
+
+def test_large_logs_are_read_in_pieces(make_plan: MakePlan, tmp_path: Path) -> None:
+    """The lines of all ranks are in the order of their times, and no whole log is in memory."""
+    logs = tmp_path / "attempts" / "0" / "logs"
+    logs.mkdir(parents=True)
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(make_plan("local")))
+    count = 40_000
+    for rank in range(2):
+        lines = (f"2026-11-25T{i // 3600:02}:{i // 60 % 60:02}:{i % 60:02}Z {'x' * 200}\n" for i in range(count))
+        (logs / f"{rank}.out").write_text("".join(lines))
+    tracemalloc.start()
+    lines = merged_logs.read_lines(
+        tmp_path, load_site("local"), [0, 1], "ranks", LogFilter(), follow=False, report=print
+    )
+    total, last = 0, ""
+    for line in lines:
+        assert line.t >= last
+        total, last = total + 1, line.t
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert total == 2 * count
+    assert peak < 4 << 20
+    assert sum(map(len, rank_log.read_log(tmp_path, load_site("local"), 0, follow=False))) == count * 222
 
 
 @pytest.mark.parametrize(
