@@ -106,6 +106,8 @@ def _decide_time_limit(cause: Cause, streak: Sequence[Cause]) -> Decision:
     if sum(past.kind == "time-limit" for past in streak) < 2:
         return _make_decision(cause, "resubmit", cause.reason)
     reason = "two time limits without a new checkpoint: request more time, or save more often"
+    if not cause.steps:  # the hang watch does not cover staging
+        reason += "; if staging hung: pit launch logs --of stage"
     return _make_decision(cause, "stop", reason)
 
 

@@ -131,6 +131,12 @@ def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
     assert decide(cause("time-limit"), site=site).action == "resubmit"
 
 
+def test_time_limits_without_a_step_name_the_staging_logs() -> None:
+    """Staging is not watched for hangs: where no step was logged, the verdict says where to look."""
+    reasons = [decide(cause("time-limit"), cause("time-limit", steps=steps)).reason for steps in (0, 9)]
+    assert ["--of stage" in reason for reason in reasons] == [True, False]
+
+
 def test_a_job_that_slurm_began_again_goes_on_where_it_may() -> None:
     """On nodes that are not the bad one it goes on; with the bad one among them it asks for others."""
     bad = cause("node", nodes=("n1",))
