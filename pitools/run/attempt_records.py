@@ -8,7 +8,7 @@ attempts/<n>/           n counts the starts of the run, over all its jobs; `<tas
     hang.json           pit.hang/1: the hang watch ended an attempt whose ranks made no more steps
     stacks/<rank>.txt   each rank's stack at that time
     unreachable/<node>.json  pit.unreachable-node/1: a node that did not answer when the ranks were ended
-    oom/<rank>.json     pit.oom/1: a rank that the kernel's OOM killer ended
+    oom/<rank>.json     pit.oom/1: a rank that the kernel's OOM killer ended, or its child
     decision.json       pit.decision/1: the recovery decision
     exit.json           pit.attempt-exit/1: written at the end; absent while the script runs, and after a node failure
     succeeded           an empty file, made after an exit.json of exit code 0: shell scripts test for it

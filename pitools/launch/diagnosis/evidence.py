@@ -199,12 +199,13 @@ class _UnreachableNode(msgspec.Struct, frozen=True):
 
 
 class _OomKill(msgspec.Struct, frozen=True):
-    """The fields of `oom/<rank>.json`: a rank that the kernel's OOM killer ended."""
+    """The fields of `oom/<rank>.json`: a rank that the kernel's OOM killer ended. pid: 0 if kills are only counted."""
 
     t: str
     rank: int
     node: str
     evidence: str
+    pid: int = 0
 
 
 def _node_evidence(attempt: Path) -> Iterator[Evidence]:
@@ -235,7 +236,7 @@ def _node_evidence(attempt: Path) -> Iterator[Evidence]:
                 kind="memory",
                 rank=oom.rank,
                 node=oom.node,
-                rule="kernel-oom",
+                rule="kernel-oom" if oom.pid else "oom-count",  # no pattern, thus a guess: it counts all jobs' kills
             )
 
 

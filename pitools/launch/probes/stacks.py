@@ -82,21 +82,24 @@ def _dump_rank(attempt: Path, rank: int, pid: int) -> None:
     for process in _process_tree(pid):
         head = f"\n== rank {rank}, process {process}, {timestamps.now_rfc3339()}\n"
         python = _is_python(process)
-        text = _py_spy_dump(py_spy, process) if py_spy and python else ""
+        stacks, problem = _py_spy_dump(py_spy, process) if py_spy and python else ("", "")
         with open(path, "a", opener=open_0644) as file:
-            file.write(head + (text or _process_state(process)))
+            file.write(head + (stacks or problem + _process_state(process)))
         # A program started by a command has no handler. With PYTHONFAULTHANDLER, SIGABRT writes the stacks to its log
         # and ends it, which happens next anyway.
-        _ = _send_if_caught(process, DUMP_SIGNAL) or (python and not text and _send_if_caught(process, signal.SIGABRT))
+        _ = _send_if_caught(process, DUMP_SIGNAL) or (
+            python and not stacks and _send_if_caught(process, signal.SIGABRT)
+        )
     time.sleep(_FAULTHANDLER_S)
 
 
-def _py_spy_dump(py_spy: str, pid: int) -> str:
+def _py_spy_dump(py_spy: str, pid: int) -> tuple[str, str]:
+    """Return the stacks and "", or "" and why there are none."""
     try:
         done = subprocesses.run([py_spy, "dump", "--pid", str(pid)], timeout_s=_PY_SPY_TIMEOUT_S)
     except PitError as error:
-        return f"py-spy: {error}\n"
-    return done.stdout if done.code == 0 else f"py-spy: {done.stderr.strip()}\n"
+        return "", f"py-spy: {error}\n"
+    return (done.stdout, "") if done.code == 0 else ("", f"py-spy: {done.stderr.strip()}\n")
 
 
 def _process_state(pid: int) -> str:

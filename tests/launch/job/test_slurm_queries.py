@@ -94,29 +94,57 @@ def test_a_folder_that_is_read_only_is_waited_for(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_what_the_kernel_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log names the process; where that may not be read, its count since the rank began says it."""
-    line = (
-        b"3,1234,49015002343,-;Memory cgroup out of memory: Killed process 11428 (python) total-vm:1305408kB\n SUB=x\n"
-    )
-    age, pid, text = oom.parse_kmsg_record(line)
-    assert (age.total_seconds(), pid) == (49015.002343, 11428)
-    assert text.startswith("Memory cgroup out of memory")
-    assert oom.parse_kmsg_record(b"6,1,1,-;oom-kill:constraint=CONSTRAINT_NONE,task=python,pid=12,uid=0\n")[1] == 12
-    assert oom.parse_kmsg_record(b"half")[1] == 0
-    child = subprocess.Popen(["true"])
-    child.wait()
+KILLED = (
+    b"4,7,49015002343,-;Memory cgroup out of memory: Killed process %d (python) total-vm:1305408kB, UID:%d x\n S=x\n"
+)
+OOM_KILL = b"6,1,1,-;oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=%s,task=python,pid=%d,uid=%d\n"
+
+
+def test_kernel_log_records() -> None:
+    """A record of the kernel's log gives its time, and the killed process, its user and its job where named."""
+    age, kill = oom.parse_kmsg_record(KILLED % (11428, 1000))
+    assert kill is not None
+    assert (age.total_seconds(), kill.pid, kill.uid, kill.job_id) == (49015.002343, 11428, 1000, "")
+    assert kill.text.startswith("Memory cgroup out of memory")
+    _, kill = oom.parse_kmsg_record(OOM_KILL % (b"/slurm/uid_1/job_71/step_0/task_0", 12, 1))
+    assert kill is not None
+    assert kill[:3] == (12, 1, "71")
+    assert oom.parse_kmsg_record(b"half")[1] is None
+
+
+@pytest.mark.parametrize(
+    ("records", "killed"),
+    [
+        ([KILLED % (1 << 22, os.getuid())], {0: 1 << 22}),  # the rank
+        ([KILLED % (77, os.getuid())], {0: 77}),  # a child of the rank
+        ([KILLED % (77, os.getuid() + 1)], {}),  # another user's
+        ([KILLED % (1 + (1 << 22), os.getuid())], {}),  # another rank
+        ([OOM_KILL % (b"/slurm/uid_0/job_8/step_0", 77, os.getuid())], {}),  # of another job
+        ([OOM_KILL % (b"/slurm/uid_0/job_7/step_0", 77, 99)], {0: 77}),
+        (None, {0: 0}),
+        ([], {}),
+    ],
+)
+def test_whom_the_kernel_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[bytes] | None, killed: dict[int, int]
+) -> None:
+    """The kill of a rank or its child is recorded, not another job's; without the kernel's log, a count of kills."""
     attempt_dir = begin_attempt.begin_attempt(job(tmp_path), time_limit_at=ENDS)
-    reference = oom.oom_kill_count()
-    assert reference is not None
-    for rank, count in enumerate((reference - 1, reference, None)):
+    count = oom.oom_kill_count()
+    assert count is not None
+    for rank in range(3):
         rank_record = run_folder.RankRecord(
-            rank=rank, world_size=3, local_rank=0, node="n1", pid=child.pid, coordinator="", data={}, oom_kills=count
+            rank=rank, world_size=3, local_rank=0, node="n1", pid=rank + (1 << 22), coordinator="", data={}
         )
+        if rank != 1:  # without a count at its start
+            rank_record = msgspec.structs.replace(rank_record, oom_kills=count - 1)
         run_folder.write_record(attempt_dir / "ranks" / f"{rank}.json", rank_record)
-    monkeypatch.setattr(oom, "_KMSG", tmp_path / "none")
-    oom.record_for_node(attempt_dir, "n1")
-    assert [path.name for path in (attempt_dir / "oom").iterdir()] == ["0.json"]
+    kills = None if records is None else [kill for _, kill in map(oom.parse_kmsg_record, records) if kill]
+    monkeypatch.setattr(oom, "read_kernel_log", lambda _: kills)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    oom.record_for_node(attempt_dir, "n1", "0-1" if records is None else "0")
+    written = [run_folder.read_record(path, oom.OomKill) for path in (attempt_dir / "oom").glob("*")]
+    assert {record.rank: record.pid for record in written if record} == killed
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,27 @@ def test_stacks_come_from_inside_and_outside(attempt: Path) -> None:
         process.wait()
 
 
+def test_a_py_spy_that_fails(attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is no stack: the process's state is recorded, and a program with faulthandler alone writes its own."""
+    py_spy = tmp_path / "py-spy"
+    py_spy.write_text("#!/bin/sh\necho Permission denied >&2; exit 1\n")
+    py_spy.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: str(py_spy))
+    program = STUCK.replace("stacks.register_handler(attempt, 3)", "")
+    env = {**os.environ, "PIT_ATTEMPT_DIR": str(attempt), "SLURM_PROCID": "3"}
+    argv = [sys.executable, "-X", "faulthandler", "-c", program]
+    process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        until(attempt / "waits")
+        stacks.dump_here(attempt, "here")
+        assert "in waits_for_ever" in process.communicate(timeout=60)[1]
+        assert process.returncode == -signal.SIGABRT
+        assert "State:" in (attempt / "stacks" / "3.txt").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_failure_is_told_by_name(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exception, its first line, its place; the same failure has the same fingerprint, and a code is a code."""
     monkeypatch.setenv("PIT_ATTEMPT_DIR", str(attempt))
