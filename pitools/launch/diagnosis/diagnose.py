@@ -9,11 +9,10 @@ import msgspec
 
 from pitools.core.errors import DataError, PitError
 from pitools.launch.diagnosis import classify, evidence
+from pitools.launch.diagnosis.patterns import DOUBT
 from pitools.run import run_folder
 from pitools.run.attempt_records import Cause
 from pitools.slurm.records import AccountingRow
-
-_CONFIDENCE_ORDER = {"guess": 0, "likely": 1, "certain": 2}
 
 
 def diagnose_attempt(
@@ -28,7 +27,7 @@ def diagnose_attempt(
     previous = _read_cause(attempt)
     cause = _diagnose(run_dir, attempt, accounting)
     cause = _raise_confidence_if_repeated(run_dir, attempt, cause)
-    if previous and _confidence_rank(previous) >= _confidence_rank(cause):
+    if previous and _doubt(previous) <= _doubt(cause):
         return previous
     with contextlib.suppress(PitError):  # the next call diagnoses it again
         run_folder.write_record(attempt / "cause.json", cause, durable=in_job)
@@ -39,12 +38,12 @@ def _diagnose(run_dir: Path, attempt: Path, accounting: AccountingRow | None) ->
     cause = classify.classify(evidence.gather_evidence(run_dir, attempt, slurm=accounting))
     if cause.kind in ("unknown", "network") and cause.confidence != "certain":
         deep = classify.classify(evidence.gather_evidence(run_dir, attempt, slurm=accounting, deep=True))
-        cause = deep if _confidence_rank(deep) >= _confidence_rank(cause) else cause
+        cause = deep if _doubt(deep) <= _doubt(cause) else cause
     return cause
 
 
-def _confidence_rank(cause: Cause) -> int:
-    return 0 if cause.kind == "unknown" else 1 + _CONFIDENCE_ORDER[cause.confidence]
+def _doubt(cause: Cause) -> int:
+    return 1 + max(DOUBT.values()) if cause.kind == "unknown" else DOUBT[cause.confidence]
 
 
 def _read_cause(attempt: Path) -> Cause | None:

@@ -14,6 +14,7 @@ from pitools.run.attempt_records import CauseKind
 
 FaultRole = Literal["slurm-statement", "fault", "cascade", "end", "warning"]
 Confidence = Literal["certain", "likely", "guess"]
+DOUBT: dict[str, int] = {"certain": 0, "likely": 1, "guess": 2}  # of a confidence: sorts the most certain first
 LogSource = Literal["slurm", "rank", "stage", "job"]
 
 

@@ -15,10 +15,10 @@ import msgspec
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits
 from pitools.launch.diagnosis.evidence import AttemptEvidence
+from pitools.launch.diagnosis.patterns import DOUBT
 from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.run.attempt_records import Evidence
 
-_CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 _EXPLAINS_S = 600.0  # a line that is older than this at a rank's exit does not explain the exit
 _LAST_ORDER = 1 << 30
 _LOST_NODE_RULES = ("srun-node-failure", "node-unreachable")
@@ -111,10 +111,10 @@ def earliest_fault(faults: Sequence[RankExit], evidence: AttemptEvidence) -> Ran
         ]
         return min(earlier, key=lambda end: end.order, default=leader)
     if all(end.order >= 0 for end in simultaneous):
-        return min(simultaneous, key=lambda end: (end.order, _CONFIDENCE_ORDER[end.confidence]))
+        return min(simultaneous, key=lambda end: (end.order, DOUBT[end.confidence]))
     return min(
         simultaneous,
-        key=lambda end: (_CONFIDENCE_ORDER[end.confidence], end.order if end.order >= 0 else _LAST_ORDER, end.t or "~"),
+        key=lambda end: (DOUBT[end.confidence], end.order if end.order >= 0 else _LAST_ORDER, end.t or "~"),
     )
 
 
@@ -148,8 +148,8 @@ def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
     if end.confidence != "guess":
         return end
     matches = [line for line in lines if _matches_exit(line, end)]
-    best = min(matches, key=lambda line: (line.rank != end.rank, _CONFIDENCE_ORDER[line.confidence]), default=None)
-    if best is None or _CONFIDENCE_ORDER[best.confidence] > _CONFIDENCE_ORDER[end.confidence]:
+    best = min(matches, key=lambda line: (line.rank != end.rank, DOUBT[line.confidence]), default=None)
+    if best is None or DOUBT[best.confidence] > DOUBT[end.confidence]:
         return end
     return msgspec.structs.replace(
         end,
@@ -222,7 +222,7 @@ def _merge_exits(group: Sequence[RankExit]) -> RankExit:
     """Merge the exits of one rank from several sources."""
     exceptions = [end for end in group if end.is_exception]
     coded = [end for end in group if end.exit_code is not None]
-    best = exceptions[0] if exceptions else min(coded or group, key=lambda end: _CONFIDENCE_ORDER[end.confidence])
+    best = exceptions[0] if exceptions else min(coded or group, key=lambda end: DOUBT[end.confidence])
     times = [end.t for end in group if end.t]
     return msgspec.structs.replace(
         best,
