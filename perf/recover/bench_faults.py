@@ -25,7 +25,7 @@ from perf.recover.fault_cluster import FaultCluster, attempts
 from perf.recover.trial import InjectedFault, Shape, Trial, reset_cluster
 
 RESULTS = Path("/var/tmp/pit-recover-faults.jsonl")
-SWAPS = {("user", "node"), ("user", "gpu")}
+SWAPS = {("program", "node"), ("program", "gpu")}
 
 
 def reference(cluster: FaultCluster, loop: str, data: Path, shape: Shape) -> tuple[float, list[str]]:
@@ -148,7 +148,7 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
     created = [
         share(f"{count} faults, the right cause", "cause_ok", 0.95),
         from_ratios(
-            f"user error and hardware taken for each other: {sum(line['swapped'] for line in done)}",
+            f"program error and hardware taken for each other: {sum(line['swapped'] for line in done)}",
             "none",
             "",
             [float(not any(line["swapped"] for line in done))],

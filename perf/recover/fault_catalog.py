@@ -125,7 +125,7 @@ def faults(*, quick: bool) -> dict[str, FaultKind]:
         "hang": FaultKind(("hang",), hang, times=2),
         "memory": FaultKind(("memory",), verdict="memory", args=lambda step: {"hog_at": step}),
         "memory-kill": FaultKind(("memory",), verdict="memory", args=lambda step: {"die_at": step}),
-        "user-error": FaultKind(("user",), verdict="user", args=lambda step: {"raise_at": step}),
+        "program-error": FaultKind(("program",), verdict="program", args=lambda step: {"raise_at": step}),
         "nvme-full": FaultKind(("storage",), around=FaultCluster.full_nvme),
         # Who has nothing to save meanwhile does not notice.
         "read-only": FaultKind(("storage", "finished"), read_only(10 if quick else 30), seconds=400),

@@ -95,7 +95,7 @@ class RetryBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     storage: int = 5
     unknown: int = 2
     memory: int = 0
-    user: int = 0
+    program: int = 0
     max: int = 100
 
 

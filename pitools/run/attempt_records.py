@@ -35,11 +35,13 @@ CauseKind = Literal[
     "network",
     "memory",
     "storage",
-    "user",
+    "program",
     "hang",
     "cancelled",
     "unknown",
 ]
+Confidence = Literal["certain", "likely", "guess"]
+DOUBT: dict[Confidence, int] = {"certain": 0, "likely": 1, "guess": 2}  # sorts the most certain first
 SUCCEEDED = "succeeded"
 VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 
@@ -143,7 +145,7 @@ class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
 
     attempt: str
     kind: CauseKind
-    confidence: Literal["certain", "likely", "guess"]
+    confidence: Confidence
     reason: str
     progressed: bool = False
     steps: int = 0

@@ -136,7 +136,7 @@ def test_a_killed_rank_is_started_again_in_the_same_job(requeued: Path, started:
     first, second = starts(run_dir)
     assert (first.job_id, first.node_list) == (second.job_id, second.node_list)
     assert cause(run_dir, 0).signal == signal.SIGKILL
-    assert cause(run_dir, 0).kind not in ("user", "hang", "finished")
+    assert cause(run_dir, 0).kind not in ("program", "hang", "finished")
 
 
 def test_a_rank_that_hangs_leaves_its_stack(started: dict[str, Path]) -> None:

@@ -175,10 +175,10 @@ def test_an_error_of_the_program_is_told(pit: Pit, clusters: Path, tmp_path: Pat
     done = pit("launch", "run", "boom.toml", "--site", "alpha", "--wait", **runs)
     run = json.loads(done.stdout)
     try:
-        assert (done.returncode, run["state"], run["cause"]) == (1, "FAILED", "user")
+        assert (done.returncode, run["state"], run["cause"]) == (1, "FAILED", "program")
         assert "ValueError: no such camera" in done.stderr
         (cause,) = [json.loads(line) for line in pit("launch", "why", run["run_dir"], **runs).stdout.splitlines()]
-        assert (cause["kind"], cause["attempt"]) == ("user", "0")
+        assert (cause["kind"], cause["attempt"]) == ("program", "0")
     finally:
         remove(Path(runs["PIT_RUNS"]))
 
@@ -269,6 +269,6 @@ def test_a_site_s_python_that_cannot_is_quoted_and_not_tried_again(
     env = {"PIT_SITE_PATH": str(tmp_path), "PIT_RUNS": str(tmp_path / "runs")}
     done = pit("launch", "run", "hello.toml", "--site", "alpha", "--wait", **env)
     run = json.loads(done.stdout)
-    assert (done.returncode, run["cause"], run["attempts"]) == (1, "user", 0)
+    assert (done.returncode, run["cause"], run["attempts"]) == (1, "program", 0)
     assert said in run["reason"]
     assert len(list((Path(run["run_dir"]) / "jobs").glob("*/job.json"))) == 1

@@ -377,7 +377,7 @@ def test_runs_fit_a_terminal(ended: Path, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     reason = "a reason of a few words, " * 9
     folder.write_record(
-        ended / "attempts/1/cause.json", Cause(attempt="1", kind="user", confidence="certain", reason=reason)
+        ended / "attempts/1/cause.json", Cause(attempt="1", kind="program", confidence="certain", reason=reason)
     )
     lines = in_terminal("launch", "why", str(ended), env=env)
     assert max(map(len, lines)) <= 80

@@ -20,10 +20,9 @@ import msgspec
 from pitools.launch import exit_codes, fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, timeline
 from pitools.launch.diagnosis.evidence import AttemptEvidence
-from pitools.launch.diagnosis.patterns import Confidence
 from pitools.launch.diagnosis.rank_exits import RankExit
 from pitools.launch.diagnosis.timeline import FaultTimeline
-from pitools.run.attempt_records import Cause, CauseKind, Evidence, SignalRecord
+from pitools.run.attempt_records import Cause, CauseKind, Confidence, Evidence, SignalRecord
 
 _MAX_EVIDENCE = 40  # the most pieces of evidence in a cause
 _STALLED_S = 600.0
@@ -149,9 +148,9 @@ def _classify_slurm_statement(_evidence: AttemptEvidence, faults: FaultTimeline)
 
 
 def classify_unstartable(evidence: AttemptEvidence, faults: FaultTimeline) -> Cause | None:
-    """The cause of a program that was not found or cannot be run: of kind `user` or `node`.
+    """The cause of a program that was not found or cannot be run: of kind `program` or `node`.
 
-    `user` if it fails on every node, or if the rank left a failure record: then pitools itself could start there.
+    `program` if it fails on every node, or if the rank left a failure record: then pitools itself could start there.
     Otherwise `node`: the same interpreter had just started on the job's first node.
     """
     root = faults.root
@@ -168,9 +167,9 @@ def classify_unstartable(evidence: AttemptEvidence, faults: FaultTimeline) -> Ca
     )
     details = {"rank": root.rank, "exit_code": root.exit_code, "fingerprint": root.fingerprint}
     if root.rule != "program-unreadable" and (root.rank in recorded_ranks or node_count == 1):
-        return make_cause("user", "likely", reason, **details)
+        return make_cause("program", "likely", reason, **details)
     if node_count > 1 and len(failing_nodes - {""}) >= node_count:
-        return make_cause("user", "likely", f"{reason}; the same on every node", **details)
+        return make_cause("program", "likely", f"{reason}; the same on every node", **details)
     reason = f"{reason}: this node cannot start a program that other nodes can"
     return make_cause("node", "likely", reason, nodes=(root.node,) if root.node else (), **details)
 
@@ -191,7 +190,7 @@ def _classify_first_fault(evidence: AttemptEvidence, faults: FaultTimeline) -> C
     code, is_own = root.exit_code, _is_on_own_disk(root, evidence)
     if root.rule == "stage-refused" and is_own and _is_on_every_node(evidence, root.rule):
         return make_cause(
-            "user", "likely", f"{reason}; the same on every node: see paths.nvme of the site", exit_code=code
+            "program", "likely", f"{reason}; the same on every node: see paths.nvme of the site", exit_code=code
         )
     if root.rule == "stage-refused":
         root = (
@@ -206,7 +205,7 @@ def _classify_first_fault(evidence: AttemptEvidence, faults: FaultTimeline) -> C
         rank=root.rank,
         exit_code=code,
         nodes=timeline.blamable_nodes([root.node], evidence)
-        if root.is_local or (is_own and root.kind == "storage")
+        if root.blames_node or (is_own and root.kind == "storage")
         else (),
         signal=code - 128 if code is not None and 128 < code < 128 + 65 else 0,
         fingerprint=root.fingerprint,

@@ -9,9 +9,8 @@ import msgspec
 
 from pitools.core.errors import DataError, PitError
 from pitools.launch.diagnosis import classify, evidence
-from pitools.launch.diagnosis.patterns import DOUBT
 from pitools.run import run_folder
-from pitools.run.attempt_records import Cause
+from pitools.run.attempt_records import DOUBT, Cause
 from pitools.slurm.records import AccountingRow
 
 
@@ -67,8 +66,8 @@ def _is_staging_refused(cause: Cause) -> bool:
 def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
     """Compare a cause with that of the previous attempt, and raise its confidence if the failure repeats.
 
-    A repeated failure of kind `user` without progress is certain. A program that two nodes in a row cannot start, and
-    a staging folder that two attempts in a row cannot use, are of kind `user`, not `node` or `storage`.
+    A repeated failure of kind `program` without progress is certain. A program that two nodes in a row cannot start,
+    and a staging folder that two attempts in a row cannot use, are of kind `program`, not `node` or `storage`.
     """
     attempts = run_folder.attempt_dirs(run_dir)
     previous = _read_cause(attempts[attempts.index(attempt) - 1]) if attempt in attempts[1:] else None
@@ -81,7 +80,7 @@ def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) ->
         and cause.nodes != previous.nodes
     ):
         reason = f"{cause.reason}; previously on {', '.join(previous.nodes)}"
-        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=reason)
+        return msgspec.structs.replace(cause, kind="program", nodes=(), reason=reason)
     if (
         previous
         and is_repeated
@@ -91,7 +90,7 @@ def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) ->
     ):
         location = f" on {', '.join(previous.nodes)}" if previous.nodes else ""
         reason = f"{cause.reason}; previously{location}: see paths.nvme of the site"
-        return msgspec.structs.replace(cause, kind="user", nodes=(), reason=reason)
-    if cause.kind == "user" and cause.confidence != "certain" and is_repeated and not cause.progressed:
+        return msgspec.structs.replace(cause, kind="program", nodes=(), reason=reason)
+    if cause.kind == "program" and cause.confidence != "certain" and is_repeated and not cause.progressed:
         return msgspec.structs.replace(cause, confidence="certain", reason=f"{cause.reason}; repeated")
     return cause

@@ -29,7 +29,7 @@ _MORE_EVIDENCE = {
     "preempted": "Slurm's state of the job (sacct -j)",
     "cancelled": "Slurm's state of the job (sacct -j)",
     "time-limit": "Slurm's state of the job (sacct -j)",
-    "user": "whether the next attempt fails at the same place",
+    "program": "whether the next attempt fails at the same place",
     "unknown": "Slurm's state of the job (sacct -j), and the ranks' complete logs",
     "finished": "a message of the program that its last step is done",
 }

@@ -10,11 +10,9 @@ from typing import Literal
 import msgspec
 
 from pitools.core import strict_toml
-from pitools.run.attempt_records import CauseKind
+from pitools.run.attempt_records import CauseKind, Confidence
 
 FaultRole = Literal["slurm-statement", "fault", "cascade", "end", "warning"]
-Confidence = Literal["certain", "likely", "guess"]
-DOUBT: dict[str, int] = {"certain": 0, "likely": 1, "guess": 2}  # of a confidence: sorts the most certain first
 LogSource = Literal["slurm", "rank", "stage", "job"]
 
 

@@ -11,8 +11,8 @@ from pitools.core.record import Record
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import patterns, tracebacks
 from pitools.launch.diagnosis.bounded_read import one_line
-from pitools.launch.diagnosis.patterns import Confidence, FaultRole
-from pitools.run.attempt_records import CauseKind, RankFailure
+from pitools.launch.diagnosis.patterns import FaultRole
+from pitools.run.attempt_records import CauseKind, Confidence, RankFailure
 
 # srun prints signals by the C library's descriptions.
 _SIGNALS = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.Signals}
@@ -29,7 +29,7 @@ class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
 
     order: the position among srun's messages, which are in the order of exits; -1 for other sources.
     exit_code: above 128 for a signal; None if only a traceback is known. rule: its name in patterns.toml, "" for none.
-    is_local: whether its node is at fault.
+    blames_node: whether its node is at fault.
     """
 
     rank: int | None
@@ -44,7 +44,7 @@ class RankExit(Record, frozen=True, kw_only=True, tag="pit.rank-exit/1"):
     exit_code: int | None = None
     fingerprint: str = ""
     is_exception: bool = False
-    is_local: bool = False
+    blames_node: bool = False
     order: int = -1
 
 
@@ -62,7 +62,7 @@ def exit_from_failure(failure: RankFailure, source: str) -> RankExit:
 def exit_from_exception(
     chain: list[tracebacks.ParsedException], rank: int | None, node: str, t: str, source: str
 ) -> RankExit:
-    """Return the exit of a rank by an uncaught exception; without a rule for it the kind is `user`."""
+    """Return the exit of a rank by an uncaught exception; without a rule for it the kind is `program`."""
     raised, rule = tracebacks.explaining_exception(chain)
     description = one_line(f"{raised.error}: {raised.message}" if raised.message else raised.error)
     digest = fingerprint.fingerprint_exception(raised.error, raised.message, raised.trace)
@@ -79,11 +79,11 @@ def exit_from_exception(
         description=description,
         fingerprint=digest,
         is_exception=True,
-        kind=rule.kind if rule else "user",
+        kind=rule.kind if rule else "program",
         role=rule.role if rule else "fault",
         confidence=confidence,
         rule=rule.name if rule else "exception",
-        is_local=rule.blames_node if rule else False,
+        blames_node=rule.blames_node if rule else False,
     )
 
 
@@ -105,7 +105,7 @@ def exit_from_code(
         role=rule.role if rule else "fault",
         confidence=rule.confidence if rule else "guess",
         rule=rule.name if rule else "",
-        is_local=rule.blames_node if rule else False,
+        blames_node=rule.blames_node if rule else False,
         fingerprint=fingerprint.fingerprint_exit(f"exit code {code}"),
     )
 

@@ -15,9 +15,8 @@ import msgspec
 from pitools.launch import fingerprint
 from pitools.launch.diagnosis import log_timestamps, patterns, rank_exits
 from pitools.launch.diagnosis.evidence import AttemptEvidence
-from pitools.launch.diagnosis.patterns import DOUBT
 from pitools.launch.diagnosis.rank_exits import RankExit
-from pitools.run.attempt_records import Evidence
+from pitools.run.attempt_records import DOUBT, Evidence
 
 _EXPLAINS_S = 600.0  # a line that is older than this at a rank's exit does not explain the exit
 _LAST_ORDER = 1 << 30
@@ -159,7 +158,7 @@ def _with_log_line(end: RankExit, lines: Sequence[RankExit]) -> RankExit:
         description=best.description,
         source=best.source,
         t=end.t or best.t,
-        is_local=best.is_local and (best.rank is not None or bool(best.node)),
+        blames_node=best.blames_node and (best.rank is not None or bool(best.node)),
         node=best.node or end.node,
         fingerprint=best.fingerprint,
     )
@@ -245,7 +244,7 @@ def _exit_from_evidence(piece: Evidence) -> RankExit:
         role=piece.role,
         confidence=patterns.confidence_of(piece.rule),
         rule=piece.rule,
-        is_local=patterns.blames_node(piece.rule),
+        blames_node=patterns.blames_node(piece.rule),
         order=int(match[1]) if match else -1,
         fingerprint=fingerprint.fingerprint_exit(fingerprint.normalize_message(piece.text)),
     )

@@ -62,7 +62,7 @@ class _OutputEnd(NamedTuple):
     line: str
     kind: CauseKind = "unknown"
     rule: str = ""
-    is_local: bool = False
+    blames_node: bool = False
 
 
 def diagnose_unstarted(
@@ -71,7 +71,7 @@ def diagnose_unstarted(
     """Return why a job ended before its first attempt, from Slurm's accounting and the job's own output.
 
     state: the job's state, used if accounting is None. python: the interpreter of the run's plan.
-    A missing program is of kind `user` if the run has never had an attempt; otherwise of kind `node`, unless the
+    A missing program is of kind `program` if the run has never had an attempt; otherwise of kind `node`, unless the
     previous job ended in the same way.
     """
     state, code = (accounting.state, accounting.exit_code or None) if accounting else (state, None)
@@ -81,11 +81,11 @@ def diagnose_unstarted(
     output_end = _read_output_end(run_dir, ref)
     if output_end is None and accounting and accounting.signal == _NO_OUTPUT:
         problem = f"the node cannot write to {run_dir}: see paths.runs of the site, and whether it is mounted"
-        output_end = _OutputEnd("sacct", problem, "user", "job-output")
+        output_end = _OutputEnd("sacct", problem, "program", "job-output")
     reason = "the job ended before its first attempt" + (f", with exit code {code}" if code else "")
     if output_end is None:
         return Cause(attempt="", kind="unknown", confidence="guess", reason=reason, state=state, exit_code=code)
-    kind = "user" if output_end.kind == "unknown" and code in (126, 127) else output_end.kind
+    kind = "program" if output_end.kind == "unknown" and code in (126, 127) else output_end.kind
     hint = "; see paths.python of the site" if output_end.line.startswith(f"{python}: ") else ""
     cause = Cause(
         attempt="",
@@ -98,10 +98,10 @@ def diagnose_unstarted(
         evidence=(Evidence(t="", source=output_end.source, text=output_end.line, kind=kind, rule=output_end.rule),),
     )
     node = _first_node(accounting)
-    if kind == "user" and run_folder.attempt_dirs(run_dir) and not _repeats_previous(run_dir, ref, cause):
+    if kind == "program" and run_folder.attempt_dirs(run_dir) and not _repeats_previous(run_dir, ref, cause):
         problem = f"{cause.reason}; other jobs of the run have started attempts"
         return replace(cause, kind="node", nodes=node, reason=problem)
-    return replace(cause, nodes=node) if output_end.is_local else cause
+    return replace(cause, nodes=node) if output_end.blames_node else cause
 
 
 def _repeats_previous(run_dir: Path, ref: run_folder.JobRef, cause: Cause) -> bool:
@@ -131,7 +131,7 @@ def _read_output_end(run_dir: Path, ref: run_folder.JobRef) -> _OutputEnd | None
         if pattern := patterns.match_job_output(line):
             return _OutputEnd(name, one_line(_SCRIPT.sub("", line)), pattern.kind, pattern.name, pattern.blames_node)
     if chain:
-        raised, rule = tracebacks.explaining_exception(chain)  # of pitools: not of kind `user`
+        raised, rule = tracebacks.explaining_exception(chain)  # of pitools: not of kind `program`
         return _OutputEnd(name, one_line(f"{raised.error}: {raised.message}"), rule.kind if rule else "unknown")
     line = log_scan.last_line(output)
     return _OutputEnd(name, _SCRIPT.sub("", line)) if line else None

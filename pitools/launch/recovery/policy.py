@@ -45,7 +45,7 @@ RULES: dict[CauseKind, CauseRule] = {
     "hang": CauseRule(exclude_from=2, suspect_from=2),
     "storage": CauseRule(exclude_from=1),  # such a cause names only nodes whose own disk is full
     "unknown": CauseRule(suspect_from=2),
-    "user": CauseRule(),
+    "program": CauseRule(),
     "memory": CauseRule(),
 }
 
@@ -119,7 +119,7 @@ def _decide_fault(plan: Plan, cause: Cause, history: Sequence[Cause], streak: Se
     has_suspect = bool(suspects) and plan.nodes > 1
     if kind == "unknown" and _is_repeated(cause, streak) and not (has_suspect and spent <= 2):
         reason = f"the same failure {spent} times without progress, thus the program's own: {cause.reason}"
-        return _make_decision(cause, "stop", reason, kind="user")
+        return _make_decision(cause, "stop", reason, kind="program")
     if budget == 0 or spent > budget:
         prefix = f"{budget} retries without progress: " if budget else ""
         return _make_decision(cause, "stop", f"{prefix}{cause.reason}")

@@ -16,7 +16,6 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -26,7 +25,7 @@ from pitools.core.fs import from_os_error, open_regular, write_atomic
 from pitools.core.locks import lock, not_owner_error
 from pitools.core.record import Record, decode_json
 from pitools.launch.plan import Plan
-from pitools.run.attempt_records import Cause, CauseKind
+from pitools.run.attempt_records import DOUBT, Cause, CauseKind, Confidence
 from pitools.site.schema import Site
 
 _MAX_NODES_OF_UNKNOWN_SIZE = 4  # the limit for a partition without `nodes` in the site file
@@ -34,7 +33,6 @@ _LOCK_TIMEOUT_S = 10.0
 _KEEP_FOR = timedelta(days=30)  # `pit launch why NODE` also shows expired records
 _APPEND_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NODE = re.compile(r"[A-Za-z0-9][\w.\-]{0,254}")
-_CONFIDENCE_ORDER = {"certain": 0, "likely": 1, "guess": 2}
 
 
 class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
@@ -48,7 +46,7 @@ class Exclusion(Record, frozen=True, kw_only=True, tag="pit.exclusion/1"):
     reason: str
     run: str = ""
     attempt: str = ""
-    confidence: Literal["certain", "likely", "guess"] = "certain"
+    confidence: Confidence = "certain"
     evidence: tuple[str, ...] = ()
 
 
@@ -146,7 +144,7 @@ def active_exclusions(runs: Path, site: Site) -> list[Exclusion]:
     newest_first: dict[str, Exclusion] = {}
     for entry in reversed(read_exclusions(runs, site.name)):
         newest_first.setdefault(entry.node, entry)
-    return sorted(filter(is_active, newest_first.values()), key=lambda entry: _CONFIDENCE_ORDER[entry.confidence])
+    return sorted(filter(is_active, newest_first.values()), key=lambda entry: DOUBT[entry.confidence])
 
 
 def exclusions_for_next_job(

@@ -73,7 +73,7 @@ def test_clocks_that_differ(tmp_path: Path) -> None:
         cascade(created, rank, "2026-11-22T01:19:56.100Z")
     (created / "first_failure").write_text("1 0 n0\n")
     cause = judge(tmp_path)
-    assert (cause.kind, cause.rank, cause.confidence) == ("user", 5, "certain")
+    assert (cause.kind, cause.rank, cause.confidence) == ("program", 5, "certain")
 
 
 def test_the_first_of_two_different_faults(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_half_written_records(tmp_path: Path, where: str) -> None:
     fail(created, 1, "2026-11-22T01:19:58.000Z", "ValueError", "negative crop")
     (created / where).parent.mkdir(exist_ok=True)
     (created / where).write_bytes(b'{"schema":"pit.')
-    assert (judge(tmp_path).kind, judge(tmp_path).rank) == ("user", 1)
+    assert (judge(tmp_path).kind, judge(tmp_path).rank) == ("program", 1)
 
 
 def test_an_attempt_without_anything(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_why_says_what_only_followed(tmp_path: Path) -> None:
     judge(tmp_path)
     text = "\n".join(explain.explain_run(tmp_path))
     assert text.count("consequence: another rank") == 1  # below the last of the lines it is about
-    assert "user (certain): rank 1 on n0: ValueError: negative crop" in text
+    assert "program (certain): rank 1 on n0: ValueError: negative crop" in text
     assert "this decided the cause" in text
     assert "attempts/0/failures/0.json" in text
     assert "+1198.2 s" in text
@@ -398,7 +398,7 @@ def test_what_two_nodes_cannot_start_one_after_the_other_is_nowhere(tmp_path: Pa
         (created / "logs" / "srun.err").write_text(f"srun: error: {node}: task 0: Exited with exit code 127\n")
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("node", ("n0",))
-    assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())
+    assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("program", ())
 
 
 def test_a_place_to_stage_to_that_two_attempts_cannot_use_is_nowhere(tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_place_to_stage_to_that_two_attempts_cannot_use_is_nowhere(tmp_path: P
         (created / "logs" / f"stage.{node}.out").write_text(f"pit: error: Not a directory\n  where: /nvme/{node}\n")
     first = judge(tmp_path)
     assert (first.kind, first.nodes) == ("storage", ("n0",))
-    assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("user", ())
+    assert (judge(tmp_path, "1").kind, judge(tmp_path, "1").nodes) == ("program", ())
 
 
 NO_FAULTS = (

@@ -53,7 +53,7 @@ def test_what_cannot_begin_is_said_once(runs: Runs, cluster: Cluster, said: str,
     """Its cause is the line that says so, the run is stopped with it, and nothing is submitted."""
     run_dir = fails(runs, cluster, said)
     done = resume_run(run_dir, SITE)
-    assert (done.action, done.cause, cluster.sent) == ("stop", "user", [])
+    assert (done.action, done.cause, cluster.sent) == ("stop", "program", [])
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict
     assert quoted in verdict.reason
@@ -83,7 +83,7 @@ def test_a_node_that_cannot_begin_what_others_could(
     done = resume_run(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
     assert (done.action, done.cause, done.exclude) == ("resubmit", "node", ("n3",))
     done = resume_run(fails(runs, cluster, NO_PYTHON, run_dir=run_dir), SITE)
-    assert (done.action, done.cause) == ("stop", "user")
+    assert (done.action, done.cause) == ("stop", "program")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_node_that_does_not_see_the_run(runs: Runs, cluster: Cluster, monkeypa
     row = AccountingRow(job_id="100", raw_id="100", state="FAILED", signal=53, node_list="n3")
     monkeypatch.setattr(cluster, "accounting", lambda ids, attempts: [row])
     done = resume_run(run_dir, SITE)
-    assert (done.action, done.cause) == ("stop", "user")
+    assert (done.action, done.cause) == ("stop", "program")
     assert str(run_dir) in done.reason
     assert "paths.runs" in done.reason
 

@@ -385,7 +385,7 @@ def test_a_supervisor_that_cannot_start_is_not_waited_for(
     while local_process.is_alive(job):
         time.sleep(0.05)
     done = resume_run(run_dir, load_site("solo"))
-    assert (done.action, done.cause) == ("stop", "user")
+    assert (done.action, done.cause) == ("stop", "program")
 
 
 def test_the_interpreter_is_the_sites(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
     [
         ([cause("finished")], "done", ()),
         ([cause("cancelled")], "stop", ()),
-        ([cause("user")], "stop", ()),
-        ([cause("user", progressed=True)], "stop", ()),
+        ([cause("program")], "stop", ()),
+        ([cause("program", progressed=True)], "stop", ()),
         ([cause("memory")], "stop", ()),
         ([cause("preempted")], "resubmit", ()),
         ([cause("time-limit", progressed=True)], "resubmit", ()),
@@ -88,7 +88,7 @@ def test_the_table(causes: list[Cause], action: str, exclude: tuple[str, ...]) -
 def test_the_same_failure_again_is_the_program_s() -> None:
     """Twice the same without progress is called a user error, and says how often."""
     output = decide(*[cause("unknown", fingerprint="f")] * 2)
-    assert (output.action, output.kind) == ("stop", "user")
+    assert (output.action, output.kind) == ("stop", "program")
 
 
 def test_storage_is_waited_for_and_longer_each_time() -> None:
@@ -207,7 +207,7 @@ def test_steady_progress_never_stops(faults: list[CauseKind]) -> None:
 @settings(max_examples=100)
 def test_what_is_over_is_never_continued(before: list[Cause], in_job: bool, left_s: float | None) -> None:
     """Cancelled and finished runs are not, whatever came before; nor is a memory or user error by default."""
-    for kind, action in (("cancelled", "stop"), ("finished", "done"), ("user", "stop"), ("memory", "stop")):
+    for kind, action in (("cancelled", "stop"), ("finished", "done"), ("program", "stop"), ("memory", "stop")):
         last = cause(kind)  # type: ignore[arg-type]
         assert policy.decide(plan(), SITE, last, before, in_job=in_job, seconds_left=left_s).action == action
 

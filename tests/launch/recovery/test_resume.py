@@ -83,10 +83,10 @@ def test_what_the_program_did_wrong_stops_it(runs: Runs, cluster: Cluster) -> No
     runs.attempt(run_dir, error="ValueError: boom", code=1)
     cluster.states["100"] = "FAILED"
     outcome = resume_run(run_dir, SITE)
-    assert (outcome.action, outcome.cause) == ("stop", "user")
+    assert (outcome.action, outcome.cause) == ("stop", "program")
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict
-    assert (verdict.state, verdict.code, verdict.kind, verdict.exit_code) == ("stopped", "failed", "user", 1)
+    assert (verdict.state, verdict.code, verdict.kind, verdict.exit_code) == ("stopped", "failed", "program", 1)
     assert "ValueError: boom" in verdict.reason
     assert resume_run(run_dir, SITE).action == "already_ended"
     assert cluster.sent == []
@@ -298,7 +298,7 @@ def test_a_verdict_is_given_once(runs: Runs) -> None:
     run_dir = runs.make()
     with ThreadPoolExecutor(8) as pool:
         output = list(
-            pool.map(lambda at: apply_decision.write_verdict(run_dir, "user", f"reason {at}").reason, range(16))
+            pool.map(lambda at: apply_decision.write_verdict(run_dir, "program", f"reason {at}").reason, range(16))
         )
     assert len(set(output)) == 1
     assert apply_decision.read_verdict(run_dir).reason == output[0]  # type: ignore[union-attr]

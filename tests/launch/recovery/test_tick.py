@@ -241,7 +241,7 @@ def test_a_silent_slurm_decides_nothing(
 def test_a_thousand_runs_that_are_over_cost_little(runs: Runs, cluster: Cluster) -> None:
     """Cron looks every few minutes: a run with its verdict is one look at its folder."""
     first = runs.make("t-0")
-    apply_decision.write_verdict(first, "user", "over")
+    apply_decision.write_verdict(first, "program", "over")
     for number in range(1, 1000):
         path = runs.root / f"t-{number}"
         path.mkdir()
