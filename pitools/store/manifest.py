@@ -52,9 +52,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of an array: a number for each column of a vector or channel (last axis) of an image; a single number
     if there are more than 4,096.
 
-    rows: examined; images are sampled. non_finite: NaN or infinite items, which the other fields ignore. deviation: of
-    the population. A column without finite values has zeros. Mean and deviation are meaningless if a sum of squares
-    overflows float64 (values beyond 1e154).
+    rows: examined; images are sampled. non_finite: NaN or infinite items, which the other fields ignore. finite: the
+    finite items of each column, unset where all are. deviation: of the population. A column without finite values has
+    zeros. Mean and deviation are meaningless if a sum of squares overflows float64 (values beyond 1e154).
     """
 
     rows: int
@@ -63,6 +63,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     non_finite: int = msgspec.field(default=0, name="bad")  # as published manifests have it
+    finite: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Subset(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,27 +110,36 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
 
 def _statistics_of_added(whole: Statistics, before: Statistics) -> Statistics:
     """Return the statistics of the rows that `whole` has more than `before`; minimum and maximum are the whole's, and a
-    deviation that cannot be computed is NaN."""
+    mean or deviation that cannot be computed is NaN."""
     if len(whole.mean) != len(before.mean):
         return whole
-    rows = whole.rows - before.rows
+    total, old = _finite_rows(whole), _finite_rows(before)
+    rows = np.where(total > old, total - old, np.nan)
     mean, mean_0, deviation, deviation_0 = (
         np.asarray(values) for values in (whole.mean, before.mean, whole.deviation, before.deviation)
     )
-    added = (mean * whole.rows - mean_0 * before.rows) / rows
-    square = ((deviation**2 + mean**2) * whole.rows - (deviation_0**2 + mean_0**2) * before.rows) / rows - added**2
+    added = (mean * total - mean_0 * old) / rows
+    square = ((deviation**2 + mean**2) * total - (deviation_0**2 + mean_0**2) * old) / rows - added**2
     # What is left of a difference of large numbers is noise: it says that nothing changes only where it is far less
     # than what there was before, else nothing.
-    noise = _NOISE * (deviation**2 + mean**2) * whole.rows / rows
+    noise = _NOISE * (deviation**2 + mean**2) * total / rows
     square[square < noise] = 0
     square[(square < noise) & (noise > 1e-4 * deviation_0**2) & (deviation_0 > 0)] = np.nan
     return msgspec.structs.replace(
         whole,
-        rows=rows,
+        rows=whole.rows - before.rows,
         non_finite=max(0, whole.non_finite - before.non_finite),
         mean=tuple(added.tolist()),
         deviation=tuple(np.sqrt(square).tolist()),
     )
+
+
+def _finite_rows(statistics: Statistics) -> Floats:
+    """Return the rows that each column's mean is of: images have several items per row and column."""
+    if not statistics.finite:
+        return np.full(len(statistics.mean), float(statistics.rows))
+    counts: Floats = np.asarray(statistics.finite, np.float64)
+    return counts * float(statistics.rows * len(counts) / (counts.sum() + statistics.non_finite))
 
 
 def _row(schema: ArraySchema) -> tuple[tuple[int, ...], str]:

@@ -81,6 +81,7 @@ def to_statistics(partial: PartialStats) -> Statistics:
         mean=partial.mean,
         deviation=tuple(deviation),
         non_finite=partial.non_finite,
+        finite=partial.count if partial.non_finite else msgspec.UNSET,
     )
 
 

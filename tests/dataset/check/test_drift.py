@@ -24,7 +24,8 @@ def statistics(values: np.ndarray) -> Statistics:
     numbers = (np.nanmin(retained, 0), np.nanmax(retained, 0), np.nanmean(retained, 0), np.nanstd(retained, 0))
     names = ("minimum", "maximum", "mean", "deviation")
     reported = {name: tuple(row.tolist()) for name, row in zip(names, numbers, strict=True)}
-    return Statistics(rows=len(values), non_finite=int(bad.sum()), **reported)
+    finite = tuple((~bad).sum(0).tolist()) if bad.any() else msgspec.UNSET
+    return Statistics(rows=len(values), non_finite=int(bad.sum()), finite=finite, **reported)
 
 
 def data(episodes: int, seed: int = 0, **changes) -> dict[str, np.ndarray]:
@@ -227,6 +228,22 @@ def test_a_large_mean() -> None:
     still = data(40, 1, action=lambda rows: rows * [1, 0, 1, 1] + 30)
     drift = check.check_drift(*appended(data(200, 0, action=lambda rows: rows + 30), still))
     assert ("fault", "constant", "action") in checks(drift)
+
+
+@pytest.mark.parametrize("part", ["parent", "both"])
+def test_missing_values(part) -> None:
+    """The mean and deviation of what is added are of its finite values, however many the parent lacks."""
+
+    def gaps(rows: np.ndarray) -> np.ndarray:
+        rows[: len(rows) // 2, 1] = np.nan
+        return rows
+
+    added = data(20, 1, action=lambda rows: (gaps(rows) if part == "both" else rows) + 0.2)
+    after, before = appended(data(200, action=gaps), added)
+    of_part, expected = new_part(after, before).statistics["action"], statistics(added["action"])
+    assert of_part.mean == pytest.approx(expected.mean)
+    assert of_part.deviation == pytest.approx(expected.deviation)
+    assert check.check_drift(after, before) == []
 
 
 def test_bounds() -> None:

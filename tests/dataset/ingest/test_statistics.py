@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +29,8 @@ def test_folded_parts_are_the_whole(lengths, width, seed, bad, dtype) -> None:
     statistics_by_name = statistics.to_statistics(statistics.fold_stats(parts, width))
     full = np.concatenate(blocks).astype(float)
     assert (statistics_by_name.rows, statistics_by_name.non_finite) == (len(full), int((~np.isfinite(full)).sum()))
+    counts = tuple(np.isfinite(full).sum(axis=0).tolist())
+    assert statistics_by_name.finite == (counts if statistics_by_name.non_finite else msgspec.UNSET)
     for i in range(width):
         column = full[:, i][np.isfinite(full[:, i])]
         if not len(column):
