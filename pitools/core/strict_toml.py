@@ -21,9 +21,14 @@ _ENUM = re.compile(r"Invalid enum value '([^']*)'")
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file's tables. Raises ConfigError with the file, and the line if known."""
+    return read_toml_and_text(path)[0]
+
+
+def read_toml_and_text(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a TOML file's tables, and its text, once: it may be a pipe. Raises ConfigError as `read_toml`."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        text = path.read_bytes().decode()
+        return tomllib.loads(text), text
     except FileNotFoundError as error:
         raise ConfigError("no such file", where=str(path)) from error
     except ValueError as error:  # also invalid UTF-8, and integers of more digits than Python accepts

@@ -105,8 +105,9 @@ def schema_provenance(schema: SchemaFile) -> dict[str, Any]:
 
 def load_schema(path: Path) -> SchemaFile:
     """Read a schema file and load its functions. Raises ConfigError with file and key."""
-    tables = strict_toml.convert_tables(strict_toml.read_toml(path), SchemaTables, str(path))
-    schema = SchemaFile(path=path, text=path.read_text(), tables=tables)
+    content, text = strict_toml.read_toml_and_text(path)
+    tables = strict_toml.convert_tables(content, SchemaTables, str(path))
+    schema = SchemaFile(path=path, text=text, tables=tables)
     for name, derive in tables.derive.items():
         try:
             derive_functions.find_function(derive.function)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -291,6 +293,16 @@ def test_provenance(load, lab, tmp_path) -> None:
         }
     ]
     assert derive_functions.function_provenance("numpy:sqrt")["distribution"].startswith("numpy ")
+
+
+def test_schema_of_a_pipe(tmp_path) -> None:
+    """A schema that a process writes into a pipe is recorded as it is applied."""
+    text, pipe = 'drop = ["reward"]\n', tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    schema = schema_file.load_schema(pipe)
+    assert (schema.tables.drop, schema.text) == (("reward",), text)
 
 
 def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
