@@ -53,8 +53,8 @@ class DatasetReader:
 
     @cached_property
     def splits(self) -> dict[str, list[int]]:
-        """Return the episode numbers of each split, such as `train` and `valid`."""
-        return dict(self._store.attributes["splits"])
+        """Return the episode numbers of each split, such as `train` and `valid`. Raises DataError."""
+        return self._store.splits
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Return steps [start, stop): (stop - start, *row). Raises IndexError, and DataError for damage."""

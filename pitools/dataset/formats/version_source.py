@@ -58,10 +58,7 @@ def scan_version(path: Path, skip: Sequence[str]) -> Recording:
         )
         for name, line, low, high in zip(names, records, offsets[:-1], offsets[1:], strict=True)
     )
-    splits = {
-        split: tuple(names[number] for number in numbers)
-        for split, numbers in (store.attributes.get("splits") or {}).items()
-    }
+    splits = {split: tuple(names[number] for number in numbers) for split, numbers in store.splits.items()}
     # The manifest has the digest of every other file, and its own digest is the folder's name.
     return Recording(
         path=path,

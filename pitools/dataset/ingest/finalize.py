@@ -116,7 +116,7 @@ def _digest(recording: Recording, files: Sequence[tuple[RecordingFile, str]]) ->
 def group_attributes(recordings: Sequence[Recording], parent: ParentVersion | None) -> dict[str, Any]:
     """Return the group's attributes: counts, splits as episode numbers, and the attributes of each recording."""
     inherited = parent.attributes if parent else {}
-    splits = {split: list(numbers) for split, numbers in inherited.get("splits", {}).items()}
+    splits = {split: list(numbers) for split, numbers in parent.splits.items()} if parent else {}
     first = parent.manifest.episodes if parent else 0
     for recording in recordings:
         numbers = {episode.name: first + i for i, episode in enumerate(recording.episodes)}

@@ -40,6 +40,7 @@ class ParentVersion:
             raise DataError("parent: is a subset of a version", where=where, hint="append to the complete version")
         check_complete(path, self.manifest)
         self._store = VersionReader(path, verify=True)
+        self.splits = self._store.splits
         self.arrays: dict[str, ArraySchema] = {
             key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED_PREFIX)
         }

@@ -171,7 +171,7 @@ def are_complete(arrays: VersionReader) -> NDArray[np.bool_]:
 
 
 def _of_splits(arrays: VersionReader, names: Sequence[str]) -> list[int]:
-    splits: dict[str, list[int]] = arrays.attributes.get("splits", {})
+    splits = arrays.splits
     for name in names:
         if name not in splits:
             hint = suggest(name, splits) or "the dataset has no splits"

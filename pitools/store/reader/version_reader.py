@@ -140,6 +140,19 @@ class VersionReader:
                 raise DataError(problem, where=str(self.path), hint=_RETRY_HINT) from error
         return self._attributes
 
+    @property
+    def splits(self) -> dict[str, list[int]]:
+        """Return the numbers of each split's episodes. Raises DataError unless the version has all of them."""
+        try:
+            splits = msgspec.convert(self.attributes.get("splits") or {}, dict[str, list[int]])
+        except msgspec.ValidationError as error:
+            raise self._episode_error("splits", f"not lists of episode numbers: {error}") from error
+        for name, numbers in splits.items():
+            if numbers and not 0 <= min(numbers) <= max(numbers) < self.manifest.episodes:
+                problem = f"{name}: no such episode (expected 0 to {self.manifest.episodes - 1}, got {min(numbers)} to {max(numbers)})"
+                raise self._episode_error("splits", problem)
+        return splits
+
     def metadata_of(self, name: str) -> metadata.ArrayMetadata:
         """Return the Zarr metadata of an array. Raises UsageError if it is missing, DataError."""
         if name not in self._known:

@@ -3,6 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pitools.core.errors import DataError
+from pitools.dataset.ingest.ingest import ingest
+from pitools.dataset.reader import open_dataset
+from pitools.loader.sampling.episode_filter import EpisodeFilters, filter_episodes
 from pitools.store.reader.version_reader import VersionReader
 
 STEPS = sum(40 + number for number in range(8))
@@ -126,6 +130,23 @@ def test_splits(copy, found, resign, edit) -> None:
     assert {finding.problem.split(":")[0] for finding in findings} == {"split 'train'", "split 'odd'"}
     assert sorted(finding.got for finding in findings) == ["-1, 8", "2", "no"]
     assert {finding.level for finding in findings} == {"fault"}
+
+
+@pytest.mark.parametrize("splits", [{"train": [0, 8]}, {"train": [-1]}, {"train": "no"}, ["train"]], ids=str)
+def test_readers_refuse_wrong_splits(copy, make, resign, edit, tmp_path, splits) -> None:
+    """Reading, appending to and re-encoding a version with such splits are refused as damage."""
+    edit(copy, "zarr.json", lambda known: known["attributes"].update(splits=splits))
+    path = resign(copy)
+    root = tmp_path / "new"
+    for use in (
+        lambda: open_dataset(path).splits,
+        lambda: filter_episodes(VersionReader(path), EpisodeFilters(splits=("train",))),
+        lambda: ingest([path], root=root, name="x"),
+        lambda: make(seed=1, append=path),
+    ):
+        with pytest.raises(DataError):
+            use()
+    assert not root.exists()
 
 
 def test_levels_and_bounds(make, found, tmp_path) -> None:
