@@ -13,6 +13,7 @@ import fcntl
 import getpass
 import os
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A file system without locks. Verdicts are safe there, because only one process can create the file; submissions too,
 # because two of one number have the same job name, and only one job of a name may run.
 _UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+
+# struct flock of <fcntl.h>: type, whence, start, length (0: to the end), pid.
+_RANGE = struct.Struct("hhqqi4x")
 
 ReportProgress = Callable[[int, int], None]
 
@@ -106,6 +110,22 @@ def lock_within(descriptor: int, mode: int, *, timeout_s: float, on_wait: Callab
     if is_locked is None:
         raise ClusterError("the file system has no locks", hint="stage to a node's own disk")
     return is_locked
+
+
+def share_byte(descriptor: int, offset: int) -> None:
+    """Hold a shared OFD lock of one byte, until the descriptor is closed. Raises OSError."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, offset, 1, 0))
+
+
+def is_byte_shared(descriptor: int, *, except_offset: int) -> bool:
+    """Return whether another process holds a lock of any byte but `except_offset`, or of any if that is 0. Raises
+    OSError.
+    """
+    for start, length in ((0, except_offset), (except_offset + 1, 0)) if except_offset else ((0, 0),):
+        held = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+        if _RANGE.unpack(held)[0] != fcntl.F_UNLCK:
+            return True
+    return False
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from pitools.core.errors import TryLater
 from pitools.core.fs import from_os_error, fsync_dir
-from pitools.core.locks import PROBE_S, lock_within, open_readable_lock_file
+from pitools.core.locks import PROBE_S, is_byte_shared, lock_within, open_readable_lock_file
 from pitools.core.record import Record
 from pitools.stage.cache import lease, records
 from pitools.stage.cache.inventory import disk_usage, partial_copies, total_bytes
@@ -46,6 +46,7 @@ class KeptReason(StrEnum):
 
     LOCKED = "locked"
     LEASED = "leased"
+    KEPT_FOR_JOB = "kept-for-job"
     PINNED = "pinned"
     UNKNOWN_SOURCE = "unknown-source"
     SOURCE_GONE = "source-gone"
@@ -56,6 +57,7 @@ class KeptReason(StrEnum):
 KEPT_TEXT = {
     KeptReason.LOCKED: "another process stages, repairs or evicts it",
     KeptReason.LEASED: "leased by a running process",
+    KeptReason.KEPT_FOR_JOB: "leased for a running job by its prolog",
     KeptReason.PINNED: "pinned",
     KeptReason.UNKNOWN_SOURCE: "its source is unknown",
     KeptReason.SOURCE_GONE: "the store that it was copied from is gone",
@@ -180,29 +182,38 @@ def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
         except OSError as error:
             raise from_os_error(error, path) from error
         try:
-            yield None if lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S) else KeptReason.LEASED
+            yield _lease_reason(descriptor)
         finally:
             os.close(descriptor)
 
 
 def _use_reason(root: Path, item: Evictable) -> KeptReason | None:
     """Return what `_lock_item` would yield, without creating or writing a file. Raises ClusterError."""
-    if _is_locked(root / LOCKS / item.version):
+    if _probe(root / LOCKS / item.version):
         return KeptReason.LOCKED
-    return KeptReason.LEASED if item.is_complete and _is_locked(root / LEASES / item.version) else None
+    return _probe(root / LEASES / item.version) if item.is_complete else None
 
 
-def _is_locked(path: Path) -> bool:
+def _probe(path: Path) -> KeptReason | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:  # of another user: only the root's owner may evict
         raise from_os_error(error, path) from error
     try:
-        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S)
+        return _lease_reason(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _lease_reason(descriptor: int) -> KeptReason | None:
+    """Lock a lease file exclusively; return why that failed. The prolog of this process's own job does not count."""
+    if not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=PROBE_S):
+        return KeptReason.LEASED
+    own_job = os.environ.get("SLURM_JOB_ID", "")
+    is_kept = is_byte_shared(descriptor, except_offset=int(own_job) if own_job.isdecimal() else 0)
+    return KeptReason.KEPT_FOR_JOB if is_kept else None
 
 
 def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) -> KeptReason | None:

@@ -6,7 +6,8 @@
 <root>/.tmp/<version>.old.…/      moved aside; removed by any process that gets its flock once the lease is free
 <root>/.locks/<version>           flock LOCK_EX of the process that changes that version; its text is the owner and
 progress
-<root>/.leases/<version>          flock LOCK_SH of each reader; its mtime is the last use (`lease.py`)
+<root>/.leases/<version>          flock LOCK_SH of each reader; its mtime is the last use; a job's prolog locks the byte
+                                  at the job's id (`lease.py`)
 <root>/.records/<version>.json    the source, and whether the set is pinned (`records.py`)
 <root>/.quarantine/…              damaged sets without a source; never used or removed automatically
 """
@@ -26,6 +27,7 @@ from pitools.core.fs import exchange_names, from_os_error, fs_type, remove_tree
 from pitools.core.locks import (
     PROBE_S,
     describe_owner,
+    is_byte_shared,
     is_shared,
     lock_within,
     open_readable_lock_file,
@@ -209,13 +211,15 @@ def lock_owner(root: Path, version: str) -> LockOwner | None:
 
 
 def is_leased(root: Path, version: str, *, timeout_s: float = 0) -> bool:
-    """Whether a process holds a lease of a version, as far as this user can see. Creates no file."""
+    """Whether a process or a job's prolog holds a lease of a version, as far as this user can see. Creates no file."""
     try:
         descriptor = os.open(root / LEASES / version, _READ_FLAGS)
     except OSError:
         return False
     try:
-        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s)
+        return not lock_within(descriptor, fcntl.LOCK_EX, timeout_s=timeout_s) or is_byte_shared(
+            descriptor, except_offset=0
+        )
     finally:
         os.close(descriptor)
 

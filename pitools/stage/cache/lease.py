@@ -1,6 +1,7 @@
 """Leases: a set is not removed while a process holds its lease file with flock LOCK_SH; the kernel releases it at exit.
 
-A shell can lease too: `flock --shared ROOT/.leases/VERSION command`. The file's mtime is the last use.
+A shell can lease too: `flock --shared ROOT/.leases/VERSION command`. The file's mtime is the last use. A job's prolog
+instead locks the byte at the job's id, so that the job itself may evict what only its own prolog leases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
-from pitools.core.locks import lock_within
+from pitools.core.locks import lock_within, share_byte
 from pitools.stage.cache.layout import LEASES, OBJECTS, require_safe, touch_lease
 from pitools.stage.cache.layout import is_leased as is_leased
 
@@ -61,6 +62,20 @@ def acquire(path: Path, *, inheritable: bool = False, touch: bool = True) -> int
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def acquire_for_job(path: Path, job_id: int) -> int:
+    """Return a descriptor that leases the set at `path` for a job, against all evictors but the job's own. Raises as
+    `acquire`.
+    """
+    descriptor = acquire(path, touch=False)
+    try:
+        share_byte(descriptor, job_id)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except OSError as error:
+        os.close(descriptor)
+        raise ClusterError(f"cannot be leased for a job: {error.strerror}", where=str(path)) from error
     return descriptor
 
 

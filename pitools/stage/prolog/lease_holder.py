@@ -150,7 +150,7 @@ def _holder_main(
         _drop_root(job)
         leases: list[int] = []  # held by being open
         for root in roots:
-            leases += _lease_all(root, warnings)
+            leases += _lease_all(root, job.id, warnings)
         os.close(warnings)
         if leases:
             wait_for_job_end(job, max_lease_s=max_lease_s, idle_s=idle_s)
@@ -182,13 +182,13 @@ def _drop_root(job: NodeJob) -> None:
         os.setresuid(job.uid, job.uid, job.uid)
 
 
-def _lease_all(root: Path, warnings: int) -> list[int]:
+def _lease_all(root: Path, job_id: int, warnings: int) -> list[int]:
     """Descriptors that hold a lease on every set at the root."""
     leases: list[int] = []
     for path in _newest_sets(root, warnings):
         try:
             # Not a use: a job's start says nothing of which sets it will read.
-            leases.append(lease.acquire(path, touch=False))
+            leases.append(lease.acquire_for_job(path, job_id))
         except DataError:
             continue  # evicted before we had the lease
         except (PitError, OSError) as error:

@@ -3,7 +3,7 @@
 Nothing is copied, no Slurm command is called. A prolog that fails drains its node, so only a finding about the node's
 own disk is one (exit code FINDING); all else is a warning. The leases bridge the time from the job's start to its
 first step: a step that stages (`pit-stage run`, `pit launch`) then holds a lease of its own on what it uses, beside
-the one held here (both are LOCK_SH on `.leases/<version>`), which the job's end, or `max_lease`, ends.
+the one held here, which the job's end, or `max_lease`, ends. The job itself may evict what only its prolog leases.
 """
 
 from __future__ import annotations

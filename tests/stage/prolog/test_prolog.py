@@ -133,7 +133,7 @@ def test_what_is_staged_is_leased_until_the_epilog(node: Node):
     assert said_nothing(node.call())
     assert node.leased("a" * 32, "b" * 32) == [True, True]
     item = Evictable("a" * 32, node.root / "objects" / ("a" * 32))
-    assert evict_item(node.root, item, grace_s=0, force=True) == KeptReason.LEASED
+    assert evict_item(node.root, item, grace_s=0, force=True) == KeptReason.KEPT_FOR_JOB
     assert said_nothing(node.call("epilog"))
     assert node.leased("a" * 32, "b" * 32) == [False, False]
     assert list(node.state.iterdir()) == []
@@ -147,6 +147,22 @@ def test_a_prolog_is_not_a_use(node: Node):
     node.call()
     node.call("epilog")
     assert lease.last_used(node.root, "a" * 32) == 1000
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_job_evicts_what_only_its_own_prolog_leases(node: Node, monkeypatch: pytest.MonkeyPatch, dry_run: bool):
+    """Another job's prolog keeps a set, and its last use stays; a process that reads the set keeps it from all."""
+    node.put("a" * 32)
+    final = node.root / "objects" / ("a" * 32)
+    os.utime(node.root / ".leases" / final.name, (1000, 1000))
+    item = Evictable(final.name, final)
+    assert said_nothing(node.call())
+    for job, reason in (("", KeptReason.KEPT_FOR_JOB), ("76", KeptReason.KEPT_FOR_JOB), ("77", None)):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        with lease.leased_set(final, touch=False):
+            assert evict_item(node.root, item, grace_s=0, force=True, dry_run=True) == KeptReason.LEASED
+        assert evict_item(node.root, item, grace_s=0, force=True, dry_run=dry_run) == reason
+        assert lease.last_used(node.root, final.name) == 1000
 
 
 def test_a_step_leases_beside_the_prolog(node: Node):
