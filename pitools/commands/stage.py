@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from pitools.commands.stage_options import (
     to_option,
 )
 from pitools.commands.stage_sync import sync
-from pitools.core.errors import UsageError
+from pitools.core.errors import ClusterError, NoSpace, TryLater, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pitools.core.progress import Advance
     from pitools.stage.cache.disk_quota import QuotaLimits
     from pitools.stage.fanout.group import Group
-    from pitools.stage.plan import StageRequest
+    from pitools.stage.request import StageRequest
     from pitools.stage.resolve import UnmanagedStore
     from pitools.stage.stage import StageResult
     from pitools.store.manifest import Manifest
@@ -75,15 +76,15 @@ def plan(
     \b
       set -o pipefail; pit-stage plan /data/pick --to /nvme/pit | pit-stage run -
     """
-    return _plan(list(_stage_requests(sources, root, arrays, steps, episodes)), _limits(quota, min_free), form)
+    return _plan(_stage_requests(sources, root, arrays, steps, episodes, _limits(quota, min_free)), form)
 
 
-def _plan(requests: list[StageRequest], limits: QuotaLimits, form: str) -> int:
+def _plan(requests: list[StageRequest], form: str) -> int:
     from pitools.stage import plan as planning
 
     fits = True
     with Output(form, _PLAN_COLUMNS) as out:
-        for record in planning.plan_requests(requests, limits):
+        for record in planning.plan_requests(requests):
             out(record)
             fits = fits and record.fits
     return 0 if fits else 1
@@ -157,19 +158,19 @@ def run(
     import msgspec
 
     from pitools.core.fs import write_atomic
+    from pitools.stage.cache.lease import leased_set
     from pitools.stage.resolve import UnmanagedStore
     from pitools.stage.stage import stage_version
 
-    requests = _stage_requests(sources, root, arrays, steps, episodes)
-    limits = _limits(quota, min_free)
+    requests = _stage_requests(sources, root, arrays, steps, episodes, _limits(quota, min_free), planned_fits=dry_run)
     if dry_run:
-        return _plan(list(requests), limits, form)
+        return _plan(requests, form)
     group = _fanout_group() if fanout else None
     lines = []
     if receipt:
         _check_receipt_writable(receipt)
-    with stop_on_signals(), _report_interrupt(), Output(form, _RUN_COLUMNS) as out:
-        for source, request_root, _ in requests:
+    with stop_on_signals(), _report_interrupt(), ExitStack() as leases, Output(form, _RUN_COLUMNS) as out:
+        for source, request_root, _, limits in requests:
             with _bar(source.manifest) as (advance, finished, waiting):
                 settings: Any = {
                     "verify": verify,
@@ -186,6 +187,9 @@ def run(
                     if isinstance(source, UnmanagedStore)
                     else stage_version(source, request_root, group=group, **settings)
                 )
+            with suppress(ClusterError, TryLater):  # a root that cannot be leased can still be read
+                # Until the end, when it is touched: the next source must not evict this one.
+                leases.enter_context(leased_set(Path(record.path)))
             out(record)
             lines.append(msgspec.json.encode(record) + b"\n")
         if receipt:
@@ -201,6 +205,7 @@ def _check_receipt_writable(receipt: Path) -> None:
         raise UsageError(f"{receipt} is a folder, not a file", where="--receipt", hint=f"{receipt}/stage.jsonl")
     try:
         receipt.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=receipt.parent).close()
     except OSError as error:
         raise from_os_error(error, receipt.parent) from error
 
@@ -259,25 +264,42 @@ def _print_note(text: str) -> None:
 
 
 def _stage_requests(
-    sources: tuple[str, ...], root: Path | None, arrays: tuple[str, ...], steps: str, episodes: str
-) -> Iterator[StageRequest]:
-    """Yield the requests of the command line, or of plans on stdin."""
+    sources: tuple[str, ...],
+    root: Path | None,
+    arrays: tuple[str, ...],
+    steps: str,
+    episodes: str,
+    limits: QuotaLimits,
+    *,
+    planned_fits: bool = True,
+) -> list[StageRequest]:
+    """Return the requests of the command line, or of plans on stdin. All are resolved before any is staged.
+
+    planned_fits: accept plans that do not fit.
+    """
     from pitools.stage import plan as planning
+    from pitools.stage.request import resolve_request
     from pitools.stage.resolve import parse_selection
 
-    if "-" in sources:
-        if len(sources) > 1 or root or arrays or steps or episodes:
-            message = "- must be the only source, and for `run`: its plans name the targets"
-            raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
-        for record in planning.read_plans(sys.stdin):
-            yield planning.resolve_request(record.source, Path(record.root), record.selection, _print_note)
-        return
-    if root is None:
-        example = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
-        raise UsageError("staging folder: missing", where="--to", hint=f"name the staging folder on this node{example}")
-    selection = parse_selection(arrays, steps, episodes)
-    for location in sources:
-        yield planning.resolve_request(location, root, selection, _print_note)
+    if "-" not in sources:
+        if root is None:
+            example = f", perhaps --to {sources[-1]}" if len(sources) > 1 else ", such as --to '/nvme/{user}/pit'"
+            hint = f"name the staging folder on this node{example}"
+            raise UsageError("staging folder: missing", where="--to", hint=hint)
+        selection = parse_selection(arrays, steps, episodes)
+        return [resolve_request(location, root, selection, limits, _print_note) for location in sources]
+    if len(sources) > 1 or root or arrays or steps or episodes:
+        message = "- must be the only source, and for `run`: its plans name the targets"
+        raise UsageError(message, where="SOURCE", hint="pit-stage plan … | pit-stage run -")
+    plans = planning.read_plans(sys.stdin)
+    for record in plans if not planned_fits else ():
+        if not record.fits:
+            message = f"{record.dataset}: {record.copy_bytes} bytes to copy do not fit, says its plan"
+            raise NoSpace(message, where=record.root, hint="make room, then plan again: pit-stage evict")
+    return [
+        resolve_request(record.source, Path(record.root), record.selection, record.limits.stricter(limits), _print_note)
+        for record in plans
+    ]
 
 
 for command in (

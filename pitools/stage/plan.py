@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import OBJECTS, free_bytes, needed_bytes, require_safe, set_path
-from pitools.stage.resolve import SELECT_ALL, Selection, UnmanagedStore, resolve_source
+from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, Usages, make_room
+from pitools.stage.cache.inventory import matches_sizes, total_bytes
+from pitools.stage.cache.layout import OBJECTS, free_bytes, free_inodes, require_safe, set_path
+from pitools.stage.copy.resume import MissingFiles, find_missing
+from pitools.stage.request import StageRequest
+from pitools.stage.resolve import Selection, UnmanagedStore
 from pitools.stage.sources.base import Dataset
-from pitools.stage.sources.local import LocalSource
-
-if TYPE_CHECKING:
-    from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, Usages
 
 _PIPE = "set -o pipefail; pit-stage plan --format jsonl … | pit-stage run -"
-
-
-class StageRequest(NamedTuple):
-    """A version or plain store to stage, the root to stage it to, and the selected part of it."""
-
-    source: Dataset | UnmanagedStore
-    root: Path
-    selection: Selection = SELECT_ALL
-
-
-def resolve_request(
-    location: str | Path, root: Path, selection: Selection = SELECT_ALL, warn: Callable[[str], None] = lambda _: None
-) -> StageRequest:
-    """Resolve a location to a request. Raises as `resolve_source`, and UsageError for a root inside the source."""
-    resolved = resolve_source(location, selection, warn)
-    if isinstance(resolved.source, LocalSource):
-        source = os.path.realpath(resolved.source.folder)
-        if os.path.commonpath([source, os.path.realpath(root)]) == source:
-            hint = "name a folder of the node's own disk, such as /nvme/{user}/pit"
-            raise UsageError(f"staging folder {root}: inside the source {source}", where="--to", hint=hint)
-    return StageRequest(resolved, root, selection)
 
 
 class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     """What `run` would do for one version; `run -` accepts it.
 
-    state: of the version at the root now, by names and sizes. copy_bytes: 0 when it is present. free_bytes: at the
-    root, after the plans before this one. fits: whether there is room, or will be after eviction of evict_bytes.
-    version: "" of a plain store, whose version is known only after staging. arrays, steps, episodes: the selected part.
+    state: of the version at the root now, by names and sizes. copy_bytes: without the files that other versions or an
+    interrupted copy have there. free_bytes: at the root, after the plans before this one. fits: whether there is room
+    within the limits quota_bytes and min_free_bytes, or will be after eviction of evict_bytes. version: "" of a plain
+    store, whose version is known only after staging. arrays, steps, episodes: the selected part.
     """
 
     dataset: str
@@ -67,18 +46,25 @@ class StagePlan(Record, frozen=True, kw_only=True, tag="pit.stage-plan/1"):
     steps: str = ""
     episodes: str = ""
     evict_bytes: int = 0
+    quota_bytes: int | None = None
+    min_free_bytes: int = 0
 
     @property
     def selection(self) -> Selection:
         """Return the selected part of the source."""
         return Selection(self.arrays, self.steps, self.episodes)
 
+    @property
+    def limits(self) -> QuotaLimits:
+        """Return the limits of the root that the plan kept to."""
+        return QuotaLimits(quota_bytes=self.quota_bytes, min_free_bytes=self.min_free_bytes)
 
-def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None = None) -> Iterator[StagePlan]:
+
+def plan_requests(requests: Iterable[StageRequest]) -> Iterator[StagePlan]:
     """Yield the plan of each request, in order. Changes nothing. Raises ClusterError when a root is refused."""
     planned_bytes: dict[Path, int] = {}
     evicted_bytes: dict[Path, int] = {}
-    for source, request_root, selection in requests:
+    for source, request_root, selection, limits in requests:
         root = request_root.absolute()
         require_safe(root)
         version, dataset = (
@@ -86,13 +72,13 @@ def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None =
         )
         final = set_path(root, version) if version else root
         present = dataset is not None and matches_sizes(final, dataset)
-        needed = 0 if present else needed_bytes(source.manifest.files)
+        missing = MissingFiles([], 0) if present else find_missing(_as_dataset(source), root)
+        needed = 0 if present else missing.needed_bytes
         planned_before, evicted_before = planned_bytes.get(root, 0), evicted_bytes.get(root, 0)
         free = max(0, free_bytes(root) - planned_before)
         fits, evict_bytes = (
             _fits_limits(root, planned_before + needed, limits, source) if needed else (True, evicted_before)
         )
-        total = source.manifest.total_bytes
         yield StagePlan(
             dataset=source.manifest.name,
             version=version,
@@ -101,38 +87,38 @@ def plan_requests(requests: Iterable[StageRequest], limits: QuotaLimits | None =
             path=str(final) if version else "",
             state="present" if present else "damaged" if version and os.path.lexists(final) else "absent",
             files=len(source.manifest.files),
-            bytes=total,
-            copy_bytes=0 if present else total,
+            bytes=source.manifest.total_bytes,
+            copy_bytes=missing.copy_bytes,
             free_bytes=free,
-            fits=fits,
+            fits=fits and len(missing.files) <= free_inodes(root),
             evict_bytes=max(0, evict_bytes - evicted_before),
+            quota_bytes=limits.quota_bytes,
+            min_free_bytes=limits.min_free_bytes,
             **selection._asdict(),
         )
         planned_bytes[root], evicted_bytes[root] = planned_before + needed, max(evict_bytes, evicted_before)
 
 
-def _fits_limits(
-    root: Path, needed: int, limits: QuotaLimits | None, source: Dataset | UnmanagedStore
-) -> tuple[bool, int]:
-    """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them."""
-    from pitools.stage.cache import disk_quota, inventory
+def _as_dataset(source: Dataset | UnmanagedStore) -> Dataset:
+    if isinstance(source, Dataset):
+        return source
+    return Dataset(source=source.source, manifest=source.manifest, data=b"", version=source.key)
 
-    limits = limits or disk_quota.QuotaLimits()
+
+def _fits_limits(root: Path, needed: int, limits: QuotaLimits, source: Dataset | UnmanagedStore) -> tuple[bool, int]:
+    """Return whether `needed` bytes fit within a root's limits, and how many bytes would be evicted for them."""
     disk = needed + limits.min_free_bytes - free_bytes(root)
 
     def shortfall(usages: Usages) -> Shortfall:
         quota = limits.quota_bytes
-        return disk_quota.Shortfall(
-            0 if quota is None else inventory.total_bytes(usages.values()) + needed - quota, disk
-        )
+        return Shortfall(0 if quota is None else total_bytes(usages.values()) + needed - quota, disk)
 
     if limits.quota_bytes is None and disk <= 0:
         return True, 0  # without measuring the root
     if not (root / OBJECTS).is_dir():
         return shortfall({}).bytes <= 0, 0
     try:
-        own_version = source.key if isinstance(source, UnmanagedStore) else source.version
-        result = disk_quota.make_room(root, shortfall, except_version=own_version, dry_run=True)
+        result = make_room(root, shortfall, except_version=_as_dataset(source).version, dry_run=True)
     except PitError:  # a root of another user: only its owner may evict
         return False, 0
     return not result.missing_bytes, sum(size for _, size in result.evicted)

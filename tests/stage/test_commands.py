@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from pitools.dataset.catalog.retirement import retire_version
+from pitools.stage.cache import lease
 from pitools.store import tags
 
 SCHEMAS = {
     "pit.stage/1": "dataset version source path state files bytes copied_bytes verified_bytes wall_s node"
     " linked_bytes resumed_bytes peer_bytes",
     "pit.stage-plan/1": "dataset version source root path state files bytes copy_bytes free_bytes fits"
-    " arrays steps episodes evict_bytes",
+    " arrays steps episodes evict_bytes quota_bytes min_free_bytes",
     "pit.stage-finding/1": "dataset version path problem expected got",
     "pit.stage-check/1": "path datasets files bytes findings wall_s",
     "pit.staged/1": "dataset version path state files bytes staged source last_used leased locked pinned part",
@@ -69,6 +70,22 @@ def test_a_version_by_its_tag_and_a_retired_one(make_dataset, tmp_path: Path, pi
     assert (code, records(out)[-1]["datasets"]) == (0, 1)
 
 
+def test_nothing_is_staged_before_every_source_is_found(small: Path, tmp_path: Path, pit_stage):
+    """A typo in the last of several sources costs no copy of the first."""
+    assert pit_stage("run", small, small.parent / "nothing", "--to", tmp_path / "pit")[:2] == (2, "")
+    assert not (tmp_path / "pit").exists()
+
+
+def test_several_sources_of_one_run_do_not_evict_each_other(make_dataset, tmp_path: Path, pit_stage, monkeypatch):
+    """The first set of a run stays until the run ends, however long ago it was staged."""
+    sources = [make_dataset({"a": os.urandom(9 << 20)}, name) for name in ("one", "two")]
+    root = tmp_path / "pit"
+    monkeypatch.setattr(lease, "last_used", lambda *_: 0.0)
+    code, out, _ = pit_stage("run", *sources, "--to", root, "--quota", "25MiB")
+    assert (code, [r["dataset"] for r in records(out)]) == (75, ["one"])
+    assert os.listdir(root / "objects") == [sources[0].name]
+
+
 def test_no_receipt_of_what_was_not_staged(small: Path, make_dataset, tmp_path: Path, pit_stage):
     """The first version is staged and said so; the second is not, and no receipt says it was."""
     dataset = make_dataset({"a": b"1"}, "other")
@@ -100,6 +117,20 @@ def test_plan_into_run(small: Path, tmp_path: Path, pit_stage, monkeypatch: pyte
     code, out, _ = pit_stage("run", "-")
     assert code == 0
     assert records(out)[0]["path"] == records(plans)[0]["path"]
+
+
+def test_a_plan_keeps_its_limits(make_dataset, tmp_path: Path, pit_stage, monkeypatch: pytest.MonkeyPatch):
+    """`run -` refuses a plan that does not fit before it copies anything, and keeps to the limits of the others."""
+    sources = [make_dataset({"a": os.urandom(9 << 20)}, name) for name in ("one", "two")]
+    code, plans, _ = pit_stage("plan", *sources, "--to", tmp_path / "pit", "--quota", "25MiB")
+    assert (code, [r["fits"] for r in records(plans)]) == (1, [True, False])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(plans))
+    assert pit_stage("run", "-")[:2] == (75, "")
+    assert not (tmp_path / "pit").exists()
+    for text in plans.replace("false", "true").splitlines():
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        code, _, _ = pit_stage("run", "-", "--quota", "1GiB")
+    assert (code, len(os.listdir(tmp_path / "pit/objects"))) == (75, 1)
 
 
 def test_a_plan_that_does_not_fit_is_a_no(make_dataset, tmpfs, pit_stage):

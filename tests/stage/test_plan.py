@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pitools.core.errors import ClusterError, UsageError
+from pitools.core.errors import ClusterError, DataError, UsageError
 from pitools.stage import plan as planning
-from pitools.stage.plan import StageRequest
+from pitools.stage.request import StageRequest
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 
@@ -38,6 +38,26 @@ def test_plans_add_up(make_dataset, tmpfs):
         False,
     ]
     assert [next(planning.plan_requests([StageRequest(dataset, disk)])).fits for dataset in datasets] == [True, True]
+
+
+def test_a_plan_counts_what_need_not_be_copied(build, tmp_path: Path, tmpfs):
+    """Files of another version there and those of an interrupted copy take no room again."""
+    disk = tmpfs("size=22m")
+    files = {"a": os.urandom(8 << 20), "b": os.urandom(2 << 20), "c": os.urandom(2 << 20)}
+    for path, folder in {"older": {"a": files["a"]}, "new": files}.items():
+        source = build(tmp_path / path, folder)
+        dataset = load_dataset(source)
+        if path == "new":
+            (source / "c").write_bytes(b"wrong")
+            with pytest.raises(DataError):
+                stage_version(dataset, disk, readers=1)
+        else:
+            stage_version(dataset, disk)
+    (plan,) = planning.plan_requests([StageRequest(dataset, disk)])
+    assert (plan.bytes, plan.copy_bytes, plan.fits) == (12 << 20, 2 << 20, True)
+    assert plan.free_bytes < 12 << 20
+    (source / "c").write_bytes(files["c"])
+    assert stage_version(dataset, disk).copied_bytes == plan.copy_bytes
 
 
 def test_an_unsafe_root_is_refused(small: Path, tmp_path: Path):

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pitools.stage import plan as planning
 from pitools.stage.cache.inventory import list_sets
+from pitools.stage.request import StageRequest
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
@@ -69,9 +70,7 @@ class Staging(RuleBasedStateMachine):
     def judge(self) -> None:
         """`plan` and `list` see names and sizes, `check` sees content, and nothing unfinished stands about."""
         quick = [{"flipped": "whole"}.get(truth, truth) for truth in self.truth]
-        plans = [
-            plan.state for plan in planning.plan_requests(planning.StageRequest(each, self.root) for each in self.sets)
-        ]
+        plans = [plan.state for plan in planning.plan_requests(StageRequest(each, self.root) for each in self.sets)]
         assert plans == [{"whole": "present"}.get(truth, truth) for truth in quick]
         listed = {record.version: record.state for record in list_sets(self.root)}
         assert listed == {s.version: truth for s, truth in zip(self.sets, quick, strict=True) if truth != "absent"}

@@ -54,6 +54,13 @@ class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True):
     quota_bytes: int | None = None
     min_free_bytes: int = 0
 
+    def stricter(self, other: QuotaLimits) -> QuotaLimits:
+        """Return the limits that keep to both."""
+        quotas = [limits.quota_bytes for limits in (self, other) if limits.quota_bytes is not None]
+        return QuotaLimits(
+            quota_bytes=min(quotas, default=None), min_free_bytes=max(self.min_free_bytes, other.min_free_bytes)
+        )
+
 
 class ReservedSpace(msgspec.Struct, frozen=True, kw_only=True):
     """bytes: a stager's partial copy when complete. in_flight_bytes: of these, at most neither written nor reserved."""

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,13 +292,23 @@ def free_bytes(root: Path) -> int:
     """Return the bytes this user may write to the disk of `root`, or of its nearest existing parent. Raises
     ClusterError.
     """
+    status = _statvfs(root)
+    return status.f_bavail * status.f_frsize
+
+
+def free_inodes(root: Path) -> int:
+    """Return the number of files this user may create on the disk of `root`. Raises ClusterError."""
+    status = _statvfs(root)
+    return status.f_favail if status.f_files else sys.maxsize  # file systems without a table of inodes report 0
+
+
+def _statvfs(root: Path) -> os.statvfs_result:
     try:
         while not root.is_dir() and root != root.parent:
             root = root.parent
-        status = os.statvfs(root)
+        return os.statvfs(root)
     except OSError as error:
         raise from_os_error(error, root) from error
-    return status.f_bavail * status.f_frsize
 
 
 def needed_bytes(files: Iterable[FileEntry]) -> int:

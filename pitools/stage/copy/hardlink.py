@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -26,34 +27,40 @@ class _ManifestName(msgspec.Struct, frozen=True):
     name: str
 
 
-def link_shared(dataset: Dataset, root: Path, target: Path, skip: set[int]) -> set[int]:
-    """Link files of equal content from other staged versions of this dataset into `target`; return their manifest
-    indexes.
+def find_shared(dataset: Dataset, root: Path, skip: set[int]) -> dict[int, str]:
+    """Find files of equal content in other staged versions of this dataset; return their paths by manifest index.
 
     A file is trusted to match its version's manifest while its size is right and it is no younger than the manifest,
     which is written last. Errors in another version are never raised: its files are copied instead.
     """
-    older_versions = _older_versions(dataset, root)
-    if not older_versions:
-        return set()
     indexes_by_digest: dict[str, list[int]] = {}
     for index, entry in enumerate(dataset.manifest.files):
         if entry.digest and index not in skip:
             indexes_by_digest.setdefault(entry.digest, []).append(index)
+    shared: dict[int, str] = {}
+    for folder in _older_versions(dataset, root) if indexes_by_digest else ():
+        shared |= _find_in(folder, indexes_by_digest)
+    return shared
+
+
+def link_shared(dataset: Dataset, root: Path, target: Path, skip: set[int]) -> set[int]:
+    """Link the files that `find_shared` returns into `target`; return their manifest indexes."""
+    shared = find_shared(dataset, root, skip)
+    for subfolder in sorted(all_folders(dataset.manifest.files)) if shared else ():
+        (target / subfolder).mkdir(exist_ok=True)
+        (target / subfolder).chmod(0o755)  # regardless of the umask: the root's mode decides on access
     linked: set[int] = set()
-    for folder in older_versions if indexes_by_digest else ():
-        if not linked:
-            for subfolder in sorted(all_folders(dataset.manifest.files)):
-                (target / subfolder).mkdir(exist_ok=True)
-                (target / subfolder).chmod(0o755)  # regardless of the umask: the root's mode decides on access
-        linked |= _link_from(folder, target, dataset.manifest.files, indexes_by_digest)
+    for index, path in shared.items():
+        with contextlib.suppress(OSError):  # too many links, or a file system without links
+            _link_file(path, f"{target}/{dataset.manifest.files[index].path}")
+            linked.add(index)
     return linked
 
 
 def _older_versions(dataset: Dataset, root: Path) -> list[Path]:
     """Return the newest staged versions of the same name or the parent, newest first."""
     versions = []
-    for folder in (root / OBJECTS).iterdir():
+    for folder in (root / OBJECTS).glob("*"):
         try:
             with open_regular(folder / MANIFEST_FILE) as file:
                 staged_ns = os.fstat(file.fileno()).st_mtime_ns
@@ -65,26 +72,19 @@ def _older_versions(dataset: Dataset, root: Path) -> list[Path]:
     return [folder for _, folder in sorted(versions, reverse=True)[:_MAX_OLDER]]
 
 
-def _link_from(
-    folder: Path, target: Path, files: tuple[FileEntry, ...], indexes_by_digest: dict[str, list[int]]
-) -> set[int]:
-    linked: set[int] = set()
+def _find_in(folder: Path, indexes_by_digest: dict[str, list[int]]) -> dict[int, str]:
+    """Find files of these digests in a staged version, and remove the digests found."""
+    shared: dict[int, str] = {}
     try:
         older_version = load_dataset(folder)
         staged_ns = (folder / MANIFEST_FILE).stat().st_mtime_ns
     except (PitError, OSError):
-        return linked
+        return shared
     for entry in older_version.manifest.files:
-        if entry.digest not in indexes_by_digest or not _is_untouched(f"{folder}/{entry.path}", entry, staged_ns):
-            continue
-        try:
-            for index in indexes_by_digest[entry.digest]:
-                _link_file(f"{folder}/{entry.path}", f"{target}/{files[index].path}")
-                linked.add(index)
-        except OSError:  # too many links, or a file system without links
-            continue
-        del indexes_by_digest[entry.digest]
-    return linked
+        path = f"{folder}/{entry.path}"
+        if entry.digest in indexes_by_digest and _is_untouched(path, entry, staged_ns):
+            shared |= dict.fromkeys(indexes_by_digest.pop(entry.digest), path)
+    return shared
 
 
 def _is_untouched(path: str, entry: FileEntry, staged_ns: int) -> bool:

@@ -8,13 +8,14 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from pitools.core.errors import NoSpace
 from pitools.core.fs import remove_tree
 from pitools.core.progress import Advance
 from pitools.stage.cache.disk_quota import QuotaLimits, reserve
-from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path
+from pitools.stage.cache.layout import free_inodes, journal_path, needed_bytes, partial_path
 from pitools.stage.copy import journal as journals
 from pitools.stage.copy.copy import CopyOptions, copies_by_ranges, copy_files, is_durable, write_file
-from pitools.stage.copy.hardlink import link_shared
+from pitools.stage.copy.hardlink import find_shared, link_shared
 from pitools.stage.copy.journal import CopyJournal, FinishedFiles
 from pitools.stage.copy.worker import digest_error
 from pitools.stage.sources.base import Dataset
@@ -32,6 +33,37 @@ class CopyTotals(NamedTuple):
     linked_bytes: int
     resumed_bytes: int
     digests: dict[int, str]
+
+
+class MissingFiles(NamedTuple):
+    """The files of a version still to be copied. range_bytes: of these, written by an interrupted copy."""
+
+    files: list[FileEntry]
+    range_bytes: int
+
+    @property
+    def copy_bytes(self) -> int:
+        """Return the bytes to copy."""
+        return sum(entry.bytes for entry in self.files) - self.range_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the bytes to be written to the disk."""
+        return needed_bytes(self.files) - self.range_bytes
+
+
+def find_missing(dataset: Dataset, root: Path) -> MissingFiles:
+    """Return what `fill_partial` would copy. Changes nothing."""
+    files, version = dataset.manifest.files, dataset.version
+    folder = partial_path(root, version)
+    finished = journals.read_journal(journal_path(root, version), folder, version, files)
+    if finished.ranges and not copies_by_ranges(dataset.source, folder, CopyOptions(readers=1)):
+        finished.ranges.clear()
+    present = finished.files.keys() | find_shared(dataset, root, set(finished.files)).keys()
+    for index in present & finished.ranges.keys():
+        del finished.ranges[index]
+    missing = [entry for index, entry in enumerate(files) if index not in present]
+    return MissingFiles(missing, _written_range_bytes(files, finished))
 
 
 def fill_partial(
@@ -57,18 +89,23 @@ def fill_partial(
         _remove_stale(folder, files, finished, linked)
     for index in (*finished.files, *linked):
         options.on_file(index)
-    missing_files = [entry for index, entry in enumerate(files) if index not in finished.files and index not in linked]
+    missing = MissingFiles(
+        [entry for index, entry in enumerate(files) if index not in finished.files and index not in linked],
+        _written_range_bytes(files, finished),
+    )
+    if len(missing.files) > (inodes := free_inodes(root)):
+        message = f"{len(missing.files)} files to be written, more than the {inodes} free inodes"
+        raise NoSpace(message, where=str(root), hint=f"evict sets of many files: pit-stage list {root}")
     linked_bytes = sum(files[index].bytes for index in linked)
-    range_bytes = _written_range_bytes(files, finished)
     resumed_bytes = sum(files[index].bytes for index in finished.files)
-    in_flight = _LATE_WRITE_BYTES + options.readers * _largest_buffered(missing_files)
-    with reserve(root, version, needed_bytes(missing_files) - range_bytes, limits, in_flight=in_flight) as used:
+    in_flight = _LATE_WRITE_BYTES + options.readers * _largest_buffered(missing.files)
+    with reserve(root, version, missing.needed_bytes, limits, in_flight=in_flight) as used:
 
         def count_bytes(count: int) -> None:
             used(count)
             advance(count)
 
-        advance(linked_bytes + resumed_bytes + range_bytes)
+        advance(linked_bytes + resumed_bytes + missing.range_bytes)
         own_files = _write_own_files(dataset, folder, skip=finished.files.keys() | linked)
         count_bytes(sum(files[index].bytes for index in own_files))
         for index in own_files:
@@ -80,9 +117,7 @@ def fill_partial(
             )
         finally:
             journal.close()
-    return CopyTotals(
-        sum(entry.bytes for entry in missing_files) - range_bytes, linked_bytes, resumed_bytes + range_bytes, digests
-    )
+    return CopyTotals(missing.copy_bytes, linked_bytes, resumed_bytes + missing.range_bytes, digests)
 
 
 def _written_range_bytes(files: Sequence[FileEntry], finished: FinishedFiles) -> int:

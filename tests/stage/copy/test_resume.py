@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from pitools.core import subprocesses
-from pitools.core.errors import DataError
+from pitools.core.errors import DataError, NoSpace
 from pitools.stage.cache.disk_quota import reserve
 from pitools.stage.cache.layout import journal_path, partial_path
 from pitools.stage.copy import resume
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES
+from pitools.stage.plan import plan_requests
+from pitools.stage.request import StageRequest
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
@@ -175,3 +177,15 @@ def test_what_many_readers_did_of_small_files_is_kept(build, tmp_path: Path, roo
     interrupted(source, root, bytes_per_s=4_000_000, until=half, readers=readers)
     assert stage_version(load_dataset(source), root).resumed_bytes >= count * size // 4
     assert findings(root) == []
+
+
+@pytest.mark.usefixtures("as_root")
+def test_more_files_than_free_inodes_are_refused_before_the_copy(tmpfs, build, tmp_path: Path):
+    """Files of few bytes can fill a disk too: nothing is written, and the plan says so."""
+    root = tmpfs("size=64m,nr_inodes=50") / "pit"
+    dataset = load_dataset(build(tmp_path / "data", {f"c/{i}": b"x" for i in range(60)}))
+    (plan,) = plan_requests([StageRequest(dataset, root)])
+    assert not plan.fits
+    with pytest.raises(NoSpace):
+        stage_version(dataset, root)
+    assert os.listdir(root / ".tmp") == []
