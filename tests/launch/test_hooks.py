@@ -32,7 +32,7 @@ EVENTS: dict[str, tuple[str, dict[str, object]]] = {
     "retry": ("decided", {"attempt": "0", "kind": "node", "action": "retry", "reason": "n1 is down"}),
     "verdict": ("finished", {"kind": "finished", "code": "finished", "reason": ""}),
     "nan": ("loss_nan", {"attempt": "1", "step": 7}),
-    "stop": ("decided", {"attempt": "0", "kind": "user", "action": "stop", "reason": "a bug"}),
+    "stop": ("decided", {"attempt": "0", "kind": "program", "action": "stop", "reason": "a bug"}),
     "moving": ("stopped", {"kind": "cancelled", "code": "moving", "reason": ""}),
     "submitted": ("submitted", {"job_id": "1"}),
 }
@@ -145,7 +145,7 @@ def test_a_run_from_start_to_end(pit: Pit, tmp_path: Path) -> None:
     collect = json.dumps(["sh", "-c", COLLECT, "sh", str(out)])
     (config / "hooks.toml").write_text(f'[[hooks]]\non = ["verdict"]\ncommand = ["cp", "/dev/stdin", "{own}"]\n')
     (tmp_path / "t.toml").write_text(
-        f'name = "t"\ncommand = "python train.py"\n[retry]\nuser = 1\n[watch]\nmin_stall = "3s"\n'
+        f'name = "t"\ncommand = "python train.py"\n[retry]\nprogram = 1\n[watch]\nmin_stall = "3s"\n'
         f"[[hooks]]\ncommand = {collect}\n"
     )
     done = pit("launch", "run", "t.toml", "--wait", PIT_RUNS=str(tmp_path / "runs"))

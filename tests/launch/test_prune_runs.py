@@ -65,7 +65,7 @@ def make_run(root: Path, number: int, contents: dict[str, object]) -> RunRecord:
         (run_dir / output).parent.mkdir(exist_ok=True)
         (run_dir / output).write_text("1")
     if contents["is_over"]:
-        apply_decision.write_verdict(run_dir, "user", "it failed", 1, moved_to="x" if contents["is_moving"] else "")
+        apply_decision.write_verdict(run_dir, "program", "it failed", 1, moved_to="x" if contents["is_moving"] else "")
     if contents["is_in_sweep"]:
         sweep = root / "sweeps" / "s"
         sweep.mkdir(parents=True, exist_ok=True)

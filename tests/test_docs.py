@@ -1,0 +1,104 @@
+"""The pages of docs/: each block runs as it is written, in the order of its page; the site is built in strict mode."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+GENERATED = {"commands.md", "records.md", "python_reference.md"}
+NEED_SLURM = {"cluster.md", "operators.md", "python.md"}
+PAGES = sorted(path.name for path in DOCS.glob("*.md") if path.name not in GENERATED)
+# A block with a title is a file; `sh` and `python` run; `text` is output, or what is not to be typed as it is.
+_BLOCK = re.compile(r"^ *```([a-z]*)(?: title=\"([\w./-]+)\")?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+# What a page promises of its own blocks: expressions of which each is found in what they print, in this order.
+_SHOWN = {
+    "train.md": [
+        r'"attempt":"0".*"kind":"program"',
+        r'"attempt":"1".*"kind":"(finished|succeeded)"',
+        r'"steps":60',
+        r'"event":"verdict"',
+    ],
+    "failures.md": [r'"state":"FAILED"', "ModuleNotFoundError", r'"state":"COMPLETED"'],
+    "index.md": [r'"state":"COMPLETED"', r"1: rank 1 of 2 reads \S*/objects/"],
+    "cluster.md": [r'"state":"COMPLETED"', "1: rank 1 on alpha"],
+}
+_KNOWN = {"sh", "python", "toml", "text"}
+
+
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """(language, name of the file, text) of each block of a page."""
+    return _BLOCK.findall((DOCS / page).read_text())
+
+
+@pytest.fixture
+def desk(repo: Path, tmp_path: Path, dev_sites: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as a reader has it: the checkout's scripts, and settings of nobody."""
+    for name in ("scripts", "site_configs"):
+        (tmp_path / name).symlink_to(repo / name)
+    (tmp_path / "home").mkdir()
+    for name in [name for name in os.environ if name.startswith(("PIT_", "SBATCH_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+    monkeypatch.setenv("PIT_RUNS", str(tmp_path / "runs"))
+    config = tmp_path / "home" / ".config"
+    shutil.copytree(dev_sites, config / "pitools" / "sites")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+    return tmp_path
+
+
+def run_page(page: str, folder: Path) -> None:
+    """Run the blocks of a page, and look for what it promises."""
+    script = []
+    for number, (language, name, text) in enumerate(blocks(page)):
+        assert language in _KNOWN, f"{page}: a block of {language or 'no language'}"
+        file = folder / (name or f"block{number}.{language}")
+        if name or language == "python":
+            file.write_text(text)
+        if language == "python":
+            script.append(f"python {file.name}" if not name else f"python -m py_compile {file.name}")
+        elif language == "sh":
+            script.append(text)
+    text = "\n".join(script)
+    argv = ["bash", "-euo", "pipefail", "-c", text]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, f"{page}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    position = 0
+    for pattern in _SHOWN.get(page, []):
+        match = re.compile(pattern).search(done.stdout, position)
+        assert match, f"{page}: {pattern}\n{done.stdout[position:]}"
+        position = match.end()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in NEED_SLURM])
+def test_the_blocks_of_a_page_run(page: str, desk: Path) -> None:
+    """In one shell, one after the other, on this machine alone."""
+    run_page(page, desk)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("page", sorted(NEED_SLURM))
+def test_the_blocks_of_a_page_about_slurm_run(
+    page: str, desk: Path, clusters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on alpha's login node, where the page needs clusters."""
+    monkeypatch.setenv("SLURM_CONF", str(clusters / "alpha" / "slurm.conf"))
+    run_page(page, desk)
+
+
+def test_the_site_is_built_in_strict_mode(repo: Path, tmp_path: Path) -> None:
+    """No dead link, no page that the navigation lacks, and the reference has every command."""
+    pytest.importorskip("mkdocs")
+    subprocess.run([repo / "scripts" / "docs", tmp_path / "site"], check=True, capture_output=True)
+    assert "pit launch prune" in (tmp_path / "site" / "commands" / "index.html").read_text()
+    assert {path.parent.name for path in (tmp_path / "site").glob("*/index.html")} >= {
+        Path(page).stem for page in PAGES if page != "index.md"
+    }
