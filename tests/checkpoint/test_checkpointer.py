@@ -197,6 +197,21 @@ def test_generators_go_on_where_they_were(folder: Path) -> None:
     assert framework.drawn == 7
 
 
+def test_generators_of_another_version_keep_their_seeds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A framework that refuses the saved states of its generators restores the training state, and says so."""
+
+    class Newer(Files):
+        def set_random_state(self, states: dict[str, Any]) -> None:
+            raise RuntimeError("RNG state is wrong size")
+
+    saved(folder, 1)
+    with Checkpointer(folder, Newer()) as checkpointer:
+        actual = checkpointer.restore(state(0))
+    assert actual is not None
+    assert actual.state == state(1)
+    assert "RNG state is wrong size" in capsys.readouterr().err
+
+
 def test_the_loop_does_not_wait_for_the_write(folder: Path) -> None:
     """While a file is being written the loop goes on; the next save waits for it; nothing shows before it is whole."""
     event = threading.Event()

@@ -85,6 +85,14 @@ def remove_building(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def last_change(folder: Path) -> float:
+    """Return the newest modification time in a folder, in seconds since 1970; 0 if it is gone."""
+    try:
+        return max([folder.lstat().st_mtime, *(entry.stat().st_mtime for _, entry in walk_files(folder))])
+    except OSError:
+        return 0.0
+
+
 def listed_steps(folder: Path) -> list[int]:
     """Return the steps in the names of checkpoints, newest first; [] without a folder. Raises ClusterError."""
     return sorted((step for path in _list_dir(folder) if (step := step_of(path)) is not None), reverse=True)

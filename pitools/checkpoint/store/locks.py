@@ -66,10 +66,11 @@ def exclusive_lock(step_dir: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool]:
+def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S, saves: bool = True) -> Iterator[bool]:
     """Lock a folder for the one process that saves there; yield False on a file system without locks.
 
-    Raises TryLater when another process holds the lock, NoSpace, ClusterError.
+    saves: False for a process that only removes; it does not become the one that `is_own_node` compares. Raises
+    TryLater when another process holds the lock, NoSpace, ClusterError.
     """
     path = folder / WRITER_LOCK
     try:
@@ -88,7 +89,8 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool
                 "end the older attempt of this run first: pit launch cancel RUN",
             )
             raise TryLater(message, where=str(folder), hint=hint)
-        _write_owner(descriptor)
+        if saves:
+            _write_owner(descriptor)
         _close_in_children()
         _held_descriptors.add(descriptor)
         yield is_locked is True
@@ -96,6 +98,15 @@ def writer_lock(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[bool
         descriptors.discard(descriptor)
         if getpid() == pid:
             close(descriptor)
+
+
+def is_own_node(folder: Path) -> bool:
+    """Return whether the last process that saved here was on this node, or none has locked the folder."""
+    try:
+        owner = (folder / WRITER_LOCK).read_text(errors="replace").strip()
+    except OSError:
+        return True
+    return not owner or owner.endswith(f" on {socket.gethostname()}")
 
 
 @lru_cache(maxsize=1)

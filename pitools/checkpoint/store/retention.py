@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import sys
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from pitools.core.fs import fsync_dir
 from pitools.core.record import Record
 
 KEEP_LAST = 3
+_KILLED_AFTER_S = 3600.0  # without a write: longer than any save waits
 PruneState = Literal["kept", "removed", "would be removed", "failed"]
 
 
@@ -72,19 +74,28 @@ def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path
     """Remove the leftovers of killed saves and removals, and return them; while another process saves there, only
     those of removals.
 
-    is_only_writer: the caller holds `locks.writer_lock`, which yielded True. Raises ClusterError.
+    is_only_writer: the caller holds `locks.writer_lock`, which yielded True. Without it, a save of another node is
+    taken for killed after an hour: on some file systems a lock is known to its own node alone. Raises ClusterError.
     """
     leftovers = layout.leftovers(folder)
     if not leftovers:
         return []
+    oldest_live = 0.0
     with contextlib.ExitStack() as stack:
         if not is_only_writer:
+            if not locks.is_own_node(folder):
+                oldest_live = time.time() - _KILLED_AFTER_S
             try:
-                is_only_writer = stack.enter_context(locks.writer_lock(folder, timeout_s=0))
+                is_only_writer = stack.enter_context(locks.writer_lock(folder, timeout_s=0, saves=False))
             except TryLater:
                 is_only_writer = False
         # A removal that has begun may be finished by any process.
-        removable = [path for path in leftovers if is_only_writer or path.name.startswith(layout.OLD_PREFIX)]
+        removable = [
+            path
+            for path in leftovers
+            if path.name.startswith(layout.OLD_PREFIX)
+            or (is_only_writer and (not oldest_live or layout.last_change(path) < oldest_live))
+        ]
         for path in removable:
             layout.remove_building(path)
     return removable

@@ -1,6 +1,7 @@
 """The states of every rank's random generators, saved beside the training state: Python's, NumPy's, the framework's.
 
-With another world size a rank restores the state of its rank number if there is one; the others keep their seeds.
+With another world size a rank restores the state of its rank number if there is one; the others keep their seeds. So do
+the generators of a framework whose version has states of another size: the training state is as good without them.
 """
 
 from __future__ import annotations
@@ -79,10 +80,14 @@ def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators)
 
             kind, keys, *rest = by_rank[rank]["numpy"]
             np.random.set_state((kind, np.array(_decode_words(keys), np.uint32), *rest))
-        if states := by_rank[rank]["framework"]:
-            framework.set_random_state(states)
+        states = by_rank[rank]["framework"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"its random states cannot be used: {error}", where=str(path)) from error
+    try:
+        if states:
+            framework.set_random_state(states)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        print(f"{path}: the framework's generators keep their seeds: {error}", file=sys.stderr, flush=True)
 
 
 def _encode_words(words: Any) -> str:

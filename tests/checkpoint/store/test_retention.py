@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -155,6 +156,20 @@ def test_leftovers(folder: Path, save: Save) -> None:
     assert [path.name for path in retention.remove_leftovers(folder)] == [".step_2.killed-again"]
     assert lookup.complete_steps(folder) == [1]
     assert (folder / ".cache").is_dir()
+
+
+def test_a_save_of_another_node_may_be_in_progress(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where locks are known to their own node alone, its leftovers stay, however often, until an hour after a write."""
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "compute-7")
+        with locks.writer_lock(folder):
+            pass
+    building = build(folder, 2, contents(2))
+    for _ in range(2):
+        assert retention.remove_leftovers(folder) == []
+    for path in (building, *building.rglob("*")):
+        os.utime(path, (0, 0))
+    assert retention.remove_leftovers(folder) == [building]
 
 
 def test_file_system_without_locks(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
