@@ -9,6 +9,7 @@ The exit code is the program's, or one of pitools: see pitools/launch/job.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -161,10 +162,14 @@ def main(argv: list[str]) -> int:
 def exit_process(code: int) -> None:
     """End this process with an exit code; without clean-up if it is not 0.
 
-    JAX's clean-up would wait for the other ranks, which wait for this one, and then abort with another code.
+    JAX's clean-up would wait for the other ranks, which wait for this one, and then abort with another code. Output
+    that cannot be written, to a full disk, does not change the code.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):  # ValueError: closed by the program
+        os._exit(code)
     if code:
         os._exit(code)
 
@@ -175,5 +180,6 @@ if __name__ == "__main__":
     except SystemExit as error:
         exit_process(failure_record.exit_code(error))
     except BaseException:  # noqa: BLE001 (this process ends with the error)
-        traceback.print_exc()
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
         exit_process(1)

@@ -10,7 +10,8 @@ the job's nonce. The framework's own port is the next one; the guard's answer co
     other ranks  try the same pairs until a guard proves the nonce, at a falling rate: first 4 pairs, 8 after 0.1 s, and
                  so on to 64 pairs every 1 to 2 s, so that waiting ranks cause little load
 
-Every message is one line. Both sides prove the nonce by an HMAC over the other's challenge; the nonce is never sent.
+Every message is one line. Both sides prove the nonce by an HMAC over the other's challenge, the guard's also over
+its answer; the nonce is never sent.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class RendezvousServer:
         rank = int(hello["rank"])
         if not _is_proof(self._job.nonce, f"rank {rank} {challenge}", hello["proof"]):
             return
-        proof = _hmac_proof(self._job.nonce, f"guard {rank} {hello['challenge']}")
+        proof = _hmac_proof(self._job.nonce, f"guard {rank} {hello['challenge']} {self.coordinator}")
         _send(connection, {"proof": proof, "coordinator": self.coordinator}, deadline)
         self._joined.add(rank)
         if len(self._joined) >= self._job.world_size - 1:
@@ -166,8 +167,9 @@ def _query_server(job: JobIdentity, address: str, port: int, rank: int, deadline
             proof = _hmac_proof(job.nonce, f"rank {rank} {greeting['challenge']}")
             _send(connection, {"rank": rank, "challenge": challenge, "proof": proof}, deadline)
             answer = _receive(connection, deadline)
-            is_same_job = _is_proof(job.nonce, f"guard {rank} {challenge}", answer["proof"])
-            return str(answer["coordinator"]) if is_same_job else ""
+            coordinator = str(answer["coordinator"])
+            is_same_job = _is_proof(job.nonce, f"guard {rank} {challenge} {coordinator}", answer["proof"])
+            return coordinator if is_same_job else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -155,6 +155,14 @@ def test_ports_that_are_all_taken_are_no_fault_of_the_node(
     assert (reference.kind, reference.blames_node) == ("network", False)
 
 
+@pytest.mark.parametrize("code", [0, 3, 143])
+def test_a_full_log_disk_does_not_change_the_exit_code(code: int) -> None:
+    """The last lines cannot be written: the code is the program's still, and not Python's for a failed flush."""
+    script = "import sys; from pitools.launch.rank import main; sys.stdout = open('/dev/full', 'w'); print('last line')"
+    done = subprocess.run([sys.executable, "-c", f"{script}; main.exit_process({code})"], check=False)
+    assert done.returncode == code
+
+
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), ("why", 1), (True, 1)], ids=str)
 def test_exit_codes_are_the_interpreter_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object, code: int

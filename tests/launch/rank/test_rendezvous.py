@@ -106,6 +106,26 @@ def test_an_impostor_cannot_pose_as_rank_0() -> None:
             assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
 
 
+def test_an_address_that_was_changed_on_its_way_is_not_taken() -> None:
+    """A listener that passes every message on to the real guard, but answers with its own address, is passed by."""
+    own_part, listener = occupy(0, world_size=2)
+    guard = RendezvousServer(own_part, HERE)
+
+    def relay() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, socket.create_connection((HERE, guard.port)) as upstream:
+                    connection.sendall(upstream.recv(1024))
+                    upstream.sendall(connection.recv(1024))
+                    answer = json.loads(upstream.recv(1024)) | {"coordinator": "evil:1"}
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    with closing(listener), closing(guard):
+        threading.Thread(target=relay, daemon=True).start()
+        assert find_coordinator(own_part, HERE, 1, timeout_s=20) == guard.coordinator
+
+
 def test_a_silent_stranger_delays_nobody() -> None:
     """Connections that say nothing do not keep ranks out."""
     own_part = job(world_size=2)
