@@ -31,6 +31,8 @@ REGEX_PREFIX = "re:"
 # recording.
 _ATTRIBUTES = ("success", "is_success")
 _ARRAYS = ("success", "is_success", "rewards", "reward")
+_SUCCESS_WORDS = ("success", "succeeded", "successful", "true", "yes", "y")
+_FAILURE_WORDS = ("failure", "failed", "fail", "unsuccessful", "false", "no", "n", "none", "")
 _BLOCK_BYTES = 64 << 20
 
 
@@ -215,9 +217,22 @@ def _success(
 
 
 def _is_success(value: object, least: float | None) -> bool:
+    if isinstance(value, str):
+        value = _number_of_word(value.strip().lower())
     if isinstance(value, (int, float)):
         return value > 0 if least is None else value >= least
-    return bool(value) and str(value).lower() not in ("false", "no", "0")
+    return bool(value)
+
+
+def _number_of_word(word: str) -> float:
+    """Return a text of success as a number; a text of another meaning is neither success nor failure: UsageError."""
+    if word in _SUCCESS_WORDS or word in _FAILURE_WORDS:
+        return float(word in _SUCCESS_WORDS)
+    try:
+        return float(word)
+    except ValueError as error:
+        message = f"{word!r}: not a text of success or failure (expected such as {_SUCCESS_WORDS[0]!r}, 'failed')"
+        raise UsageError(message, where="success", hint="name another attribute or an array: success_by") from error
 
 
 def _max_per_episode(arrays: VersionReader, name: str, episodes: Indices) -> NDArray[np.float64]:

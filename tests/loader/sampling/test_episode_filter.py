@@ -102,6 +102,18 @@ def test_an_attribute_of_the_recording_tells_of_success(record: Callable[..., Pa
     assert filter_episodes(VersionReader(path), EpisodeFilters(success=True)).tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("text", "succeeded"), [("failed", False), ("Failure", False), ("0.0", False), ("", False), ("Succeeded", True)]
+)
+def test_success_as_a_text(record: Callable[..., Path], text: str, succeeded: bool):
+    """The words of failure are no success, and those of neither are refused."""
+    path = record((5, 6), attributes=[{"success": text}, {"success": True}])
+    assert filter_episodes(VersionReader(path), EpisodeFilters(success=True)).tolist() == [0, 1][not succeeded :]
+    path = record((5, 6), attributes=[{"success": "in part"}, {"success": True}])
+    with pytest.raises(UsageError, match="in part"):
+        filter_episodes(VersionReader(path), EpisodeFilters(success=True))
+
+
 def test_quarantine_is_left_out_unless_asked_for(version: Path, tmp_path: Path):
     """Single episodes, a copy's by the version it is of, and the whole version."""
     record = version_state.Quarantine(
