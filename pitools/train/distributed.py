@@ -41,17 +41,16 @@ class RankGroup(NamedTuple):
     delete: Delete = lambda _: None
 
     def broadcast(self, key: str, value: str) -> str:
-        """Return rank 0's value at every rank."""
+        """Return rank 0's value at every rank, as late as a collective. Raises Unreachable."""
         if self.world_size == 1:
             return value
         if self.rank == 0:
             self.put(f"pit/{key}", value)
         try:
-            return self.get(f"pit/{key}", NONCE_TIMEOUT_S)
+            return self.get(f"pit/{key}", COLLECTIVE_TIMEOUT_S)
         except TimeoutError as error:
-            raise Unreachable(
-                f"rank 0 did not set its {key} in {NONCE_TIMEOUT_S} s", where=f"rank {self.rank}"
-            ) from error
+            message = f"{key}: broadcast timed out ({COLLECTIVE_TIMEOUT_S} s), missing: rank 0"
+            raise Unreachable(message, where=f"rank {self.rank}", hint="see that rank's log and node") from error
 
 
 class WrongJob(ClusterError):

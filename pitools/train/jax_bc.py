@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from msgspec import convert
 
 from pitools.loader.jax import jax_batches
-from pitools.loader.loader import Loader, LoaderState
+from pitools.loader.loader import Loader
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import rank as ranks
 from pitools.train.checkpointing import make_checkpointer, should_save
@@ -175,7 +174,7 @@ def train(
     if checkpointer and (restored := checkpointer.restore(as_state(params, momentum))):
         done = restored.step
         params, momentum = restored.state["params"], restored.state["momentum"]
-        batches.load_state(convert(restored.loader, LoaderState))
+        batches.load_state_dict(restored.loader)
     params, momentum = jax.device_put((params, momentum), device)
     compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None

@@ -58,10 +58,9 @@ def dataset_path(name: str, env: Mapping[str, str] = os.environ) -> Path:
 
 def cpu_threads(env: Mapping[str, str] = os.environ) -> int | None:
     """Return the CPU threads that this rank may use, from its launcher or Slurm; None if neither sets them."""
-    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
-        if count := _count(env, name, 0):
-            return count
-    return None
+    # OMP_NUM_THREADS may be a list, "4,2", with a count for each level of nested regions.
+    outermost = {"OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()}
+    return _count(outermost, "OMP_NUM_THREADS", 0) or _count(env, "SLURM_CPUS_PER_TASK", 0) or None
 
 
 def _count(env: Mapping[str, str], name: str, default: int) -> int:

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from msgspec import convert
 from torch import nn
 
-from pitools.loader.loader import Loader, LoaderState
+from pitools.loader.loader import Loader
 from pitools.loader.torch import torch_batches
 from pitools.run.steps import StepLog, Stopwatch
 from pitools.train import rank as ranks
@@ -144,7 +143,7 @@ def train(
     done = 0
     if checkpointer and (restored := checkpointer.restore(state)):
         done = restored.step
-        batches.load_state(convert(restored.loader, LoaderState))
+        batches.load_state_dict(restored.loader)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
     with StopSignal() as stop, closing(batches), checkpointer or nullcontext():

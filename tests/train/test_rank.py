@@ -64,5 +64,6 @@ def test_a_dataset_is_found_by_name() -> None:
 def test_threads_are_what_was_granted() -> None:
     """OMP_NUM_THREADS goes before Slurm's number; with neither the library decides."""
     assert rank.cpu_threads({"OMP_NUM_THREADS": "2", "SLURM_CPUS_PER_TASK": "8"}) == 2
+    assert rank.cpu_threads({"OMP_NUM_THREADS": "4,2"}) == 4
     assert rank.cpu_threads({"SLURM_CPUS_PER_TASK": "8"}) == 8
     assert rank.cpu_threads({}) is None
