@@ -82,6 +82,10 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
         self._start = None if state is None else to_loader_state(state)
         # batches_taken: since `_start`. counted: this is the copy in a worker of a StreamLoader, which counts.
         self.batches_taken, self.counted = 0, False
+        self._counter: tuple[int, Loader] | None = None  # a loader that is this number of batches after `_start`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_counter": None}  # a worker opens its own
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -109,12 +113,20 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
     def state(self, batches: int | None = None) -> LoaderState:
         """Return the state `batches` batches after the start; None: of the next iterator's first batch."""
         taken = 0 if self._repeat else self.batches_taken
-        return self._loader(taken if batches is None else batches).state()
+        wanted = taken if batches is None else batches
+        # Counted on from the last call: opening the dataset and counting from the start would take longer each time.
+        if self._counter and self._counter[0] <= wanted:
+            counted, loader = self._counter
+            loader.restrict_to_worker(wanted - counted, 1)
+        else:
+            loader = self._loader(wanted)
+        self._counter = (wanted, loader)
+        return loader.state()
 
     def restart(self, state: LoaderState) -> None:
         """Start the next iterator at the position of `state`. Raises ConfigError for the state of another loader."""
         self._make().load_state(state)
-        self._start, self.batches_taken = state, 0
+        self._start, self.batches_taken, self._counter = state, 0, None
 
     def _loader(self, batches: int) -> Loader:
         """Return a loader positioned `batches` batches after the start."""

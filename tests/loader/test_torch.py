@@ -191,6 +191,28 @@ def test_a_dataloader_goes_on_from_a_state_and_transforms(path: Path, workers: A
     plain.close()
 
 
+def test_the_state_of_a_stream_is_counted_on(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A state after each batch opens the dataset once, and counts each batch once; an earlier state is right, too."""
+    opened, counted = [], []
+
+    def make() -> Loader:
+        opened.append(loader(path))
+        return opened[-1]
+
+    stream = to_torch.BatchStream(make)
+    batches = iter(stream)
+    next(batches)
+    stream.state()
+    real = WindowSamples.batch_at
+    monkeypatch.setattr(WindowSamples, "batch_at", lambda *args: counted.append(args) or real(*args))
+    opened.clear()
+    assert [stream.state(number).position for number in range(1, 40)] == [16 * number for number in range(1, 40)]
+    assert opened == []
+    assert len(counted) == 38
+    assert stream.state(3).position == 3 * 16
+    batches.close()
+
+
 def test_pinned_buffers_are_numpy_arrays(path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of any shape and type; where there is no GPU, torch's empty memory stands for the pinned."""
     empty = torch.empty
