@@ -49,9 +49,9 @@ class Restored(NamedTuple):
 
 
 class _PendingSave(NamedTuple):
-    """The arguments of a save's background part. payload: the folder in `building`, once created."""
+    """The arguments of a save's background part. payload: the folder in `unpublished_dir`, once created."""
 
-    building: Path
+    unpublished_dir: Path
     payload: Future[Path]
     write_payload: Callable[[SaveExchange], Digests | None]
     schema: dict[str, str]
@@ -79,26 +79,28 @@ class Checkpointer:
         keep_last: int = retention.KEEP_LAST,
         keep_every: int = 0,
         timeout_s: float = 600.0,
-        name: str = "checkpoint",
+        store_prefix: str = "checkpoint",
         delete: Delete | None = None,
     ) -> None:
         """Connect the ranks in the store.
 
         put, get, delete: of a key-value store that all ranks share, not needed for one rank. run: the run's name.
         keep_last, keep_every: see `retention.prune_checkpoints`. timeout_s: how long the first rank waits for the last.
-        name: of this Checkpointer, if several are open in one store. Raises Unreachable, ConfigError.
+        store_prefix: of this Checkpointer's keys, if several are open in one store. Raises Unreachable, ConfigError.
         """
         # Absolute: orbax refuses any other, and a loop may change its working directory.
         self.folder, self._adapter, self._run = Path(folder).absolute(), adapter, run
         self._keep, self._timeout_s = (keep_last, keep_every), timeout_s
-        self._barrier, self._token = handshake(put, get, delete, rank, world_size, name=name, timeout_s=timeout_s)
+        self._barrier, self._token = handshake(
+            put, get, delete, rank, world_size, store_prefix=store_prefix, timeout_s=timeout_s
+        )
         self._schema: dict[str, str] | None = None  # of the first restore or save
         self._saved = -1
         self._thread: threading.Thread | None = None
         self._pruning: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saves = self._opens = self._restores = 0
-        self._building, self._is_closed = None, False  # type: Path | None, bool
+        self._unpublished_dir, self._is_closed = None, False  # type: Path | None, bool
         self._locks = contextlib.ExitStack()
 
     def restore(self, like: Any) -> Restored | None:
@@ -143,15 +145,15 @@ class Checkpointer:
             return
         schema = self._adapter.describe(state)
         self._open_once(schema)
-        if self._saves and self._saved < 0 and self._building and self._barrier.rank == 0:
-            layout.remove_building(self._building)  # of the failed save: it would keep a full disk full
+        if self._saves and self._saved < 0 and self._unpublished_dir and self._barrier.rank == 0:
+            layout.remove_tree(self._unpublished_dir)  # of the failed save: it would keep a full disk full
         self._saves += 1
         if last_error:
             raise last_error
         # Numbered: the same step may be saved again after a failure.
         token = f"{self._token}-{self._saves}"
-        building = self._building = layout.building_path(self.folder, step, token)
-        exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", building / layout.DIGESTS_DIR)
+        unpublished_dir = self._unpublished_dir = layout.unpublished_path(self.folder, step, token)
+        exchange = SaveExchange(self._barrier, f"{token}/save of step {step}", unpublished_dir / layout.DIGESTS_DIR)
         payload: Future[Path] = Future()
         try:
             # A later `restore` with the `like` of this program would lose or miss the leaves that differ.
@@ -165,7 +167,7 @@ class Checkpointer:
             _in_background(exchange.fail, error).join(_LEAVE_TIMEOUT_S)
             raise
         self._saved = step
-        pending = _PendingSave(building, payload, write, schema, rng_states, manifest_fields)
+        pending = _PendingSave(unpublished_dir, payload, write, schema, rng_states, manifest_fields)
         self._thread = _in_background(self._finish_save, step, exchange, pending)
 
     def wait(self) -> None:
@@ -248,40 +250,40 @@ class Checkpointer:
 
     def _finish_save(self, step: int, exchange: SaveExchange, pending: _PendingSave) -> None:
         """Finish a save after its copy to host memory, in the background."""
-        building = pending.building
+        unpublished_dir = pending.unpublished_dir
         try:
-            pending.payload.set_result(_make_payload_dir(building))
+            pending.payload.set_result(_make_payload_dir(unpublished_dir))
             known_digests = {
                 f"{layout.PAYLOAD}/{path}": digest for path, digest in (pending.write_payload(exchange) or {}).items()
             }
             exchange(
                 rng_state.encode_rng_state(pending.rng_states),
-                lambda all_of: self._write_metadata(building, pending.schema, all_of),
+                lambda all_of: self._write_metadata(unpublished_dir, pending.schema, all_of),
             )
             rank, world_size = self._barrier.rank, self._barrier.world_size
             publish.digest_share(
-                building, rank, world_size, rank_of_file=self._rank_of_file, known_digests=known_digests
+                unpublished_dir, rank, world_size, rank_of_file=self._rank_of_file, known_digests=known_digests
             )
-            exchange(answer=lambda _: self._publish(step, pending))
+            exchange(at_rank0=lambda _: self._publish(step, pending))
             # In another thread: the next save waits for this one, and the other ranks for that.
             if rank == 0 and not (self._pruning and self._pruning.is_alive()):
                 self._pruning = _in_background(retention.prune_after_save, self.folder, *self._keep)
         except BaseException as error:  # noqa: BLE001  # raised by the next `wait`
             if not pending.payload.done():
                 pending.payload.set_exception(error)
-            self._error = raised = as_pit_error(error, building)
+            self._error = raised = as_pit_error(error, unpublished_dir)
             raised.add_note(f"in the background, while step {step} was saved")
             exchange.fail(raised)
 
-    def _write_metadata(self, building: Path, schema: dict[str, str], rng_states: list[bytes]) -> list[bytes]:
-        state_schema.write_schema(building, schema)
-        rng_state.write_rng_state(building, rng_states)
+    def _write_metadata(self, unpublished_dir: Path, schema: dict[str, str], rng_states: list[bytes]) -> list[bytes]:
+        state_schema.write_schema(unpublished_dir, schema)
+        rng_state.write_rng_state(unpublished_dir, rng_states)
         return []
 
     def _publish(self, step: int, pending: _PendingSave) -> list[bytes]:
         publish.publish_checkpoint(
             self.folder,
-            pending.building,
+            pending.unpublished_dir,
             step,
             format=self._adapter.format,
             run=self._run,
@@ -296,14 +298,14 @@ class Checkpointer:
         return self._adapter.rank_of_file(name, world_size) if folder == layout.PAYLOAD else 0
 
 
-def _make_payload_dir(building: Path) -> Path:
-    """Create the payload of a building folder, at every rank: a barrier would cost more than creating it twice."""
+def _make_payload_dir(unpublished_dir: Path) -> Path:
+    """Create the payload of an unpublished folder, at every rank: a barrier would cost more than creating it twice."""
     try:
-        (building / layout.DIGESTS_DIR).mkdir(parents=True, exist_ok=True)
-        layout.payload_path(building).mkdir(exist_ok=True)
+        (unpublished_dir / layout.DIGESTS_DIR).mkdir(parents=True, exist_ok=True)
+        layout.payload_path(unpublished_dir).mkdir(exist_ok=True)
     except OSError as error:
-        raise from_os_error(error, building) from error
-    return layout.payload_path(building)
+        raise from_os_error(error, unpublished_dir) from error
+    return layout.payload_path(unpublished_dir)
 
 
 def _to_plain(loader: Any, extra: Mapping[str, Any] | None, where: str) -> dict[str, dict[str, Any]]:

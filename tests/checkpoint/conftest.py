@@ -25,8 +25,8 @@ def contents(seed: int) -> dict[str, bytes]:
 
 
 def build(folder: Path, step: int, files: Mapping[str, bytes], *, ranks: int = 1, token: str = "") -> Path:
-    """A building folder that is written and digested, for `seal.publish`."""
-    place = layout.create_building(folder, step, token or os.urandom(4).hex())
+    """An unpublished folder that is written and digested, for `seal.publish`."""
+    place = layout.create_unpublished(folder, step, token or os.urandom(4).hex())
     for name, data in files.items():
         path = layout.payload_path(place) / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -337,7 +337,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    "name", ["payload/0.w", "payload/1.momentum", "payload/index", "random.json", "model.json", "manifest.json"]
+    "name",
+    ["payload/0.w", "payload/1.momentum", "payload/index", "rng_states.json", "state_schema.json", "manifest.json"],
 )
 def test_damage_is_found_and_the_one_before_is_taken(folder: Path, name: str, damage: str) -> None:
     """Whatever is done to whichever file, no rank goes on from it; all agree, and a person finds it with the reason."""

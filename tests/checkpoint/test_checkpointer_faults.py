@@ -157,13 +157,13 @@ def test_nodes_that_do_not_share_the_folder(folder: Path) -> None:
 def test_a_slow_removal_holds_up_no_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next saves are published at every rank while an old checkpoint is still being deleted."""
     saved(folder, 1, 2, world_size=2)
-    goes_on, real = threading.Event(), layout.remove_building
+    goes_on, real = threading.Event(), layout.remove_tree
 
     def remove(path: Path) -> None:
         assert goes_on.wait(20)
         real(path)
 
-    monkeypatch.setattr(layout, "remove_building", remove)
+    monkeypatch.setattr(layout, "remove_tree", remove)
 
     def work(rank: int, options: dict[str, Any]) -> None:
         with Checkpointer(folder, Files(rank), keep_last=1, **options, timeout_s=20) as guard:

@@ -81,7 +81,7 @@ class OrbaxAdapter:
             self._handler.finalize(epath.Path(payload))  # merges the processes' databases into one
             return []
 
-        exchange(answer=finish)
+        exchange(at_rank0=finish)
 
 
 class _AwaitedPath:

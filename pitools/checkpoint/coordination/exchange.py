@@ -1,4 +1,4 @@
-"""Messages between the ranks during a save: files in the building folder, with barriers before they are read.
+"""Messages between the ranks during a save: files in the unpublished folder, with barriers before they are read.
 
 The key-value store carries only the barriers: it is in rank 0's memory, and a plan can be megabytes.
 """
@@ -33,11 +33,11 @@ class SaveExchange:
         self._count = 0
         self._reported = False
 
-    def __call__(self, message: bytes = b"", answer: ComputeReplies | None = None) -> bytes:
+    def __call__(self, message: bytes = b"", at_rank0: ComputeReplies | None = None) -> bytes:
         """Send a message to rank 0, and return its reply after all ranks have sent theirs; b"" for no reply.
 
-        Raises Unreachable with the missing ranks, ClusterError with another rank's failure, and the errors of `answer`
-        at rank 0.
+        Raises Unreachable with the missing ranks, ClusterError with another rank's failure, and the errors of
+        `at_rank0`.
         """
         rank = self._barrier.rank
         if message:
@@ -46,15 +46,15 @@ class SaveExchange:
         self._reported = True
         name = f"{self._name}.{self._count}"
         senders = self._barrier.gather(name, "sent" if message else "")
-        if not answer:
+        if not at_rank0:
             self._reported = False
             return b""
         if rank == 0:
-            self._reply(answer, [number for number, sent in enumerate(senders) if sent])
-        if problem := self._barrier.broadcast(f"{name}.answer"):
+            self._reply(at_rank0, [number for number, sent in enumerate(senders) if sent])
+        if problem := self._barrier.broadcast(f"{name}.reply"):
             raise ClusterError(problem, where=f"rank {rank}", hint="see rank 0's log")
         self._reported = False
-        return self._read(rank, "answer")
+        return self._read(rank, "reply")
 
     def fail(self, error: BaseException) -> None:
         """Send this rank's error to the ranks that wait for it, so that they do not wait for their time-out."""
@@ -63,19 +63,19 @@ class SaveExchange:
         with suppress(PitError):
             self._barrier.report(f"{self._name}.{self._count + 1}", error)
 
-    def _reply(self, answer: ComputeReplies, senders: list[int]) -> None:
+    def _reply(self, at_rank0: ComputeReplies, senders: list[int]) -> None:
         try:
             if lost := [rank for rank in senders if not self._path(self._count, rank, "message").exists()]:
                 problem = f"no files of {self._barrier.format_ranks(lost)} (expected one folder, shared by all nodes)"
                 hint = f"on each node: ls {self._folder.parent.parent}"
                 raise ClusterError(problem, where=str(self._folder), hint=hint)
             messages = [self._read(rank, "message") for rank in range(self._barrier.world_size)]
-            for rank, data in enumerate(answer(messages)):
+            for rank, data in enumerate(at_rank0(messages)):
                 if data:
-                    self._path(self._count, rank, "answer").write_bytes(data)
+                    self._path(self._count, rank, "reply").write_bytes(data)
         except BaseException as error:
             problem = f"rank 0: {type(error).__name__}: {first_line(error)}"
-            self._barrier.broadcast(f"{self._name}.{self._count}.answer", problem)
+            self._barrier.broadcast(f"{self._name}.{self._count}.reply", problem)
             raise
 
     def _path(self, count: int, rank: int, kind: str) -> Path:
@@ -99,11 +99,18 @@ def all_or_none(barrier: Barrier, name: str) -> Iterator[None]:
 
 
 def handshake(
-    put: Put | None, get: Get | None, delete: Delete | None, rank: int, world_size: int, *, name: str, timeout_s: float
+    put: Put | None,
+    get: Get | None,
+    delete: Delete | None,
+    rank: int,
+    world_size: int,
+    *,
+    store_prefix: str,
+    timeout_s: float,
 ) -> tuple[Barrier, str]:
     """Return a barrier that has the ranks' nodes, and a token that only these ranks share.
 
-    name: of the caller; no other open one in this store has it. Raises ConfigError, Unreachable.
+    store_prefix: of the caller's keys; no other open one in this store has it. Raises ConfigError, Unreachable.
     """
     if put is None or get is None or delete is None:
         if world_size != 1:
@@ -111,13 +118,13 @@ def handshake(
             hint = "put, get, delete = torch_store(), of pitools.checkpoint.coordination.torch_store"
             raise ConfigError(message, where="Checkpointer", hint=hint)
         put, get, delete = (lambda _, __: None), (lambda _, __: ""), (lambda _: None)
-    prefix = f"pit/{name}"
+    prefix = f"pit/{store_prefix}"
     first = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, delete=delete)
     names = first.gather("begin", os.environ.get("PIT_NODE") or socket.gethostname())
     names_json = first.broadcast("nodes", msgspec.json.encode([secrets.token_hex(4), *names]).decode())
     token, *nodes = decode_json(names_json, list[str])
     barrier = Barrier(put, get, rank, world_size, timeout_s=timeout_s, prefix=prefix, nodes=nodes, delete=delete)
-    # All keys from here on contain the token. Those above do not: the next Checkpointer of this name writes them again.
+    # All keys from here on contain the token. Those above do not: the prefix's next Checkpointer writes them again.
     barrier.wait(f"{token}/connected")
     first.delete_written()
     barrier.broadcast(f"{token}/ready")

@@ -4,6 +4,8 @@
     owner.json                  pit.checkpoint-owner/1: the run and model of the checkpoints (`owner.py`)
     step_<n>/                   the checkpoint after n steps: published by one rename, and never changed
         payload/                the framework's files
+        state_schema.json       name → type and shape of all that the state holds (`state_schema.py`)
+        rng_states.json         every rank's random generators (`rng_state.py`)
         manifest.json           pit.checkpoint/1: written last
     latest -> step_<n>          for people and scripts; pitools uses `lookup.py`
     quarantine/step_<n>.<stamp>/    a damaged one and reason.json (`quarantine.py`)
@@ -29,7 +31,7 @@ from pitools.core.fs import from_os_error, fsync_dir
 
 PAYLOAD, DIGESTS_DIR, QUARANTINE, LATEST, OLD_PREFIX = "payload", ".digests", "quarantine", "latest", ".old."
 _STEP = re.compile(r"step_(0|[1-9][0-9]{0,14})")
-_BUILDING = re.compile(r"\.step_(0|[1-9][0-9]{0,14})\.([\w-]{1,64})", re.ASCII)
+_UNPUBLISHED = re.compile(r"\.step_(0|[1-9][0-9]{0,14})\.([\w-]{1,64})", re.ASCII)
 _TOKEN = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
@@ -44,41 +46,41 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def building_path(folder: Path, step: int, token: str) -> Path:
-    """Return the path of a save's building folder, the same at every rank. Raises UsageError for an invalid name."""
+def unpublished_path(folder: Path, step: int, token: str) -> Path:
+    """Return the path of a save's unpublished folder, the same at every rank. Raises UsageError for an invalid name."""
     if not 0 <= step <= MAX_STEP or not _TOKEN.fullmatch(token):
         raise UsageError(f"no checkpoint can have step {step} and token {token!r}", where=str(folder))
     return folder / f".step_{step}.{token}"
 
 
-def parse_building(path: Path) -> tuple[int, str] | None:
-    """Return the step and token in a building folder's name; None if it is not one."""
-    match = _BUILDING.fullmatch(path.name)
+def parse_unpublished(path: Path) -> tuple[int, str] | None:
+    """Return the step and token in an unpublished folder's name; None if it is not one."""
+    match = _UNPUBLISHED.fullmatch(path.name)
     return (int(match[1]), match[2]) if match else None
 
 
 def payload_path(checkpoint_dir: Path) -> Path:
-    """Return the framework's folder in a building folder or a checkpoint. The framework creates it."""
+    """Return the framework's folder in an unpublished folder or a checkpoint. The framework creates it."""
     return checkpoint_dir / PAYLOAD
 
 
-def create_building(folder: Path, step: int, token: str) -> Path:
-    """Create the building folder of a save, at rank 0 only. Raises NoSpace, ClusterError."""
-    building = building_path(folder, step, token)
+def create_unpublished(folder: Path, step: int, token: str) -> Path:
+    """Create the unpublished folder of a save, at rank 0 only. Raises NoSpace, ClusterError."""
+    unpublished_dir = unpublished_path(folder, step, token)
     try:
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
             fsync_dir(folder.parent)
-        building.mkdir()
-        (building / DIGESTS_DIR).mkdir()
+        unpublished_dir.mkdir()
+        (unpublished_dir / DIGESTS_DIR).mkdir()
     except OSError as error:
-        remove_building(building)
-        raise from_os_error(error, building) from error
-    return building
+        remove_tree(unpublished_dir)
+        raise from_os_error(error, unpublished_dir) from error
+    return unpublished_dir
 
 
-def remove_building(path: Path) -> None:
-    """Remove a building folder as far as possible; the next save removes the rest."""
+def remove_tree(path: Path) -> None:
+    """Remove an unpublished folder as far as possible; the next save removes the rest."""
     with contextlib.suppress(OSError):
         if path.is_symlink():
             path.unlink()
@@ -101,7 +103,7 @@ def listed_steps(folder: Path) -> list[int]:
 def leftovers(folder: Path) -> list[Path]:
     """Return what unfinished saves and removals left."""
     prefixes = (f"{OLD_PREFIX}step_", f".{LATEST}.")
-    return [path for path in _list_dir(folder) if path.name.startswith(prefixes) or parse_building(path)]
+    return [path for path in _list_dir(folder) if path.name.startswith(prefixes) or parse_unpublished(path)]
 
 
 def walk_files(top: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -117,17 +119,17 @@ def walk_files(top: Path, skip: str = "") -> Iterator[tuple[str, os.DirEntry[str
                     todo.append(f"{prefix}{entry.name}/")
 
 
-def file_sizes(building: Path, is_wanted: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
-    """Return the bytes of each wanted file of a building folder by path. Raises DataError for a special file, OSError.
+def file_sizes(unpublished_dir: Path, is_wanted: Callable[[str], bool] = lambda _: True) -> dict[str, int]:
+    """Return the bytes of each wanted file of an unpublished folder. Raises DataError for a special file, OSError.
 
     Only wanted files are stat'ed: a thousand ranks that each stat every file would slow down the file servers.
     """
     sizes = {}
-    for path, entry in walk_files(building, skip=DIGESTS_DIR):
+    for path, entry in walk_files(unpublished_dir, skip=DIGESTS_DIR):
         if not entry.is_file(follow_symlinks=False) or not is_inside(path):
             raise DataError(
                 f"{path!r}: not a regular file, or an unprintable name: a checkpoint cannot hold it",
-                where=str(building),
+                where=str(unpublished_dir),
             )
         if is_wanted(path):
             sizes[path] = entry.stat(follow_symlinks=False).st_size

@@ -1,9 +1,9 @@
 """Publish a checkpoint: every rank digests a share of the written files; rank 0 seals and renames the folder.
 
-    rank 0    building = layout.create_building(folder, step, token)
-    all       … the framework writes layout.payload_path(building) …        barrier
-    all       digest_share(building, rank, world_size)                      barrier
-    rank 0    publish_checkpoint(folder, building, step, …)
+    rank 0    unpublished_dir = layout.create_unpublished(folder, step, token)
+    all       … the framework writes layout.payload_path(unpublished_dir) …  barrier
+    all       digest_share(unpublished_dir, rank, world_size)                barrier
+    rank 0    publish_checkpoint(folder, unpublished_dir, step, …)
 
 Files are synced first, then the manifest, then the folders; the rename publishes it; the parent is synced last. A kill
 at any point leaves the previous checkpoints, or the new one complete.
@@ -46,7 +46,7 @@ def rank_by_name(path: str, world_size: int) -> int:
 
 
 def digest_share(
-    building: Path,
+    unpublished_dir: Path,
     rank: int,
     world_size: int,
     *,
@@ -54,35 +54,35 @@ def digest_share(
     threads: int = 0,
     known_digests: Mapping[str, FileDigest] = MappingProxyType({}),
 ) -> RankDigests:
-    """Digest this rank's files of a building folder, sync them, and write the digests for rank 0.
+    """Digest this rank's files of an unpublished folder, sync them, and write the digests for rank 0.
 
-    rank_of_file: (path below `building`, ranks) → the rank that digests it; preferably its writer.
+    rank_of_file: (path below `unpublished_dir`, ranks) → the rank that digests it; preferably its writer.
     known_digests: digests that this rank computed while writing durable files, which are not read again. Call when all
     ranks have written. Raises NoSpace, ClusterError, DataError.
     """
     try:
-        sizes = layout.file_sizes(building, lambda path: rank_of_file(path, world_size) == rank)
+        sizes = layout.file_sizes(unpublished_dir, lambda path: rank_of_file(path, world_size) == rank)
         reused = {path: known_digests[path] for path in sizes.keys() & known_digests.keys()}
-        entries = [_entry_of_written(building, path, sizes.pop(path), found) for path, found in reused.items()]
-        for path, digest in hash_files(building, sizes, threads=threads or default_threads(), sync=True):
+        entries = [_entry_of_written(unpublished_dir, path, sizes.pop(path), found) for path, found in reused.items()]
+        for path, digest in hash_files(unpublished_dir, sizes, threads=threads or default_threads(), sync=True):
             if digest.error:
                 raise digest.error
             if not digest.digest:
                 raise DataError(
-                    "still being written while it was digested", where=str(building / path), hint=_UNCOVERED
+                    "still being written while it was digested", where=str(unpublished_dir / path), hint=_UNCOVERED
                 )
             entries.append(FileEntry(path=path, bytes=digest.bytes, digest=digest.digest))
         share = RankDigests(rank=rank, files=tuple(entries))
         # Not durable: after power loss the whole folder is a leftover.
-        write_atomic(building / layout.DIGESTS_DIR / f"{rank}.json", msgspec.json.encode(share), durable=False)
+        write_atomic(unpublished_dir / layout.DIGESTS_DIR / f"{rank}.json", msgspec.json.encode(share), durable=False)
     except OSError as error:
-        raise from_os_error(error, building) from error
+        raise from_os_error(error, unpublished_dir) from error
     return share
 
 
 def publish_checkpoint(
     folder: Path,
-    building: Path,
+    unpublished_dir: Path,
     step: int,
     *,
     format: str,  # noqa: A002
@@ -92,15 +92,15 @@ def publish_checkpoint(
     loader: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Seal a building folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
+    """Seal a folder, and publish it as the checkpoint after `step` steps; by rank 0, when all have digested.
 
     An existing complete checkpoint of that step stays, and this one is removed; a damaged one is moved aside. On
-    failure the building folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
+    failure the unpublished folder is removed. Raises DataError when the shares do not cover every file, NoSpace,
     ClusterError.
     """
     final = layout.step_path(folder, step)
     try:
-        entries = _merge_digests(building, world_size)
+        entries = _merge_digests(unpublished_dir, world_size)
         record = CheckpointManifest(
             step=step,
             t=timestamps.now_rfc3339(),
@@ -113,8 +113,8 @@ def publish_checkpoint(
             extra=dict(extra or {}),
         )
         data = encode_manifest(record)
-        shutil.rmtree(building / layout.DIGESTS_DIR)
-        write_atomic(building / MANIFEST_FILE, data)
+        shutil.rmtree(unpublished_dir / layout.DIGESTS_DIR)
+        write_atomic(unpublished_dir / MANIFEST_FILE, data)
         if os.path.lexists(final):
             if unreadable.is_marked_unreadable(final):
                 quarantine.quarantine_checkpoint(
@@ -123,29 +123,29 @@ def publish_checkpoint(
             elif lookup.read_if_complete(final) is None:
                 quarantine.quarantine_checkpoint(final, (), cause_text="damaged, and saved again")
         unreadable.clear_mark(final)  # of an earlier checkpoint of this step that was removed by hand
-        if not renaming.publish_dir(building, final):
-            layout.remove_building(building)
+        if not renaming.publish_dir(unpublished_dir, final):
+            layout.remove_tree(unpublished_dir)
     except BaseException as error:
-        layout.remove_building(building)
+        layout.remove_tree(unpublished_dir)
         if isinstance(error, OSError):
-            raise from_os_error(error, building) from error
+            raise from_os_error(error, unpublished_dir) from error
         raise
     lookup.update_latest_link(folder)
     return final
 
 
-def _entry_of_written(building: Path, path: str, size: int, written: FileDigest) -> FileEntry:
+def _entry_of_written(unpublished_dir: Path, path: str, size: int, written: FileDigest) -> FileEntry:
     if size != written.bytes:
         problem = f"it has {size} bytes, and {written.bytes} were written"
-        raise DataError(problem, where=str(building / path), hint=_UNCOVERED)
+        raise DataError(problem, where=str(unpublished_dir / path), hint=_UNCOVERED)
     return FileEntry(path=path, bytes=size, digest=written.digest)
 
 
-def _merge_digests(building: Path, world_size: int) -> tuple[FileEntry, ...]:
+def _merge_digests(unpublished_dir: Path, world_size: int) -> tuple[FileEntry, ...]:
     """Return the entries of all ranks, by path. Raises DataError unless they are exactly the files in the folder."""
     entries: dict[str, FileEntry] = {}
     for rank in range(world_size):
-        path = building / layout.DIGESTS_DIR / f"{rank}.json"
+        path = unpublished_dir / layout.DIGESTS_DIR / f"{rank}.json"
         try:
             share = decode_json(path.read_bytes(), RankDigests)
         except FileNotFoundError as error:
@@ -154,12 +154,14 @@ def _merge_digests(building: Path, world_size: int) -> tuple[FileEntry, ...]:
             raise DataError(f"rank {rank}'s digests cannot be read: {error}", where=str(path)) from error
         for entry in share.files:
             if entries.setdefault(entry.path, entry) != entry:
-                raise DataError("two ranks found different bytes", where=str(building / entry.path), hint=_UNCOVERED)
-    sizes = layout.file_sizes(building)
+                raise DataError(
+                    "two ranks found different bytes", where=str(unpublished_dir / entry.path), hint=_UNCOVERED
+                )
+    sizes = layout.file_sizes(unpublished_dir)
     for name in sorted(sizes.keys() | entries.keys()):
         if name not in entries:
-            raise DataError("no rank digested this file", where=str(building / name), hint=_UNCOVERED)
+            raise DataError("no rank digested this file", where=str(unpublished_dir / name), hint=_UNCOVERED)
         if sizes.get(name) != entries[name].bytes:
             problem = f"it had {entries[name].bytes} bytes when it was digested, and now {sizes.get(name, 'none')}"
-            raise DataError(problem, where=str(building / name), hint=_UNCOVERED)
+            raise DataError(problem, where=str(unpublished_dir / name), hint=_UNCOVERED)
     return tuple(entries[name] for name in sorted(entries))

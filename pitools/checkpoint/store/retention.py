@@ -97,7 +97,7 @@ def remove_leftovers(folder: Path, *, is_only_writer: bool = False) -> list[Path
             or (is_only_writer and (not oldest_live or layout.last_change(path) < oldest_live))
         ]
         for path in removable:
-            layout.remove_building(path)
+            layout.remove_tree(path)
     return removable
 
 
@@ -122,7 +122,7 @@ def _remove(path: Path) -> tuple[PruneState, str]:
         return "removed", ""  # by another process
     except OSError as error:  # of another user, or write-protected: continue with the others
         return "failed", str(error.strerror)
-    layout.remove_building(renamed)
+    layout.remove_tree(renamed)
     return "removed", ""
 
 

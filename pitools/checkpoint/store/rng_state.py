@@ -17,7 +17,7 @@ import msgspec
 from pitools.core.errors import DataError, Unreachable
 from pitools.core.record import decode_json
 
-RNG_STATE_FILE = "random.json"
+RNG_STATE_FILE = "rng_states.json"
 
 
 class FrameworkGenerators(Protocol):
@@ -54,9 +54,9 @@ def encode_rng_state(states: RngState) -> bytes:
     return msgspec.json.encode(record)
 
 
-def write_rng_state(building: Path, by_rank: list[bytes]) -> None:
-    """Write the states of all ranks into the building folder; the manifest's seal covers them."""
-    (building / RNG_STATE_FILE).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
+def write_rng_state(unpublished_dir: Path, by_rank: list[bytes]) -> None:
+    """Write the states of all ranks into the unpublished folder; the manifest's seal covers them."""
+    (unpublished_dir / RNG_STATE_FILE).write_bytes(msgspec.json.encode([msgspec.Raw(states) for states in by_rank]))
 
 
 def restore_rng_state(step_dir: Path, rank: int, framework: FrameworkGenerators) -> None:

@@ -16,7 +16,7 @@ from pitools.core.fs import open_regular
 from pitools.core.record import decode_json
 from pitools.store.digest import digest_bytes
 
-SCHEMA_FILE = "model.json"
+SCHEMA_FILE = "state_schema.json"
 _MAX_BYTES = 64 << 20
 _MAX_NAMED = 4
 _HINT = (
@@ -30,9 +30,9 @@ def schema_fingerprint(schema: Mapping[str, str]) -> str:
     return digest_bytes(_encoded(schema))
 
 
-def write_schema(building: Path, schema: Mapping[str, str]) -> None:
-    """Write the schema into the building folder; the manifest's seal covers it."""
-    (building / SCHEMA_FILE).write_bytes(_encoded(schema))
+def write_schema(unpublished_dir: Path, schema: Mapping[str, str]) -> None:
+    """Write the schema into the unpublished folder; the manifest's seal covers it."""
+    (unpublished_dir / SCHEMA_FILE).write_bytes(_encoded(schema))
 
 
 def require_same(expected: Mapping[str, str], schema: Mapping[str, str], where: str) -> None:

@@ -44,7 +44,7 @@ def program_entries(run_dir: Path) -> list[TarEntry]:
 
 def _is_pitools_entry(path: Path) -> bool:
     """Whether `pitools.checkpoint` made this entry of a checkpoint folder."""
-    if path.name in (owner.OWNER_FILE, locks.WRITER_LOCK, layout.QUARANTINE) or layout.parse_building(path):
+    if path.name in (owner.OWNER_FILE, locks.WRITER_LOCK, layout.QUARANTINE) or layout.parse_unpublished(path):
         return True
     if path.name.startswith((f"{layout.OLD_PREFIX}step_", f".{layout.LATEST}.", f"{unreadable.MARK_PREFIX}step_")):
         return True

@@ -71,7 +71,7 @@ def test_a_save_reads_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "fsync", noted)
     with Checkpointer(folder, DcpAdapter()) as guard:
         guard.save(1, {"w": torch.arange(200_000), "b": {"lr": 0.5}})
-    assert sorted(read) == ["model.json", "random.json"]
+    assert sorted(read) == ["rng_states.json", "state_schema.json"]
     assert {"__0_0.distcp", ".metadata.tmp"} <= set(synced)
     assert synced.count("__0_0.distcp") == 1
     assert verify.verify_checkpoint(folder / "step_1") == []
@@ -79,7 +79,7 @@ def test_a_save_reads_nothing_back(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_that_changed_since_is_refused(folder: Path) -> None:
     """Where a file has another size than was written, the digest is not sealed."""
-    place = layout.create_building(folder, 1, "a")
+    place = layout.create_unpublished(folder, 1, "a")
     layout.payload_path(place).mkdir()
     (layout.payload_path(place) / "w").write_bytes(b"12345")
     reference = {"payload/w": FileDigest(4, "xxh3_128:" + "0" * 32)}

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from pitools.checkpoint.checkpointer import Checkpointer
 from pitools.checkpoint.store import layout, lookup, verify
 from pitools.core.errors import DataError
 from tests.train import forked_ranks
@@ -220,15 +219,28 @@ def test_a_pickle_that_calls_is_refused(folder: Path) -> None:
     assert not (folder / "called").exists()
 
 
-def test_a_number_that_becomes_an_array_is_the_same_leaf(folder: Path) -> None:
-    """The step of a new TrainState is a Python number, then a 0-d array: each restores the other."""
-    jax = pytest.importorskip("jax", reason="this framework is not installed")
-    from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
+NUMBER = """
+import sys
+from pathlib import Path
 
-    with Checkpointer(folder, OrbaxAdapter()) as checkpointer:
-        assert checkpointer.restore({"step": 0}) is None
-        checkpointer.save(7, {"step": jax.numpy.int32(7)})
-        checkpointer.wait()
-        restored = checkpointer.restore({"step": 0})
-    assert restored is not None
-    assert int(restored.state["step"]) == 7
+import jax
+
+from pitools.checkpoint.adapters.orbax_adapter import OrbaxAdapter
+from pitools.checkpoint.checkpointer import Checkpointer
+
+with Checkpointer(Path(sys.argv[1]), OrbaxAdapter()) as checkpointer:
+    assert checkpointer.restore({"step": 0}) is None
+    checkpointer.save(7, {"step": jax.numpy.int32(7)})
+    checkpointer.wait()
+    print(int(checkpointer.restore({"step": 0}).state["step"]))
+"""
+
+
+def test_a_number_that_becomes_an_array_is_the_same_leaf(
+    server: Callable[[str], forked_ranks.Server], folder: Path, tmp_path: Path
+) -> None:
+    """The step of a new TrainState is a Python number, then a 0-d array: each restores the other."""
+    pytest.importorskip("jax", reason="this framework is not installed")
+    code = f"import sys; sys.argv = ['', {str(folder)!r}]\n{NUMBER}"
+    rank = Ran(server("jax").start(code, forked_ranks.environment(), tmp_path / "out"), tmp_path / "out")
+    assert ended([rank]) == ["7\n"]

@@ -164,12 +164,12 @@ def test_a_save_of_another_node_may_be_in_progress(folder: Path, save: Save, mon
         patch.setattr(socket, "gethostname", lambda: "compute-7")
         with locks.writer_lock(folder):
             pass
-    building = build(folder, 2, contents(2))
+    unpublished_dir = build(folder, 2, contents(2))
     for _ in range(2):
         assert retention.remove_leftovers(folder) == []
-    for path in (building, *building.rglob("*")):
+    for path in (unpublished_dir, *unpublished_dir.rglob("*")):
         os.utime(path, (0, 0))
-    assert retention.remove_leftovers(folder) == [building]
+    assert retention.remove_leftovers(folder) == [unpublished_dir]
 
 
 def test_file_system_without_locks(folder: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:

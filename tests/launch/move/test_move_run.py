@@ -46,7 +46,7 @@ def main(steps, deaf=False):
     while done < steps and not told:
         time.sleep(0.05)
         done += 1
-    place = layout.create_building(at, done, "t")
+    place = layout.create_unpublished(at, done, "t")
     layout.payload_path(place).mkdir()
     (layout.payload_path(place) / "state").write_text(str(done) * 1000)
     publish.digest_share(place, 0, 1)
