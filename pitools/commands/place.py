@@ -13,6 +13,7 @@ COMMANDS = {
     "watch": ("place_dispatch", "watch", "Tick again and again, and show the queue live."),
     "list": ("place_dispatch", "list_command", "The queue: each job, its tickets, its site."),
     "cancel": ("place_dispatch", "cancel", "Withdraw jobs from the queue and from every site."),
+    "declare-lost": ("place_dispatch", "declare_lost", "Give up tickets at a site that does not answer."),
     "simulate": ("place_simulate", "simulate", "Replay a trace of jobs on several sites under a policy."),
 }
 

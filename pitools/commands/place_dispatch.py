@@ -1,4 +1,4 @@
-"""`pit place run|tick|watch|list|cancel`: one queue over several sites."""
+"""`pit place run|tick|watch|list|cancel|declare-lost`: one queue over several sites."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pitools.commands.options import format_option
 
 if TYPE_CHECKING:
     from pitools.launch.request import Request
+    from pitools.place.dispatch.journal import QueueJob
     from pitools.place.dispatch.status import TickResult
     from pitools.place.dispatch.tick import Dispatcher
     from pitools.site.schema import Site
@@ -186,41 +187,67 @@ def list_command(every: bool, form: str) -> None:
 
 @click.command()
 @click.argument("job_ids", nargs=-1, required=True)
-@click.option(
-    "--lost",
-    "site",
-    metavar="SITE",
-    help="Declare the job's ticket at this unreachable SITE lost: it will not run there.",
-)
 @format_option
-def cancel(job_ids: tuple[str, ...], site: str | None, form: str) -> None:
-    """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat.
-
-    With --lost, a job whose site does not answer is submitted elsewhere. Its ticket there is cancelled when the site
-    answers again; that it has not run by then is your responsibility. If the site answers first, nothing is lost.
-    """
-    from pitools.core.errors import UsageError, suggest
-    from pitools.core.output import Output
-    from pitools.place.dispatch import status, store
+def cancel(job_ids: tuple[str, ...], form: str) -> None:
+    """Withdraw jobs from the queue and from every site, with this tick or the next; safe to repeat."""
+    from pitools.place.dispatch import store
 
     place = store.queue_dir()
     jobs = [store.find_job(place, job_id) for job_id in job_ids]
-    for job in jobs:
-        if site and site not in {ticket.site for ticket in job.live}:
+    _mark_and_tick(place, [(job, ["cancel"]) for job in jobs], form)
+
+
+@click.command()
+@click.argument("site")
+@click.argument("job_ids", nargs=-1, required=True)
+@format_option
+@click.pass_context
+def declare_lost(ctx: click.Context, site: str, job_ids: tuple[str, ...], form: str) -> None:
+    """Declare that jobs' tickets at SITE, which does not answer, will not run: the jobs are submitted elsewhere.
+
+    A ticket is cancelled when the site answers again; that it has not run by then is your responsibility. If the site
+    answers first, its ticket stays the job's, and the exit code is 1.
+    """
+    from pitools.core.errors import UsageError, suggest
+    from pitools.place.dispatch import store
+
+    place, marks = store.queue_dir(), []
+    for job_id in job_ids:
+        job = store.find_job(place, job_id)
+        numbers = [ticket.number for ticket in job.live if ticket.site == site]
+        if not numbers:
             hint = suggest(site, {ticket.site for ticket in job.live})
-            raise UsageError(f'job "{job.job_id}" has no ticket at "{site}"', where="--lost", hint=hint)
+            raise UsageError(f'job "{job_id}" has no ticket at "{site}"', where="SITE", hint=hint)
+        marks.append((job, [f"lost.{number}" for number in numbers]))
+    jobs = _mark_and_tick(place, marks, form)
+    answered = [
+        ticket.name
+        for job in jobs
+        for ticket in job.live
+        if ticket.site == site and ticket.number not in job.declared_lost
+    ]
+    _print_lines(f"{name} is not declared lost: {site} has answered" for name in answered)
+    if answered:
+        ctx.exit(1)
+
+
+def _mark_and_tick(place: Path, marks: list[tuple[QueueJob, list[str]]], form: str) -> list[QueueJob]:
+    """Write the marks of jobs that are not over, tick, print each job's row, and return the jobs."""
+    from pitools.core.output import Output
+    from pitools.place.dispatch import status, store
+
+    for job, names in marks:
         if not job.is_over:
-            for name in [f"lost.{ticket.number}" for ticket in job.live if ticket.site == site] if site else ["cancel"]:
+            for name in names:
                 store.write_mark(job, name)
     ticked = _make_dispatcher(place).tick()
+    jobs = [store.find_job(place, job.job_id) for job, _ in marks]
     with Output(form, status.JOB_COLUMNS) as out:
         for job in jobs:
-            out(status.job_row(cancelled := store.find_job(place, job.job_id), status.read_site_status(place)))
-            for ticket in cancelled.live:
-                if site and ticket.site == site and ticket.number not in cancelled.declared_lost:
-                    click.echo(f"pit: {ticket.name} is not declared lost: {site} has answered", err=True)
+            out(status.job_row(job, status.read_site_status(place)))
     if ticked:
         _print_lines(f"{name}: {error}" for name, error in sorted(ticked.faults.items()))
+    return jobs
 
 
 def _paths(requests: tuple[str, ...]) -> list[Path]:

@@ -124,7 +124,7 @@ class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job of the queue, folded from its journal.
 
     end_entry: the entry that ended the job. refusals: refused submissions. is_cancelled: `pit place cancel` was called.
-    declared_lost: numbers of the tickets of `pit place cancel --lost`.
+    declared_lost: numbers of the tickets of `pit place declare-lost`.
     """
 
     request: QueuedRequest

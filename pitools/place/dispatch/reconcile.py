@@ -208,7 +208,8 @@ def _reconcile_ticket(
     elif is_known:
         _record_progress(state, job, ticket, observed, actions)
     elif not ticket.unknown_since or ticket.doubt_reason != observed.state:
-        reason = f"it ran, and {ticket.site} has no record of its end; if you know it: pit place cancel --lost"
+        command = f"pit place declare-lost {ticket.site} {job.job_id}"
+        reason = f"it ran, and {ticket.site} has no record of its end; if you know that it has not finished: {command}"
         state.append_entry(
             job, EntryKind.UNKNOWN, ticket.number, slurm_id=observed.job_id, state=observed.state, reason=reason
         )

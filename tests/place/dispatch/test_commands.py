@@ -139,6 +139,19 @@ def test_whoever_waits_is_told_what_a_tick_finds(machine: Machine) -> None:
     assert "Connection refused" in reported[1]
 
 
+def test_what_is_wrong_of_one_job_declares_none_lost(machine: Machine) -> None:
+    """An unknown id, or a job without a ticket at that site, after one that has it: exit code 2, and no mark."""
+    job_ids = [json.loads(machine.pit("run", "bc.toml", "--site", "dark")[1])["job_id"] for _ in range(2)]
+    folder = machine.folder / "place" / "jobs" / job_ids[0]
+    submit = {"schema": "pit.journal-entry/1", "t": "2026-01-01T00:00:00Z", "kind": "submit", "ticket": 1}
+    (folder / "journal.jsonl").write_text(json.dumps({**submit, "pool": "dark/train", "runs_dir": "/runs"}) + "\n")
+    for wrong in ("nosuch", job_ids[1]):
+        assert machine.pit("declare-lost", "dark", job_ids[0], wrong)[0] == 2
+        assert not list(folder.glob("lost.*"))
+    code, out, _ = machine.pit("declare-lost", "dark", job_ids[0])
+    assert (code, json.loads(out)["state"]) == (0, "queued")
+
+
 @pytest.mark.parametrize("form", ["tsv", "table", "jsonl", "hosts"])
 def test_watch_prints_what_was_asked_for(machine: Machine, form: str) -> None:
     """TSV is TSV, with the same columns in each line; a table in a pipe is lines for people; hosts it has none."""

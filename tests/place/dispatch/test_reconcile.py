@@ -58,7 +58,7 @@ def test_who_had_leave_and_is_unknown_does_not_run_again(
         job = look(board, TicketState(state, "7", "run.7"))
         assert [ticket.is_live for ticket in job.tickets] == [True]
     assert row(board).state == "in-doubt"
-    assert "pit place cancel --lost" in row(board).reason
+    assert "pit place declare-lost alpha" in row(board).reason
     store.write_mark(job, "lost.1")
     queue_state = QueueState(board.queue_dir)
     tick._apply_lost_marks(queue_state, ())

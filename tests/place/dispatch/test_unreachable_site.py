@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 
+from pitools.commands import place_dispatch
 from pitools.launch.submission import grant
 from pitools.launch.tickets.ticket_state import FORGOTTEN, TicketState
 from pitools.place import types
@@ -51,6 +53,22 @@ def test_a_mark_that_its_site_answered_is_void(world: Callable[..., World], is_s
         fleet.tick()
     assert (beta.jobs, store.find_job(fleet.place, job_id).declared_lost) == ({}, frozenset())
     assert [state for _, state in alpha.jobs.values()] == ["RUNNING"]
+
+
+@pytest.mark.parametrize(("is_dark", "code", "state"), [(False, 1, "running"), (True, 0, "queued")])
+def test_declare_lost_says_whether_it_was_done(
+    world: Callable[..., World], is_dark: bool, code: int, state: str
+) -> None:
+    """Exit code 1 where the site answers in the same tick: its ticket stays the job's."""
+    fleet = world(0, 0.0)
+    first_alpha(fleet)
+    (job_id,) = add(fleet, 1)
+    fleet.tick()
+    start(fleet)
+    for cluster in fleet.clusters.values():
+        cluster.is_dark = is_dark
+    done = CliRunner().invoke(place_dispatch.declare_lost, ["alpha", job_id])
+    assert (done.exit_code, store.find_job(fleet.place, job_id).state) == (code, state)
 
 
 def test_a_mark_is_void_before_the_answer_is_written(
