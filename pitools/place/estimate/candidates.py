@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import lru_cache
 
 import msgspec
@@ -19,6 +21,7 @@ from pitools.place.clusters.account_limits import QUOTA_DAYS
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.place.estimate import slurm_limits
 from pitools.site.schema import Site, SitePartition
+from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import Node, Partition
 from pitools.slurm.states import is_schedulable
 
@@ -207,8 +210,24 @@ def _quota_reasons(plan: Plan, site: Site, snapshot: Snapshot) -> Iterator[str]:
         yield f"quota of {quota:g} GPU hours: usage unknown, accounting does not answer"
         return
     used, needed = snapshot.account.gpu_hours, gpus * plan.job.time_s / 3600
-    if used + needed > quota:
-        yield f"quota: {used:.0f} of {quota:g} GPU hours used in {QUOTA_DAYS} days, this job may need {needed:.0f}"
+    committed = _committed_gpu_hours(site, snapshot, snapshot.account.user)
+    if used + committed + needed > quota:
+        others = f", {committed:.0f} left to other jobs" if committed else ""
+        message = f"quota: {used:.0f} of {quota:g} GPU hours used in {QUOTA_DAYS} days{others}"
+        yield f"{message}, this job may need {needed:.0f}"
+
+
+def _committed_gpu_hours(site: Site, snapshot: Snapshot, user: str) -> float:
+    """Return the GPU hours that the user's running and pending jobs may still use until their time limits."""
+    hours = 0.0
+    for job in (job for job in snapshot.jobs if job.user == user):
+        partition = site.partitions.get(job.partition)
+        gpus = job.nodes * (parse_gpus(job.gres)[1] or (partition.gpus_per_node if partition else 0))
+        left_s = float(job.time_limit_s or 0)
+        if job.state != "PENDING" and job.end:
+            left_s = datetime.fromisoformat(job.end).timestamp() - snapshot.skew_s - time.time()
+        hours += pools.task_count(job.job_id) * gpus * max(0.0, left_s) / 3600
+    return hours
 
 
 @lru_cache(maxsize=1024)

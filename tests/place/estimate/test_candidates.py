@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from pitools.core.timestamps import to_rfc3339
 from pitools.launch.request import Request
 from pitools.place.estimate.candidates import candidates, never_reasons
 from pitools.site.schema import Dialect, Place
@@ -246,6 +248,20 @@ def test_a_quota_counts_what_was_used(made: Any) -> None:
     assert candidate.reasons == ("quota: 68 of 100 GPU hours used in 30 days, this job may need 32",)
     (unknown,) = candidates(asks(), site, made.snapshot())
     assert "100 GPU hours: usage unknown" in unknown.reasons[0]
+
+
+def test_a_quota_counts_our_other_jobs(made: Any) -> None:
+    """What our pending and running jobs may still use is not given twice; others' jobs do not count."""
+    end = to_rfc3339(datetime.now(UTC) + timedelta(hours=1))
+    ours = (
+        made.job("5", user="me", state="PENDING", nodes=2, time_limit_s=4 * 3600),
+        made.job("6", user="me", end=end),
+        made.job("7", end=end, time_limit_s=86400),
+    )
+    for quota, fits in ((32 + 64 + 8, True), (32 + 64 + 7, False)):
+        site, account = made.site(place=Place(gpu_hours=quota)), made.standing()
+        (candidate,) = candidates(asks(), site, made.snapshot(account=account, jobs=ours))
+        assert candidate.fits == fits
 
 
 def test_slow_nodes_are_given_more_time(made: Any) -> None:
