@@ -93,8 +93,7 @@ def tick(ctx: click.Context, form: str) -> None:
                 out(row)
     _print_lines(news.new_messages(ticked))
     if ticked.all_unreachable:
-        codes = {error.exit_code for error in ticked.faults.values()}
-        ctx.exit(codes.pop() if len(codes) == 1 else TryLater.exit_code)
+        ctx.exit(TryLater.exit_code)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The options of a queued job: the pools where it could run, and its run time there."""
+"""Estimate the options of a queued job: the pools where it could run, and its run time there."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from pitools.place.types import PlacementOption
 from pitools.site.schema import Site
 
 CACHE_S = 300.0  # an estimate changes with the job's data and with nodes, not from tick to tick
-_BUDGET_S = 5.0  # of one tick: of a thousand new jobs the first are placed before all are judged
+_BUDGET_S = 5.0  # of one tick: of a thousand new jobs the first are placed before all are estimated
 
 
 def make_job_plan(job: QueueJob, site: Site, partition: str) -> Plan:
-    """The job's plan for a partition of a site, with the time that it needs there.
-
-    Raises ConfigError or DataError where it cannot be there.
-    """
+    """Return the job's plan for a partition of a site, with its time limit there. Raises ConfigError, DataError."""
     request = candidates.with_time_for_speed(job.request.request, site, partition)
     return planning.make_plan(request, site, job.job_id, request_text=job.request.request_text)
 
 
 class OptionCache:
-    """What each job could have; kept for a while."""
+    """Caches each job's options for CACHE_S."""
 
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, frozenset[str], survey.PlacementOptions]] = {}
         self._deadline = 0.0
+        self._postponed: set[str] = set()
 
     def begin_tick(self) -> None:
         """Begin a tick: reset the time budget for new estimates."""
         self._deadline = time.monotonic() + _BUDGET_S
+        self._postponed.clear()
 
     def options(self, job: QueueJob, snapshots: Mapping[str, tuple[Site, Snapshot]]) -> tuple[PlacementOption, ...]:
-        """The options of a job at the sites that answered; none yet where there was no time left to look."""
+        """Return the job's options at the sites that answered; past the time budget, older ones or none."""
         answered = frozenset(snapshots) & frozenset(job.request.sites)
         now = time.monotonic()
         cached = self._cached.get(job.job_id)
-        if cached is None or not answered <= cached[1] or now - cached[0] > CACHE_S:
-            if now > self._deadline:
-                return ()
+        is_stale = cached is None or not answered <= cached[1] or now - cached[0] > CACHE_S
+        if is_stale and now > self._deadline:
+            self._postponed.add(job.job_id)
+        elif is_stale:
             wanted = survey.PlacementRequest(
                 request=job.request.request, origin=job.job_id, text=job.request.request_text
             )
@@ -53,9 +53,12 @@ class OptionCache:
                 wanted, [snapshots[name] for name in sorted(answered)], timeout_s=_BUDGET_S
             )
             cached = self._cached[job.job_id] = (now, answered, offered)
-        return tuple(option for option in cached[2].options if option.pool.partition("/")[0] in answered)
+        return tuple(
+            option for option in (cached[2].options if cached else ()) if option.pool.partition("/")[0] in answered
+        )
 
     def unfit_reason(self, job_id: str) -> str:
-        """What speaks against every partition that a job was judged for; "" where it fits, or is not judged yet."""
-        cached = self._cached.get(job_id)
-        return cached[2].reason if cached else ""
+        """Return why the job has no options, for `list`; "" if it has some."""
+        if cached := self._cached.get(job_id):
+            return f"it fits nowhere now: {cached[2].reason}" if cached[2].reason else ""
+        return "not estimated yet: the tick had no time left" if job_id in self._postponed else ""

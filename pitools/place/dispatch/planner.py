@@ -103,7 +103,7 @@ class Planner:
         return self._offers.options(job, view.answered)
 
     def unfit(self, state: QueueState) -> dict[str, str]:
-        """Return job id → the reason why it fits none of the sites that answered."""
+        """Return job id → why it has no option at the sites that answered."""
         return {
             name: why
             for name, job in state.jobs.items()

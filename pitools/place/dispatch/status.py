@@ -42,7 +42,7 @@ class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/
 class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status/1"):
     """The sites as of the last tick. broken: errors of jobs that cannot be read or archived.
 
-    unfit: job id → why no partition of the sites that answered fits.
+    unfit: job id → why it has no option at the sites that answered.
     """
 
     ticked_at: str
@@ -200,7 +200,7 @@ def _reason(job: QueueJob, ticket: QueueTicket | None, doubtful: list[QueueTicke
     if unreachable.keys() >= set(job.request.sites):
         return f"all its sites are unreachable: {unreachable[job.request.sites[0]].reason}"
     if job.job_id in status.unfit:
-        return f"it fits nowhere now: {status.unfit[job.job_id]}"
+        return status.unfit[job.job_id]
     if job.tickets and (job.tickets[-1].end_state or job.tickets[-1].is_deferred):
         return job.tickets[-1].reason
     return (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +15,13 @@ from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, 
 from pitools.launch.request import Request
 from pitools.place.dispatch import options, planner, store, tickets
 from pitools.place.dispatch.reconcile import QueueState
+from pitools.place.estimate.plan import PlacementOptions
 from pitools.place.policy.decide import decide
 from pitools.place.policy.params import PolicyParams
 from pitools.place.types import PlacementOption, PoolState, Submit
 from pitools.run.run_folder import JobRef
 from pitools.site.schema import Site
+from tests.place.dispatch.fake_backends import Cluster, Faults, snapshot
 
 OPTION = PlacementOption(pool="a/train", units=1, run_s=60.0, limit_s=60.0)
 
@@ -53,6 +57,25 @@ def test_short_jobs_wait_in_a_full_queue(places: Callable[..., list[str]]) -> No
 def test_who_wants_the_best_nodes_is_sent_when_some_are_free(places: Callable[..., list[str]]) -> None:
     """As everybody is."""
     assert places(2, plain="none", choosy="exclude") == ["choosy", "plain"]
+
+
+def test_a_job_without_time_for_its_estimate_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tick's time is used up: the job is named; later its old options hold where there is no time for new ones."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    request = store.make_request(Request(name="a", command="true", time="1m"), ("a",), user="ada")
+    (job,) = store.enqueue(store.queue_dir(), [request])
+    offered = PlacementOptions((OPTION,), "")
+    monkeypatch.setattr(options.survey, "options_from_snapshots", lambda *_, **__: offered)
+    monkeypatch.setattr(options, "CACHE_S", -1.0)
+    cache, answered = (
+        options.OptionCache(),
+        {"a": (Site(name="a"), snapshot(Site(name="a"), Cluster(Faults(random.Random(0), 0.0), Counter())))},
+    )
+    for budget_s, is_known in ((-1.0, False), (60.0, True), (-1.0, True)):
+        monkeypatch.setattr(options, "_BUDGET_S", budget_s)
+        cache.begin_tick()
+        assert cache.options(job, answered) == (offered.options if is_known else ())
+        assert bool(cache.unfit_reason(job.job_id)) is not is_known
 
 
 @pytest.mark.parametrize("error", [ConfigError, DataError, UsageError, ClusterError])
