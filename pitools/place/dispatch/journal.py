@@ -35,7 +35,7 @@ class EntryKind(StrEnum):
     STARTED = "started"
     WITHDRAW = "withdraw"
     VOID = "void"
-    REMOVED = "removed"
+    SETTLED = "settled"
     UNKNOWN = "unknown"
     ENDED = "ended"
     CANCELLED = "cancelled"
@@ -77,8 +77,8 @@ class JournalEntry(Record, frozen=True, kw_only=True, tag="pit.journal-entry/1")
 class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     """One ticket, folded from the journal.
 
-    state: intended (sent, no answer yet), waiting, started, withdrawing, void (will never run, since
-    `voided_at`), over (has run). is_removed: nothing is left to do. unknown_since: since when Slurm does not know the
+    state: intended (sent, no answer yet), pending, started, withdrawing, void (will never run, since
+    `voided_at`), over (has run). is_settled: nothing is left to do. unknown_since: since when Slurm does not know the
     ticket although it was started; doubt_reason: in which way (launch/tickets/ticket_state.py). runs_dir: the folder of
     its run folder, whatever the site file says later. end_state: Slurm's state if it ended, or was stuck, before
     its grant. held_reason: Slurm's reason if a person has to release it.
@@ -90,7 +90,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     submitted_at: str
     runs_dir: str
-    state: Literal["intended", "waiting", "started", "withdrawing", "void", "over"] = "intended"
+    state: Literal["intended", "pending", "started", "withdrawing", "void", "over"] = "intended"
     slurm_id: str = ""
     voided_at: str = ""
     end_state: str = ""
@@ -98,7 +98,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
     is_deferred: bool = False
     unknown_since: str = ""
     doubt_reason: str = ""
-    is_removed: bool = False
+    is_settled: bool = False
     reason: str = ""
 
     @property
@@ -117,7 +117,7 @@ class QueueTicket(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "started"
 
 
-QueueJobState = Literal["queued", "ticketed", "running", "done", "failed", "withdrawn"]
+QueueJobState = Literal["queued", "submitted", "running", "done", "failed", "withdrawn"]
 
 
 class QueueJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +228,7 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
     }
     match entry.kind:
         case EntryKind.SUBMITTED:
-            changes["state"] = "waiting"
+            changes["state"] = "pending"
         case EntryKind.HELD:
             changes["held_reason"] = entry.state
         case EntryKind.STARTED:
@@ -239,8 +239,8 @@ def _apply_to_ticket(ticket: QueueTicket, entry: JournalEntry) -> QueueTicket:
             changes |= {"state": "withdrawing", "end_state": entry.state or ticket.end_state}
         case EntryKind.VOID | EntryKind.REFUSED | EntryKind.DEFERRED:
             changes |= {"state": "void", "voided_at": entry.t, "is_deferred": entry.kind is EntryKind.DEFERRED}
-        case EntryKind.REMOVED:
-            changes["is_removed"] = True
+        case EntryKind.SETTLED:
+            changes["is_settled"] = True
         case EntryKind.ENDED:
             changes["state"] = "over"
     return msgspec.structs.replace(ticket, **changes)
@@ -253,4 +253,4 @@ def _job_state(tickets: Sequence[QueueTicket], end: JournalEntry | None) -> Queu
         return "done" if end.state == "COMPLETED" else "failed"
     if any(ticket.is_running for ticket in tickets):
         return "running"
-    return "ticketed" if any(ticket.is_live for ticket in tickets) else "queued"
+    return "submitted" if any(ticket.is_live for ticket in tickets) else "queued"

@@ -15,7 +15,7 @@ from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place import types
 from pitools.place.clusters import overlay, pools
 from pitools.place.clusters.snapshot import Snapshot
-from pitools.place.dispatch import migration
+from pitools.place.dispatch import withdrawals
 from pitools.place.dispatch.journal import QueueJob, QueueTicket
 from pitools.place.dispatch.options import OptionCache
 from pitools.place.dispatch.reconcile import QueueState
@@ -110,12 +110,12 @@ class Planner:
             if is_undecided(job) and (why := self._offers.unfit_reason(name))
         }
 
-    def migrations(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
+    def withdrawals(self, state: QueueState, view: ClusterView) -> list[types.Withdraw]:
         """Return withdrawals of short jobs that wait in one queue while another has room and none of ours."""
         jobs, tickets = self._open_jobs(state, view)
         if len({ticket.job_id for ticket in tickets}) < len(jobs):
             return []
-        return migration.withdrawals(time.time(), jobs, view.open_pools, tickets, LEAD_S)
+        return withdrawals.withdrawals(time.time(), jobs, view.open_pools, tickets, LEAD_S)
 
     def decide(self, state: QueueState, view: ClusterView) -> Decisions:
         """Return the tickets to submit and to withdraw now."""
@@ -190,7 +190,7 @@ class Planner:
             and job.job_id not in excluded
             and (options := tuple(option for option in job.options if option.run_s <= LEAD_S))
         ]
-        capacity = {name: migration.free_after_ours(pool, jobs, [*tickets, *submits]) for name, pool in pools.items()}
+        capacity = {name: withdrawals.free_after_ours(pool, jobs, [*tickets, *submits]) for name, pool in pools.items()}
         room = {name: pools[name].max_pending - waiting for name, (free, waiting) in capacity.items() if not free}
         most = max((option.units for job in short for option in job.options), default=0)
         empty = {

@@ -105,16 +105,16 @@ class QueueState:
         return job
 
     def tickets(self, site: str) -> Iterator[tuple[QueueJob, QueueTicket]]:
-        """Yield the tickets at a site that are not removed, each with its job."""
+        """Yield the tickets at a site that are not settled, each with its job."""
         for job in list(self.jobs.values()):
             for ticket in job.tickets:
-                if ticket.site == site and not ticket.is_removed:
+                if ticket.site == site and not ticket.is_settled:
                     yield job, ticket
 
     def archive_finished(self) -> None:
-        """Archive the jobs that are over and whose tickets are all removed; add what fails to `errors`."""
+        """Archive the jobs that are over and whose tickets are all settled; add what fails to `errors`."""
         for job in list(self.jobs.values()):
-            if job.is_over and all(ticket.is_removed for ticket in job.tickets):
+            if job.is_over and all(ticket.is_settled for ticket in job.tickets):
                 try:
                     store.archive(self.queue_dir, job)
                 except PitError as error:
@@ -172,7 +172,7 @@ def _reconcile_ticket(
             job = state.append_entry(job, EntryKind.ENDED, ticket.number, state=ticket.end_state, reason=reason)
             actions.fetch.append((job, ticket))
         elif may_run:  # it ran although it was withdrawn: its folder stays
-            state.append_entry(job, EntryKind.REMOVED, ticket.number)
+            state.append_entry(job, EntryKind.SETTLED, ticket.number)
         else:
             actions.remove.append((job, ticket))
     elif ticket.state == "over":
@@ -191,7 +191,7 @@ def _reconcile_ticket(
             started_at=_started_at(observed),
         )
         actions.fetch.append((job, ticket))
-    elif observed.state == "CANCELLED" and not observed.grant and ticket.state == "waiting":
+    elif observed.state == "CANCELLED" and not observed.grant and ticket.state == "pending":
         reason = f"cancelled at {ticket.site}, not by pitools"
         job = state.append_entry(
             job, EntryKind.ENDED, ticket.number, state=observed.state, reason=reason, slurm_id=observed.job_id

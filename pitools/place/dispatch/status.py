@@ -19,13 +19,13 @@ from pitools.place.types import PoolState
 from pitools.run import run_folder
 
 JOB_COLUMNS = ("job_id", "state", "pool", "run", "reason")
-SITE_COLUMNS = ("site", "state", "units", "free", "waiting", "ours_running", "ours_waiting", "reason")
+SITE_COLUMNS = ("site", "state", "units", "free", "others_pending", "ours_running", "ours_pending", "reason")
 
 
 class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/1"):
     """A site as of the last tick. state: `up`, or `unreachable` since then. units, free: over its partitions.
 
-    waiting: units that others' pending jobs request. ours_running, ours_waiting: jobs.
+    others_pending: units that others' pending jobs request. ours_running, ours_pending: jobs.
     """
 
     site: str
@@ -33,9 +33,9 @@ class SiteStatusRow(Record, frozen=True, kw_only=True, tag="pit.site-status-row/
     since: str
     units: int = 0
     free: int = 0
-    waiting: int = 0
+    others_pending: int = 0
     ours_running: int = 0
-    ours_waiting: int = 0
+    ours_pending: int = 0
     reason: str = ""
 
 
@@ -57,7 +57,7 @@ class DispatchStatus(Record, frozen=True, kw_only=True, tag="pit.dispatch-status
 
 
 class QueueJobRow(Record, frozen=True, kw_only=True, tag="pit.queue-job-row/1"):
-    """One job of the queue. state: queued, ticketed, in-doubt, running, done, failed or withdrawn.
+    """One job of the queue. state: queued, submitted, in-doubt, running, done, failed or withdrawn.
 
     pool: where the job runs or waits. run, slurm_id: its run id and Slurm id there. exit_code: of an ended job.
     """
@@ -112,13 +112,13 @@ def write_status(
     previous = {row.site: row for row in read_site_status(queue_dir).sites}
     names = {job_site for job in queue.jobs.values() for job_site in job.request.sites}
     names |= {ticket.site for job in queue.jobs.values() for ticket in job.live}
-    running, waiting = _own_counts(queue)
+    running, pending = _own_counts(queue)
     rows = []
     for name in sorted(names):
         old = previous.get(name)
         if name not in answered and name not in faults:
             if old:
-                rows.append(msgspec.structs.replace(old, ours_running=running[name], ours_waiting=waiting[name]))
+                rows.append(msgspec.structs.replace(old, ours_running=running[name], ours_pending=pending[name]))
             continue
         state = "unreachable" if name in faults else "up"
         since = (
@@ -131,13 +131,15 @@ def write_status(
         # Partitions of one site mostly share its nodes: the largest counts. Otherwise its last known state.
         if own_pools:
             largest = max(own_pools, key=lambda pool: pool.units)
-            row = msgspec.structs.replace(row, units=largest.units, free=largest.free, waiting=largest.others_pending)
+            row = msgspec.structs.replace(
+                row, units=largest.units, free=largest.free, others_pending=largest.others_pending
+            )
         elif old:
             row = msgspec.structs.replace(old, state=state, since=since)
         reason = ""
         if error := faults.get(name):
             reason = error.message if error.where == name else str(error)
-        rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_waiting=waiting[name], reason=reason))
+        rows.append(msgspec.structs.replace(row, ours_running=running[name], ours_pending=pending[name], reason=reason))
     status = DispatchStatus(
         ticked_at=queried_at, sites=tuple(rows), broken=tuple(str(error) for error in queue.errors), unfit=dict(unfit)
     )

@@ -29,7 +29,7 @@ QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
 MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
 SUBMIT_FOR_S = 40.0  # no submission of a tick begins later: it has to end within ACTION_TIMEOUT_S of site_workers.py
 FAILOVER_S = 120.0
-QUEUED_STATES = ("intended", "waiting", "withdrawing")
+QUEUED_STATES = ("intended", "pending", "withdrawing")
 D = TypeVar("D", Submit, Withdraw)
 
 
@@ -79,7 +79,7 @@ class Dispatcher:
         view = self._planner.build_view(
             state, sites, {name: look for name, look in replies.items() if name not in faults}
         )
-        self._apply(state, sites, view, planner.Decisions([], self._planner.migrations(state, view)), faults)
+        self._apply(state, sites, view, planner.Decisions([], self._planner.withdrawals(state, view)), faults)
         self._apply(state, sites, view, self._planner.decide(state, view), faults)
         _finish_cancelled(state)
         state.archive_finished()
@@ -93,7 +93,7 @@ class Dispatcher:
         sites: dict[str, Site] = {}
         faults: dict[str, PitError] = {}
         for job in state.jobs.values():
-            names = {ticket.site for ticket in job.tickets if not ticket.is_removed}
+            names = {ticket.site for ticket in job.tickets if not ticket.is_settled}
             if not job.is_over and not any(ticket.is_running for ticket in job.tickets):
                 names.update(job.request.sites)
             for name in names - sites.keys() - faults.keys():
@@ -177,7 +177,7 @@ class Dispatcher:
         withdrawals = _by_site(decisions.withdrawals)
         recorder = WaitRecorder(view.pools, lambda job_id: self._planner.options(state.jobs[job_id], view))
         if submits:
-            recorder.add_waiting(list(state.jobs.values()))
+            recorder.add_pending(list(state.jobs.values()))
 
         def act(name: str) -> None:
             pairs = [

@@ -76,7 +76,7 @@ def remove_dirs(state: QueueState, site: Site, tickets: Pairs) -> None:
     for group_site, pairs in _by_runs_dir(site, tickets):
         backend(site).remove_ticket_dirs(group_site, [ticket.name for _, ticket in pairs])
         for job, ticket in pairs:
-            state.append_entry(job, EntryKind.REMOVED, ticket.number)
+            state.append_entry(job, EntryKind.SETTLED, ticket.number)
 
 
 def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
@@ -88,7 +88,7 @@ def fetch_runs(state: QueueState, site: Site, tickets: Pairs) -> None:
                 remote.fetch_run(group_site, ticket.name, Path(job.path) / "run")
         except (ClusterError, DataError) as error:
             reason = f"its logs stay at {site.name}: {error}"
-        state.append_entry(job, EntryKind.REMOVED, ticket.number, reason=reason)
+        state.append_entry(job, EntryKind.SETTLED, ticket.number, reason=reason)
 
 
 def revoke_tickets(state: QueueState, site: Site, tickets: Pairs) -> None:

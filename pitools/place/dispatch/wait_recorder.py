@@ -18,7 +18,7 @@ from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.estimate import wait_model
 from pitools.place.types import PlacementOption, PoolState, Submit
 
-_WAITING_STATES = ("intended", "waiting", "withdrawing")
+_PENDING_STATES = ("intended", "pending", "withdrawing")
 _RAN = (EntryKind.STARTED, EntryKind.ENDED)
 
 
@@ -31,11 +31,11 @@ class WaitRecorder:
         self._read_waits = lru_cache(wait_log.read_waits)
         self._predict = lru_cache(self._calibrated)
 
-    def add_waiting(self, jobs: Sequence[QueueJob]) -> None:
+    def add_pending(self, jobs: Sequence[QueueJob]) -> None:
         """Count the units of our pending tickets: they start before the tickets of this tick."""
         for job in jobs:
             for ticket in job.live:
-                if ticket.state in _WAITING_STATES:
+                if ticket.state in _PENDING_STATES:
                     self._ahead[ticket.pool] += self._units(job.job_id, ticket.pool)
 
     def record_submission(self, submit: Submit, name: str) -> None:
@@ -73,7 +73,12 @@ def record_wait_end(ticket: QueueTicket, kind: EntryKind, started_at: str, is_ca
 
     To be called before the entry is written: a repeated record does no harm, a missing one is a wait without an end.
     """
-    if ticket.state not in _WAITING_STATES or kind not in (*_RAN, EntryKind.VOID, EntryKind.REFUSED):
+    if ticket.state not in _PENDING_STATES or kind not in (
+        *_RAN,
+        EntryKind.VOID,
+        EntryKind.REFUSED,
+        EntryKind.DEFERRED,
+    ):
         return
     started_s = None
     if kind in _RAN and not is_cancelled:

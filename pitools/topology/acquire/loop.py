@@ -52,7 +52,7 @@ def run_acquire_loop(
         try:
             return loop.run()
         except PitError as error:
-            is_unstarted = loop.is_held and (loop.job is None or loop.job.state == "PENDING")
+            is_unstarted = loop.is_start_delayed and (loop.job is None or loop.job.state == "PENDING")
             loop.release(cancel=is_unstarted)
             if is_unstarted:
                 raise
@@ -67,8 +67,8 @@ def run_acquire_loop(
 class _AcquireLoop:
     """The state of one job's acquisition.
 
-    constraint: the last one sent, or None. is_held: Slurm has not yet confirmed the start time. is_confirmed: Slurm has
-    answered the last update of the constraint.
+    constraint: the last one sent, or None. is_start_delayed: the job's start time is still the later one of its
+    submission. is_confirmed: Slurm has answered the last update of the constraint.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class _AcquireLoop:
         self.slurm, self.job_id, self.fabric, self.options, self.report = slurm, job_id, fabric, options, report
         self.started_s = self.chosen_s = time.monotonic()
         self.tries = 0
-        self.is_held = self.is_confirmed = True
+        self.is_start_delayed = self.is_confirmed = True
         self.job: SlurmJob | None = None
         self.constraint: node_filter.Constraint | None = None
         self.choice: NodeChoice | None = None
@@ -126,7 +126,7 @@ class _AcquireLoop:
             try:
                 self.choose(job, nodes)
             except ClusterError as error:
-                if self.is_held:
+                if self.is_start_delayed:
                     raise
                 self.reason = error.message  # the job may have started: do not fail
                 return self.give_up(job)
@@ -174,7 +174,7 @@ class _AcquireLoop:
                 reasons.append((len(free), error.message))
         if not choices:
             self.reason = max(reasons)[1]
-            if self.constraint or self.is_held:
+            if self.constraint or self.is_start_delayed:
                 self.release_constraint(self.reason)
             return
         _, partition, choice = min(choices, key=lambda each: each[0])
@@ -208,7 +208,7 @@ class _AcquireLoop:
         if not self.update(constraint.exclude, constraint.nodelist, reservation):
             self.constraint, self.choice = previous
             return
-        self.chosen_s, self.is_held, self.is_confirmed = time.monotonic(), False, True
+        self.chosen_s, self.is_start_delayed, self.is_confirmed = time.monotonic(), False, True
         self.tries += 1
         self.report(f"job {self.job_id}: choice {self.tries} is {hostlist.fold(choice.nodes)}, {choice.leaves} leaves")
 
@@ -219,7 +219,11 @@ class _AcquireLoop:
         """
         try:
             self.slurm.update(
-                self.job_id, exclude=exclude, nodelist=nodelist, reservation=reservation, start_now=self.is_held
+                self.job_id,
+                exclude=exclude,
+                nodelist=nodelist,
+                reservation=reservation,
+                start_now=self.is_start_delayed,
             )
         except ClusterError:
             if self.poll_job().state == "PENDING":
@@ -259,7 +263,7 @@ class _AcquireLoop:
         self.reason = reason
         reservation = "" if self.reservation else None
         if self.update(self.submitted_exclude or "", "", reservation):
-            self.constraint, self.is_held, self.is_confirmed = None, False, True
+            self.constraint, self.is_start_delayed, self.is_confirmed = None, False, True
             self.report(f"job {self.job_id}: constraint removed: {reason}")
 
     def give_up(self, job: SlurmJob) -> Acquired:

@@ -100,7 +100,7 @@ def test_an_operators_hold_is_respected(board: QueueState) -> None:
     """A job that may run at this site alone keeps its ticket there."""
     (job,) = board.jobs.values()
     board.jobs[job.job_id] = replace(job, request=replace(job.request, sites=("alpha",)))
-    assert look(board, pending("JobHeldAdmin")).tickets[0].state == "waiting"
+    assert look(board, pending("JobHeldAdmin")).tickets[0].state == "pending"
     assert "JobHeldAdmin" in row(board).reason
 
 
@@ -155,7 +155,7 @@ def test_a_ticket_is_settled_once_its_folder_is_removed(
     tickets.remove_dirs(board, site, due.remove)
     assert not run_dir.exists()
     (job,) = board.jobs.values()
-    assert job.tickets[0].is_removed
+    assert job.tickets[0].is_settled
 
 
 def test_what_ran_after_it_was_given_up_is_kept(board: QueueState) -> None:

@@ -83,9 +83,9 @@ def test_state_follows_from_the_journal(job: QueueJob) -> None:
     """A bound ticket: sent, taken by Slurm, started, ended."""
     done = entry("ended", state="COMPLETED", exit_code=0)
     path = [entry("submit", pool="alpha/train"), entry("submitted", slurm_id="7"), entry("started"), done]
-    assert states(job, *path) == ["ticketed", "ticketed", "running", "done"]
+    assert states(job, *path) == ["submitted", "submitted", "running", "done"]
     assert states(job, *path[:3], entry("ended", state="FAILED", exit_code=3))[-1] == "failed"
-    assert states(job, *path[:2], entry("withdraw"), entry("void"))[-2:] == ["ticketed", "queued"]
+    assert states(job, *path[:2], entry("withdraw"), entry("void"))[-2:] == ["submitted", "queued"]
 
 
 def test_a_line_cut_short_was_never_acted_on(job: QueueJob) -> None:

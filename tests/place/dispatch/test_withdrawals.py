@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pitools.place.dispatch.migration import free_after_ours, withdrawals
+from pitools.place.dispatch.withdrawals import free_after_ours, withdrawals
 from pitools.place.types import PendingJob, PlacementOption, PoolState, Ticket
 
 
