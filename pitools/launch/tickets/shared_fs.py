@@ -49,12 +49,13 @@ def submit_ticket(plan: Plan, site: Site, *, name: str) -> run_folder.JobRef:
 
     Chooses its nodes, if the request asks for that, among the nodes free now.
 
-    Raises ClusterError for a refused or revoked ticket, Unreachable, and OutcomeUnknown if Slurm may have the job:
-    repeat the call later, or revoke the ticket.
+    Raises ClusterError for a refused or revoked ticket, FolderNotCreated on a full disk, Unreachable, and
+    OutcomeUnknown if Slurm may have the job: repeat the call later, or revoke the ticket.
     """
     run_dir = ticket_dir(site, name)
     if not run_dir.exists():
-        _create_ticket_dir(run_dir, plan, site)
+        with ticket_state.before_submission():
+            _create_ticket_dir(run_dir, plan, site)
     if not (run_dir / "script.sbatch").exists():
         raise ClusterError("ticket was revoked before its submission", where=str(run_dir), hint="submit a new ticket")
     if not submissions.is_unresolved(run_dir, 0):

@@ -5,10 +5,11 @@ Shared and remote sites differ only in how both are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from pitools.core.errors import PitError
+from pitools.core.errors import NoSpace, PitError
 from pitools.launch.submission import grant
 from pitools.slurm.client import Client
 from pitools.slurm.records import SlurmJob
@@ -17,6 +18,19 @@ from pitools.slurm.states import UNKNOWN, is_finished
 ABSENT = "ABSENT"
 FORGOTTEN = "FORGOTTEN"
 _SIGNAL_BASE = 128
+
+
+class FolderNotCreated(NoSpace):
+    """There is no room for the ticket's run folder: no job of the ticket can exist."""
+
+
+@contextmanager
+def before_submission() -> Iterator[None]:
+    """Raise NoSpace as FolderNotCreated, in work that precedes the call of sbatch."""
+    try:
+        yield
+    except NoSpace as error:
+        raise FolderNotCreated(error.message, where=error.where, hint=error.hint) from error
 
 
 class TicketState(NamedTuple):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, TryLater, Unreachable, UsageError
 from pitools.launch.plan import Plan
 from pitools.launch.tickets import remote, shared_fs
-from pitools.launch.tickets.ticket_state import TicketState
+from pitools.launch.tickets.ticket_state import FolderNotCreated, TicketState
 from pitools.place.dispatch import options, wait_recorder
 from pitools.place.dispatch.journal import EntryKind, QueueJob, QueueTicket
 from pitools.place.dispatch.reconcile import QueueState
@@ -162,6 +162,10 @@ def _submit(state: QueueState, site: Site, job: QueueJob, decision: Submit, plan
         ref = backend(site).submit_ticket(plan, site, name=ticket.name)
     except OutcomeUnknown:
         raise
+    except FolderNotCreated as error:  # on a full disk its grant could not be revoked, and need not be
+        reason = f"{decision.pool}: {error}"
+        state.append_entry(job, EntryKind.DEFERRED, ticket.number, pool=decision.pool, reason=reason)
+        return ""
     except PitError as error:
         # Slurm answered that it has no such job. Should that be wrong, the job finds its grant revoked, or has it.
         if not backend(site).revoke(site, [ticket.name])[ticket.name]:

@@ -15,6 +15,7 @@ from pitools.core.errors import ClusterError, NoSpace, PitError, TryLater, Unrea
 from pitools.launch.plan import Plan
 from pitools.launch.submission import grant
 from pitools.launch.tickets import shared_fs
+from pitools.launch.tickets.ticket_state import FolderNotCreated
 from pitools.place import types
 from pitools.place.clusters import wait_log
 from pitools.place.dispatch import journal, planner, reconcile, site_workers, status, store, tick, tickets, watch
@@ -315,7 +316,7 @@ def test_a_ticket_that_failed_is_tried_elsewhere(world: Callable[..., World], mo
     assert len(fleet.clusters["alpha"].jobs) == 1
 
 
-@pytest.mark.parametrize("error", [NoSpace("disk full"), TryLater("slurmctld is busy")])
+@pytest.mark.parametrize("error", [FolderNotCreated("disk full"), NoSpace("disk full"), TryLater("slurmctld is busy")])
 def test_a_site_that_takes_no_ticket_now_is_left_out(
     world: Callable[..., World], wait: Wait, monkeypatch: pytest.MonkeyPatch, error: PitError
 ) -> None:
@@ -330,6 +331,8 @@ def test_a_site_that_takes_no_ticket_now_is_left_out(
 
     with monkeypatch.context() as patch:
         patch.setattr(alpha, "submit_ticket", refuse)
+        if isinstance(error, FolderNotCreated):
+            patch.setattr(alpha, "revoke", lambda *_: (_ for _ in ()).throw(error))
         first = fleet.tick()
         assert first
         assert (len(tries), first.faults) == (1, {})

@@ -18,6 +18,7 @@ from pitools.launch import plan as planning
 from pitools.launch.plan import Plan
 from pitools.launch.provenance import code_copy, git_state, provenance, workdir_walk
 from pitools.launch.submission import grant, node_choice
+from pitools.launch.tickets import ticket_state
 from pitools.launch.tickets.remote import datasets, paths
 from pitools.run import run_folder
 from pitools.site import remote_files
@@ -71,7 +72,7 @@ def submit_ticket(
     extra_entries: more files for the run's folder. on_uploaded: called after the upload; an exception from it removes
     the folder. Chooses the nodes, if the request asks for that, among the nodes free at submission. A name is submitted
     at most once. Raises ConfigError for an unsuitable workdir or site; ClusterError for a refused or revoked ticket;
-    NoSpace; Unreachable; OutcomeUnknown if the site may have the job: repeat the call later.
+    FolderNotCreated; Unreachable; OutcomeUnknown if the site may have the job: repeat the call later.
     """
     slurm = client(site)
     fabric = node_choice.load_fabric(plan, site, slurm)
@@ -101,13 +102,14 @@ def _upload_and_queue(
     if submitted := _run_sbatch_script(site, name, run_dir, args):
         return submitted
     began, sent_bytes = time.monotonic(), 0
-    for staged in datasets.missing_datasets(plan, site):
-        sent_bytes += datasets.send_dataset(staged, site).bytes
-    wall_s = time.monotonic() - began if sent_bytes else 0.0
-    extra_bytes = sum(entry.path.stat().st_size for entry in extra_entries if entry.path)
-    entries = [*run_dir_entries(plan, site, name=name), *extra_entries]
-    mode = run_folder.MODES[site.paths.runs_access]
-    remote_files.put_tree(site, entries, run_dir, limit=2 * workdir_walk.MAX_UPLOAD_BYTES + extra_bytes, mode=mode)
+    with ticket_state.before_submission():
+        for staged in datasets.missing_datasets(plan, site):
+            sent_bytes += datasets.send_dataset(staged, site).bytes
+        wall_s = time.monotonic() - began if sent_bytes else 0.0
+        extra_bytes = sum(entry.path.stat().st_size for entry in extra_entries if entry.path)
+        entries = [*run_dir_entries(plan, site, name=name), *extra_entries]
+        mode = run_folder.MODES[site.paths.runs_access]
+        remote_files.put_tree(site, entries, run_dir, limit=2 * workdir_walk.MAX_UPLOAD_BYTES + extra_bytes, mode=mode)
     try:
         on_uploaded()
     except BaseException:
