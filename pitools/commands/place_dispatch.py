@@ -71,9 +71,10 @@ def run(
 @format_option
 @click.pass_context
 def tick(ctx: click.Context, form: str) -> None:
-    """Query every site, decide and submit, once. For cron: ends immediately while another tick runs.
+    """Query all sites, decide, and submit, once. For cron: while another tick runs, this one ends at once, with exit 0.
 
-    A new problem is printed once, not at every tick: see `pit place list`. Exit 75 if no site answered.
+    A problem is printed by the tick that finds it, not by later ones; `pit place list` shows it as long as it lasts.
+    Exit 75 if no site answered.
     """
     from pitools.core.errors import TryLater
     from pitools.core.output import Output
@@ -163,9 +164,9 @@ def watch(every: str, until_empty: bool, form: str) -> None:
 @click.option("--all", "every", is_flag=True, help="Also the jobs that are over.")
 @format_option
 def list_command(every: bool, form: str) -> None:
-    """List the queue, oldest first: each job's place, and why it is pending. Queries no site.
+    """List the queue, oldest first: where each job is, or why it waits. Shows the last tick's state; queries no site.
 
-    On stderr: sites that did not answer the last tick, and problems.
+    Sites that did not answer the last tick, and jobs that cannot be read, are printed on stderr.
     """
     from pitools.core.output import Output
     from pitools.place.dispatch import status, store

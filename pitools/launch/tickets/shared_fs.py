@@ -81,8 +81,8 @@ def _submit_with_node_choice(run_dir: Path, plan: Plan, site: Site) -> run_folde
 
 
 def _create_ticket_dir(run_dir: Path, plan: Plan, site: Site) -> None:
-    """Make the run's folder with its script. Raises ClusterError for a name that was revoked meanwhile."""
-    # The pid, because a killed process may have left its folder.
+    """Create the run folder with its script. Raises ClusterError for a name that was revoked meanwhile, and NoSpace."""
+    # The pid makes the name unique: a killed process may have left a folder for the same ticket.
     building = run_dir.with_name(f".{run_dir.name}.{os.getpid()}")
     try:
         run_folder.make_run_dir(building, site.paths.runs_access)

@@ -1,7 +1,7 @@
 """A job's journal: one line for each decision and each observation, and their fold into the job's state.
 
-An intent is written before its action, with a unique name (`<job-id>.<n>`: the job's name in Slurm and its run's
-folder). After a crash, an intent without an outcome is resolved by looking for that name.
+An intent is written before its action. It names the ticket `<job-id>.<n>`, which is the name of its Slurm job and of
+its run folder: after a crash, the outcome of an intent is found by this name.
 """
 
 from __future__ import annotations

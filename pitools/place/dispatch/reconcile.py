@@ -24,8 +24,8 @@ from pitools.place.dispatch.journal import (
 )
 from pitools.slurm.states import PendingReason, pending_reason
 
-# How long a job that had leave may be unknown to a slurmctld and an accounting that answer, before it counts as ended
-# by the former: it asks its nodes every SlurmdTimeout / 3, 100 s by default, and ends what it does not know there.
+# A granted job that neither slurmctld nor accounting knows counts as ended after this time: slurmctld polls its nodes
+# every SlurmdTimeout / 3, 100 s by default, and kills the jobs there that it does not know.
 ORPHAN_AFTER_S = 120.0
 
 
@@ -147,7 +147,7 @@ def reconcile_tickets(
     actions = SiteActions([], {}, [], [], [])
     time = timestamps.now_rfc3339()
     for job, ticket in state.tickets(site):
-        # An answer older than the placement does not contain it. Placed later than now: the clock was set back.
+        # A reply older than the ticket does not contain it. A ticket newer than now: the clock was set back.
         if not queried_at <= ticket.submitted_at <= time:
             _reconcile_ticket(
                 state, state.jobs[job.job_id], ticket, tickets.get(ticket.name, TicketState(ABSENT)), actions, up_since
@@ -162,7 +162,7 @@ def _reconcile_ticket(
     is_known = observed.job is not None or observed.is_over
     may_run = grant.is_granted(observed.grant)
     if ticket.is_live and (is_known or not may_run):
-        # First of all: a tick that is killed behind this must not leave the mark for the site's next silence.
+        # Before the journal: a tick killed in between must not leave the mark until the site is unreachable again.
         job = state.clear_lost(job, ticket)
     if ticket.state == "void":
         if is_known and not observed.is_over:

@@ -26,9 +26,9 @@ from pitools.site.load import load_site
 from pitools.site.schema import Site
 
 QUERY_TIMEOUT_S = 20.0  # for the queries of all sites together
-MAX_AGE_S = 15.0  # how old a site's state may be, our own jobs apart
+MAX_AGE_S = 15.0  # of a site's cached snapshot; our own jobs are queried in every tick
 SUBMIT_FOR_S = 40.0  # no submission of a tick begins later: it has to end within ACTION_TIMEOUT_S of site_workers.py
-FAILOVER_S = 120.0
+FAILOVER_S = 120.0  # a site is unreachable for so long before its queued tickets go elsewhere
 QUEUED_STATES = ("intended", "pending", "withdrawing")
 D = TypeVar("D", Submit, Withdraw)
 
@@ -70,7 +70,7 @@ class Dispatcher:
             )
             for name, reply in replies.items()
         }
-        # Since when each is silent that was silent before; what goes wrong from here on is no silence.
+        # Only sites that did not answer the query are unreachable, not those where an action fails from here on.
         unreachable_since = {
             name: row.since if (row := rows.get(name)) and row.state == "unreachable" else queried_at for name in faults
         }
@@ -208,7 +208,7 @@ def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> li
     limit = timestamps.to_rfc3339(datetime.fromisoformat(timestamps.now_rfc3339()) - timedelta(seconds=FAILOVER_S))
     if job.is_over or not set(job.request.sites) - unreachable_since.keys():
         return []
-    # A site with a new placement has answered, even if the write of its status failed.
+    # A site that took a ticket was reachable then, even if that tick did not write its status.
     return [
         one
         for one in job.live
@@ -217,7 +217,7 @@ def _stranded_tickets(job: QueueJob, unreachable_since: Mapping[str, str]) -> li
 
 
 def _answering_since(row: status.SiteStatusRow | None, query_time: str) -> str:
-    """Return since when a site that answered at `asked` is up. row: of the previous tick."""
+    """Return since when a site, which has answered a query of this time, is up. row: of the previous tick."""
     return row.since if row and row.state == "up" else query_time
 
 
