@@ -169,7 +169,7 @@ def _reconcile_ticket(
             actions.cancel[observed.job_id] = ticket.name
         elif ticket.end_state and job.has_failed_starts and not (job.is_over or job.is_cancelled):
             reason = f"{MAX_FAILED_STARTS} tickets failed, the last in {ticket.reason}"
-            job = state.append_entry(job, EntryKind.ENDED, ticket.number, state=ticket.end_state, reason=reason)
+            job = state.append_entry(job, EntryKind.ENDED, ticket.number, state="FAILED", reason=reason)
             actions.fetch.append((job, ticket))
         elif may_run:  # it ran although it was withdrawn: its folder stays
             state.append_entry(job, EntryKind.SETTLED, ticket.number)

@@ -92,6 +92,8 @@ def _pool_and_run_s(entries: list[JournalEntry]) -> tuple[str, float] | None:
         at_s = datetime.fromisoformat(entry.t).timestamp()
         if entry.kind is EntryKind.SUBMIT:
             pools[entry.ticket], placed[entry.ticket] = entry.pool, at_s
+        elif entry.kind is EntryKind.VOID:  # it has not run
+            pools.pop(entry.ticket, None)
         elif entry.kind is EntryKind.STARTED:
             started[entry.ticket] = at_s
         elif entry.kind is EntryKind.ENDED and entry.ticket in pools and entry.state != "CANCELLED":

@@ -208,13 +208,16 @@ def tick_lock(queue_dir: Path) -> Iterator[bool]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock a file and return its descriptor, to be closed; None if the lock is held. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Lock a file and return its descriptor, to be closed; None if the lock is held. Raises ClusterError, NoSpace."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise from_os_error(error, path) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             return None
-        raise
+        raise from_os_error(error, path) from error
     return descriptor

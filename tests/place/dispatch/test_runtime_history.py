@@ -27,11 +27,11 @@ def asked(name: str = "bc", owner: str = "ada") -> QueuedRequest:
     return store.make_request(Request(name=name, command="true", time="10h"), ("x",), user=owner)
 
 
-def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu") -> None:
-    """So many jobs that ran so long there."""
+def ended(place: Path, run_s: float, count: int = 1, pool: str = "x/gpu", *, began_as: str = "started") -> None:
+    """So many jobs that ran so long there. began_as: the kind of the entry before the end."""
     for job in store.enqueue(place, [asked() for _ in range(count)]):
         began = datetime.now(UTC) - timedelta(days=1)
-        for case, after_s, state in (("submit", 0.0, ""), ("started", 100.0, ""), ("ended", 100 + run_s, "COMPLETED")):
+        for case, after_s, state in (("submit", 0.0, ""), (began_as, 30.0, ""), ("ended", 30 + run_s, "COMPLETED")):
             t = timestamps.to_rfc3339(began + timedelta(seconds=after_s))
             append_entry(job, JournalEntry(t=t, kind=EntryKind(case), ticket=1, pool=pool, state=state))
         store.archive(place, job)
@@ -63,6 +63,14 @@ def test_speed_counts(place: Path) -> None:
         item.pool: runtime_history.expected(asked(), item, speeds.__getitem__).run_s for item in (slow, OPTION, fast)
     }
     assert took["x/slow"] == pytest.approx(2 * took["x/gpu"]) == pytest.approx(4 * took["x/fast"])
+
+
+def test_what_never_ran_teaches_nothing(place: Path) -> None:
+    """A job whose last ticket ended before its first command has no run time."""
+    ended(place, 5.0, MIN_RUNS, began_as="void")
+    runtime_history = RuntimeHistory(place)
+    runtime_history.update(lambda _: 1.0)
+    assert runtime_history.expected(asked(), OPTION, lambda _: 1.0) is OPTION
 
 
 def test_what_cannot_be_read_teaches_nothing(place: Path) -> None:

@@ -286,7 +286,8 @@ def _is_offered(pool: str, job: types.PendingJob, pools: Any) -> bool:
     return pool in [option.pool for option in job.options] and not pools[pool].is_unreachable
 
 
-def test_a_ticket_that_fails_before_its_grant_ends_its_job(world: Callable[..., World]) -> None:
+@pytest.mark.parametrize("end_state", ["NODE_FAIL", "COMPLETED"])
+def test_a_ticket_that_fails_before_its_grant_ends_its_job(world: Callable[..., World], end_state: str) -> None:
     """Its script or a prolog fails wherever it starts: the job fails after a few tickets, and says why."""
     fleet = _fleet_for(world, "alpha", "beta")
     (job_id,) = add(fleet, 1)
@@ -294,11 +295,11 @@ def test_a_ticket_that_fails_before_its_grant_ends_its_job(world: Callable[..., 
         fleet.tick()
         for cluster in fleet.clusters.values():
             for job in cluster.jobs.values():
-                job[1] = "NODE_FAIL" if job[1] == "PENDING" else job[1]
+                job[1] = end_state if job[1] == "PENDING" else job[1]
     job = store.find_job(fleet.place, job_id)
     assert (job.state, len(job.tickets)) == ("failed", journal.MAX_FAILED_STARTS)
     assert job.end_entry
-    assert (job.end_entry.state, job.tickets[-1].state) == ("NODE_FAIL", "over")
+    assert (job.end_entry.state, job.tickets[-1].state) == ("FAILED", "over")
     assert store.read_jobs(fleet.place) == ([], [])
 
 
