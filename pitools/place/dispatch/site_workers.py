@@ -1,7 +1,8 @@
 """Act at several sites in parallel: a thread and a lock for each site, and a time-out for all.
 
-An action that outlives the time-out goes on, while its tick ends. The site's lock stays held until the action has ended
-(or its process), and ticks leave that site out as long.
+An action that outlives the time-out goes on, while its tick ends. Ticks leave the site out until the action or its
+process has ended, as the site's lock is held until then. The threads are no daemons: the process waits for them at its
+exit, because an upload that every tick broke off might never be complete.
 """
 
 from __future__ import annotations

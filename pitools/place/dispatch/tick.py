@@ -40,6 +40,7 @@ class Dispatcher:
         self.queue_dir = queue_dir
         self._poller: SitePoller[planner.SiteReply] = SitePoller()
         self._planner = planner.Planner(decide, queue_dir)
+        self._workers = SiteWorkers(queue_dir)  # of the current tick
 
     def tick(self) -> status.TickResult | None:
         """Tick once; None while another tick holds the lock. Raises ClusterError for a queue that cannot be written."""
