@@ -20,7 +20,7 @@ from pitools.site.schema import Site
 from pitools.site.template import expand_placeholders, list_templates
 from pitools.site.user_scripts import render_for_user
 from pitools.slurm.client import Client
-from pitools.slurm.transport import IS_OPEN, OPEN, QUERY_ENV, Transport, called, run_command
+from pitools.slurm.transport import IS_INSECURE, LIST_INSECURE, QUERY_ENV, Transport, command_paths, run_command
 
 _PYTHON_HINT = "set a Python, 3.11 or newer, with pitools, by its path on the nodes"
 _PLACEHOLDER = "??"  # marks values that `pit site probe` cannot determine
@@ -195,14 +195,14 @@ def _check_live(site: Site) -> Iterator[SiteFinding]:
 def _check_trust(site: Site, slurm: Client) -> Iterator[SiteFinding]:
     """Yield the cluster's slurm.conf and commands that others can write, best effort."""
     bare = msgspec.structs.replace(slurm.transport, env={}, bin="")
-    for key, paths in (("slurm.conf", [site.slurm.conf]), ("slurm.bin", called(site.slurm.bin))):
-        open_paths = (
-            run_command(bare, ["sh", "-c", OPEN, "pit", *paths], env=QUERY_ENV).stdout.splitlines()
+    for key, paths in (("slurm.conf", [site.slurm.conf]), ("slurm.bin", command_paths(site.slurm.bin))):
+        insecure_paths = (
+            run_command(bare, ["sh", "-c", LIST_INSECURE, "pit", *paths], env=QUERY_ENV).stdout.splitlines()
             if any(paths)
             else []
         )
-        for path in dict.fromkeys(open_paths):
-            problem = f"{site.connection.host}:{path} {IS_OPEN}"
+        for path in dict.fromkeys(insecure_paths):
+            problem = f"{site.connection.host}:{path} {IS_INSECURE}"
             yield SiteFinding(site=site.name, key=key, problem=problem, hint=f"there: chmod go-w {path}")
 
 

@@ -67,7 +67,7 @@ _REMOTE = (
 # A link is followed only after all folders and links before it were found safe: another user's link could make the path
 # longer than `find`'s command line. At most 40 links are followed, as in the kernel. A path below the previous folder
 # starts at that folder's resolved path. The script is one line, because csh as login shell accepts no other.
-OPEN = (
+LIST_INSECURE = (
     "PATH=/usr/bin:/bin:$PATH; i=$(id); u=${i#uid=}; u=${u%%[!0-9]*}; g=${i#*gid=}; g=${g%%[!0-9]*}; "
     's=$(id -u slurm 2> /dev/null || echo 0); c() { find "$@" -maxdepth 0 '
     "'(' ! -user 0 ! -user \"$u\" ! -user \"$s\" -o ! -type l $k '(' -perm -002 -o -perm -020 ! -group 0 "
@@ -79,7 +79,10 @@ OPEN = (
     'l=$((l + 1)); [ $l -le 40 ] && p=$(readlink "$p") || { echo "$f"; a=; break; }; r=$p/$r; '
     'case $p in /*) a=;; esac; done; [ ! -d "$a" ] || { d=$f; e=$a; }; [ ! -k "$a" ] || (k=; c "$a"); done; c / "$@"'
 )
-IS_OPEN, _OPEN_CODE = "can be written by others, is another user's (expected you or root), or is a loop of links", 78
+IS_INSECURE, _INSECURE_CODE = (
+    "can be written by others, is another user's (expected you or root), or is a loop of links",
+    78,
+)
 # A login prints text before the command's output: banners, errors of start-up files, locale warnings. This line ends
 # that text on both streams.
 LOGIN_OUTPUT_END = "\x1e\n"
@@ -133,8 +136,8 @@ def run_command(
                 done = run(command, timeout_s=transport.timeout_s, stdin=stdin, **output_file)
             done = done._replace(stdout=_after_mark(done.stdout), stderr=_after_mark(done.stderr))
             last_line = done.stderr.strip().rpartition("\n")[2]
-            if done.code == _OPEN_CODE and last_line.endswith(IS_OPEN):
-                hint = f"its commands would run as you; there: chmod go-w {last_line.removesuffix(IS_OPEN).strip()}"
+            if done.code == _INSECURE_CODE and last_line.endswith(IS_INSECURE):
+                hint = f"its commands would run as you; there: chmod go-w {last_line.removesuffix(IS_INSECURE).strip()}"
                 raise ConfigError(last_line, where=where, hint=hint)
             return done
         variables = {**slurm_conf_env(transport), **path_env(transport), **transport.env, **env}
@@ -162,10 +165,10 @@ def ssh_argv(
     script = _MARKED_REMOTE if marked else _REMOTE
     if transport.bin:
         script = f"PATH={shlex.quote(transport.bin)}:$PATH; export PATH; {script}"
-    if files := [file for file in (transport.env.get("SLURM_CONF", ""), *called(transport.bin)) if file]:
+    if files := [file for file in (transport.env.get("SLURM_CONF", ""), *command_paths(transport.bin)) if file]:
         # The site's plugins and commands would run as this user, so their files are checked first.
-        check = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_OPEN}" >&2; '
-        script = f"o() {{ {OPEN}; }}; {check}exit {_OPEN_CODE}; }}; {script}"
+        check = f'w=$(o {shlex.join(files)} 2> /dev/null); [ -z "$w" ] || {{ echo "$w {IS_INSECURE}" >&2; '
+        script = f"o() {{ {LIST_INSECURE}; }}; {check}exit {_INSECURE_CODE}; }}; {script}"
     remote = shlex.join(["sh", "-c", script, "sh", *settings, *argv])
     # Less than the total time-out, so that ssh times out first and reports that nothing was sent.
     connect_s = max(1, min(_CONNECT_S, int(transport.timeout_s / 2)))
@@ -178,7 +181,7 @@ def _after_mark(text: str) -> str:
     return output if mark else text
 
 
-def called(folder: str) -> list[str]:
+def command_paths(folder: str) -> list[str]:
     """Return the folder and the paths of its possible commands; [] for ""."""
     return [folder, *(f"{folder}/{name}" for name in _COMMANDS)] if folder else []
 
@@ -187,7 +190,7 @@ def path_env(transport: Transport) -> dict[str, str]:
     """Return PATH with the transport's `bin` first. Raises ConfigError if others can write to `bin` or its commands."""
     if not transport.bin:
         return {}
-    folder, *commands = map(Path, called(transport.bin))
+    folder, *commands = map(Path, command_paths(transport.bin))
     trust.require_trusted(folder, "folder of Slurm's commands", trusted_user=_SERVICE_ACCOUNT)
     for command in commands:
         if command.exists():
