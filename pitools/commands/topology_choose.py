@@ -29,7 +29,7 @@ COLUMNS = ("objective", "cost", "runner_up_cost", "leaves", "pods", "ring_hops",
 )
 @click.option("--partition", metavar="NAME", help="Partition of the nodes; by default the site's.")
 @click.option(
-    "--from",
+    "--fabric",
     "source",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -72,7 +72,7 @@ def choose(
     \b
       pit topology choose --nodes 16 --site alpha
       sbatch -N16 -x "$(pit topology choose --nodes 16 --site alpha --as-exclude)" train.sh
-      pit topology choose --nodes 8 --from hosts.csv --from-nodes 'n[01-40]' --format table
+      pit topology choose --nodes 8 --fabric hosts.csv --from-nodes 'n[01-40]' --format table
     """
     from msgspec import structs
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     help="Site of the fabric; by default the cluster that Slurm's commands use.",
 )
 @click.option("--job", metavar="ID", help="Order the nodes of this running job.")
-@click.option("--hostfile", type=click.IntRange(1), metavar="N", help="Same as --as hostfile --gpus N.")
 @click.option(
     "--as",
     "shape",
@@ -46,7 +45,6 @@ def order(
     nodes: str | None,
     site_name: str | None,
     job: str | None,
-    hostfile: int | None,
     shape: str | None,
     gpus: int,
     cpus: int,
@@ -87,11 +85,8 @@ def order(
         nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
         raise UsageError("no nodes given", hint="give a host list, - for stdin, or --job ID of a running job")
-    if hostfile and shape not in (None, "hostfile"):
-        raise UsageError(f"both --hostfile and --as {shape}", hint="give one of the two")
-    if as_hosts and (shape or hostfile):
+    if as_hosts and shape:
         raise UsageError("both -H and --as", hint="give one of the two")
-    shape, gpus = ("hostfile", hostfile) if hostfile else (shape, gpus)
     nodes = ",".join(nodes.split())
     expand_ordered(nodes)  # checks the count first: a list may expand to more names than fit in memory
     node_names = hostlist.expand(nodes)

@@ -21,7 +21,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     **SINGLE_VALUE,
     help="Site of the fabric; by default the cluster that Slurm's commands use.",
 )
-@click.option("--from", "source", type=_FILE, metavar="FILE", help="Read the fabric from this file.")
+@click.option("--fabric", "source", type=_FILE, metavar="FILE", help="Read the fabric from this file.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw the fabric into a PNG file.")
 @click.option("--svg", type=_FILE, metavar="FILE", help="Draw the fabric into an SVG file.")
 @click.option("--as", "form_as", type=click.Choice(["conf", "yaml"]), help="Print the fabric as Slurm's topology file.")
@@ -40,7 +40,7 @@ def show(
 
     \b
       pit topology show --site alpha
-      pit topology show --from hosts.csv --as conf > topology.conf
+      pit topology show --fabric hosts.csv --as conf > topology.conf
       srun -N4 --ntasks-per-node=1 pit topology show --nvlink-here > nvlink.jsonl
     """
     import sys
@@ -106,7 +106,7 @@ def show(
     **SINGLE_VALUE,
     help="Site of the jobs; default: this one.",
 )
-@click.option("--from", "source", type=_FILE, metavar="FILE", help="Read the fabric from this file.")
+@click.option("--fabric", "source", type=_FILE, metavar="FILE", help="Read the fabric from this file.")
 @click.option("--nodes", metavar="LIST", help="Score these nodes, in rank order; - reads lists from stdin.")
 @format_option
 def score(jobs: tuple[str, ...], site_name: str | None, source: Path | None, nodes: str | None, form: str) -> None:

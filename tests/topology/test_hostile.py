@@ -70,7 +70,7 @@ def test_a_yaml_that_is_deep(tmp_path: Path) -> None:
     """libyaml would end the process: so this is another one."""
     path = tmp_path / "deep.yaml"
     path.write_text("[" * 100_000)
-    pit = [str(Path(sys.executable).with_name("pit")), "topology", "show", "--from", str(path)]
+    pit = [str(Path(sys.executable).with_name("pit")), "topology", "show", "--fabric", str(path)]
     done = subprocess.run(pit, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, "nested too deep" in done.stderr) == (3, True)
 
@@ -162,6 +162,6 @@ def test_hostile_words_of_the_order_command(pit: Pit, tmp_path: Path) -> None:
     for stdin in ('{"node":5}', '{"nodes":[1]}', '{"nodes":7}', "{" + "[" * 9, '{"a":1}'):
         done = call("-", stdin=stdin)
         assert (done.returncode, "has no node" in done.stderr) == (2, True), stdin
-    for words in (["n[1-1000000000]"], ["n1", "--hostfile", "2", "--as", "jax"], ["n\x1b[2J"]):
+    for words in (["n[1-1000000000]"], ["n1", "-H", "--as", "jax"], ["n\x1b[2J"]):
         done = call(*words)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), words

@@ -126,7 +126,7 @@ def test_natural_order_counts() -> None:
 def test_orders_pipe_into_each_other(pit: Pit, write_conf: Path) -> None:
     """Records with a node are read like lists, `hosts` keeps the order, and a fabric out of reach stops no job."""
     lines = '{"node":"n2"}\nn10,n9\n'
-    done = pit("topology", "order", "-", "--hostfile", "2", stdin=lines, SLURM_CONF=str(write_conf))
+    done = pit("topology", "order", "-", "--as", "hostfile", "--gpus", "2", stdin=lines, SLURM_CONF=str(write_conf))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["n2", "n2", "n9", "n9", "n10", "n10"]
     assert "ordered by node name" in done.stderr
@@ -151,5 +151,7 @@ def test_groups_stay_below_a_switch() -> None:
 
 def test_one_node_needs_no_topology(pit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     """Its hostfile is written without a query: here a slurm.conf that does not exist."""
-    done = pit("topology", "order", "-", "--hostfile", "2", stdin="n7\n", SLURM_CONF=str(tmp_path / "missing"))
+    done = pit(
+        "topology", "order", "-", "--as", "hostfile", "--gpus", "2", stdin="n7\n", SLURM_CONF=str(tmp_path / "missing")
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "n7\nn7\n", "")

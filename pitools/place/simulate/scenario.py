@@ -17,7 +17,7 @@ from pitools.topology import discover, fabric_model
 
 
 class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pool. gpus: 0 is all of the fabric's. fabric: what `pit topology show --from` reads, relative to the file.
+    """One pool. gpus: 0 is all of the fabric's. fabric: what `pit topology show --fabric` reads, relative to the file.
 
     maintenance, unreachable: windows such as ["3d", "3d12h"] from the first submission on; see `model.SimPool`.
     """

@@ -27,7 +27,7 @@ def solve(problem: Problem, candidates: list[int]) -> Ints:
     roots = sorted(candidates, key=lambda v: (_total(problem, tables, v), problem.room[v], v))
     counts = np.zeros(problem.tree.leaf_count, np.int64)
     for leaf, units in _distribution(batches, steps, roots[0], problem.units):
-        counts[leaf] = units * problem.unit
+        counts[leaf] = units * problem.unit_nodes
     return counts
 
 

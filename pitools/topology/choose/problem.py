@@ -88,18 +88,18 @@ def require_valid_costs(free: Mapping[str, float], costs: Floats) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """Select `units` units of `unit` nodes each, at least cost.
+    """The selection of `units` units, of `unit_nodes` nodes each, at the least cost.
 
-    leaf_costs, adds: cost of 0, 1, … units of each leaf, without and with the leaf's uplink. offset: start of each leaf
-    in both. link: cost of each vertex's uplink: its length (pair, ring) or the weight of its level (level, leaf).
-    top: weight of the height of the lowest common switch. room: units below each vertex. weights: of costs other than
-    links. terms_weight: factor of these in the total cost.
+    leaf_costs, added_costs: cost of 0, 1, … units of each leaf, without and with the leaf's uplink. offset: index of
+    each leaf's first element in both. link: cost of each vertex's uplink: its length (pair, ring) or the weight of its
+    level (level, leaf). top: weight of the height of the lowest common switch. room: number of free units below each
+    vertex. weights: weights of the costs other than links. extra_weight: factor of these costs in the total.
     """
 
     tree: TreeArrays
     free: FreeNodes
     objective: Objective
-    unit: int
+    unit_nodes: int
     units: int
     room: Ints
     offset: Ints
@@ -112,7 +112,7 @@ class Problem:
 
     def crossing_cost(self, vertex: Any, m: Any) -> Any:
         """Return the cost of m units below a vertex on its uplink; for numbers or arrays."""
-        return _crossing_cost(self.objective, self.link[vertex], m * self.unit, self.units * self.unit)
+        return _crossing_cost(self.objective, self.link[vertex], m * self.unit_nodes, self.units * self.unit_nodes)
 
     def leaf_cost(self, leaf: int) -> Floats:
         """Return the cost of 0, 1, … units of a leaf."""
@@ -129,16 +129,19 @@ def make_problem(
     k: int,
     *,
     objective: Objective,
-    unit: int = 1,
+    unit_nodes: int = 1,
     weights: CostWeights,
     break_ties: bool = True,
 ) -> Problem:
-    """Return the problem for k nodes. ties: break ties by leaves used completely, then by fewest nodes left over."""
-    units = k // unit
-    room = np.minimum(free.count // unit, units)
+    """Return the problem for k nodes.
+
+    break_ties: of selections with the same cost, prefer leaves used completely, then the fewest nodes left over.
+    """
+    units = k // unit_nodes
+    room = np.minimum(free.count // unit_nodes, units)
     offset = np.concatenate(([0], np.cumsum(room + 1)))
     leaf = np.repeat(np.arange(tree.leaf_count), room + 1)
-    used = (np.arange(offset[-1]) - offset[leaf]) * unit
+    used = (np.arange(offset[-1]) - offset[leaf]) * unit_nodes
     unused = free.count[leaf] - used
     is_split = (used > 0) & (unused > 0)
     link, top = _link_weights(tree, objective)
@@ -164,9 +167,9 @@ def make_problem(
         tree=tree,
         free=free,
         objective=objective,
-        unit=unit,
+        unit_nodes=unit_nodes,
         units=units,
-        room=tree.subtree_sums(free.count // unit),
+        room=tree.subtree_sums(free.count // unit_nodes),
         offset=offset,
         leaf_costs=leaf_costs,
         added_costs=leaf_costs + _crossing_cost(objective, link[leaf], used, k),

@@ -16,7 +16,7 @@ def runner_up(problem: Problem, candidates: list[int], counts: Ints) -> float | 
     differ is unique, so adding it is a shift of the table.
     """
     tree = problem.tree
-    given = tree.subtree_sums(counts) // problem.unit
+    given = tree.subtree_sums(counts) // problem.unit_nodes
     tables: dict[int, tuple[Floats, Floats]] = {}
     units = np.arange(problem.units + 1)
 

@@ -62,13 +62,13 @@ def select_nodes(
         return _select_on_flat(free, k, spares, segment, weights)
     tree = tree_arrays(fabric)
     available = make_free_nodes(tree, free)
-    problem = make_problem(tree, available, k + spares, objective=objective, unit=segment or 1, weights=weights)
+    problem = make_problem(tree, available, k + spares, objective=objective, unit_nodes=segment or 1, weights=weights)
     chosen = take_cheapest(
         tree, available, solve(problem, _lowest_level(problem, _fitting_vertices(problem, len(free), pods_like_slurm)))
     )
     active = chosen
     if spares:
-        inner_problem = make_problem(tree, chosen, k, objective=objective, unit=segment or 1, weights=weights)
+        inner_problem = make_problem(tree, chosen, k, objective=objective, unit_nodes=segment or 1, weights=weights)
         active = take_cheapest(
             tree,
             chosen,
@@ -95,7 +95,7 @@ def runner_up_cost(
         make_free_nodes(tree, free),
         len(chosen),
         objective=_parse_objective(choice.objective),
-        unit=choice.segment or 1,
+        unit_nodes=choice.segment or 1,
         weights=weights,
         break_ties=False,
     )
@@ -171,12 +171,12 @@ def _lowest_level(problem: Problem, vertices: list[int]) -> list[int]:
 
 
 def _too_few_error(problem: Problem, free: int) -> ClusterError:
-    usable, k = len(problem.free.nodes), problem.units * problem.unit
+    usable, k = len(problem.free.nodes), problem.units * problem.unit_nodes
     message = f"{k} nodes requested, {usable} free"
     if usable < free:
         message += f" on this fabric ({free - usable} more are outside of it or excluded by their cost)"
-    if usable >= k and problem.unit > 1:
-        message += f", {int(problem.room.max()) * problem.unit} in whole segments"
+    if usable >= k and problem.unit_nodes > 1:
+        message += f", {int(problem.room.max()) * problem.unit_nodes} in whole segments"
     elif usable >= k:
         message += f", at most {int(problem.room.max())} of them connected"
     return ClusterError(message, where="nodes", hint="request fewer nodes, or retry later")
@@ -200,7 +200,7 @@ def _make_choice(fabric: Fabric, problem: Problem, chosen: FreeNodes, active: Fr
         ring_hops=min_ring_hops(nodes, fabric),
         per_leaf={tree.leaves[leaf]: int(chosen.count[leaf]) for leaf in used},
         free=free,
-        segment=problem.unit if problem.unit > 1 else 0,
+        segment=problem.unit_nodes if problem.unit_nodes > 1 else 0,
         warning=_precision_warning(problem),
     )
 

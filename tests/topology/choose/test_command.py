@@ -36,7 +36,7 @@ def test_says_what_it_costs_and_what_the_next_would(pit: Pit, conf: Path) -> Non
         "5",
         "--spares",
         "1",
-        "--from",
+        "--fabric",
         str(conf),
         "--from-nodes",
         "n[01-04],n[06-07],n[09-11],n[13-15]",
@@ -51,7 +51,7 @@ def test_says_what_it_costs_and_what_the_next_would(pit: Pit, conf: Path) -> Non
 
 def test_lists_for_sbatch(pit: Pit, conf: Path) -> None:
     """-H is the nodes; --as-exclude is all nodes but those of the chosen leaves, free or not."""
-    ask = ["topology", "choose", "--nodes", "2", "--from", str(conf), "--from-nodes", "n[09-10],n14,n01"]
+    ask = ["topology", "choose", "--nodes", "2", "--fabric", str(conf), "--from-nodes", "n[09-10],n14,n01"]
     assert pit(*ask, "-H").stdout == "n[09-10]\n"
     assert pit(*ask, "--format", "hosts").stdout == "n[09-10]\n"
     assert pit(*ask, "--as-exclude").stdout == "n[01-08,13-16]\n"
@@ -61,7 +61,7 @@ def test_costs_come_by_file_or_with_the_nodes(pit: Pit, conf: Path, tmp_path: Pa
     """A node that costs less is taken; lines of stdin may be records, such as those of other commands."""
     costs = tmp_path / "costs"
     costs.write_text("n[01-04] 2.5  # flaky switch\nn09 1\n")
-    ask = ["topology", "choose", "--nodes", "3", "--from", str(conf), "--from-nodes", "-", "-H"]
+    ask = ["topology", "choose", "--nodes", "3", "--fabric", str(conf), "--from-nodes", "-", "-H"]
     stdin = '{"schema":"pit.node/1","node":"n05","cost":9}\nn[01-04] n[06,08]\nn[09-12]'
     assert pit(*ask, stdin=stdin).stdout == "n[01-03]\n"
     assert pit(*ask, "--costs", str(costs), stdin=stdin).stdout == "n[10-12]\n"
@@ -77,7 +77,7 @@ def test_costs_come_by_file_or_with_the_nodes(pit: Pit, conf: Path, tmp_path: Pa
 )
 def test_what_cannot_be_is_refused(pit: Pit, conf: Path, words: list[str], code: int, what: str) -> None:
     """More than is free is the cluster's refusal; a wrong question is usage."""
-    done = pit("topology", "choose", *words, "--from", str(conf), "--from-nodes", "n[01-08]")
+    done = pit("topology", "choose", *words, "--fabric", str(conf), "--from-nodes", "n[01-08]")
     assert (done.returncode, done.stdout) == (code, "")
     assert what in done.stderr
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused(pit: Pit, conf: Path, words: list[str], code:
 )
 def test_nodes_that_nobody_names_are_asked_for(pit: Pit, conf: Path, words: list[str], what: str) -> None:
     """Neither a file alone nor an empty variable stands for the free nodes of a Slurm."""
-    done = pit("topology", "choose", "--nodes", "2", "--from", str(conf), *words)
+    done = pit("topology", "choose", "--nodes", "2", "--fabric", str(conf), *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert what in done.stderr
 

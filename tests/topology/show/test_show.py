@@ -216,7 +216,7 @@ CSV = "host,pod,leaf\nn1,p1,a\nn2,p1,b\nn3,p2,c\nn4,p2,c\n"
 def test_show_in_a_pipe_and_as_slurms_files(pit: Pit, tmp_path: Path) -> None:
     """A record a leaf; and what `--as` prints is the same fabric again."""
     (tmp_path / "hosts.csv").write_text(CSV)
-    done = pit("topology", "show", "--from", "hosts.csv")
+    done = pit("topology", "show", "--fabric", "hosts.csv")
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["schema"], r["path"], r["nodes"], r["unknown"]) for r in records][2] == (
@@ -226,26 +226,26 @@ def test_show_in_a_pipe_and_as_slurms_files(pit: Pit, tmp_path: Path) -> None:
         2,
     )
     for form, name in (("conf", "topology.conf"), ("yaml", "topology.yaml")):
-        written = pit("topology", "show", "--from", "hosts.csv", "--as", form)
+        written = pit("topology", "show", "--fabric", "hosts.csv", "--as", form)
         (tmp_path / name).write_text(written.stdout)
-        assert pit("topology", "show", "--from", name).stdout == done.stdout
-    assert "p2: 2 nodes" in pit("topology", "show", "--from", "hosts.csv", "--format", "table").stdout
-    assert pit("topology", "show", "--from", "hosts.csv", "--format", "hosts").stdout == "n[1-4]\n"
-    assert pit("topology", "show", "--from", "hosts.csv", "--png", "x.jpg").returncode == 2
-    assert pit("topology", "show", "--from", "none.csv").returncode == 3
+        assert pit("topology", "show", "--fabric", name).stdout == done.stdout
+    assert "p2: 2 nodes" in pit("topology", "show", "--fabric", "hosts.csv", "--format", "table").stdout
+    assert pit("topology", "show", "--fabric", "hosts.csv", "--format", "hosts").stdout == "n[1-4]\n"
+    assert pit("topology", "show", "--fabric", "hosts.csv", "--png", "x.jpg").returncode == 2
+    assert pit("topology", "show", "--fabric", "none.csv").returncode == 3
 
 
 def test_score_of_lists_and_records(pit: Pit, tmp_path: Path) -> None:
     """Orders come as lists or as records with nodes, one a line."""
     (tmp_path / "hosts.csv").write_text(CSV)
     lines = 'n1,n3,n2\n{"schema":"pit.node-choice/1","nodes":["n3","n4"]}\n'
-    done = pit("topology", "score", "--from", "hosts.csv", "--nodes", "-", stdin=lines)
+    done = pit("topology", "score", "--fabric", "hosts.csv", "--nodes", "-", stdin=lines)
     assert done.returncode == 0, done.stderr
     first, second = [json.loads(line) for line in done.stdout.splitlines()]
     assert (first["leaves"], first["pods"], first["ring_hops"]) == (3, 2, 10)
     assert (first["best_leaves"], first["min_ring_hops"]) == (2, 8)  # over two roots that nothing connects
     assert (second["leaves"], second["locality"]) == (1, 1.0)
-    assert pit("topology", "score", "--from", "hosts.csv", "7").returncode == 2
+    assert pit("topology", "score", "--fabric", "hosts.csv", "7").returncode == 2
 
 
 @pytest.mark.slurm
