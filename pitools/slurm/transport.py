@@ -79,10 +79,8 @@ LIST_INSECURE = (
     'l=$((l + 1)); [ $l -le 40 ] && p=$(readlink "$p") || { echo "$f"; a=; break; }; r=$p/$r; '
     'case $p in /*) a=;; esac; done; [ ! -d "$a" ] || { d=$f; e=$a; }; [ ! -k "$a" ] || (k=; c "$a"); done; c / "$@"'
 )
-IS_INSECURE, _INSECURE_CODE = (
-    "can be written by others, is another user's (expected you or root), or is a loop of links",
-    78,
-)
+IS_INSECURE = "can be written by others, is another user's (expected you or root), or is a loop of links"
+_INSECURE_CODE = 78
 # A login prints text before the command's output: banners, errors of start-up files, locale warnings. This line ends
 # that text on both streams.
 LOGIN_OUTPUT_END = "\x1e\n"
