@@ -48,7 +48,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(["all", "first-half", "second-half"]),
     default="all",
     show_default=True,
-    help="Judge the jobs submitted in it; all are replayed.",
+    help="Summarize only the jobs submitted in it; all are replayed.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that are no jobs, and count them.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw the results, too.")

@@ -1,15 +1,15 @@
 """The errors that a user can get, grouped by what a caller would do about them.
 
     PitError
-    ├── UsageError     2   the command line is wrong           → read the help
-    ├── ConfigError    3   a file of the user's is wrong       → edit that file
-    ├── ClusterError   4   the cluster or machine refused       → ask for something else
-    │   └── ToolMissing    a program or package is not there    → install it
-    ├── DataError      5   data are damaged                     → do not use them
-    └── TryLater      75   nothing is wrong with the request    → run it again later
+    ├── UsageError     2   the command line is wrong          → read the help
+    ├── ConfigError    3   a file of the user is wrong        → edit that file
+    ├── ClusterError   4   the cluster or machine refused     → request something else
+    │   └── ToolMissing    a program or package is missing    → install it
+    ├── DataError      5   data are damaged                   → do not use them
+    └── TryLater      75   the request is valid               → run it again later
         ├── Unreachable    no answer in time
         └── NoSpace        the destination is full
-    any other exception   70   a mistake of pitools, with its traceback → report it
+    other exceptions  70   an error in pitools itself         → report its traceback
 
 The exit code is the class's. Codes are never reused for another meaning.
 """

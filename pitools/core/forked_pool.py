@@ -221,7 +221,9 @@ class _Processes(Generic[Task, Result]):
             problem = (
                 f"a worker process was ended by signal {-code}" if code < 0 else f"a worker process ended with {code}"
             )
-            raise ClusterError(problem, hint="was it out of memory? fewer --readers take less")
+            raise ClusterError(
+                problem, hint="check for an out-of-memory kill: dmesg | tail; fewer --readers use less memory"
+            )
 
 
 def _wait_exit(pid: int, deadline: float) -> bool:

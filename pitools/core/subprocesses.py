@@ -265,7 +265,9 @@ def _popen(argv: Sequence[str], *, cwd: Path | None = None, **options: Any) -> s
     except OSError as error:
         if cwd is not None and str(error.filename) == str(cwd):
             problem = f'cannot run "{argv[0]}" in this folder: {error.strerror}'
-            raise ClusterError(problem, where=str(cwd), hint="is it mounted on this host?") from error
+            raise ClusterError(
+                problem, where=str(cwd), hint=f"check that it is mounted on this host: ls -d {cwd}"
+            ) from error
         if isinstance(error, FileNotFoundError) and not shutil.which(argv[0]):
             hint = "install it, or run this on a host where it is installed"
             raise ToolMissing(f'"{argv[0]}" is not on the PATH', hint=hint) from error

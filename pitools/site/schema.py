@@ -136,10 +136,11 @@ class Topology(Section, frozen=True, kw_only=True):
 
 
 class Place(Section, frozen=True, kw_only=True):
-    """Parameters of `pit place`. max_queued_jobs: limit of its pending jobs at the site.
+    """Parameters of `pit place`.
 
-    bandwidth: bytes per second of copies to `paths.data`, such as `200MiB`, until measured. failures_per_node_day:
-    expected node failures, until accounting has data. gpu_hours: limit of all our jobs in 30 days; 0 means none.
+    max_queued_jobs: limit of its pending jobs in each partition. bandwidth: expected rate of copies to `paths.data` in
+    bytes per second, such as `200MiB`; measured rates replace it. failures_per_node_day: expected failures per node and
+    day, weighted like 100 node-days of accounting. gpu_hours: limit of all jobs of this user in 30 days; 0: no limit.
     """
 
     max_queued_jobs: int = 4

@@ -14,8 +14,10 @@ from pitools.place.simulate.workload import Workload
 
 
 class Arrival(NamedTuple):
-    """A job that is submitted now. pools: indices of those that are large enough; pools_state: the state of every
-    pool."""
+    """A job that is submitted now.
+
+    pools: indices of the pools that are large enough. pools_state: the state of every pool.
+    """
 
     now_s: float
     job: int
@@ -24,7 +26,7 @@ class Arrival(NamedTuple):
     work: Workload
 
     def demand(self, pool: int) -> tuple[int, float]:
-        """Units and limit, in this pool."""
+        """Return the job's units and time limit in a pool."""
         return self.work.units_on(self.job, pool), self.work.limit_on(self.job, pool)
 
 
@@ -32,21 +34,24 @@ Baseline = Callable[[Arrival], Sequence[int]]
 
 
 def make_baseline(name: str, scenario: Scenario) -> Baseline:
-    """Return the named binder, arrival → the pools whose queues it joins. Raises UsageError for an unknown name."""
+    """Return the named policy: arrival → the pools whose queues the job joins. Raises UsageError."""
     if name not in BASELINES:
         raise UsageError(f'no policy "{name}"', hint=suggest(name, BASELINES))
     return BASELINES[name](scenario)
 
 
 class PlannedStart:
-    """The start of a job if it were submitted now, by the limits of all jobs: the queue is planned in order, without
-    overtaking, and the job after it. The plan is kept and extended until the pool's version changes."""
+    """Computes the start of a job if it were submitted now, by the time limits of all jobs.
+
+    The queue is planned in order, without overtaking, and the job after it. The plan is kept and extended until the
+    pool's version changes.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[int, tuple[int, int, int, float, list[tuple[float, int]]]] = {}
 
     def __call__(self, arrival: Arrival, pool: int) -> float:
-        """That moment, in this pool."""
+        """Return the start in this pool."""
         site = arrival.pools_state[pool]
         version, count, free, start_s, ends = self._plans.get(pool, (-1, 0, 0, 0.0, []))
         if version != site.version:
@@ -72,8 +77,10 @@ class PlannedStart:
 
 
 def free_space_start(arrival: Arrival, pool: int) -> float:
-    """Return a job's start if it were submitted now, as slurmctld's job_start_data estimates it: after the running
-    jobs, by their limits, and later by the queue's units x limit over the pool's units."""
+    """Return a job's start if it were submitted now, as slurmctld's job_start_data estimates it.
+
+    That is after the running jobs, by their limits, and later by the queue's units x limit over the pool's units.
+    """
     site, (units, limit_s) = arrival.pools_state[pool], arrival.demand(pool)
     free, start_s = site.free, arrival.now_s
     for end_s, _, freed in site.running:
@@ -86,39 +93,39 @@ def free_space_start(arrival: Arrival, pool: int) -> float:
 
 
 def _earliest_start(rule: Callable[[Arrival, int], float]) -> Baseline:
-    """Bind a job as Slurm's -M: to the cluster with the earliest start; of equals, the first."""
+    """Bind a job as Slurm's -M does: to the cluster with the earliest start; of equals, the first."""
     return lambda arrival: (min(arrival.pools, key=lambda pool: rule(arrival, pool)),)
 
 
 def _earliest_end() -> Baseline:
-    """The pool with the earliest end, by limits."""
+    """Bind a job to the pool with the earliest end, by time limits."""
     rule = PlannedStart()
     return lambda arrival: (min(arrival.pools, key=lambda pool: rule(arrival, pool) + arrival.demand(pool)[1]),)
 
 
 def _federation(arrival: Arrival) -> Sequence[int]:
-    """Slurm's federation: a sibling in every cluster's queue; the first that starts is the job."""
+    """Queue a sibling job in every cluster, as Slurm's federation does; the first to start runs."""
     return arrival.pools
 
 
 def _most_free(arrival: Arrival) -> Sequence[int]:
-    """The pool with the most idle units; of equals, the first."""
+    """Bind a job to the pool with the most idle units; of equals, the first."""
     return (max(arrival.pools, key=lambda pool: arrival.pools_state[pool].free),)
 
 
 def _round_robin(arrival: Arrival) -> Sequence[int]:
-    """One pool after the other."""
+    """Bind each job to the next pool."""
     return (arrival.pools[arrival.job % len(arrival.pools)],)
 
 
 def _random(seed: int) -> Baseline:
-    """Any pool that is large enough."""
+    """Bind a job to a random pool that is large enough."""
     random = Random(f"pools {seed}")  # noqa: S311  a simulation is to be repeated
     return lambda arrival: (random.choice(arrival.pools),)
 
 
 def _cheapest(scenario: Scenario) -> Baseline:
-    """SkyPilot: the least price, always; where all cost the same, as Slurm's clusters do there, the first."""
+    """Bind a job to the cheapest pool, as SkyPilot does; of equals, the first."""
     return lambda arrival: (min(arrival.pools, key=lambda pool: scenario.pools[pool].price),)
 
 

@@ -1,4 +1,4 @@
-"""The simulator: arrivals and ends as events, EASY backfill inside each pool, a policy between them.
+"""The simulator: arrivals and ends as events, EASY backfill in each pool, and a policy that chooses the pools.
 
 Tune a policy's parameters on one part of a trace::
 
@@ -68,7 +68,7 @@ def simulate(
 
 
 class Simulator:
-    """One replay."""
+    """The state of one replay."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Simulator:
         self.touched: set[int] = set()
 
     def replay(self) -> Result:
-        """Run to the end."""
+        """Handle all events, and return the result."""
         submit, arrived = self.work.submit_s, 0
         for pool, described in enumerate(self.scenario.pools):
             for _, to_s in (*described.maintenance_windows, *described.unreachable_windows):

@@ -1,4 +1,4 @@
-"""The figures of a replay: one record per policy."""
+"""Summarize a replay: one record per policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSES = ((1, 1), (2, 7), (8, 8), (9, 31), (32, 10**9))
 
 
 class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-summary/1"):
-    """One policy on one trace; of the jobs that were submitted in `window`.
+    """One policy on one trace, over the jobs that were submitted in `window`.
 
     jct: completion time, from submission to end. wait: to the first start; by GPUs requested, and by tier. slowdown:
     jct over run time, the run at least 10 s. utilisation: GPU time held over GPU time available; goodput: the same,
@@ -66,7 +66,7 @@ class SimulationSummary(Record, frozen=True, kw_only=True, tag="pit.simulation-s
 
 
 def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: float = 0.0) -> SimulationSummary:
-    """Return the record of a replay; every job is replayed, for any window."""
+    """Return the summary of a replay over one window. Every job is replayed, whatever the window."""
     import numpy as np
 
     submit, start, end = (np.frombuffer(column) for column in (result.submit_s, result.start_s, result.end_s))
@@ -116,7 +116,7 @@ def summarize(result: Result, trace: Trace, window: Window = "all", wall_s: floa
 
 
 def in_window(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """For each job, whether it was submitted in this window, and ran to its end."""
+    """Return for each job whether it was submitted in this window and ran to its end."""
     import numpy as np
 
     submit, (from_s, to_s) = np.frombuffer(result.submit_s), window_bounds(result, window)
@@ -125,7 +125,7 @@ def in_window(result: Result, window: str) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def window_bounds(result: Result, window: str) -> tuple[float, float]:
-    """From when to when: for `all` to the last end, for a half to its last submission."""
+    """Return the start and end of a window: `all` ends with the last job, a half with its last submission."""
     first, last = result.submit_s[0], result.submit_s[-1]
     middle = (first + last) / 2
     if window == "first-half":
@@ -134,7 +134,7 @@ def window_bounds(result: Result, window: str) -> tuple[float, float]:
 
 
 def timeline(result: Result) -> tuple[Floats, Any]:
-    """Moments at which something ends or starts, ends first, and the GPUs in use from then on, one column a pool."""
+    """Return the times of ends and starts, ends first, and the GPUs in use from each on, one column per pool."""
     import numpy as np
 
     spans, pools = result.spans, len(result.scenario.pools)
@@ -147,7 +147,7 @@ def timeline(result: Result) -> tuple[Floats, Any]:
 
 
 def _utilisation(result: Result, trace: Trace, window_s: tuple[float, float]) -> tuple[float, float, float]:
-    """Share of GPU time held; of speed-weighted time that was work done; mean share of idle GPUs not in one pool."""
+    """Return utilisation, goodput and fragmentation, see `SimulationSummary`."""
     import numpy as np
 
     pools, spans = result.scenario.pools, result.spans

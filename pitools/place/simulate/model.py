@@ -62,9 +62,10 @@ class SimPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs lose a node now and then, and are submitted again with what their last checkpoint had not done.
+    """Node failures. A job that loses a node is submitted again, with the work since its last checkpoint.
 
-    per_gpu_day: how often. checkpoint_s: between checkpoints; 0: there are none. repair_s: that a node is away.
+    per_gpu_day: failures per GPU and day. checkpoint_s: interval of checkpoints; 0: no checkpoints. repair_s: time
+    until the node is back.
     """
 
     per_gpu_day: float = 0.0
@@ -82,10 +83,10 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Pools and their load.
 
-    load: arrivals are this much faster than in the trace. seed: of all random draws. backfill_depth: pending jobs that
-    each pool's scheduler considers (Slurm's bf_max_job_test, and its default). tiers: a job's queue or QOS → its tier;
-    tier_shares: tier → share of the other jobs, drawn. nodes, extra_leaf: for pools with a fabric, how nodes are
-    chosen, and what each leaf switch above the first adds to a run, as a share.
+    load: factor of the arrival rate of the trace. seed: of all random draws. backfill_depth: number of pending jobs
+    that each pool's scheduler considers (bf_max_job_test, with Slurm's default). tiers: queue or QOS → tier.
+    tier_shares: tier → share of the other jobs. nodes: for pools with a fabric, how nodes are chosen. extra_leaf:
+    there, the share of the run time that each leaf switch above the first adds.
     """
 
     name: str

@@ -38,7 +38,7 @@ class NodeAllocator:
         self._choice: tuple[str, ...] = ()  # the choice for the current state
 
     def fits_empty(self, units: int) -> bool:
-        """Whether a job of so many units could be put somewhere if nothing else ran: not across unconnected leaves."""
+        """Return whether an empty pool can hold a job of this size: not across unconnected leaves."""
         if units not in self._could:
             self._could[units] = units <= self.per_node or bool(
                 self._choose_whole_nodes(self.names, units // self.per_node)
@@ -46,7 +46,7 @@ class NodeAllocator:
         return self._could[units]
 
     def fits_now(self, units: int) -> bool:
-        """Whether a job of so many units could be put somewhere now."""
+        """Return whether a job of this size can start now."""
         if units <= self.per_node:
             return any(self.by_free[units:])
         empty, count = self.by_free[-1], units // self.per_node
@@ -57,7 +57,7 @@ class NodeAllocator:
         return len(self._choice) == count
 
     def allocate(self, job: int, units: int) -> None:
-        """Put a job that it holds on the node that the job fills best, or on whole nodes near each other."""
+        """Allocate a job that fits: the part of a node that it fills best, or whole nodes near each other."""
         if units <= self.per_node:
             nodes: tuple[str, ...] = (next(next(iter(nodes)) for nodes in self.by_free[units:] if nodes),)
         else:
@@ -69,24 +69,24 @@ class NodeAllocator:
         self.held[job] = share, nodes
 
     def release(self, job: int) -> None:
-        """A job leaves its nodes."""
+        """Free the nodes of a job."""
         share, nodes = self.held.pop(job)
         for node in nodes:
             self._change(node, share)
 
     def transfer(self, job: int, target: int) -> int:
-        """Of a job that leaves, one node's share passes to another. Returns how much that is."""
+        """Transfer one node's share of a job that ends to another job. Return its units."""
         share, nodes = self.held[job]
         self.held[job], self.held[target] = (share, nodes[1:]), (share, nodes[:1])
         return share
 
     def leaf_count(self, job: int) -> int:
-        """The leaf switches that a job's nodes are on."""
+        """Return the number of leaf switches that a job's nodes are on."""
         _, nodes = self.held[job]
         return len({self.leaf.get(node, node) for node in nodes})
 
     def _choose_whole_nodes(self, nodes: Sequence[str], count: int) -> tuple[str, ...]:
-        """So many of these nodes; none where there is no way to connect them."""
+        """Return this number of the nodes; none if they are not connected."""
         if self.by_name:
             return tuple(nodes[:count])
         try:

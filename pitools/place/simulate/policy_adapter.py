@@ -16,7 +16,7 @@ DecideFunction = Callable[
 
 
 class PolicyAdapter:
-    """Jobs that wait, as records that are made once; pools and tickets, as they are now."""
+    """Holds the records of pending jobs, and makes those of pools and tickets from the current state."""
 
     def __init__(self, trace: Trace, work: Workload, predictor: RuntimePredictor | None) -> None:
         self.trace, self.work, self.predictor = trace, work, predictor
@@ -26,7 +26,7 @@ class PolicyAdapter:
         self.placed_s: dict[tuple[int, int], float] = {}
 
     def add_waiting(self, job: int, fits: Sequence[int]) -> None:
-        """A job is there to be placed."""
+        """Add a job that is to be placed."""
         run_s = self.predictor.mean_s(self._features(job)) if self.predictor else self.work.limit_s[job]
         options = tuple(
             PlacementOption(
@@ -42,20 +42,20 @@ class PolicyAdapter:
         self.waiting[job_id] = job, pending
 
     def add_start(self, job: int) -> None:
-        """A job runs."""
+        """Remove a job that has started."""
         self.waiting.pop(self.trace.job_id[job], None)
 
     def add_end(self, job: int) -> None:
-        """A job ran to its end: from now on its run time is known."""
+        """Add the run time of a job that has ended to the predictor."""
         if self.predictor:
             self.predictor.add_run(self._features(job), self.trace.run_s[job])
 
     def add_submission(self, job: int, pool: int, now_s: float) -> None:
-        """A ticket is put into a queue."""
+        """Record when a ticket joined a queue."""
         self.placed_s[pool, job] = now_s
 
     def job_index(self, job_id: str) -> int:
-        """A waiting job's index in the trace."""
+        """Return a pending job's index in the trace."""
         return self.waiting[job_id][0]
 
     def jobs(self) -> list[PendingJob]:
@@ -65,7 +65,7 @@ class PolicyAdapter:
     def pools(
         self, now_s: float, sites: Sequence[PoolScheduler], is_unreachable: Sequence[bool]
     ) -> dict[str, PoolState]:
-        """Each pool. In a closed window nothing is free before its end."""
+        """Return the state of each pool. In a maintenance window nothing is free before its end."""
         pools = {}
         for pool, site, dark in zip(self.described, sites, is_unreachable, strict=True):
             running, free = [(end_s, units) for end_s, _, units in site.running], site.free
@@ -84,7 +84,7 @@ class PolicyAdapter:
         return pools
 
     def tickets(self, queued: Sequence[Mapping[int, QueueEntry]]) -> list[Ticket]:
-        """Those that wait, in order of placing."""
+        """Return the pending tickets, in order of submission."""
         every = sorted((entry[1], pool, job) for pool, entries in enumerate(queued) for job, entry in entries.items())
         return [
             Ticket(job_id=self.trace.job_id[job], pool=self.described[pool].pool, submitted_s=self.placed_s[pool, job])

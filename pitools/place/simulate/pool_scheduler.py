@@ -1,4 +1,4 @@
-"""One pool's own scheduler: first come, first served within a tier, and EASY backfill by time limits.
+"""The scheduler of one pool: first come, first served within a tier, with EASY backfill by time limits.
 
 The first job that does not fit gets a reservation: the shadow, the moment when enough units are free if every running
 job uses up its limit. A later job may pass it only if it ends before the shadow, or fits beside the first job there.
@@ -57,7 +57,7 @@ class PoolScheduler:
         self.version = 0
 
     def enqueue(self, entry: QueueEntry) -> None:
-        """A job joins the queue."""
+        """Add a job to the queue."""
         place = bisect_left(self.queue, entry)
         if place < len(self.queue):
             self.version += 1
@@ -66,7 +66,7 @@ class PoolScheduler:
             self.fresh.append(entry)
 
     def withdraw(self, entry: QueueEntry) -> None:
-        """A job leaves the queue unstarted."""
+        """Remove a job that has not started from the queue."""
         self.version += 1
         place = bisect_left(self.queue, entry)
         del self.queue[place]
@@ -76,13 +76,13 @@ class PoolScheduler:
             self.fresh.remove(entry)
 
     def hold(self, job: int, units: int, limit_end_s: float) -> None:
-        """A job holds units from now on."""
+        """Allocate units to a job."""
         self.version += 1
         self.free -= units
         insort(self.running, (limit_end_s, job, units))
 
     def release(self, job: int, units: int, limit_end_s: float) -> None:
-        """A job gives its units back."""
+        """Free the units of a job."""
         self.version += 1
         del self.running[bisect_left(self.running, (limit_end_s, job, units))]
         self.free += units
@@ -125,7 +125,7 @@ class PoolScheduler:
         return started
 
     def _backfill(self, now_s: float, entries: Iterable[QueueEntry]) -> list[QueueEntry]:
-        """Those of the entries that may pass the first one, in order."""
+        """Return those of the entries that may start before the first one, in order."""
         started: list[QueueEntry] = []
         free, shadow, is_plain = self.free, self.shadow, not self.closed and not self.packing
         for entry in entries:
@@ -147,7 +147,7 @@ class PoolScheduler:
         return started
 
     def _is_allowed(self, entry: QueueEntry, now_s: float) -> bool:
-        """Whether nodes and windows allow what units do."""
+        """Return whether nodes and maintenance windows allow a start for which there are enough units."""
         if self.packing and not self.packing.fits_now(entry[3]):
             return False
         return not self.closed or self.opens_s(now_s, entry[4]) <= now_s
@@ -171,7 +171,7 @@ class PoolScheduler:
             self.shadow, self.spare = opens_s, self.units - entry[3]
 
     def opens_s(self, start_s: float, limit_s: float) -> float:
-        """The first moment from start_s on at which a job of this limit does not reach into a closed window."""
+        """Return the first time from start_s on at which a job of this limit does not reach into a closed window."""
         for from_s, to_s in self.closed:
             if start_s < to_s and start_s + limit_s > from_s:
                 start_s = to_s

@@ -18,12 +18,12 @@ OWN_POLICY = "ours"
 
 
 def policy_names() -> list[str]:
-    """Every policy there is."""
+    """Return the names of all policies."""
     return [OWN_POLICY, *baselines.BASELINES]
 
 
 def require_policy(name: str) -> None:
-    """Raises UsageError, with the nearest name, for a policy that is none."""
+    """Raise UsageError, with the most similar name, for an unknown policy."""
     if name not in policy_names():
         raise UsageError(f'no policy "{name}"', where="--policy", hint=suggest(name, policy_names()))
 

@@ -1,4 +1,4 @@
-"""Scenarios: pools, how hard they are used, and what goes wrong; from a TOML file, or from site files."""
+"""Read scenarios (pools, load, failures) from a TOML file or from site files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pitools.topology import discover, fabric_model
 
 
 class PoolTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One pool. gpus: 0 is all of the fabric's. fabric: what `pit topology show --fabric` reads, relative to the file.
+    """One pool. gpus: 0 means all of the fabric's. fabric: as for `pit topology show --fabric`, relative to this file.
 
     maintenance, unreachable: windows such as ["3d", "3d12h"] from the first submission on; see `model.SimPool`.
     """
@@ -92,7 +92,7 @@ def three_unequal(load: float = 1.0, seed: int = 0, depth: int = 200) -> Scenari
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario of a TOML file. Raises ConfigError naming file and key."""
+    """Read the scenario of a TOML file. Raises ConfigError naming file and key."""
     file = strict_toml.convert_tables(strict_toml.read_toml(path), ScenarioFile, str(path))
     try:
         scenario = Scenario(
@@ -152,24 +152,27 @@ def scenario_of_sites(names: Sequence[str]) -> Scenario:
 
 
 def require_valid(scenario: Scenario, where: str) -> Scenario:
-    """The same scenario. Raises ConfigError for what cannot be simulated."""
+    """Return the scenario. Raises ConfigError if it cannot be simulated."""
     low, high = scenario.limits.factors
     wrong = {
-        "pools: there is none": not scenario.pools,
-        "load: it must be above 0, and no more than a million": not 1e-6 <= scenario.load <= 1e6,
-        "backfill_depth: it must be 1 or more": scenario.backfill_depth < 1,
-        "limits.factors: two whole numbers, from 1 up": not 1 <= low <= high,
-        "limits.steps: there is none": not scenario.limits.steps_s or scenario.limits.steps_s[0] <= 0,
-        "tier_shares: they add up to more than 1": not sum(scenario.tier_shares.values()) <= 1
+        "pools: empty (expected at least one pool)": not scenario.pools,
+        f"load: {scenario.load:g} (expected 1e-6 to 1e6)": not 1e-6 <= scenario.load <= 1e6,
+        f"backfill_depth: {scenario.backfill_depth} (expected 1 or more)": scenario.backfill_depth < 1,
+        f"limits.factors: {low}, {high} (expected two whole numbers, ascending, from 1 on)": not 1 <= low <= high,
+        "limits.steps: expected at least one, all above 0": not scenario.limits.steps_s
+        or scenario.limits.steps_s[0] <= 0,
+        "tier_shares: expected shares from 0 on, of at most 1 together": not sum(scenario.tier_shares.values()) <= 1
         or not min(scenario.tier_shares.values(), default=0) >= 0,
-        "failures: numbers below 0": not 0 <= scenario.failures.per_gpu_day < inf,
-        "extra_leaf: it is below 0": not 0 <= scenario.extra_leaf < inf,
+        f"failures.per_gpu_day: {scenario.failures.per_gpu_day:g} (expected 0 or more)": not 0
+        <= scenario.failures.per_gpu_day
+        < inf,
+        f"extra_leaf: {scenario.extra_leaf:g} (expected 0 or more)": not 0 <= scenario.extra_leaf < inf,
     }
     for pool in scenario.pools:
-        wrong[f"pools.{pool.pool}: gpus, gpus_per_node and speed must be above 0"] = (
+        wrong[f"pools.{pool.pool}: gpus, gpus_per_node, speed: expected numbers above 0"] = (
             pool.gpus < 1 or pool.per_node < 1 or not 0 < pool.speed < inf
         )
-        wrong[f"pools.{pool.pool}: max_pending and price_per_gpu_hour must not be below 0"] = (
+        wrong[f"pools.{pool.pool}: max_pending, price_per_gpu_hour: expected 0 or more"] = (
             pool.max_pending < 0 or not 0 <= pool.price < inf
         )
         wrong[f"pools.{pool.pool}: a window ends before it begins"] = any(

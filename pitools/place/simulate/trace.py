@@ -64,17 +64,19 @@ def _columns(name: str, rows: list[TraceRow], skipped: int, unallocated: int) ->
 
 
 def _check(job: TraceRow, lines: dict[str, int]) -> None:
-    """What no form allows. Raises ValueError."""
+    """Raise ValueError for values that are invalid in every format. lines: job id → line of the jobs before."""
     if not job.job_id:
-        raise ValueError("it has no job id")
+        raise ValueError("a row without a job id")
     if job.job_id in lines:
-        raise ValueError(f"job {job.job_id} was on line {lines[job.job_id]} already")
+        raise ValueError(f"job {job.job_id}: duplicate of line {lines[job.job_id]}")
     if not 0 < job.gpus <= _MAX_GPUS:
-        raise ValueError(f"job {job.job_id} has {job.gpus} GPUs")
+        raise ValueError(f"job {job.job_id}: {job.gpus} GPUs (expected 1 to {_MAX_GPUS})")
     if not 0 < job.run_s <= _MAX_RUN_S or not 0 <= job.limit_s <= _MAX_RUN_S:
-        raise ValueError(f"job {job.job_id} ran {job.run_s:g} s, with a limit of {job.limit_s:g} s")
+        raise ValueError(
+            f"job {job.job_id}: run time {job.run_s:g} s, limit {job.limit_s:g} s (at most {_MAX_RUN_S:g})"
+        )
     if abs(job.submit_s) > _MAX_SUBMIT_S:
-        raise ValueError(f"job {job.job_id} was submitted at {job.submit_s:g} s")
+        raise ValueError(f"job {job.job_id}: submitted at {job.submit_s:g} s (at most {_MAX_SUBMIT_S:g})")
 
 
 def _detect_format(path: Path, text: str) -> TraceFormat:
@@ -88,9 +90,9 @@ def _detect_format(path: Path, text: str) -> TraceFormat:
     if first.startswith(";") or len(first.split()) == 18:
         return swf.rows, swf.row
     raise DataError(
-        "it is no trace that is known",
+        "unknown trace format",
         where=f"{path}:1",
-        hint="a Helios CSV, Philly's cluster_job_log, SWF, or `sacct -P` with its header, JobID and Submit in it",
+        hint="give a Helios CSV, Philly's cluster_job_log, SWF, or the output of: sacct -aXP -o JobID,Submit,...",
     )
 
 
@@ -101,4 +103,4 @@ def _text(path: Path) -> str:
     except FileNotFoundError as error:
         raise DataError("no such file", where=str(path)) from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"it cannot be read: {error}", where=str(path)) from error
+        raise DataError(f"unreadable: {error}", where=str(path)) from error

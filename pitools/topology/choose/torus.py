@@ -90,7 +90,7 @@ def _smallest_boxes(is_free: NDArray[np.bool_], cost: Floats, least: int) -> tup
 def _best_boxes(is_free: NDArray[np.bool_], cost: Floats, volume: int, shapes_not_free: list[Shape]) -> list[Box]:
     """Return the best two free boxes of `volume` nodes; fewer if there are fewer.
 
-    none: shapes known to have no free box; extended here. Shapes that contain one of them are skipped.
+    shapes_not_free: shapes without a free box; this function adds to them. Shapes that contain one of them are skipped.
     """
     boxes: list[Box] = []
     count = is_free.astype(np.int64)

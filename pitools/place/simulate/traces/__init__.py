@@ -1,1 +1,1 @@
-"""The forms in which traces of jobs are published, one module each: `rows(text)` and `row(raw)`."""
+"""Formats of published job traces. Each module has `rows(text)` and `row(raw)`."""

@@ -11,7 +11,7 @@ Raw = dict[str | None, str]
 
 
 def rows(text: str) -> Iterator[tuple[int, Raw]]:
-    """(line, columns by name) of each row."""
+    """Yield (line, columns by name) of each row."""
     reader = csv.DictReader(split_lines(text))
     for raw in reader:
         yield reader.line_num, raw

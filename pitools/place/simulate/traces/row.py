@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class TraceRow(NamedTuple):
-    """One job as a format's reader returns it; the columns of `model.Trace`. submit_s: on any clock."""
+    """One job, with the columns of `model.Trace`. submit_s: on any clock."""
 
     job_id: str
     submit_s: float
@@ -22,7 +22,7 @@ class TraceRow(NamedTuple):
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines of a file; unlike splitlines(), none ends at the odd separators that names of jobs may hold."""
+    """Return the lines of a file. splitlines() would also split at separators that job names may contain."""
     return text.replace("\r\n", "\n").split("\n")
 
 
@@ -46,7 +46,7 @@ def parse_whole(text: str, column: str) -> int:
 
 
 def parse_naive_time(text: str, column: str) -> float:
-    """Unix time of zoneless text; its zone does not matter, for only differences do. Raises ValueError."""
+    """Return a time without a zone as Unix time: only differences are used. Raises ValueError naming the column."""
     try:
         time = datetime.fromisoformat(text)
     except (TypeError, ValueError):

@@ -14,7 +14,7 @@ _COUNTED_KEY = "counted"  # a column of ours; sacct's begin with a capital
 
 
 def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
-    """(line, columns by name) of each row, None where a line has not as many; steps of jobs are passed over."""
+    """Yield (line, columns by name) of each job, with None for a line of another number of columns; skip steps."""
     first, *lines = split_lines(text)
     header = [*first.split("|"), _COUNTED_KEY]
     counted = "gres/gpu" if "gres/gpu" in text else "node"  # without GPUs, nodes: as a scenario of such sites
@@ -27,7 +27,7 @@ def rows(text: str) -> Iterator[tuple[int, dict[str, str] | None]]:
 def row(raw: dict[str, str] | None) -> TraceRow | None:
     """Return a job; None if it held no GPU (no node, without GPUs), still runs or never ran. Raises ValueError."""
     if raw is None:
-        raise ValueError("it has not as many columns as the header")
+        raise ValueError("another number of columns than the header")
     try:
         run_s = parse_slurm_duration(raw.get("ElapsedRaw") or raw.get("Elapsed", ""))
         limit_s = parse_slurm_duration(raw.get("TimelimitRaw", ""), unit_s=60) or parse_slurm_duration(

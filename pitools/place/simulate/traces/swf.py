@@ -10,7 +10,7 @@ _CANCELLED = "5"
 
 
 def rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, columns) of each row."""
+    """Yield (line, columns) of each row."""
     for line, raw in enumerate(split_lines(text), start=1):
         if raw.strip() and not raw.lstrip().startswith(";"):
             yield line, raw.split()
