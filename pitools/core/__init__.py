@@ -1,1 +1,1 @@
-"""Tier 0: errors, records, output, hosts, units, files, processes. Imports nothing of ours."""
+"""Tier 0: errors, records, output, hosts, units, files, processes. Imports no other folder of pitools."""

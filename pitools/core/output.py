@@ -144,7 +144,7 @@ def _format_header(name: str) -> str:
 
 
 def format_cell(value: Any) -> str:
-    """One value as printable text on one line: `-` for nothing, control characters escaped."""
+    """Return a value as printable text on one line: `-` for an empty one, control characters escaped."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -160,14 +160,14 @@ def format_cell(value: Any) -> str:
 
 
 def _csv_cell(value: Any) -> str:
-    """One value for a program: nothing for None, and a number with all its digits."""
+    """Return a value as a CSV cell: empty for None, a number with all its digits."""
     if isinstance(value, float):
         return repr(value)
     return "" if value is None or value == "" else format_cell(value)
 
 
 def default_format() -> str:
-    """The format when no flag is given: `PIT_FORMAT`, or `auto`."""
+    """Return the format without --format: `PIT_FORMAT`, or `auto`."""
     return os.environ.get("PIT_FORMAT", "auto")
 
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 
 def now_rfc3339() -> str:
-    """The present, as `2026-11-21T01:33:41.123Z`."""
+    """Return the present time, as `2026-11-21T01:33:41.123Z`."""
     return to_rfc3339(datetime.now(UTC))
 
 
 def to_rfc3339(moment: datetime) -> str:
-    """An aware moment as RFC 3339 UTC text."""
+    """Return an aware time as RFC 3339 UTC text."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -18,7 +18,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?B|B)?")
 
 
 def parse_duration(text: str) -> int:
-    """Seconds of `90s`, `30m`, `2h`, `1d12h`, or of Slurm's `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`.
+    """Return the seconds of `90s`, `30m`, `2h`, `1d12h`, or of Slurm's `MM`, `MM:SS`, `HH:MM:SS`, `D-HH[:MM[:SS]]`.
 
     A bare number is minutes, as in `sbatch --time`. Raises UsageError for anything else.
     """
@@ -38,14 +38,14 @@ def parse_duration(text: str) -> int:
 
 
 def to_slurm_time(total_s: int) -> str:
-    """`D-HH:MM:SS` or `HH:MM:SS`, which every Slurm option and version reads."""
+    """Return `D-HH:MM:SS` or `HH:MM:SS`, which every Slurm option and version reads."""
     days, rest = divmod(total_s, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `200GiB`, `1.5TB`, `4096`. Raises UsageError for anything else."""
+    """Return the bytes of `200GiB`, `1.5TB`, `4096`. Raises UsageError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise UsageError(f'"{text}" is not a size', hint="write 200GiB, 1.5TB or a number of bytes")
@@ -54,7 +54,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(n_bytes: float) -> str:
-    """`1.3 GiB`: three figures, binary units."""
+    """Return a size with two or three figures in binary units: `1.3 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(n_bytes) < 1024:
             return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
@@ -63,7 +63,7 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_duration(total_s: float) -> str:
-    """`85 ms`, `3.2 s`, `4m10s`, `2h05m`."""
+    """Return a duration as `85 ms`, `3.2 s`, `4m10s` or `2h05m`."""
     if total_s < 1:
         return f"{total_s * 1000:.0f} ms"
     if total_s < 60:

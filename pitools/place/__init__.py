@@ -1,1 +1,1 @@
-"""Tier 4: which of several sites, when, and at what cost."""
+"""Tier 4: choose a job's site by its wait, data, run time, cost and risk."""

@@ -1,1 +1,1 @@
-"""Where a request could run, when, for how long, and at what price."""
+"""Estimate where a request could run, its start, its run time and its cost."""

@@ -1,1 +1,1 @@
-"""The files that describe a fabric, one module a form."""
+"""Read and write the files that describe a fabric, a module per format."""
