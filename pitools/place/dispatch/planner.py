@@ -90,9 +90,7 @@ class Planner:
         pool_states = {
             pool.pool: replace(pool, is_unreachable=name in closed)
             for name, (site, snapshot) in answered.items()
-            for pool in pools.pool_states(
-                overlay.overlay_own_jobs(snapshot, replies[name].tickets), names | replies[name].tickets.keys(), site
-            )
+            for pool in pools.pool_states(overlay.overlay_own_jobs(snapshot, replies[name].tickets), names, site)
         }
         self._offers.begin_tick()
         self._expected.update(ClusterView(answered, pool_states).speed)

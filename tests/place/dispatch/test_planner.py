@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pitools.core.errors import ClusterError, ConfigError, DataError, PitError, UsageError
 from pitools.launch.request import Request
+from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.dispatch import options, planner, store, tickets
 from pitools.place.dispatch.reconcile import QueueState
 from pitools.place.estimate.plan import PlacementOptions
@@ -76,6 +78,19 @@ def test_a_job_without_time_for_its_estimate_says_so(tmp_path: Path, monkeypatch
         cache.begin_tick()
         assert cache.options(job, answered) == (offered.options if is_known else ())
         assert bool(cache.unfit_reason(job.job_id)) is not is_known
+
+
+def test_the_users_jobs_outside_the_queue_compete_with_it(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count as others' jobs, whether or not the reply of the site's tickets lists them."""
+    monkeypatch.setenv("PIT_PLACE", str(tmp_path / "place"))
+    pending = made.job("1", state="PENDING", reason="Priority", user="me", name="by-hand")
+    for replied in ({}, {"by-hand": TicketState("PENDING", "1", job=pending)}):
+        reply = planner.SiteReply(replied, made.snapshot(jobs=(pending,)))
+        decider = planner.Planner(partial(decide, policy=PolicyParams()), store.queue_dir())
+        view = decider.build_view(QueueState(store.queue_dir()), {"x": made.site()}, {"x": reply})
+        assert view.pools["x/gpu"].others_pending == 8
 
 
 @pytest.mark.parametrize("error", [ConfigError, DataError, UsageError, ClusterError])
