@@ -47,6 +47,8 @@ def plan(
     from pitools.place.estimate import report
     from pitools.place.estimate.plan import PlacementRequest, plan_placement
 
+    if form == "hosts":
+        raise UsageError("--format hosts: a plan has no nodes", hint="use --format jsonl")
     timeout_s = units.parse_duration(timeout)
     if not timeout_s:
         raise UsageError(f"--timeout {timeout}: too short for an answer", hint="write 10s or more")

@@ -173,6 +173,13 @@ def test_what_fits_nowhere_says_why(far: Any) -> None:
     assert (never.returncode, never.stdout) == (2, "")
 
 
+def test_a_plan_as_hosts_is_refused(pit: Any, tmp_path: Path) -> None:
+    """A plan names no nodes; an empty line and exit 0 would read as an answer."""
+    (tmp_path / "r.toml").write_text(HELLO.format(1, "5m"))
+    done = pit("place", "plan", "r.toml", "--best", "--format", "hosts")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 @pytest.mark.parametrize(
     ("sites", "code"), [(["silent"], 75), (["no_conf"], 3), (["no_conf", "silent"], 75), (["no_conf", "invalid"], 3)]
 )
