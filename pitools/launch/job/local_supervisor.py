@@ -31,13 +31,14 @@ from pitools.run import cancel_request, run_folder
 from pitools.site.template import expand_placeholders
 
 
-def supervise(run_dir: Path, number: int = 0) -> int:
+def supervise(run_dir: Path, number: int = 0, wait_s: float = 0.0) -> int:
     """Run attempts until one succeeds or recovery stops the run; return the exit code of the last.
 
-    number: this supervisor's index in the run. Called in the supervisor process.
+    number: this supervisor's index in the run. wait_s: for how long to wait before the first attempt, as for storage
+    that is unreachable. Called in the supervisor process.
     """
     plan = load_plan(run_dir)
-    stopper = _StopRequest(plan.job.time_s)
+    stopper = _StopRequest(plan.job.time_s + wait_s)
     # Held until this process ends. A supervisor that started this one may still be ending.
     lock = local_process.try_supervisor_lock(run_dir, local_process.LOCK_HANDOVER_S)
     if lock is None:
@@ -57,6 +58,9 @@ def supervise(run_dir: Path, number: int = 0) -> int:
         task="",
         mode=job_context.recovery_mode(run_dir, os.environ),
     )
+    wait_until = time.monotonic() + wait_s
+    while time.monotonic() < wait_until and not stopper.number:
+        time.sleep(0.05)
     time_limit_at = timestamps.to_rfc3339(datetime.now(UTC) + timedelta(seconds=plan.job.time_s))
     while True:
         try:
@@ -213,4 +217,4 @@ def _forward_signal(stopper: _StopRequest, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

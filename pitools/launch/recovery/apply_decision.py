@@ -140,7 +140,7 @@ def _submit_following_job(
     retry_for_s: float,
 ) -> None:
     if site.scheduler == "none":
-        local_process.start_job(run_dir, site)
+        local_process.start_job(run_dir, site, wait_s=decision.wait_s)
         return
     # Only while the job runs: Slurm may forget an ended job, and a final state is cached for ever.
     if (

@@ -29,10 +29,11 @@ _START_TIMEOUT_S = 60.0  # for an interpreter to start and to import pitools
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
-def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
+def start_supervisor(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_folder.JobRef:
     """Start the supervisor of a run in a new session. Raises TryLater if another process supervises the run.
 
-    A supervisor may start its own successor. Also raises DataError, ClusterError, NoSpace and ToolMissing.
+    wait_s: for how long it waits before its first attempt. A supervisor may start its own successor. Also raises
+    DataError, ClusterError, NoSpace and ToolMissing.
     """
     if is_supervised(run_dir) and not _is_this_process(run_dir):
         raise TryLater("the run already has a supervisor", where=str(run_dir), hint="see: pit launch show")
@@ -41,7 +42,14 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
     env.pop("PIT_ATTEMPT_DIR", None)  # set if a rank of another run starts this run
     number = submissions.next_number(run_dir)
     # The plan's interpreter, as in Slurm: the supervisor uses it for staging and the ranks too.
-    argv = [load_plan(run_dir).python, "-m", "pitools.launch.job.local_supervisor", str(run_dir), str(number)]
+    argv = [
+        load_plan(run_dir).python,
+        "-m",
+        "pitools.launch.job.local_supervisor",
+        str(run_dir),
+        str(number),
+        str(wait_s),
+    ]
     # If this process is killed after this write, the mark shows that a supervisor may be starting.
     write_atomic(run_dir / STARTING_MARK, str(number), durable=False)
     # The supervisor inherits these signals blocked until its handlers are set: a cancel during its imports waits.
@@ -56,9 +64,9 @@ def start_supervisor(run_dir: Path, site: Site) -> run_folder.JobRef:
     return job
 
 
-def start_job(run_dir: Path, site: Site) -> run_folder.JobRef:
+def start_job(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_folder.JobRef:
     """Start a supervisor and record it as the run's newest job. Raises as `start_supervisor` does."""
-    job = start_supervisor(run_dir, site)
+    job = start_supervisor(run_dir, site, wait_s=wait_s)
     run_folder.write_record(run_dir / "job.json", job)
     run_folder.append_event(run_dir, "submitted", job_id=job.job_id)
     return job

@@ -222,15 +222,15 @@ def test_a_cancel_that_waits_for_slurm_is_not_forgotten(sites: Sites) -> None:
     assert verdict.code == "cancelled"
 
 
-def refuse_once(start: Callable[[Path, Site], run_folder.JobRef]) -> Callable[[Path, Site], run_folder.JobRef]:
+def refuse_once(start: Callable[..., run_folder.JobRef]) -> Callable[..., run_folder.JobRef]:
     """The first start is refused."""
     requested: list[int] = []
 
-    def starting(run_dir: Path, site: Site) -> run_folder.JobRef:
+    def starting(run_dir: Path, site: Site, *, wait_s: float) -> run_folder.JobRef:
         requested.append(1)
         if len(requested) == 1:
             raise ConfigError("no", where=site.name)
-        return start(run_dir, site)
+        return start(run_dir, site, wait_s=wait_s)
 
     return starting
 
