@@ -225,32 +225,33 @@ def tick(ctx: click.Context, site_name: str, form: str) -> None:
     reported = () if sys.stderr.isatty() else tick.last_tick_errors(runs, site)
     errors: list[PitError] = []
     lines: list[str] = []
+    final_error: PitError | None = None
 
-    def tell(path: Path, error: PitError) -> None:
+    def report_error(path: Path, error: PitError) -> None:
         errors.append(error)
-        lines.append(f"{path.name}: {error}")
+        lines.append(f"{path.name}: {error}{f'; {error.hint}' if error.hint else ''}")
         if lines[-1] not in reported:
             click.echo(f"pit: {lines[-1]}", err=True)
 
     try:
         with Output(form, RESUME_COLUMNS) as out:
-            for result in tick.tick_runs(runs, site, tell):
+            for result in tick.tick_runs(runs, site, report_error):
                 out(result)
     except tick.TickRunning as error:
         click.echo(f"pit: {error}", err=True)
         return
     except PitError as error:
+        final_error = error
         errors.append(error)
         lines.append(str(error))
     tick.record_tick_errors(runs, site, tuple(lines))
     if not errors:
         return
     worst_error = max(errors, key=lambda error: not error.retry)
-    new_errors = [error for error, line in zip(errors, lines, strict=True) if line not in reported]
-    if not new_errors:
+    if final_error is None or lines[-1] in reported:
         ctx.exit(worst_error.exit_code)
-    new_errors[-1].exit_code = worst_error.exit_code
-    raise new_errors[-1]  # the error that ended the tick is the last one, and not printed yet
+    final_error.exit_code = worst_error.exit_code
+    raise final_error  # not printed yet
 
 
 def _print_error(path: Path, error: PitError) -> None:
