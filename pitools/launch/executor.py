@@ -176,9 +176,9 @@ class PitExecutor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit's c
         try:
             (self.run_dir / "attempts").mkdir(0o755, exist_ok=True)
             write_atomic(path, msgspec.json.format(msgspec.json.encode(self.plan), indent=1))
+            run_folder.record_created(self.run_dir, self.site.name)
         except OSError as error:
             raise from_os_error(error, self.run_dir) from error
-        run_folder.append_event(self.run_dir, "created", site=self.site.name)
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         # Pickles are code: a user who can write one here can run code as this user.

@@ -303,7 +303,18 @@ def read_or_none(path: Path, kind: type[T]) -> T | None:
     return None
 
 
+def record_created(run_dir: Path, site: str) -> None:
+    """Write the first event of a run, without which nothing continues the run. Raises OSError."""
+    _append_event(run_dir, "created", {"site": site})
+
+
 def append_event(run_dir: Path, event: str, **detail: Any) -> None:
-    """Append an event. One short write in append mode is not interleaved with another process's."""
+    """Append an event; if that fails, as on a full disk, the event is lost, and the caller goes on."""
+    with contextlib.suppress(OSError):
+        _append_event(run_dir, event, detail)
+
+
+def _append_event(run_dir: Path, event: str, detail: dict[str, Any]) -> None:
+    # One short write in append mode is not interleaved with another process's.
     with open(run_dir / "events.jsonl", "ab", buffering=0, opener=open_0644) as file:
         file.write(msgspec.json.encode(Event(t=timestamps.now_rfc3339(), event=event, detail=detail)) + b"\n")

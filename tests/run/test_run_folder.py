@@ -56,6 +56,14 @@ def test_the_first_event_is_read_alone(tmp_path: Path) -> None:
     assert run_folder.first_event(tmp_path) is None
 
 
+def test_an_event_that_cannot_be_written_is_lost(tmp_path: Path) -> None:
+    """A full disk, or the like, does not end what the event is about; only the first event has to be there."""
+    (tmp_path / "events.jsonl").mkdir()
+    run_folder.append_event(tmp_path, "decided")
+    with pytest.raises(OSError, match=r"events\.jsonl"):
+        run_folder.record_created(tmp_path, "alpha")
+
+
 @pytest.mark.parametrize("text", ["", "1", "1 0", "1 ? n1", "x 0 n1", "1 0 n1 n2", "\xff"])
 def test_half_a_word_of_the_first_failure_is_none(tmp_path: Path, text: str) -> None:
     """The rank that writes it may be killed as it does; whole it says which code, rank and node."""

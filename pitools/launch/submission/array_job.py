@@ -11,7 +11,6 @@ last task is that of the whole array, so a run never uses it. Later jobs of a ru
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,8 +87,7 @@ def submit_array(array_dir: Path, plan: Plan, site: Site) -> JobRef:
             job = msgspec.structs.replace(array, job_id=f"{array.job_id}_{task}")
             run_folder.write_record(submissions.job_dir(run_dir, 0) / "job.json", job, durable=True)
             run_folder.write_record(run_dir / "job.json", job)
-            with contextlib.suppress(OSError):
-                run_folder.append_event(run_dir, "submitted", job_id=job.job_id, number=0)
+            run_folder.append_event(run_dir, "submitted", job_id=job.job_id, number=0)
     return array
 
 

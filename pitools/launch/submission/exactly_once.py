@@ -223,8 +223,7 @@ class Submission:
         except PitError as error:
             self.cancel_unrecorded(submitted.job_id, error)
             raise
-        with contextlib.suppress(OSError):
-            run_folder.append_event(self.run_dir, "submitted", job_id=job.job_id, number=job.number)
+        run_folder.append_event(self.run_dir, "submitted", job_id=job.job_id, number=job.number)
         with contextlib.suppress(Exception):  # cached states expire anyway; the job is submitted and recorded
             slurm_cache.invalidate(self.site)
         return job

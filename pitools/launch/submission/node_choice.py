@@ -7,7 +7,6 @@ acquired = node_choice.acquire_nodes(plan, fabric, slurm, job_id)
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from pitools.launch.plan import Plan
@@ -53,19 +52,18 @@ def acquire_nodes(
 
 def record_choice(run_dir: Path, acquired: Acquired) -> None:
     """Append the choice of nodes to the run's events."""
-    with contextlib.suppress(OSError):  # the job is queued already
-        run_folder.append_event(
-            run_dir,
-            "topology",
-            by=acquired.by,
-            tries=acquired.tries,
-            chosen=acquired.chosen,
-            node_list=acquired.node_list,
-            leaves=acquired.leaves,
-            is_within=acquired.is_within,
-            is_released=acquired.is_released,
-            why=acquired.reason,
-        )
+    run_folder.append_event(
+        run_dir,
+        "topology",
+        by=acquired.by,
+        tries=acquired.tries,
+        chosen=acquired.chosen,
+        node_list=acquired.node_list,
+        leaves=acquired.leaves,
+        is_within=acquired.is_within,
+        is_released=acquired.is_released,
+        why=acquired.reason,
+    )
 
 
 def _acquire_options(plan: Plan, follow_s: float) -> AcquireOptions:

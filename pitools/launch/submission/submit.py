@@ -127,7 +127,7 @@ def create_run_dir(run_dir: Path, plan: Plan, site: Site, populate: Callable[[Pa
         (building / "attempts").mkdir(0o755)
         if site.scheduler == "slurm":
             (building / "jobs").mkdir(0o755)
-        run_folder.append_event(building, "created", site=site.name)
+        run_folder.record_created(building, site.name)
         if plan.hooks:
             hooks.mark_pending(building)
         populate(building)
