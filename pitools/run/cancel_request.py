@@ -25,6 +25,11 @@ def pending_cancel(run_dir: Path) -> CancelRequest | None:
     return None if request is None or request.refused_by_slurm else request
 
 
+def is_by_owner(run_dir: Path) -> bool:
+    """Return whether the request is of the run's owner, whose jobs Slurm lets them cancel. Raises OSError."""
+    return (run_dir / CANCEL_FILE).lstat().st_uid == run_dir.stat().st_uid
+
+
 def last_cancel(run_dir: Path) -> CancelRequest | None:
     """Return the last request, also a refused one; None without one.
 

@@ -22,6 +22,9 @@ from pitools.run import cancel_request, run_folder
 from pitools.store.version_state import revalidate_nfs
 
 _SLURM_TIMEOUT_S = 10.0
+_CANCEL_TIMEOUT_S = (
+    30.0  # for the process that requested a cancel to get Slurm's answer, and withdraw a refused request
+)
 
 
 class AttemptRefused(Exception):
@@ -194,6 +197,12 @@ def _refuse_if_concluded(run_dir: Path) -> None:
 
 def _refuse_if_cancelled(job: JobContext) -> None:
     """Conclude the run and raise AttemptRefused if its cancellation was requested while this job was pending."""
+    if not cancel_request.pending_cancel(job.run_dir):
+        return
+    with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+        if not cancel_request.is_by_owner(job.run_dir):
+            problem = f"{job.run_dir}: its cancel by another user may be refused"
+            wait_for.wait_until(lambda: not cancel_request.pending_cancel(job.run_dir), problem, _CANCEL_TIMEOUT_S)
     if not cancel_request.pending_cancel(job.run_dir):
         return
     try:

@@ -59,12 +59,16 @@ def _try_write(folder: Path) -> OSError | None:
     return None
 
 
-def wait_until(predicate: Callable[[], bool], problem: str) -> bool:
-    """Wait until `predicate` holds; False on time-out. problem: the reason for the wait, printed once."""
-    deadline, pause_s = time.monotonic() + STORAGE_TIMEOUT_S, _FIRST_PAUSE_S
+def wait_until(predicate: Callable[[], bool], problem: str, timeout_s: float | None = None) -> bool:
+    """Wait until `predicate` holds; False on time-out. problem: the reason for the wait, printed once.
+
+    timeout_s: None for that of storage.
+    """
+    timeout_s = STORAGE_TIMEOUT_S if timeout_s is None else timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while not (holds := predicate()) and time.monotonic() < deadline:
         if pause_s == _FIRST_PAUSE_S:
-            print(f"pit: {problem}; waiting up to {STORAGE_TIMEOUT_S:g} s", file=sys.stderr)
+            print(f"pit: {problem}; waiting up to {timeout_s:g} s", file=sys.stderr)
         time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
         pause_s = min(2 * pause_s, _FILE_POLL_S)
     return holds

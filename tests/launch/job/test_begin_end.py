@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from pitools.core.errors import ClusterError, UsageError
 from pitools.launch import exit_codes, time_limit_signal
 from pitools.launch.diagnosis import evidence
 from pitools.launch.job import __main__ as program
-from pitools.launch.job import begin_attempt, end_attempt, fencing, job_context, job_recovery, signals
+from pitools.launch.job import begin_attempt, end_attempt, fencing, job_context, job_recovery, signals, wait_for
 from pitools.launch.recovery import apply_decision
 from pitools.launch.submission import grant, submissions
 from pitools.run import attempt_records as records
@@ -80,6 +81,21 @@ def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
     assert caught.value.code == exit_codes.NOT_GRANTED
     assert grant.read_grant(tmp_path / "jobs" / "1") == "run.7"
     assert len(run_folder.attempt_dirs(tmp_path)) == 2
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_cancel_of_root_s_is_not_carried_out_before_it_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """One that Slurm refuses while the job begins does not end the run; one that stays pending does."""
+    run_folder.write_record(tmp_path / "cancel.json", cancel_request.CancelRequest(t="2026-01-01T00:00:00Z"))
+    os.chown(tmp_path, 12345, -1)
+    monkeypatch.setattr(begin_attempt, "_CANCEL_TIMEOUT_S", 1e9 if refused else 0.0)
+    monkeypatch.setattr(wait_for.time, "sleep", lambda _: (tmp_path / "cancel.json").unlink())
+    with contextlib.nullcontext() if refused else pytest.raises(begin_attempt.AttemptRefused):
+        begin_attempt.begin_attempt(job(tmp_path, mode="run"), time_limit_at=ENDS)
+    assert (apply_decision.read_verdict(tmp_path) is None, len(run_folder.attempt_dirs(tmp_path))) == (refused, refused)
 
 
 def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
