@@ -12,8 +12,9 @@ from pitools.commands.options import LocalPath, format_option, parse_pairs, site
 from pitools.launch.run_lookup import runs_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from pitools.core.errors import PitError
     from pitools.launch.sweep.points import Point
     from pitools.launch.sweep.sweep_folder import SweepPoint
     from pitools.launch.sweep.sweep_table import SweepRow
@@ -119,6 +120,22 @@ def _note(text: str) -> None:
     click.echo(f"pit: {text}", err=True)
 
 
+def _report_to(errors: list[PitError]) -> Callable[[Path, PitError], None]:
+    """Return a function that prints the error of one of several records, and adds it to `errors`."""
+
+    def report_error(path: Path, error: PitError) -> None:
+        errors.append(error)
+        _note(f"{path.name}: {error}")
+
+    return report_error
+
+
+def _exit_if_any(ctx: click.Context, errors: Sequence[PitError]) -> None:
+    """Exit with the code of the last error; all have been printed."""
+    if errors:
+        ctx.exit(errors[-1].exit_code)
+
+
 def _rows(points: Sequence[SweepPoint]) -> list[SweepRow]:
     from pitools.core.errors import PitError
     from pitools.launch.sweep import sweep_table
@@ -158,12 +175,15 @@ def group() -> None:
 @site_option
 @click.option("--sort", metavar="COLUMN", help="A column or a key of the points; -COLUMN for the reverse.")
 @format_option
-def show(sweep: str, site_name: str, sort: str | None, form: str) -> None:
+@click.pass_context
+def show(ctx: click.Context, sweep: str, site_name: str, sort: str | None, form: str) -> None:
     """Show the runs of SWEEP (name or folder): point, state, loss, steps/s and goodput."""
     from pitools.launch.sweep import sweep_folder, sweep_table
 
-    rows = _rows(sweep_folder.read_points(find_sweep_dir(sweep, site_name)))
+    errors: list[PitError] = []
+    rows = _rows(sweep_folder.read_points(find_sweep_dir(sweep, site_name), _report_to(errors)))
     _show_rows(sweep_table.sort_rows(rows, sort) if sort else rows, form)
+    _exit_if_any(ctx, errors)
 
 
 @group.command()
@@ -171,17 +191,20 @@ def show(sweep: str, site_name: str, sort: str | None, form: str) -> None:
 @site_option
 @click.option("--to", "target", type=LocalPath(), required=True, metavar="FILE", help="An .svg or .png file.")
 @click.option("--kind", type=click.Choice(["losses", "points"]), default="losses", show_default=True)
-def plot(sweep: str, site_name: str, target: Path, kind: str) -> None:
+@click.pass_context
+def plot(ctx: click.Context, sweep: str, site_name: str, target: Path, kind: str) -> None:
     """Plot SWEEP: the loss of each run over its steps, or parallel coordinates of its points, coloured by loss."""
     from pitools.launch.sweep import sweep_folder, sweep_plot
 
-    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
+    errors: list[PitError] = []
+    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name), _report_to(errors))
     rows = _rows(points)
     if kind == "losses":
         sweep_plot.plot_losses(points, rows, target)
     else:
         sweep_plot.plot_points(rows, target)
     click.echo(f"pit: {target}", err=True)
+    _exit_if_any(ctx, errors)
 
 
 @group.command()
@@ -229,43 +252,53 @@ def parse_rungs(text: str) -> list[int]:
 @sweep_argument
 @site_option
 @format_option
-def cancel(sweep: str, site_name: str, form: str) -> None:
+@click.pass_context
+def cancel(ctx: click.Context, sweep: str, site_name: str, form: str) -> None:
     """Cancel every run of SWEEP that has not ended. Safe to repeat."""
     from pitools.core.errors import PitError
     from pitools.launch.monitor import status
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
 
-    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name))
     errors: list[PitError] = []
+    report_error = _report_to(errors)
+    points = sweep_folder.read_points(find_sweep_dir(sweep, site_name), report_error)
     for point in points:
         try:
             if Path(point.run_dir).is_dir():
                 status.cancel_run(Path(point.run_dir), load_site(point.site))
         except PitError as error:
-            errors.append(error)
-            _note(f"{point.name}: {error}")
+            report_error(Path(point.name), error)
     _show_rows(_rows(points), form)
-    if errors:
-        raise errors[-1]
+    _exit_if_any(ctx, errors)
 
 
 @group.command("list")
 @site_option
 @format_option
-def list_command(site_name: str, form: str) -> None:
+@click.pass_context
+def list_command(ctx: click.Context, site_name: str, form: str) -> None:
     """List the sweeps of a site, oldest first."""
+    from pitools.core.errors import DataError
     from pitools.core.output import Output
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
 
     root = runs_dir(load_site(site_name)) / sweep_folder.SWEEPS
-    sweeps = [sweep_folder.load_sweep(path.parent) for path in root.glob("*/sweep.json")]
-    if not sweeps:
+    errors: list[PitError] = []
+    report_error = _report_to(errors)
+    sweeps = []
+    for path in sorted(root.glob("*/sweep.json")):
+        try:
+            sweeps.append(sweep_folder.load_sweep(path.parent))
+        except DataError as error:
+            report_error(path.parent, error)
+    if not sweeps and not errors:
         _note(f"no sweeps in {root}")
     with Output(form, ("name", "created", "sites", "request")) as out:
         for sweep in sorted(sweeps, key=lambda sweep: sweep.created):
             out(sweep)
+    _exit_if_any(ctx, errors)
 
 
 def find_sweep_dir(sweep: str, site_name: str) -> Path:

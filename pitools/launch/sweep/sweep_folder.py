@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pitools.core import timestamps
-from pitools.core.errors import ConfigError, DataError, UsageError
+from pitools.core.errors import ConfigError, DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.launch.sweep.points import Point, point_id
 from pitools.run import run_folder
@@ -92,11 +93,21 @@ def load_sweep(sweep_dir: Path) -> Sweep:
     return sweep
 
 
-def read_points(sweep_dir: Path) -> list[SweepPoint]:
-    """Return the points of a sweep by their index. Raises DataError for a damaged record."""
+def read_points(sweep_dir: Path, report_error: Callable[[Path, PitError], None] | None = None) -> list[SweepPoint]:
+    """Return the points of a sweep by their index.
+
+    report_error: gets the error of a damaged record, which is then left out; with None, DataError is raised.
+    """
     paths = [path for path in (sweep_dir / "points").glob("*.json") if path.stem.isdecimal()]
-    found = [run_folder.read_record(path, SweepPoint) for path in sorted(paths, key=lambda path: int(path.stem))]
-    return [point for point in found if point]
+    points = []
+    for path in sorted(paths, key=lambda path: int(path.stem)):
+        try:
+            points.append(run_folder.read_record(path, SweepPoint))
+        except DataError as error:
+            if report_error is None:
+                raise
+            report_error(path, error)
+    return [point for point in points if point]
 
 
 def add_point(sweep_dir: Path, point: SweepPoint) -> None:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pitools.launch.sweep import sweep_folder
+from pitools.launch.sweep.sweep_folder import SweepPoint
+from pitools.run import run_folder
+
 Pit = Callable[..., subprocess.CompletedProcess[str]]
 
 LOOP = """\
@@ -86,6 +90,27 @@ def test_an_entry_gets_its_parameters(pit: Pit, request_file: Path, entry: str, 
     (run,) = records(pit("launch", "run", str(request_file), "--set", "lr=0.5", "--set", "seed=1", "--wait"))
     assert output in pit("launch", "logs", str(run["run_id"])).stdout
     assert records(pit("launch", "sweep", "list")) == []
+
+
+def test_a_damaged_record_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None:
+    """The other points, and the other sweeps, are shown and cancelled; the record is named once, with exit code 5."""
+    sweeps = tmp_path / "runs" / "sweeps"
+    for name in ("s-1", "s-2"):
+        sweep = sweep_folder.Sweep(name=name, request="r", digest="", sites=("local",), created="")
+        run_folder.write_record(sweeps / name / "sweep.json", sweep)
+    for index in range(2):
+        point = SweepPoint(index=index, point={}, name=f"p-{index}", site="local", run_dir=f"/none/p-{index}")
+        run_folder.write_record(sweeps / "s-1" / "points" / f"{index}.json", point)
+    (sweeps / "s-1" / "points" / "0.json").write_text("{")
+    (sweeps / "s-2" / "sweep.json").write_text("{")
+    for words, name, damaged in (
+        (("show", "s-1"), "p-1", "0.json"),
+        (("list",), "s-1", "s-2"),
+        (("cancel", "s-1"), "p-1", "0.json"),
+    ):
+        done = pit("launch", "sweep", *words)
+        assert [json.loads(line)["name"] for line in done.stdout.splitlines()] == [name]
+        assert (done.returncode, sum(damaged in line for line in done.stderr.splitlines())) == (5, 1)
 
 
 @pytest.mark.parametrize(
