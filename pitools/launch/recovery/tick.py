@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pitools.core.errors import DataError, PitError, TryLater
-from pitools.core.fs import from_os_error
+from pitools.core.fs import from_os_error, remove_tree
 from pitools.core.locks import is_owned_by_user, lock
 from pitools.core.record import Record
 from pitools.launch import hooks
@@ -31,6 +32,8 @@ from pitools.slurm.states import UNKNOWN, is_finished
 MAX_TICK_S = 300.0
 # A younger submission, or run folder, is left to the process that made it.
 _SUBMISSION_GRACE_S, _PREPARATION_GRACE_S = 60.0, 600.0
+
+_ABANDONED_AFTER_S = 7 * 86400.0
 
 T = TypeVar("T")
 ReportError = Callable[[Path, PitError], None]
@@ -62,7 +65,19 @@ def tick_runs(
             stack.enter_context(lock(tick_lock_path(runs), "the lock of this user's ticks", is_own=True))
         except TryLater as error:
             raise TickRunning("another tick is running", where=str(runs)) from error
+        _remove_abandoned_dirs(runs)
         yield from _tick_locked(runs, site, report_error, time.monotonic() + max_tick_s)
+
+
+def _remove_abandoned_dirs(runs: Path) -> None:
+    """Remove this user's folders `.<run id>`, in which killed submitters were building a run a week ago or more."""
+    with contextlib.suppress(OSError):
+        for path in runs.glob(".*"):
+            path_stat = path.lstat()
+            is_own_dir = stat.S_ISDIR(path_stat.st_mode) and path_stat.st_uid == os.geteuid()
+            is_old = time.time() - path_stat.st_mtime > _ABANDONED_AFTER_S
+            if is_own_dir and is_old and run_folder.run_id_sort_key(path.name)[0]:
+                remove_tree(path)
 
 
 def tick_lock_path(runs: Path) -> Path:

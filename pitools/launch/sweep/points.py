@@ -194,7 +194,9 @@ def run_name(template: str, name: str, point: Point, index: int) -> str:
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise UsageError(f"{match[0]} is no key of the sweep", where="--name", hint=suggest(match[1], values))
+            raise UsageError(
+                f"{match[0]} is no key of --set or --points", where="--name", hint=suggest(match[1], values)
+            )
         return values[match[1]]
 
     return re.sub(r"[^a-z0-9_-]+", "-", _PLACEHOLDER.sub(value, template).lower()).strip("-")

@@ -212,6 +212,19 @@ def test_another_user_s_lock_file_is_refused(runs: Runs, cluster: Cluster) -> No
     assert ticked(runs)[0] == {"t-1": "resubmit"}
 
 
+def test_old_folders_of_killed_submitters_are_removed(runs: Runs, cluster: Cluster) -> None:
+    """A folder in which a run was being made a week ago goes; a young one, and what has no run's id, stay."""
+    runs.make()
+    names = [".t-20260101-000000-abcdef", ".t-20260102-000000-abcdef", ".mine"]
+    for name in names:
+        (runs.root / name / "code").mkdir(parents=True)
+    week_ago = time.time() - 8 * 86400
+    for name in (names[0], names[2]):
+        os.utime(runs.root / name, (week_ago, week_ago))
+    assert ticked(runs) == ({}, [])
+    assert [(runs.root / name).exists() for name in names] == [False, True, True]
+
+
 def test_its_time_is_bounded(runs: Runs, cluster: Cluster) -> None:
     """What there is no time for is the next tick's."""
     for name in ("t-1", "t-2"):
