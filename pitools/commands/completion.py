@@ -53,7 +53,7 @@ def complete_sweeps(_ctx: click.Context, _param: click.Parameter, incomplete: st
     """Names of the sweeps of all sites."""
     from click.shell_completion import CompletionItem
 
-    names = {path.parent.name for root in _run_roots() for path in root.glob("sweeps/*/sweep.json")}
+    names = {path.parent.name for root in _run_roots() for path in root.glob("sweeps*/*/sweep.json")}
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 

@@ -55,7 +55,7 @@ def run_sweep(
     digest = sweep_folder.request_digest(request.read_text(), tuple(site.name for site in sites))
     name = options.sweep or f"{loaded.name}-{digest[:6]}"
     require_sweep_name(name)
-    sweep_dir = runs_dir(sites[0]) / sweep_folder.SWEEPS / name
+    sweep_dir = sweep_folder.sweeps_dir(runs_dir(sites[0])) / name
     recorded = sweep_folder.points_by_id(sweep_folder.read_points(sweep_dir))
     template = options.name or sweep_points.default_template(points)
     planned, index = [], len(recorded)
@@ -284,7 +284,7 @@ def list_command(ctx: click.Context, site_name: str, form: str) -> None:
     from pitools.launch.sweep import sweep_folder
     from pitools.site.load import load_site
 
-    root = runs_dir(load_site(site_name)) / sweep_folder.SWEEPS
+    root = sweep_folder.sweeps_dir(runs_dir(load_site(site_name)))
     errors: list[PitError] = []
     report_error = _report_to(errors)
     sweeps = []

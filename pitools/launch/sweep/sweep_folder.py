@@ -1,6 +1,6 @@
 """Read and write a sweep's folder, which has this layout.
 
-<runs>/sweeps/<sweep>/
+<runs>/sweeps/<sweep>/         `sweeps.<uid>` in a folder of runs that belongs to another user, and that users share
     sweep.json          pit.sweep/1: the request and its sites
     points/<k>.json     pit.sweep-point/1: the k-th point and the folder of its run, on disk before the run is created
     arrays/<name>/      a job array of several runs' first jobs: `launch/submission/array_job.py` draws it
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pitools.core import timestamps
 from pitools.core.errors import ConfigError, DataError, PitError, UsageError
+from pitools.core.fs import from_os_error
+from pitools.core.locks import is_owned_by_user
 from pitools.core.record import Record
 from pitools.launch.sweep.points import Point, point_id
 from pitools.run import run_folder
 
-SWEEPS = "sweeps"
 LOCK_FILE = ".lock"
 
 
@@ -48,6 +50,14 @@ class SweepPoint(Record, frozen=True, kw_only=True, tag="pit.sweep-point/1"):
 def request_digest(request_text: str, sites: tuple[str, ...]) -> str:
     """Return the digest of a request file's text and the sites of its sweep."""
     return hashlib.sha256("\0".join((request_text, *sites)).encode()).hexdigest()
+
+
+def sweeps_dir(runs: Path) -> Path:
+    """Return the folder of this user's sweeps. Raises ClusterError."""
+    try:
+        return runs / ("sweeps" if not runs.exists() or is_owned_by_user(runs) else f"sweeps.{os.geteuid()}")
+    except OSError as error:
+        raise from_os_error(error, runs) from error
 
 
 def open_sweep(sweep_dir: Path, request: Path, digest: str, sites: tuple[str, ...], access: str) -> Sweep:
@@ -77,12 +87,13 @@ def open_sweep(sweep_dir: Path, request: Path, digest: str, sites: tuple[str, ..
 
 def find_sweep(runs: Path, sweep: str) -> Path:
     """Return the folder of a sweep, by its path or by its name below a site's runs. Raises UsageError."""
-    for path in (runs / SWEEPS / sweep, Path(sweep)):
+    root = sweeps_dir(runs)
+    for path in (root / sweep, Path(sweep)):
         if sweep and (path / "sweep.json").is_file():
             return path.resolve()
-    names = sorted(path.parent.name for path in (runs / SWEEPS).glob("*/sweep.json"))
+    names = sorted(path.parent.name for path in root.glob("*/sweep.json"))
     hint = f"there are: {', '.join(names[-5:])}" if names else "pit launch run REQUEST --set KEY=VALUE,VALUE makes one"
-    raise UsageError(f'no sweep "{sweep}"', where=str(runs / SWEEPS), hint=hint)
+    raise UsageError(f'no sweep "{sweep}"', where=str(root), hint=hint)
 
 
 def load_sweep(sweep_dir: Path) -> Sweep:

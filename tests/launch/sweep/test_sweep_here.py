@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +93,23 @@ def test_an_entry_gets_its_parameters(pit: Pit, request_file: Path, entry: str, 
     (run,) = records(pit("launch", "run", str(request_file), "--set", "lr=0.5", "--set", "seed=1", "--wait"))
     assert output in pit("launch", "logs", str(run["run_id"])).stdout
     assert records(pit("launch", "sweep", "list")) == []
+
+
+@pytest.mark.usefixtures("as_root")
+def test_users_of_a_sticky_runs_folder_have_sweeps_each() -> None:
+    """The first user's sweep does not keep the others from making theirs, of the same name."""
+    runs = Path(tempfile.mkdtemp(dir="/tmp"))
+    runs.chmod(0o1777)
+    try:
+        for uid in (54321, 54322):
+            os.seteuid(uid)
+            sweep_folder.open_sweep(sweep_folder.sweeps_dir(runs) / "s", Path("r"), "d", ("local",), "owner")
+            assert sweep_folder.find_sweep(runs, "s").stat().st_uid == uid
+            os.seteuid(os.getuid())
+        assert sweep_folder.sweeps_dir(runs).name == "sweeps"
+    finally:
+        os.seteuid(os.getuid())
+        shutil.rmtree(runs)
 
 
 def test_a_damaged_record_does_not_hide_the_others(pit: Pit, tmp_path: Path) -> None:
