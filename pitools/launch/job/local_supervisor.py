@@ -143,7 +143,7 @@ def _run_ranks(plan: Plan, run_dir: Path, attempt: Path, stopper: _StopRequest) 
         "PIT_ATTEMPT_DIR": str(attempt),
         "PIT_NONCE": secrets.token_hex(16),
         "PIT_HEAD_NODE": node,
-        "PIT_COORDINATOR": "127.0.0.1",
+        "PIT_HEAD_ADDRESS": "127.0.0.1",
         "PIT_TASKS_PER_NODE": str(world_size),
         "PIT_GPUS_PER_NODE": str(plan.job.gpus_per_node),
         "SLURM_JOB_ID": str(os.getpid()),

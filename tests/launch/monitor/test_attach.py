@@ -27,7 +27,7 @@ QUOTED = "it's $HOME"
 OWN = {
     "PATH",
     "PIT_NONCE",
-    "PIT_COORDINATOR",
+    "PIT_HEAD_ADDRESS",
     "PIT_HEAD_NODE",
     "PIT_PORTS",
     "PIT_PYTHON",
