@@ -28,7 +28,7 @@ _POLL_S = 0.5
 
 
 class Run:
-    """A run, by its id or folder. Everything is read when it is asked for; nothing is cached."""
+    """A run, by its id or folder. Each call reads its state anew; only its plan and site are read once."""
 
     def __init__(self, run: str | Path, *, site: str = "local") -> None:
         """run: an id, or a folder. site: where the id is looked up first. Raises RunNotFound, UsageError, DataError."""
@@ -95,11 +95,11 @@ class Run:
         return [logged[number] for number in sorted(logged)]
 
     def cancel(self) -> None:
-        """Cancel the run and its jobs. Safe to repeat. Raises what ending them raises."""
+        """Cancel the run and its jobs. Safe to repeat. Raises ConfigError, TryLater and ClusterError."""
         status.cancel_run(self.dir, self.site)
 
     def resume(self, *, force: bool = False) -> ResumeResult:
-        """Continue the run if it is due. force: also a stopped one. Raises as `pit launch resume`."""
+        """Continue the run if it is due. force: also a stopped one. Raises the errors of `pit launch resume`."""
         return resume_run(self.dir, self.site, force=force)
 
 
@@ -119,7 +119,7 @@ def launch(
 
     Raises ConfigError for an invalid request or a function that ranks cannot import, and the errors of a submission.
     """
-    found_site = load_site(site)
+    loaded_site = load_site(site)
     path, tables = _tables(request)
     for key, value in {**keys, **({"params": dict(params)} if params else {})}.items():
         is_table = isinstance(value, Mapping) and isinstance(tables.get(key, {}), dict)
@@ -129,8 +129,8 @@ def launch(
     text = path.read_text() if path.is_file() else ""
     if keys or params or not text:
         text = f"# Launched from Python: {msgspec.json.encode(loaded).decode()}\n{text}"
-    plan = planning.make_plan(loaded, found_site, str(path), request_text=text)
-    return Run(submit.submit_run(plan, found_site), site=site)
+    plan = planning.make_plan(loaded, loaded_site, str(path), request_text=text)
+    return Run(submit.submit_run(plan, loaded_site), site=site)
 
 
 def _tables(request: str | Path | Callable[..., object] | None) -> tuple[Path, dict[str, Any]]:
@@ -155,13 +155,13 @@ def _tables(request: str | Path | Callable[..., object] | None) -> tuple[Path, d
 
 def runs(*, site: str = "local") -> list[Run]:
     """Return the runs of a site, oldest first; folders that cannot be read are left out."""
-    found_site = load_site(site)
-    found = []
-    for run_dir in run_folder.run_dirs(runs_dir(found_site)):
+    loaded_site = load_site(site)
+    listed = []
+    for run_dir in run_folder.run_dirs(runs_dir(loaded_site)):
         try:
             run = Run(run_dir, site=site)
         except (DataError, UsageError, OSError):
             continue
-        if run.site.name == found_site.name:
-            found.append(run)
-    return found
+        if run.site.name == loaded_site.name:
+            listed.append(run)
+    return listed

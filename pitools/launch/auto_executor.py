@@ -46,7 +46,8 @@ _SBATCH_FLAGS = {
 }
 # Accepted without effect: a rank has one log for both streams, and the signal of the time limit is the site's.
 _WITHOUT_EFFECT = {"stderr_to_stdout", "slurm_stderr_to_stdout", "slurm_signal_delay_s"}
-_OWN = {"slurm_array_parallelism", "slurm_additional_parameters"}
+# Neither a key of a request nor a flag of its own.
+_NOT_KEYS = {"slurm_array_parallelism", "slurm_additional_parameters"}
 
 
 class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -65,7 +66,7 @@ class Executor(core.Executor):  # type: ignore[misc]  # submitit's classes are u
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         """Check and keep parameters. Raises UsageError for an unknown one, ConfigError for an invalid value."""
-        names = {*_KEYS, *_OWN, *_WITHOUT_EFFECT, *_SBATCH_FLAGS}
+        names = {*_KEYS, *_NOT_KEYS, *_WITHOUT_EFFECT, *_SBATCH_FLAGS}
         if unknown := next((name for name in kwargs if name not in names), ""):
             hint = suggest(unknown, names) or "flags of sbatch: slurm_additional_parameters={…}"
             raise UsageError(f'no parameter "{unknown}"', where="update_parameters", hint=hint)

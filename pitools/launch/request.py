@@ -208,8 +208,7 @@ def check_request(request: Request, where: str) -> None:
             raise ConfigError(message, where=where, hint=hint)
 
     require(bool(_NAME.fullmatch(request.name)), f"name = {request.name!r}", "lower case, digits, - and _; at most 48")
-    both = bool(request.entry and request.command)
-    require(not both, "entry and command are both given", "leave one of them out")
+    require(not (request.entry and request.command), "entry and command are both given", "leave one of them out")
     require(bool(request.entry or request.command), "give either entry or command", 'entry = "module:function"')
     require(not request.entry or bool(_ENTRY.fullmatch(request.entry)), f"entry = {request.entry!r}", "module:function")
     launcher = _LAUNCHER.search(_QUOTED.sub("''", request.command))
@@ -233,8 +232,8 @@ def check_request(request: Request, where: str) -> None:
                 hostlist.expand(node_list)
         except PitError as error:
             raise ConfigError(f"{key}: {error.message}", where=where, hint=error.hint) from error
-    settled = bool(request.nodelist) and request.topology != "none"
-    require(not settled, "nodelist and topology both choose nodes", "leave one of them out")
+    has_both = bool(request.nodelist) and request.topology != "none"
+    require(not has_both, "nodelist and topology both choose nodes", "leave one of them out")
     for name in request.data:
         require(bool(_DATA_NAME.fullmatch(name)), f"data.{name} is not a name", "letters, digits and _")
     _check_params(request, require)
@@ -332,7 +331,7 @@ def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) ->
         params = tables.get("params", {})
         if isinstance(params, dict) and name.removeprefix("params.") in params:
             key = name.removeprefix("params.")
-            params[key] = _like(params[key], text, f"params.{key}", where)
+            params[key] = _as_type_of(params[key], text, f"params.{key}", where)
             continue
         head, _, rest = name.partition(".")
         if head not in Request.__struct_fields__ or head == "params":
@@ -346,8 +345,8 @@ def set_values(tables: dict[str, Any], values: Mapping[str, str], where: str) ->
     return tables
 
 
-def _like(value: object, text: str, name: str, where: str) -> Parameter:
-    """Return a text as a value of the type of the request's own. Raises ConfigError."""
+def _as_type_of(value: object, text: str, name: str, where: str) -> Parameter:
+    """Return a text as a value of the same type as `value`, the request's own. Raises ConfigError."""
     typed = typed_value(text)
     if isinstance(value, str):
         return text

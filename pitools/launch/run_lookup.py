@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 def runs_dir(site: Site) -> Path:
-    """The folder of a site's runs."""
+    """Return the folder of a site's runs."""
     from pitools.site.template import expand_placeholders
 
     return Path(expand_placeholders(site.paths.runs)).absolute()
 
 
 def find_run_dir(run: str, site_name: str) -> Path:
-    """A run's folder, by its path, or by its id: at the site first, then at any. Raises UsageError, DataError."""
+    """Return a run's folder, given its path or id. An id is searched at the site first, then at all other sites.
+
+    Raises RunNotFound with similar ids, UsageError, DataError.
+    """
     from pitools.run import run_folder as folder
     from pitools.site.load import load_site
 
@@ -39,8 +42,8 @@ def find_run_dir(run: str, site_name: str) -> Path:
 
 def _hint(ids: Sequence[str]) -> str:
     if len(ids) > 1:
-        return f"{len(ids)} runs begin so; the newest: {ids[0]}"
-    return f'did you mean "{ids[0]}"?' if ids else "`pit launch list --site NAME` has them"
+        return f"{len(ids)} runs match; the newest: {ids[0]}"
+    return f'did you mean "{ids[0]}"?' if ids else "list them: pit launch list --site NAME"
 
 
 def _run_names(root: Path) -> list[str]:

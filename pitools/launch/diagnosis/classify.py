@@ -1,7 +1,7 @@
 """Classify why an attempt ended: the earliest fault of all ranks, and Slurm's statements.
 
 The first of these rules that applies decides:
- 1. the program's exit with code 0, and Slurm's state of the job: both are certain;
+ 1. the program's exit with code 0, and Slurm's state of the job;
  2. a user's cancel, the hang watch, Slurm's statements in its messages;
  3. the earliest fault of all ranks; complaints about lost peers and the termination of ranks are no faults;
  4. the signals that the job received;

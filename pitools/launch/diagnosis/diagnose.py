@@ -25,7 +25,7 @@ def diagnose_attempt(
     """
     previous = _read_cause(attempt)
     cause = _diagnose(run_dir, attempt, accounting)
-    cause = _raise_confidence_if_repeated(run_dir, attempt, cause)
+    cause = _revise_if_repeated(run_dir, attempt, cause)
     if previous and _doubt(previous) <= _doubt(cause):
         return previous
     with contextlib.suppress(PitError):  # the next call diagnoses it again
@@ -63,8 +63,8 @@ def _is_staging_refused(cause: Cause) -> bool:
     return cause.kind == "storage" and any(piece.rule == "stage-refused" for piece in cause.evidence)
 
 
-def _raise_confidence_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
-    """Compare a cause with that of the previous attempt, and raise its confidence if the failure repeats.
+def _revise_if_repeated(run_dir: Path, attempt: Path, cause: Cause) -> Cause:
+    """Return the cause, revised if the failure is the previous attempt's.
 
     A repeated failure of kind `program` without progress is certain. A program that two nodes in a row cannot start,
     and a staging folder that two attempts in a row cannot use, are of kind `program`, not `node` or `storage`.

@@ -26,10 +26,10 @@ _TIMEOUT_S = 60.0
 # Names and versions are parsed from folder names, which saves reading thousands of files.
 _LIST_PACKAGES = r"""
 import json, os, re, sys
-found = {}
-for place in sys.path[1:]:
+packages = {}
+for folder in sys.path[1:]:
     try:
-        names = sorted(os.listdir(place))
+        names = sorted(os.listdir(folder))
     except OSError:
         continue
     for name in names:
@@ -38,21 +38,21 @@ for place in sys.path[1:]:
             continue
         package, _, version = stem.partition("-")
         version = re.sub(r"-py\d[\d.]*$", "", version)
-        at = os.path.join(place, name)
+        path = os.path.join(folder, name)
         if not version:
             try:
-                with open(os.path.join(at, "PKG-INFO") if os.path.isdir(at) else at, errors="replace") as file:
+                with open(os.path.join(path, "PKG-INFO") if os.path.isdir(path) else path, errors="replace") as file:
                     version = next((line[8:].strip() for line in file if line.startswith("Version:")), "")
             except OSError:
                 pass
         address = ""
         try:
-            with open(os.path.join(at, "direct_url.json")) as file:
+            with open(os.path.join(path, "direct_url.json")) as file:
                 address = file.read(8192)
         except OSError:
             pass
-        found.setdefault(re.sub(r"[-_.]+", "-", package).lower(), [version, address])
-print(json.dumps([sys.version.split()[0], sys.implementation.name, sys.executable, found]))
+        packages.setdefault(re.sub(r"[-_.]+", "-", package).lower(), [version, address])
+print(json.dumps([sys.version.split()[0], sys.implementation.name, sys.executable, packages]))
 """
 # Variables that affect a computation. Any other variable may be a secret: only its name is recorded.
 _RECORDED_VARIABLES = re.compile(

@@ -32,11 +32,11 @@ _PROBE = """
 import importlib.util, sys
 for name in sys.argv[1:]:
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except Exception:
-        found = None
-    places = [*(found.submodule_search_locations or ()), found.origin] if found else []
-    print(name, next((place for place in places if place), ""), sep="\\t")
+        spec = None
+    paths = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
+    print(name, next((path for path in paths if path), ""), sep="\\t")
 """
 _OWN_PACKAGE = "pitools"
 
@@ -113,7 +113,7 @@ def _redirect_imports(workdir_paths: WorkdirPaths) -> dict[str, str]:
     sys.path[:] = workdir_paths.mirror_all(sys.path)
     for module in list(sys.modules.values()):
         module_path = getattr(module, "__path__", None)
-        if isinstance(module_path, list) and any(workdir_paths.mirror(place) for place in module_path):
+        if isinstance(module_path, list) and any(workdir_paths.mirror(path) for path in module_path):
             module_path[:] = workdir_paths.mirror_all(module_path)
     importlib.invalidate_caches()
     for variable in ("PYTHONPATH", "PATH"):
