@@ -111,4 +111,6 @@ def check_complete(path: Path, manifest: Manifest) -> None:
 
 
 def _damaged_error(path: Path, problem: str) -> DataError:
-    return DataError(problem, where=str(path), hint="remove this version, and ingest or stage it again")
+    from pitools.store.reader.version_reader import repair_hint  # imports NumPy, which `list` does not need
+
+    return DataError(problem, where=str(path), hint=repair_hint(path))

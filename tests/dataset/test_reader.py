@@ -95,8 +95,9 @@ def test_unknown_array(folder) -> None:
 def test_missing_shard(copy) -> None:
     """A version that lacks one shard is not opened; Zarr itself would read zeros."""
     (copy / "action/c/3/0").unlink()
-    with pytest.raises(DataError, match="action/c/3/0 is missing"):
+    with pytest.raises(DataError, match="action/c/3/0 is missing") as caught:
         open_dataset(copy)
+    assert f"pit dataset rebuild {copy}" in caught.value.hint
 
 
 def test_wrong_size(copy) -> None:

@@ -136,7 +136,10 @@ def _text_predicate(key: str, sign: str, value: str) -> Predicate:
     if key in ("version", "parent") and re.fullmatch(r"[0-9a-f]{6,}", value):
         value += "*"  # as everywhere, its first digits will do
     if sign in ("=", "!="):
-        return lambda lines: any(fnmatchcase(line, value) for line in lines.split("\n")) == (sign == "=")
+        # A version without a tag or parent has one empty line, which only an empty value matches.
+        return lambda lines: (
+            any((line or not value) and fnmatchcase(line, value) for line in lines.split("\n")) == (sign == "=")
+        )
     raise UsageError(f"{key} is text", hint=f"'{key}={value}' (a glob) or '{key}~{value}'")
 
 

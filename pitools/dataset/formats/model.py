@@ -40,7 +40,9 @@ def changed_during_read(where: str) -> ChangedDuringRead:
 
 
 class EpisodeUnreadable(DataError):
-    """An episode with valid metadata cannot be read."""
+    """An episode with valid metadata cannot be read. rejected: its record for the report."""
+
+    rejected: RejectedEpisode
 
 
 class Hdf5Source(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True):

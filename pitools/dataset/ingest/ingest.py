@@ -125,8 +125,10 @@ def ingest(
                 version, hashes = _find_published(request, scanned)
                 if version or (version := _make_version(request, scanned, hashes)):
                     return version
-            except EpisodeUnreadable:
+            except EpisodeUnreadable as error:
                 if not skip_rejected:
+                    if report:
+                        scan.write_report(scanned, report, unreadable=(error.rejected,))
                     raise
                 scanned = _without_unreadable(request, scanned, report)
                 continue

@@ -88,9 +88,9 @@ def scan_recordings(
     )
 
 
-def episode_records(scan: ScanResult) -> Iterable[EpisodeRecord]:
-    """Return one record per episode: accepted ones in order, then rejected ones."""
-    for recording in scan.recordings:
+def episode_records(scan: ScanResult, unreadable: Sequence[RejectedEpisode] = ()) -> Iterable[EpisodeRecord]:
+    """Return one record per episode: accepted ones in order, then rejected ones. unreadable: found after the scan."""
+    for recording in _without(scan.recordings, {(item.path, item.name) for item in unreadable}):
         for episode in recording.episodes:
             yield EpisodeRecord(
                 file=str(recording.path),
@@ -99,15 +99,16 @@ def episode_records(scan: ScanResult) -> Iterable[EpisodeRecord]:
                 language=episode.language,
                 accepted=True,
             )
-    for item in scan.rejected:
+    for item in (*scan.rejected, *unreadable):
         yield EpisodeRecord(
             file=str(item.path), episode=item.name, steps=0, language="", accepted=False, reason=item.reason
         )
 
 
-def write_report(scan: ScanResult, path: Path) -> None:
-    """Write the records as JSON Lines. Raises NoSpace or ClusterError."""
-    write_atomic(path, b"".join(msgspec.json.encode(record) + b"\n" for record in episode_records(scan)))
+def write_report(scan: ScanResult, path: Path, unreadable: Sequence[RejectedEpisode] = ()) -> None:
+    """Write the records as JSON Lines, as `episode_records`. Raises NoSpace or ClusterError."""
+    records = episode_records(scan, unreadable)
+    write_atomic(path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def require_accepted(scan: ScanResult, *, skip_rejected: bool) -> None:

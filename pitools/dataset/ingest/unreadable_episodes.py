@@ -65,7 +65,7 @@ class _EpisodeReader:
             named_error = add_episode(error, episode)
             if not isinstance(named_error, EpisodeUnreadable):
                 raise named_error from error
-            return job, rejection(episode.name, episode.path, named_error)
+            return job, named_error.rejected
         return job, None
 
     def _read(self, column: Column) -> None:
@@ -82,4 +82,6 @@ def add_episode(error: DataError, episode: Episode) -> EpisodeUnreadable | Unrea
     if isinstance(cause := error.__cause__, OSError) and cause.errno in TRANSIENT_ERRNOS:
         return Unreachable(error.message, where=error.where, hint="run this again")
     hint = f"{error.hint or 'record it again'}; or leave the episode out with --skip-rejected"
-    return EpisodeUnreadable(f"{episode.name}: cannot be read: {error.message}", where=error.where, hint=hint)
+    unreadable = EpisodeUnreadable(f"{episode.name}: cannot be read: {error.message}", where=error.where, hint=hint)
+    unreadable.rejected = rejection(episode.name, episode.path, unreadable)
+    return unreadable

@@ -149,9 +149,8 @@ class VersionReader:
             raise self._episode_error("splits", f"not lists of episode numbers: {error}") from error
         for name, numbers in splits.items():
             if numbers and not 0 <= min(numbers) <= max(numbers) < self.manifest.episodes:
-                last = self.manifest.episodes - 1
-                problem = f"{name}: no such episode (expected 0 to {last}, got {min(numbers)} to {max(numbers)})"
-                raise self._episode_error("splits", problem)
+                got = f"(expected 0 to {self.manifest.episodes - 1}, got {min(numbers)} to {max(numbers)})"
+                raise self._episode_error("splits", f"{name}: no such episode {got}")
         return splits
 
     def metadata_of(self, name: str) -> metadata.ArrayMetadata:

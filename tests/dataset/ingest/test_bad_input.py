@@ -80,10 +80,17 @@ def corrupt(robomimic) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_damaged_inside(corrupt, refused, workers) -> None:
-    """The error of damaged compressed frames, found while they are read, names episode, array and chunk."""
-    path = corrupt(1)
-    error = refused(path, workers=workers)
+def test_damaged_inside(corrupt, refused, tmp_path, workers) -> None:
+    """The error of damaged compressed frames, found while they are read, names episode, array and chunk; so does the
+    report."""
+    path, report = corrupt(1), tmp_path / "report.jsonl"
+    error = refused(path, workers=workers, report=report)
+    records = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [(record["episode"], record["accepted"], record["reason"]) for record in records] == [
+        ("demo_0", True, ""),
+        ("demo_2", True, ""),
+        ("demo_1", False, error.message),
+    ]
     assert error.where == f"{path}: /data/demo_1/obs/eye_image: steps 5 to 10"
     assert error.message.startswith("demo_1: ")
     assert "--skip-rejected" in error.hint
