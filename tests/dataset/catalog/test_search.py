@@ -69,7 +69,10 @@ def find(root: Path, *conditions: str) -> list[tuple[str, int]]:
         (["size<1KiB", "date>=2020-01-01"], [10, 200, 50, 60, 70]),
         (["state=live"], [10, 200, 50, 60, 70]),
         (["version!=000000"], [10, 200, 50, 60, 70]),
-        (["tag=*"], [10, 200, 50, 60, 70]),
+        (["tag=*"], []),
+        (["tag="], [10, 200, 50, 60, 70]),
+        (["tag!=*"], [10, 200, 50, 60, 70]),
+        (["task=*"], [10, 200]),
         (["tag=prod"], []),
         (["published>=2020-01-01"], [10, 200, 50, 60, 70]),
         (["published<2020-01-01T00:00:00Z"], []),
@@ -122,7 +125,7 @@ def test_what_is_said_of_versions(root) -> None:
     tags.move_tag(root, "pick", "best", large.name)
     retire_version(small)
     settle()
-    assert find(root, "tag=prod") == [("pick", 200)]
+    assert find(root, "tag=prod") == find(root, "tag=*") == [("pick", 200)]
     version_state.set_quarantine(
         large, version_state.Quarantine(whole_version=False, episodes={3: ("black",), 5: ()}, set_at="", set_by="")
     )
