@@ -13,7 +13,7 @@ import click
 
 from pitools import __version__
 from pitools.commands import lazy_group
-from pitools.core.errors import INTERNAL, ClusterError, PitError, UsageError, suggest
+from pitools.core.errors import INTERNAL, ClusterError, PitError, ToolMissing, UsageError, suggest
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -27,6 +27,15 @@ NOUNS = {
     "site": "List, show, check and generate site files.",
     "stage": "Move datasets to a node's own NVMe, verified (also: pit-stage).",
     "topology": "Choose nodes and order ranks by the network fabric.",
+}
+# Packages that only some commands import, by the extra that installs them.
+_EXTRAS = {
+    "data": ("PIL", "crc32c", "h5py", "numcodecs", "scipy", "zarr"),
+    "jax": ("jax", "orbax"),
+    "lerobot": ("av", "pyarrow"),
+    "plot": ("matplotlib",),
+    "s3": ("obstore",),
+    "torch": ("torch",),
 }
 
 
@@ -119,12 +128,24 @@ def run(command: click.Command, name: str) -> int:
     except UnicodeError as error:
         report(name, ClusterError(f"not UTF-8 text: {error}"))
         return ClusterError.exit_code
-    except Exception:  # noqa: BLE001 (the last catch: Python's own exit code for what nobody caught, 1, is an answer)
+    except Exception as error:  # noqa: BLE001 (the last catch: Python's own exit code, 1, is an answer)
+        if missing_package := _missing_package(error):
+            report(name, missing_package)
+            return missing_package.exit_code
         # A mistake of ours: its traceback is what a report of it needs.
         import traceback
 
         traceback.print_exc()
         return INTERNAL
+
+
+def _missing_package(error: Exception) -> ToolMissing | None:
+    """Return the error for a package of an extra that cannot be imported; None for any other error."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    for extra, packages in _EXTRAS.items():
+        if package in packages:
+            return ToolMissing(f"package {package}: {error}", hint=f"pip install 'pitools-hpc[{extra}]'")
+    return None
 
 
 def _open_standard_streams() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from pitools.commands.options import format_option, warnings_as_notes
-from pitools.core.errors import ToolMissing
 from pitools.core.output import Output
 
 COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s", "bound")
@@ -36,11 +35,8 @@ def bench(
     DATASET's files are dropped from the page cache first, so that the disk is measured and not memory; other readers
     are slower for a while.
     """
-    try:
-        from pitools.loader.benchmark.benchmark import benchmark_loader as run
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
     from pitools.dataset.formats.derive_functions import find_function
+    from pitools.loader.benchmark.benchmark import benchmark_loader as run
     from pitools.store.resolve import resolve_version
 
     names = [name.strip() for name in arrays.split(",") if name.strip()]

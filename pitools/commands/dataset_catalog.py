@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import LocalPath, format_option
-from pitools.core.errors import ToolMissing, UsageError
+from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ LIST_COLUMNS = ("name", "version", "tags", "state", "quarantined_episodes", "epi
 SHOW_COLUMNS = ("array", "shape", "dtype", "bytes", "files", "minimum", "maximum", "non_finite")
 EPISODE_COLUMNS = ("episode", "name", "steps", "language", "source", "quarantined")
 DIFF_COLUMNS = ("kind", "subject", "change", "before", "after", "count", "bytes", "shift")
-_DATA_HINT = "pip install 'pitools-hpc[data]'"
 ROOT_TYPE = LocalPath(exists=True, file_okay=False)
 
 
@@ -107,12 +106,8 @@ def diff(first: str, second: str, form: str) -> int:
 
     Arrays, episodes (by the recording they came from), tasks, statistics, provenance, and how many files they share.
     """
+    from pitools.dataset.catalog import compare
     from pitools.store.resolve import resolve_version
-
-    try:
-        from pitools.dataset.catalog import compare
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
 
     differs = False
     with Output(form, DIFF_COLUMNS) as out:
@@ -123,10 +118,7 @@ def diff(first: str, second: str, form: str) -> int:
 
 
 def _episodes(path: Path, number: int | None) -> Iterator[EpisodeInfo]:
-    try:
-        from pitools.dataset.catalog.episodes import list_episodes
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint=_DATA_HINT) from error
+    from pitools.dataset.catalog.episodes import list_episodes
 
     return list_episodes(path, number)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import LocalPath, format_option
-from pitools.core.errors import ToolMissing, UsageError
+from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -56,14 +56,11 @@ def check(
       pit dataset check datasets/reach@train --deep --quarantine
       pit dataset check datasets/reach --against datasets/reach@golden --bounds bounds.toml
     """
-    try:
-        from pitools.dataset import check as checking
-        from pitools.dataset.check import thresholds
-        from pitools.dataset.check.finding import CheckSummary
-        from pitools.dataset.check.quarantine import quarantine_episodes as keep
-        from pitools.store.resolve import resolve_version
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
+    from pitools.dataset import check as checking
+    from pitools.dataset.check import thresholds
+    from pitools.dataset.check.finding import CheckSummary
+    from pitools.dataset.check.quarantine import quarantine_episodes as keep
+    from pitools.store.resolve import resolve_version
 
     path = resolve_version(dataset)
     if release:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import SINGLE_VALUE, LocalPath, format_option
-from pitools.core.errors import ToolMissing, UsageError
+from pitools.core.errors import UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
@@ -83,12 +83,9 @@ def ingest(
     ROOT/NAME/VERSION appears whole or not at all. The same command again changes nothing; after an interrupt it
     resumes.
     """
-    try:
-        from pitools.dataset.ingest.append_policy import parent_dir
-        from pitools.dataset.ingest.ingest import ingest as run
-        from pitools.store.resolve import unusable_reason
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
+    from pitools.dataset.ingest.append_policy import parent_dir
+    from pitools.dataset.ingest.ingest import ingest as run
+    from pitools.store.resolve import unusable_reason
 
     if array:  # tasks may begin in another folder
         files, root = tuple(path.absolute() for path in files), root.absolute()

@@ -8,7 +8,7 @@ import click
 
 from pitools.commands.dataset_catalog import DIFF_COLUMNS, ROOT_TYPE
 from pitools.commands.options import format_option, site_option
-from pitools.core.errors import ToolMissing, UsageError, suggest
+from pitools.core.errors import UsageError, suggest
 from pitools.core.output import Output
 
 TAG_COLUMNS = ("name", "tag", "version", "number", "moved_at", "moved_by", "reason")
@@ -171,12 +171,8 @@ def rebuild(dataset: str, folders: tuple[Path, ...], to_publish: bool, form: str
     \b
       pit dataset rebuild datasets/reach@prod --from /archive/recordings
     """
+    from pitools.dataset.rebuild import rebuild_version as make
     from pitools.store.resolve import resolve_version
-
-    try:
-        from pitools.dataset.rebuild import rebuild_version as make
-    except ImportError as error:
-        raise ToolMissing(f"{error.name} is not installed", hint="pip install 'pitools-hpc[data]'") from error
 
     record, differences = make(resolve_version(dataset), folders, to_publish=to_publish)
     with Output(form, REBUILD_COLUMNS) as out:

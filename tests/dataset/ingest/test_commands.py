@@ -246,3 +246,15 @@ def test_no_url_for_a_root(robomimic, tmp_path, below, monkeypatch, root) -> Non
     with pytest.raises(UsageError):
         ingest([source], root=Path(root), name="x")
     assert below(tmp_path) == before
+
+
+@pytest.mark.parametrize("package", ["h5py", "crc32c", "numcodecs", "PIL"])
+def test_missing_package(robomimic, tmp_path, package) -> None:
+    """Where a package of an extra is not installed, the command that installs it is named, and nothing is written."""
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom pitools import cli; sys.exit(cli.run(cli.group, 'pit'))"
+    words = ["dataset", "ingest", str(robomimic(3)), "--to", "root", "--name", "x"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "pip install 'pitools-hpc[data]'" in done.stderr) == (4, True), done.stderr
+    assert not (tmp_path / "root").exists()
