@@ -44,24 +44,24 @@ def by_zarr(codec: str, dest: Path, files: list[Path]) -> tuple[Callable[[], Non
         root = zarr.create_group(dest / "store")
         for key, name in names.items():
             first = opened[0][key]
-            grid = chunking.choose_grid((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
+            spec = chunking.choose_array_spec((int(ends[-1]), *first.shape[1:]), first.dtype.name, codec)
             blosc = BloscCodec(
                 cname="lz4",
                 clevel=chunking.LZ4_LEVEL,
-                typesize=grid.itemsize,
-                shuffle="shuffle" if grid.itemsize > 1 else "noshuffle",
+                typesize=spec.itemsize,
+                shuffle="shuffle" if spec.itemsize > 1 else "noshuffle",
             )
             array = root.create_array(
                 name,
-                shape=grid.shape,
-                dtype=grid.dtype,
-                chunks=(grid.chunk, *grid.shape[1:]),
-                shards=(grid.shard, *grid.shape[1:]),
+                shape=spec.shape,
+                dtype=spec.dtype,
+                chunks=(spec.chunk, *spec.shape[1:]),
+                shards=(spec.shard, *spec.shape[1:]),
                 compressors=[*([blosc] if codec == "lz4" else []), Crc32cCodec()],
             )
-            for start in range(0, grid.shape[0], grid.shard):
-                stop = min(start + grid.shard, grid.shape[0])
-                block = np.empty((stop - start, *grid.shape[1:]), grid.dtype)
+            for start in range(0, spec.shape[0], spec.shard):
+                stop = min(start + spec.shard, spec.shape[0])
+                block = np.empty((stop - start, *spec.shape[1:]), spec.dtype)
                 for file, end in zip(opened, ends, strict=True):
                     begin = end - len(file[key])
                     low, high = max(start, begin), min(stop, end)

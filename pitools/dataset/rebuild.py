@@ -15,7 +15,7 @@ from pitools.core.record import Record
 from pitools.dataset.catalog import compare
 from pitools.dataset.catalog.compare import VersionDifference
 from pitools.dataset.ingest.append_policy import inherit_quarantine
-from pitools.dataset.ingest.staging_dir import make_staging_home
+from pitools.dataset.ingest.work_dir import make_tmp_dir
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
@@ -163,7 +163,7 @@ def _scratch_root(root: Path, name: str) -> Iterator[Path]:
     """Create a temporary root beside the datasets, on the same file system, so that files can be linked and renamed."""
     folder = root / STAGING_DIR / f"rebuild.{name}.{os.urandom(4).hex()}"
     try:
-        make_staging_home(root)
+        make_tmp_dir(root)
         folder.mkdir()
     except OSError as error:
         raise from_os_error(error, root) from error

@@ -24,7 +24,7 @@ LOW_DIM_STEPS = 256
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-class ChunkGrid(msgspec.Struct, frozen=True, kw_only=True):
+class ArraySpec(msgspec.Struct, frozen=True, kw_only=True):
     """Chunk layout of an array (steps, *row): `chunk` steps per inner chunk, `shard` steps per file."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class ChunkGrid(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * self.itemsize
 
 
-def choose_grid(shape: tuple[int, ...], dtype: str, codec: str) -> ChunkGrid:
+def choose_array_spec(shape: tuple[int, ...], dtype: str, codec: str) -> ArraySpec:
     """Return inner chunks of 2^n steps, up to 1 MiB (images: 512 KiB), and shards of whole chunks, up to 64 MiB.
 
     An array with two or more axes per step counts as images. A row above the limit is a chunk by itself.
@@ -66,7 +66,7 @@ def choose_grid(shape: tuple[int, ...], dtype: str, codec: str) -> ChunkGrid:
     chunk = min(limit, 1 << (max(1, limit_bytes // row_bytes).bit_length() - 1))
     padded_steps = math.ceil(max(steps, 1) / chunk) * chunk
     shard = min(padded_steps, max(chunk, SHARD_BYTES // row_bytes // chunk * chunk))
-    return ChunkGrid(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
+    return ArraySpec(shape=shape, dtype=dtype, chunk=chunk, shard=shard, codec=codec)
 
 
 def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ...]:
@@ -78,23 +78,23 @@ def dimension_names(name: str, axes: int, *, along_steps: bool) -> tuple[str, ..
 
 
 def array_metadata(
-    grid: ChunkGrid, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
+    spec: ArraySpec, attributes: dict[str, Any] | None = None, dimensions: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return the metadata of an array."""
-    row = grid.shape[1:]
-    zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(grid.dtype).kind, 0)
+    row = spec.shape[1:]
+    zero = {"b": False, "f": 0.0, "c": [0.0, 0.0]}.get(np.dtype(spec.dtype).kind, 0)
     sharding = {
-        "chunk_shape": [grid.chunk, *row],
-        "codecs": _inner_codecs(grid),
+        "chunk_shape": [spec.chunk, *row],
+        "codecs": _inner_codecs(spec),
         "index_codecs": [_BYTES, {"name": "crc32c"}],
         "index_location": "end",
     }
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": grid.shape,
-        "data_type": grid.dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [grid.shard, *row]}},
+        "shape": spec.shape,
+        "data_type": spec.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [spec.shard, *row]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": zero,
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
@@ -118,16 +118,16 @@ def shard_path(name: str, index: int, axes: int) -> str:
     return f"{name}/c/{index}" + "/0" * (axes - 1)
 
 
-def _inner_codecs(grid: ChunkGrid) -> list[dict[str, Any]]:
+def _inner_codecs(spec: ArraySpec) -> list[dict[str, Any]]:
     """Return codecs by core Zarr v3 names, crc32c last, so that every reader detects a flipped bit.
 
     lz4: for NVMe (in blosc, shuffled for items of more than one byte). zstd: for the archive. raw: uncompressed.
     """
-    codecs: list[dict[str, Any]] = [_BYTES if grid.itemsize > 1 else {"name": "bytes"}]
-    if grid.codec == "lz4":
-        shuffle = "shuffle" if grid.itemsize > 1 else "noshuffle"
-        settings = {"cname": "lz4", "clevel": LZ4_LEVEL, "shuffle": shuffle, "typesize": grid.itemsize, "blocksize": 0}
+    codecs: list[dict[str, Any]] = [_BYTES if spec.itemsize > 1 else {"name": "bytes"}]
+    if spec.codec == "lz4":
+        shuffle = "shuffle" if spec.itemsize > 1 else "noshuffle"
+        settings = {"cname": "lz4", "clevel": LZ4_LEVEL, "shuffle": shuffle, "typesize": spec.itemsize, "blocksize": 0}
         codecs.append({"name": "blosc", "configuration": settings})
-    elif grid.codec == "zstd":
+    elif spec.codec == "zstd":
         codecs.append({"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": False}})
     return [*codecs, {"name": "crc32c"}]

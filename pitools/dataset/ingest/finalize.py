@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from pitools.dataset.formats.model import Recording, RejectedEpisode
 from pitools.dataset.ingest import chunking, shard_writer, statistics
-from pitools.dataset.ingest.chunking import ChunkGrid, shard_path
+from pitools.dataset.ingest.chunking import ArraySpec, shard_path
 from pitools.dataset.ingest.journal import FinishedJob
 from pitools.dataset.ingest.parent import ParentVersion, statistics_attribute
 from pitools.dataset.ingest.plan import IngestPlan, RecordingFile, range_key
-from pitools.dataset.ingest.staging_dir import StagingDir
 from pitools.dataset.ingest.statistics import PartialStats
+from pitools.dataset.ingest.work_dir import IngestWorkDir
 from pitools.store import digest
 from pitools.store import manifest as manifests
 from pitools.store.manifest import EPISODE_JSON, EPISODE_OFFSETS, ArraySchema, FileEntry, Manifest
@@ -29,7 +29,7 @@ from pitools.store.zarr import metadata
 def write_metadata(
     name: str,
     plan: IngestPlan,
-    staging: StagingDir,
+    work_dir: IngestWorkDir,
     entries: Mapping[str, FinishedJob],
     recordings: Sequence[Recording],
     source: tuple[dict[str, Any], ...],
@@ -47,23 +47,23 @@ def write_metadata(
         EPISODE_OFFSETS: np.array(offsets, np.int64),
         EPISODE_JSON: np.frombuffer(lines, np.uint8),
     }
-    grids = {key: chunking.choose_grid(block.shape, block.dtype.name, codec) for key, block in blocks.items()}
+    specs = {key: chunking.choose_array_spec(block.shape, block.dtype.name, codec) for key, block in blocks.items()}
     folds = {
         key: _fold_statistics(plan, key, entries)
-        for key in plan.grids
-        if statistics.has_statistics(plan.grids[key].dtype)
+        for key in plan.specs
+        if statistics.has_statistics(plan.specs[key].dtype)
     }
     files = [
         *_shard_entries(plan, entries),
-        *_episode_arrays(staging, blocks, grids),
-        *_metadata(staging, plan, grids, folds, group_attributes(recordings, parent), array_attributes),
+        *_episode_arrays(work_dir, blocks, specs),
+        *_metadata(work_dir, plan, specs, folds, group_attributes(recordings, parent), array_attributes),
     ]
-    grids = plan.grids | grids
+    specs = plan.specs | specs
     manifest = Manifest(
         name=name,
         episodes=len(offsets) - 1,
         steps=offsets[-1],
-        arrays={key: ArraySchema(shape=grid.shape, dtype=grid.dtype) for key, grid in grids.items()},
+        arrays={key: ArraySchema(shape=spec.shape, dtype=spec.dtype) for key, spec in specs.items()},
         files=tuple(sorted(files, key=lambda file: file.path)),
         source=(*parent.manifest.source, *source) if parent else source,
         parent=parent.version if parent else "",
@@ -71,7 +71,7 @@ def write_metadata(
         tasks=count_tasks(lines),
     )
     data = manifests.encode_manifest(manifest)
-    staging.put_file(manifests.MANIFEST_FILE, lambda part: shard_writer.write_durable(part, data))
+    work_dir.put_file(manifests.MANIFEST_FILE, lambda part: shard_writer.write_durable(part, data))
     return data
 
 
@@ -159,57 +159,57 @@ def _sources_before(parent: ParentVersion | None) -> int:
 def _fold_statistics(
     plan: IngestPlan, array: str, entries: Mapping[str, FinishedJob]
 ) -> tuple[PartialStats, PartialStats]:
-    grid = plan.grids[array]
+    spec = plan.specs[array]
     base = plan.base_statistics.get(array)
     first = plan.reusable_shards[array] if base else 0
-    keys = [shard_path(array, index, len(grid.shape)) for index in range(first, grid.shards)]
+    keys = [shard_path(array, index, len(spec.shape)) for index in range(first, spec.shards)]
     partials = [partial for key in keys if (partial := entries[key].statistics)]
-    return statistics.fold_shards(grid, partials, base)
+    return statistics.fold_shards(spec, partials, base)
 
 
 def _shard_entries(plan: IngestPlan, entries: Mapping[str, FinishedJob]) -> Iterator[FileEntry]:
-    for array, grid in plan.grids.items():
-        for index in range(grid.shards):
-            entry = entries[shard_path(array, index, len(grid.shape))]
+    for array, spec in plan.specs.items():
+        for index in range(spec.shards):
+            entry = entries[shard_path(array, index, len(spec.shape))]
             yield FileEntry(path=entry.key, bytes=entry.bytes, digest=entry.digest)
 
 
 def _episode_arrays(
-    staging: StagingDir, blocks: Mapping[str, Any], grids: Mapping[str, ChunkGrid]
+    work_dir: IngestWorkDir, blocks: Mapping[str, Any], specs: Mapping[str, ArraySpec]
 ) -> Iterator[FileEntry]:
     buffer = shard_writer.PageBuffer()
-    for name, grid in grids.items():
-        for index in range(grid.shards):
-            block = blocks[name][index * grid.shard : (index + 1) * grid.shard]
-            yield _write_file(staging, shard_path(name, index, 1), shard_writer.encode_shard([block], grid, buffer))
+    for name, spec in specs.items():
+        for index in range(spec.shards):
+            block = blocks[name][index * spec.shard : (index + 1) * spec.shard]
+            yield _write_file(work_dir, shard_path(name, index, 1), shard_writer.encode_shard([block], spec, buffer))
 
 
 def _metadata(
-    staging: StagingDir,
+    work_dir: IngestWorkDir,
     plan: IngestPlan,
-    episode_grids: Mapping[str, ChunkGrid],
+    episode_specs: Mapping[str, ArraySpec],
     folds: Mapping[str, tuple[PartialStats, PartialStats]],
     group: dict[str, Any],
     array_attributes: Mapping[str, dict[str, Any]],
 ) -> Iterator[FileEntry]:
-    """Write the `zarr.json` of each array and group. episode_grids: layouts of the arrays of episodes.
+    """Write the `zarr.json` of each array and group. episode_specs: layouts of the arrays of episodes.
 
     The root's holds all others (consolidated): zarr-python then lists no folder and does not warn of the manifest."""
-    grids = {**plan.grids, **episode_grids}
-    groups = {str(parent) for name in grids for parent in PurePosixPath(name).parents} - {"."}
+    specs = {**plan.specs, **episode_specs}
+    groups = {str(parent) for name in specs for parent in PurePosixPath(name).parents} - {"."}
     nodes = {name: chunking.group_metadata({}) for name in groups}
-    for name, grid in grids.items():
-        folded = statistics_attribute(grid.shape[0] // grid.shard, folds[name][0]) if name in folds else {}
-        dimensions = chunking.dimension_names(name, len(grid.shape), along_steps=name in plan.grids)
-        nodes[name] = chunking.array_metadata(grid, {**array_attributes.get(name, {}), **folded}, dimensions)
+    for name, spec in specs.items():
+        folded = statistics_attribute(spec.shape[0] // spec.shard, folds[name][0]) if name in folds else {}
+        dimensions = chunking.dimension_names(name, len(spec.shape), along_steps=name in plan.specs)
+        nodes[name] = chunking.array_metadata(spec, {**array_attributes.get(name, {}), **folded}, dimensions)
     yield _write_file(
-        staging, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes))
+        work_dir, metadata.V3, chunking.encode(metadata.consolidate(chunking.group_metadata(group), nodes))
     )
     for name, node in nodes.items():
-        yield _write_file(staging, f"{name}/{metadata.V3}", chunking.encode(node))
+        yield _write_file(work_dir, f"{name}/{metadata.V3}", chunking.encode(node))
 
 
-def _write_file(staging: StagingDir, path: str, data: bytes | memoryview) -> FileEntry:
+def _write_file(work_dir: IngestWorkDir, path: str, data: bytes | memoryview) -> FileEntry:
     return FileEntry(
-        path=path, bytes=len(data), digest=staging.put_file(path, lambda part: shard_writer.write_durable(part, data))
+        path=path, bytes=len(data), digest=work_dir.put_file(path, lambda part: shard_writer.write_durable(part, data))
     )

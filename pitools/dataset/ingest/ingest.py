@@ -34,7 +34,7 @@ from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import HashJob, IngestPlan, RecordingFile, range_key
 from pitools.dataset.ingest.scan import ScanResult
 from pitools.dataset.ingest.shard_worker import hash_source_range
-from pitools.dataset.ingest.staging_dir import StagingDir, open_staging_dir
+from pitools.dataset.ingest.work_dir import IngestWorkDir, open_work_dir
 from pitools.dataset.versions import VersionInfo, check_complete, check_name, describe_version
 from pitools.store import manifest as manifests
 from pitools.store.digest import RANGE_BYTES
@@ -47,7 +47,7 @@ _LIBRARIES = ("numcodecs", "numpy", "pillow", "av")
 # Errors of a removed folder; ESTALE is NFS's.
 _REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)
 
-# Called with (staging folder, plan digest, total jobs, count of finished jobs): runs the plan on other nodes.
+# Called with (working folder, plan digest, total jobs, count of finished jobs): runs the plan on other nodes.
 SubmitArray = Callable[[Path, str, int, Callable[[], int]], None]
 
 
@@ -134,7 +134,7 @@ def ingest(
                 continue
             tries -= 1
             revalidate_nfs(root / name)  # NFS may not show another process's version yet
-    raise TryLater("staging folder: removed repeatedly by other processes", where=str(root), hint="run this again")
+    raise TryLater("working folder: removed repeatedly by other processes", where=str(root), hint="run this again")
 
 
 def _without_unreadable(request: IngestRequest, scanned: ScanResult, report: Path | None) -> ScanResult:
@@ -193,18 +193,18 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
     """Make and publish the version; None where another process published or removed it meanwhile."""
     ingest_plan = _make_plan(request, scanned)
     try:
-        staging = open_staging_dir(request.root, request.name, _ingest_key(request, scanned, ingest_plan))
+        work_dir = open_work_dir(request.root, request.name, _ingest_key(request, scanned, ingest_plan))
     except OSError as error:
         raise from_os_error(error, Path(error.filename or request.root)) from error
     try:
-        entries = _write_shards(request, ingest_plan, staging, hashes)
+        entries = _write_shards(request, ingest_plan, work_dir, hashes)
         source = _provenance(request, scanned, entries)
         scan.check_unchanged(scanned.sources)
         scan.warn_duplicates(source)
         data = finalize.write_metadata(
             request.name,
             ingest_plan,
-            staging,
+            work_dir,
             entries,
             scanned.recordings,
             source,
@@ -212,34 +212,34 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
             request.codec,
             scanned.array_attributes,
         )
-        return _publish(request, staging, data)
+        return _publish(request, work_dir, data)
     except (DataError, UsageError) as error:
         if isinstance(error, append_policy.DriftError):  # --accept-drift then reuses the finished shards
-            _report_leftovers(staging, ingest_plan)
+            _report_leftovers(work_dir, ingest_plan)
         else:
-            staging.remove()  # the same command would fail again
+            work_dir.remove()  # the same command would fail again
         raise
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _REMOVED_ERRNOS and staging.is_gone():
+        if isinstance(error, OSError) and error.errno in _REMOVED_ERRNOS and work_dir.is_gone():
             return None
-        _report_leftovers(staging, ingest_plan)
+        _report_leftovers(work_dir, ingest_plan)
         if isinstance(error, OSError):
             raise from_os_error(error, request.root) from error
         raise
 
 
-def _publish(request: IngestRequest, staging: StagingDir, data: bytes) -> VersionInfo | None:
+def _publish(request: IngestRequest, work_dir: IngestWorkDir, data: bytes) -> VersionInfo | None:
     """Publish the version; None where its files are incomplete because another process removed the folder."""
-    manifest = manifests.decode_manifest(data, str(staging.store))
+    manifest = manifests.decode_manifest(data, str(work_dir.store))
     final = request.root / request.name / manifests.version_of(data)
     if parent := request.parent:
         append_policy.enforce_drift_policy(
             check_drift(manifest, parent.manifest), parent.path, fail_on_drift=request.fail_on_drift
         )
         append_policy.inherit_quarantine(parent.path, final)
-    if not staging.has_files(manifest.files):
+    if not work_dir.has_files(manifest.files):
         return None
-    return describe_version(final, new=staging.publish(final))[0]
+    return describe_version(final, new=work_dir.publish(final))[0]
 
 
 def _make_plan(request: IngestRequest, scanned: ScanResult) -> IngestPlan:
@@ -247,18 +247,18 @@ def _make_plan(request: IngestRequest, scanned: ScanResult) -> IngestPlan:
     parent = request.parent
     first_step = parent.steps if parent else 0
     offsets = tuple(accumulate((episode.steps for episode in episodes), initial=first_step))
-    grids = {
-        name: chunking.choose_grid((offsets[-1], *column.row), column.dtype, request.codec)
+    specs = {
+        name: chunking.choose_array_spec((offsets[-1], *column.row), column.dtype, request.codec)
         for name, column in sorted(episodes[0].columns.items())
     }
-    reusable = parent.reusable_shards(grids) if parent else {}
+    reusable = parent.reusable_shards(specs) if parent else {}
     return IngestPlan(
-        grids=grids,
+        specs=specs,
         episodes=episodes,
         offsets=offsets,
         sources=scanned.sources,
         reusable_shards=reusable,
-        jobs=plan.jobs_in_order(grids, scanned.recordings, scanned.source_indices, scanned.sources, first_step),
+        jobs=plan.jobs_in_order(specs, scanned.recordings, scanned.source_indices, scanned.sources, first_step),
         parent=parent.path.absolute() if parent else None,
         base_statistics=parent.base_statistics(reusable) if parent else {},
     )
@@ -269,7 +269,7 @@ def _ingest_key(request: IngestRequest, scanned: ScanResult, ingest_plan: Ingest
     parts = {
         **request.options,
         "parent": request.parent.version if request.parent else "",
-        "grids": ingest_plan.grids,
+        "specs": ingest_plan.specs,
         "sources": [(source.path.name, source.fingerprint) for source in scanned.sources],
         "episodes": [[episode.name for episode in recording.episodes] for recording in scanned.recordings],
         "layouts": [recording.layout for recording in scanned.recordings],
@@ -286,18 +286,20 @@ def _library_version(library: str) -> str:
 
 
 def _write_shards(
-    request: IngestRequest, plan: IngestPlan, staging: StagingDir, hashes: dict[str, FinishedJob]
+    request: IngestRequest, plan: IngestPlan, work_dir: IngestWorkDir, hashes: dict[str, FinishedJob]
 ) -> dict[str, FinishedJob]:
-    run_id = secrets.token_hex(4)
+    session_id = secrets.token_hex(4)
     if request.submit_array:
-        journals = JournalReader(staging.journal)
+        journals = JournalReader(work_dir.journal)
 
         def done() -> int:
-            staging.touch()  # the first task may start much later
+            work_dir.touch()  # the first task may start much later
             return journals.poll()
 
-        request.submit_array(staging.path, f"{run_id}.{execute.save_plan(plan, staging, run_id)}", len(plan.jobs), done)
-    return execute.run_plan(plan, staging, run=run_id, workers=request.workers, finished=hashes)
+        request.submit_array(
+            work_dir.path, f"{session_id}.{execute.save_plan(plan, work_dir, session_id)}", len(plan.jobs), done
+        )
+    return execute.run_plan(plan, work_dir, session=session_id, workers=request.workers, finished=hashes)
 
 
 def _provenance(
@@ -336,18 +338,18 @@ class _Hasher:
         return hash_source_range(range_key(*job), source.path, job.range_index, size)
 
 
-def _report_leftovers(staging: StagingDir, ingest_plan: IngestPlan) -> None:
+def _report_leftovers(work_dir: IngestWorkDir, ingest_plan: IngestPlan) -> None:
     """Print how to resume or remove an interrupted ingest; remove it where no shard is done."""
-    journals = JournalReader(staging.journal)
+    journals = JournalReader(work_dir.journal)
     with contextlib.suppress(OSError):  # an earlier error is already being raised
         journals.poll()
     shards = sum(not key.startswith("#") for key in journals.entries)
     if not shards:
-        staging.remove()
+        work_dir.remove()
         return
-    total = sum(grid.shards for grid in ingest_plan.grids.values())
+    total = sum(spec.shards for spec in ingest_plan.specs.values())
     print(
-        f"pit: {shards} of {total} shards are kept in {staging.path}: run the same command to continue, or remove "
+        f"pit: {shards} of {total} shards are kept in {work_dir.path}: run the same command to continue, or remove "
         "that folder; `pit dataset gc` removes it after a week without progress",
         file=sys.stderr,
     )

@@ -1,10 +1,10 @@
 """Per-process journals of finished jobs, for resuming an ingest. Each process appends to its own file, without a lock.
 
-<staging>/journal/<run>.<host>.<pid>.<random>.jsonl    one FinishedJob per line; an incomplete last line is ignored
+<folder>/journal/<session>.<host>.<pid>.<random>.jsonl    one FinishedJob per line; an incomplete last line is ignored
 
-A line is written after its shard is on disk under its final path. Another run verifies the shard's digest before using
-it, so a lost line costs work and a wrong line costs nothing. A range's line is trusted: the folder's key includes the
-fingerprints of the source files.
+A session is one call of the ingest, on any number of nodes. A line is written after its shard is on disk under its
+final path. Another session verifies the shard's digest before using it, so a lost line costs work and a wrong line
+costs nothing. A range's line is trusted: the folder's key includes the fingerprints of the source files.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class FinishedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class IngestJournal:
-    """One process's journal. run: id of the run, whose own entries are not verified again."""
+    """One process's journal. session: id of the session, whose own entries are not verified again."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        name = f"{run}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.jsonl"
+    def __init__(self, folder: Path, session: str) -> None:
+        name = f"{session}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.jsonl"
         self._folder = folder
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(folder / name, flags, 0o644)
@@ -60,8 +60,8 @@ class JournalReader:
         self._folder = folder
         self._read: dict[str, int] = {}
         self.entries: dict[str, FinishedJob] = {}
-        self.runs: dict[str, str] = {}  # key → the run that wrote it last
-        self.new: list[tuple[str, str]] = []  # (run, key) of the entries of the last poll
+        self.sessions: dict[str, str] = {}  # key → the session that wrote it last
+        self.new: list[tuple[str, str]] = []  # (session, key) of the entries of the last poll
 
     def poll(self) -> int:
         """Read lines added since the last poll; return the number of finished jobs."""
@@ -75,14 +75,14 @@ class JournalReader:
                     except (msgspec.DecodeError, UnicodeDecodeError):
                         continue  # torn by a crash; the shard is written again
                     self.entries[entry.key] = entry
-                    self.runs[entry.key] = name.partition(".")[0]
-                    self.new.append((self.runs[entry.key], entry.key))
+                    self.sessions[entry.key] = name.partition(".")[0]
+                    self.new.append((self.sessions[entry.key], entry.key))
         return len(self.entries)
 
-    def has_other_runs(self, run: str) -> bool:
-        """Return whether another run has a journal here."""
+    def has_other_sessions(self, session: str) -> bool:
+        """Return whether another session has a journal here."""
         with contextlib.suppress(FileNotFoundError):
-            return any(name.partition(".")[0] != run for name in os.listdir(self._folder))
+            return any(name.partition(".")[0] != session for name in os.listdir(self._folder))
         return False
 
     def _read_new(self, name: str) -> list[bytes]:

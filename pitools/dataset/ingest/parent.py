@@ -15,7 +15,7 @@ from pitools.core.errors import DataError, UsageError
 from pitools.dataset.formats.attributes import drop_storage_attributes
 from pitools.dataset.formats.model import RESERVED_PREFIX, Episode, RejectedEpisode
 from pitools.dataset.ingest import chunking
-from pitools.dataset.ingest.chunking import ChunkGrid
+from pitools.dataset.ingest.chunking import ArraySpec
 from pitools.dataset.ingest.statistics import PartialStats, column_count
 from pitools.dataset.versions import check_complete, describe_version
 from pitools.store.manifest import ArraySchema
@@ -80,10 +80,10 @@ class ParentVersion:
         """Return the recorded JSON objects of its episodes, one a line."""
         return self._store.episode_json
 
-    def reusable_shards(self, grids: Mapping[str, ChunkGrid]) -> dict[str, int]:
+    def reusable_shards(self, specs: Mapping[str, ArraySpec]) -> dict[str, int]:
         """Return how many leading shards of each array can be linked: all full ones, if chunks and codecs are equal."""
         counts = {}
-        for name, new in grids.items():
+        for name, new in specs.items():
             expected = msgspec.structs.replace(new, shape=(self.steps, *new.shape[1:]))
             stored = self._metadata(name) | {"attributes": {}}
             stored.pop("dimension_names", None)  # like attributes, no part of how chunks are stored

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from pitools.dataset.formats.model import Episode, Recording
-from pitools.dataset.ingest.chunking import ChunkGrid, shard_path
+from pitools.dataset.ingest.chunking import ArraySpec, shard_path
 from pitools.dataset.ingest.statistics import PartialStats
 from pitools.store.digest import RANGE_BYTES
 
@@ -59,12 +59,12 @@ class RecordingFile(msgspec.Struct, frozen=True, kw_only=True):
 class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The input of every worker, on all nodes.
 
-    grids: layouts of the arrays along steps, by name. offsets: (episodes + 1,) first steps of the new episodes, which
+    specs: layouts of the arrays along steps, by name. offsets: (episodes + 1,) first steps of the new episodes, which
     follow the parent's steps. sources: their files. parent: version to append to, whose first `reusable_shards` shards
     of each array are linked. base_statistics: stored statistics of those shards, by array.
     """
 
-    grids: dict[str, ChunkGrid]
+    specs: dict[str, ArraySpec]
     episodes: tuple[Episode, ...]
     offsets: tuple[int, ...]
     sources: tuple[RecordingFile, ...]
@@ -77,19 +77,19 @@ class IngestPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return a job's key in the journal: a shard's path in the store, or a range's numbers."""
         if isinstance(job, HashJob):
             return range_key(job.file, job.range_index)
-        return shard_path(job.array, job.shard_index, len(self.grids[job.array].shape))
+        return shard_path(job.array, job.shard_index, len(self.specs[job.array].shape))
 
     def shard_steps(self, job: ShardJob) -> tuple[int, int]:
         """Return the steps of a shard, [start, stop)."""
-        grid = self.grids[job.array]
-        return job.shard_index * grid.shard, min((job.shard_index + 1) * grid.shard, grid.shape[0])
+        spec = self.specs[job.array]
+        return job.shard_index * spec.shard, min((job.shard_index + 1) * spec.shard, spec.shape[0])
 
     def raw_bytes(self, job: Job) -> int:
         """Return the uncompressed bytes of a shard; 0 for a range."""
         if isinstance(job, HashJob):
             return 0
         start, stop = self.shard_steps(job)
-        return (stop - start) * self.grids[job.array].row_bytes
+        return (stop - start) * self.specs[job.array].row_bytes
 
 
 def range_key(file: int, number: int) -> str:
@@ -98,22 +98,22 @@ def range_key(file: int, number: int) -> str:
 
 
 def jobs_in_order(
-    grids: Mapping[str, ChunkGrid],
+    specs: Mapping[str, ArraySpec],
     recordings: Sequence[Recording],
-    sources: Sequence[Sequence[int]],
-    files: Sequence[RecordingFile],
-    first_steps: int,
+    source_indices: Sequence[Sequence[int]],
+    sources: Sequence[RecordingFile],
+    first_step: int,
 ) -> tuple[Job, ...]:
     """Return all jobs ordered by their first step, so that neighbouring data are read close in time.
 
-    sources: indices into `files` of each recording's files. first_steps: first step of the first recording.
+    source_indices: indices into `sources` of each recording's files. first_step: that of the first recording.
     """
     placed: list[tuple[float, int, int, Job]] = []
-    for number, (name, grid) in enumerate(grids.items()):
-        placed += ((index * grid.shard, 1, number, ShardJob(name, index)) for index in range(grid.shards))
-    for recording, numbers in zip(recordings, sources, strict=True):
+    for number, (name, spec) in enumerate(specs.items()):
+        placed += ((index * spec.shard, 1, number, ShardJob(name, index)) for index in range(spec.shards))
+    for recording, numbers in zip(recordings, source_indices, strict=True):
         steps = sum(episode.steps for episode in recording.episodes)
-        ranges = [HashJob(file, number) for file in numbers for number in range(files[file].ranges)]
-        placed += ((first_steps + steps * i / len(ranges), 0, i, job) for i, job in enumerate(ranges))
-        first_steps += steps
+        ranges = [HashJob(file, number) for file in numbers for number in range(sources[file].ranges)]
+        placed += ((first_step + steps * i / len(ranges), 0, i, job) for i, job in enumerate(ranges))
+        first_step += steps
     return tuple(job for *_, job in sorted(placed, key=lambda item: item[:3]))

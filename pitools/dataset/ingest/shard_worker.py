@@ -21,9 +21,9 @@ from pitools.dataset.formats.readers import open_reader
 from pitools.dataset.ingest import shard_writer, statistics
 from pitools.dataset.ingest.journal import FinishedJob, IngestJournal
 from pitools.dataset.ingest.plan import HashJob, IngestPlan, Job, ShardJob
-from pitools.dataset.ingest.staging_dir import StagingDir
 from pitools.dataset.ingest.statistics import PartialStats
 from pitools.dataset.ingest.unreadable_episodes import TRANSIENT_ERRNOS, add_episode
+from pitools.dataset.ingest.work_dir import IngestWorkDir
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 from pitools.store.reader.version_reader import VersionReader, repair_hint
@@ -45,11 +45,11 @@ class EpisodeSpan(NamedTuple):
 
 
 class ShardWorker:
-    """Do jobs of a plan in a staging folder, and append each to the journal."""
+    """Do jobs of a plan in a working folder, and append each to the journal."""
 
-    def __init__(self, plan: IngestPlan, staging: StagingDir, run: str) -> None:
-        self._plan, self._staging = plan, staging
-        self._journal = IngestJournal(staging.journal, run)
+    def __init__(self, plan: IngestPlan, work_dir: IngestWorkDir, session: str) -> None:
+        self._plan, self._work_dir = plan, work_dir
+        self._journal = IngestJournal(work_dir.journal, session)
         self._block, self._encoded = shard_writer.PageBuffer(), shard_writer.PageBuffer()
         self._reader = open_reader(plan.episodes[0])
         self._parent = VersionReader(plan.parent, verify=True) if plan.parent else None
@@ -61,7 +61,7 @@ class ShardWorker:
         self._journal.close()
 
     def __call__(self, job: tuple[Job, FinishedJob | None]) -> tuple[Job, FinishedJob]:
-        """Do a job, unless another run's entry for it is valid. Raises DataError for a failed read, OSError for a
+        """Do a job, unless another session's entry for it is valid. Raises DataError for a failed read, OSError for a
         failed write."""
         todo, finished = job
         if finished and (isinstance(todo, HashJob) or self._is_written(finished)):
@@ -79,7 +79,7 @@ class ShardWorker:
     def _is_written(self, finished: FinishedJob) -> bool:
         """Return whether the shard of a journal entry exists with the entry's size and digest."""
         try:
-            path = self._staging.store / finished.key
+            path = self._work_dir.store / finished.key
             return path.stat().st_size == finished.bytes and digest.digest_file(path) == (
                 finished.bytes,
                 finished.digest,
@@ -88,21 +88,21 @@ class ShardWorker:
             return False
 
     def _make_shard(self, key: str, job: ShardJob) -> FinishedJob:
-        grid = self._plan.grids[job.array]
+        spec = self._plan.specs[job.array]
         start, stop = self._plan.shard_steps(job)
         partials: list[PartialStats] = []
-        data = shard_writer.encode_shard(self._read_blocks(job.array, start, stop, partials), grid, self._encoded)
-        text = self._staging.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
+        data = shard_writer.encode_shard(self._read_blocks(job.array, start, stop, partials), spec, self._encoded)
+        text = self._work_dir.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
         return FinishedJob(key=key, bytes=len(data), digest=text, statistics=self._fold_statistics(job.array, partials))
 
     def _read_blocks(self, array: str, start: int, stop: int, partials: list[PartialStats]) -> Iterator[NDArray[Any]]:
         """Yield steps [start, stop) in blocks of a few chunks, in reused memory; append their statistics."""
-        grid = self._plan.grids[array]
-        block_steps = max(1, BLOCK_BYTES // (grid.chunk * grid.row_bytes)) * grid.chunk
+        spec = self._plan.specs[array]
+        block_steps = max(1, BLOCK_BYTES // (spec.chunk * spec.row_bytes)) * spec.chunk
         for low in range(start, stop, block_steps):
-            block = self._block.array((min(block_steps, stop - low), *grid.shape[1:]), grid.dtype)
+            block = self._block.array((min(block_steps, stop - low), *spec.shape[1:]), spec.dtype)
             self._fill(array, block, low, low + len(block))
-            if statistics.has_statistics(grid.dtype):
+            if statistics.has_statistics(spec.dtype):
                 partials.append(statistics.stats_of_block(block, low))
             yield block
 
@@ -123,7 +123,7 @@ class ShardWorker:
 
     def _fold_statistics(self, array: str, partials: list[PartialStats]) -> PartialStats | None:
         return (
-            statistics.fold_stats(partials, statistics.column_count(self._plan.grids[array].shape[1:]))
+            statistics.fold_stats(partials, statistics.column_count(self._plan.specs[array].shape[1:]))
             if partials
             else None
         )
@@ -135,7 +135,7 @@ class ShardWorker:
             problem = f"{key}: missing or truncated (expected {entry.bytes} bytes)"
             raise DataError(problem, where=str(self._parent.path), hint="append to a complete version")
         try:
-            self._staging.put_file(key, lambda part: _link(source, part, entry))
+            self._work_dir.put_file(key, lambda part: _link(source, part, entry))
         except OSError as error:
             if error.errno not in _NO_LINK_ERRNOS:
                 raise
@@ -155,7 +155,7 @@ class ShardWorker:
             done = 0
             while count := file.readinto(data[done:]):
                 done += count
-        copied = self._staging.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
+        copied = self._work_dir.put_file(key, lambda part: shard_writer.write_durable(part, data, direct=True))
         if copied != entry.digest:
             raise _damaged_error(source, entry)
 

@@ -20,7 +20,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from pitools.dataset.ingest.chunking import LZ4_LEVEL, ZSTD_LEVEL, ChunkGrid
+from pitools.dataset.ingest.chunking import LZ4_LEVEL, ZSTD_LEVEL, ArraySpec
 from pitools.store import digest
 
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the array's end
@@ -63,22 +63,22 @@ def _map_memory(size: int) -> mmap.mmap:
     return memory
 
 
-def encode_shard(blocks: Iterable[NDArray[Any]], grid: ChunkGrid, buffer: PageBuffer) -> memoryview:
+def encode_shard(blocks: Iterable[NDArray[Any]], spec: ArraySpec, buffer: PageBuffer) -> memoryview:
     """Return the bytes of a shard, in `buffer`. blocks: its steps in order, in whole chunks except at the array's end.
 
     The iterator may reuse a block's memory for the next block: blocks of a few MiB stay in the processor's cache.
     """
-    count = grid.shard // grid.chunk
+    count = spec.shard // spec.chunk
     table = np.full((count, 2), MISSING_CHUNK, "<u8")
     # The largest size of incompressible chunks: zstd adds one byte in 256, blosc 16 bytes per chunk.
-    out = buffer.view(_bytes((grid.shard, *grid.shape[1:]), grid.dtype) * 33 // 32 + 256 * (count + 1))
-    compressor, number, end = _compressor(grid), 0, 0
+    out = buffer.view(_bytes((spec.shard, *spec.shape[1:]), spec.dtype) * 33 // 32 + 256 * (count + 1))
+    compressor, number, end = _compressor(spec), 0, 0
     for block in blocks:
-        for start in range(0, len(block), grid.chunk):
-            part = block[start : start + grid.chunk]
+        for start in range(0, len(block), spec.chunk):
+            part = block[start : start + spec.chunk]
             part = part.astype(part.dtype.newbyteorder("<"), copy=False)  # the metadata's byte order, on any machine
-            if len(part) < grid.chunk:  # zeros fill the chunk beyond the array's end
-                part = np.concatenate([part, np.zeros((grid.chunk - len(part), *part.shape[1:]), part.dtype)])
+            if len(part) < spec.chunk:  # zeros fill the chunk beyond the array's end
+                part = np.concatenate([part, np.zeros((spec.chunk - len(part), *part.shape[1:]), part.dtype)])
             data = compressor.encode(part) if compressor else part.reshape(-1).view(np.uint8).data
             if not compressor and len(data) >= ALIGN_ABOVE_BYTES:
                 gap = -end % ALIGNMENT
@@ -146,16 +146,16 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         done += os.pwrite(descriptor, view[done:], done)
 
 
-def _compressor(grid: ChunkGrid) -> Compressor | None:
-    """Return the grid's compressor. Blosc's threads are off: they write blocks in any order."""
-    if grid.codec == "lz4":
+def _compressor(spec: ArraySpec) -> Compressor | None:
+    """Return the spec's compressor. Blosc's threads are off: they write blocks in any order."""
+    if spec.codec == "lz4":
         from numcodecs import blosc
 
         blosc.use_threads = False
-        shuffle = blosc.Blosc.SHUFFLE if grid.itemsize > 1 else blosc.Blosc.NOSHUFFLE
+        shuffle = blosc.Blosc.SHUFFLE if spec.itemsize > 1 else blosc.Blosc.NOSHUFFLE
         compressor: Compressor = blosc.Blosc("lz4", LZ4_LEVEL, shuffle)
         return compressor
-    if grid.codec == "zstd":
+    if spec.codec == "zstd":
         from numcodecs.zstd import Zstd
 
         zstd: Compressor = Zstd(ZSTD_LEVEL)

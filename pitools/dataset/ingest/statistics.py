@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.ingest.chunking import ChunkGrid
+from pitools.dataset.ingest.chunking import ArraySpec
 from pitools.store.manifest import Statistics
 
 _BLOCK_ITEMS = 1 << 20  # of float64, at a time
@@ -86,14 +86,14 @@ def to_statistics(partial: PartialStats) -> Statistics:
 
 
 def fold_shards(
-    grid: ChunkGrid, partials: Iterable[PartialStats], base: PartialStats | None = None
+    spec: ArraySpec, partials: Iterable[PartialStats], base: PartialStats | None = None
 ) -> tuple[PartialStats, PartialStats]:
     """Return the statistics of an array's full shards, from which an append continues, and of all shards.
 
     partials: of the shards in order, without those that `base` covers.
     """
-    rest, width = list(partials), column_count(grid.shape[1:])
-    tail = len(rest) - (grid.shape[0] % grid.shard > 0)
+    rest, width = list(partials), column_count(spec.shape[1:])
+    tail = len(rest) - (spec.shape[0] % spec.shard > 0)
     full = reduce(_add, rest[:tail], base or fold_stats((), width))
     return full, reduce(_add, rest[tail:], full)
 

@@ -175,6 +175,6 @@ def test_a_quarantine_that_cannot_be_read(first, robomimic, tmp_path, monkeypatc
         first, Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
     )
     version_state.quarantine_file(tmp_path / "root", "x", first.name).write_text("{")
-    monkeypatch.setattr("pitools.dataset.ingest.ingest.open_staging_dir", None)
+    monkeypatch.setattr("pitools.dataset.ingest.ingest.open_work_dir", None)
     with pytest.raises(DataError, match="not a record of a quarantine"):
         ingest([robomimic(30, name="b.hdf5", seed=1)], root=tmp_path / "root", name="x", append=first)

@@ -16,7 +16,7 @@ from pitools.dataset.ingest import chunking, execute, finalize
 from pitools.dataset.ingest import ingest as ingesting
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.ingest.shard_worker import ShardWorker
-from pitools.dataset.ingest.staging_dir import open_staging_dir
+from pitools.dataset.ingest.work_dir import open_work_dir
 from pitools.dataset.versions import VersionInfo, check_complete
 from pitools.store import manifest as manifests
 from pitools.store.publish import STAGING_DIR
@@ -68,7 +68,7 @@ def test_parts(robomimic, tmp_path, small) -> None:
 def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[VersionInfo], list[str]]:
     """What ingests at once return, which take their steps in turn; and the shards that they made, each its own."""
     ready, created = threading.Barrier(len(calls)), []
-    opened, make, step = ingesting.open_staging_dir, ShardWorker._make_shard, threading.Barrier(len(calls))
+    opened, make, step = ingesting.open_work_dir, ShardWorker._make_shard, threading.Barrier(len(calls))
 
     def open_all(*arguments):
         place = opened(*arguments)
@@ -81,7 +81,7 @@ def together(monkeypatch, calls: list[Callable[[], VersionInfo]]) -> tuple[list[
         created.append(key)
         return make(maker, key, job)
 
-    monkeypatch.setattr(ingesting, "open_staging_dir", open_all)
+    monkeypatch.setattr(ingesting, "open_work_dir", open_all)
     monkeypatch.setattr(ShardWorker, "_make_shard", in_turn)
 
     def call(one: Callable[[], VersionInfo]) -> VersionInfo:
@@ -159,7 +159,7 @@ def test_a_folder_that_was_made_anew(robomimic, tmp_path, monkeypatch, again) ->
             done.append(True)
             place.remove()
             if again:
-                open_staging_dir(tmp_path / "root", "x", place.path.name.removeprefix("x."))
+                open_work_dir(tmp_path / "root", "x", place.path.name.removeprefix("x."))
         return manifest(name, plan, place, *rest)
 
     monkeypatch.setattr(finalize, "write_metadata", removed)
@@ -172,10 +172,8 @@ def test_a_folder_that_was_made_anew(robomimic, tmp_path, monkeypatch, again) ->
 def test_other_libraries_do_not_share(robomimic, tmp_path, monkeypatch) -> None:
     """Of two ingests at once whose codecs are of other releases neither takes the other's shards for its own."""
     keys = []
-    opened = ingesting.open_staging_dir
-    monkeypatch.setattr(
-        ingesting, "open_staging_dir", lambda root, name, key: keys.append(key) or opened(root, name, key)
-    )
+    opened = ingesting.open_work_dir
+    monkeypatch.setattr(ingesting, "open_work_dir", lambda root, name, key: keys.append(key) or opened(root, name, key))
     source = robomimic(5)
     for number in range(3):
         if number == 2:

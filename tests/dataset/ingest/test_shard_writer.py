@@ -19,7 +19,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.store import digest
 
 
-def written_by_zarr(folder: Path, known: chunking.ChunkGrid) -> zarr.Array:
+def written_by_zarr(folder: Path, known: chunking.ArraySpec) -> zarr.Array:
     item = known.itemsize
     compressors = {
         "raw": [],
@@ -41,11 +41,11 @@ def written_by_zarr(folder: Path, known: chunking.ChunkGrid) -> zarr.Array:
 def test_large_raw_chunks_are_aligned(tmp_path) -> None:
     """Each begins at a multiple of 64 bytes, after zeros, whatever the buffer held, and zarr-python reads them."""
     values = np.random.default_rng(0).integers(0, 255, (50, 96, 96, 3), np.uint8)
-    grid = chunking.choose_grid(values.shape, "uint8", "raw")
+    spec = chunking.choose_array_spec(values.shape, "uint8", "raw")
     buffer = shard_writer.PageBuffer()
     buffer.view(16 << 20)[:] = b"x" * (16 << 20)
-    data = shard_writer.encode_shard([values], grid, buffer)
-    count = grid.shard // grid.chunk
+    data = shard_writer.encode_shard([values], spec, buffer)
+    count = spec.shard // spec.chunk
     table = np.frombuffer(data[-16 * count - 4 : -4], "<u8").reshape(count, 2)
     assert (table[:, 0] % 64 == 0).all()
     ends = table[:-1].sum(axis=1)
@@ -54,7 +54,7 @@ def test_large_raw_chunks_are_aligned(tmp_path) -> None:
     path = tmp_path / "a" / chunking.shard_path("", 0, 4).lstrip("/")
     path.parent.mkdir(parents=True)
     shard_writer.write_durable(path, data, direct=True)
-    (tmp_path / "a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(grid)))
+    (tmp_path / "a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(spec)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
 
 
@@ -66,23 +66,23 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
     """The metadata say what zarr-python's say, and each shard, the short last one too, is byte for byte its file."""
     values = np.random.default_rng(0).integers(0, 5, (1000, *row)).astype(dtype)
     with patch.multiple(chunking, CHUNK_BYTES=1500, SHARD_BYTES=7000):
-        grid = chunking.choose_grid(values.shape, dtype, codec)
-    assert 1000 % grid.shard
-    theirs = written_by_zarr(tmp_path / "x" / "a", grid)
+        spec = chunking.choose_array_spec(values.shape, dtype, codec)
+    assert 1000 % spec.shard
+    theirs = written_by_zarr(tmp_path / "x" / "a", spec)
     theirs[:] = values
     expected = json.loads((tmp_path / "x/a/zarr.json").read_text())
     assert expected.pop("storage_transformers") == []
-    assert json.loads(chunking.encode(chunking.array_metadata(grid))) == expected
+    assert json.loads(chunking.encode(chunking.array_metadata(spec))) == expected
     buffer = shard_writer.PageBuffer()
-    for index in range(grid.shards):
-        block = values[index * grid.shard : (index + 1) * grid.shard]
+    for index in range(spec.shards):
+        block = values[index * spec.shard : (index + 1) * spec.shard]
         path = tmp_path / "y" / chunking.shard_path("a", index, values.ndim)
         path.parent.mkdir(parents=True)
-        data = shard_writer.encode_shard([block[: grid.chunk], block[grid.chunk :]], grid, buffer)
+        data = shard_writer.encode_shard([block[: spec.chunk], block[spec.chunk :]], spec, buffer)
         text = shard_writer.write_durable(path, data, direct=True)
         assert path.read_bytes() == (tmp_path / "x" / path.relative_to(tmp_path / "y")).read_bytes()
         assert digest.digest_file(path) == (len(data), text)
-    (tmp_path / "y/a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(grid)))
+    (tmp_path / "y/a/zarr.json").write_bytes(chunking.encode(chunking.array_metadata(spec)))
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "y" / "a", mode="r")[:], values)
 
 
@@ -90,9 +90,9 @@ def test_as_zarr_writes_it(tmp_path, codec, dtype, row) -> None:
 def test_little_endian_anywhere(codec) -> None:
     """Values of the other byte order, as a big-endian machine has them, give the same bytes."""
     values = np.random.default_rng(0).normal(size=(1000, 7)).astype("<f4")
-    grid = chunking.choose_grid(values.shape, "float32", codec)
+    spec = chunking.choose_array_spec(values.shape, "float32", codec)
     first, two = (
-        bytes(shard_writer.encode_shard([block], grid, shard_writer.PageBuffer()))
+        bytes(shard_writer.encode_shard([block], spec, shard_writer.PageBuffer()))
         for block in (values, values.astype(">f4"))
     )
     assert first == two
@@ -102,7 +102,7 @@ def test_large_chunks_are_deterministic(monkeypatch) -> None:
     """Blosc splits a large chunk in blocks; encoded again, alone and beside others, the bytes are the same."""
     monkeypatch.setattr(numcodecs.blosc, "use_threads", None)  # as numcodecs has it where zarr is not imported
     block = np.random.default_rng(0).integers(0, 4, (8, 360, 360, 3), np.uint8)
-    chunk_grid = chunking.ChunkGrid(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
+    chunk_grid = chunking.ArraySpec(shape=block.shape, dtype="uint8", chunk=8, shard=8, codec="lz4")
 
     def one(_: int) -> bytes:
         return bytes(shard_writer.encode_shard([block], chunk_grid, shard_writer.PageBuffer()))
@@ -135,20 +135,20 @@ def test_direct_writes(tmp_path, size, where) -> None:
 )
 def test_grid(steps, row, dtype) -> None:
     """Chunks are powers of two within 1 MiB and the step limit, shards whole chunks within 64 MiB, or one row."""
-    grid = chunking.choose_grid((steps, *row), dtype, "raw")
-    row_bytes = grid.itemsize * int(np.prod(row))
-    assert grid.chunk & (grid.chunk - 1) == 0
-    assert grid.shard % grid.chunk == 0
-    assert grid.chunk <= (32 if len(row) >= 2 else 256)
-    assert grid.chunk == 1 or grid.chunk * row_bytes <= 1 << 20
-    assert grid.shard == grid.chunk or grid.shard * row_bytes <= 64 << 20
-    assert (grid.shards - 1) * grid.shard < steps <= grid.shards * grid.shard < steps + grid.shard
+    spec = chunking.choose_array_spec((steps, *row), dtype, "raw")
+    row_bytes = spec.itemsize * int(np.prod(row))
+    assert spec.chunk & (spec.chunk - 1) == 0
+    assert spec.shard % spec.chunk == 0
+    assert spec.chunk <= (32 if len(row) >= 2 else 256)
+    assert spec.chunk == 1 or spec.chunk * row_bytes <= 1 << 20
+    assert spec.shard == spec.chunk or spec.shard * row_bytes <= 64 << 20
+    assert (spec.shards - 1) * spec.shard < steps <= spec.shards * spec.shard < steps + spec.shard
 
 
 def test_grid_of_usual_cameras() -> None:
     """Frames of 64, 96 and 224 pixels and of VGA lie in chunks of a quarter to one MiB."""
     sizes = {(64, 64, 3): 32, (96, 96, 3): 16, (224, 224, 3): 2, (480, 640, 3): 1}
-    assert {row: chunking.choose_grid((10**6, *row), "uint8", "lz4").chunk for row in sizes} == sizes
+    assert {row: chunking.choose_array_spec((10**6, *row), "uint8", "lz4").chunk for row in sizes} == sizes
     assert all(1 << 18 <= chunk * np.prod(row) <= 1 << 20 for row, chunk in sizes.items())
 
 

@@ -9,14 +9,14 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError
-from pitools.dataset.ingest.staging_dir import open_staging_dir
+from pitools.dataset.ingest.work_dir import open_work_dir
 from pitools.store.manifest import FileEntry
 
 
 @pytest.fixture
 def opened(tmp_path):
     """A working folder."""
-    return open_staging_dir(tmp_path / "root", "x", "key")
+    return open_work_dir(tmp_path / "root", "x", "key")
 
 
 def test_put_leaves_nothing_behind(opened, tmp_path) -> None:
@@ -71,21 +71,21 @@ def test_others_may_not_write_here(tmp_path) -> None:
     folder that others may write to is refused."""
     umask = os.umask(0)
     try:
-        opened = open_staging_dir(tmp_path / "root", "x", "key")
+        opened = open_work_dir(tmp_path / "root", "x", "key")
     finally:
         os.umask(umask)
     assert (mode(opened.path), mode(opened.store)) == (0o700, 0o777)
     opened.path.chmod(0o775)
     with pytest.raises(ClusterError, match=r"\.tmp/"):
-        open_staging_dir(tmp_path / "root", "x", "key")
+        open_work_dir(tmp_path / "root", "x", "key")
 
 
 def test_folder_of_another_user(as_root, tmp_path) -> None:
     """A working folder that another user made beforehand is refused, whatever its mode."""
-    opened = open_staging_dir(tmp_path / "root", "x", "key")
+    opened = open_work_dir(tmp_path / "root", "x", "key")
     os.chown(opened.path, 12345, 12345)
     with pytest.raises(ClusterError, match=r"\.tmp/"):
-        open_staging_dir(tmp_path / "root", "x", "key")
+        open_work_dir(tmp_path / "root", "x", "key")
 
 
 def test_users_share_a_root(tmp_path) -> None:
@@ -96,7 +96,7 @@ def test_users_share_a_root(tmp_path) -> None:
     root.chmod(0o2770)
     umask = os.umask(0o077)
     try:
-        opened = open_staging_dir(root, "x", "key")
+        opened = open_work_dir(root, "x", "key")
         shared = mode(root / ".tmp")
         assert opened.publish(root / "x" / "v")
     finally:
@@ -108,13 +108,13 @@ def test_unwritable_folder_is_named_first(tmp_path) -> None:
     """Where versions of this name cannot be published, the ingest ends before it writes."""
     (tmp_path / "x").mkdir()
     with patch("os.access", return_value=False), pytest.raises(ClusterError) as caught:
-        open_staging_dir(tmp_path, "x", "key")
+        open_work_dir(tmp_path, "x", "key")
     assert caught.value.where == str(tmp_path / "x")
     assert not (tmp_path / ".tmp").exists()
 
 
 def test_new_root_is_durable(tmp_path) -> None:
     """The names of a new root, and of each new folder above it, are synced."""
-    with patch("pitools.dataset.ingest.staging_dir.fsync_dir") as fsync:
-        open_staging_dir(tmp_path / "new/root", "x", "key")
+    with patch("pitools.dataset.ingest.work_dir.fsync_dir") as fsync:
+        open_work_dir(tmp_path / "new/root", "x", "key")
     assert [call.args[0] for call in fsync.call_args_list] == [tmp_path, tmp_path / "new"]

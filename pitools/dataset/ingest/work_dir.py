@@ -1,4 +1,4 @@
-"""The staging folder of an ingest, shared without a lock by all processes that run the same ingest.
+"""The working folder of an ingest, shared without a lock by all processes that run the same ingest.
 
 <root>/.tmp/<name>.<key>/     key: a digest of the request, so that the same command resumes in the same folder
     store/                    the files of the version; renamed to <root>/<name>/<version> at the end
@@ -6,7 +6,7 @@
     journal/                  the journals of finished jobs
 
 Concurrent ingests share the work by their journals. The bytes depend on the request alone, so a shard written twice
-does no harm: both writers rename the same bytes to the same path. Only `open_staging_dir` creates `store`: after its
+does no harm: both writers rename the same bytes to the same path. Only `open_work_dir` creates `store`: after its
 rename a late writer cannot create a file, so a published version is never changed.
 """
 
@@ -31,7 +31,7 @@ from pitools.store.publish import STAGING_DIR, publish_dir
 from pitools.store.version_state import revalidate_nfs
 
 
-class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
+class IngestWorkDir(msgspec.Struct, frozen=True, kw_only=True):
     """Working folder of an ingest. created_dirs: folders created for it, innermost first."""
 
     path: Path
@@ -112,7 +112,7 @@ class StagingDir(msgspec.Struct, frozen=True, kw_only=True):
                 folder.rmdir()
 
 
-def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
+def open_work_dir(root: Path, name: str, key: str) -> IngestWorkDir:
     """Create or open the working folder of an ingest. Raises OSError, ClusterError where others may write to it, or
     where this user may not publish."""
     home = root / STAGING_DIR
@@ -121,21 +121,21 @@ def open_staging_dir(root: Path, name: str, key: str) -> StagingDir:
         hint = f"ask its owner for `chmod --reference {root} {root / name}`, or choose another --name"
         raise ClusterError("dataset folder: not writable by this user", where=str(root / name), hint=hint)
     created_dirs = tuple(folder for folder in (home, *home.parents) if not folder.exists()) or (home,)
-    staging = StagingDir(path=path, created_dirs=created_dirs)
+    work_dir = IngestWorkDir(path=path, created_dirs=created_dirs)
     try:
         for _ in range(10):  # another process may remove the empty `.tmp` meanwhile
             try:
-                _create(staging)
+                _create(work_dir)
             except FileNotFoundError:
                 continue
-            return staging
+            return work_dir
     except OSError:
         _remove_empty(created_dirs)
         raise
     raise FileNotFoundError(errno.ENOENT, "removed repeatedly by another process", str(path))
 
 
-def make_staging_home(root: Path) -> Path:
+def make_tmp_dir(root: Path) -> Path:
     """Create `<root>/.tmp` for all users who may write to the root; each can replace only their own folders in it.
     Raises OSError."""
     home = root / STAGING_DIR
@@ -148,17 +148,17 @@ def make_staging_home(root: Path) -> Path:
     return home
 
 
-def _create(staging: StagingDir) -> None:
-    make_staging_home(staging.path.parent.parent)
+def _create(work_dir: IngestWorkDir) -> None:
+    make_tmp_dir(work_dir.path.parent.parent)
     # Journals are trusted and plans are unpickled on other nodes: no other user may write below, whatever the umask.
-    staging.path.mkdir(mode=0o700, exist_ok=True)
-    status = staging.path.stat()
-    with tempfile.TemporaryFile(dir=staging.path) as probe:  # its owner is this user's, as the file system maps users
+    work_dir.path.mkdir(mode=0o700, exist_ok=True)
+    status = work_dir.path.stat()
+    with tempfile.TemporaryFile(dir=work_dir.path) as probe:  # its owner is this user's, as the file system maps users
         is_own = os.fstat(probe.fileno()).st_uid == status.st_uid
     if status.st_mode & 0o022 or not is_own:
-        problem = "staging folder: writable by other users" if is_own else "staging folder: belongs to another user"
-        raise ClusterError(problem, where=str(staging.path), hint=f"its owner can: rm -r {staging.path}")
-    for folder in (staging.journal, staging.path / "part", staging.store):
+        problem = "working folder: writable by other users" if is_own else "working folder: belongs to another user"
+        raise ClusterError(problem, where=str(work_dir.path), hint=f"its owner can: rm -r {work_dir.path}")
+    for folder in (work_dir.journal, work_dir.path / "part", work_dir.store):
         folder.mkdir(exist_ok=True)
 
 
