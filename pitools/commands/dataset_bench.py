@@ -18,7 +18,7 @@ COLUMNS = ("stage", "cache", "threads", "samples", "samples_per_s", "bytes_per_s
 @click.option("--arrays", metavar="NAME,...", default="", help="Arrays to load, such as 'action,obs/eye'; else all.")
 @click.option("--transform", metavar="MODULE:FUNCTION", default="", help="Function applied to each batch on the CPU.")
 @click.option(
-    "--limit",
+    "--seconds",
     "limit_s",
     type=click.FloatRange(min=0, min_open=True),
     default=3.0,

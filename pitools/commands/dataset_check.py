@@ -33,7 +33,7 @@ _EXITS = "Exit codes: 0 at most warnings, 1 faults, 5 damage; 2 usage, 3 the fil
     help="Thresholds, in TOML.",
 )
 @click.option("--quarantine", is_flag=True, help="Exclude damaged or faulty episodes from training.")
-@click.option("--release", is_flag=True, help="Remove the quarantine; check nothing.")
+@click.option("--lift-quarantine", is_flag=True, help="Remove the quarantine; check nothing.")
 @click.option("--readers", type=click.IntRange(1, 64), help="Number of files read in parallel. [default: at most 4]")
 @format_option
 def check(
@@ -42,7 +42,7 @@ def check(
     against: str | None,
     bounds_file: Path | None,
     quarantine: bool,
-    release: bool,
+    lift_quarantine: bool,
     readers: int | None,
     form: str,
 ) -> int:
@@ -63,12 +63,14 @@ def check(
     from pitools.store.resolve import resolve_version
 
     path = resolve_version(dataset)
-    if release:
+    if lift_quarantine:
         if quarantine or deep or against or bounds_file:
             raise UsageError(
-                "--release: allows no other option", where="--release", hint="pit dataset check DATASET --release"
+                "--lift-quarantine: allows no other option",
+                where="--lift-quarantine",
+                hint="pit dataset check DATASET --lift-quarantine",
             )
-        return _release(path)
+        return _lift(path)
     limits = thresholds.load_thresholds(bounds_file) if bounds_file else thresholds.Thresholds()
     parent = resolve_version(against) if against else None
     findings = []
@@ -107,7 +109,9 @@ def _print_quarantine(record: Quarantine | None, path: Path, summary: CheckSumma
     from pitools.store import version_state
 
     if record is None:
-        earlier = "; the earlier quarantine stays: --release lifts it" if version_state.read_quarantine(path) else ""
+        earlier = (
+            "; the earlier quarantine stays: --lift-quarantine lifts it" if version_state.read_quarantine(path) else ""
+        )
         of_all = ": no fault is of one episode alone" if summary.faults else ""
         click.echo(f"nothing to put in quarantine{of_all}{earlier}", err=True)
     elif record.whole_version:
@@ -121,12 +125,12 @@ def _format_episodes(record: Quarantine) -> str:
     return f"{count} episode{'s' * (count != 1)}"
 
 
-def _release(path: Path) -> int:
-    from pitools.dataset.check.quarantine import release_quarantine as lift
+def _lift(path: Path) -> int:
+    from pitools.dataset.check.quarantine import lift_quarantine as lift
 
     lifted = lift(path)
     if lifted is None:
         click.echo("nothing is in quarantine", err=True)
     else:
-        click.echo(f"released: {'the whole version' if lifted.whole_version else _format_episodes(lifted)}", err=True)
+        click.echo(f"lifted: {'the whole version' if lifted.whole_version else _format_episodes(lifted)}", err=True)
     return 0

@@ -36,7 +36,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     help="Array to leave out, by its name in the version or in the recording, such as 'obs/*_depth'; repeatable.",
 )
 @click.option(
-    "--schema",
+    "--transform",
     type=LocalPath(exists=True, dir_okay=False),
     metavar="FILE",
     help="TOML file that renames, drops, casts, resizes and derives arrays.",
@@ -51,7 +51,7 @@ LAYOUTS = ("auto", "robomimic", "aloha", "lerobot", "zarr")
     help="Write one JSON line per episode: accepted, or refused with the reason.",
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes. [default: two a core, at most 8]")
-@click.option("--array", type=click.IntRange(1), metavar="N", help="Run as a Slurm array of N jobs, and wait.")
+@click.option("--array-jobs", type=click.IntRange(1), metavar="N", help="Run as a Slurm array of N jobs, and wait.")
 @click.option(
     "--site",
     "site_name",
@@ -68,13 +68,13 @@ def ingest(
     layout: str,
     codec: str | None,
     skip: tuple[str, ...],
-    schema: Path | None,
+    transform: Path | None,
     append: str | None,
     accept_drift: bool,
     skip_rejected: bool,
     report: Path | None,
     workers: int | None,
-    array: int | None,
+    array_jobs: int | None,
     site_name: str | None,
     form: str,
 ) -> None:
@@ -87,7 +87,7 @@ def ingest(
     from pitools.dataset.ingest.ingest import ingest as run
     from pitools.store.resolve import unusable_reason
 
-    if array:  # tasks may begin in another folder
+    if array_jobs:  # tasks may begin in another folder
         files, root = tuple(path.absolute() for path in files), root.absolute()
     version = run(
         files,
@@ -96,13 +96,13 @@ def ingest(
         layout=layout,
         codec=codec or "",
         skip=skip,
-        schema=schema,
+        transform=transform,
         append=parent_dir(append) if append else None,
         workers=workers or 0,
         skip_rejected=skip_rejected,
         fail_on_drift=not accept_drift,
         report=report,
-        submit_array=_submit_array(array, site_name, name, workers or 0) if array else None,
+        submit_array=_submit_array(array_jobs, site_name, name, workers or 0) if array_jobs else None,
     )
     if not version.new:
         click.echo(f"{name}: nothing to do, version {version.version} has these recordings", err=True)
@@ -119,7 +119,7 @@ def _submit_array(count: int, site_name: str | None, name: str, workers: int) ->
     from pitools.site.load import load_site
 
     if not site_name:
-        raise UsageError("--array: needs a site", where="--array", hint="--site NAME; see `pit site list`")
+        raise UsageError("--array-jobs: needs a site", where="--array-jobs", hint="--site NAME; see `pit site list`")
     site = load_site(site_name)
 
     def spread(work: Path, plan: str, total: int, done: array.DoneCounter) -> None:

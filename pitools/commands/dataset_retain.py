@@ -99,7 +99,7 @@ def retire(datasets: tuple[str, ...], reason: str, grace: str, undo: bool, form:
         for path in [_version_dir(dataset) if undo else resolve_version(dataset, newest=False) for dataset in datasets]:
             if undo:
                 folder = path.absolute()
-                retirement.restore_version(folder.parent.parent, folder.parent.name, folder.name)
+                retirement.undo_retirement(folder.parent.parent, folder.parent.name, folder.name)
                 click.echo(f"{folder.parent.name} {folder.name}: not retired", err=True)
             else:
                 out(retirement.retire_version(path, reason=reason, grace_s=grace_s))

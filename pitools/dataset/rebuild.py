@@ -26,7 +26,7 @@ _LEASE_S = 2 * 86400
 
 
 class RebuildResult(Record, frozen=True, kw_only=True, tag="pit.dataset-rebuild/1"):
-    """Result of a rebuild. state: `identical` to the manifest; `same-files` where only the release of pitools differs;
+    """Result of a rebuild. state: `identical` to the manifest; `same-data` where only the release of pitools differs;
     or `differs`. rebuilt: the version made. path: where it was published, or "".
 
     repaired_files: files of the existing version replaced because missing or damaged.
@@ -80,7 +80,7 @@ def _state(differences: Sequence[VersionDifference]) -> str:
     extra_files = {
         (difference.kind, difference.subject) for difference in differences if difference.change != compare.SHARED_KIND
     }
-    return "same-files" if extra_files == {("option", "pitools")} else "differs"
+    return "same-data" if extra_files == {("option", "pitools")} else "differs"
 
 
 def find_recordings(records: Sequence[dict[str, Any]], folders: Sequence[Path], root: Path) -> list[Path]:
@@ -140,10 +140,10 @@ def _ingest(
 
     options = records[0]
     layouts = {str(record.get("layout", "auto")) for record in records}
-    schema_file = None
-    if schema := options.get("schema"):
-        schema_file = scratch_root / "schema.toml"
-        schema_file.write_text(str(schema["text"]))
+    transform_file = None
+    if transform := options.get("transform"):
+        transform_file = scratch_root / "transform.toml"
+        transform_file.write_text(str(transform["text"]))
     version = ingest(
         files,
         root=scratch_root,
@@ -151,7 +151,7 @@ def _ingest(
         layout=layouts.pop() if len(layouts) == 1 else "auto",
         codec=str(options.get("codec", "")),
         skip=[str(glob) for glob in options.get("skip", ())],
-        schema=schema_file,
+        transform=transform_file,
         append=parent,
         skip_rejected=any(record.get("rejected") for record in records),
     )

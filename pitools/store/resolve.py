@@ -74,7 +74,7 @@ def unusable_reason(path: Path) -> str:
     quarantine = version_state.read_quarantine(path)
     if quarantine and quarantine.whole_version:
         reason = format_cell(next(iter(quarantine.reasons), "no reason given"))
-        return f"in quarantine: {reason} (`pit dataset check {path} --release`)"
+        return f"in quarantine: {reason} (`pit dataset check {path} --lift-quarantine`)"
     return ""
 
 

@@ -28,7 +28,7 @@ def test_quarantine_is_carried_over(robomimic, tmp_path, monkeypatch) -> None:
     version_state.set_quarantine(version, record)
     monkeypatch.setattr("pitools.dataset.ingest.ingest.__version__", "99.0")
     result, _ = rebuild_version(version, [tmp_path], to_publish=True)
-    assert result.state == "same-files"
+    assert result.state == "same-data"
     rebuilt = version_state.read_quarantine(Path(result.path))
     assert rebuilt is not None
     assert rebuilt.episodes == {1: ("dark",)}
@@ -68,12 +68,12 @@ def test_appended(robomimic, archive, tmp_path) -> None:
 
 
 def test_schema(robomimic, tmp_path) -> None:
-    """The schema is taken from provenance, not from a file that may have changed."""
-    schema = tmp_path / "schema.toml"
-    schema.write_text('[rename]\naction = "command"\n')
-    version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x", schema=schema)
+    """The transform is taken from provenance, not from a file that may have changed."""
+    transform = tmp_path / "transform.toml"
+    transform.write_text('[rename]\naction = "command"\n')
+    version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x", transform=transform)
     assert "command" in describe_version(Path(version.path))[1].arrays
-    schema.unlink()
+    transform.unlink()
     assert rebuild_version(Path(version.path), [tmp_path])[0].state == "identical"
 
 
@@ -95,7 +95,7 @@ def test_other_release(robomimic, tmp_path, monkeypatch) -> None:
     version = ingest([robomimic(3, 4)], root=tmp_path / "root", name="x")
     monkeypatch.undo()
     record, differences = rebuild_version(Path(version.path), [tmp_path])
-    assert record.state == "same-files"
+    assert record.state == "same-data"
     assert [(each.kind, each.subject, each.before) for each in differences if each.change != "shared"] == [
         ("option", "pitools", "0.0.1")
     ]

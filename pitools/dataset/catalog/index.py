@@ -135,7 +135,7 @@ def _is_current(stamps: dict[str, int]) -> bool:
 
 def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: list[PitError]) -> DatasetIndex:
     """Return the index of a dataset. previous: its last index, to reuse. errors: damaged versions are appended here."""
-    stamps = _dir_mtimes(root, name)
+    stamps = _dir_ctimes(root, name)
     try:
         folders = sorted(folder for folder in os.listdir(root / name) if not folder.startswith("."))
     except OSError as error:
@@ -191,8 +191,8 @@ class _TextTable:
         return self.numbers.setdefault("\n".join(lines), len(self.numbers))
 
 
-def _dir_mtimes(root: Path, name: str) -> dict[str, int]:
-    """Return the mtimes of the folders that affect a dataset's index; a missing one changes its parent when created."""
+def _dir_ctimes(root: Path, name: str) -> dict[str, int]:
+    """Return the ctimes of the folders that affect a dataset's index; a missing one changes its parent when created."""
     home = version_state.catalog_dir(root, name)
     folders = [root / name]
     if home.is_dir():

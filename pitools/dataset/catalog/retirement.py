@@ -43,7 +43,7 @@ def retire_version(path: Path, *, reason: str = "", grace_s: int = 0, now: datet
     return record
 
 
-def restore_version(root: Path, name: str, version: str) -> None:
+def undo_retirement(root: Path, name: str, version: str) -> None:
     """Undo a retirement. Raises TryLater while `gc` has the version aside, UsageError when it is gone."""
     file = version_state.retired_file(root, name, version)
     try:
@@ -58,7 +58,7 @@ def restore_version(root: Path, name: str, version: str) -> None:
         for entry in version_state.list_names(root / version_state.TRASH)
         if entry.name.startswith(f"{name}.{version}.")
     ]
-    if any(not entry.endswith(".gone") for entry in trashed):
+    if any(not entry.endswith(".deleting") for entry in trashed):
         hint = "see `pit dataset list`; the next `pit dataset gc` restores what a killed `gc` moved aside"
         raise TryLater("`gc` is removing this version, or is about to restore it", where=str(path), hint=hint)
     if (path / MANIFEST_FILE).is_file():  # brought back in between

@@ -58,7 +58,7 @@ def _first_reasons(reasons: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))[:_MAX_REASONS]
 
 
-def release_quarantine(path: Path) -> Quarantine | None:
+def lift_quarantine(path: Path) -> Quarantine | None:
     """Remove the quarantine of the version in folder `path`. Returns the removed record, or None.
 
     Raises NoSpace, ClusterError, or DataError for an unreadable record.

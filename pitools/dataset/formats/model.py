@@ -22,7 +22,7 @@ from pitools.core.fs import iter_files
 MAX_ROW_BYTES = 256 << 20
 SEPARATE_HINT = "ingest them separately, or leave the array out with --skip"
 RESERVED_PREFIX = "episode_"
-SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in a --schema file keeps it)"
+SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in --transform keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr reserves a leading `__`; `*.json` could collide with its metadata files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
@@ -217,11 +217,11 @@ def _check_names(names: Sequence[str], where: str) -> None:
     if invalid:
         more = f", and {len(invalid) - 5} more" if len(invalid) > 5 else ""
         problem = f"an array cannot be named {' or '.join(invalid[:5])}{more} (expected {_NAMES})"
-        hint = "rename it by [rename] in a --schema file, or leave it out with --skip"
+        hint = "rename it by [rename] in a --transform file, or leave it out with --skip"
         raise DataError(problem, where=where, hint=hint)
     for name in names:
         if clash := next((other for other in names if other.startswith(name + "/")), ""):
-            hint = "rename one by [rename] in a --schema file, or leave it out with --skip"
+            hint = "rename one by [rename] in a --transform file, or leave it out with --skip"
             raise DataError(f"array {clash!r} would be inside array {name!r}", where=where, hint=hint)
 
 
@@ -265,7 +265,7 @@ def make_episode(
 
 
 def reject_bad_names(recording: Recording) -> Recording:
-    """Reject the episodes that have an array whose name cannot be stored. Call after a schema has renamed arrays."""
+    """Reject the episodes that have an array whose name cannot be stored. Call after a transform has renamed arrays."""
     accepted: list[Episode] = []
     rejected = list(recording.rejected)
     for episode in recording.episodes:

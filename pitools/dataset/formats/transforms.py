@@ -97,7 +97,7 @@ def _derive_values(reader: ColumnReader, column: Column, op: DeriveOp) -> NDArra
         raise DataError(text, where=op.where, hint="run it on this episode alone") from error
     shape = (column.steps, *column.row)
     if result.shape != shape or result.dtype != column.dtype:
-        hint = "correct the function, or its shape (of one step) and dtype in the schema"
+        hint = "correct the function, or its shape (of one step) and dtype in the transform file"
         actual, expected = f"{result.dtype} {result.shape}", f"{column.dtype} {shape}"
         raise DataError(f"{problem} gave {actual}, expected {expected}", where=op.where, hint=hint)
     if result.dtype.kind in "fc" and not np.isfinite(result).all():

@@ -1,4 +1,4 @@
-"""Read a dataset version as a recording, to ingest it again with a schema or another codec.
+"""Read a dataset version as a recording, to ingest it again with a transform or another codec.
 
 Splits, instructions and attributes are kept. A subset of a version is refused.
 """

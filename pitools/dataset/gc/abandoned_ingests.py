@@ -29,7 +29,7 @@ def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: boo
         if size is None:
             continue
         if not dry_run:
-            trash = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.gone"
+            trash = root / version_state.TRASH / f"{path.name}.{os.urandom(4).hex()}.deleting"
             try:
                 trash.parent.mkdir(exist_ok=True)
                 os.rename(path, trash)

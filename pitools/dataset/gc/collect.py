@@ -2,7 +2,7 @@
 
     <root>/<name>/<version>  ──rename──▶  .trash/<name>.<version>.<rand>        moved aside: no longer listed
                                                │ referenced meanwhile? renamed back
-                                               └──rename──▶  ….gone              final; records and files are deleted
+                                               └──rename──▶  ….deleting          final; records and files are deleted
 
 A process that tags, leases or restores a version checks, after writing that, whether the version is still there; `gc`
 checks, after moving it aside, for such records. One of the two notices the other. An unreadable record counts as a
@@ -33,7 +33,7 @@ from pitools.store.version_list import is_version
 
 GRACE_S = 7 * 86400
 _TRASHED_NAME = re.compile(r"(.+)\.([0-9a-f]{32})\.[0-9a-f]{8}")
-_CONDEMNED_NAME = re.compile(r"(.+\.[0-9a-f]{8})\.gone")
+_CONDEMNED_NAME = re.compile(r"(.+\.[0-9a-f]{8})\.deleting")
 
 
 class GcResult(Record, frozen=True, kw_only=True, tag="pit.dataset-gc/1"):
@@ -142,7 +142,7 @@ def _remove(
             _rename(path, root / key.name / key.version)
         raise
     done += [result for key, reason in kept.items() if (result := _restore(root, key, trashed[key], reason))]
-    decided = {key: trashed[key].with_name(f"{trashed[key].name}.gone") for key in removable}
+    decided = {key: trashed[key].with_name(f"{trashed[key].name}.deleting") for key in removable}
     decided = {key: path for key, path in decided.items() if not _rename(trashed[key], path)}
     # Independent of the caller: one that stops reading the records must not leave a version aside.
     yield from done

@@ -23,7 +23,7 @@ _DRIFT_HINTS = {
     "nan": "did a sensor drop out?",
     "length": "same rate, and episodes cut at the same events?",
     "task": "are instructions spelled as before?",
-    "schema": "--schema FILE renames, casts and resizes",
+    "schema": "--transform FILE renames, casts and resizes",
 }
 
 

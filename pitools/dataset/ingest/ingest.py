@@ -26,7 +26,7 @@ from pitools.core.errors import DataError, TryLater, UsageError
 from pitools.core.fs import from_os_error, require_local_path
 from pitools.core.progress import progress_bar
 from pitools.dataset.check.drift import check_drift
-from pitools.dataset.formats import schema_file
+from pitools.dataset.formats import transform_file
 from pitools.dataset.formats.model import EpisodeUnreadable
 from pitools.dataset.ingest import append_policy, chunking, execute, finalize, plan, scan, unreadable_episodes
 from pitools.dataset.ingest.journal import FinishedJob, JournalReader
@@ -72,7 +72,7 @@ def ingest(
     layout: str = "auto",
     codec: str = "",
     skip: Sequence[str] = (),
-    schema: Path | None = None,
+    transform: Path | None = None,
     append: Path | None = None,
     workers: int = 0,
     skip_rejected: bool = False,
@@ -83,7 +83,7 @@ def ingest(
     """Write the recordings to `<root>/<name>/<version>/`; repeating it with the same input and options changes nothing.
 
     files: files or folders, ingested in natural order of their names. codec: "" for the parent's, or lz4. skip: globs
-    of array names to leave out. schema: file of renames, casts, resizes and derived arrays. append: parent version,
+    of array names to leave out. transform: file of renames, casts, resizes and derived arrays. append: parent version,
     whose full shards are linked. workers: processes, 0 for two per core. skip_rejected: leave out rejected episodes.
     fail_on_drift: do not publish if `check_drift` finds faults against the parent. report: file for one record per
     episode. submit_array: runs the plan on other nodes too.
@@ -98,10 +98,10 @@ def ingest(
         raise UsageError(f"the parent's codec is {parent.codec}, not {codec}", hint=f"--codec {parent.codec}")
     codec = codec or (parent.codec if parent else "lz4")
     workers = workers or worker_pool.default_workers()
-    schema_rules = schema_file.load_schema(schema) if schema else None
+    rules = transform_file.load_transform(transform) if transform else None
     options: dict[str, Any] = {"codec": codec, "skip": sorted(skip), "pitools": __version__}
-    if schema_rules:
-        options["schema"] = schema_file.schema_provenance(schema_rules)
+    if rules:
+        options["transform"] = transform_file.transform_provenance(rules)
     request = IngestRequest(
         root=root,
         name=name,
@@ -113,9 +113,7 @@ def ingest(
         fail_on_drift=fail_on_drift,
     )
     with append_policy.parent_lease(append):
-        scanned = scan.scan_recordings(
-            files, layout=layout, skip=skip, schema=schema_rules, parent=parent, workers=workers
-        )
+        scanned = scan.scan_recordings(files, layout=layout, skip=skip, transform=rules, parent=parent, workers=workers)
         if report:
             scan.write_report(scanned, report)
         scan.require_accepted(scanned, skip_rejected=skip_rejected)

@@ -16,7 +16,7 @@ from pitools.core.errors import DataError, UsageError
 from pitools.core.fs import write_atomic
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record
-from pitools.dataset.formats import attributes, detect, schema_file
+from pitools.dataset.formats import attributes, detect, transform_file
 from pitools.dataset.formats.model import (
     Recording,
     RejectedEpisode,
@@ -26,7 +26,7 @@ from pitools.dataset.formats.model import (
     reject_bad_names,
     rejection,
 )
-from pitools.dataset.formats.schema_file import SchemaFile
+from pitools.dataset.formats.transform_file import TransformFile
 from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import RecordingFile
 
@@ -63,13 +63,13 @@ def scan_recordings(
     *,
     layout: str,
     skip: Sequence[str],
-    schema: SchemaFile | None,
+    transform: TransformFile | None,
     parent: ParentVersion | None,
     workers: int,
 ) -> ScanResult:
     """Scan recordings by their metadata alone. Raises UsageError, or DataError for an unreadable recording."""
     ordered = _natural_order(paths)
-    results = _scan(ordered, partial(_Scanner, layout, tuple(skip), schema), workers)
+    results = _scan(ordered, partial(_Scanner, layout, tuple(skip), transform), workers)
     refused = [item for item in results if isinstance(item, RejectedEpisode)]
     recordings = [item for item in results if isinstance(item, Recording)]
     refused += [item for recording in recordings for item in recording.rejected]
@@ -195,8 +195,8 @@ def _natural_order(paths: Sequence[Path]) -> list[Path]:
 class _Scanner:
     """Scan recordings by number and path."""
 
-    def __init__(self, layout: str, skip: tuple[str, ...], schema: SchemaFile | None) -> None:
-        self._layout, self._skip, self._schema = layout, skip, schema
+    def __init__(self, layout: str, skip: tuple[str, ...], transform: TransformFile | None) -> None:
+        self._layout, self._skip, self._transform = layout, skip, transform
 
     def close(self) -> None:
         """Nothing is open."""
@@ -204,9 +204,9 @@ class _Scanner:
     def __call__(self, job: tuple[int, Path]) -> tuple[int, Recording | RejectedEpisode]:
         number, path = job
         try:
-            keep = bool(self._schema and self._schema.keep_next_obs)
+            keep = bool(self._transform and self._transform.keep_next_obs)
             recording = detect.scan_recording(path, self._layout, self._skip, keep_next_obs=keep)
-            recording = schema_file.apply_schema(self._schema, recording) if self._schema else recording
+            recording = transform_file.apply_transform(self._transform, recording) if self._transform else recording
             return number, attributes.with_json_attributes(reject_bad_names(recording))
         except DataError as error:
             item = rejection("", path, error)

@@ -11,7 +11,7 @@ import pytest
 
 from pitools.core.errors import UsageError
 from pitools.dataset.catalog import index, search
-from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.catalog.retirement import retire_version, undo_retirement
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.versions import describe_version
 from pitools.store import manifest as manifests
@@ -132,7 +132,7 @@ def test_what_is_said_of_versions(root) -> None:
     matches = {actual.episodes: actual for actual in search.search(root, index.load_index(root)[0], ["name=pick"])}
     assert (matches[200].tags, matches[200].quarantined_episodes, matches[200].state) == (("best", "prod"), 2, "live")
     assert matches[10].state == "retired"
-    restore_version(root, "pick", small.name)
+    undo_retirement(root, "pick", small.name)
     tags.move_tag(root, "pick", "best", small.name)
     version_state.set_quarantine(large, version_state.Quarantine(whole_version=True, set_at="", set_by=""))
     matches = {actual.episodes: actual for actual in search.search(root, index.load_index(root)[0], ["name=pick"])}
@@ -157,7 +157,7 @@ def test_each_change_shows(publish, root) -> None:
         (lambda: tags.move_tag(root, "stack.v2", "prod", path.name), "tag=prod"),
         (lambda: tags.move_tag(root, "stack.v2", "prod", ""), "tag!=prod"),
         (lambda: retire_version(path), "state=retired"),
-        (lambda: restore_version(root, "stack.v2", path.name), "state=live"),
+        (lambda: undo_retirement(root, "stack.v2", path.name), "state=live"),
         (lambda: version_state.set_quarantine(path, held(1)), "quarantined_episodes=1"),
         (lambda: version_state.set_quarantine(path, held(2)), "quarantined_episodes=2"),
         (lambda: version_state.set_quarantine(path, None), "quarantined_episodes=0"),

@@ -58,10 +58,10 @@ def test_faults(invoke, make) -> None:
     assert (record["schema"], record["episode"], record["step"]) == ("pit.dataset-finding/1", 3, 5)
     assert "1 fault" in err
     assert "in quarantine: 1 episode\n" in err
-    code, records, err = invoke(str(path), "--release")
+    code, records, err = invoke(str(path), "--lift-quarantine")
     assert (code, records) == (0, [])
-    assert "released: 1 episode\n" in err
-    assert "nothing is in quarantine" in invoke(str(path), "--release")[2]
+    assert "lifted: 1 episode\n" in err
+    assert "nothing is in quarantine" in invoke(str(path), "--lift-quarantine")[2]
 
 
 def test_faults_of_all(invoke, make) -> None:
@@ -96,7 +96,7 @@ def test_warnings(invoke, make, tmp_path) -> None:
 
 def test_release_stands_alone(invoke, copy) -> None:
     """To release and to quarantine at once is a usage error."""
-    assert invoke(str(copy), "--release", "--quarantine")[0] == 2
+    assert invoke(str(copy), "--lift-quarantine", "--quarantine")[0] == 2
 
 
 def test_help() -> None:

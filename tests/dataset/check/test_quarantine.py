@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from pitools.dataset.check.quarantine import quarantine_episodes, release_quarantine
+from pitools.dataset.check.quarantine import lift_quarantine, quarantine_episodes
 from pitools.store import version_state
 
 
@@ -28,9 +28,9 @@ def test_episodes(make, found) -> None:
     assert (record.whole_version, list(record.episodes), record.reasons) == (False, [2, 5], ())
     assert record.episodes[2][0] == "nan: action, step 7: 1 steps have a NaN or an infinity"
     assert record.episodes[2][1].startswith("blank: obs/eye_image, step 0: ")
-    assert release_quarantine(path) == record
+    assert lift_quarantine(path) == record
     assert version_state.read_quarantine(path) is None
-    assert release_quarantine(path) is None
+    assert lift_quarantine(path) is None
 
 
 def test_added(copy) -> None:
@@ -71,7 +71,7 @@ def test_damaged_record(copy) -> None:
     file.write_text("{")
     record = quarantine_episodes(copy, _fault())
     assert (record.whole_version, set(record.episodes)) == (True, {1})
-    assert release_quarantine(copy) == record
+    assert lift_quarantine(copy) == record
 
 
 def test_whole(copy, found) -> None:
@@ -123,7 +123,7 @@ def test_the_version_is_not_touched(copy, found) -> None:
 
     before = state()
     quarantine_episodes(copy, [*found(copy, deep=True), *_fault()])
-    release_quarantine(copy)
+    lift_quarantine(copy)
     assert state() == before
 
 

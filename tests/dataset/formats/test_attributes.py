@@ -96,23 +96,23 @@ def test_names_that_a_schema_renames(robomimic, tmp_path, store) -> None:
     with pytest.raises(DataError) as caught:
         store(path)
     assert "[rename]" in caught.value.hint
-    schema = tmp_path / "schema.toml"
-    schema.write_text('drop = ["obs/Greifer*"]\n[rename]\n"obs/関節" = "obs/joints"\n')
-    _, group = store(path, schema=schema)
+    transform = tmp_path / "transform.toml"
+    transform.write_text('drop = ["obs/Greifer*"]\n[rename]\n"obs/関節" = "obs/joints"\n')
+    _, group = store(path, transform=transform)
     assert group["obs/joints"].shape == (7, 2)
     assert set(group["obs"].array_keys()) == {"joints", "eye_image"}
 
 
-@pytest.mark.parametrize(("schema", "noted"), [("", True), ("keep_next_obs = true", False)])
-def test_next_obs_is_noted(robomimic, tmp_path, store, capsys, schema, noted) -> None:
+@pytest.mark.parametrize(("transform", "noted"), [("", True), ("keep_next_obs = true", False)])
+def test_next_obs_is_noted(robomimic, tmp_path, store, capsys, transform, noted) -> None:
     """That next_obs is left out is said, once for all recordings."""
-    (tmp_path / "schema.toml").write_text(schema)
-    store(robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", seed=1), schema=tmp_path / "schema.toml")
+    (tmp_path / "transform.toml").write_text(transform)
+    store(robomimic(3, name="a1.hdf5"), robomimic(3, name="a2.hdf5", seed=1), transform=tmp_path / "transform.toml")
     assert capsys.readouterr().err.count("next_obs is left out") == noted
 
 
 def test_units_and_names_of_joints(robomimic, tmp_path, store, capsys) -> None:
-    """What all episodes say of an array is kept with it, through schema, append and backfill; what differs is noted."""
+    """What all episodes say of an array is kept with it, through renames and appends; what differs is noted."""
     joints = ["shoulder", "elbow", "wrist", "a", "b", "c", "gripper"]
 
     def described(name: str, unit: str, seed: int) -> Path:
@@ -124,9 +124,9 @@ def test_units_and_names_of_joints(robomimic, tmp_path, store, capsys) -> None:
         return path
 
     first, _ = store(described("a.hdf5", "rad", 0))
-    schema = tmp_path / "schema.toml"
-    schema.write_text('[rename]\naction = "command"\n[cast]\ncommand = "float64"\n')
-    _, group = store(Path(first.path), schema=schema)
+    transform = tmp_path / "transform.toml"
+    transform.write_text('[rename]\naction = "command"\n[cast]\ncommand = "float64"\n')
+    _, group = store(Path(first.path), transform=transform)
     assert dict(group["command"].attrs) == {"units": "rad", "joint_names": joints}
     assert group["obs/eye_image"].attrs["lens"] == 35
     assert "is not the same" not in capsys.readouterr().err
@@ -155,10 +155,10 @@ def test_axes_have_names(robomimic, store) -> None:
 
 def test_zarr_and_xarray_open_a_version_in_silence(tmp_path, robomimic, store) -> None:
     """Neither warns of anything in a version, and both find all arrays, whatever their groups are called."""
-    schema = tmp_path / "schema.toml"
+    transform = tmp_path / "transform.toml"
     names = {"obs/eye_image": "obs/eye", "reward": "obs-x/b", "done": "obs/cam/c"}
-    schema.write_text("[rename]\n" + "".join(f'"{old}" = "{new}"\n' for old, new in names.items()))
-    version, _ = store(robomimic(3, 4), schema=schema)
+    transform.write_text("[rename]\n" + "".join(f'"{old}" = "{new}"\n' for old, new in names.items()))
+    version, _ = store(robomimic(3, 4), transform=transform)
     path = Path(version.path)
     reference = set(open_dataset(path).arrays) | {"episode_json", "episode_offsets"}
     with warnings.catch_warnings():

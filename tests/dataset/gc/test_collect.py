@@ -12,7 +12,7 @@ import pytest
 
 from pitools.core.errors import DataError, TryLater, UsageError
 from pitools.core.fs import open_regular
-from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.catalog.retirement import retire_version, undo_retirement
 from pitools.dataset.gc.collect import GRACE_S, collect_garbage
 from pitools.store import retirement, tags, version_state
 
@@ -57,12 +57,12 @@ def test_undo(publish, tmp_path) -> None:
     """A retirement that was taken back in time never was; of a version that is gone it cannot be."""
     version = publish(tmp_path, "x")
     retire_version(version)
-    restore_version(tmp_path, "x", version.name)
+    undo_retirement(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
     retire_version(version)
     run(tmp_path)
     with pytest.raises(UsageError, match="any more"):
-        restore_version(tmp_path, "x", version.name)
+        undo_retirement(tmp_path, "x", version.name)
 
 
 def test_same_content_again(publish, tmp_path) -> None:
@@ -247,7 +247,7 @@ def test_named_at_the_last_moment(publish, tmp_path, what) -> None:
             publish(root, "z", 9, parent=version.name)
         else:
             with pytest.raises(TryLater, match="gc"):
-                restore_version(root, "x", version.name)
+                undo_retirement(root, "x", version.name)
 
     with patch("os.rename", act):
         result = run(root, runs=[runs])
@@ -385,7 +385,7 @@ def test_killed_at_every_step(publish, tmp_path) -> None:
         died = _kill_at(step, lambda root=root: list(collect_garbage(root, now=LATER)))
         data_by_path = {path: (path / "action/c/1").read_bytes() for path in (retained, live, grandchild)}  # never away
         aside = [path.name for path in version_state.list_names(root / version_state.TRASH) if child.name in path.name]
-        if step % 2 and aside and not aside[0].endswith(".gone"):
+        if step % 2 and aside and not aside[0].endswith(".deleting"):
             plan(root / "runs", "r", child.name)  # what is only aside comes back when it is named now
         runs = [root / "runs"] if (root / "runs").exists() else []
         list(collect_garbage(root, now=LATER, runs=runs))

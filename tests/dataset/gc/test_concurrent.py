@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from pitools.core.errors import ClusterError, PitError, TryLater, UsageError
-from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.catalog.retirement import retire_version, undo_retirement
 from pitools.dataset.gc.collect import collect_garbage
 from pitools.store import tags, version_state
 from pitools.store.version_state import Quarantine
@@ -90,7 +90,7 @@ def test_killed_before_it_forgot(publish, tmp_path) -> None:
     for again in (False, True):
         retire_version(version)
         version_state.set_quarantine(version, old)
-        aside(tmp_path, version, ".gone")
+        aside(tmp_path, version, ".deleting")
         if again:
             version_state.set_quarantine(publish(tmp_path, "x"), new)
         assert run(tmp_path) == {}
@@ -174,7 +174,7 @@ def test_undo_as_it_comes_back(publish, tmp_path) -> None:
     retire_version(version)
     left = aside(tmp_path, version)
     with patch("pitools.store.version_state.list_names", lambda folder: (left.rename(version), [])[1]):
-        restore_version(tmp_path, "x", version.name)
+        undo_retirement(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
 
 
@@ -286,7 +286,7 @@ def test_folders_of_others(publish, tmp_path) -> None:
     """Of a `.tmp` or `.trash` that is a link, or used by somebody else, nothing is touched."""
     root, home = tmp_path / "root", tmp_path / "home"
     publish(root, "x")
-    names = ("notes", "x.gone", "a.1234", f"old.{'1' * 32}")
+    names = ("notes", "x.deleting", "a.1234", f"old.{'1' * 32}")
     for folder in (home, root / ".tmp", root / ".trash"):
         for name in names:
             (folder / name).mkdir(parents=True)
@@ -325,7 +325,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     assert (state, why.split(";")[0]) == ("kept", "tag a")
     assert f"{tmp_path / '.trash'}/x.{version.name}" in why
     with pytest.raises(TryLater, match="gc"):
-        restore_version(tmp_path, "x", version.name)
+        undo_retirement(tmp_path, "x", version.name)
     run(tmp_path)
     assert version.exists()
     tags.move_tag(tmp_path, "x", "a", "")
@@ -333,7 +333,7 @@ def test_what_cannot_be_moved_back_or_deleted(publish, tmp_path) -> None:
     with patch("shutil.rmtree"):
         assert str(tmp_path / version_state.TRASH) in run(tmp_path)[version.name][1]
     with pytest.raises(UsageError, match="any more"):  # decided, though files of it are there
-        restore_version(tmp_path, "x", version.name)
+        undo_retirement(tmp_path, "x", version.name)
     assert run(tmp_path) == {}
     assert not (tmp_path / version_state.TRASH).exists()
 
@@ -356,7 +356,7 @@ def test_everybody_at_once(publish, tmp_path) -> None:
     for i, path in enumerate(versions):
         try:
             retire_version(path)
-            restore_version(tmp_path, "x", path.name)
+            undo_retirement(tmp_path, "x", path.name)
             tags.move_tag(tmp_path, "x", f"t{i}", path.name)
         except PitError:
             continue

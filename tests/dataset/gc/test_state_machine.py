@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from pitools.core.errors import UsageError
-from pitools.dataset.catalog.retirement import restore_version, retire_version
+from pitools.dataset.catalog.retirement import retire_version, undo_retirement
 from pitools.dataset.gc.collect import GRACE_S, collect_garbage
 from pitools.store import retirement, tags, version_state
 
@@ -76,7 +76,7 @@ class Catalog(RuleBasedStateMachine):
     @rule(number=numbers)
     def undo(self, number: int) -> None:
         if number in self.made:
-            restore_version(self.root, "x", self.made[number].name)
+            undo_retirement(self.root, "x", self.made[number].name)
             self.retired.pop(number, None)
 
     @rule(number=numbers, days=st.integers(1, 20))

@@ -103,14 +103,14 @@ def test_a_discarded_parent(pit, first, robomimic) -> None:
     assert done.returncode == 2
     assert "wrong gripper" in done.stderr
     assert "pit dataset retire --undo" in done.stderr
-    retirement.restore_version(first.parent.parent, "x", first.name)
+    retirement.undo_retirement(first.parent.parent, "x", first.name)
     version_state.set_quarantine(
         first, Quarantine(whole_version=True, set_at="", set_by="", reasons=("a shard is damaged",))
     )
     done = pit(*words, "--append", str(first))
     assert done.returncode == 2
     assert "a shard is damaged" in done.stderr
-    assert "--release" in done.stderr
+    assert "--lift-quarantine" in done.stderr
     version_state.set_quarantine(first, None)
     assert pit(*words, "--append", str(first)).returncode == 0
 
@@ -121,7 +121,7 @@ def test_nothing_to_do_says_when_it_is_discarded(pit, first, tmp_path) -> None:
     assert "but that version" not in pit(*words).stderr
     retirement.retire_version(first, reason="wrong gripper")
     assert "but that version is retired since" in pit(*words).stderr
-    retirement.restore_version(first.parent.parent, "x", first.name)
+    retirement.undo_retirement(first.parent.parent, "x", first.name)
     version_state.set_quarantine(first, Quarantine(whole_version=True, set_at="", set_by="", reasons=("dark",)))
     assert "but that version is in quarantine: dark" in pit(*words).stderr
 

@@ -88,12 +88,12 @@ def test_array_here(pit, robomimic, tmp_path) -> None:
     words = ("dataset", "ingest", path, "--name", "x")
     (plain,) = records(pit(*words, "--to", "plain"))
     (spread,) = records(
-        pit(*words, "--to", "spread", "--array", "3", "--site", "local", PIT_RUNS=str(tmp_path / "runs"))
+        pit(*words, "--to", "spread", "--array-jobs", "3", "--site", "local", PIT_RUNS=str(tmp_path / "runs"))
     )
     assert spread["version"] == plain["version"]
     assert Path(spread["path"]).is_absolute()  # for a task may begin in another folder
     assert [path.name for path in (tmp_path / "spread").iterdir()] == ["x"]
-    refused = pit(*words, "--to", "plain", "--array", "2")
+    refused = pit(*words, "--to", "plain", "--array-jobs", "2")
     assert refused.returncode == 2
     assert "--site NAME" in refused.stderr
 
@@ -109,7 +109,7 @@ def test_array_tells_what_a_task_met(pit, robomimic, tmp_path) -> None:
     data = bytearray(path.read_bytes())
     data[where : where + 8] = b"\xff" * 8
     path.write_bytes(data)
-    words = ("dataset", "ingest", str(path), "--to", "root", "--name", "x", "--array", "2", "--site", "local")
+    words = ("dataset", "ingest", str(path), "--to", "root", "--name", "x", "--array-jobs", "2", "--site", "local")
     done = pit(*words, PIT_RUNS=str(tmp_path / "runs"))
     assert (done.returncode, done.stdout) == (5, "")
     assert str(path) in done.stderr
@@ -125,7 +125,7 @@ def test_array_on_slurm(pit, robomimic, clusters) -> None:
     try:
         words = ("dataset", "ingest", str(source), "--name", "x", "--workers", "1")
         (plain,) = records(pit(*words, "--to", str(root / "plain")))
-        array = ("--to", str(root / "spread"), "--array", "2", "--site", "alpha")
+        array = ("--to", str(root / "spread"), "--array-jobs", "2", "--site", "alpha")
         (spread,) = records(pit(*words, *array, PIT_RUNS=str(root / "runs")))
         assert (spread["version"], spread["new"]) == (plain["version"], True)
     finally:

@@ -318,14 +318,14 @@ def test_many_recordings(robomimic, tmp_path) -> None:
 
 
 def test_schema(robomimic, tmp_path) -> None:
-    """A schema renames and drops; its text is part of the provenance, and makes another version."""
-    path, schema = robomimic(4), tmp_path / "schema.toml"
-    schema.write_text('drop = ["done"]\n[rename]\n"obs/eye_image" = "obs/front_image"\n')
-    version = ingest([path], root=tmp_path / "root", name="x", schema=schema)
+    """A transform renames and drops; its text is part of the provenance, and makes another version."""
+    path, transform = robomimic(4), tmp_path / "transform.toml"
+    transform.write_text('drop = ["done"]\n[rename]\n"obs/eye_image" = "obs/front_image"\n')
+    version = ingest([path], root=tmp_path / "root", name="x", transform=transform)
     opened = open_dataset(Path(version.path))
     assert set(opened.arrays) == {"action", "reward", "obs/front_image"}
-    assert opened.manifest.source[0]["schema"]["text"] == schema.read_text()
-    assert not ingest([path], root=tmp_path / "root", name="x", schema=schema).new
+    assert opened.manifest.source[0]["transform"]["text"] == transform.read_text()
+    assert not ingest([path], root=tmp_path / "root", name="x", transform=transform).new
     assert ingest([path], root=tmp_path / "root", name="x").new
 
 

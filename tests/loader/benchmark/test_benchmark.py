@@ -228,7 +228,7 @@ def test_the_command_prints_records_and_a_sentence(version: Path, tmp_path: Path
         "4",
         "--arrays",
         "action, obs/eye_image",
-        "--limit",
+        "--seconds",
         "0.1",
     ]
     done = CliRunner().invoke(command, [*argv, "--transform", "my_transforms:halve", "--format", "jsonl"])

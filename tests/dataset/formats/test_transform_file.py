@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pitools.core.errors import ConfigError, DataError
-from pitools.dataset.formats import derive_functions, detect, schema_file
+from pitools.dataset.formats import derive_functions, detect, transform_file
 from pitools.dataset.formats.readers import open_reader
 from pitools.store import digest
 
@@ -45,12 +45,12 @@ def lab(tmp_path, monkeypatch) -> str:
 
 
 @pytest.fixture
-def load(tmp_path) -> Callable[[str], schema_file.SchemaFile]:
-    """Writes a schema file, and reads it."""
+def load(tmp_path) -> Callable[[str], transform_file.TransformFile]:
+    """Writes a transform file, and reads it."""
 
-    def write(text: str) -> schema_file.SchemaFile:
-        (tmp_path / "schema.toml").write_text(text)
-        return schema_file.load_schema(tmp_path / "schema.toml")
+    def write(text: str) -> transform_file.TransformFile:
+        (tmp_path / "transform.toml").write_text(text)
+        return transform_file.load_transform(tmp_path / "transform.toml")
 
     return write
 
@@ -67,9 +67,9 @@ def test_rename_drop_cast(robomimic, whole, load) -> None:
         'drop = ["obs/*_depth", "done"]\n[rename]\n"obs/eye_image" = "obs/top_image"\n'
         '[cast]\naction = "float16"\nreward = "float64"'
     )
-    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
-    assert schema.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
-    for number, episode in enumerate(schema.episodes):
+    transform = transform_file.apply_transform(loaded, detect.scan_recording(path, "auto"))
+    assert transform.splits == {"train": ("demo_1",), "valid": ("demo_0",)}
+    for number, episode in enumerate(transform.episodes):
         contents = whole(episode, 2)
         assert set(contents) == {"action", "obs/top_image", "reward"}
         assert (contents["action"].dtype, contents["reward"].dtype) == (np.float16, np.float64)
@@ -78,13 +78,13 @@ def test_rename_drop_cast(robomimic, whole, load) -> None:
 
 
 def test_next_obs(robomimic, load) -> None:
-    """next_obs is kept where the schema says so."""
+    """next_obs is kept where the transform says so."""
     path = robomimic(3)
     for text, kept in (("keep_next_obs = true", {"next_obs/eye_image"}), ("", set())):
         loaded = load(text)
         scanned = detect.scan_recording(path, "auto", ["done"], keep_next_obs=loaded.keep_next_obs)
         assert (
-            set(schema_file.apply_schema(loaded, scanned).episodes[0].columns)
+            set(transform_file.apply_transform(loaded, scanned).episodes[0].columns)
             == {"action", "reward", "obs/eye_image"} | kept
         )
 
@@ -96,7 +96,7 @@ def test_resize_colour(aloha, whole, load, size, method) -> None:
         path = aloha(int(compressed), 9, compressed=compressed)
         contents = whole(detect.scan_recording(path, "auto").episodes[0])["obs/top_image"]
         loaded = load(f'[resize]\n"obs/top_image" = {{ size = {list(size)}, method = "{method}" }}\n')
-        actual = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0], 4)
+        actual = whole(transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes[0], 4)
         chosen = {"bilinear": Image.Resampling.BILINEAR, "area": Image.Resampling.BOX}[method]
         expected = [np.asarray(Image.fromarray(frame).resize(size[::-1], chosen)) for frame in contents]
         np.testing.assert_array_equal(actual["obs/top_image"], np.stack(expected))
@@ -113,7 +113,9 @@ def test_resize_depth(aloha, whole, load, dtype) -> None:
     with h5py.File(path, "r+") as file:
         file["observations/depth/top"] = depth
     loaded = load('[resize]\n"obs/top_depth" = [8, 8]')
-    contents = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["obs/top_depth"]
+    contents = whole(transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes[0])[
+        "obs/top_depth"
+    ]
     np.testing.assert_array_equal(contents, depth[:, 1::3][:, :, 2::4])
 
 
@@ -126,9 +128,9 @@ def test_derive(robomimic, whole, load, lab) -> None:
         f'dtype = "float32"\n[derive."obs/colour"]\nfunction = "{lab}:mean"\ninputs = ["obs/eye_image"]\n'
         'shape = [3]\ndtype = "float32"\n[resize]\n"obs/eye_image" = [4, 4]'
     )
-    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
-    assert "reward" not in schema.episodes[0].columns
-    for number, episode in enumerate(schema.episodes):
+    transform = transform_file.apply_transform(loaded, detect.scan_recording(path, "auto"))
+    assert "reward" not in transform.episodes[0].columns
+    for number, episode in enumerate(transform.episodes):
         episode = pickle.loads(pickle.dumps(episode))
         contents = whole(episode, 13)
         action, image = (raw(path, f"data/demo_{number}/{key}") for key in ("actions", "obs/eye_image"))
@@ -142,10 +144,10 @@ def test_derived_anew(robomimic, whole, load, lab) -> None:
     """What was derived from a recording is not what is derived from it after it was changed."""
     path = robomimic(50)
     loaded = load(f'[derive.speed]\nfunction = "{lab}:speed"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    contents = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
+    contents = whole(transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     with h5py.File(path, "r+") as file:
         file["data/demo_0/rewards"][:] = 5
-    after = whole(schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
+    after = whole(transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes[0])["speed"]
     np.testing.assert_allclose(after, contents + 5, rtol=1e-6)
 
 
@@ -153,7 +155,7 @@ def test_channels_first_are_not_resized(robomimic, load) -> None:
     """Images with the channel axis first, which would be resized along the wrong axes, are refused."""
     path = robomimic(3, row=(3, 8, 8))
     with pytest.raises(ConfigError, match=r"\(3, 8, 8\)"):
-        schema_file.apply_schema(load('[resize]\n"obs/eye_image" = [4, 4]'), detect.scan_recording(path, "auto"))
+        transform_file.apply_transform(load('[resize]\n"obs/eye_image" = [4, 4]'), detect.scan_recording(path, "auto"))
 
 
 def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
@@ -164,7 +166,7 @@ def test_cast_of_whole_numbers(robomimic, whole, load) -> None:
     for dtype, add in (("float32", 0), ("float64", 1), ("float64", 1 << 60)):
         with h5py.File(path, "r+") as file:
             file["data/demo_0/states"][2] += add
-        (episode,) = schema_file.apply_schema(
+        (episode,) = transform_file.apply_transform(
             load(f'[cast]\nstate = "{dtype}"'), detect.scan_recording(path, "auto")
         ).episodes
         if add < 1 << 60:
@@ -187,7 +189,7 @@ def test_derive_refuses(robomimic, load, lab, function, what) -> None:
     """The error of a function that raises, or returns another shape or dtype, names function, episode and file."""
     path = robomimic(5)
     loaded = load(f'[derive.x]\nfunction = "{lab}:{function}"\ninputs = ["action"]\ndtype = "float32"')
-    (episode,) = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes
+    (episode,) = transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes
     reader, out = open_reader(episode), np.empty(5, np.float32)
     with pytest.raises(DataError, match=what) as caught:
         reader.read_into(episode.columns["x"], out, 0, 5)
@@ -216,7 +218,7 @@ def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
     """The error of a mistake in the file names the key and the nearest valid name, before a recording is opened."""
     with pytest.raises(ConfigError, match=what) as caught:
         load(text)
-    assert str(tmp_path / "schema.toml") in caught.value.where
+    assert str(tmp_path / "transform.toml") in caught.value.where
     assert hint in caught.value.hint
 
 
@@ -232,24 +234,24 @@ def test_bad_file(load, lab, tmp_path, text, what, hint) -> None:
     ],
 )
 def test_does_not_fit(robomimic, load, lab, text, what, hint) -> None:
-    """The error of an unknown array, or an impossible transform, names its key in the schema."""
+    """The error of an unknown array, or an impossible transform, names its key in the transform."""
     loaded = load(text)
     with pytest.raises(ConfigError, match=what) as caught:
-        schema_file.apply_schema(loaded, detect.scan_recording(robomimic(3, 4), "auto"))
+        transform_file.apply_transform(loaded, detect.scan_recording(robomimic(3, 4), "auto"))
     assert str(loaded.path) in caught.value.where
     assert hint in caught.value.hint
 
 
 def test_odd_one(aloha, load) -> None:
-    """Of recordings of one episode each, the one without an array that the schema names is rejected, by that name."""
+    """Of recordings of one episode each, the one without an array that the transform names is rejected by it."""
     with h5py.File(aloha(1, 3), "r+") as file:
         del file["observations/images/wrist"]
         path = Path(file.filename)
     loaded = load('[resize]\n"obs/wrist_image" = [4, 4]')
-    assert len(schema_file.apply_schema(loaded, detect.scan_recording(aloha(0, 3), "auto")).episodes) == 1
-    schema = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto"))
-    assert schema.episodes == ()
-    (item,) = schema.rejected
+    assert len(transform_file.apply_transform(loaded, detect.scan_recording(aloha(0, 3), "auto")).episodes) == 1
+    transform = transform_file.apply_transform(loaded, detect.scan_recording(path, "auto"))
+    assert transform.episodes == ()
+    (item,) = transform.rejected
     assert (item.name, item.path) == ("episode_1", path)
     assert "resize.obs/wrist_image" in item.reason
 
@@ -257,7 +259,7 @@ def test_odd_one(aloha, load) -> None:
 def test_two_of_a_name(robomimic, load) -> None:
     """A rename that gives two arrays the same name is refused."""
     with pytest.raises(DataError, match="'reward'"):
-        schema_file.apply_schema(load('[rename]\ndone = "reward"'), detect.scan_recording(robomimic(3), "auto"))
+        transform_file.apply_transform(load('[rename]\ndone = "reward"'), detect.scan_recording(robomimic(3), "auto"))
 
 
 def test_cast_that_does_not_fit(robomimic, load) -> None:
@@ -267,7 +269,7 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
         file["data/demo_0/states"] = np.array([1, 2, 3, 300, 5, 6])
         file["data/demo_0/obs/far"] = np.array([1.0, np.inf, 1e30, 1e300, 0, 0])
     loaded = load('[cast]\nstate = "uint8"\n"obs/far" = "float32"\ndone = "uint8"')
-    (episode,) = schema_file.apply_schema(loaded, detect.scan_recording(path, "auto")).episodes
+    (episode,) = transform_file.apply_transform(loaded, detect.scan_recording(path, "auto")).episodes
     reader = open_reader(episode)
     for name, key in (("state", "states"), ("obs/far", "obs/far")):
         column = episode.columns[name]
@@ -281,9 +283,9 @@ def test_cast_that_does_not_fit(robomimic, load) -> None:
 
 
 def test_provenance(load, lab, tmp_path) -> None:
-    """The provenance has the schema's text, and the digest of each function's module."""
+    """The provenance has the transform's text, and the digest of each function's module."""
     text = f'[derive.x]\nfunction = "{lab}:speed"\ninputs = ["action"]\ndtype = "float32"'
-    retained = schema_file.schema_provenance(load(text))
+    retained = transform_file.transform_provenance(load(text))
     assert retained["text"] == text
     assert retained["functions"] == [
         {
@@ -296,13 +298,13 @@ def test_provenance(load, lab, tmp_path) -> None:
 
 
 def test_schema_of_a_pipe(tmp_path) -> None:
-    """A schema that a process writes into a pipe is recorded as it is applied."""
+    """A transform that a process writes into a pipe is recorded as it is applied."""
     text, pipe = 'drop = ["reward"]\n', tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
     writer.start()
-    schema = schema_file.load_schema(pipe)
-    assert (schema.tables.drop, schema.text) == (("reward",), text)
+    transform = transform_file.load_transform(pipe)
+    assert (transform.tables.drop, transform.text) == (("reward",), text)
 
 
 def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
@@ -312,10 +314,10 @@ def test_entry_point(robomimic, whole, load, lab, tmp_path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-features\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[pitools.derive]\nfast = lab_features:speed\n")
     loaded = load('[derive.x]\nfunction = "fast"\ninputs = ["action", "reward"]\ndtype = "float32"')
-    assert whole(schema_file.apply_schema(loaded, detect.scan_recording(robomimic(3), "auto")).episodes[0])[
+    assert whole(transform_file.apply_transform(loaded, detect.scan_recording(robomimic(3), "auto")).episodes[0])[
         "x"
     ].shape == (3,)
-    assert schema_file.schema_provenance(loaded)["functions"][0]["distribution"] == "lab-features 1.2"
+    assert transform_file.transform_provenance(loaded)["functions"][0]["distribution"] == "lab-features 1.2"
     with pytest.raises(ConfigError, match="'fats'") as caught:
         load('[derive.x]\nfunction = "fats"\ninputs = ["action"]\ndtype = "float32"')
     assert "fast" in caught.value.hint
