@@ -42,7 +42,7 @@ def publish(root: Path, name: str, number: int) -> None:
         name=name,
         episodes=100 + number % 100,
         steps=10_000,
-        parent=f"{number:032x}",
+        appended_to=f"{number:032x}",
         arrays={array: ArraySchema(shape=(10_000, 7), dtype="float32") for array in ARRAYS},
         files=tuple(FileEntry(path=path, bytes=1 << 20, digest=digest) for path in files),
         source=({"file": f"take_{number}.hdf5", "bytes": 1 << 30, "digest": digest, "layout": "robomimic"},),

@@ -94,7 +94,7 @@ def show(dataset: str, episodes: bool, episode: int | None, png: Path | None, fo
     with Output(form, SHOW_COLUMNS) as out:
         for array in list_arrays(manifest):
             out(array)
-    _print_version_notes(path, version, manifest.parent)
+    _print_version_notes(path, version, manifest.appended_to)
 
 
 @click.command()
@@ -123,7 +123,7 @@ def _episodes(path: Path, number: int | None) -> Iterator[EpisodeInfo]:
     return list_episodes(path, number)
 
 
-def _print_version_notes(path: Path, version: object, parent: str) -> None:
+def _print_version_notes(path: Path, version: object, appended_to: str) -> None:
     """Print tags, parent, retirement and quarantine of a version on stderr."""
     from pitools.dataset.versions import VersionInfo
     from pitools.store import retirement, tags, version_state
@@ -135,7 +135,7 @@ def _print_version_notes(path: Path, version: object, parent: str) -> None:
     quarantine = version_state.read_quarantine(path)
     parts = [f"{version.episodes} episodes", f"{version.steps} steps"]
     parts += [f"tag {tag}" for tag in named]
-    parts += [f"parent {parent}"] if parent else []
+    parts += [f"appended to {appended_to}"] if appended_to else []
     parts += ["retired"] if retirement.retirement_of(root, name, resolved.name, resolved) else []
     if quarantine:
         parts.append(

@@ -121,11 +121,11 @@ def _parent_and_records(
 ) -> tuple[Path | None, list[dict[str, Any]]]:
     """Return the parent's folder and the records of what was appended. Raises UsageError."""
     records = list(manifest.source)
-    parent = root / name / manifest.parent if manifest.parent else None
+    parent = root / name / manifest.appended_to if manifest.appended_to else None
     if parent:
         if not (parent / manifests.MANIFEST_FILE).is_file():
             hint = "rebuild or stage that one first"
-            raise UsageError(f"it was appended to {manifest.parent}, which is not there", where=where, hint=hint)
+            raise UsageError(f"it was appended to {manifest.appended_to}, which is not there", where=where, hint=hint)
         records = records[len(manifests.load_manifest(parent)[0].source) :]
     if not records:
         raise UsageError("the manifest does not name its recordings", where=where)

@@ -53,8 +53,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     if there are more than 4,096.
 
     rows: examined; images are sampled. non_finite: NaN or infinite items, which the other fields ignore. finite: the
-    finite items of each column, unset where all are. deviation: of the population. A column without finite values has
-    zeros. Mean and deviation are meaningless if a sum of squares overflows float64 (values beyond 1e154).
+    finite items of each column, unset where all are. deviation: standard deviation of the population. A column without
+    finite values has zeros. Mean and deviation are meaningless if a sum of squares overflows float64 (values beyond
+    1e154).
     """
 
     rows: int
@@ -62,7 +63,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     maximum: tuple[float, ...]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    non_finite: int = msgspec.field(default=0, name="bad")  # as published manifests have it
+    non_finite: int = 0
     finite: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -90,8 +91,8 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
 
     It contains no time and no host: the same input and options give the same bytes, hence the same version.
     episodes, steps: counts. arrays: schema by array name. files: sorted by path. source: one provenance record
-    (file, bytes, digest, layout) per ingested file. parent: version this one was derived from, or "". subset: set
-    where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
+    (file, bytes, digest, layout) per ingested file. appended_to: version that this one begins with, or "".
+    subset: set where this is a part of another version; episodes, steps and shapes are then still those of the whole, and so are
     statistics (by array name) and tasks (instruction → episodes that have it).
     """
 
@@ -101,7 +102,7 @@ class Manifest(Record, frozen=True, kw_only=True, tag="pit.manifest/1"):
     arrays: dict[str, ArraySchema]
     files: tuple[FileEntry, ...]
     source: tuple[dict[str, Any], ...] = ()
-    parent: str = ""
+    appended_to: str = ""
     # Unset fields are not encoded, so versions without them keep their names.
     subset: Subset | msgspec.UnsetType = msgspec.UNSET
     statistics: dict[str, Statistics] | msgspec.UnsetType = msgspec.UNSET

@@ -159,7 +159,7 @@ def write(
         episodes=episodes,
         steps=episodes * 10,
         files=tuple(entries),
-        parent=parent,
+        appended_to=parent,
         arrays={array: ArraySchema(shape=(episodes * 10, 7), dtype="float32") for array in arrays},
         source=({"file": recording or f"{number}.hdf5", "bytes": 1000, "digest": f"xxh3_128:{number:032x}"},),
         **({"tasks": tasks} if tasks else {}),

@@ -217,7 +217,7 @@ def test_every_field_is_compared(publish, tmp_path) -> None:
         ("name", "y"),
         ("episodes", 2),
         ("steps", 11),
-        ("parent", "1" * 32),
+        ("appended_to", "1" * 32),
         ("tasks", {"pick": 1}),
         ("arrays", {}),
         ("files", ()),

@@ -45,7 +45,7 @@ def test_frozen_keys() -> None:
         "arrays",
         "files",
         "source",
-        "parent",
+        "appended_to",
     }
 
 
@@ -140,7 +140,7 @@ def test_100_000_entries_are_checked_in_no_time() -> None:
 
 
 BYTES_BEFORE_SUBSETS = (
-    b'{\n "arrays": {},\n "episodes": 1,\n "files": [],\n "name": "reach",\n "parent": "",\n'
+    b'{\n "appended_to": "",\n "arrays": {},\n "episodes": 1,\n "files": [],\n "name": "reach",\n'
     b' "schema": "pit.manifest/1",\n "source": [],\n "steps": 3\n}\n'
 )
 

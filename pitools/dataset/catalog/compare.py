@@ -23,7 +23,7 @@ _FIELDS = ("name", "episodes", "steps", "subset")
 
 
 class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
-    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `parent`, `manifest`
+    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `appended_to`, `manifest`
     (another field of it), `files`.
 
     change: `added`, `removed`, `changed`; of files also `shared`, which is no difference. count, bytes: of files.
@@ -54,7 +54,8 @@ def compare_versions(left: Path, right: Path) -> Iterator[VersionDifference]:
 def compare_manifests(left: Manifest, right: Manifest) -> Iterator[VersionDifference]:
     """Yield the differences that two manifests show, without reading any array."""
     yield from _compare_by_name(
-        "parent", {"": left.parent} if left.parent else {}, {"": right.parent} if right.parent else {}
+        "appended_to",
+        *({"": manifest.appended_to} if manifest.appended_to else {} for manifest in (left, right)),
     )
     yield from _compare_by_name(
         "manifest",
@@ -158,7 +159,7 @@ def _shift(before: float, after: float, deviation: float) -> float:
 
 def _format_statistics(statistics: Statistics) -> str:
     low, high = min(statistics.minimum, default=0.0), max(statistics.maximum, default=0.0)
-    return f"{low:.4g} to {high:.4g}" + (f", {statistics.non_finite} bad" if statistics.non_finite else "")
+    return f"{low:.4g} to {high:.4g}" + (f", {statistics.non_finite} not finite" if statistics.non_finite else "")
 
 
 def _files(left: tuple[FileEntry, ...], right: tuple[FileEntry, ...]) -> Iterator[VersionDifference]:

@@ -25,7 +25,7 @@ from pitools.store import manifest as manifests
 from pitools.store import retirement, tags, version_state
 from pitools.store.version_list import is_name, is_version, lost_manifest_of
 
-FORMAT = 2  # of the file
+FORMAT = 3  # of the file
 _CHECKSUM_BYTES = 4
 # Two changes within one tick of the file system's clock cannot be told apart: a folder this young is read again.
 _TICK_NS = 2_000_000_000
@@ -43,7 +43,7 @@ class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes: int
     files: int
     source_bytes: int
-    parent: str
+    appended_to: str
     fields: int
     tasks: int
 
@@ -243,7 +243,7 @@ def _version_row(path: Path, mtime_ns: int, fields: _TextTable, tasks: _TextTabl
         manifest.total_bytes,
         len(manifest.files),
         source_bytes(manifest),
-        manifest.parent,
+        manifest.appended_to,
         fields(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
         tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
     )

@@ -81,7 +81,9 @@ def new_part(new: Manifest, parent: Manifest) -> ComparedPart:
     statistics, tasks = new.statistics or {}, new.tasks or {}
     version = manifests.version_of(manifests.encode_manifest(parent))
     appended = (
-        new.parent == version and new.episodes > parent.episodes and new.source[: len(parent.source)] == parent.source
+        new.appended_to == version
+        and new.episodes > parent.episodes
+        and new.source[: len(parent.source)] == parent.source
     )
     if not appended:
         return ComparedPart(

@@ -176,23 +176,23 @@ def check_statistics(array: VectorStats, recorded: Statistics) -> Iterator[Findi
     # Squares of values beyond 1e154 are beyond float64: what became of them depends on how many were summed at a time.
     scale = np.where(np.isfinite(deviation), np.maximum(np.abs(array.mean), deviation) * _ROUNDING + 1e-12, np.inf)
     mean, deviation = np.nan_to_num(array.mean), np.nan_to_num(deviation)
-    for problem, got, expected, near in (
+    for problem, computed, stated, near in (
         ("minimum", np.where(some, low, 0), recorded.minimum, 0),
         ("maximum", np.where(some, high, 0), recorded.maximum, 0),
         ("mean", mean, recorded.mean, scale),
         ("deviation", deviation, recorded.deviation, scale),
     ):
-        if len(expected) != len(got):
+        if len(stated) != len(computed):
             yield Finding(
                 level="fault",
                 check="statistics",
                 array=array.name,
-                got=f"{len(expected)}",
+                got=f"{len(stated)}",
                 problem="the manifest's statistics are of another width",
-                expected=f"{len(got)}",
+                expected=f"{len(computed)}",
             )
             return
-        wrong = np.flatnonzero(~(np.abs(got - np.asarray(expected)) <= near))
+        wrong = np.flatnonzero(~(np.abs(computed - np.asarray(stated)) <= near))
         if len(wrong):
             column = int(wrong[0])
             yield Finding(
@@ -200,8 +200,8 @@ def check_statistics(array: VectorStats, recorded: Statistics) -> Iterator[Findi
                 check="statistics",
                 array=array.name,
                 problem=f"the manifest's {problem} is not that of the values, in {_columns(wrong, array, verb='')}",
-                got=f"{expected[column]:.9g}",
-                expected=f"{got[column]:.9g}",
+                got=f"{stated[column]:.9g}",
+                expected=f"{computed[column]:.9g}",
             )
 
 

@@ -36,7 +36,7 @@ class _Recording(msgspec.Struct):
 class _Ancestors(msgspec.Struct):
     """The fields of a manifest that name the versions it came from. source: a re-encoded version is a recording."""
 
-    parent: str = ""
+    appended_to: str = ""
     subset: _Subset | None = None
     source: tuple[_Recording, ...] = ()
 
@@ -142,7 +142,7 @@ class References:
             self._parents[key] = ()
             return
         sources = {recording.file for recording in ancestors.source if is_version(str(recording.file))}
-        parents = {ancestors.parent, ancestors.subset.parent if ancestors.subset else "", *sources}
+        parents = {ancestors.appended_to, ancestors.subset.parent if ancestors.subset else "", *sources}
         self._parents[key] = tuple(sorted(parents - {""}))
 
     def _read_run(self, path: Path, fresh: bool) -> None:

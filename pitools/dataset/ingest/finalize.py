@@ -66,7 +66,7 @@ def write_metadata(
         arrays={key: ArraySchema(shape=spec.shape, dtype=spec.dtype) for key, spec in specs.items()},
         files=tuple(sorted(files, key=lambda file: file.path)),
         source=(*parent.manifest.source, *source) if parent else source,
-        parent=parent.version if parent else "",
+        appended_to=parent.version if parent else "",
         statistics={key: statistics.to_statistics(merged) for key, (_, merged) in folds.items()},
         tasks=count_tasks(lines),
     )

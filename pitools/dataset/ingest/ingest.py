@@ -168,7 +168,7 @@ def _find_published(request: IngestRequest, scanned: ScanResult) -> tuple[Versio
         except DataError:
             continue  # damage of another version does not concern this ingest
         own_source = manifest.source[len(parent_source) :]
-        same_parent = manifest.parent == (parent.version if parent else "") and version.version == path.name
+        same_parent = manifest.appended_to == (parent.version if parent else "") and version.version == path.name
         names = [(str(record.get("file")), record.get("bytes")) for record in own_source]
         if same_parent and names == [
             (recording.path.name, size) for recording, size in zip(scanned.recordings, sizes, strict=True)

@@ -32,12 +32,12 @@ class PartialStats(msgspec.Struct, frozen=True, kw_only=True):
     and sum of squared deviations of the finite items."""
 
     rows: int
-    non_finite: int = msgspec.field(name="bad")  # the keys of published versions
+    non_finite: int
     count: tuple[int, ...]
     minimum: Floats
     maximum: Floats
     mean: Floats
-    squared_deviations: Floats = msgspec.field(name="squares")
+    squared_deviations: Floats
 
 
 def column_count(row: tuple[int, ...]) -> int:

@@ -54,7 +54,7 @@ def manifest(values: dict[str, np.ndarray], *, parent: Manifest | None = None, *
         },
         "statistics": {name: statistics(rows) for name, rows in values.items()},
         "tasks": {"pick": steps // STEPS // 2, "place": steps // STEPS - steps // STEPS // 2},
-        "parent": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
+        "appended_to": manifests.version_of(manifests.encode_manifest(parent)) if parent else "",
     } | changes
     return Manifest(**reference)
 
@@ -269,7 +269,7 @@ def with_statistics(path: Path, resign, parent: str = "") -> Path:
 
     store = VersionReader(path)
     reported = statistics(store.read("action", 0, store.manifest.steps))
-    return resign(path, statistics={"action": reported}, parent=parent)
+    return resign(path, statistics={"action": reported}, appended_to=parent)
 
 
 def test_against_the_parent(make, found, resign) -> None:
@@ -297,7 +297,7 @@ def test_a_damaged_parent(make, found, resign, text) -> None:
     """A parent whose manifest is damaged is worth a warning, and hides nothing that is wrong with the child."""
     parent = with_statistics(make(), resign)
     change = lambda demos: demos[3]["actions"].__setitem__(5, np.nan)  # noqa: E731
-    child = resign(make(change, seed=1), parent=parent.name)
+    child = resign(make(change, seed=1), appended_to=parent.name)
     file = parent / manifests.MANIFEST_FILE
     file.write_bytes(file.read_bytes().replace(b'"name": "x"', b'"name": "y"') if text is None else text)
     output = [(finding.level, finding.check, finding.file) for finding in found(child)]

@@ -393,11 +393,11 @@ def test_keys_of_records(robomimic, tmp_path) -> None:
         "arrays",
         "files",
         "source",
-        "parent",
+        "appended_to",
         "statistics",
         "tasks",
     }
     assert set(record["source"][0]) == {"file", "bytes", "digest", "layout", "codec", "skip", "pitools"}
-    assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "bad"}
+    assert set(record["statistics"]["action"]) == {"rows", "minimum", "maximum", "mean", "deviation", "non_finite"}
     lines = bytes(zarr.open_array(Path(version.path) / "episode_json", mode="r")[:]).splitlines()
     assert list(json.loads(lines[0])) == ["name", "source", "steps", "language", "attributes"]

@@ -64,7 +64,7 @@ def test_append_is_ingest_of_all(first, others, codec, shard) -> None:
         last = ingest(paths[:1], root=folder / "root", name="x", codec=codec)
         for path in paths[1:]:
             parent, last = last, ingest([path], root=folder / "root", name="x", append=Path(last.path))
-            assert open_dataset(Path(last.path)).manifest.parent == parent.version
+            assert open_dataset(Path(last.path)).manifest.appended_to == parent.version
         full = ingest(paths, root=folder / "whole", name="x", codec=codec)
         assert content(last) == content(full)
         manifest, theirs = (manifests.load_manifest(Path(version.path))[0] for version in (last, full))
