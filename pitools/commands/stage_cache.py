@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from pitools.commands.options import format_option
-from pitools.commands.stage_options import ROOT_TYPE, readers_option, to_option
+from pitools.commands.stage_options import ROOT_TYPE, limit_options, readers_option, to_option
 from pitools.core import units
 from pitools.core.errors import NoSpace, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
+    from pitools.stage.cache.disk_quota import QuotaLimits
     from pitools.stage.cache.evict import Eviction
     from pitools.stage.verify import FileFinding
 
@@ -94,14 +95,18 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
 @click.argument("path", type=ROOT_TYPE)
 @click.option("--repair", "repair_sets", is_flag=True, help="Stage damaged sets again from their source.")
 @readers_option
+@limit_options
 @format_option
-def check(path: Path, repair_sets: bool, readers: int | None, form: str) -> int:
+def check(
+    path: Path, repair_sets: bool, readers: int | None, quota: int | None, min_free: int | None, form: str
+) -> int:
     """Compare every byte with the manifests: one record per finding, then a summary. Exit 1 on findings.
 
     PATH is a staging ROOT, a dataset, or one version of it. With --repair (a ROOT or one of its sets): also a record
     per damaged set, and exit 1 if one is not repaired. A set with an unknown source is moved to ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
+    from pitools.stage.cache.disk_quota import QuotaLimits
     from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
     root = _root_to_repair(path) if repair_sets else path
@@ -115,7 +120,8 @@ def check(path: Path, repair_sets: bool, readers: int | None, form: str) -> int:
             else:
                 summary = record
     assert summary is not None
-    repaired = _repair(root, damaged, readers or 0, form) if repair_sets else False
+    limits = QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
+    repaired = _repair(root, damaged, readers or 0, limits, form) if repair_sets else False
     with Output(form) as out:  # its own table: other columns
         out(summary)
     return 1 if summary.findings and not repaired else 0
@@ -129,13 +135,13 @@ def _root_to_repair(path: Path) -> Path:
     return root
 
 
-def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, form: str) -> bool:
+def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, limits: QuotaLimits, form: str) -> bool:
     from pitools.stage import repair
 
     all_repaired = True
     with Output(form) as out:
         for version, findings in damaged.items():
-            record = repair.repair_set(root, version, findings, readers=readers)
+            record = repair.repair_set(root, version, findings, readers=readers, limits=limits)
             out(record)
             all_repaired = all_repaired and record.state == "repaired"
     return all_repaired

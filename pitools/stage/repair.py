@@ -13,6 +13,7 @@ from msgspec import structs
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
+from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.evict import quarantine_set
 from pitools.stage.cache.layout import OBJECTS, set_path
 from pitools.stage.resolve import UnmanagedStore, resolve_source
@@ -43,7 +44,9 @@ def root_of(path: Path) -> Path:
     raise UsageError("only staged sets can be repaired", where=str(path), hint=hint)
 
 
-def repair_set(root: Path, version: str, findings: Sequence[FileFinding], *, readers: int = 0) -> RepairResult:
+def repair_set(
+    root: Path, version: str, findings: Sequence[FileFinding], *, readers: int = 0, limits: QuotaLimits | None = None
+) -> RepairResult:
     """Stage a damaged set again; quarantine one of unknown source. Never raises PitError."""
     path, record = set_path(root, version), records.read_stage_record(root, version)
     source = record.source
@@ -63,12 +66,14 @@ def repair_set(root: Path, version: str, findings: Sequence[FileFinding], *, rea
             return make_result("quarantined", "unknown source: stage it again", quarantine_set(root, version))
         if os.path.realpath(source) == os.path.realpath(path):
             return make_result("failed", "its recorded source is the damaged set itself")
-        if record.signature and _own_dataset(path, version) is None:
+        if record.store_keys and _own_dataset(path, version) is None:
             from pitools.stage.unmanaged.stage_store import stage_store
 
-            stage_store(_unchanged_store(source, record.signature, root), root, verify=True, readers=readers)
+            stage_store(
+                _unchanged_store(source, record.store_keys, root), root, verify=True, readers=readers, limits=limits
+            )
         else:
-            stage_version(_source_dataset(path, version, source), root, verify=True, readers=readers)
+            stage_version(_source_dataset(path, version, source), root, verify=True, readers=readers, limits=limits)
     except PitError as error:
         return make_result("failed", f"{error}; {error.hint}" if error.hint else str(error))
     return make_result("repaired")
@@ -90,13 +95,13 @@ def _source_dataset(path: Path, version: str, source: str) -> Dataset:
     return source_dataset or load_dataset(source)
 
 
-def _unchanged_store(source: str, signature: str, root: Path) -> UnmanagedStore:
+def _unchanged_store(source: str, store_keys: Sequence[str], root: Path) -> UnmanagedStore:
     """Return the plain store that a set was staged from, if it is unchanged.
 
     Without the set's own manifest nothing else tells its content. Raises DataError when the store was rewritten.
     """
     store = resolve_source(source)
-    if isinstance(store, UnmanagedStore) and store.key == signature:
+    if isinstance(store, UnmanagedStore) and store.key in store_keys:
         return store
     hint = (
         f"stage it again, with the --arrays, --steps or --episodes that were given: pit-stage run {source} --to {root}"

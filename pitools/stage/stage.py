@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,10 +27,10 @@ from pitools.stage.cache.layout import (
     replace_set,
     require_safe,
     set_path,
-    touch_lease,
     trash,
     version_lock,
 )
+from pitools.stage.cache.lease import try_lease
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
 from pitools.stage.copy.resume import (
     CopyTotals,
@@ -39,7 +39,7 @@ from pitools.stage.copy.resume import (
     fill_partial,
     write_manifest_last,
 )
-from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.base import Dataset, Source
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.verify import matches_content
 from pitools.store.publish import publish_dir, sync_names
@@ -107,22 +107,15 @@ def stage_version(
     readers = readers or readers_for(dataset)
     final = set_path(root, dataset.version)
 
-    def is_complete() -> bool:
-        if verify:
-            return matches_content(final, dataset, readers=readers, advance=advance)
-        return matches_sizes(final, dataset)
-
+    is_complete = presence_check(verify=verify, readers=readers, advance=advance)
     require_safe(root, reading=True)
-    if os.path.lexists(final):  # before the check, so that a set just found complete is not evicted
-        with contextlib.suppress(OSError, PitError):  # a user who may only read the root cannot touch the file
-            touch_lease(root, dataset.version)
     state: StageState = "present"
     totals = None
-    with _join_fanout(dataset, root, group) as session:
-        if not is_complete():  # without the lock, so that sets of a read-only root can be used
+    with _leased_source(dataset.source), _join_fanout(dataset, root, group) as session:
+        if not is_complete(final, dataset):  # without the lock, so that sets of a read-only root can be used
             create_root(root, shared=shared)
             with version_lock(root, dataset.version, timeout_s=timeout_s, on_wait=on_wait) as report_progress:
-                if not is_complete():
+                if not is_complete(final, dataset):
                     state = "repaired" if os.path.lexists(final) else "staged"
                     options = _options_for(
                         session, CopyOptions(readers=readers, bytes_per_s=bytes_per_s, on_file=on_file)
@@ -142,6 +135,37 @@ def stage_version(
             session.mark_all_done()
             session.serve_until_done()
         return make_result(dataset, final, state, totals, started, session=session, verified=verify)
+
+
+def presence_check(*, verify: bool, readers: int, advance: Advance) -> Callable[[Path, Dataset], bool]:
+    """Return a function that tells whether a folder holds this version complete: by names and sizes, with `verify` by
+    content. The set is leased meanwhile, and used last at the end; one found damaged is not read again.
+    """
+    damaged: set[tuple[int, int]] = set()
+
+    def is_complete(final: Path, dataset: Dataset) -> bool:
+        try:
+            status = final.lstat()
+        except OSError:
+            return False
+        identity = status.st_ino, status.st_ctime_ns
+        if identity not in damaged:
+            with try_lease(final, touch=True):
+                if (
+                    matches_content(final, dataset, readers=readers, advance=advance)
+                    if verify
+                    else matches_sizes(final, dataset)
+                ):
+                    return True
+            damaged.add(identity)
+        return False
+
+    return is_complete
+
+
+def _leased_source(source: Source) -> AbstractContextManager[None]:
+    """Lease a source that is a staged set itself: room must not be made by its eviction."""
+    return try_lease(source.folder, touch=False) if isinstance(source, LocalSource) else contextlib.nullcontext()
 
 
 def make_result(
@@ -199,7 +223,6 @@ def _copy_and_publish(
             dataset.version,
             source=dataset.source.label,
             n_bytes=dataset.manifest.total_bytes,
-            signature=records.read_stage_record(root, dataset.version).signature,
         )
         synced = not is_durable(dataset.manifest.files)
         if not publish_new(new, final, root, synced=synced, replace=replace) and not matches_sizes(final, dataset):

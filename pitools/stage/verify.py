@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,8 +18,8 @@ from pitools.core.progress import Advance, progress_bar
 from pitools.core.record import Record
 from pitools.core.shared_progress import WorkerSlot
 from pitools.stage.cache.inventory import matches_sizes
-from pitools.stage.cache.layout import LEASES, OBJECTS
-from pitools.stage.cache.lease import leased_set
+from pitools.stage.cache.layout import OBJECTS
+from pitools.stage.cache.lease import try_lease
 from pitools.stage.copy.tasks import CopyTask, split_tasks
 from pitools.stage.sources.base import Dataset, SourceFile
 from pitools.stage.sources.local import LocalSource, translate_errors
@@ -55,10 +53,19 @@ class CheckTotals(Record, frozen=True, kw_only=True, tag="pit.stage-check/1"):
 
 
 def matches_content(folder: Path, dataset: Dataset, *, readers: int, advance: Advance) -> bool:
-    """Whether every byte in `folder` matches this manifest."""
-    return matches_sizes(folder, dataset) and not verify_files(
-        structs.replace(dataset, source=LocalSource(folder=folder)), readers=readers, advance=advance, extras=False
-    )
+    """Whether every byte in `folder` matches this manifest. If not, its bytes are taken back from the progress."""
+    total = 0
+
+    def count_bytes(count: int) -> None:
+        nonlocal total
+        total += count
+        advance(count)
+
+    copied = structs.replace(dataset, source=LocalSource(folder=folder))
+    if matches_sizes(folder, dataset) and not verify_files(copied, readers=readers, advance=count_bytes, extras=False):
+        return True
+    advance(-total)
+    return False
 
 
 def verify_files(dataset: Dataset, *, readers: int, advance: Advance, extras: bool = True) -> list[FileFinding]:
@@ -160,8 +167,8 @@ def check_versions(path: Path, *, readers: int) -> Iterator[FileFinding | CheckT
     started = time.monotonic()
     n_sets = files = n_bytes = findings = 0
     for folder in check_targets(path):
-        with _leased(folder) as is_present:
-            if not is_present:
+        with try_lease(folder, touch=False):
+            if not os.path.lexists(folder):
                 continue
             dataset, findings_of_set = _check_version(folder, readers)
         n_sets += 1
@@ -184,8 +191,10 @@ def _check_version(folder: Path, readers: int) -> tuple[Dataset | None, list[Fil
     """Return a version and its findings; None as the version when its manifest cannot be read."""
     try:
         dataset = load_dataset(folder)
-    except DataError as error:
+    except PitError as error:
         problem: FileProblem = "digest" if os.path.lexists(folder / MANIFEST_FILE) else "missing"
+        if not isinstance(error, DataError):
+            problem = "unreadable"
         return None, [
             FileFinding(
                 dataset="",
@@ -198,13 +207,3 @@ def _check_version(folder: Path, readers: int) -> tuple[Dataset | None, list[Fil
         ]
     with progress_bar(dataset.manifest.name, dataset.manifest.total_bytes) as advance:
         return dataset, verify_files(dataset, readers=readers, advance=advance)
-
-
-@contextmanager
-def _leased(folder: Path) -> Iterator[bool]:
-    """Lease a staged set and yield whether it exists. A folder that cannot be leased is read without a lease."""
-    with contextlib.ExitStack() as stack:
-        if folder.parent.name == OBJECTS and (folder.parent.parent / LEASES).is_dir():
-            with contextlib.suppress(PitError):  # not a set, or a read-only root
-                stack.enter_context(leased_set(folder, touch=False))
-        yield os.path.lexists(folder)

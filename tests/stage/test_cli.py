@@ -446,12 +446,6 @@ def test_it_is_stopped_and_goes_on(
     assert done["copied_bytes"] + done["resumed_bytes"] == done["bytes"]
 
 
-def test_several_sources_stop_at_the_first_that_fails(small: Path, tmp_path: Path, root: Path, pit_stage: Cli):
-    """What was staged before it stands and is said; the exit code is the failure's."""
-    code, out, _ = pit_stage("run", small, tmp_path / "nowhere", "--to", root)
-    assert (code, [record["state"] for record in records(out)]) == (2, ["staged"])
-
-
 @pytest.mark.parametrize(
     "words", [("check", "s3://lab/x"), ("list", "s3://lab/x"), ("run", "/data", "--to", "gs://b/x")]
 )

@@ -11,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pitools.core.errors import ClusterError, DataError, NoSpace
 from pitools.stage.cache import disk_quota, layout
 from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.sources.base import Dataset
+from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.open import find_source, load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
@@ -357,3 +359,43 @@ def test_what_never_fits_leaves_nothing(small: Path, root: Path):
     with pytest.raises(ClusterError, match="quota of 1000 B"):
         stage_version(load_dataset(small), root, limits=QuotaLimits(quota_bytes=1000))
     assert os.listdir(root / ".tmp") == []
+
+
+def test_a_damaged_set_is_read_once_before_it_is_replaced(small: Path, root: Path):
+    """Verified, found damaged, copied: the bytes of the first read are taken back from the progress."""
+    final = Path(stage_version(load_dataset(small), root).path)
+    flip(final / "images/c/0/0")
+    counts: list[int] = []
+    record = stage_version(load_dataset(small), root, verify=True, advance=counts.append)
+    assert (record.state, sum(counts)) == ("repaired", record.bytes)
+    assert sum(count for count in counts if count > 0) == 2 * record.bytes
+
+
+def test_a_source_at_the_same_root_is_not_evicted_for_its_copy(make_dataset, root: Path):
+    """What is read is in use, though it was last used long ago."""
+    files = {"a": os.urandom(9 << 20)}
+    source = Path(stage_version(load_dataset(make_dataset(files, "one")), root).path)
+    dataset = load_dataset(make_dataset({**files, "b": b"x"}, "two"))
+    os.utime(root / ".leases" / source.name, (1, 1))
+    with pytest.raises(NoSpace):
+        stage_version(
+            structs.replace(dataset, source=LocalSource(folder=source)), root, limits=QuotaLimits(quota_bytes=20 << 20)
+        )
+    assert source.exists()
+
+
+def test_a_set_that_takes_long_to_verify_is_in_use_until_then(small: Path, root: Path):
+    """It is leased while it is read, and was last used when that ended."""
+    final = Path(stage_version(load_dataset(small), root).path)
+    lease = root / ".leases" / small.name
+    seen: list[bool] = []
+
+    def advance(_: int) -> None:
+        seen.append(layout.is_leased(root, small.name))
+        os.utime(lease, (1, 1))
+
+    assert stage_version(load_dataset(small), root, verify=True, advance=advance).state == "present"
+    assert seen
+    assert all(seen)
+    assert lease.stat().st_mtime > 1
+    assert final.exists()

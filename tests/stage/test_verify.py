@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pitools.core.errors import DataError
+from pitools.core.errors import ClusterError, DataError
+from pitools.stage import verify
 from pitools.stage.cache.inventory import list_sets
+from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import CheckTotals, FileFinding, check_versions
@@ -107,3 +109,22 @@ def test_the_list_tells_whole_from_damaged(small: Path, make_dataset, tmp_path: 
     }
     assert (by_version[small.name].dataset, by_version[small.name].files) == ("pick", 5)
     assert by_version[small.name].staged.endswith("Z")
+
+
+def test_a_manifest_that_cannot_be_opened_does_not_end_the_check(
+    small: Path, make_dataset, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The set is a finding, and the other sets are read."""
+    for folder in (small, make_dataset({"a": b"1"}, "other")):
+        stage_version(load_dataset(folder), root)
+    unreadable, _ = sorted(path.name for path in (root / "objects").iterdir())
+
+    def load(folder: Path) -> Dataset:
+        if folder.name == unreadable:
+            raise ClusterError("cannot read: Permission denied", where=str(folder))
+        return load_dataset(folder)
+
+    monkeypatch.setattr(verify, "load_dataset", load)
+    finding, totals = check_versions(root, readers=1)
+    assert (finding.version, finding.problem) == (unreadable, "unreadable")
+    assert (totals.datasets, totals.findings) == (2, 1)

@@ -152,6 +152,8 @@ def make_room(
     result = EvictionResult([], missing, Counter())
     candidates = []
     for item in eviction_order(root) if missing > 0 else ():
+        if item.path not in usages:
+            continue  # it has appeared since they were measured
         if not item.is_complete and item.path != partial_path(root, item.version):
             reason: KeptReason | None = KeptReason.LOCKED  # of another node, whose lock cannot be tested from here
         else:

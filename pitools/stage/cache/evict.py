@@ -224,7 +224,7 @@ def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) ->
         return KeptReason.PINNED
     if not force and not record.source:
         return KeptReason.UNKNOWN_SOURCE
-    if not force and record.signature and _is_source_gone(record.source):
+    if not force and record.store_keys and _is_source_gone(record.source):
         return KeptReason.SOURCE_GONE
     age_s = time.time() - lease.last_used(root, item.version)
     return KeptReason.RECENTLY_USED if grace_s > 0 and age_s < grace_s else None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
+from pitools.core.errors import ClusterError, DataError, PitError, TryLater, UsageError
 from pitools.core.locks import lock_within, share_byte
 from pitools.stage.cache.layout import LEASES, OBJECTS, require_safe, touch_lease
 from pitools.stage.cache.layout import is_leased as is_leased
@@ -38,6 +38,16 @@ def leased_set(path: Path, *, inheritable: bool = False, touch: bool = True) -> 
             _touch(descriptor)
         # Closed, not unlocked: loader processes forked in the block keep the lease until they end.
         os.close(descriptor)
+
+
+@contextmanager
+def try_lease(path: Path, *, touch: bool) -> Iterator[None]:
+    """Lease the set at `path` for the block, if it is one and can be leased: a root may be read-only."""
+    with contextlib.ExitStack() as stack:
+        if path.parent.name == OBJECTS and (path.parent.parent / LEASES).is_dir():
+            with contextlib.suppress(PitError):
+                stack.enter_context(leased_set(path, touch=touch))
+        yield
 
 
 def acquire(path: Path, *, inheritable: bool = False, touch: bool = True) -> int:

@@ -22,21 +22,22 @@ from pitools.stage.cache.layout import LOCKS, RECORDS, set_path
 from pitools.stage.cache.lease import leased_set
 
 _TIMEOUT_S = 10.0
+_MAX_STORE_KEYS = 16
 
 
 class StageRecord(Record, frozen=True, kw_only=True, tag="pit.stage-record/1"):
     """One version at a root.
 
     source: folder or URL it was staged from, "" when unknown: such a set may be the only copy, and is never evicted.
-    staged: when. bytes: of all its files. pinned: never evicted either. signature: key of the plain store that was
-    staged, else "".
+    staged: when. bytes: of all its files. pinned: never evicted either. store_keys: keys of the plain stores of
+    this content that were staged, the newest last; none for a dataset version.
     """
 
     source: str = ""
     staged: str = ""
     bytes: int = 0
     pinned: bool = False
-    signature: str = ""
+    store_keys: tuple[str, ...] = ()
 
 
 def read_stage_record(root: Path, version: str) -> StageRecord:
@@ -47,18 +48,24 @@ def read_stage_record(root: Path, version: str) -> StageRecord:
         return StageRecord()
 
 
-def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, signature: str = "") -> StageRecord:
-    """Record a version as staged now; a pin is kept. Call with its lock held. Raises NoSpace, TryLater, ClusterError.
+def write_stage_record(root: Path, version: str, *, source: str, n_bytes: int, store_key: str = "") -> StageRecord:
+    """Record a version as staged now; a pin is kept. store_key: of the plain store that was staged. Call with its lock
+    held. Raises NoSpace, TryLater, ClusterError.
 
     Call it before the set is published: a set without a record counts as of unknown source, and is never evicted.
     """
-    return _update_record(
-        root,
-        version,
-        lambda old: StageRecord(
-            source=source, staged=timestamps.now_rfc3339(), bytes=n_bytes, pinned=old.pinned, signature=signature
-        ),
-    )
+
+    def update(old: StageRecord) -> StageRecord:
+        other_keys = tuple(key for key in old.store_keys if key != store_key)
+        return StageRecord(
+            source=source,
+            staged=timestamps.now_rfc3339(),
+            bytes=n_bytes,
+            pinned=old.pinned,
+            store_keys=(*other_keys, store_key)[-_MAX_STORE_KEYS:] if store_key else old.store_keys,
+        )
+
+    return _update_record(root, version, update)
 
 
 def set_pinned(root: Path, version: str, *, pinned: bool = True) -> StageRecord:

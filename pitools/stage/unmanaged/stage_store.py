@@ -6,7 +6,6 @@ source and choice, and a copy that stands is found by what the store looked like
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from pitools.stage.cache.layout import (
     partial_path,
     require_safe,
     set_path,
-    touch_lease,
     version_lock,
 )
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
@@ -43,9 +41,8 @@ from pitools.stage.sources import store_listing
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.open import load_dataset
-from pitools.stage.stage import StageResult, StageState, make_result, publish_new, reporting_advance
+from pitools.stage.stage import StageResult, StageState, make_result, presence_check, publish_new, reporting_advance
 from pitools.stage.unmanaged import structure
-from pitools.stage.verify import matches_content
 from pitools.store import manifest as manifests
 
 
@@ -76,19 +73,11 @@ def stage_store(
     totals = None
     undigested = Dataset(source=store.source, manifest=store.manifest, data=b"", version=store.key)
     readers = readers or readers_for(undigested)
-
-    def is_complete(final: Path, dataset: Dataset) -> bool:
-        if verify:
-            return matches_content(final, dataset, readers=readers, advance=advance)
-        return matches_sizes(final, dataset)
+    is_complete = presence_check(verify=verify, readers=readers, advance=advance)
 
     def find_complete() -> Dataset | None:
         staged = find_staged(store, root)
-        if not staged or not is_complete(set_path(root, staged.version), staged):
-            return None
-        with contextlib.suppress(OSError, PitError):  # who may only read the root cannot say that it is used
-            touch_lease(root, staged.version)
-        return staged
+        return staged if staged and is_complete(set_path(root, staged.version), staged) else None
 
     require_safe(root, reading=True)
     if not (dataset := find_complete()):
@@ -135,7 +124,7 @@ def find_staged(store: UnmanagedStore, root: Path) -> Dataset | None:
 def staged_version(store: UnmanagedStore, root: Path) -> str:
     """Return the version staged of this very store, whole or damaged; "" when there is none."""
     names = (folder.name for folder in (root / OBJECTS).glob("*"))
-    return next((name for name in names if records.read_stage_record(root, name).signature == store.key), "")
+    return next((name for name in names if store.key in records.read_stage_record(root, name).store_keys), "")
 
 
 def _make_checker(store: UnmanagedStore) -> structure.StructureChecker | None:
@@ -183,7 +172,7 @@ def _publish(
             dataset.version,
             source=dataset.source.label,
             n_bytes=dataset.manifest.total_bytes,
-            signature=store.key,
+            store_key=store.key,
         )
         if not os.path.lexists(final) or not is_complete(final, dataset):
             state = "repaired" if os.path.lexists(final) else "staged"

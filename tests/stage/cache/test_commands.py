@@ -216,6 +216,8 @@ def test_check_repairs_from_the_source(finals: list[Path], root: Path, cache, re
     )
     assert residue(root) == []
     flip(finals[0] / "a")
+    code, rows, _ = cache("check", finals[0], "--repair", "--quota", "1MiB")
+    assert (code, [r["state"] for r in rows if r["schema"] == "pit.stage-repair/1"]) == (1, ["failed"])
     assert cache("check", finals[0], "--repair")[0] == 0
     assert cache("check", finals[0])[0] == 0
 

@@ -15,7 +15,7 @@ import pytest
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, NoSpace, TryLater
 from pitools.stage.cache import disk_quota, records
-from pitools.stage.cache.disk_quota import QuotaLimits, reserve
+from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, make_room, reserve
 from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
 from pitools.stage.cache.inventory import disk_usage, total_bytes
 from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, version_lock
@@ -284,6 +284,20 @@ def test_ones_own_unfinished_copy_is_no_room(root: Path):
         pass
     assert "another process" not in error.value.hint
     assert os.listdir(root / "objects") == ["old"]
+
+
+def test_a_set_that_appears_meanwhile_is_left_for_the_next_time(root: Path):
+    """What is staged while room is made was not measured, and is not evicted."""
+    create_root(root)
+    put(root, "old", 4 * MIB)
+
+    def shortfall(_: object) -> Shortfall:
+        if not (root / "objects/new").exists():
+            put(root, "new", 4 * MIB, used=1)
+        return Shortfall(1 if (root / "objects/old").exists() else 0, 0)
+
+    result = make_room(root, shortfall)
+    assert ([item.version for item, _ in result.evicted], result.missing_bytes) == (["old"], 0)
 
 
 def test_dead_copies_go_first_and_living_ones_never(root: Path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -102,3 +103,12 @@ def test_metadata_that_change_meanwhile_are_no_judge(store: Path, root: Path, mo
     (store / "small/zarr.json").write_text(text.replace("crc32c", "crc32x"))
     with pytest.raises(DataError):
         structure.check_structure(created.source, created.manifest, readers=1, inspected=inspector)
+
+
+def test_stores_of_the_same_content_share_a_copy_for_good(store: Path, root: Path, tmp_path: Path):
+    """Each is copied once, then found, in whatever order the jobs name them."""
+    twin = tmp_path / "elsewhere" / store.name
+    shutil.copytree(store, twin)
+    results = [stage_store(resolved(place), root) for place in (store, twin, store, twin)]
+    assert [result.state for result in results] == ["staged", "staged", "present", "present"]
+    assert len({result.version for result in results}) == 1
