@@ -40,7 +40,7 @@ def list_command(root: Path, form: str) -> None:
 @to_option(required=True)
 @format_option
 def pin(versions: tuple[str, ...], root: Path, form: str) -> None:
-    """Protect sets from eviction. VERSION is a version, its first characters, or a dataset's name."""
+    """Protect sets from eviction. VERSION is a version, its first 6 digits, or a dataset's name."""
     _pin(versions, root, form, pinned=True)
 
 
@@ -49,7 +49,7 @@ def pin(versions: tuple[str, ...], root: Path, form: str) -> None:
 @to_option(required=True)
 @format_option
 def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
-    """Allow the eviction of sets again. VERSION is a version, its first characters, or a dataset's name."""
+    """Allow the eviction of sets again. VERSION is a version, its first 6 digits, or a dataset's name."""
     _pin(versions, root, form, pinned=False)
 
 
@@ -57,19 +57,31 @@ def unpin(versions: tuple[str, ...], root: Path, form: str) -> None:
 @click.argument("versions", metavar="[VERSION...]", nargs=-1)
 @to_option(required=True)
 @click.option("--need", metavar="SIZE", help="Evict until this much is free, the least recently used first.")
+@click.option("--quarantined", is_flag=True, help="Remove the damaged sets that `check --repair` moved aside.")
 @click.option("--dry-run", is_flag=True, help="Only show the sets that would be removed.")
 @click.option("--force", is_flag=True, help="Also remove named sets with an unknown or missing source.")
 @format_option
-def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool, force: bool, form: str) -> int:
+def evict(
+    versions: tuple[str, ...],
+    root: Path,
+    need: str | None,
+    quarantined: bool,
+    dry_run: bool,
+    force: bool,
+    form: str,
+) -> int:
     """Remove sets that are not leased, pinned or being staged: the named ones, or as many as --need requires.
 
-    VERSION is a version, its first characters, or a dataset's name. Exit 1 if a named set stays.
+    VERSION is a version, its first 6 digits, or a dataset's name. Exit 1 if a named set stays.
     """
     from pitools.stage.cache import evict as evicting
     from pitools.stage.cache import inventory
 
-    if bool(versions) == bool(need):
-        raise UsageError("either versions, or --need SIZE", hint="pit-stage evict --to ROOT --need 200GiB")
+    if bool(versions) + bool(need) + quarantined != 1:
+        message = "either versions, or --need SIZE, or --quarantined"
+        raise UsageError(message, hint="pit-stage evict --to ROOT --need 200GiB")
+    if force and not versions:
+        raise UsageError("--force is for named versions alone", where="--force", hint="pit-stage evict VERSION --force")
     size = units.parse_size(need) if need else 0
     if dry_run:
         inventory.require_root(root)
@@ -78,6 +90,10 @@ def evict(versions: tuple[str, ...], root: Path, need: str | None, dry_run: bool
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
+        if quarantined:
+            for record in evicting.evict_quarantined(root, dry_run=dry_run):
+                out(record)
+            return 0
         kept_reasons: set[evicting.KeptReason] = set()
         for version in inventory.find_versions(root, versions):
             for record in evicting.evict_version(root, version, force=force, dry_run=dry_run):

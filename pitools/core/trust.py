@@ -53,7 +53,7 @@ def require_trusted(
             continue
         open_above = bool(status.st_mode & stat.S_IWOTH)
         keeps_entries = step != target and status.st_mode & stat.S_ISVTX
-        if not keeps_entries and (writer := _other_writers(status, allow_group=may_be_group_s)):
+        if not keeps_entries and (writer := other_writers(status, allow_group=may_be_group_s)):
             problem = f"can be written by {writer} (expected only you and root)"
             raise _untrusted_error(
                 path, description, step, problem, f"chmod {'o-w' if open_above else 'g-w'} {step}{hint}"
@@ -91,7 +91,7 @@ def _path_components(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         remaining += reversed(target.parts[1:] if target.is_absolute() else target.parts)
 
 
-def _other_writers(status: os.stat_result, *, allow_group: bool) -> str:
+def other_writers(status: os.stat_result, *, allow_group: bool) -> str:
     """Return the others that may write a file, by its mode: "everybody", a group, or ""."""
     if status.st_mode & stat.S_IWOTH:
         return "everybody"

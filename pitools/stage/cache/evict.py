@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from pitools.stage.sources.open import is_url, is_zarr_store
 
 # Covers the time between `pit-stage run` and a job's own lease, or between two steps of a job.
 GRACE_S = 600.0
+_SOURCE_TIMEOUT_S = 2.0
 
 
 class KeptReason(StrEnum):
@@ -154,6 +156,17 @@ def make_record(item: Evictable, n_bytes: int, reason: KeptReason | None, *, dry
     return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
 
 
+def evict_quarantined(root: Path, *, dry_run: bool = False) -> Iterator[Eviction]:
+    """Remove the damaged sets of `.quarantine`. Raises ClusterError."""
+    for path in sorted((root / QUARANTINE).glob("*")):
+        item, n_bytes = Evictable(path.name.partition(".")[0], path), total_bytes([disk_usage(path)])
+        if not dry_run:
+            trash(path, root)
+        yield make_record(item, n_bytes, None, dry_run=dry_run)
+    if not dry_run:
+        purge_trash(root)
+
+
 def quarantine_set(root: Path, version: str) -> Path:
     """Move a damaged set to `.quarantine`; return its new path. Raises TryLater, ClusterError."""
     item = Evictable(version, set_path(root, version))
@@ -231,8 +244,21 @@ def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) ->
 
 
 def _is_source_gone(source: str) -> bool:
-    """Whether a source folder no longer holds a store; False when it cannot be read."""
-    try:
-        return not is_url(source) and not is_zarr_store(Path(source))
-    except OSError:
+    """Whether a source folder no longer holds a store; False when it cannot be read. A file system that does not answer
+    counts as gone: callers hold locks that other stagers wait for.
+    """
+    if is_url(source):
         return False
+    is_gone = True
+
+    def look_up() -> None:
+        nonlocal is_gone
+        try:
+            is_gone = not is_zarr_store(Path(source))
+        except OSError:
+            is_gone = False
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_SOURCE_TIMEOUT_S)
+    return is_gone

@@ -22,6 +22,7 @@ from pitools.stage.sources.local import translate_errors
 from pitools.stage.sources.open import load_dataset
 from pitools.store.manifest import MANIFEST_FILE, Subset
 from pitools.store.publish import STAGING_DIR
+from pitools.store.resolve import PREFIX_DIGITS
 
 State = Literal["whole", "damaged", "partial", "quarantined"]
 
@@ -175,7 +176,7 @@ def _make_staged_set(
 def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
     """Return the versions that identifiers name, each once.
 
-    identifiers: versions, unique prefixes of versions, or names of datasets with one version.
+    identifiers: versions, unique prefixes of at least six digits, or names of datasets with one version.
 
     Raises UsageError for an identifier of none or several.
     """
@@ -189,7 +190,8 @@ def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
         matches = [
             name
             for name, dataset in names.items()
-            if identifier and (name.startswith(identifier) or dataset == identifier)
+            if (len(identifier) >= PREFIX_DIGITS and name.startswith(identifier))
+            or (identifier and dataset == identifier)
         ]
         if identifier in names:
             matches = [identifier]

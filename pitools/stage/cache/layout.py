@@ -37,6 +37,7 @@ from pitools.core.locks import (
 )
 from pitools.core.locks import LockOwner as LockOwner
 from pitools.core.locks import ReportProgress as ReportProgress
+from pitools.core.trust import other_writers
 from pitools.core.units import format_duration
 from pitools.stage.sources.local import OBJECTS as OBJECTS
 from pitools.store.manifest import FileEntry
@@ -86,20 +87,22 @@ def require_safe(root: Path, *, reading: bool = False) -> None:
         for folder in (root, *(root / name for name in _SHARED_DIRS + _PRIVATE_DIRS)):
             with contextlib.suppress(FileNotFoundError):
                 status = folder.stat() if folder is root else folder.lstat()
-                if reason := _unsafe_reason(status, trusted, sticky=folder is root):
+                if reason := _unsafe_reason(status, trusted):
                     raise ClusterError(reason, where=str(folder), hint=_ELSEWHERE_HINT)
+                # In a sticky folder, such as /tmp, other users may add names but cannot replace ours.
+                is_sticky = folder is root and status.st_mode & stat.S_ISVTX
+                if not is_sticky and (writer := other_writers(status, allow_group=False)):
+                    message = f"the folder can be written by {writer} (expected its owner alone)"
+                    raise ClusterError(message, where=str(folder), hint=f"chmod go-w {folder}, or {_ELSEWHERE_HINT}")
     except OSError as error:
         raise from_os_error(error, root) from error
 
 
-def _unsafe_reason(status: os.stat_result, trusted: set[int], *, sticky: bool) -> str:
+def _unsafe_reason(status: os.stat_result, trusted: set[int]) -> str:
     if not stat.S_ISDIR(status.st_mode):
         return "a symbolic link or a file (expected a folder)"
     if status.st_uid not in trusted:
         return f"the folder is owned by another user (uid {status.st_uid})"
-    # In a sticky folder, such as /tmp, other users may add names but cannot replace ours.
-    if status.st_mode & stat.S_IWOTH and not (sticky and status.st_mode & stat.S_ISVTX):
-        return "every user may write to this folder"
     return ""
 
 

@@ -6,6 +6,7 @@ pattern = "pick*"            # names of datasets; all of them when it is not sai
 newest = 2                   # versions of each
 cap = "500GiB"               # of all that the rule keeps; the oldest are left out
 to = "/nvme/{user}/pit"      # {node}, {user} filled in
+disk = "/nvme"               # must be mounted; without it, a root is created on whatever disk its path is
 nodes = "n[01-08]"           # where the rule counts; everywhere when it is not said
 quota = "1TiB"               # of the whole root; what was used least recently goes first
 min_free = "100GiB"          # of its disk
@@ -41,6 +42,7 @@ class RuleTable(
 
     source: str
     root: str
+    disk: str = ""
     pattern: str = "*"
     newest: Annotated[int, msgspec.Meta(ge=1)] = 1
     cap: str = ""
@@ -56,7 +58,9 @@ class _PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Rule(NamedTuple):
-    """What to keep at one root. source: folder or URL. applies: on this node. cap_bytes: None for no cap."""
+    """What to keep at one root. source: folder or URL. disk: mount point that the root is on, None if not given.
+    applies: on this node. cap_bytes: None for no cap.
+    """
 
     name: str
     source: Path | str
@@ -64,6 +68,7 @@ class Rule(NamedTuple):
     newest: int
     cap_bytes: int | None
     root: Path
+    disk: Path | None
     limits: QuotaLimits
     shared: bool
     applies: bool
@@ -106,6 +111,9 @@ def _make_rule(table: RuleTable, node: str) -> Rule:
         if "{job}" in root_text:
             raise UsageError("{job} cannot be filled in: there is no job", hint="{node} and {user} can")
         root = Path(expand_placeholders(root_text, node=node))
+    with _error_key("disk"):
+        if table.disk and not root.is_relative_to(table.disk):
+            raise UsageError("not a folder above the rule's root", hint='the mount point, such as "/nvme"')
     with _error_key("nodes"):
         names = hostlist.expand(table.nodes)
     sizes = {}
@@ -119,6 +127,7 @@ def _make_rule(table: RuleTable, node: str) -> Rule:
         newest=table.newest,
         cap_bytes=sizes["cap"],
         root=root,
+        disk=Path(table.disk) if table.disk else None,
         limits=QuotaLimits(quota_bytes=sizes["quota"], min_free_bytes=sizes["min_free"] or 0),
         shared=table.shared,
         applies=not table.nodes or node in names or node.partition(".")[0] in names,

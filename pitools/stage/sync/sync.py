@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from pitools.core.errors import ConfigError, PitError, TryLater, UsageError
+from pitools.core.errors import ClusterError, ConfigError, PitError, TryLater, UsageError
 from pitools.core.fs import from_os_error, write_atomic
 from pitools.core.locks import describe_owner, lock_within, open_readable_lock_file, publish_owner, read_lock_owner
 from pitools.core.progress import progress_bar
@@ -131,6 +131,7 @@ class SyncRun:
         )
 
     def _sync(self, root: Path, rules: list[Rule]) -> None:
+        _require_mounted(rules)
         if not self._dry_run:
             create_root(root, shared=rules[0].shared)
         previous = _read_state(_state_path(root, self.policy))
@@ -271,6 +272,7 @@ def sync_lock(policy: SyncPolicy) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for root, rules in sorted(_by_root(policy).items()):
             try:
+                _require_mounted(rules)
                 create_root(root, shared=rules[0].shared)
                 descriptor = open_readable_lock_file(root / LOCKS / f".sync.{policy.id}")
                 stack.callback(os.close, descriptor)
@@ -282,6 +284,13 @@ def sync_lock(policy: SyncPolicy) -> Iterator[None]:
                 raise SyncRunning(f"another run of this policy is at work: {describe_owner(owner)}", where=str(root))
             stack.enter_context(publish_owner(descriptor))
         yield
+
+
+def _require_mounted(rules: list[Rule]) -> None:
+    """Refuse to create a root on the system's disk in place of one that is not mounted. Raises ClusterError."""
+    for rule in rules:
+        if rule.disk and not os.path.ismount(rule.disk):
+            raise ClusterError("the disk is not mounted", where=str(rule.disk), hint=f"mount {rule.disk}")
 
 
 def _by_root(policy: SyncPolicy) -> dict[Path, list[Rule]]:

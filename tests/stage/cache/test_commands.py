@@ -126,7 +126,7 @@ def test_versions_are_named_by_a_beginning_or_their_dataset(finals: list[Path], 
     code, rows, err = cache("unpin", "pick9", "--to", root)
     assert (code, rows) == (2, [])
     assert "did you mean" in err
-    for words in (["", "--to", root], [name, "--to", root / "nowhere"], [name]):
+    for words in (["", "--to", root], [name[:5], "--to", root], [name, "--to", root / "nowhere"], [name]):
         assert cache("pin", *words)[0] == 2
 
 
@@ -158,8 +158,8 @@ def test_evict_removes_an_unfinished_copy(root: Path, finals: list[Path], cache,
     partial_path(root, "f" * 32).mkdir()
     journal_path(root, "f" * 32).touch()
     with version_lock(root, "f" * 32, timeout_s=0):
-        assert cache("evict", "ff", "--to", root)[0] == 1
-    assert cache("evict", "ff", "--to", root)[0] == 0
+        assert cache("evict", "f" * 6, "--to", root)[0] == 1
+    assert cache("evict", "f" * 6, "--to", root)[0] == 0
     assert residue(root) == []
 
 
@@ -187,7 +187,14 @@ def test_evict_makes_room(tmpfs, make_dataset, cache):
 
 @pytest.mark.parametrize(
     "words",
-    [["--to", "ROOT"], ["v", "--need", "1GiB", "--to", "ROOT"], ["--need", "lots", "--to", "ROOT"], ["v"]],
+    [
+        ["--to", "ROOT"],
+        ["v", "--need", "1GiB", "--to", "ROOT"],
+        ["--need", "lots", "--to", "ROOT"],
+        ["v"],
+        ["--need", "1GiB", "--quarantined", "--to", "ROOT"],
+        ["--need", "1GiB", "--force", "--to", "ROOT"],
+    ],
 )
 def test_evict_wants_to_know_what(finals: list[Path], root: Path, cache, words: list[str]):
     """Nothing named and no room asked for is not "everything"."""
@@ -238,6 +245,11 @@ def test_check_quarantines_what_cannot_come_back(finals: list[Path], root: Path,
     assert not finals[0].exists()
     assert cache("check", root, "--repair")[0] == 0
     assert [record["state"] for record in cache("list", root)[1]] == ["whole", "whole", "quarantined"]
+    for option, state in (("--dry-run", "evictable"), ("--quarantined", "evicted")):
+        code, rows, _ = cache("evict", "--to", root, "--quarantined", option)
+        assert (code, [(r["version"], r["state"]) for r in rows]) == (0, [(finals[0].name, state)])
+    assert [record["state"] for record in cache("list", root)[1]] == ["whole", "whole"]
+    assert not moved.exists()
 
 
 def test_check_says_why_it_did_not_repair(finals: list[Path], root: Path, cache):

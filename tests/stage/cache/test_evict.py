@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,3 +275,17 @@ def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest
     with pytest.raises(DataError):
         records.set_pinned(root, final.name)
     assert list((root / ".records").iterdir()) == []
+
+
+def test_a_source_that_does_not_answer_keeps_its_set_and_holds_up_nobody(
+    final: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file system that hangs is given up, as the root's lock is held meanwhile."""
+    answer = threading.Event()
+    monkeypatch.setattr(evict, "_SOURCE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(evict, "is_zarr_store", lambda _: answer.wait(60))
+    records.write_stage_record(root, final.name, source="/hung/x.zarr", n_bytes=1, store_key="k")
+    assert take(root, final, grace_s=0) == KeptReason.SOURCE_GONE
+    assert not answer.is_set()
+    answer.set()
+    assert take(root, final, grace_s=0) is None

@@ -111,7 +111,7 @@ def test_a_read_only_disk_refuses_a_copy_but_serves_what_it_has(small: Path, mak
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("kind", ["link", "owner", "writable", "file"])
+@pytest.mark.parametrize("kind", ["link", "owner", "writable", "group", "file"])
 def test_a_root_that_others_could_exchange_is_refused(
     small: Path, root: Path, folder: str, kind: str, request: pytest.FixtureRequest
 ):
@@ -127,6 +127,10 @@ def test_a_root_that_others_could_exchange_is_refused(
         place.mkdir()
         if kind == "writable":
             place.chmod(0o1777)
+        elif kind == "group":
+            request.getfixturevalue("as_root")
+            os.chown(place, -1, 54321)
+            place.chmod(0o775)
         else:
             request.getfixturevalue("as_root")
             os.chown(place, 54321, -1)

@@ -9,7 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from pitools.store.retirement import Retirement
+from pitools.store.version_state import Quarantine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sources/object_store"))
 import s3_server
@@ -92,6 +96,22 @@ def test_the_newest_of_a_prefix_are_kept(bucket: Bucket):
     assert bucket.staged() == {second, other}
     record = json.loads((bucket.root / ".records" / f"{second}.json").read_text())
     assert record["source"] == f"s3://{BUCKET}/{bucket.prefix}/pick/{second}"
+
+
+def test_what_the_uploaded_catalog_rules_out_is_not_kept(bucket: Bucket):
+    """A retired version and one in quarantine are passed over; one of which episodes are excluded is kept."""
+    versions = []
+    for kind, record in (
+        ("quarantine", Quarantine(whole_version=False, set_at="", set_by="", episodes={3: ("blurred",)})),
+        ("quarantine", Quarantine(whole_version=True, set_at="", set_by="")),
+        ("retired", Retirement(name="pick", version="", published="", retired_at="", retired_by="")),
+    ):
+        versions.append(bucket.put("pick"))
+        file = bucket.folder / "record.json"
+        file.write_bytes(msgspec.json.encode(record))
+        s3_server.put(bucket.port, {f"{bucket.prefix}/pick/.catalog/{kind}/{versions[-1]}.json": file})
+    bucket.rule("newest = 3\n")
+    assert bucket.sync() == (0, [("staged", versions[0])], "")
 
 
 def test_few_questions_are_asked(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):

@@ -32,6 +32,7 @@ def rule(source: Path, **more: object) -> Rule:
         "newest": 1,
         "cap_bytes": None,
         "root": Path("/nvme"),
+        "disk": None,
         "limits": QuotaLimits(),
         "shared": False,
         "applies": True,
@@ -54,6 +55,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         write(
             tmp_path,
             '[[rules]]\nfrom = "/d"\npattern = "pick*"\nnewest = 3\ncap = "1GiB"\nto = "/nvme/{node}/{user}"\n'
+            'disk = "/nvme"\n'
             'nodes = "n[01-04]"\nquota = "2TB"\nmin_free = "10MiB"\nshared = true\n'
             '[[rules]]\nname = "b"\nfrom = "/d"\nto = "/x"\nnodes = "n07"\n',
         )
@@ -68,6 +70,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         shared=True,
         applies=True,
         root=Path(f"/nvme/n03/{getpass.getuser()}"),
+        disk=Path("/nvme"),
         limits=QuotaLimits(quota_bytes=2 * 10**12, min_free_bytes=10 << 20),
     )
     assert (second.name, second.newest, second.cap_bytes, second.limits, second.applies) == (

@@ -643,3 +643,13 @@ def test_rules_do_not_push_out_each_others_sets(site: Site):
         site.age()
     site.rules('pattern = "b"\nquota = "13MiB"')
     assert ("staged", second) in site.changes()
+
+
+def test_a_disk_that_is_not_mounted_gets_no_root(site: Site, tmp_path: Path):
+    """The system's disk is not filled in its place: an error, and nothing is created."""
+    site.put("pick")
+    site.rules(f'disk = "{tmp_path}"')
+    assert site.sync("--format", "jsonl")[:2] == (4, "")
+    assert not site.root.parent.exists()
+    site.rules('disk = "/"')
+    assert len(site.changes()) == 1

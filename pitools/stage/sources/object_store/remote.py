@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from pitools.core.errors import DataError, UsageError
+from pitools.core.record import decode_json
 from pitools.core.shared_progress import WorkerSlot
 from pitools.stage.sources.base import Dataset, all_folders, make_dataset
 from pitools.stage.sources.object_store.client import ObjectUrl, cached_store, call_store, changed_error, parse_url
 from pitools.stage.sources.object_store.isolated import run_isolated as run_isolated
 from pitools.store import manifest as manifests
 from pitools.store.manifest import MANIFEST_FILE
+from pitools.store.version_state import CATALOG, Quarantine
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -155,7 +157,8 @@ def find_remote_version(url: str) -> str:
 
 
 def list_datasets(url: str, is_wanted: Callable[[str], bool]) -> dict[str, list[tuple[str, int]]]:
-    """Return the datasets directly below a URL; of wanted ones each version's URL and upload time in ns.
+    """Return the datasets directly below a URL; of wanted ones the URL and upload time in ns of each version that
+    is neither retired nor in quarantine.
 
     Raises as `find_remote_version`.
     """
@@ -213,13 +216,33 @@ def _list_datasets(
     url: ObjectUrl, is_wanted: Callable[[str], bool], slot: WorkerSlot
 ) -> dict[str, list[tuple[str, int]]]:
     def versions(prefix: str) -> list[tuple[str, int]]:
-        version_urls = (
-            url._replace(prefix=version_prefix) for version_prefix in _subfolders(url._replace(prefix=prefix), slot)
-        )
+        prefixes = {path.rpartition("/")[2]: path for path in _subfolders(url._replace(prefix=prefix), slot)}
+        catalog = prefixes.pop(CATALOG, "")
+        unusable = _unusable_versions(url._replace(prefix=catalog), slot) if catalog else set()
+        version_urls = [url._replace(prefix=path) for name, path in prefixes.items() if name not in unusable]
         return [(version.url, ns) for version in version_urls if (ns := _modified_ns(version))]
 
     prefixes = {prefix.rpartition("/")[2]: prefix for prefix in _subfolders(url, slot)}
     return {name: versions(prefix) if is_wanted(name) else [] for name, prefix in prefixes.items()}
+
+
+def _unusable_versions(url: ObjectUrl, slot: WorkerSlot) -> set[str]:
+    """Return the versions that are retired or in quarantine as a whole, by the catalog uploaded with the dataset."""
+    import obstore
+
+    store, unusable = cached_store(url), set()
+    for entry in _list_objects(url, slot):
+        kind, _, name = entry.path.partition("/")
+        if kind == "quarantine":
+            data = call_store(partial(obstore.get, store, url.key(entry.path)), url, entry.path).bytes()
+            try:
+                if not decode_json(bytes(data), Quarantine).whole_version:
+                    continue
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"not a record of a quarantine: {error}", where=f"{url.url}/{entry.path}") from error
+        if kind in ("quarantine", "retired"):
+            unusable.add(name.removesuffix(".json"))
+    return unusable
 
 
 def _subfolders(url: ObjectUrl, slot: WorkerSlot) -> list[str]:
