@@ -52,7 +52,7 @@ class DirDescriptors:
     """
 
     def __init__(self, top: Path, *, create: bool = False) -> None:
-        """Open the top folder. create: create missing folders, of mode 0755 less the umask. Raises OSError."""
+        """Open the top folder. create: create missing folders, of mode 0755. Raises OSError."""
         self._create = create
         self._descriptors = [os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._parts: list[str] = []
@@ -72,6 +72,7 @@ class DirDescriptors:
             if self._create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o755, dir_fd=self._descriptors[-1])
+                    os.chmod(part, 0o755, dir_fd=self._descriptors[-1])  # noqa: S103 - under any umask
             # O_NOFOLLOW applies to the last component only, so each component is opened separately.
             descriptor = os.open(part, _FOLDER_FLAGS, dir_fd=self._descriptors[-1])
             if len(self._parts) < _MAX_OPEN_DIRS:
@@ -129,13 +130,16 @@ class LocalFile:
 
     def __init__(self, descriptor: int, size: int, where: str, *, read_once: bool) -> None:
         self.size, self._descriptor, self._where, self._read_once = size, descriptor, where, read_once
+        self._start, self._end = size, 0  # of the bytes read
 
     def read_into(self, view: memoryview, offset: int) -> int:
         """Read at `offset` into `view`; return the count, 0 at the end. Raises as `read_error`."""
         try:
-            return os.preadv(self._descriptor, [view], offset)
+            count = os.preadv(self._descriptor, [view], offset)
         except OSError as error:
             raise read_error(error, Path(self._where)) from error
+        self._start, self._end = min(self._start, offset), max(self._end, offset + count)
+        return count
 
     def fileno(self) -> int:
         """Return the descriptor, for system calls."""
@@ -143,8 +147,9 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._read_once:
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if self._read_once and self._end > self._start:
+            # No more than was read here: another worker may be reading ahead in the next range.
+            os.posix_fadvise(self._descriptor, self._start, self._end - self._start, os.POSIX_FADV_DONTNEED)
         os.close(self._descriptor)
 
 

@@ -9,6 +9,7 @@ import pytest
 from pitools.core.errors import DataError
 from pitools.core.shared_progress import SharedProgress, WorkerSlot
 from pitools.stage.copy import write as write_module
+from pitools.stage.copy.copy import write_file
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, CopyTask
 from pitools.stage.copy.worker import CopyJob, CopyWorker
 from pitools.stage.sources.open import load_dataset
@@ -214,6 +215,17 @@ def test_modes_are_the_same_whatever_the_umask(make_dataset, root: Path, mask: i
         "large": 0o444,
         "ranges": 0o444,
     }
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_a_folder_of_a_rewritten_file_has_the_same_mode(tmp_path: Path, mask: int):
+    """A part's own files are written before the workers are forked."""
+    old_umask = os.umask(mask)
+    try:
+        write_file(tmp_path, "obs/zarr.json", b"{}")
+    finally:
+        os.umask(old_umask)
+    assert [(tmp_path / path).stat().st_mode & 0o777 for path in ("obs", "obs/zarr.json")] == [0o755, 0o444]
 
 
 def test_names_are_on_the_disk_before_the_set_is_shown(build, tmp_path: Path, root: Path, monkeypatch):

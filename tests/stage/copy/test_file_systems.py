@@ -11,6 +11,7 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError
+from pitools.stage.sources.local import LocalReader
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import check_versions
@@ -97,6 +98,19 @@ def test_a_copy_leaves_the_page_cache_to_others(disk, build):
     files += Path(record.path).rglob("c/*")
     assert len(files) == 8
     assert sum(_cached(path) for path in files) < 2 << 20
+
+
+def test_only_what_was_read_is_dropped_from_the_page_cache(disk):
+    """Other workers read ahead in the file's other ranges."""
+    file = disk("ext4") / "a"
+    file.write_bytes(os.urandom(8 << 20))
+    os.sync()
+    reader = LocalReader(file.parent, read_once=True)
+    opened = reader.open("a")
+    assert opened.read_into(memoryview(bytearray(4 << 20)), 4 << 20) == 4 << 20
+    opened.close()
+    reader.close()
+    assert _cached(file) == 4 << 20
 
 
 def _cached(path: Path) -> int:
