@@ -25,7 +25,6 @@ from pitools.core.locks import is_owned_by_user, lock, owner_name
 from pitools.core.record import Record
 from pitools.launch.provenance.code_copy import CODE_DIR, LISTING_FILE, read_listing
 from pitools.launch.recovery import apply_decision
-from pitools.launch.sweep.sweep_folder import SWEEPS
 from pitools.run.run_folder import RunRecord, run_dirs
 from pitools.slurm.states import is_finished
 
@@ -165,7 +164,7 @@ def _named_runs(root: Path) -> dict[str, str]:
 
 def _sweep_members(root: Path) -> set[str]:
     """Return the ids of the runs of all sweeps below a folder of runs: a sweep has a link to each."""
-    return {link.readlink().name for link in (root / SWEEPS).glob("*/*") if link.is_symlink()}
+    return {link.readlink().name for link in root.glob("sweeps*/*/*") if link.is_symlink()}
 
 
 def _other_files(run_dir: Path) -> list[str]:
