@@ -30,7 +30,7 @@ from pitools.launch.rank import main as worker
 from pitools.launch.request import Request
 from pitools.run import run_folder
 from pitools.site.connect import client
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 HERE = Path(__file__).resolve().parent
 APART = 4096
@@ -94,7 +94,7 @@ def both_succeed(one: str, two: str) -> bool:
     subprocess.run(["scontrol", "release", one, two], env=ENV, check=True)
     deadline = time.monotonic() + 120
     states: dict[str, str] = {}
-    while time.monotonic() < deadline and not (states and all(map(is_finished, states.values()))):
+    while time.monotonic() < deadline and not (states and all(map(is_final, states.values()))):
         time.sleep(1)
         states = SLURM.state_of([one, two])
     SLURM.cancel([one, two])

@@ -104,7 +104,7 @@ def ours(work: Path, _conf: Path, ids: list[str]) -> Looks:
 
     def look() -> dict[str, str]:
         for job_id, watch in watches.items():
-            if not status.is_finished(observed[job_id]):
+            if not status.is_final(observed[job_id]):
                 state = watch.poll().state
                 observed[job_id] = observed[job_id] if state == "UNKNOWN" else state
         time.sleep(0.5)
@@ -150,7 +150,7 @@ def terminal(
         look = kind(work, conf, ids)
         while time.time() < until:
             for job_id, state in look().items():
-                if status.is_finished(state):
+                if status.is_final(state):
                     end.setdefault(job_id, time.time())
     except BaseException as error:
         told.put(f"{type(error).__name__}: {error}")

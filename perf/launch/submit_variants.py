@@ -21,7 +21,7 @@ from perf.launch.slurm_proxy import SlurmProxy
 from pitools.launch.submission import exactly_once, grant, submissions
 from pitools.site.schema import Site
 from pitools.slurm.client import Client, Transport
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 REAL = Path(alpha().slurm.conf)
 PORT = int(next(line for line in REAL.read_text().splitlines() if line.startswith("SlurmctldPort=")).split("=")[1])
@@ -123,7 +123,7 @@ def jobs_of(names: Sequence[str], *, timeout_s: float = 300.0) -> dict[str, list
     deadline = time.monotonic() + timeout_s
     while True:
         reference = [job for job in SLURM.jobs(user=SLURM.user(), all_states=True) if job.name in names]
-        if all(is_finished(job.state) for job in reference) or time.monotonic() > deadline:
+        if all(is_final(job.state) for job in reference) or time.monotonic() > deadline:
             break
         time.sleep(1)
     actual: dict[str, set[str]] = {name: set() for name in names}

@@ -22,7 +22,7 @@ from pitools.run import run_folder
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.client import Client
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 from pitools.store.version_state import revalidate_nfs
 
 DoneCounter = Callable[[], int]
@@ -137,7 +137,7 @@ def _wait_for_tasks(
             pending.remove(job)
         if pending and time.monotonic() - queried_at > _STATE_EVERY_S:
             queried_at, state = time.monotonic(), backend.state()
-            ended = is_finished(state) or state == UNKNOWN
+            ended = is_final(state) or state == UNKNOWN
             gone_since = (gone_since or queried_at) if ended else 0.0
             if gone_since:
                 revalidate_nfs(pending[0].paths.folder)

@@ -30,7 +30,7 @@ from pitools.site.connect import client
 from pitools.site.load import load_site
 from pitools.site.schema import Site
 from pitools.site.template import rank_command
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 
 class PitPaths(utils.JobPaths):  # type: ignore[misc]  # submitit's classes are untyped to mypy
@@ -75,7 +75,7 @@ class SiteWatcher(slurm.SlurmInfoWatcher):  # type: ignore[misc]
             states = client(self._site).state_of(job_ids)
             self._num_calls += 1
             self._info_dict.update({job_id: {"JobID": job_id, "State": state} for job_id, state in states.items()})
-            self._finished.update(job_id for job_id, state in states.items() if is_finished(state))
+            self._finished.update(job_id for job_id, state in states.items() if is_final(state))
 
 
 @lru_cache

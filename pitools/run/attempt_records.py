@@ -49,16 +49,16 @@ VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
 class AttemptStart(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
     """How one attempt began.
 
-    submission: number of the run's submission, from 0. job_id, cluster: Slurm's. restart: how often Slurm itself has
-    requeued that job (SLURM_RESTART_COUNT). node_list: Slurm's host list expression. time_limit_at: when the job's time
-    limit ends, "" without a limit. saved_steps: steps in the newest complete checkpoint at the start; 0 for none.
+    submission: number of the run's submission, from 0. job_id, cluster: Slurm's. restart_count: how often Slurm itself
+    has requeued that job (SLURM_RESTART_COUNT). node_list: Slurm's host list expression. time_limit_at: when the job's
+    time limit ends, "" without a limit. saved_steps: steps in the newest complete checkpoint at the start; 0 for none.
     """
 
     attempt: str
     submission: int
     job_id: str
     cluster: str
-    restart: int
+    restart_count: int
     node_list: str
     nodes: int
     started: str

@@ -17,12 +17,12 @@ MOVE_LOCK = ".move"  # held by the moving process
 
 class MoveIntent(Record, frozen=True, kw_only=True, tag="pit.move/1"):
     """A run's move, written before its first step. new_run_id: the run's id at the target site. t: when the move began.
-    job_ended: whether the move has begun to end the run's job."""
+    stop_requested: whether the move has begun to end the run's job."""
 
     new_run_id: str
     target_site: str
     t: str
-    job_ended: bool = False
+    stop_requested: bool = False
 
 
 def completed_move(run_dir: Path) -> MoveIntent | None:

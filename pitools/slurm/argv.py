@@ -72,12 +72,12 @@ def sacct(
     name: str = "",
     since: datetime | None = None,
     *,
-    attempts: bool = True,
+    all_starts: bool = True,
     sep: str = "|",
 ) -> list[str]:
     """List accounting rows of these jobs, or of all jobs since a time.
 
-    since: a time with its zone. attempts: list every attempt of a requeued job, else the last. Raises UsageError
+    since: a time with its zone. all_starts: list every start of a requeued job, else the last. Raises UsageError
     without ids and time.
     """
     if not ids and since is None:
@@ -88,7 +88,7 @@ def sacct(
     if since:
         # By default sacct omits jobs that were never eligible to start: held, dependent or delayed.
         narrow += [f"--starttime={since.astimezone(UTC):%Y-%m-%dT%H:%M:%S}", "--endtime=now+52weeks", _ANY_STATE]
-    narrow += ["-D"] if attempts else []
+    narrow += ["-D"] if all_starts else []
     form = ["-P", f"--delimiter={sep}", "-o", ",".join(ACCOUNTING_FORMAT)]
     return ["sacct", "-X", "--noconvert", *narrow, *form]
 

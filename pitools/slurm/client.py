@@ -139,12 +139,12 @@ class Client:
         user: str = "",
         name: str = "",
         since: datetime | None = None,
-        attempts: bool = True,
+        all_starts: bool = True,
     ) -> list[AccountingRow]:
-        """Return accounting rows of these ids, or since a time with its zone. attempts: all attempts, else the last."""
+        """Return accounting rows of these ids, or since a time with its zone. all_starts: all, else the last."""
         sep = new_separator()
         rows = parse_accounting.parse_sacct(
-            self._read(argv.sacct(ids, user, name, since, attempts=attempts, sep=sep)), sep, UTC
+            self._read(argv.sacct(ids, user, name, since, all_starts=all_starts, sep=sep)), sep, UTC
         )
         return [row for row in rows if not name or row.name == name]
 
@@ -179,7 +179,7 @@ class Client:
 
     def _states_from_accounting(self, ids: Sequence[str]) -> dict[str, str]:
         try:
-            jobs = self.accounting(ids, attempts=False)
+            jobs = self.accounting(ids, all_starts=False)
         except PitError:
             return {}
         return job_components.states_from_accounting(

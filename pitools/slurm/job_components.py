@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pitools.slurm.states import combined_state, is_finished
+from pitools.slurm.states import combined_state, is_final
 
 
 class SqueueRow(NamedTuple):
@@ -38,7 +38,7 @@ def states_from_squeue(rows: Iterable[SqueueRow]) -> dict[str, str]:
     return {
         job_id: combined_state(states)
         for job_id, states in _states_by_id(row_list).items()
-        if job_id not in parents or not all(map(is_finished, states))
+        if job_id not in parents or not all(map(is_final, states))
     }
 
 

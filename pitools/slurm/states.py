@@ -135,7 +135,7 @@ def is_held(reason: str) -> bool:
     return pending_reason(reason) is PendingReason.HELD
 
 
-def is_finished(state: str) -> bool:
+def is_final(state: str) -> bool:
     """Return whether a state is final; False for UNKNOWN and for unlisted states."""
     return parse_job_state(state) in _FINISHED
 
@@ -143,7 +143,7 @@ def is_finished(state: str) -> bool:
 def combined_state(states: Iterable[str]) -> str:
     """Return the state of a job with several parts: the first unfinished, else the first that is not COMPLETED."""
     state_list = list(states)
-    unfinished = [state for state in state_list if not is_finished(state)]
+    unfinished = [state for state in state_list if not is_final(state)]
     failed = [state for state in state_list if state != "COMPLETED"]
     return (unfinished or failed or state_list or [UNKNOWN])[0]
 

@@ -168,5 +168,5 @@ def test_a_requeued_job_makes_a_new_attempt(requeued: Path) -> None:
     """Slurm's own restart keeps what was there, and the attempt that it cut off gets its cause."""
     assert verdict(requeued).state == "finished"
     first, second = starts(requeued)
-    assert (second.job_id, second.restart) == (first.job_id, first.restart + 1)
+    assert (second.job_id, second.restart_count) == (first.job_id, first.restart_count + 1)
     assert cause(requeued, 0).kind == "preempted"

@@ -18,7 +18,7 @@ from pitools.launch.submission import submit
 from pitools.run import run_folder
 from pitools.site import load
 from pitools.site.connect import client
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 from tests.launch.move.test_move_run import LOOP
 
 pytestmark = pytest.mark.slurm
@@ -66,7 +66,7 @@ def test_it_goes_on_at_the_other_cluster(started: Path) -> None:
     assert lookup.latest_step(started / "checkpoints") == moved.step
     job = run_folder.read_record(started / "job.json", run_folder.JobRef)
     assert job is not None
-    assert is_finished(client(alpha).state_of([job.job_id])[job.job_id])
+    assert is_final(client(alpha).state_of([job.job_id])[job.job_id])
     assert len(run_folder.attempt_dirs(started)) == 1
     verdict = apply_decision.read_verdict(started)
     assert verdict is not None

@@ -211,7 +211,7 @@ def test_a_lost_login_session_is_made_good(made: Callable[..., dict[str, Any]], 
     (run_dir / "jobs" / "1" / "intent.json").write_text(json.dumps({**intent, "last_tried_at": old}))
     (run_dir / "jobs" / "1" / "job.json").unlink()
     (run_dir / "job.json").write_bytes((run_dir / "jobs" / "0" / "job.json").read_bytes())
-    (run_dir / "jobs" / ".sending").write_text("")
+    (run_dir / "jobs" / ".sbatch-output").write_text("")
     done = pit("launch", "tick", *site, **runs)
     assert done.returncode == 0, done.stderr
     assert [(row["action"], row["job_id"]) for row in map(json.loads, done.stdout.splitlines())] == [

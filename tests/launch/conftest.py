@@ -19,7 +19,7 @@ from pitools.launch import slurm_cache
 from pitools.launch.plan import Plan
 from pitools.launch.probes import unreachable_nodes
 from pitools.launch.provenance import provenance
-from pitools.launch.recovery import apply_decision, requeue_hold, slurm_query
+from pitools.launch.recovery import apply_decision, requeue_delay, slurm_query
 from pitools.launch.request import Request
 from pitools.launch.submission import exactly_once, next_job, submissions
 from pitools.run import run_folder
@@ -81,9 +81,9 @@ class Cluster:
         self.asked += 1
         return {job_id: self.states.get(job_id, UNKNOWN) for job_id in ids}
 
-    def accounting(self, ids: Sequence[str], *, attempts: bool = True) -> list[AccountingRow]:
-        ends = {item: self.ended_at or timestamps.now_rfc3339() for item in self.ended} if attempts else {}
-        reference = self.states | self.ended if attempts else self.states
+    def accounting(self, ids: Sequence[str], *, all_starts: bool = True) -> list[AccountingRow]:
+        ends = {item: self.ended_at or timestamps.now_rfc3339() for item in self.ended} if all_starts else {}
+        reference = self.states | self.ended if all_starts else self.states
         return [
             AccountingRow(job_id=item, raw_id=item, state=reference[item], end=ends.get(item, ""))
             for item in ids
@@ -145,7 +145,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(slurm_query, "client", lambda site: created)
     monkeypatch.setattr(apply_decision, "client", lambda site: created)
     monkeypatch.setattr(next_job, "client", lambda site: created)
-    monkeypatch.setattr(requeue_hold, "client", lambda site: created)
+    monkeypatch.setattr(requeue_delay, "client", lambda site: created)
     monkeypatch.setattr(unreachable_nodes, "run_command", lambda *_, **__: Completed((), 0, created.nodes_text, ""))
     monkeypatch.setattr(exactly_once, "submit_once", created.send)
     return created
@@ -183,7 +183,7 @@ class Runs:
             submission=ref.number,
             job_id=ref.job_id,
             cluster="",
-            restart=0,
+            restart_count=0,
             node_list="n[1-2]",
             nodes=2,
             started=timestamps.now_rfc3339(),

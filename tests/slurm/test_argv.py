@@ -36,7 +36,7 @@ def test_sacct_asks_in_utc() -> None:
     assert "--starttime=2026-11-21T01:00:00" in words
     assert "-D" in words
     assert "--delimiter=|m|" in words
-    assert "-D" not in argv.sacct(["4"], attempts=False)
+    assert "-D" not in argv.sacct(["4"], all_starts=False)
     with pytest.raises(UsageError, match="accounting"):
         argv.sacct(user="ann")
 

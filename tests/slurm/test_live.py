@@ -16,7 +16,7 @@ from pitools.core.errors import ClusterError, PitError, Unreachable
 from pitools.slurm.client import Client, Transport
 from pitools.slurm.errors import OutcomeUnknown
 from pitools.slurm.records import AccountingRow, Switch
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 pytestmark = pytest.mark.slurm
 
@@ -152,7 +152,7 @@ def test_cancel_is_repeatable_and_kept_by_accounting(alpha: Client, queued: Call
     """Cancelled once, twice and with a stranger; then squeue and sacct both say who and what."""
     began = datetime.now(UTC) - timedelta(minutes=1)
     job_id = queued(f"--job-name={name}")
-    assert not is_finished(alpha.state_of([job_id])[job_id])
+    assert not is_final(alpha.state_of([job_id])[job_id])
     for ids in ([job_id], [job_id], [job_id, "999999"]):
         alpha.cancel(ids)
     assert alpha.state_of([job_id]) == {job_id: "CANCELLED"}

@@ -32,7 +32,7 @@ from pitools.slurm import states
 def test_job_states(text: str, state: str, finished: bool) -> None:
     """A state is one whole word, and only the known last ones are finished."""
     assert states.parse_job_state(text) == state
-    assert states.is_finished(text) is finished
+    assert states.is_final(text) is finished
 
 
 @given(st.text())
@@ -41,7 +41,7 @@ def test_any_text_is_some_state(text: str) -> None:
     state = states.parse_job_state(text)
     assert state
     assert states.parse_job_state(state) == state or " " in state
-    states.is_finished(text)
+    states.is_final(text)
     base, flags = states.parse_node_state(text)
     assert base
     assert len(set(flags)) == len(flags)

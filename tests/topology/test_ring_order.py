@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pitools.site.connect import client
 from pitools.site.load import load_site
 from pitools.slurm.records import Switch
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 from pitools.topology import discover
 from pitools.topology.fabric_model import Fabric, Torus, from_switches, natural_sort_key
 from pitools.topology.rank_order import rank_order
@@ -170,7 +170,7 @@ def test_against_slurms_own_order(clusters: Path, repo: Path) -> None:
     try:
         until = time.monotonic() + 60
         while not (folder / "done").exists() and time.monotonic() < until:
-            if is_finished(slurm.state_of([job])[job]):
+            if is_final(slurm.state_of([job])[job]):
                 break
             time.sleep(0.2)
         ran = {

@@ -52,11 +52,10 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     """The evidence about one attempt.
 
     exit_code, ended: from exit.json; None and "" without it. state: of a local run, by its supervisor.
-    restarted: whether Slurm has restarted this job since. is_last: whether no later attempt has started.
-    cancelled: the time of a `pit launch cancel` during the attempt, or "". notice_signal, notice_s: the signal that the
-    request wants before the time limit, and how long before, in seconds.
-    shared_path: the folder of runs. nvme: the folder of a node's own disk, "" if unknown. hosts: the node of each rank.
-    last_step: rank → (step, time). saved_steps: steps in a complete checkpoint at its end.
+    restarted: whether Slurm has restarted this job since. cancelled: the time of a `pit launch cancel` during the
+    attempt, or "". notice_signal, notice_s: the signal that the request wants before the time limit, and how long
+    before, in seconds. shared_path: the folder of runs. nvme: the folder of a node's own disk, "" if unknown. hosts:
+    the node of each rank. last_step: rank → (step, time). saved_steps: steps in a complete checkpoint at its end.
     last_lines: rank, or None for the job itself → the last line of its output.
     """
 
@@ -66,7 +65,6 @@ class AttemptEvidence(Record, frozen=True, kw_only=True, tag="pit.attempt-eviden
     ended: str = ""
     state: str = ""
     restarted: bool = False
-    is_last: bool = True
     cancelled: str = ""
     notice_signal: str = ""
     notice_s: float = 0.0
@@ -113,7 +111,6 @@ def gather_evidence(
         ended=ended.ended if ended else "",
         state=ended.state if ended else "",
         restarted=restarted,
-        is_last=next_start is None,
         cancelled=_cancel_requested_at(run_dir, span),
         notice_signal=notice[0],
         notice_s=notice[1],
@@ -295,7 +292,9 @@ def _next_start(run_dir: Path, attempt: Path, start: AttemptStart | None) -> tup
     for path in attempts[names.index(attempt.name) + 1 :]:
         if next_start := _read_record(path / "start.json", AttemptStart):
             was_restarted = (
-                start is not None and next_start.job_id == start.job_id and next_start.restart > start.restart
+                start is not None
+                and next_start.job_id == start.job_id
+                and next_start.restart_count > start.restart_count
             )
             return next_start, was_restarted
     return None, False

@@ -64,7 +64,7 @@ def begin_attempt(job: JobContext, *, time_limit_at: str = "") -> Path:
         submission=job.number,
         job_id=job.job_id,
         cluster=job.cluster,
-        restart=job.restart,
+        restart_count=job.restart_count,
         node_list=job.node_list,
         nodes=job.nodes,
         started=timestamps.now_rfc3339(),
@@ -90,7 +90,7 @@ def create_attempt_dir(job: JobContext) -> Path:
     root = job.run_dir / "attempts"
     root.mkdir(mode=0o755, parents=True, exist_ok=True)
     if job.task:
-        attempt = root / f"{job.task}.{job.restart}"
+        attempt = root / f"{job.task}.{job.restart_count}"
         attempt.mkdir(mode=0o755, exist_ok=True)
     else:
         number = max(
@@ -236,7 +236,7 @@ def _time_limit_at(job: JobContext, previous_attempts: list[Path], environ: Mapp
     # Slurm before 23.02 sets no variable: query its controller, once per start of the job.
     for path in reversed(previous_attempts):
         start = run_folder.read_record(path / "start.json", records.AttemptStart)
-        if start and (start.job_id, start.restart) == (job.job_id, job.restart):
+        if start and (start.job_id, start.restart_count) == (job.job_id, job.restart_count):
             return start.time_limit_at
     try:
         from pitools.slurm.client import Client, Transport

@@ -28,7 +28,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     slurm_number: str = ""
     cluster: str
-    restart: int
+    restart_count: int
     node_list: str
     nodes: int
     task: str
@@ -46,7 +46,7 @@ def load_context(environ: Mapping[str, str]) -> JobContext:
         job_id=slurm_job_id(environ),
         slurm_number=environ["SLURM_JOB_ID"],
         cluster=environ.get("SLURM_CLUSTER_NAME", ""),
-        restart=_count(environ.get("SLURM_RESTART_COUNT", "")),
+        restart_count=_count(environ.get("SLURM_RESTART_COUNT", "")),
         node_list=environ.get("SLURM_JOB_NODELIST", ""),
         nodes=_count(environ.get("SLURM_JOB_NUM_NODES", "")) or 1,
         task=environ.get("SLURM_ARRAY_TASK_ID", ""),

@@ -52,7 +52,7 @@ def supervise(run_dir: Path, number: int = 0, wait_s: float = 0.0) -> int:
         number=number,
         job_id=f"local-{os.getpid()}",
         cluster="",
-        restart=0,
+        restart_count=0,
         node_list=socket.gethostname(),
         nodes=1,
         task="",
@@ -94,9 +94,9 @@ class _StopRequest:
         self.deadline = time.monotonic() + time_s
         self.attempt: Path | None = None
         self.children: list[subprocess.Popen[bytes]] = []
-        for number in local_process.HANDLED_SIGNALS:
+        for number in local_process.SUPERVISOR_SIGNALS:
             signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, local_process.HANDLED_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, local_process.SUPERVISOR_SIGNALS)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self.attempt:

@@ -15,7 +15,7 @@ from pitools.launch.job.job_context import seconds_to_time_limit
 from pitools.run import attempt_records as records
 from pitools.run import run_folder
 
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+RECORDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ONCE_S = 2.0  # Slurm may signal this process and the script, which forwards the signal: record it once
 
 
@@ -26,7 +26,7 @@ class SignalRecorder:
         self._attempt, self._callback = attempt, callback
         self._start = run_folder.read_record(attempt / "start.json", records.AttemptStart)
         self._last_at: dict[int, float] = {}
-        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in HANDLED_SIGNALS}
+        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in RECORDED_SIGNALS}
 
     def close(self) -> None:
         """Restore the previous signal handlers."""

@@ -14,7 +14,7 @@ from pitools.launch.recovery import tick
 from pitools.run import run_folder
 from pitools.run.run_folder import RunRecord
 from pitools.site.schema import Site
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,13 +33,8 @@ def poll_runs(
     runs wait for a job that Slurm holds until it is released.
     """
     tried_at: dict[str, float] = {}
-    reported: set[str] = set()
+    report_once = status.report_once(set(), report)
     began = time.monotonic()
-
-    def report_once(text: str) -> None:
-        if text not in reported:
-            reported.add(text)
-            report(text)
 
     def report_broken(run_dir: Path, error: PitError) -> None:
         report_once(f"{run_dir.name}: {error}")
@@ -69,8 +64,8 @@ def _is_due(run: RunRecord, site: Site, tried_at: dict[str, float]) -> bool:
         return False
     # Also for a job that Slurm has forgotten: `resume` decides when that means that it has ended.
     run_dir = Path(run.run_dir)
-    ended = is_finished(run.state) or (run.state == UNKNOWN and (bool(run.job_id) or tick.is_abandoned(run_dir)))
-    return (ended or bool(run.cancel_requested) or status.may_be_held_back(run, site)) and is_owned_by_user(run_dir)
+    ended = is_final(run.state) or (run.state == UNKNOWN and (bool(run.job_id) or tick.is_abandoned(run_dir)))
+    return (ended or bool(run.cancel_requested) or status.may_be_delayed(run, site)) and is_owned_by_user(run_dir)
 
 
 def _resume_run(run_dir: Path, site: Site, report: Callable[[str], None], report_once: Callable[[str], None]) -> None:

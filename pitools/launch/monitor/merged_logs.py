@@ -19,7 +19,7 @@ from pitools.launch.plan import load_plan
 from pitools.run import run_folder
 from pitools.run.attempt_records import AttemptStart
 from pitools.site.schema import Site
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 LogKind = Literal["ranks", "stage", "job", "all"]
 
@@ -107,7 +107,7 @@ def read_lines(
             return
         time.sleep(_POLL_S)
         try:
-            ended = is_finished(poller.poll().state) or poller.lost
+            ended = is_final(poller.poll().state) or poller.lost
         except PitError as error:
             report(str(error))
             ended = True

@@ -12,7 +12,7 @@ from pitools.launch.monitor import status
 from pitools.launch.plan import load_plan
 from pitools.run import run_folder
 from pitools.site.schema import Site
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 _CHUNK_BYTES = 128 << 10  # of each rank's log in memory
 
@@ -76,4 +76,4 @@ def read_log(run_dir: Path, site: Site, rank: int, *, follow: bool) -> Iterator[
             yield decoder.decode(b"", final=True)
             return
         time.sleep(0.5)
-        ended = is_finished(poller.poll().state) or poller.lost
+        ended = is_final(poller.poll().state) or poller.lost

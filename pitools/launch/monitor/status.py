@@ -15,14 +15,14 @@ from pitools.core.fs import from_os_error
 from pitools.launch import slurm_cache
 from pitools.launch.diagnosis import explain, log_timestamps
 from pitools.launch.monitor.run_snapshot import RunSnapshot, last_step
-from pitools.launch.recovery import requeue_hold, slurm_query
+from pitools.launch.recovery import requeue_delay, slurm_query
 from pitools.launch.recovery.cancel_run import cancel_run
 from pitools.launch.recovery.resume import ResumeResult, resume_run
 from pitools.launch.submission import local_process
 from pitools.run import move_record, run_folder, steps
 from pitools.run.attempt_records import AttemptStart
 from pitools.site.schema import Site
-from pitools.slurm.states import UNKNOWN, is_finished, is_held
+from pitools.slurm.states import UNKNOWN, is_final, is_held
 
 _YOUNG_JOB_S = 5.0  # greatest age of a cached state for a single query
 _POLL_S, _MAX_POLL_S = 2.0, 30.0
@@ -81,7 +81,7 @@ def run_statuses(
     """
     snapshots = _read_snapshots(run_dirs, report_error)
     # Job by job, not by id: two local runs may have had the same process id.
-    open_jobs = [run.job for run in snapshots if run.job and not is_finished(_state_from_dir(site, run))]
+    open_jobs = [run.job for run in snapshots if run.job and not is_final(_state_from_dir(site, run))]
     states: dict[str, str] = {}
     pending: dict[str, slurm_cache.CachedState] = {}
     if query_slurm and open_jobs and site.scheduler == "slurm":
@@ -132,7 +132,7 @@ def _run_record(snapshot: RunSnapshot, state: str, cached: slurm_cache.CachedSta
         state = _state_if_newer(snapshot, state)
     cause = snapshot.verdict or snapshot.cause
     exit_code = snapshot.verdict.exit_code if snapshot.verdict else None
-    if exit_code is None and snapshot.exit and is_finished(state):
+    if exit_code is None and snapshot.exit and is_final(state):
         exit_code = snapshot.exit.exit_code
     cancel_pending = snapshot.cancel is not None and not snapshot.cancel.refused_by_slurm and snapshot.verdict is None
     cached = cached if state == "PENDING" else None
@@ -206,7 +206,7 @@ class RunPoller:
         run = run_status(self._run_dir, self._site, query_slurm=False)
         # The script has ended: Slurm will soon report whether it failed, was requeued or timed out.
         ended = run.state == "FAILED" and self._site.scheduler == "slurm" and not run.is_over
-        if is_finished(run.state) and not ended:
+        if is_final(run.state) and not ended:
             return run
         every_s = _POLL_S if self._site.scheduler == "slurm" else min(_POLL_S * 1.5**self._unknown_count, _MAX_POLL_S)
         if time.monotonic() - self._polled_at > every_s:
@@ -253,10 +253,10 @@ def wait_for_run(
         last_state = run_state
         if is_still_held(run, site, started_at):
             raise held_error(run)
-        if (run.cancel_requested or may_be_held_back(run, site)) and time.monotonic() - checked_at > _HOLD_CHECK_S:
+        if (run.cancel_requested or may_be_delayed(run, site)) and time.monotonic() - checked_at > _HOLD_CHECK_S:
             checked_at = time.monotonic()
             try_resume(run_dir, site, report_once(reported, report))
-        if is_finished(run.state) or poller.lost:
+        if is_final(run.state) or poller.lost:
             result = try_resume(run_dir, site, report_once(reported, report))
             if result and result.action in ("already_ended", "done", "stop"):
                 return run_status(run_dir, site, query_slurm=False)
@@ -283,12 +283,12 @@ def held_error(run: run_folder.RunRecord) -> ClusterError:
     return ClusterError(message, where=run.run_dir, hint=hint)
 
 
-def may_be_held_back(run: run_folder.RunRecord, site: Site) -> bool:
+def may_be_delayed(run: run_folder.RunRecord, site: Site) -> bool:
     """Return whether Slurm may have requeued and held the run's job, by its records alone. `resume` queries Slurm."""
     if run.state != "PENDING" or not run.attempts:
         return False
     ref = run_folder.read_or_none(Path(run.run_dir) / "job.json", run_folder.JobRef)
-    return ref is not None and requeue_hold.is_possibly_held(Path(run.run_dir), ref, site)
+    return ref is not None and requeue_delay.is_possibly_delayed(Path(run.run_dir), ref, site)
 
 
 def try_resume(run_dir: Path, site: Site, report: Callable[[str], None]) -> ResumeResult | None:

@@ -41,7 +41,7 @@ from pitools.run.move_record import MoveIntent
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.errors import OutcomeUnknown
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 from pitools.slurm.transport import run_command
 
 STOP_TIMEOUT_S = 600.0
@@ -78,7 +78,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
     with lock(run_dir / move_record.MOVE_LOCK, f"the move of run {run_dir.name}"):
         intent = _record_intent(run_dir, old_plan, target_site)
         request = provenance.request_with_own_code(run_dir, old_plan)
-        if not intent.job_ended:
+        if not intent.stop_requested:
             program_checkpoints.require_saved(run_dir, old_plan)
         plan = planning.make_plan(request, target_site, str(run_dir), request_text=old_plan.request_text)
         is_remote = remote.is_remote(plan, target_site)
@@ -87,7 +87,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
                 remote.send_dataset(dataset, target_site)
         run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
         try:
-            moving = _conclude_as_moved(run_dir, intent)
+            moving = _write_moving_verdict(run_dir, intent)
             intent = _stop_with_checkpoint(run_dir, old_plan, site, intent, stop_s)
             step = program_checkpoints.step_to_resume(run_dir, old_plan)
             result = _start_at_target(
@@ -100,7 +100,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
             if _will_never_run(plan, target_site, intent, is_remote, error):
                 _reopen(run_dir, site, intent)
             raise
-        _conclude_moved(run_dir, result, moving)
+        _write_moved_verdict(run_dir, result, moving)
         return result
 
 
@@ -123,7 +123,7 @@ def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
     return intent
 
 
-def _conclude_as_moved(run_dir: Path, intent: MoveIntent) -> Verdict:
+def _write_moving_verdict(run_dir: Path, intent: MoveIntent) -> Verdict:
     """Write the verdict "moving", after which no job, requeue or cron continues the run. Raises ClusterError."""
     with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
         if apply_decision.read_verdict(run_dir) is None and cancel_request.pending_cancel(run_dir):
@@ -139,10 +139,10 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
     if numbers and submissions.is_unresolved(run_dir, numbers[-1]):
         exactly_once.find_submitted(run_dir, site, numbers[-1])
     ref = run_folder.read_record(run_dir / "job.json", run_folder.JobRef)
-    if ref is None or is_finished(_current_state(site, ref)):
+    if ref is None or is_final(_current_state(site, ref)):
         return intent
     submissions.require_same_cluster(site, ref)
-    intent = replace(intent, job_ended=True)
+    intent = replace(intent, stop_requested=True)
     run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
     began = time.monotonic()
     signalled_at = queried_at = -_SIGNAL_AGAIN_S
@@ -151,7 +151,7 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
         is_ending = site.scheduler == "none" or _has_exited(run_dir, ref)
         if elapsed_s - queried_at > (_LAST_QUERY_PAUSE_S if is_ending else _QUERY_PAUSE_S):
             queried_at, state = elapsed_s, _current_state(site, ref)
-            if is_finished(state) or (state == UNKNOWN and slurm_query.is_forgotten(site, ref.job_id)):
+            if is_final(state) or (state == UNKNOWN and slurm_query.is_forgotten(site, ref.job_id)):
                 break
             # Repeated, because a signal before the ranks have started is lost.
             if elapsed_s - signalled_at > _SIGNAL_AGAIN_S:
@@ -287,7 +287,7 @@ def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_remote
         return isinstance(error, PitError)
 
 
-def _conclude_moved(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
+def _write_moved_verdict(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
     reason = apply_decision.REASONS["moved"].format(site=result.site, run=result.new_run_id, steps=result.step)
     verdict = Verdict(
         state="stopped",
@@ -325,7 +325,7 @@ def _reopen(run_dir: Path, site: Site, intent: MoveIntent) -> None:
             run_folder.append_event(run_dir, "not moved", site=intent.target_site)
         if cancel_request.pending_cancel(run_dir):
             return
-        if intent.job_ended:
+        if intent.stop_requested:
             # The cache may still have the job as running.
             ref = submissions.latest_job(run_dir)
             resumed = resume_run(run_dir, site, force=True, state=_current_state(site, ref) if ref else "")

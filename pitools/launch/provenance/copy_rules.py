@@ -94,7 +94,7 @@ _SECRETS = GitIgnoreSpec.from_lines(
 )
 
 
-def is_secret(path: Path, name: str) -> bool:
+def is_secret_file(path: Path, name: str) -> bool:
     """Return whether a path is a secret, by its name relative to the workdir, or as a PEM private key."""
     try:
         mode = path.lstat().st_mode
@@ -125,7 +125,7 @@ class CopyRules:
     def exclusion_reason(self, path: Path) -> ExclusionReason:
         """Return why a path below the root is excluded, "" if it is not. Its parents are not checked."""
         name = str(path.relative_to(self._root))
-        if is_secret(path, name):
+        if is_secret_file(path, name):
             return "secret"
         is_folder = path.is_dir() and not path.is_symlink()
         is_excluded = self._rules.check_file(f"{name}/" if is_folder else name).include

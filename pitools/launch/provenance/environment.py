@@ -140,7 +140,7 @@ def select_variables(
     return selected, tuple(sorted(name for name in environ if name not in selected and name.isprintable()))
 
 
-def is_secret(name: str) -> bool:
+def is_secret_variable(name: str) -> bool:
     """Return whether a variable of this name is probably a secret."""
     return bool(_SECRET_NAME.search(name))
 
@@ -152,7 +152,7 @@ def parse_packages(text: str) -> dict[str, str]:
 
 def _is_harmless(name: str, value: str, *, is_read: bool) -> bool:
     # A URL may contain a password.
-    is_selected = (is_read or _RECORDED_VARIABLES.fullmatch(name)) and not is_secret(name)
+    is_selected = (is_read or _RECORDED_VARIABLES.fullmatch(name)) and not is_secret_variable(name)
     return bool(is_selected) and value.isprintable() and len(value) <= _MAX_VALUE and "://" not in value
 
 

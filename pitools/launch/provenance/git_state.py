@@ -20,7 +20,7 @@ from pitools.core import subprocesses
 from pitools.core.errors import PitError, ToolMissing, Unreachable
 from pitools.core.progress import progress_bar
 from pitools.launch.provenance import workdir_walk
-from pitools.launch.provenance.copy_rules import CopyRules, is_secret
+from pitools.launch.provenance.copy_rules import CopyRules, is_secret_file
 from pitools.store import digest
 from pitools.store.manifest import FileEntry
 
@@ -199,7 +199,7 @@ def _excluded_names(top: Path, workdir: Path, names: Sequence[str]) -> set[str]:
         if (
             exclusions.exclusion_reason(top / name)
             if (top / name).is_relative_to(root)
-            else is_secret(top / name, name)
+            else is_secret_file(top / name, name)
         )
     }
 

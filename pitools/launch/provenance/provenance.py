@@ -138,7 +138,7 @@ def template_digest(site: Site) -> str:
 
 
 def _masked(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: _MASKED_VALUE if environment.is_secret(name) else value for name, value in variables.items()}
+    return {name: _MASKED_VALUE if environment.is_secret_variable(name) else value for name, value in variables.items()}
 
 
 def _record_code(

@@ -22,14 +22,14 @@ from pitools.launch import hooks
 from pitools.launch.diagnosis import diagnose, unstarted_jobs
 from pitools.launch.plan import Plan, load_plan, render_script
 from pitools.launch.provenance import provenance
-from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_hold, slurm_query
+from pitools.launch.recovery import apply_decision, cancel_run, policy, requeue_delay, slurm_query
 from pitools.launch.recovery.apply_decision import apply_from_job
 from pitools.launch.submission import grant, local_process, next_job, submissions
 from pitools.run import cancel_request, move_record, run_folder
 from pitools.run.attempt_records import AttemptStart, Decision
 from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 __all__ = ["ResumeResult", "apply_from_job", "resume_run"]
 
@@ -82,18 +82,20 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
         if ref:
             submissions.require_same_cluster(site, ref)
             ref = _granted_job(run_dir, ref)
-            if not (is_finished(state) or state == "PENDING"):
+            if not (is_final(state) or state == "PENDING"):
                 state = slurm_query.job_states(site, [ref], max_age_s=_MAX_STATE_AGE_S)[ref.job_id]
-            if verdict and not is_finished(state):
+            if verdict and not is_final(state):
                 # The shared cache may be out of queries, and still hold RUNNING for a job that was just cancelled.
                 state = slurm_query.current_state(site, ref.job_id) or state
-            if not is_finished(state) and not _has_ended(run_dir, site, ref, state):
+            if not is_final(state) and not _has_ended(run_dir, site, ref, state):
                 accounting = (
-                    requeue_hold.held_job_accounting(run_dir, ref, site) if state == "PENDING" and not verdict else None
+                    requeue_delay.delayed_job_accounting(run_dir, ref, site)
+                    if state == "PENDING" and not verdict
+                    else None
                 )
                 if verdict:
                     raise _still_ending_error(run_dir, ref, state)
-                return bypass_held_job(run_dir, site, ref, accounting) if accounting else _untouched(run_dir, state)
+                return bypass_delayed_job(run_dir, site, ref, accounting) if accounting else _untouched(run_dir, state)
             if slurm_query.is_queued_or_running(site, ref.job_id) or (
                 site.scheduler == "none" and local_process.is_supervised(run_dir)
             ):
@@ -226,19 +228,19 @@ def _still_ending_error(run_dir: Path, ref: run_folder.JobRef, state: str) -> Tr
     return TryLater(problem, where=str(run_dir), hint=hint)
 
 
-def bypass_held_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accounting: AccountingRow) -> ResumeResult:
-    """Submit a fresh job in place of a job that Slurm holds after a node's failure, and cancel the held one."""
+def bypass_delayed_job(run_dir: Path, site: Site, ref: run_folder.JobRef, accounting: AccountingRow) -> ResumeResult:
+    """Submit a fresh job in place of one that Slurm delays after a node's failure, and cancel the delayed one."""
     try:
-        # Without retries: until the fresh job is submitted, the held one has no grant, and Slurm may start it.
+        # Without retries: until the fresh job is submitted, the delayed one has no grant, and Slurm may start it.
         result = recover(run_dir, site, ref, accounting, accounting.state, force=False, retry_for_s=0.0)
     except PitError as error:
         if max(submissions.submission_numbers(run_dir), default=0) > ref.number:
             raise
-        apply_decision.restore_grant(run_dir, ref)  # refused, perhaps by a limit: the held job continues the run
+        apply_decision.restore_grant(run_dir, ref)  # refused, perhaps by a limit: the delayed job continues the run
         if not isinstance(error, ClusterError):
             raise
-        requeue_hold.mark_waiting(run_dir, ref)
-        return _result(run_dir, "untouched", f"Slurm holds its job, and accepts no other: {error.message}")
+        requeue_delay.mark_not_delayed(run_dir, ref)
+        return _result(run_dir, "untouched", f"Slurm delays its job, and accepts no other: {error.message}")
     if result.action == "resubmit":  # if Slurm starts it first, it ends for lack of a grant
         with contextlib.suppress(PitError):
             slurm_query.cancel_job(site, ref.job_id)

@@ -19,7 +19,7 @@ from pitools.run.attempt_records import AttemptStart
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm.records import AccountingRow
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 _TRIES, _PAUSE_S = 4, 0.5  # the job has only KillWait, often 30 s, for everything after its SIGTERM
 _CLOCK_SLACK = timedelta(seconds=1)  # Slurm keeps whole seconds
@@ -68,14 +68,16 @@ def accounting_row(site: Site, job_id: str, state: str) -> AccountingRow | None:
     if site.scheduler == "none":
         return None
     try:
-        rows = [row for row in client(site).accounting([job_id], attempts=False) if job_id in (row.job_id, row.raw_id)]
+        rows = [
+            row for row in client(site).accounting([job_id], all_starts=False) if job_id in (row.job_id, row.raw_id)
+        ]
     except PitError as error:
-        if isinstance(error, TryLater) and not is_finished(state):
+        if isinstance(error, TryLater) and not is_final(state):
             raise
         rows = []
     # The database may lag behind the controller.
-    ended = next((row for row in rows if is_finished(row.state)), None)
-    return ended or (AccountingRow(job_id=job_id, raw_id=job_id, state=state) if is_finished(state) else None)
+    ended = next((row for row in rows if is_final(row.state)), None)
+    return ended or (AccountingRow(job_id=job_id, raw_id=job_id, state=state) if is_final(state) else None)
 
 
 def is_queued_or_running(site: Site, job_id: str) -> bool:
@@ -84,13 +86,13 @@ def is_queued_or_running(site: Site, job_id: str) -> bool:
     Needed before another job continues a run: final states are cached, but Slurm can requeue an ended job.
     """
     state = current_state(site, job_id)
-    return bool(state) and not is_finished(state)
+    return bool(state) and not is_final(state)
 
 
 def current_state(site: Site, job_id: str) -> str:
     """Return slurmctld's state of the job, uncached, "" if unknown. Raises what querying raises."""
     jobs = client(site).jobs([job_id], all_states=True) if site.scheduler == "slurm" else []
-    return min((job.state for job in jobs), key=is_finished, default="")
+    return min((job.state for job in jobs), key=is_final, default="")
 
 
 def cancel_job(site: Site, job_id: str) -> None:

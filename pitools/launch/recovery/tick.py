@@ -22,12 +22,12 @@ from pitools.core.locks import is_owned_by_user, lock
 from pitools.core.record import Record
 from pitools.launch import hooks
 from pitools.launch.plan import load_plan
-from pitools.launch.recovery import requeue_hold, slurm_query
+from pitools.launch.recovery import requeue_delay, slurm_query
 from pitools.launch.recovery.resume import ResumeResult, clear_absence, resume_run
 from pitools.launch.submission import submissions
 from pitools.run import cancel_request, move_record, run_folder
 from pitools.site.schema import Site
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 MAX_TICK_S = 300.0
 # A younger submission, or run folder, is left to the process that made it.
@@ -221,9 +221,9 @@ def _is_due(run_dir: Path, ref: run_folder.JobRef | None, state: str, site: Site
     if ref is None:
         return is_abandoned(run_dir)
     if (
-        is_finished(state)
+        is_final(state)
         or state == UNKNOWN
-        or (state == "PENDING" and requeue_hold.is_possibly_held(run_dir, ref, site))
+        or (state == "PENDING" and requeue_delay.is_possibly_delayed(run_dir, ref, site))
     ):
         return True
     clear_absence(run_dir, ref)

@@ -22,7 +22,7 @@ from pitools.launch.slurm_cache.store import CachedAnswers, QueryFailure
 from pitools.site.connect import client
 from pitools.site.schema import Site
 from pitools.slurm import argv, job_components
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 __all__ = ["CachedState", "cached_states", "invalidate", "require_states"]
 
@@ -31,14 +31,13 @@ class CachedState(msgspec.Struct, frozen=True, kw_only=True):
     """The cached state of one job.
 
     state: UNKNOWN after a failed query, or if neither slurmctld nor accounting has the job; a final state stays. age_s:
-    seconds since the last successful query, infinite without one. last_known_state: "" for none. failure: of the last
-    query, None if it succeeded. lost: whether neither daemon has had the job in repeated queries over a minute or more.
-    reason, start: of a pending job, Slurm's reason and expected start; "" for none.
+    seconds since the last successful query, infinite without one. failure: of the last query, None if it succeeded.
+    lost: whether neither daemon has had the job in repeated queries over a minute or more. reason, start: of a pending
+    job, Slurm's reason and expected start; "" for none.
     """
 
     state: str
     age_s: float
-    last_known_state: str = ""
     failure: QueryFailure | None = None
     lost: bool = False
     reason: str = ""
@@ -112,13 +111,12 @@ def _state_of(answers: CachedAnswers, squeue_states: Mapping[str, str], job_id: 
         failure = failure or answers.accounting_failure
         answered_s, last_state = (account.queried_at_s, account.state) if account else (answered_s, "")
     age_s = max(0.0, now - answered_s) if answered_s else math.inf
-    if is_finished(last_state):
-        return CachedState(state=last_state, age_s=age_s, last_known_state=last_state)
+    if is_final(last_state):
+        return CachedState(state=last_state, age_s=age_s)
     lost = account is not None and last_state == UNKNOWN and account.tries >= refresh.LOST_AFTER_TRIES
     return CachedState(
         state=UNKNOWN if failure else last_state or UNKNOWN,
         age_s=age_s,
-        last_known_state=last_state,
         failure=failure,
         lost=lost,
     )

@@ -15,7 +15,7 @@ from pitools.launch.slurm_cache.store import AccountedJob, CachedAnswers, QueryF
 from pitools.slurm import job_components
 from pitools.slurm.client import Client
 from pitools.slurm.errors import SlurmError, SlurmReason
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 LOST_AFTER_TRIES = 4  # over a minute or more, see rate_limit.accounting_retry_s
 _INTEREST_RENEW_S, _INTEREST_S = 300.0, 900.0  # how often a caller renews its interest in a job, and its lifetime
@@ -67,7 +67,7 @@ def refresh(slurm: Client, path: Path, cached: CachedAnswers, ids: Sequence[str]
 def _must_record_interest(cached: CachedAnswers, job_id: str, now: float) -> bool:
     """Return whether the interest in this job is to be recorded, or renewed."""
     account = cached.accounts.get(job_id)
-    if account and is_finished(account.state):
+    if account and is_final(account.state):
         return False
     return now - cached.interest.get(job_id, (0.0, 0.0))[1] > _INTEREST_RENEW_S
 
@@ -93,7 +93,7 @@ def _is_queue_due(cached: CachedAnswers, ids: Sequence[str], now: float, max_age
         return False
     states = cached.states()
     accounts = cached.accounts
-    open_ids = [job_id for job_id in ids if job_id not in accounts or not is_finished(accounts[job_id].state)]
+    open_ids = [job_id for job_id in ids if job_id not in accounts or not is_final(accounts[job_id].state)]
     # The last answer is older than the first request for a new job, and proves nothing about it.
     is_new = any(
         job_id not in states
@@ -116,7 +116,7 @@ def _ids_for_accounting(cached: CachedAnswers, now: float) -> list[str]:
         account = cached.accounts.get(job_id)
         if account is None:
             return True
-        return not is_finished(account.state) and now >= account.queried_at_s + rate_limit.accounting_retry_s(
+        return not is_final(account.state) and now >= account.queried_at_s + rate_limit.accounting_retry_s(
             account.tries
         )
 
@@ -148,12 +148,12 @@ def _query_squeue(slurm: Client, cached: CachedAnswers) -> CachedAnswers:
     ended = {
         job_id: AccountedJob(state, cached.queried_at_s)
         for job_id, state in old_states.items()
-        if job_id in cached.interest and job_id not in new_states and is_finished(state)
+        if job_id in cached.interest and job_id not in new_states and is_final(state)
     }
     accounts = {job_id: account for job_id, account in (cached.accounts | ended).items() if job_id not in new_states}
     is_changed = any(new_states.get(job_id) != old_states.get(job_id) for job_id in cached.interest)
     has_new_job = any(
-        first > cached.queried_at_s and not is_finished(new_states.get(job_id, "COMPLETED"))
+        first > cached.queried_at_s and not is_final(new_states.get(job_id, "COMPLETED"))
         for job_id, (first, _) in cached.interest.items()
     )
     wait_s = rate_limit.interval_s(cached.wait_s, changed=is_changed, new_job=has_new_job)
@@ -163,7 +163,7 @@ def _query_squeue(slurm: Client, cached: CachedAnswers) -> CachedAnswers:
 def _query_sacct(slurm: Client, cached: CachedAnswers, dropped_ids: Sequence[str]) -> CachedAnswers:
     began = time.time()
     try:
-        jobs = slurm.accounting(dropped_ids, attempts=False)
+        jobs = slurm.accounting(dropped_ids, all_starts=False)
     except PitError as error:
         if not isinstance(error, SlurmError) or error.reason is not SlurmReason.ACCOUNTING_DISABLED:
             return replace(cached, accounting_failure=_make_failure(error, cached.accounting_failure))
@@ -176,7 +176,7 @@ def _query_sacct(slurm: Client, cached: CachedAnswers, dropped_ids: Sequence[str
         tries = accounts[job_id].tries if job_id in accounts else 0
         # slurmctld does not have the job, so it does not run. Accounting may lag, and can lose the end of a job.
         state = states.get(job_id, UNKNOWN)
-        accounts[job_id] = AccountedJob(state if is_finished(state) else UNKNOWN, began, tries + 1)
+        accounts[job_id] = AccountedJob(state if is_final(state) else UNKNOWN, began, tries + 1)
     return replace(cached, accounts=accounts, accounting_failure=None)
 
 

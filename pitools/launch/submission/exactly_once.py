@@ -42,7 +42,7 @@ from pitools.slurm.errors import OutcomeUnknown, is_busy
 from pitools.slurm.records import Submitted
 
 # For an interactive caller, unless PIT_RETRY_FOR is set; periodic callers such as cron pass less.
-RETRY_FOR_S = 300.0
+INTERACTIVE_RETRY_S = 300.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 # ClusterName by connection, queried once per process: a query is two calls, for each job of a queue. Not cached on
 # disk, where the name would outlive a cluster that is set up again.
@@ -77,7 +77,7 @@ def submit_once(
 
 def _default_retry_s() -> float:
     text = os.environ.get("PIT_RETRY_FOR", "")
-    return units.parse_duration(text) if text else RETRY_FOR_S
+    return units.parse_duration(text) if text else INTERACTIVE_RETRY_S
 
 
 def find_submitted(run_dir: Path, site: Site, number: int) -> JobRef | None:
@@ -98,7 +98,7 @@ def submission_lock(run_dir: Path, deadline: float) -> Iterator[BinaryIO]:
 
     The lock is held until sbatch ends, even if this process is killed.
     """
-    path = run_dir / "jobs" / ".sending"
+    path = run_dir / "jobs" / ".sbatch-output"
     try:
         path.parent.mkdir(mode=0o755, exist_ok=True)
         file = os.fdopen(open_lock_file(path, os.O_APPEND), "a+b", buffering=0)

@@ -79,7 +79,7 @@ def _find_in_queue(slurm: Client, name: str, path: Path) -> str | None:
     winner = pick_winner(path, ids)
     if waiting := sorted({job.raw_id for job in jobs if job.state == "PENDING"} - {winner}, key=int):
         slurm.cancel(waiting)
-    run_folder.append_event(path.parent.parent, "doubled", kept=winner, cancelled=waiting)
+    run_folder.append_event(path.parent.parent, "duplicate jobs", kept=winner, cancelled=waiting)
     return winner
 
 
@@ -98,7 +98,7 @@ def pick_winner(path: Path, ids: Sequence[str]) -> str:
 def _find_in_accounting(slurm: Client, name: str, intended: datetime) -> str | None:
     since = intended.astimezone(UTC) - _MAX_CLOCK_SKEW
     try:
-        rows = slurm.accounting(user=slurm.user(), name=name, since=since, attempts=False)
+        rows = slurm.accounting(user=slurm.user(), name=name, since=since, all_starts=False)
     except TryLater:
         raise
     except PitError:  # the cluster keeps no accounting: only the queue counts

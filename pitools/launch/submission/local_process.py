@@ -26,7 +26,7 @@ KILL_GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's default KillWait
 SUPERVISOR_LOCK, STARTING_MARK = ".supervisor", ".starting"
 LOCK_HANDOVER_S = 10.0
 _START_TIMEOUT_S = 60.0  # for an interpreter to start and to import pitools
-HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+SUPERVISOR_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def start_supervisor(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_folder.JobRef:
@@ -53,7 +53,7 @@ def start_supervisor(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> run_f
     # If this process is killed after this write, the mark shows that a supervisor may be starting.
     write_atomic(run_dir / STARTING_MARK, str(number), durable=False)
     # The supervisor inherits these signals blocked until its handlers are set: a cancel during its imports waits.
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISOR_SIGNALS)
     try:
         process = subprocesses.start_detached(argv, env=env, log=run_dir / output_name(number), session=True)
     finally:

@@ -1,7 +1,7 @@
 """List and record the submissions of a run. Most runs have one; a run that resumes in a new job has more.
 
 <run>/jobs/
-    .sending            the submission lock (flock(2)), held by the submitting process and its sbatch; sbatch's output
+    .sbatch-output      sbatch's output; also the submission lock (flock(2)) of the submitting process and its sbatch
     <k>/                the k-th submission, k = 0, 1, ...
         intent.json     pit.submission-intent/1: on disk before sbatch is called
         job.json        pit.job-ref/1: the resulting job; the newest is also <run>/job.json

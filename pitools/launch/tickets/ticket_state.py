@@ -13,7 +13,7 @@ from pitools.core.errors import NoSpace, PitError
 from pitools.launch.submission import grant
 from pitools.slurm.client import Client
 from pitools.slurm.records import SlurmJob
-from pitools.slurm.states import UNKNOWN, is_finished
+from pitools.slurm.states import UNKNOWN, is_final
 
 ABSENT = "ABSENT"
 FORGOTTEN = "FORGOTTEN"
@@ -49,7 +49,7 @@ class TicketState(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether the job has ended, according to Slurm."""
-        return is_finished(self.state)
+        return is_final(self.state)
 
 
 def jobs_by_name(jobs: Iterable[SlurmJob], grants: Mapping[str, str]) -> dict[str, SlurmJob]:
@@ -68,7 +68,7 @@ def state_of_listed(job: SlurmJob, grant: str, exit_code: int | None) -> TicketS
     """Return the state of a ticket in slurmctld's list. exit_code: as recorded by its run, None if not recorded."""
     # The script's record counts: a slurmctld that was down at the job's end may list it as running for minutes.
     state = "COMPLETED" if exit_code == 0 else job.state
-    return TicketState(state, job.raw_id, grant, exit_code if is_finished(state) else None, job)
+    return TicketState(state, job.raw_id, grant, exit_code if is_final(state) else None, job)
 
 
 def state_of_unlisted(job_id: str, grant: str, exit_code: int | None) -> TicketState:
@@ -93,7 +93,7 @@ def with_accounting(slurm: Client, states: Mapping[str, TicketState]) -> dict[st
     if not open_ids:
         return updated
     try:
-        accounted = slurm.accounting(list(open_ids), attempts=False)
+        accounted = slurm.accounting(list(open_ids), all_starts=False)
     except PitError:  # no accounting: the folder's records are all there is
         return updated
     for name in open_ids.values():
@@ -102,6 +102,6 @@ def with_accounting(slurm: Client, states: Mapping[str, TicketState]) -> dict[st
         name = open_ids.get(job.raw_id, "")
         # A job that slurmctld has dropped neither waits nor runs, whatever state slurmdbd has; and its id may have been
         # reused.
-        if name and job.name == name and is_finished(job.state):
+        if name and job.name == name and is_final(job.state):
             updated[name] = updated[name]._replace(state=job.state, exit_code=job.exit_code)
     return updated

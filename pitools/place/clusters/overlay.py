@@ -12,7 +12,7 @@ from pitools.launch.tickets.ticket_state import TicketState
 from pitools.place.clusters.snapshot import Snapshot
 from pitools.slurm.fields import parse_gpus
 from pitools.slurm.records import Node, SlurmJob
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 
 def overlay_own_jobs(snapshot: Snapshot, tickets: Mapping[str, TicketState]) -> Snapshot:
@@ -20,7 +20,7 @@ def overlay_own_jobs(snapshot: Snapshot, tickets: Mapping[str, TicketState]) -> 
     current = {ticket.job.raw_id: ticket.job for ticket in tickets.values() if ticket.job}
     other_jobs = [job for job in snapshot.jobs if job.raw_id not in current]
     stale_jobs = [job for job in snapshot.jobs if job.raw_id in current]
-    own_jobs = [job for job in current.values() if not is_finished(job.state)]
+    own_jobs = [job for job in current.values() if not is_final(job.state)]
     change = _gpus_by_node(own_jobs)
     change.subtract(_gpus_by_node(stale_jobs))
     busy = _gpus_by_node(other_jobs) + _gpus_by_node(own_jobs)

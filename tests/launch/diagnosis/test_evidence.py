@@ -26,12 +26,19 @@ TRACE = (
 )
 
 
-def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None = 1, restart: int = 0) -> Path:
+def attempt(run_dir: Path, name: str = "0", *, ranks: int = 2, code: int | None = 1, restart_count: int = 0) -> Path:
     """An attempt's folder with its records, and no logs yet."""
     created = run_dir / "attempts" / name
     (created / "logs").mkdir(parents=True)
     start = AttemptStart(
-        attempt=name, submission=0, job_id="12", cluster="c", restart=restart, node_list="n", nodes=2, started=BEGAN
+        attempt=name,
+        submission=0,
+        job_id="12",
+        cluster="c",
+        restart_count=restart_count,
+        node_list="n",
+        nodes=2,
+        started=BEGAN,
     )
     run_folder.write_record(created / "start.json", start)
     (created / "hostfile").write_text("".join(f"n{rank // 2}\n" for rank in range(ranks)))
@@ -131,7 +138,7 @@ def test_an_attempt_without_anything(tmp_path: Path) -> None:
 def test_slurm_began_the_job_anew(tmp_path: Path) -> None:
     """An attempt without an end, after which Slurm restarted its job, was lost with its node or preempted."""
     attempt(tmp_path, code=None)
-    attempt(tmp_path, "1", code=None, restart=1)
+    attempt(tmp_path, "1", code=None, restart_count=1)
     assert (judge(tmp_path).kind, judge(tmp_path).confidence) == ("node", "guess")
     assert judge(tmp_path, "1").kind == "unknown"
 
@@ -376,7 +383,7 @@ def test_attempts_of_one_job_share_its_output(tmp_path: Path) -> None:
         submission=0,
         job_id="12",
         cluster="c",
-        restart=0,
+        restart_count=0,
         node_list="n",
         nodes=2,
         started="2026-11-22T01:10:00.000Z",

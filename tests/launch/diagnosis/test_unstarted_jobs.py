@@ -147,7 +147,7 @@ def test_each_attempt_that_fails_is_said_while_one_waits(
     observed = replace(status.run_status(run_dir, SITE, query_slurm=False), state="RUNNING")
     looks = iter([observed, *(replace(observed, attempts=item) for item in (1, 1, 2)), replace(observed, is_over=True)])
     monkeypatch.setattr(status.time, "sleep", lambda _: None)
-    monkeypatch.setattr(status, "may_be_held_back", lambda *_: False)
+    monkeypatch.setattr(status, "may_be_delayed", lambda *_: False)
 
     def look(_: status.RunPoller) -> run_folder.RunRecord:
         run = next(looks)

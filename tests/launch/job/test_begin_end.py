@@ -35,7 +35,7 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
         number=0,
         job_id="7",
         cluster="alpha",
-        restart=0,
+        restart_count=0,
         node_list="n[1-2]",
         nodes=2,
         task="",
@@ -68,14 +68,14 @@ def test_two_at_once_get_two(tmp_path: Path) -> None:
 
 def test_a_task_of_an_array_keeps_its_name(tmp_path: Path) -> None:
     """`<task>.<restart>`, as before."""
-    assert begin_attempt.create_attempt_dir(job(tmp_path, task="3", restart=1)).name == "3.1"
+    assert begin_attempt.create_attempt_dir(job(tmp_path, task="3", restart_count=1)).name == "3.1"
 
 
 def test_of_two_jobs_one_has_leave(tmp_path: Path) -> None:
     """A second job of the same number makes no attempt, and ends with 75; the first may begin again."""
     (tmp_path / "jobs" / "1").mkdir(parents=True)
     begin_attempt.begin_attempt(job(tmp_path, number=1), time_limit_at=ENDS)
-    begin_attempt.begin_attempt(job(tmp_path, number=1, restart=1), time_limit_at=ENDS)
+    begin_attempt.begin_attempt(job(tmp_path, number=1, restart_count=1), time_limit_at=ENDS)
     with pytest.raises(begin_attempt.AttemptRefused) as caught:
         begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS)
     assert caught.value.code == exit_codes.NOT_GRANTED
@@ -315,7 +315,7 @@ def test_a_job_that_was_followed_up_does_not_begin(tmp_path: Path) -> None:
     sent(tmp_path, 0, 1)
     grant.claim(submissions.job_dir(tmp_path, 0), "run.7")
     with pytest.raises(begin_attempt.AttemptRefused, match="job 1 of the run") as caught:
-        begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS)
+        begin_attempt.begin_attempt(job(tmp_path, restart_count=1), time_limit_at=ENDS)
     assert caught.value.code == exit_codes.NOT_GRANTED
     assert begin_attempt.begin_attempt(job(tmp_path, number=1, job_id="8"), time_limit_at=ENDS).name == "0"
 
@@ -333,10 +333,10 @@ def test_what_its_own_end_began_it_finishes(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(job_recovery, "complete_submission", finish)
     if refused:
-        assert begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS).name == "0"
+        assert begin_attempt.begin_attempt(job(tmp_path, restart_count=1), time_limit_at=ENDS).name == "0"
     else:
         with pytest.raises(begin_attempt.AttemptRefused, match="job 1 of the run"):
-            begin_attempt.begin_attempt(job(tmp_path, restart=1), time_limit_at=ENDS)
+            begin_attempt.begin_attempt(job(tmp_path, restart_count=1), time_limit_at=ENDS)
 
 
 def test_leave_is_asked_for_again_when_the_attempt_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,7 +420,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callab
     """Runs an attempt of one rank that never ends, with this in the place of the hang watch: exit code and rank."""
 
     def run(due: Callable[[], HangReport]) -> tuple[int, int]:
-        monkeypatch.setattr(local_process, "HANDLED_SIGNALS", ())  # whose signals are this process's
+        monkeypatch.setattr(local_process, "SUPERVISOR_SIGNALS", ())  # whose signals are this process's
         stopper, looker = local_supervisor._StopRequest(60.0), SimpleNamespace(poll_if_due=due)
         monkeypatch.setattr(local_supervisor, "_stage_datasets", lambda *_: 0)
         wait = local_supervisor._wait_for_ranks

@@ -31,7 +31,7 @@ def job(run_dir: Path, **more: object) -> job_context.JobContext:
         number=0,
         job_id="7",
         cluster="alpha",
-        restart=0,
+        restart_count=0,
         node_list="n[1-2]",
         nodes=2,
         task="",

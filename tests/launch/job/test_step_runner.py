@@ -264,7 +264,7 @@ def test_which_node_it_was_is_asked_of_slurm(
         submission=0,
         job_id="7",
         cluster="",
-        restart=0,
+        restart_count=0,
         node_list="n[0-1]",
         nodes=2,
         started="2026-11-22T00:00:00.000Z",

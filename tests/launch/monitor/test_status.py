@@ -146,7 +146,14 @@ def test_what_has_just_begun_is_known_before_slurm_says_so(
     assert status.run_status(run_dir, load_site("alpha")).state == word
     for job_id, started, state in (("5", now, word), ("6", now, "RUNNING"), ("6", old, word)):
         start = AttemptStart(
-            attempt="1", submission=1, job_id=job_id, cluster="", restart=0, node_list="n1", nodes=1, started=started
+            attempt="1",
+            submission=1,
+            job_id=job_id,
+            cluster="",
+            restart_count=0,
+            node_list="n1",
+            nodes=1,
+            started=started,
         )
         run_folder.write_record(run_dir / "attempts" / "1" / "start.json", start)
         assert status.run_status(run_dir, load_site("alpha")).state == state, (job_id, started)
@@ -294,7 +301,7 @@ def test_why_a_job_waits(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None
         submission=1,
         job_id="6",
         cluster="",
-        restart=0,
+        restart_count=0,
         node_list="n1",
         nodes=1,
         started=timestamps.now_rfc3339(),

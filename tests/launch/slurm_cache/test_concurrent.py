@@ -103,7 +103,7 @@ def test_who_knows_enough_does_not_wait(squeue: Path) -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     start_time = time.monotonic()
-    assert slurm_cache.cached_states(Site(name="x"), ["4"])["4"].last_known_state == "RUNNING"
+    assert slurm_cache.cached_states(Site(name="x"), ["4"])["4"].state == "RUNNING"
     assert time.monotonic() - start_time < 10
     os.killpg(other.pid, signal.SIGKILL)
     other.communicate()

@@ -321,7 +321,7 @@ def test_an_sbatch_that_outlives_its_parent(controller: Make, run_dir: Path) -> 
     """While the sbatch of a killed process lives nobody submits; what it answers in the end is the run's job."""
     slurm = controller()
     submissions.record_intent(run_dir, 0, SITE, ())
-    path = run_dir / "jobs" / ".sending"
+    path = run_dir / "jobs" / ".sbatch-output"
     with path.open("wb", buffering=0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.4); print(41)"], stdout=file)
@@ -337,7 +337,7 @@ def test_half_an_answer_is_none(controller: Make, run_dir: Path, text: str) -> N
     """An id that may not be whole is not believed: the job is looked for."""
     slurm = controller()
     submissions.record_intent(run_dir, 0, SITE, ())
-    (run_dir / "jobs" / ".sending").write_text(text)
+    (run_dir / "jobs" / ".sbatch-output").write_text(text)
     slurm.add("run-1")
     assert exactly_once.submit_once(run_dir, SITE).job_id == "7"
 

@@ -242,7 +242,7 @@ def _find_by_name(site: Site, name: str, run_dir: str) -> RemoteJobRef | None:
     if not ids:
         try:
             since = datetime.now(UTC) - _ACCOUNTING_WINDOW
-            ids = [job.raw_id for job in slurm.accounting(user=user, name=name, since=since, attempts=False)]
+            ids = [job.raw_id for job in slurm.accounting(user=user, name=name, since=since, all_starts=False)]
         except TryLater:
             raise
         except PitError:  # no accounting there
