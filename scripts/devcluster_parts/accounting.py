@@ -18,7 +18,7 @@ PROMPT = "sacctmgr: "
 
 
 def prepare_database(layout: Layout, *, limit_s: float) -> bool:
-    """Make MariaDB's system tables; False when they are there. They appear whole or not at all."""
+    """Make MariaDB's system tables, by one rename. Return False if they exist."""
     data = layout.database / "data"
     if data.is_dir():
         return False
@@ -37,25 +37,25 @@ def prepare_database(layout: Layout, *, limit_s: float) -> bool:
 
 
 def ensure_accounts(layout: Layout, *, limit_s: float) -> bool:
-    """Make the accounts, the user's associations and the QOS where they are missing; False when all was there.
+    """Make the missing accounts, associations of the user and QOS. Return False if none was missing.
 
-    Raises Problem with sacctmgr's words when they are still not there afterwards.
+    Raises ClusterProblem with sacctmgr's output if one is still missing afterwards.
     """
     user = environment()["USER"]
     clusters = [cluster.name for cluster in layout.clusters]
     answers = _run_sacctmgr(layout, _queries(user), limit_s)
     if _is_settled(answers, clusters):
         return False
-    said: list[str] = []
+    outputs: list[str] = []
     if not _has_qos(answers):
-        said += _run_sacctmgr(layout, _qos_changes(), limit_s)
+        outputs += _run_sacctmgr(layout, _qos_changes(), limit_s)
     if missing := [cluster for cluster in clusters if not _has_accounts(answers, cluster)]:
         # In a process of its own: sacctmgr reads the names of the QOS once, and then does not know newer ones.
-        said += _run_sacctmgr(layout, _account_changes(user, missing), limit_s)
+        outputs += _run_sacctmgr(layout, _account_changes(user, missing), limit_s)
     if not _is_settled(_run_sacctmgr(layout, _queries(user), limit_s), clusters):
         log = str(layout.logs / "slurmdbd.log")
         raise ClusterProblem(
-            "slurmdbd does not hold what it was given:\n" + "".join(said), where=log, hint="see that log"
+            "slurmdbd lacks accounts or QOS after their creation:\n" + "".join(outputs), where=log, hint="see that log"
         )
     return True
 
@@ -65,7 +65,7 @@ def _qos_changes() -> list[str]:
     for name, (priority, preempts) in QOS.items():
         # Each is made after those it preempts; an empty `preempt=` is refused by 22.05 ("Preemption loop").
         options = f"priority={priority} preemptmode=requeue" + (f" preempt={preempts}" if preempts else "")
-        # `add` says "Nothing new added" to one that is there, as normal always is.
+        # `add` of an existing QOS, as normal always is, reports "Nothing new added".
         lines += [f"add qos name={name} {options}", f"modify qos {name} set {options}"]
     return lines
 
@@ -108,15 +108,15 @@ def _has_accounts(answers: Sequence[str], cluster: str) -> bool:
 
 
 def _run_sacctmgr(layout: Layout, lines: Sequence[str], limit_s: float) -> list[str]:
-    """The answers of one sacctmgr to several lines; one connection, because each costs 0.2 s."""
+    """Return the answers of one sacctmgr to several lines, over one connection: each costs 0.2 s."""
     argv = ["sacctmgr", "-i", "-n", "-P"]
     conf = str(layout.clusters[0].conf)
-    told = "\n".join(lines) + "\n"
-    # It repeats each line after its prompt, within the columns it believes to have; the answer follows.
-    said = run(argv, root=layout.root, limit_s=limit_s, stdin=told, SLURM_CONF=conf, COLUMNS="1000")
-    answers = [part.partition("\n")[2] for part in f"\n{said.out}".split(f"\n{PROMPT}")[1:]]
+    stdin_text = "\n".join(lines) + "\n"
+    # sacctmgr echoes each line after its prompt, cut at COLUMNS; the answer follows.
+    done = run(argv, root=layout.root, limit_s=limit_s, stdin=stdin_text, SLURM_CONF=conf, COLUMNS="1000")
+    answers = [part.partition("\n")[2] for part in f"\n{done.out}".split(f"\n{PROMPT}")[1:]]
     if len(answers) < len(lines):
         raise ClusterProblem(
-            f"answered {len(answers)} of {len(lines)} lines:\n{said.out}{said.err}", where=" ".join(argv)
+            f"answered {len(answers)} of {len(lines)} lines:\n{done.out}{done.err}", where=" ".join(argv)
         )
-    return [*answers[: len(lines) - 1], answers[len(lines) - 1] + said.err]
+    return [*answers[: len(lines) - 1], answers[len(lines) - 1] + done.err]

@@ -15,7 +15,7 @@ MEMORY_MIB = 16_000
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """This machine, whose name leads to LOOPBACK, and the user who starts the daemons."""
+    """This machine, whose name resolves to LOOPBACK, and the user who starts the daemons."""
 
     name: str
     user: str
@@ -73,7 +73,7 @@ SlurmdDebug=info
 
 
 def _timing() -> str:
-    # Short, so that faults can be watched; not so short that a busy machine looks like a dead node.
+    # Short, so that tests see faults soon; long enough that a busy machine is not taken for a dead node.
     return """\
 SlurmdTimeout=15
 SlurmctldTimeout=30
@@ -114,7 +114,7 @@ JobCompType=jobcomp/none
 
 
 def _nodes(cluster: Cluster, host: Host) -> str:
-    # config_overrides: the daemons say what the machine has, and are believed to have what is written here.
+    # config_overrides: the CPUs and memory written here count, not those that slurmd reports of the machine.
     lines = ["SlurmdParameters=config_overrides"]
     shape = f"CPUs={CPUS_PER_NODE} Sockets=1 CoresPerSocket={CPUS_PER_NODE} ThreadsPerCore=1 RealMemory={MEMORY_MIB}"
     lines += [
@@ -125,7 +125,7 @@ def _nodes(cluster: Cluster, host: Host) -> str:
 
 
 def _cloud_nodes(folded: str) -> str:
-    # PrivateData=cloud lets powered-down cloud nodes be seen; the programs are never needed, only asked for.
+    # PrivateData=cloud shows powered-down cloud nodes. Slurm requires the programs, and never runs them here.
     return f"""\
 PrivateData=cloud
 ResumeProgram=/bin/true

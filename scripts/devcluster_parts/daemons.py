@@ -114,9 +114,9 @@ def check_port(daemon: Daemon) -> None:
 
 
 def wait_for(waiting: Sequence[Daemon], ready: Callable[[], str], *, until: float, poll_s: float = 0.1) -> None:
-    """Poll until `ready` returns nothing; what it returns says what is still awaited.
+    """Poll until `ready` returns ""; otherwise it returns what is still awaited.
 
-    Raises Problem with the tail of a log as soon as one of the daemons has ended, or at the monotonic time `until`.
+    Raises ClusterProblem with the tail of a log as soon as a daemon has ended, or at the monotonic time `until`.
     """
     while lacking := ready():
         for daemon in waiting:

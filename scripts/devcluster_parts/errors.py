@@ -1,10 +1,10 @@
-"""What can go wrong, with the exit codes of the rest of the tools."""
+"""Errors of `scripts/devcluster`, with the exit codes of pitools."""
 
 from __future__ import annotations
 
 
 class ClusterProblem(Exception):
-    """The machine or the clusters refused: what, where, and what to do next."""
+    """The machine or the clusters refused. what: the problem. where: its object. hint: what to do next."""
 
     exit_code = 4
 
@@ -19,13 +19,13 @@ class ClusterProblem(Exception):
 
 
 class UsageProblem(ClusterProblem):
-    """The command line asks for something that makes no sense."""
+    """The command line is wrong."""
 
     exit_code = 2
 
 
 class FileProblem(ClusterProblem):
-    """A file a human wrote is wrong."""
+    """A file that a person wrote is wrong."""
 
     exit_code = 3
 

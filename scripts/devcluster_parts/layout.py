@@ -20,7 +20,7 @@ RESERVED = (CLOUD, "log", "db", "slurmdbd", "processes", "runs", "sites")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user asked for; kept in the root's marker file, so that later calls need no options.
+    """The options of `up`, kept in the root's marker file, so that later calls need none.
 
     `cloud` is None, or the folded node list of the controller-only cluster. Slurm's own requeue delay is 120 s.
     """
@@ -61,12 +61,12 @@ class Layout:
 
     @property
     def marker(self) -> Path:
-        """The file that says the root is ours, and holds the settings."""
+        """The file that marks the root as a devcluster's, and holds the settings."""
         return self.root / "devcluster.json"
 
     @property
     def records(self) -> Path:
-        """One file per process started: who it is."""
+        """One file per started process: its identity."""
         return self.root / "processes"
 
     @property
@@ -138,13 +138,13 @@ class Overrides:
 
 
 def resolve(root: Path, current: Settings | None, overrides: Overrides) -> Settings:
-    """What shall be up: what is kept in the root, and what is asked for.
+    """Return the settings of a root: those kept in it, with the overrides.
 
-    A cloud cluster may be added to what is up; anything else that differs raises Problem.
+    A cloud cluster may be added to what is up; anything else that differs raises ClusterProblem.
     """
     fields = ("clusters", "nodes", "base_port", "cloud", "requeue_delay_s")
-    said = {field: value for field in fields if (value := getattr(overrides, field)) is not None}
-    settings = replace(current or Settings(), **said)
+    given = {field: value for field in fields if (value := getattr(overrides, field)) is not None}
+    settings = replace(current or Settings(), **given)
     _check_settings(settings)
     _check_socket_addresses(root, settings)
     if current is not None and settings != (current if current.cloud else replace(current, cloud=settings.cloud)):

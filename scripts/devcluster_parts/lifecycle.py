@@ -1,4 +1,4 @@
-"""`up` and `down`: every step looks at what is there first, so that either may be interrupted and repeated anywhere."""
+"""`up` and `down`. Each step first checks the state, so that both may be interrupted anywhere and repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from devcluster_parts.tools import check_tools, this_host
 
 @dataclass(frozen=True, kw_only=True)
 class StartUp:
-    """One `up` at work: what to build, and how long it may take. `began` and `until` are monotonic times."""
+    """One `up` in progress: what it builds, and its time limit. began, until: monotonic times."""
 
     layout: Layout
     began: float
@@ -34,20 +34,20 @@ class StartUp:
         print(f"devcluster: [{time.monotonic() - self.began:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def up(where: Path, asked: Overrides, *, timeout_s: float) -> Layout:
-    """Bring up what does not run; raises Problem when it cannot, UsageProblem before anything is touched."""
-    resolve(where, None, asked)
+def up(where: Path, overrides: Overrides, *, timeout_s: float) -> Layout:
+    """Start what does not run. Raises ClusterProblem if that fails, UsageProblem before any change."""
+    resolve(where, None, overrides)
     check_tools()
     host = this_host()
     began = time.monotonic()
     with root.lock_root(where, create=True, timeout_s=timeout_s):
-        settings = resolve(where, root.read_settings(where), asked)
+        settings = resolve(where, root.read_settings(where), overrides)
         layout = Layout(root=where, settings=settings)
         work = StartUp(layout=layout, began=began, until=began + timeout_s)
         root.write_settings(where, settings)
-        stop(stray_processes.setup_processes(where), term_s=1.0)  # what an interrupted `up` may have left at work
+        stop(stray_processes.setup_processes(where), term_s=1.0)  # of an interrupted `up`
         root.make_folders(layout)
-        _write_configs(layout, host, asked.cloud_topology)
+        _write_configs(layout, host, overrides.cloud_topology)
         started = _start_all(work)
     if started:
         work.report(f"up, {len(started)} daemons started")
@@ -111,7 +111,7 @@ def _start_accounting(work: StartUp, everyone: list[Daemon]) -> list[Daemon]:
         if accounting.prepare_database(layout, limit_s=work.left_s()):
             work.report("made the database")
         started += _started(work, database)
-    # Awaited whoever started them: an `up` that was killed leaves daemons that run but do not answer yet.
+    # Awaited even if another `up` started them: a killed one leaves daemons that run but do not answer yet.
     wait_for([database], lambda: "" if is_listening(layout.socket) else "mariadbd's socket", until=work.until)
     if dbd.identity() is None:
         started += _started(work, dbd)
@@ -167,7 +167,7 @@ def _stop_all(where: Path) -> None:
     # Controllers and nodes first and all at once: then no job is started again, and no step waits for an answer.
     left = stop(recorded.values(), term_s=5.0)
     left += stop(stray_processes.job_processes(where), term_s=1.0)
-    left += stop(stray_processes.job_processes(where), term_s=0.0)  # what a task started while it was being stopped
+    left += stop(stray_processes.job_processes(where), term_s=0.0)  # started by a task while it was stopped
     for who in accounts:
         left += stop([who], term_s=10.0)
     left += stop(stray_processes.setup_processes(where), term_s=1.0)

@@ -11,7 +11,7 @@ from devcluster_parts.tools import run
 
 
 def states(cluster: Cluster, *, root: Path, limit_s: float) -> list[tuple[str, int]]:
-    """Node states with the number of nodes in each, as sinfo writes them (`idle`, `down*`); raises Problem."""
+    """Return state → number of nodes, as sinfo writes states (`idle`, `down*`). Raises ClusterProblem."""
     argv = ["sinfo", "-h", "-p", "train", "-o", "%T|%D"]
     answer = run(argv, root=root, limit_s=limit_s, SLURM_CONF=str(cluster.conf)).out
     pairs = [line.strip().split("|") for line in answer.splitlines() if line.strip()]
@@ -19,7 +19,7 @@ def states(cluster: Cluster, *, root: Path, limit_s: float) -> list[tuple[str, i
 
 
 def nodes_not_ready(cluster: Cluster, new: Collection[str], *, root: Path, limit_s: float) -> str:
-    """What is still awaited before the cluster can be used, in words; empty when nothing is.
+    """Return what is still awaited before the cluster can be used, as text; "" for nothing.
 
     `new` names the nodes whose slurmd was just started: those must come back even from `down`. Another node that is
     drained or down was made so by someone, and stays so.

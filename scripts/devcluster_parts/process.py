@@ -1,4 +1,4 @@
-"""Start a daemon so that it can be told from every other process later, and end exactly that one.
+"""Start a daemon, record its identity, and end exactly that process later.
 
 A process id alone is reused by the kernel. Its start time, counted from a boot that has its own id, is not.
 """
@@ -106,18 +106,18 @@ def read_record(path: Path) -> Identity | None:
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path, record: Path) -> Identity:
-    """Start a program in a session of its own, with only /dev/null and `output` open; keep who it is in `record`.
+    """Start a program in a session of its own, with only /dev/null and `output` open; write its identity to `record`.
 
     The record is written by the new process before it becomes the program, so that no daemon is ever without one.
-    Raises Problem when the program cannot be executed.
+    Raises ClusterProblem if the program cannot be executed.
     """
-    told, tells = os.pipe()  # closed by exec when all is well, or carries what went wrong
+    read_end, write_end = os.pipe()  # closed by a successful exec; else carries the error
     child = os.fork()
     if child == 0:
-        _exec_daemon(list(argv), dict(env), output, record, tells)
-    os.close(tells)
+        _exec_daemon(list(argv), dict(env), output, record, write_end)
+    os.close(write_end)
     os.waitpid(child, 0)
-    with os.fdopen(told, "rb") as answer:
+    with os.fdopen(read_end, "rb") as answer:
         trouble = answer.read().decode(errors="replace")
     if trouble:
         record.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path, record: 
     return who
 
 
-def _exec_daemon(argv: list[str], env: dict[str, str], output: Path, record: Path, tells: int) -> None:
+def _exec_daemon(argv: list[str], env: dict[str, str], output: Path, record: Path, write_end: int) -> None:
     try:
         os.setsid()
         if os.fork():
@@ -136,11 +136,11 @@ def _exec_daemon(argv: list[str], env: dict[str, str], output: Path, record: Pat
         who = identify(os.getpid())
         assert who is not None
         write_atomically(record, json.dumps(asdict(who)) + "\n")
-        _reset_process(output, tells)
+        _reset_process(output, write_end)
         os.execvpe(argv[0], argv, env)
     except BaseException as error:  # noqa: BLE001  whatever it is, this copy of the interpreter must go no further
         with contextlib.suppress(OSError):
-            os.write(tells, str(error).encode())
+            os.write(write_end, str(error).encode())
     finally:
         os._exit(127)
 
@@ -163,7 +163,7 @@ def _reset_process(output: Path, keep: int) -> None:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Put a file in place whole, or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The one folder that holds everything: claim it, lock it, empty it; never touch a folder that is not ours."""
+"""The folder that holds everything: claim it, lock it, empty it. A folder without the marker is never changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOGS = "log"
 def lock_root(root: Path, *, create: bool, timeout_s: float) -> Iterator[bool]:
     """Hold the root alone; yields False when it does not exist and `create` is False.
 
-    Raises Problem for a folder that is not ours, BusyProblem when another devcluster holds it for `timeout_s`.
+    Raises ClusterProblem for a folder without the marker, BusyProblem if another devcluster holds it for `timeout_s`.
     """
     fd = _lock(root, create=create, timeout_s=timeout_s)
     if fd is None:
@@ -40,7 +40,7 @@ def lock_root(root: Path, *, create: bool, timeout_s: float) -> Iterator[bool]:
 
 
 def is_ours(root: Path) -> bool:
-    """False when there is no such folder; raises Problem for one that is not ours."""
+    """Return False if there is no such folder. Raises ClusterProblem for one without the marker."""
     fd = _open(root, create=False)
     if fd is None:
         return False
@@ -144,7 +144,7 @@ def read_settings(root: Path) -> Settings | None:
 
 
 def write_settings(root: Path, settings: Settings | None) -> None:
-    """Write the marker: this folder is ours, and these clusters live in it."""
+    """Write the marker, with the settings of the clusters in the folder."""
     text = json.dumps({"schema": SCHEMA, "settings": asdict(settings) if settings else None}, indent=1)
     write_atomically(root / MARKER, text + "\n")
 
@@ -160,7 +160,7 @@ def make_folders(layout: Layout) -> None:
 
 
 def remove_contents(root: Path, *, keep_logs: bool) -> None:
-    """Remove everything, the marker last, so that an interrupted `down` leaves a folder that is still ours."""
+    """Remove everything, the marker last, so that an interrupted `down` can be repeated."""
     for name in os.listdir(root):
         if name != MARKER and not (keep_logs and name == LOGS):
             path = root / name

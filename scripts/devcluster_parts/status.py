@@ -17,7 +17,7 @@ COLUMNS = ("name", "kind", "cluster", "state", "pid", "port", "nodes", "log")
 
 
 def status(where: Path, *, timeout_s: float) -> list[Row]:
-    """One row per daemon that should run; empty when nothing was brought up. Raises Problem for a root not ours."""
+    """Return a row per daemon that should run; [] before `up`. Raises ClusterProblem for a root without the marker."""
     settings = root.read_settings(where) if root.is_ours(where) else None
     if settings is None:
         return []

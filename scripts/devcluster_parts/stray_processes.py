@@ -1,4 +1,4 @@
-"""Find the processes that belong to one root though nobody kept a record of them: job steps, tasks, set-up tools."""
+"""Find the processes that belong to one root and have no record there: job steps, tasks, set-up tools."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _is_step(pid: int, root: Path) -> bool:
 
 
 def _is_task(pid: int, root: Path) -> bool:
-    # A user's own shell may name our slurm.conf too; only what slurmd launched also names the node it runs on.
+    # A user's own shell may name this slurm.conf too; only processes of slurmd also name the node that they run on.
     env = _environment(pid)
     on_node = any(item.startswith(b"SLURMD_NODENAME=") for item in env)
     return on_node and any(item.startswith(f"SLURM_CONF={root}/".encode()) for item in env)

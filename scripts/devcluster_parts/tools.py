@@ -50,10 +50,10 @@ def check_tools() -> None:
 
 
 def this_host() -> Host:
-    """This machine as Slurm sees it; raises Problem unless its name leads to 127.0.0.1.
+    """Return this machine as Slurm sees it. Raises ClusterProblem unless its name resolves to 127.0.0.1.
 
-    The daemons and srun bind to the address of the host's name. They believe whoever reaches them, so it must be a
-    loopback address; and it must be this one, because the others' connections come from it (srun hangs at 127.0.1.1).
+    The daemons and srun bind to the address of the host's name. They accept any connection, so it must be a loopback
+    address; and it must be this one, from which their own connections come (srun hangs at 127.0.1.1).
     """
     name = socket.gethostname()
     try:
@@ -82,10 +82,10 @@ def _user() -> tuple[str, str]:
 
 
 def run(argv: Sequence[str], *, root: Path, limit_s: float, stdin: str = "", **env: str) -> ProgramOutput:
-    """Run a program to its end and return what it said; `stdin` is its stdin.
+    """Run a program to its end and return its output. stdin: text for its stdin.
 
-    Raises Problem with what it said when it fails. A program that was told lines answers each of them: its exit code
-    is that of one line, and says nothing.
+    Raises ClusterProblem with the output of a failed program; not with `stdin`, for a program that answers each of its
+    lines: its exit code is that of one line.
     """
     try:
         done = subprocess.run(
@@ -102,6 +102,6 @@ def run(argv: Sequence[str], *, root: Path, limit_s: float, stdin: str = "", **e
     except subprocess.TimeoutExpired as error:
         raise ClusterProblem(f"no answer within {limit_s:.0f} s", where=" ".join(argv), hint="see the logs") from error
     if done.returncode != 0 and not stdin:
-        said = (done.stdout + done.stderr).strip()[-2000:]
-        raise ClusterProblem(f"exit {done.returncode}: {said}", where=" ".join(argv))
+        output = (done.stdout + done.stderr).strip()[-2000:]
+        raise ClusterProblem(f"exit {done.returncode}: {output}", where=" ".join(argv))
     return ProgramOutput(out=done.stdout, err=done.stderr)
