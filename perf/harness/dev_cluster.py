@@ -11,7 +11,7 @@ from pitools.site.schema import Site
 
 
 def alpha() -> Site:
-    """Return its site; end the program with what to type where the cluster is not up."""
+    """Return its site. Exits with the command to type if the cluster is not up."""
     try:
         site = load.load_site("alpha")
         Path(site.slurm.conf).read_text()

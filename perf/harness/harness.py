@@ -1,4 +1,4 @@
-"""What every benchmark here shares: cases run in turn, ratios of medians with their range, one JSON line a case."""
+"""Run the cases of a benchmark in turn, and print each as a JSON line: the ratio of medians, with its range."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pitools.core.record import Record
 
 
 class Case(Record, frozen=True, kw_only=True, tag="pit.bench/1"):
-    """One comparison. ratio: peer's median time ÷ ours, so above 1 means we are better; min and max over all pairs.
+    """One comparison. ratio: the peer's median time ÷ ours, above 1 if ours is better; min and max over all rounds.
 
-    target: the least ratio that is good enough. n: rounds, ours and the peer's in turn. command: the peer's, where its
-    options are worth telling.
+    target: the least ratio that is good enough. n: rounds, ours and the peer's in turn. command: the peer's, if its
+    options matter.
     """
 
     case: str
@@ -39,10 +39,10 @@ def interleave(
     rotate: bool = False,
     around_each: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext(),
 ) -> dict[str, list[float]]:
-    """Seconds of each run in each round: A B A B, after one round that is not counted.
+    """Return the seconds of each run in each round: A B A B, after one round that is not counted.
 
-    setting(name): what a run happens in, made and undone outside its time. rotate: each round begins with another run,
-    and every other round goes backwards, so that none has always the same one before it.
+    around_each: run → a context in which it runs, entered and left outside its time. rotate: begin each round with
+    another run, and reverse every other round, so that no run always follows the same one.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -72,7 +72,7 @@ def compare(
     target: float,
     command: str = "",
 ) -> Case:
-    """The case's record, from seconds of both sides measured in one run."""
+    """Return a case, from the seconds of both sides, measured in one run."""
     pairs = [theirs / ours for ours, theirs in zip(ours_s, peers_s, strict=True)]
     return _case(case, peer, version, statistics.median(peers_s) / statistics.median(ours_s), pairs, target, command)
 
@@ -80,7 +80,7 @@ def compare(
 def from_ratios(
     case: str, peer: str, version: str, ratios: Sequence[float], *, target: float, command: str = ""
 ) -> Case:
-    """The case's record where each round gave a ratio itself, such as a limit over what was used."""
+    """Return a case of which each round gave a ratio itself, such as a limit over the amount used."""
     return _case(case, peer, version, statistics.median(ratios), ratios, target, command)
 
 
@@ -102,7 +102,7 @@ def _case(
 
 
 def report(cases: Sequence[Case]) -> int:
-    """Print every case; the exit code is 1 when one falls short."""
+    """Print every case, and return the exit code: 1 if one falls short."""
     for case in cases:
         print(msgspec.json.encode(case).decode(), flush=True)
     return int(any(itertools.filterfalse(lambda case: case.ok, cases)))

@@ -1,7 +1,7 @@
-"""What the benchmarks share: their arguments, folders that are removed, programs that are ended, an idle disk.
+"""Arguments, temporary folders, child processes and an idle disk, for all benchmarks.
 
-A set lies on a tmpfs, so that every method reads it equally hot. A destination is new for each run, and everything
-written before is on its disk by then, so that nobody pays another's write-back.
+A data set is on a tmpfs, so that every method reads it equally hot. A destination is new for each run, and all earlier
+writes are on its disk by then, so that no run pays for the write-back of another.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 PEERS = REPO / ".venv-peers"  # peers that would change our own dependencies
 TIMEOUT_S = 900
-# Variables that change what a program does, of ours and of the peers, would measure this user's taste.
-# So would PYTHONDONTWRITEBYTECODE, with which every run of ours compiles itself.
+# Without the variables by which this user configures pitools or a peer, and without PYTHONDONTWRITEBYTECODE, with which
+# every run of ours compiles itself.
 ENV = {name: text for name, text in os.environ.items() if not name.startswith(("PIT_", "RCLONE_", "RSYNC_", "PYTHON"))}
 PREFIX = "pit-bench-"
 
 
 def arguments(about: str | None) -> argparse.Namespace:
-    """--quick, --rounds, --memory and --disk, both checked to be what they are for."""
+    """Parse --quick, --rounds, --memory (checked to be a tmpfs) and --disk (checked to be none)."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sets and two rounds, to see that it runs")
     parser.add_argument("--rounds", type=int, default=5)
@@ -41,19 +41,19 @@ def arguments(about: str | None) -> argparse.Namespace:
     for place, wanted in ((args.memory, True), (args.disk, False)):
         if (file_system(place) == "tmpfs") is not wanted:
             sys.exit(f"{place} is on {file_system(place)}: --memory wants a tmpfs, --disk a disk")
-    # The sets are gigabytes of memory: `finally` must also run when this is told to stop.
+    # The sets are gigabytes of memory: `finally` must also run at SIGTERM.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     return args
 
 
 def file_system(place: Path) -> str:
-    """The type of the file system that holds a folder, such as `ext4`."""
+    """Return the type of a folder's file system, such as `ext4`."""
     return execute("stat", "--file-system", "--format=%T", place).strip()
 
 
 @contextmanager
 def workspace(parent: Path, *, needed: int) -> Iterator[Path]:
-    """A folder of ours in `parent`, removed at the end whatever happens. Exits when there is no room for it."""
+    """Make a temporary folder in `parent`, removed at the end. Exits without `needed` bytes of room."""
     free = shutil.disk_usage(parent).free
     if file_system(parent) == "tmpfs":
         free = min(free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -68,12 +68,12 @@ def workspace(parent: Path, *, needed: int) -> Iterator[Path]:
 
 
 def execute(*argv: str | Path) -> str:
-    """Run a program to its end; its stdout. Exits with its words when it fails; leaves none of its children behind."""
+    """Run a program to its end and return its stdout. Exits with its stderr if it fails, and ends its children."""
     return execute_all([[str(argument) for argument in argv]])[0]
 
 
 def execute_all(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Run programs side by side, to the end of all; else as `execute`."""
+    """Run programs side by side, to the end of all, as `execute` does."""
     processes = [start(argv) for argv in commands]
     try:
         return [finish(process) for process in processes]
@@ -86,7 +86,7 @@ def execute_all(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def start(argv: Sequence[str]) -> subprocess.Popen[str]:
-    """A program that leads a session, so that its children can be ended with it."""
+    """Start a program as the leader of a session, so that its children can be ended with it."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -100,7 +100,7 @@ def start(argv: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a program; its stdout. Exits with its words when it fails."""
+    """Wait for a program and return its stdout. Exits with its stderr if it fails."""
     out, err = process.communicate(timeout=TIMEOUT_S)
     if process.returncode:
         sys.exit(f"exit {process.returncode}: {' '.join(map(str, process.args))}\n{err}")
@@ -108,7 +108,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def sync_file_system(folder: Path) -> float:
-    """syncfs(2) in this very process, which is less than the `sync -f` a user of a peer would run; its seconds."""
+    """Call syncfs(2) in this process, cheaper than the `sync -f` that a peer's user would run; return its seconds."""
     began = time.perf_counter()
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -131,10 +131,10 @@ def wait_until_idle(folder: Path) -> None:
 
 
 def format_spread(seconds: Sequence[float]) -> str:
-    """Median and range, to be talked about; a ratio is the figure."""
+    """Return median and range as text, for progress messages: the figure is a ratio."""
     return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
 def print_progress(text: str) -> None:
-    """Talk, for whoever watches; stdout is records."""
+    """Print to stderr: stdout is records."""
     print(text, file=sys.stderr, flush=True)

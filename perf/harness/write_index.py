@@ -16,7 +16,7 @@ RESULTS = REPO / "perf" / "results"
 
 
 class Row(NamedTuple):
-    """A comparison as it stands in the table of a results file."""
+    """A comparison, by a row of a results file's table."""
 
     case: str
     peer: str
@@ -36,12 +36,12 @@ def rows(results: Path) -> Iterator[Row]:
 
 
 def newest(theme: str) -> Path | None:
-    """Return the newest results file of a theme; None where it was never run."""
+    """Return the newest results file of a theme; None if it was never run."""
     return max(RESULTS.glob(f"{theme}_*core-*.md"), key=lambda path: path.stem.rpartition("_")[2], default=None)
 
 
 def text() -> str:
-    """Return the index: a row a benchmark, then every comparison that falls short."""
+    """Return the index: a row per benchmark, then every comparison that falls short."""
     table, short = [], []
     for bench in sorted((REPO / "perf").glob("*/bench_*.py")):
         theme = f"{bench.parent.name}_{bench.stem.removeprefix('bench_')}"

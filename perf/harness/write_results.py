@@ -1,6 +1,6 @@
-"""A benchmark's JSON lines (stdin) → perf/results/<theme>_<machine>_<date>.md, and on to stdout.
+"""A benchmark's JSON lines (stdin) → perf/results/<theme>_<machine>_<date>.md, and stdout.
 
-python -m perf.ROOM.bench_X | python -m perf.harness.write_results THEME "COMMAND"    exit 1 when a case falls short
+python -m perf.FOLDER.bench_X | python -m perf.harness.write_results THEME "COMMAND"    exit 1 if a case falls short
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from perf.harness.harness import Case
 
 
 def write_results(theme: str, command: str) -> int:
-    """Write the note."""
+    """Write the results file of a benchmark from its cases (stdin), and return the exit code."""
     cases = []
     for line in sys.stdin:
         print(line, end="", flush=True)
         cases.append(msgspec.json.decode(line, type=Case))
     if not cases:
-        sys.exit(f"{theme}: no figures came; see the error above")
+        sys.exit(f"{theme}: no figures (see the error above)")
     machine = f"{psutil.cpu_count()}core-{platform.machine()}"
     today = datetime.now(UTC).date().isoformat()
     memory = psutil.virtual_memory().total / 2**30
