@@ -24,7 +24,7 @@ from pitools.store.manifest import ArraySchema, FileEntry, Manifest
 
 PIT = Path(sys.executable).parent / "pit"
 LIMIT_S = 0.1
-WHERE = ("task~drawer 7", "episodes>=150", "field=obs/*_image", "published>=2020-01-01")
+WHERE = ("task~drawer 7", "episodes>=150", "array=obs/*_image", "published>=2020-01-01")
 ARRAYS = (
     "action",
     "reward",

@@ -29,7 +29,7 @@ ROOT_TYPE = LocalPath(exists=True, file_okay=False)
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Such as 'episodes>=100', 'task~pick', 'field=obs/*_image'; repeatable, all must match.",
+    help="Such as 'episodes>=100', 'task~pick', 'array=obs/*_image'; repeatable, all must match.",
 )
 @click.option("--rebuild-index", is_flag=True, help="Read all manifests again, not only changed ones.")
 @format_option
@@ -38,8 +38,8 @@ def list_command(root: Path, conditions: tuple[str, ...], rebuild_index: bool, f
 
     \b
     A condition is KEY, an operator and a value:
-      name version tag state field task parent     =GLOB  !=GLOB  ~TEXT (contains, in either case)
-      episodes steps files size date               =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
+      name version tag state array task appended_to     =GLOB  !=GLOB  ~TEXT (contains, in either case)
+      episodes steps files size date                    =  !=  >=  <=  >  <   (1GiB, 2026-11-01)
 
     \b
       pit dataset list datasets --where 'task~drawer' --where 'episodes>=50' --where 'date>=2026-11-01'

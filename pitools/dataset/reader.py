@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pitools.dataset.formats.model import RESERVED_PREFIX
 from pitools.dataset.versions import check_complete, describe_version
-from pitools.store.manifest import ArraySchema
+from pitools.store.manifest import EPISODE_PREFIX, ArraySchema
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.resolve import find_version
 
@@ -32,7 +31,7 @@ class DatasetReader:
         self.version, self.manifest = describe_version(path)
         check_complete(path, self.manifest)
         self.arrays: dict[str, ArraySchema] = {
-            name: schema for name, schema in self.manifest.arrays.items() if not name.startswith(RESERVED_PREFIX)
+            name: schema for name, schema in self.manifest.arrays.items() if not name.startswith(EPISODE_PREFIX)
         }
         self._store = VersionReader(path, resident_bytes=RESIDENT_BYTES)
 

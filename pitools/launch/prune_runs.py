@@ -26,7 +26,7 @@ from pitools.core.record import Record
 from pitools.launch.provenance.code_copy import CODE_DIR, LISTING_FILE, read_listing
 from pitools.launch.recovery import apply_decision
 from pitools.run.run_folder import RunRecord, run_dirs
-from pitools.slurm.states import is_finished
+from pitools.slurm.states import is_final
 
 PruneState = Literal["removed", "trimmed", "would be removed", "would be trimmed", "kept", "failed"]
 _CHECKPOINTS = "checkpoints"
@@ -83,7 +83,7 @@ def _keep_reason(run: RunRecord, named: dict[str, str]) -> str:
     """Return why a run is kept whole; "" if it may be pruned."""
     if not run.is_over:
         return "it has not ended"
-    if not is_finished(run.state):
+    if not is_final(run.state):
         return f"its job has not ended: {run.state}"
     run_dir = Path(run.run_dir)
     if not is_owned_by_user(run_dir):

@@ -23,10 +23,8 @@ _FIELDS = ("name", "episodes", "steps", "subset")
 
 
 class VersionDifference(Record, frozen=True, kw_only=True, tag="pit.dataset-diff/1"):
-    """One thing that differs.
-
-    kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `appended_to`, `manifest` (another field of it),
-    `files`.
+    """One thing that differs. kind: `array`, `episode`, `task`, `statistics`, `source`, `option`, `appended_to`,
+    `manifest` (another field of it), `files`.
 
     change: `added`, `removed`, `changed`; of files also `shared`, which is no difference. count, bytes: of files.
     shift: how far the mean moved, in standard deviations of the first version's, in the column where it moved most.

@@ -33,7 +33,7 @@ _PROGRESS_AFTER = 500
 
 
 class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One version. folder: its name, and version: "" where that is the same. fields, tasks: numbers in its home's."""
+    """One version. folder: its name, and version: "" where that is the same. arrays, tasks: numbers in its home's."""
 
     folder: str
     version: str
@@ -44,20 +44,20 @@ class VersionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     files: int
     source_bytes: int
     appended_to: str
-    fields: int
+    arrays: int
     tasks: int
 
 
 class DatasetIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One dataset. stamps: ctime by folder path, 0 if it was too recent to be reliable. rows: versions, oldest first.
 
-    fields, tasks: array names and instructions of its versions, one per line. tags: version by tag. quarantined: number
+    arrays, tasks: array names and instructions of its versions, one per line. tags: version by tag. quarantined: number
     of episodes by version, -1 for a whole version. damaged: folders of versions with an unreadable manifest.
     """
 
     stamps: dict[str, int]
     rows: tuple[VersionRow, ...]
-    fields: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     tags: dict[str, str] = {}
     retired: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         errors.append(ClusterError(f"cannot be read: {error.strerror}", where=str(root / name)))
         return DatasetIndex(stamps, (), damaged=(name,))
     old_rows = {row.folder: row for row in previous.rows} if previous else {}
-    fields, tasks = _TextTable(previous.fields if previous else ()), _TextTable(previous.tasks if previous else ())
+    arrays, tasks = _TextTable(previous.arrays if previous else ()), _TextTable(previous.tasks if previous else ())
     damaged: list[str] = []
     rows = []
     for folder, mtime_ns in _manifests(root / name, folders, quiet=len(folders) - len(old_rows) < _PROGRESS_AFTER):
@@ -154,7 +154,7 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         row = old_rows.get(folder)
         if row is None or row.mtime_ns != mtime_ns:
             try:
-                row = _version_row(root / name / folder, mtime_ns, fields, tasks)
+                row = _version_row(root / name / folder, mtime_ns, arrays, tasks)
             except PitError as error:
                 errors.append(error)
                 damaged.append(folder)
@@ -177,7 +177,7 @@ def index_dataset(root: Path, name: str, previous: DatasetIndex | None, errors: 
         damaged.append(version_state.CATALOG)
     rows.sort(key=lambda row: (row.mtime_ns, row.folder))
     return DatasetIndex(
-        stamps, tuple(rows), tuple(fields.numbers), tuple(tasks.numbers), tagged, gone, quarantined, tuple(damaged)
+        stamps, tuple(rows), tuple(arrays.numbers), tuple(tasks.numbers), tagged, gone, quarantined, tuple(damaged)
     )
 
 
@@ -231,7 +231,7 @@ def _quarantined_count(path: Path) -> int:
     return 0 if record is None else -1 if record.whole_version else len(record.episodes)
 
 
-def _version_row(path: Path, mtime_ns: int, fields: _TextTable, tasks: _TextTable) -> VersionRow:
+def _version_row(path: Path, mtime_ns: int, arrays: _TextTable, tasks: _TextTable) -> VersionRow:
     manifest, data = manifests.load_manifest(path)
     version = manifests.version_of(data)
     return VersionRow(
@@ -244,6 +244,6 @@ def _version_row(path: Path, mtime_ns: int, fields: _TextTable, tasks: _TextTabl
         len(manifest.files),
         source_bytes(manifest),
         manifest.appended_to,
-        fields(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
+        arrays(sorted(name for name in manifest.arrays if not name.startswith(manifests.EPISODE_PREFIX))),
         tasks(sorted(" ".join(task.split()) for task in (manifest.tasks or ()))),
     )

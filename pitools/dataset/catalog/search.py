@@ -1,6 +1,6 @@
-"""Select versions by condition: `episodes>=100`, `task~pick`, `field=obs/*_image`, `published>=2026-11-01`, `tag=prod`.
+"""Select versions by condition: `episodes>=100`, `task~pick`, `array=obs/*_image`, `published>=2026-11-01`, `tag=prod`.
 
-= and != take globs for text; of several values (tags, fields, tasks) one match is enough. ~ is "contains", ignoring
+= and != take globs for text; of several values (tags, arrays, tasks) one match is enough. ~ is "contains", ignoring
 case. Sizes as 1GiB, dates as 2026-11-01 or RFC 3339.
 """
 
@@ -30,7 +30,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset/1"):
+class VersionListing(VersionInfo, frozen=True, kw_only=True, tag="pit.dataset-listing/1"):
     """One version as `pit dataset list` prints it. state: `live`, `retired`, `quarantined` (the whole version).
 
     quarantined_episodes: all where the whole version is in quarantine. appended_to: version that it begins with, or "".
@@ -65,7 +65,7 @@ Predicate = Callable[[str], bool]
 # Text that all versions of a dataset have, that a version has one of a few of, and of its own.
 _DATASET_KEYS: dict[str, Callable[[_DatasetView], str]] = {"name": lambda place: place.name}
 _SHARED_KEYS: dict[str, Callable[[_DatasetView], Sequence[str]]] = {
-    "field": lambda place: place.home.fields,
+    "array": lambda place: place.home.arrays,
     "task": lambda place: place.home.tasks,
     "language": lambda place: place.home.tasks,
 }
@@ -120,7 +120,7 @@ def _text_condition(key: str, fits: Predicate) -> Condition:
     if key in _VERSION_KEYS:
         own = _VERSION_KEYS[key]
         return lambda place, rows: [row for row in rows if fits(own(place, row))]
-    number: Callable[[VersionRow], int] = operator.attrgetter("fields" if key == "field" else "tasks")
+    number: Callable[[VersionRow], int] = operator.attrgetter("arrays" if key == "array" else "tasks")
 
     def shared(place: _DatasetView, rows: Sequence[VersionRow]) -> Sequence[VersionRow]:
         good = {i for i, lines in enumerate(_SHARED_KEYS[key](place)) if fits(lines)}

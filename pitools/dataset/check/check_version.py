@@ -33,7 +33,7 @@ from pitools.store.version_list import is_version
 from pitools.store.zarr.chunk_layout import chunk_layout
 
 # Arrays of more columns are sampled, as frames are.
-MAX_COLUMNS = 256
+_MAX_VECTOR_COLUMNS = 256
 MAX_READERS = 4
 Collectors = dict[str, VectorStats | SampledArray]
 
@@ -98,25 +98,25 @@ def _findings(
     is_intact = not any(finding.level == "damage" for finding in inventory.findings)
     store = VersionReader(path, check_mode="always")
     # Without believable metadata, or beginnings of episodes, shards can be judged but values belong nowhere.
-    where, parent_findings = (
+    offsets, offset_findings = (
         episodes.read_offsets(store) if is_intact or _is_present(inventory, manifests.EPISODE_OFFSETS) else (None, [])
     )
-    yield from parent_findings
-    gathered = {} if where is None else _make_collectors(manifest, inventory, where, bounds, deep=deep)
+    yield from offset_findings
+    gathered = {} if offsets is None else _make_collectors(manifest, inventory, offsets, bounds, deep=deep)
     examined = _read_shards(path, store, inventory, gathered, tally, readers, quiet)
     clean = True
     for finding in examined:
         clean = clean and finding.level != "damage"
         yield finding
     tally.frames = sum(collector.checked for collector in gathered.values() if isinstance(collector, CameraFrames))
-    if where is not None:
-        lengths = np.diff(where)
+    if offsets is not None:
+        lengths = np.diff(offsets)
         yield from _check_episodes(store, manifest, lengths, bounds)
-        yield from _check_values(store, gathered, where, bounds, is_intact=is_intact and clean)
-        yield from _check_frames(store, gathered, where, bounds, is_intact=is_intact and clean)
+        yield from _check_values(store, gathered, offsets, bounds, is_intact=is_intact and clean)
+        yield from _check_frames(store, gathered, offsets, bounds, is_intact=is_intact and clean)
     parent, parent_findings = (against, []) if against else _parent(path, manifest)
     yield from parent_findings
-    yield from _check_drift(manifest, parent, where, bounds)
+    yield from _check_drift(manifest, parent, offsets, bounds)
 
 
 def _is_present(inventory: file_inventory.Inventory, name: str) -> bool:
@@ -124,7 +124,12 @@ def _is_present(inventory: file_inventory.Inventory, name: str) -> bool:
 
 
 def _make_collectors(
-    manifest: Manifest, inventory: file_inventory.Inventory, where: NDArray[np.int64], bounds: Thresholds, *, deep: bool
+    manifest: Manifest,
+    inventory: file_inventory.Inventory,
+    offsets: NDArray[np.int64],
+    bounds: Thresholds,
+    *,
+    deep: bool,
 ) -> Collectors:
     """Return the collectors of statistics for each array along steps, by the array's kind."""
     gathered: Collectors = {}
@@ -141,11 +146,11 @@ def _make_collectors(
         except TypeError:  # a Zarr type that NumPy does not have, and that the reader cannot read either
             continue
         if cameras.is_camera(name, row, array.dtype):
-            gathered[name] = CameraFrames(name, where, chunk, deep=deep)
-        elif kind in "biuf" and np.prod(row) <= MAX_COLUMNS:
-            gathered[name] = VectorStats(name, where, row, keep_values=last in bounds.times and np.prod(row) == 1)
+            gathered[name] = CameraFrames(name, offsets, chunk, deep=deep)
+        elif kind in "biuf" and np.prod(row) <= _MAX_VECTOR_COLUMNS:
+            gathered[name] = VectorStats(name, offsets, row, keep_values=last in bounds.times and np.prod(row) == 1)
         elif kind == "f":
-            gathered[name] = SampledArray(name, where, chunk, deep=deep)
+            gathered[name] = SampledArray(name, offsets, chunk, deep=deep)
     return gathered
 
 
@@ -197,22 +202,22 @@ def _check_episodes(
 
 
 def _check_values(
-    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
+    store: VersionReader, gathered: Collectors, offsets: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
 ) -> Iterator[Finding]:
     """whole: nothing is damaged."""
-    lengths, recorded = np.diff(where), store.manifest.statistics or {}
+    lengths, recorded = np.diff(offsets), store.manifest.statistics or {}
     is_intact = is_intact and not store.manifest.subset
     vectors = [known for known in gathered.values() if isinstance(known, VectorStats)]
     for collector in gathered.values():
-        yield from values.find_non_finite(collector, where)
+        yield from values.find_non_finite(collector, offsets)
     for array in vectors:
         yield from values.find_constant(array)
         yield from values.find_motionless(array, lengths)
         if is_intact:
-            rows = partial(_episode_rows, store, array.name, where)
+            rows = partial(_episode_rows, store, array.name, offsets)
             yield from values.find_outliers(array, bounds, rows)
         if array.values is not None:
-            yield from episodes.check_clock(array, where, bounds)
+            yield from episodes.check_clock(array, offsets, bounds)
         if is_intact and array.name in recorded:
             yield from values.check_statistics(array, recorded[array.name])
     if is_intact:
@@ -220,33 +225,33 @@ def _check_values(
         yield from values.find_duplicates(vectors, frames, lengths)
 
 
-def _episode_rows(store: VersionReader, name: str, where: NDArray[np.int64], episode: int) -> NDArray[Any]:
-    return store.read(name, int(where[episode]), int(where[episode + 1]))
+def _episode_rows(store: VersionReader, name: str, offsets: NDArray[np.int64], episode: int) -> NDArray[Any]:
+    return store.read(name, int(offsets[episode]), int(offsets[episode + 1]))
 
 
 def _check_frames(
-    store: VersionReader, gathered: Collectors, where: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
+    store: VersionReader, gathered: Collectors, offsets: NDArray[np.int64], bounds: Thresholds, *, is_intact: bool
 ) -> Iterator[Finding]:
     action = next((collector for name, collector in gathered.items() if values.is_action(name)), None)
     for camera in gathered.values():
         if isinstance(camera, CameraFrames):
-            yield from cameras.find_blank(camera, where, bounds)
+            yield from cameras.find_blank(camera, offsets, bounds)
             if isinstance(action, VectorStats) and is_intact:
-                yield from episodes.find_frozen_frames(camera, action.name, action.deviation, store, where, bounds)
+                yield from episodes.find_frozen_frames(camera, action.name, action.deviation, store, offsets, bounds)
 
 
 def _check_drift(
-    manifest: Manifest, parent_dir: Path | None, where: NDArray[np.int64] | None, bounds: Thresholds
+    manifest: Manifest, parent_dir: Path | None, offsets: NDArray[np.int64] | None, bounds: Thresholds
 ) -> Iterator[Finding]:
     if parent_dir is None:
         return
     parent = manifests.load_manifest(parent_dir)[0]
     yield from drift.check_drift(manifest, parent, bounds)
     parent_offsets, _ = episodes.read_offsets(VersionReader(parent_dir))
-    if where is None or parent_offsets is None:
+    if offsets is None or parent_offsets is None:
         return
     first = parent.episodes if drift.new_part(manifest, parent).appended else 0
-    yield from episodes.compare_lengths(np.diff(where)[first:], np.diff(parent_offsets), bounds)
+    yield from episodes.compare_lengths(np.diff(offsets)[first:], np.diff(parent_offsets), bounds)
 
 
 def _parent(path: Path, manifest: Manifest) -> tuple[Path | None, list[Finding]]:

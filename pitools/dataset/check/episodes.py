@@ -147,18 +147,18 @@ def check_splits(store: VersionReader, episodes: int) -> Iterator[Finding]:
             yield _split_finding(first, f"it shares episodes with {second}", _numbers(shared), "none", level="fault")
 
 
-def check_clock(array: VectorStats, where: Offsets, bounds: Thresholds) -> Iterator[Finding]:
+def check_clock(array: VectorStats, offsets: Offsets, bounds: Thresholds) -> Iterator[Finding]:
     """Yield timestamps that do not increase, gaps, and episodes of another rate. array: one number a step, all in
     memory."""
     if array.values is None or array.columns != 1:
         return
     steps = np.diff(array.values[:, 0])
     inside = np.ones(len(steps), np.bool_)
-    inside[(where[1:-1] - 1)[(where[1:-1] > 0) & (where[1:-1] <= len(steps))]] = False
+    inside[(offsets[1:-1] - 1)[(offsets[1:-1] > 0) & (offsets[1:-1] <= len(steps))]] = False
     usual = steps[inside & (steps > 0)]
     period = float(np.median(usual)) if len(usual) else 0.0
-    for episode in range(len(where) - 1):
-        low, high = int(where[episode]), int(where[episode + 1]) - 1
+    for episode in range(len(offsets) - 1):
+        low, high = int(offsets[episode]), int(offsets[episode + 1]) - 1
         own_steps = steps[low:high]
         if high > low and np.isfinite(own_steps).all():  # else the check `nan` reports it
             yield from _episode_clock(array.name, episode, own_steps, period, bounds)
@@ -211,7 +211,7 @@ def find_frozen_frames(
     action: str,
     deviation: NDArray[np.float64],
     store: VersionReader,
-    where: Offsets,
+    offsets: Offsets,
     bounds: Thresholds,
 ) -> Iterator[Finding]:
     """Frames that last while the action moves. deviation: of the action, by column."""
@@ -223,7 +223,7 @@ def find_frozen_frames(
                 check="frozen",
                 array=camera.name,
                 episode=episode,
-                step=start - int(where[episode]),
+                step=start - int(offsets[episode]),
                 problem=f"one frame lasts {stop - start} steps, while the action moves",
                 got=f"{stop - start} steps",
                 expected=f"fewer than {bounds.frozen_steps}",

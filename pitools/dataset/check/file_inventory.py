@@ -160,11 +160,11 @@ def _find_missing_chunks(manifest: Manifest, name: str, array: ArrayMetadata) ->
     runs = manifest.runs(name)
     rest = prod(array.grid[1:])
     count = sum(len(chunk_keys.chunk_numbers(array, *run)) for run in runs) * rest if array.shape else 1
-    absent = (
+    missing = (
         key for run in runs for key in chunk_keys.chunk_keys(array, run if array.shape else None) if key not in named
     )
     # Metadata may claim 2^60 chunks, so at most as many are checked as can be reported.
-    for key in islice(absent, min(_MAX_NAMED, count)):
+    for key in islice(missing, min(_MAX_NAMED, count)):
         yield Finding(level="damage", check="manifest", array=name, file=key, problem="the manifest lacks a file of it")
 
 

@@ -73,16 +73,16 @@ class ShardChecker:
         self, shard: ShardFile, chunk_layout: ChunkLayout, on_steps: OnSteps, descriptor: int
     ) -> Iterator[Finding]:
         try:
-            absent = _count_missing_chunks(shard, chunk_layout, descriptor)
+            missing = _count_missing_chunks(shard, chunk_layout, descriptor)
             self._read_steps(shard, max(1, _BLOCK_BYTES // chunk_layout.chunk_bytes) * chunk_layout.chunk, on_steps)
         except (DataError, ShardError) as error:
             wrong = list(self._verify(shard, descriptor))
             yield from wrong or [damage_finding(shard, str(error), "")]
             return
-        if absent:
-            problem = f"{absent} inner chunks are not stored: they read as the fill value"
+        if missing:
+            problem = f"{missing} inner chunks are not stored: they read as the fill value"
             yield Finding(
-                level="warning", check="absent", array=shard.array.name, file=shard.entry.path, problem=problem
+                level="warning", check="missing-chunk", array=shard.array.name, file=shard.entry.path, problem=problem
             )
 
     def _read_steps(self, shard: ShardFile, together: int, on_steps: OnSteps) -> None:

@@ -15,10 +15,10 @@ from pitools.dataset.check.finding import Finding
 # Checks that a file of bounds can make stricter, milder or silent. Damage is always damage.
 CHECKS = (
     "extra",
-    "absent",
+    "missing-chunk",
     "nan",
     "constant",
-    "still",
+    "motionless",
     "outlier",
     "time",
     "blank",

@@ -18,7 +18,7 @@ ACTION = "action"
 _NORMAL_MAD, _NORMAL_80 = 1.4826, 2.563  # deviation over median distance, and the middle 80 % over deviation
 # Relative precision that a sum of very many numbers may lose.
 _ROUNDING = 1e-5
-_NAMED_AT_MOST, _LEAST_STILL = 8, 3
+_NAMED_AT_MOST, _MIN_MOVING_COLUMNS = 8, 3
 # The share of episodes that outliers are at most, and sigmas that an episode's furthest value may well be away.
 _MAX_LONELY_SHARE, _MAX_REACH = 0.05, 3.0
 
@@ -73,7 +73,7 @@ def find_constant(array: VectorStats) -> Iterator[Finding]:
 def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[Finding]:
     """Episodes in which no column of actions or observations changes, where it does in most others. One or two columns,
     such as a gripper's, may well rest."""
-    if not (is_action(array.name) or is_observed(array.name)) or array.columns < _LEAST_STILL:
+    if not (is_action(array.name) or is_observed(array.name)) or array.columns < _MIN_MOVING_COLUMNS:
         return
     is_finite = np.isfinite(array.low).all(axis=1) & (lengths > 1)
     quiet = is_finite & (array.low == array.high).all(axis=1)
@@ -82,7 +82,7 @@ def find_motionless(array: VectorStats, lengths: NDArray[np.int64]) -> Iterator[
     for episode in np.flatnonzero(quiet).tolist():
         yield Finding(
             level="warning",
-            check="still",
+            check="motionless",
             array=array.name,
             episode=episode,
             expected="values that differ",
@@ -153,15 +153,15 @@ def find_duplicates(
 ) -> Iterator[Finding]:
     """Yield the episodes that repeat another one: equal actions and observations, bit for bit, and equal first frames.
     A simulation rendered again in another light is not a duplicate."""
-    identifying = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
-    if not identifying:
+    compared = [array for array in arrays if is_action(array.name) or is_observed(array.name)]
+    if not compared:
         return
     first_episodes: dict[tuple[int, ...], int] = {}
-    alike = [array.identity.tolist() for array in identifying] + [camera.first_frames.tolist() for camera in cameras]
+    alike = [array.fingerprint.tolist() for array in compared] + [camera.first_frames.tolist() for camera in cameras]
     for episode, key in enumerate(zip(lengths.tolist(), *alike, strict=True)):
         first = first_episodes.setdefault(key, episode)
         if first != episode and lengths[episode]:
-            problem = f"it is episode {first} again, in {_join_names([array.name for array in identifying])}"
+            problem = f"it is episode {first} again, in {_join_names([array.name for array in compared])}"
             yield Finding(level="fault", check="duplicate", episode=episode, problem=problem, got=f"episode {first}")
 
 

@@ -47,9 +47,9 @@ class NonFiniteCounts:
 class VectorStats:
     """One array of (steps, *row). `columns` below is the product of the row, which has `axes`; a scalar is one column.
 
-    low, high: (episodes, columns), infinite where there is no finite value. identity: (episodes,), alike for episodes
-    of the same bytes. rows, mean, deviation: (columns,) of all finite values. sample: some of the rows, evenly spread.
-    values: all of them, where `keep_values`, NaN where they were not seen.
+    low, high: (episodes, columns), infinite where there is no finite value. fingerprint: (episodes,), equal for
+    episodes of the same bytes. rows, mean, deviation: (columns,) of all finite values. sample: some of the rows, evenly
+    spread. values: all of them, where `keep_values`, NaN where they were not seen.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class VectorStats:
         episodes, columns = len(offsets) - 1, int(np.prod(row, dtype=np.int64))
         self.name, self.columns, self.axes, self._offsets = name, columns, len(row), offsets
         self.low, self.high = np.full((episodes, columns), np.inf), np.full((episodes, columns), -np.inf)
-        self.identity = np.zeros(episodes, np.uint64)
+        self.fingerprint = np.zeros(episodes, np.uint64)
         self.non_finite = NonFiniteCounts(episodes)
         self.rows, self.mean, self._squares = np.zeros(columns), np.zeros(columns), np.zeros(columns)
         self._stride = max(1, int(offsets[-1]) // SAMPLE_ROWS)
@@ -82,7 +82,7 @@ class VectorStats:
         """Take in a run of steps, from any thread."""
         parts = EpisodeParts(self._offsets, start, len(rows))
         flat = rows.reshape(len(rows), self.columns)
-        identity = np.add.reduceat(self._identities(flat, start, parts), parts.begins)
+        fingerprint = np.add.reduceat(self._row_hashes(flat, start, parts), parts.begins)
         values = flat.astype(np.float64)
         finite = np.isfinite(values)
         all_finite = bool(finite.all())
@@ -93,7 +93,7 @@ class VectorStats:
         low = np.minimum.reduceat(low, parts.begins, axis=0)
         high = np.maximum.reduceat(high, parts.begins, axis=0)
         with self._lock, np.errstate(over="ignore", invalid="ignore"):
-            self.identity[parts.episodes] += identity
+            self.fingerprint[parts.episodes] += fingerprint
             self.low[parts.episodes] = np.minimum(self.low[parts.episodes], low)
             self.high[parts.episodes] = np.maximum(self.high[parts.episodes], high)
             if not all_finite:
@@ -117,7 +117,7 @@ class VectorStats:
         self.mean += shift * count / both
         self.rows += count
 
-    def _identities(self, flat: NDArray[Any], start: int, parts: EpisodeParts) -> NDArray[np.uint64]:
+    def _row_hashes(self, flat: NDArray[Any], start: int, parts: EpisodeParts) -> NDArray[np.uint64]:
         """Return a hash of each row and its place in the episode: their sum identifies the steps and their order."""
         bits = np.ascontiguousarray(flat).view(f"u{flat.dtype.itemsize}").astype(np.uint64)
         place = np.arange(start, start + len(flat)) - np.repeat(self._offsets[parts.episodes], parts.counts)

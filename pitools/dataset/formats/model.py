@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from pitools.core.errors import DataError, PitError
 from pitools.core.fs import iter_files
+from pitools.store.manifest import EPISODE_PREFIX
 
 MAX_ROW_BYTES = 256 << 20
 SEPARATE_HINT = "ingest them separately, or leave the array out with --skip"
-RESERVED_PREFIX = "episode_"
 SKIPPED_NEXT_OBS = "next_obs is left out: it is obs, one step later (keep_next_obs = true in --transform keeps it)"
 SINGULAR = {"actions": "action", "rewards": "reward", "dones": "done", "states": "state"}
 # A name becomes a path in the store. Zarr reserves a leading `__`; `*.json` could collide with its metadata files.
 _NAME_PART = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(?<!\.json)")
-_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; no prefix . or - or __ or {RESERVED_PREFIX}, no suffix .json"
+_NAMES = f"A-Z, a-z, 0-9, _, . and -, at most 100; no prefix . or - or __ or {EPISODE_PREFIX}, no suffix .json"
 
 
 class ChangedDuringRead(DataError):
@@ -208,7 +208,7 @@ def check_unique(names: Sequence[str], where: str) -> None:
 
 def _is_valid_name(name: str) -> bool:
     # In any group: as `store.manifest.along_steps` reads such names.
-    return all(_NAME_PART.fullmatch(part) and not part.startswith(RESERVED_PREFIX) for part in name.split("/"))
+    return all(_NAME_PART.fullmatch(part) and not part.startswith(EPISODE_PREFIX) for part in name.split("/"))
 
 
 def _check_names(names: Sequence[str], where: str) -> None:

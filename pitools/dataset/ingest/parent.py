@@ -13,12 +13,12 @@ import numpy as np
 
 from pitools.core.errors import DataError, UsageError
 from pitools.dataset.formats.attributes import drop_storage_attributes
-from pitools.dataset.formats.model import RESERVED_PREFIX, Episode, RejectedEpisode
+from pitools.dataset.formats.model import Episode, RejectedEpisode
 from pitools.dataset.ingest import chunking
 from pitools.dataset.ingest.chunking import ArraySpec
 from pitools.dataset.ingest.statistics import PartialStats, column_count
 from pitools.dataset.versions import check_complete, describe_version
-from pitools.store.manifest import ArraySchema
+from pitools.store.manifest import EPISODE_PREFIX, ArraySchema
 from pitools.store.reader.version_reader import VersionReader
 from pitools.store.zarr.chunk_layout import chunk_layout
 
@@ -42,7 +42,7 @@ class ParentVersion:
         self._store = VersionReader(path, verify=True)
         self.splits = self._store.splits
         self.arrays: dict[str, ArraySchema] = {
-            key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(RESERVED_PREFIX)
+            key: schema for key, schema in self.manifest.arrays.items() if not key.startswith(EPISODE_PREFIX)
         }
 
     @property

@@ -106,7 +106,7 @@ def test_absent_chunk(copy, found, resign) -> None:
     # zarr-python does not write chunks of nothing but the fill value.
     zarr.open_array(copy / "action", mode="r+", zarr_format=3)[256:] = 0
     findings = found(resign(copy))
-    assert ("warning", "absent", "action/c/0/0") in {
+    assert ("warning", "missing-chunk", "action/c/0/0") in {
         (finding.level, finding.check, finding.file) for finding in findings
     }
 

@@ -76,7 +76,7 @@ def test_constant(make, found) -> None:
 def test_still(make, found, places) -> None:
     """An episode whose observations stay what they were is worth a look."""
     findings = found(make(lambda demos: demos[3]["obs/joints"].__setitem__(slice(None), 0.25)))
-    assert places(findings) == {("still", "obs/joints", 3, None)}
+    assert places(findings) == {("motionless", "obs/joints", 3, None)}
     assert findings[0].level == "warning"
 
 
@@ -239,7 +239,7 @@ def test_gathered_from_parts_in_any_order(data) -> None:
         array.add_steps(low, values[low:high])
     if steps:
         full.add_steps(0, values)
-    assert np.array_equal(array.identity, full.identity)
+    assert np.array_equal(array.fingerprint, full.fingerprint)
     assert np.array_equal(array.values, values, equal_nan=True)
     for episode, (low, high) in enumerate(pairwise(offsets)):
         own_part = values[low:high]
@@ -265,6 +265,6 @@ def test_identity_is_of_order_and_content() -> None:
     offsets = np.array([0, 5, 10, 15, 20])
     array = VectorStats("a", offsets, (2,))
     array.add_steps(0, np.concatenate([rows, rows[::-1], rows, rows + np.array([0, 1e-12])]))
-    a, b, c, d = array.identity.tolist()
+    a, b, c, d = array.fingerprint.tolist()
     assert a == c
     assert len({a, b, d}) == 3
