@@ -34,7 +34,7 @@ def reference(cluster: FaultCluster, loop: str, data: Path, shape: Shape) -> tup
     trial = Trial(cluster, "reference", loop, data, shape, random.Random(0))
     trial.end(300)
     loss, verdict = trial.loss() if trial.has_started() else None, trial.verdict()
-    if loss is None or verdict.get("state") != "finished":
+    if loss is None or verdict.get("state") != "succeeded":
         log = (cluster.work / f"{trial.name}.out").read_text()[-2000:]
         sys.exit(f"the run without faults did not finish: {verdict} {trial.run_dir}\n{log}")
     return loss, trial.nodes()
@@ -96,22 +96,22 @@ def one(trial: Trial, case: str, fault: FaultKind, hit: InjectedFault, loss: flo
     to_next_s, lost = trial.recovery_of(hit)
     most = trial.shape.save_every if fault.lost is None else fault.lost
     end = trial.loss()
-    is_over = verdict.get("state") == ("finished" if fault.verdict == "finished" else "stopped")
+    is_over = verdict.get("state") == ("succeeded" if fault.verdict == "succeeded" else "stopped")
     return {
         "case": case,
         "injected": "/".join(fault.causes) or "none",
         "found": actual,
-        "cause_ok": actual in (fault.causes or ("finished",)),
+        "cause_ok": actual in (fault.causes or ("succeeded",)),
         "sure": cause.get("confidence", ""),
         "reason": str(cause.get("reason", ""))[:200],
         "swapped": (actual, fault.causes[0]) in SWAPS or (fault.causes[0], actual) in SWAPS if fault.causes else False,
         "verdict": f"{verdict.get('state', 'none')} {verdict.get('kind', '')}".strip(),
         "verdict_ok": is_over and verdict.get("kind") == fault.verdict,
-        "loss_ok": fault.verdict != "finished" or end == loss,
+        "loss_ok": fault.verdict != "succeeded" or end == loss,
         "loss": end,
         "lost": lost,
         "lost_most": most,
-        "lost_ok": fault.verdict != "finished" or (lost is not None and lost <= most),
+        "lost_ok": fault.verdict != "succeeded" or (lost is not None and lost <= most),
         "to_next_s": None if to_next_s is None else round(to_next_s, 2),
         "attempts": len(attempts(trial.run_dir)),
     }
@@ -143,7 +143,7 @@ def cases(done: list[dict[str, Any]]) -> list[Case]:
         ratio = good / max(1, len(among))
         return from_ratios(f"{what}: {good} of {len(among)}", "all", "", [ratio], target=target)
 
-    lossy = [line for line in done if line["verdict"].startswith("finished")]
+    lossy = [line for line in done if line["verdict"].startswith("succeeded")]
     going = [line for line in done if line["to_next_s"] is not None]
     created = [
         share(f"{count} faults, the right cause", "cause_ok", 0.95),

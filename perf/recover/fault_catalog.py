@@ -19,7 +19,7 @@ SLOW = ("10m", 60, 0.8)  # what Slurm does takes seconds: the run must not finis
 class FaultKind(NamedTuple):
     """One kind.
 
-    causes: of which the attempt's must be one; () where the attempt is to go on unharmed. verdict: "finished", or the
+    causes: of which the attempt's must be one; () where the attempt is to go on unharmed. verdict: "succeeded", or the
     kind that the run is to be stopped for. times: in one run. lost: the most steps that may be made twice, None for one
     interval between checkpoints. do: does it; args: the loop's, by a step to aim at; around: what holds for the whole
     run; limit: (time, warning in seconds, seconds a step).
@@ -27,7 +27,7 @@ class FaultKind(NamedTuple):
 
     causes: tuple[str, ...]
     do: Callable[[Trial], None] | None = None
-    verdict: str = "finished"
+    verdict: str = "succeeded"
     times: int = 1
     lost: int | None = None
     args: Callable[[int], dict[str, Any]] = lambda _step: {}
@@ -128,7 +128,7 @@ def faults(*, quick: bool) -> dict[str, FaultKind]:
         "program-error": FaultKind(("program",), verdict="program", args=lambda step: {"raise_at": step}),
         "nvme-full": FaultKind(("storage",), around=FaultCluster.full_nvme),
         # Who has nothing to save meanwhile does not notice.
-        "read-only": FaultKind(("storage", "finished"), read_only(10 if quick else 30), seconds=400),
+        "read-only": FaultKind(("storage", "succeeded"), read_only(10 if quick else 30), seconds=400),
         "bad-node": FaultKind(("node",), around=FaultCluster.bad_node),
     }
 

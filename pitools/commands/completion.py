@@ -109,7 +109,7 @@ def _state(run_dir: Path) -> str:
 
     try:
         verdict = json.loads((run_dir / "verdict.json").read_bytes())
-        return "finished" if verdict["state"] == "finished" else f"stopped, {verdict['kind']}"
+        return "succeeded" if verdict["state"] == "succeeded" else f"stopped, {verdict['kind']}"
     except FileNotFoundError:
         return "unfinished"
     except (OSError, ValueError, KeyError, TypeError):

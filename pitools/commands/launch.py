@@ -21,7 +21,7 @@ COMMANDS = {
     "prune": ("launch_prune", "prune", "Remove old runs by rule, or their older checkpoints; --remove does it."),
     "watch": ("launch_recovery", "watch", "Show runs live, and continue interrupted ones, until all have ended."),
     "tick": ("launch_recovery", "tick", "Continue each interrupted run of a site once; for cron."),
-    "allow": ("launch_recovery", "allow", "Remove a node from the exclusion list."),
+    "include": ("launch_recovery", "include", "Remove a node from the exclusion list."),
     "reproduce": ("launch_reproduce", "reproduce", "Repeat a run, after showing every difference."),
     "diff": ("launch_reproduce", "diff", "Show the differences between two runs."),
     "move": ("launch_reproduce", "move", "Continue a run at another site."),

@@ -248,7 +248,7 @@ def cancel(run: str, site_name: str, form: str) -> None:
     run_dir, site = find_run_and_site(run, site_name)
     earlier_verdict = status.cancel_run(run_dir, site)
     if earlier_verdict:
-        outcome = "has finished" if earlier_verdict.state == "finished" else "was stopped"
+        outcome = "has finished" if earlier_verdict.state == "succeeded" else "was stopped"
         click.echo(f"pit: it {outcome} before, {earlier_verdict.t}: {earlier_verdict.reason}", err=True)
     show_runs(form, [status.run_status(run_dir, site)])
 

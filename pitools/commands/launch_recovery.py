@@ -1,4 +1,4 @@
-"""`pit launch resume|why|watch|tick|allow`: continue runs, and show why their attempts ended."""
+"""`pit launch resume|why|watch|tick|include`: continue runs, and show why their attempts ended."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _node_status(node: str, site: Site, last: object) -> str:
 
     assert isinstance(last, exclusions.Exclusion)
     if exclusions.is_active(last):
-        return f"{node} is excluded until {last.until}; to allow it: pit launch allow {node} --site {site.name}"
+        return f"{node} is excluded until {last.until}; to include it: pit launch include {node} --site {site.name}"
     return f"{node} is no longer excluded"
 
 
@@ -108,7 +108,7 @@ def _explain_run(run_dir: Path, site: Site, form: str) -> None:
         text = _why_not_running(run_dir, site)
     else:
         kind = "" if verdict.kind == verdict.state else f"{verdict.kind}: "
-        outcome = "has finished" if verdict.state == "finished" else "was stopped"
+        outcome = "has finished" if verdict.state == "succeeded" else "was stopped"
         text = f"the run {outcome}: {kind}{one_line(verdict.reason, _MAX_REASON_CHARS)}"
     click.echo(f"pit: {text}", err=True)
 
@@ -262,7 +262,7 @@ def _print_error(path: Path, error: PitError) -> None:
 @click.argument("node")
 @site_option
 @format_option
-def allow(node: str, site_name: str, form: str) -> None:
+def include(node: str, site_name: str, form: str) -> None:
     """Remove NODE from the exclusion list, so that runs may use it again."""
     from pitools.core.output import Output
     from pitools.launch.submission import exclusions
@@ -270,4 +270,4 @@ def allow(node: str, site_name: str, form: str) -> None:
 
     site = load_site(site_name)
     with Output(form, EXCLUSION_COLUMNS) as out:
-        out(exclusions.allow_node(runs_dir(site), site, node))
+        out(exclusions.include_node(runs_dir(site), site, node))

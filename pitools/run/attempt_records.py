@@ -27,7 +27,7 @@ from pitools.core.record import Record
 from pitools.run import run_folder
 
 CauseKind = Literal[
-    "finished",
+    "succeeded",
     "preempted",
     "time-limit",
     "node",
@@ -43,7 +43,7 @@ CauseKind = Literal[
 Confidence = Literal["certain", "likely", "guess"]
 DOUBT: dict[Confidence, int] = {"certain": 0, "likely": 1, "guess": 2}  # sorts the most certain first
 SUCCEEDED = "succeeded"
-VerdictCode = Literal["finished", "failed", "cancelled", "moving", "moved"]
+VerdictCode = Literal["succeeded", "failed", "cancelled", "moving", "moved"]
 
 
 class AttemptStart(Record, frozen=True, kw_only=True, tag="pit.attempt-start/1"):
@@ -135,7 +135,7 @@ class Evidence(Record, frozen=True, kw_only=True, tag="pit.evidence/1"):
 class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
     """Why an attempt ended.
 
-    kind: see CauseKind; "unknown" is not "finished". confidence: "certain" (Slurm or the program states it), "likely",
+    kind: see CauseKind; "unknown" is not "succeeded". confidence: "certain" (Slurm or the program states it), "likely",
     "guess". progressed: whether a newer checkpoint exists than at the start. steps: the last logged step + 1.
     saved_steps: steps in the newest complete checkpoint at the end. state: Slurm's job state, "" if not queried.
     signal: the signal that ended the first rank to fail, 0 for none. nodes: the nodes at fault; empty, not all of them,
@@ -162,13 +162,13 @@ class Cause(Record, frozen=True, kw_only=True, tag="pit.cause/1"):
 class Decision(Record, frozen=True, kw_only=True, tag="pit.decision/1"):
     """The recovery decision for a cause.
 
-    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "wait"
+    action: "done" (finished), "retry" (another attempt in the same allocation), "resubmit" (a new job), "leave"
     (nothing now: Slurm, a newer job or `pit launch tick` continues the run), "stop". exclude: nodes that the next
     attempt must not get. reason: one sentence. wait_s: seconds to wait first, as for storage that is unreachable.
     """
 
     attempt: str
-    action: Literal["done", "retry", "resubmit", "wait", "stop"]
+    action: Literal["done", "retry", "resubmit", "leave", "stop"]
     kind: CauseKind
     reason: str
     exclude: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class Verdict(Record, frozen=True, kw_only=True, tag="pit.verdict/1"):
     numbers at the end.
     """
 
-    state: Literal["finished", "stopped"]
+    state: Literal["succeeded", "stopped"]
     code: VerdictCode
     kind: CauseKind
     reason: str

@@ -132,17 +132,17 @@ def test_a_killed_rank_is_started_again_in_the_same_job(requeued: Path, started:
     os.kill(rank.pid, signal.SIGKILL)
     until(lambda: (run_dir / "attempts" / "1" / "start.json").exists())
     assert time.monotonic() - killed < 12
-    assert verdict(run_dir).state == "finished"
+    assert verdict(run_dir).state == "succeeded"
     first, second = starts(run_dir)
     assert (first.job_id, first.node_list) == (second.job_id, second.node_list)
     assert cause(run_dir, 0).signal == signal.SIGKILL
-    assert cause(run_dir, 0).kind not in ("program", "hang", "finished")
+    assert cause(run_dir, 0).kind not in ("program", "hang", "succeeded")
 
 
 def test_a_rank_that_hangs_leaves_its_stack(started: dict[str, Path]) -> None:
     """The standstill is ended, all ranks' stacks are there, the one behind is named, and the run goes on."""
     run_dir = started["hangs"]
-    assert verdict(run_dir).state == "finished"
+    assert verdict(run_dir).state == "succeeded"
     attempt = run_dir / "attempts" / "0"
     hang = run_folder.read_record(attempt / "hang.json", records.HangReport)
     record = run_folder.read_record(attempt / "exit.json", run_folder.AttemptExit)
@@ -166,7 +166,7 @@ def test_the_job_ends_with_the_program_s_code(started: dict[str, Path]) -> None:
 
 def test_a_requeued_job_makes_a_new_attempt(requeued: Path) -> None:
     """Slurm's own restart keeps what was there, and the attempt that it cut off gets its cause."""
-    assert verdict(requeued).state == "finished"
+    assert verdict(requeued).state == "succeeded"
     first, second = starts(requeued)
     assert (second.job_id, second.restart_count) == (first.job_id, first.restart_count + 1)
     assert cause(requeued, 0).kind == "preempted"

@@ -119,7 +119,7 @@ def test_a_preempted_run_goes_on(made: Callable[..., dict[str, Any]], pit: Pit, 
     high = alpha.submit(path=str(tmp_path / "high.sh"), args=[*flags, f"--nodelist={job.node_list}"]).job_id
     code, rows = watched(pit, run)
     assert (code, rows[-1]["state"], rows[-1]["attempts"]) == (0, "COMPLETED", 2)
-    assert decisions(run) == [("preempted", "resubmit"), ("finished", "done")]
+    assert decisions(run) == [("preempted", "resubmit"), ("succeeded", "done")]
     lost = steps(run)[-1] + 1 - steps(run, 1)[0]
     assert 0 <= lost <= 5
     assert steps(run, 1)[-1] == 39

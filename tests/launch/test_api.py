@@ -57,7 +57,7 @@ def test_a_run_from_its_start_to_its_end(here: Path) -> None:
     assert run.wait(60).state == run.state == "COMPLETED"
     assert run.logs(1) == "out 7\n"
     assert run.logs("all") == "0: out 7\n1: out 7\n"
-    assert [cause.kind for cause in run.why()] == ["finished"]
+    assert [cause.kind for cause in run.why()] == ["succeeded"]
     assert run.steps() == []
     assert run.resume().action == "already_ended"
     failed = pitools.launch("r.toml", params={"code": 3}, retry={"unknown": 0})

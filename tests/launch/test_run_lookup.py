@@ -124,7 +124,7 @@ def ended(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in "01":
         attempt_exit = folder.AttemptExit(job_id="local-1", exit_code=0, ended="2026-01-01T00:00:00Z")
         folder.write_record(run / "attempts" / number / "exit.json", attempt_exit)
-    apply_decision.write_verdict(run, "finished", "the program ended with code 0", 0)
+    apply_decision.write_verdict(run, "succeeded", "the program ended with code 0", 0)
     return run
 
 

@@ -36,7 +36,7 @@ def classify(evidence: AttemptEvidence) -> Cause:
     """Return the cause of an attempt: the first rule that applies."""
     faults = timeline.build_timeline(evidence)
     rules = (
-        _classify_finished,
+        _classify_succeeded,
         _classify_slurm_state,
         _classify_cancelled,
         _classify_hang,
@@ -52,13 +52,13 @@ def classify(evidence: AttemptEvidence) -> Cause:
     return _with_common_fields(evidence, faults, _classify_no_evidence(evidence, faults))
 
 
-def _classify_finished(evidence: AttemptEvidence, _faults: FaultTimeline) -> Cause | None:
+def _classify_succeeded(evidence: AttemptEvidence, _faults: FaultTimeline) -> Cause | None:
     if evidence.exit_code == 0:
         if evidence.signals:
-            return make_cause("finished", "likely", "the program ended with code 0, after a signal")
-        return make_cause("finished", "certain", "the program ended with code 0")
+            return make_cause("succeeded", "likely", "the program ended with code 0, after a signal")
+        return make_cause("succeeded", "certain", "the program ended with code 0")
     if evidence.exit_code is None and evidence.accounting and evidence.accounting.state == "COMPLETED":
-        return make_cause("finished", "certain", "Slurm's state is COMPLETED")
+        return make_cause("succeeded", "certain", "Slurm's state is COMPLETED")
     return None
 
 
@@ -68,7 +68,7 @@ def _classify_slurm_state(evidence: AttemptEvidence, faults: FaultTimeline) -> C
     kind = patterns.load_table().states.get(state)
     if evidence.accounting and evidence.accounting.signal == 125:
         kind = "memory"
-    if kind is None or kind == "finished":
+    if kind is None or kind == "succeeded":
         return None
     reason = f"{source}'s state is {state}"
     if kind == "time-limit":

@@ -31,7 +31,7 @@ _MORE_EVIDENCE = {
     "time-limit": "Slurm's state of the job (sacct -j)",
     "program": "whether the next attempt fails at the same place",
     "unknown": "Slurm's state of the job (sacct -j), and the ranks' complete logs",
-    "finished": "a message of the program that its last step is done",
+    "succeeded": "a message of the program that its last step is done",
 }
 
 
@@ -115,7 +115,7 @@ def _evidence_line(piece: Evidence, started: str) -> str:
 
 
 def _evidence_note(piece: Evidence, cause: Cause) -> str:
-    if cause.kind == "finished":
+    if cause.kind == "succeeded":
         return ""
     if piece.role in _ROLE_TEXT:
         return _ROLE_TEXT[piece.role]

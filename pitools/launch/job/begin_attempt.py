@@ -189,7 +189,7 @@ def _yield_to_newer_job(job: JobContext) -> None:
 
 def _refuse_if_concluded(run_dir: Path) -> None:
     verdict = run_folder.read_record(run_dir / "verdict.json", records.Verdict)
-    if verdict and verdict.state == "finished":
+    if verdict and verdict.state == "succeeded":
         raise AttemptRefused(0, f"the run has finished: {verdict.reason}")
     if verdict:
         raise AttemptRefused(verdict.exit_code or 1, f"the run was stopped: {verdict.reason}")

@@ -79,7 +79,7 @@ class RunSnapshot(NamedTuple):
     @property
     def continues(self) -> bool:
         """Whether the last attempt's decision is to continue the run."""
-        return bool(self.decision and self.decision.action in ("retry", "resubmit", "wait"))
+        return bool(self.decision and self.decision.action in ("retry", "resubmit", "leave"))
 
 
 def _newest_job(run_dir: Path) -> run_folder.JobRef | None:

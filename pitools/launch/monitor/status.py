@@ -38,7 +38,7 @@ _STATES = {
     "time-limit": "TIMEOUT",
     "memory": "OUT_OF_MEMORY",
     "preempted": "PREEMPTED",
-    "finished": "COMPLETED",
+    "succeeded": "COMPLETED",
 }
 
 _UNDATED = "1970-01-01T00:00:00Z"  # the time of a cancel with a damaged record

@@ -110,7 +110,7 @@ def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
         apply_decision.read_verdict(run_dir),
         run_folder.read_record(run_dir / move_record.MOVE_FILE, MoveIntent),
     )
-    if verdict and verdict.state == "finished":
+    if verdict and verdict.state == "succeeded":
         raise UsageError("the run has finished", where=str(run_dir), hint=f"pit launch show {run_dir.name}")
     if intent is None:
         new_run_id = run_folder.new_run_id(plan.name)
@@ -170,7 +170,7 @@ def _stop_with_checkpoint(run_dir: Path, plan: Plan, site: Site, intent: MoveInt
     ):
         with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
             (run_dir / "verdict.json").unlink(missing_ok=True)
-            apply_decision.write_verdict(run_dir, "finished", "the program ended with code 0 before the move", 0)
+            apply_decision.write_verdict(run_dir, "succeeded", "the program ended with code 0 before the move", 0)
         raise UsageError("the run has finished meanwhile", where=str(run_dir))
     return intent
 

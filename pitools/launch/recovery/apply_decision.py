@@ -43,11 +43,11 @@ _LOCK_TIMEOUT_S = 20.0
 def apply_from_job(run_dir: Path, plan: Plan, site: Site, cause: Cause, decision: Decision) -> Decision:
     """Apply the decision of a job of the run about an attempt: a verdict, exclusions, or the next job. Safe to repeat.
 
-    Returns the decision that applies: that of an earlier verdict, if there is one. "retry" and "wait" are left to the
+    Returns the decision that applies: that of an earlier verdict, if there is one. "retry" and "leave" are left to the
     caller. Raises TryLater if another process holds the run's lock, and what submitting raises: then `pit launch tick`
     applies the decision later.
     """
-    if decision.action == "wait" and policy.needs_slurm_state(cause):
+    if decision.action == "leave" and policy.needs_slurm_state(cause):
         cause, decision = _with_slurm_statement(run_dir, plan, site, cause, decision)
     with lock(run_dir / RUN_LOCK, f"run {run_dir.name}", timeout_s=_LOCK_TIMEOUT_S):
         return apply_decision(run_dir, plan, site, cause, decision, in_job=True, job=_job_of_attempt(run_dir, cause))
@@ -92,13 +92,13 @@ def apply_decision(
     Raises TryLater if the job has started another attempt in the meantime.
     """
     if verdict := read_verdict(run_dir):
-        action: policy.Action = "done" if verdict.state == "finished" else "stop"
+        action: policy.Action = "done" if verdict.state == "succeeded" else "stop"
         return replace(decision, action=action, kind=verdict.kind, reason=verdict.reason)
     if decision.action != "done" and cancel_request.pending_cancel(run_dir):
         decision = replace(decision, action="stop", kind="cancelled", reason=REASONS["cancelled"], exclude=())
     newest = max(submissions.submission_numbers(run_dir), default=0)
     if in_job and job and newest > job.number and decision.action != "done":
-        return replace(decision, action="wait", reason=f"job {newest} of the run continues it")
+        return replace(decision, action="leave", reason=f"job {newest} of the run continues it")
     _record_decision(run_dir, site, cause, decision)
     if decision.action in ("done", "stop"):
         write_verdict(run_dir, decision.kind, decision.reason, cause.exit_code)
@@ -224,10 +224,10 @@ def write_verdict(
 
     reason: "" for a cancel, whose reason is in REASONS. moved_to: the run at another site that continues this one.
     """
-    final_code: VerdictCode = kind if kind in ("finished", "cancelled") else "failed"
+    final_code: VerdictCode = kind if kind in ("succeeded", "cancelled") else "failed"
     code: VerdictCode = "moving" if moved_to else final_code
     verdict = Verdict(
-        state="finished" if code == "finished" else "stopped",
+        state="succeeded" if code == "succeeded" else "stopped",
         code=code,
         kind=kind,
         t=timestamps.now_rfc3339(),

@@ -88,7 +88,7 @@ def execute_cancel(run_dir: Path, site: Site, *, wait_s: float = 0.0) -> Verdict
     if site.scheduler == "none" and not _all_ended(run_dir, wait_s):
         return None
     if _last_attempt_succeeded(run_dir) and _ended_without_signal(run_dir):
-        return apply_decision.write_verdict(run_dir, "finished", "finished before its cancel was carried out", 0)
+        return apply_decision.write_verdict(run_dir, "succeeded", "finished before its cancel was carried out", 0)
     return apply_decision.write_verdict(run_dir, "cancelled")
 
 

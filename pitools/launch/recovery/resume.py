@@ -46,7 +46,7 @@ class ResumeResult(Record, frozen=True, kw_only=True, tag="pit.resume-result/1")
     """
 
     run_id: str
-    action: Literal["untouched", "already_ended", "submitted", "done", "retry", "resubmit", "wait", "stop"]
+    action: Literal["untouched", "already_ended", "submitted", "done", "retry", "resubmit", "leave", "stop"]
     reason: str
     job_id: str = ""
     attempt: str = ""
@@ -73,7 +73,7 @@ def resume_run(run_dir: Path, site: Site, *, force: bool = False, state: str = "
                 done = cancel_run.execute_cancel(run_dir, site)
                 if done is None:
                     return _result(run_dir, "untouched", "its cancel is pending: its ranks are still ending")
-                return _result(run_dir, "done" if done.state == "finished" else "stop", done.reason, cause=done.kind)
+                return _result(run_dir, "done" if done.state == "succeeded" else "stop", done.reason, cause=done.kind)
             apply_decision.reopen(run_dir)
         unresolved_at = _unresolved_since(run_dir)
         ref = submissions.latest_job(run_dir) if unresolved_at is None else None

@@ -79,7 +79,7 @@ def exclude_nodes(runs: Path, site: Site, nodes: Iterable[str], cause: Cause, ru
     return exclusions
 
 
-def allow_node(runs: Path, site: Site, node: str) -> Exclusion:
+def include_node(runs: Path, site: Site, node: str) -> Exclusion:
     """Remove a node from the exclusion list. Raises UsageError if the node is not excluded."""
     last = next((entry for entry in reversed(read_exclusions(runs, site.name)) if entry.node == node), None)
     if last is None or not is_active(last):

@@ -76,7 +76,7 @@ def test_a_node_that_cannot_begin_what_others_could(
     monkeypatch.setattr(
         cluster,
         "accounting",
-        lambda ids, attempts: [
+        lambda ids, all_starts: [
             AccountingRow(job_id=one, raw_id=one, state="FAILED", exit_code=127, node_list="n[3-4]") for one in ids
         ],
     )
@@ -113,7 +113,7 @@ def test_a_node_that_does_not_see_the_run(runs: Runs, cluster: Cluster, monkeypa
     run_dir = runs.make()
     cluster.states["100"] = "FAILED"
     row = AccountingRow(job_id="100", raw_id="100", state="FAILED", signal=53, node_list="n3")
-    monkeypatch.setattr(cluster, "accounting", lambda ids, attempts: [row])
+    monkeypatch.setattr(cluster, "accounting", lambda ids, all_starts: [row])
     done = resume_run(run_dir, SITE)
     assert (done.action, done.cause) == ("stop", "program")
     assert str(run_dir) in done.reason

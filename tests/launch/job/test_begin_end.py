@@ -109,7 +109,7 @@ def test_a_run_that_is_to_be_cancelled_is_not_begun(tmp_path: Path) -> None:
     assert not (tmp_path / "attempts").exists()
 
 
-@pytest.mark.parametrize(("kind", "code"), [("finished", 0), ("program", 3)])
+@pytest.mark.parametrize(("kind", "code"), [("succeeded", 0), ("program", 3)])
 def test_a_run_that_is_over_is_not_begun(tmp_path: Path, kind: records.CauseKind, code: int) -> None:
     """A verdict ends the job with the run's own exit code, whoever started it again."""
     apply_decision.write_verdict(tmp_path, kind, "so", code)

@@ -151,9 +151,9 @@ def test_whom_the_kernel_killed(
     ("chain", "early", "action"),
     [
         ("requeue", True, "resubmit"),
-        ("requeue", False, "wait"),
+        ("requeue", False, "leave"),
         ("fresh", True, "resubmit"),
-        ("none", True, "wait"),
+        ("none", True, "leave"),
     ],
 )
 def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(

@@ -279,14 +279,14 @@ def test_a_cancel_that_slurm_refuses_later(run_dir: Path, monkeypatch: pytest.Mo
 def test_what_ends_after_its_cancel_was_asked_for(run_dir: Path, exit_code: int) -> None:
     """The job itself writes the verdict at its next end: nothing follows but that; one that has finished has."""
     run_folder.write_record(run_dir / "cancel.json", cancel_request.CancelRequest(t=timestamps.now_rfc3339()))
-    cause = Cause(attempt="0", kind="node" if exit_code else "finished", confidence="certain", reason="it ended")
+    cause = Cause(attempt="0", kind="node" if exit_code else "succeeded", confidence="certain", reason="it ended")
     decided = Decision(attempt="0", action="resubmit" if exit_code else "done", kind=cause.kind, reason="it ended")
     apply_decision.apply_decision(
         run_dir, load_plan(run_dir), load_site("alpha"), cause, decided, in_job=False, job=None
     )
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
-    assert (verdict.state, verdict.code) == (("stopped", "cancelled") if exit_code else ("finished", "finished"))
+    assert (verdict.state, verdict.code) == (("stopped", "cancelled") if exit_code else ("succeeded", "succeeded"))
     assert not (run_dir / "cancel.json").exists()
 
 
@@ -360,7 +360,7 @@ def test_watch_continues_a_run_that_was_never_submitted(run_dir: Path, monkeypat
 
     def resume(path: Path, *_: object) -> None:
         resumed.append(path)
-        apply_decision.write_verdict(path, "finished")
+        apply_decision.write_verdict(path, "succeeded")
 
     monkeypatch.setattr(status, "try_resume", resume)
     rounds = follow_runs.poll_runs([run_dir], load_site("alpha"), lambda _: None, every_s=0)

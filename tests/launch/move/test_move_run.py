@@ -335,7 +335,7 @@ def test_one_that_finished_is_not_moved(sites: Sites) -> None:
     """A run that makes its last step while it is asked to stop has finished, and says so."""
     run_dir = sites.start(args={"steps": 4})
     until(lambda: not lives(run_dir))
-    apply_decision.write_verdict(run_dir, "finished", "done", 0)
+    apply_decision.write_verdict(run_dir, "succeeded", "done", 0)
     with pytest.raises(UsageError):
         move_run.move_run(run_dir, sites.here, sites.there)
     assert not (run_dir / "move.json").exists()

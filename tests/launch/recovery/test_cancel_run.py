@@ -56,7 +56,7 @@ def test_what_has_finished_is_not_called_cancelled(
     assert resume_run(run_dir, SITE).action == "done"
     verdict = apply_decision.read_verdict(run_dir)
     assert verdict is not None
-    assert verdict.state == "finished"
+    assert verdict.state == "succeeded"
     assert cancel_request.pending_cancel(run_dir) is None
 
 

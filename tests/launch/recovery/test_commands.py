@@ -1,4 +1,4 @@
-"""`pit launch why NODE`, `allow` and `tick`, as a person or cron types them."""
+"""`pit launch why NODE`, `include` and `tick`, as a person or cron types them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_why_a_node_and_lift(pit: Pit, tmp_path: Path) -> None:
     done = pit("launch", "why", "alpha03", "--site", "alpha", **words)
     (row,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (row["kind"], row["run"], "NVRM: Xid 79" in row["evidence"][0]) == ("gpu", "t-1", True)
-    assert "pit launch allow alpha03" in done.stderr
-    assert "alpha03" in pit("launch", "allow", "alpha3", "--site", "alpha", **words).stderr
-    assert pit("launch", "allow", "alpha03", "--site", "alpha", **words).returncode == 0
-    assert pit("launch", "allow", "alpha03", "--site", "alpha", **words).returncode == 2
-    assert "pit launch allow" not in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
+    assert "pit launch include alpha03" in done.stderr
+    assert "alpha03" in pit("launch", "include", "alpha3", "--site", "alpha", **words).stderr
+    assert pit("launch", "include", "alpha03", "--site", "alpha", **words).returncode == 0
+    assert pit("launch", "include", "alpha03", "--site", "alpha", **words).returncode == 2
+    assert "pit launch include" not in pit("launch", "why", "alpha03", "--site", "alpha", **words).stderr
     assert pit("launch", "why", "alpha04", "--site", "alpha", **words).returncode == 2
 
 

@@ -19,7 +19,7 @@ from pitools.site.schema import Recovery, Site
 
 SITE = Site(name="s")
 KINDS = get_args(CauseKind)
-CONTINUED = ("retry", "resubmit", "wait")
+CONTINUED = ("retry", "resubmit", "leave")
 
 
 def plan(nodes: int = 4, **retry: int) -> Plan:
@@ -40,7 +40,7 @@ def decide(*causes: Cause, nodes: int = 4, **asked: Any) -> Decision:
 @pytest.mark.parametrize(
     ("causes", "action", "exclude"),
     [
-        ([cause("finished")], "done", ()),
+        ([cause("succeeded")], "done", ()),
         ([cause("cancelled")], "stop", ()),
         ([cause("program")], "stop", ()),
         ([cause("program", progressed=True)], "stop", ()),
@@ -103,8 +103,8 @@ def test_storage_is_waited_for_and_longer_each_time() -> None:
         ({"in_job": False}, "resubmit"),
         ({"seconds_left": 5.0}, "resubmit"),
         ({"seconds_left": 3000.0}, "retry"),
-        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "wait"),
-        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(chain="none"))}, "wait"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "leave"),
+        ({"seconds_left": 5.0, "site": Site(name="s", recovery=Recovery(chain="none"))}, "leave"),
         ({"in_job": False, "site": Site(name="s", recovery=Recovery(chain="none"))}, "stop"),
         ({"in_job": False, "site": Site(name="s", recovery=Recovery(submit_from="login"))}, "resubmit"),
     ],
@@ -118,7 +118,7 @@ def test_where_the_next_attempt_is_made(asked: dict[str, Any], action: str) -> N
 def test_a_bare_term_decides_nothing_in_the_job(kind: CauseKind) -> None:
     """Preemption and scancel look alike from inside: the job neither stops the run nor submits another."""
     guess = replace(cause(kind), confidence="guess")
-    assert decide(guess).action == "wait"
+    assert decide(guess).action == "leave"
     # What Slurm itself has started again was not cancelled.
     assert decide(guess, allocation_nodes=["n1"]).action == "retry"
 
@@ -126,7 +126,7 @@ def test_a_bare_term_decides_nothing_in_the_job(kind: CauseKind) -> None:
 def test_slurm_s_own_requeue_is_waited_for_where_the_site_says_so() -> None:
     """A preempted job is in the queue again; for any other cause it has to be put there."""
     site = Site(name="s", recovery=Recovery(chain="requeue"))
-    assert decide(cause("preempted"), site=site).action == "wait"
+    assert decide(cause("preempted"), site=site).action == "leave"
     assert decide(cause("preempted"), site=site, in_job=False).action == "resubmit"
     assert decide(cause("time-limit"), site=site).action == "resubmit"
 
@@ -166,7 +166,7 @@ causes = st.builds(
         nodes=nodes,
         evidence=cause(kind, node=node).evidence,
     ),
-    st.sampled_from([kind for kind in KINDS if kind not in ("finished", "cancelled")]),
+    st.sampled_from([kind for kind in KINDS if kind not in ("succeeded", "cancelled")]),
     st.booleans(),
     st.sampled_from(["", "f", "g"]),
     st.sampled_from(["", "n1", "n2"]),
@@ -207,7 +207,7 @@ def test_steady_progress_never_stops(faults: list[CauseKind]) -> None:
 @settings(max_examples=100)
 def test_what_is_over_is_never_continued(before: list[Cause], in_job: bool, left_s: float | None) -> None:
     """Cancelled and finished runs are not, whatever came before; nor is a memory or user error by default."""
-    for kind, action in (("cancelled", "stop"), ("finished", "done"), ("program", "stop"), ("memory", "stop")):
+    for kind, action in (("cancelled", "stop"), ("succeeded", "done"), ("program", "stop"), ("memory", "stop")):
         last = cause(kind)  # type: ignore[arg-type]
         assert policy.decide(plan(), SITE, last, before, in_job=in_job, seconds_left=left_s).action == action
 

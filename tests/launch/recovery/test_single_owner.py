@@ -131,9 +131,9 @@ def test_a_job_that_was_given_up_and_still_lives(runs: Runs, cluster: Cluster) -
     runs.attempt(run_dir)
     follow(run_dir, cluster)
     for kind in ("time-limit", "network"):
-        assert settled(run_dir, "0", kind) == "wait"
+        assert settled(run_dir, "0", kind) == "leave"
     assert len(cluster.sent) == 1
-    assert settled(run_dir, "0", "finished") == "done"
+    assert settled(run_dir, "0", "succeeded") == "done"
 
 
 def test_two_that_no_lock_keeps_apart(runs: Runs, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

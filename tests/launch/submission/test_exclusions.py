@@ -58,10 +58,10 @@ def test_it_expires(tmp_path: Path) -> None:
 def test_a_node_can_be_allowed_again(tmp_path: Path) -> None:
     """A node that is allowed is free at once; one that is not excluded cannot be allowed."""
     exclusions.exclude_nodes(tmp_path, site(), ["n1"], cause(), "run-1")
-    exclusions.allow_node(tmp_path, site(), "n1")
+    exclusions.include_node(tmp_path, site(), "n1")
     assert exclusions.exclusions_for_next_job(tmp_path, site(), plan()) == ()
     with pytest.raises(UsageError, match="n1"):
-        exclusions.allow_node(tmp_path, site(), "n1")
+        exclusions.include_node(tmp_path, site(), "n1")
 
 
 def test_the_least_certain_and_the_oldest_give_way(tmp_path: Path) -> None:
