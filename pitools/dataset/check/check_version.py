@@ -140,7 +140,7 @@ def _make_collectors(
         if name in incomplete or not manifest.along_steps(name) or not all(array.shape):
             continue
         layout = chunk_layout(array)
-        chunk = layout.chunk if layout else array.chunk[0]
+        chunk = layout.chunk if layout else array.file_chunk[0]
         try:
             kind = np.dtype(array.dtype).kind
         except TypeError:  # a Zarr type that NumPy does not have, and that the reader cannot read either

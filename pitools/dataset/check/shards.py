@@ -59,7 +59,7 @@ class ShardChecker:
                 else:
                     findings = list(self._verify(shard, file.fileno()))
                     if on_steps and not findings:
-                        self._read_steps(shard, shard.array.chunk[0], on_steps)
+                        self._read_steps(shard, shard.array.file_chunk[0], on_steps)
                 if not any(finding.level == "damage" for finding in findings):  # more specific than the digest
                     findings = digest_finding + findings
         except OSError as error:
@@ -133,7 +133,7 @@ class ShardChecker:
 
 def _steps(shard: ShardFile) -> tuple[int, int]:
     """Return the steps of the shard, [start, stop)."""
-    start, size = shard.coordinate[0] * shard.array.chunk[0], shard.array.chunk[0]
+    start, size = shard.coordinate[0] * shard.array.file_chunk[0], shard.array.file_chunk[0]
     return start, min(start + size, shard.array.shape[0])
 
 

@@ -207,7 +207,7 @@ def _find_missing_steps(
     holes: dict[str, list[tuple[int, int]]] = {}
     notes = []
     for name, array in columns.items():
-        parse_key, chunk = chunk_keys.make_key_parser(array), array.chunk[0]
+        parse_key, chunk = chunk_keys.make_key_parser(array), array.file_chunk[0]
         stored = Counter(place[0] for place in map(parse_key, files) if place)
         missing = math.prod(array.grid) - stored.total()
         if missing and zarr_reader.must_be_stored(array.path, array.shape[1:]):

@@ -261,7 +261,7 @@ class VersionReader:
         """Read by zarr-python, after opening every file needed: it would read a missing file as zeros."""
         import zarr
 
-        chunk = self.metadata_of(name).chunk[0]
+        chunk = self.metadata_of(name).file_chunk[0]
         for number in range(start // chunk, -(-stop // chunk)) if start < stop else ():
             for path in self._files(name).get(number, ()):
                 os.close(self._open(path))

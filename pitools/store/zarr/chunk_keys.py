@@ -41,7 +41,7 @@ def _coordinates(axes: list[range]) -> Iterator[Coordinate]:
 
 def chunk_numbers(array: ArrayMetadata, start: int, stop: int) -> range:
     """Return the numbers along the first axis of the chunks with rows [start, stop)."""
-    size = array.chunk[0]
+    size = array.file_chunk[0]
     return range(start // size, -(-stop // size)) if start < stop else range(0)
 
 

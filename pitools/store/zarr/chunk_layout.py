@@ -48,10 +48,10 @@ def chunk_layout(array: ArrayMetadata) -> ChunkLayout | None:
     """Return the layout of an array; None if zarr-python must read it."""
     if array.format != 3 or array.v2_keys or array.separator != "/" or not array.shape or not array.shape[0]:
         return None
-    if array.chunk[1:] != array.shape[1:] or not all(array.shape):
+    if array.file_chunk[1:] != array.shape[1:] or not all(array.shape):
         return None
     codecs, sharding = array.codecs, array.codecs.sharding
-    chunk = array.chunk[0]
+    chunk = array.file_chunk[0]
     if codecs.names == (SHARDING,) and sharding:
         if sharding.axes != tuple(range(len(array.shape))) or math.prod(sharding.counts[1:]) != 1:
             return None
@@ -67,7 +67,7 @@ def chunk_layout(array: ArrayMetadata) -> ChunkLayout | None:
         return None
     if codec is None or dtype.hasobject or codecs.big_endian or codecs.raw_bytes is None:
         return None
-    return ChunkLayout(array.shape, dtype, chunk, array.chunk[0], codec, crc, sharding)
+    return ChunkLayout(array.shape, dtype, chunk, array.file_chunk[0], codec, crc, sharding)
 
 
 def _codec(codecs: CodecChain) -> tuple[Codec | None, bool]:

@@ -56,14 +56,14 @@ class CodecChain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArrayMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One array. path: in the store, "" for an array at its root. chunk: shape of the part in one file (a chunk, or a
-    shard). dtype: NumPy's name if it has one. v2_keys: `0.0`, not `c/0/0`.
+    """One array. path: in the store, "" for an array at its root. file_chunk: shape of the part in one file: a
+    chunk or a shard. dtype: NumPy's name if it has one. v2_keys: `0.0`, not `c/0/0`.
     """
 
     path: str
     format: int
     shape: Shape
-    chunk: Shape
+    file_chunk: Shape
     dtype: str
     codecs: CodecChain
     v2_keys: bool
@@ -77,7 +77,7 @@ class ArrayMetadata(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def grid(self) -> Shape:
         """Return the number of chunks (files) along each axis."""
-        return tuple(-(-size // chunk) if size else 0 for size, chunk in zip(self.shape, self.chunk, strict=True))
+        return tuple(-(-size // chunk) if size else 0 for size, chunk in zip(self.shape, self.file_chunk, strict=True))
 
 
 def read_arrays(paths: Iterable[str], read_file: Callable[[str], bytes]) -> dict[str, ArrayMetadata]:
@@ -181,7 +181,7 @@ def _v3(path: str, document: dict[str, Any]) -> ArrayMetadata:
         path=path,
         format=3,
         shape=_shape(document["shape"]),
-        chunk=chunk,
+        file_chunk=chunk,
         dtype=dtype,
         codecs=_codecs(document["codecs"], chunk, itemsize),
         v2_keys=encoding == "v2",
@@ -200,7 +200,7 @@ def _v2(path: str, document: dict[str, Any]) -> ArrayMetadata:
         path=path,
         format=2,
         shape=_shape(document["shape"]),
-        chunk=chunk,
+        file_chunk=chunk,
         dtype=dtype,
         codecs=_codecs(listed, chunk, itemsize),
         v2_keys=True,
@@ -209,9 +209,9 @@ def _v2(path: str, document: dict[str, Any]) -> ArrayMetadata:
 
 
 def _require_valid(array: ArrayMetadata) -> ArrayMetadata:
-    if len(array.shape) != len(array.chunk):
-        raise ValueError(f"chunks: expected {len(array.shape)} axes as in the shape, got {len(array.chunk)}")
-    if any(size and not chunk for size, chunk in zip(array.shape, array.chunk, strict=True)):
+    if len(array.shape) != len(array.file_chunk):
+        raise ValueError(f"chunks: expected {len(array.shape)} axes as in the shape, got {len(array.file_chunk)}")
+    if any(size and not chunk for size, chunk in zip(array.shape, array.file_chunk, strict=True)):
         raise ValueError("chunks: an axis of length 0")
     if array.separator not in (".", "/"):
         raise ValueError(f"separator: expected '.' or '/', got {array.separator!r}")

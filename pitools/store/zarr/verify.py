@@ -148,7 +148,7 @@ def _count_missing(index: ShardIndex, array: ArrayMetadata, sharding: ShardingSp
         return 0
     inside = []
     for axis, count in zip(sharding.axes, sharding.counts, strict=True):
-        chunk = array.chunk[axis]
+        chunk = array.file_chunk[axis]
         remaining = array.shape[axis] - coordinate[axis] * chunk
         inside.append(range(min(count, -(-remaining * count // chunk))))
     strides = [*accumulate(reversed(sharding.counts[1:]), int.__mul__, initial=1)][::-1]

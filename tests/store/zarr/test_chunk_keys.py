@@ -42,7 +42,7 @@ def plain(**changes: Any) -> ArrayMetadata:
         "path": "a",
         "format": 3,
         "shape": (10,),
-        "chunk": (1,),
+        "file_chunk": (1,),
         "dtype": "uint8",
         "v2_keys": False,
         "separator": "/",
@@ -67,7 +67,7 @@ def test_keys_are_the_files_that_zarr_writes(tmp_path: Path, write_array, grid: 
 @given(st.integers(0, 60), st.integers(1, 9), st.data())
 def test_rows(size: int, chunk: int, data) -> None:
     """The chunks of rows [a, b) are those that a scan of all rows finds."""
-    array = plain(shape=(size,), chunk=(chunk,))
+    array = plain(shape=(size,), file_chunk=(chunk,))
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
     touched = {row // chunk for row in range(start, stop)}
@@ -81,7 +81,7 @@ def test_rows_of_several_runs(chunk: int, lengths: list[tuple[int, int]]) -> Non
     for gap, length in lengths:
         runs.append((end + gap, end + gap + length))
         end += gap + length
-    actual = chunk_keys.chunk_ranges(plain(shape=(1000,), chunk=(chunk,)), runs)
+    actual = chunk_keys.chunk_ranges(plain(shape=(1000,), file_chunk=(chunk,)), runs)
     assert [row for some in actual for row in some] == sorted({row // chunk for run in runs for row in range(*run)})
     assert all(first.stop < second.start for first, second in pairwise(actual))
 
@@ -115,14 +115,14 @@ def test_what_is_no_key(path: str) -> None:
 
 def test_names_are_not_patterns() -> None:
     """An array's name and a dotted separator are taken as they are."""
-    array = plain(path="a+(b", v2_keys=True, separator=".", shape=(4, 4), chunk=(2, 2))
+    array = plain(path="a+(b", v2_keys=True, separator=".", shape=(4, 4), file_chunk=(2, 2))
     find = chunk_keys.make_key_parser(array)
     assert (find("a+(b/1.0"), find("a+(b/1x0"), find("aa(b/1.0")) == ((1, 0), None, None)
 
 
 def test_a_boundless_array_takes_no_time() -> None:
     """Shapes are claims: an array of 2^60 by 2^60 chunks is described, and its first keys are had, at once."""
-    array = plain(shape=(1 << 60, 1 << 60), chunk=(1, 1))
+    array = plain(shape=(1 << 60, 1 << 60), file_chunk=(1, 1))
     assert list(islice(chunk_keys.chunk_keys(array), 2)) == ["a/c/0/0", "a/c/0/1"]
     assert chunk_keys.make_key_parser(array)(f"a/c/{(1 << 60) - 1}/0") == ((1 << 60) - 1, 0)
     assert array.grid == (1 << 60, 1 << 60)
@@ -130,7 +130,7 @@ def test_a_boundless_array_takes_no_time() -> None:
 
 def test_100_000_keys_cost_little() -> None:
     """Listing 100,000 keys and finding each one's array and chunk takes well under a second, and little memory."""
-    array = plain(path="images/front", shape=(100_000, 64, 64, 3), chunk=(1, 64, 64, 3))
+    array = plain(path="images/front", shape=(100_000, 64, 64, 3), file_chunk=(1, 64, 64, 3))
 
     def find_all(count: int) -> int:
         find = chunk_keys.make_key_parser(array)
