@@ -33,7 +33,7 @@ from pitools.core.output import Output
 if TYPE_CHECKING:
     from pitools.core.locks import LockOwner
     from pitools.core.progress import Advance
-    from pitools.stage.cache.disk_quota import QuotaLimits
+    from pitools.stage.cache.space import QuotaLimits
     from pitools.stage.fanout.group import Group
     from pitools.stage.request import StageRequest
     from pitools.stage.resolve import UnmanagedStore
@@ -91,7 +91,7 @@ def _plan(requests: list[StageRequest], form: str) -> int:
 
 
 def _limits(quota: int | None, min_free: int | None) -> QuotaLimits:
-    from pitools.stage.cache.disk_quota import QuotaLimits
+    from pitools.stage.cache.space import QuotaLimits
 
     return QuotaLimits(quota_bytes=quota, min_free_bytes=min_free or 0)
 

@@ -15,8 +15,8 @@ from pitools.core.errors import NoSpace, UsageError
 from pitools.core.output import Output
 
 if TYPE_CHECKING:
-    from pitools.stage.cache.disk_quota import QuotaLimits
     from pitools.stage.cache.evict import Eviction
+    from pitools.stage.cache.space import QuotaLimits
     from pitools.stage.verify import FileFinding
 
 _LIST_COLUMNS = ("dataset", "version", "state", "bytes", "last_used", "leased", "locked", "pinned", "source")
@@ -86,7 +86,7 @@ def evict(
     if dry_run:
         inventory.require_root(root)
     else:
-        _require_root(root)
+        _prepare_root(root)
     with Output(form, _EVICT_COLUMNS) as out:
         if need:
             return _make_room(root, size, out, dry_run=dry_run)
@@ -122,7 +122,7 @@ def check(
     per damaged set, and exit 1 if one is not repaired. A set with an unknown source is moved to ROOT/.quarantine.
     """
     from pitools.core.forked_pool import default_readers
-    from pitools.stage.cache.disk_quota import QuotaLimits
+    from pitools.stage.cache.space import QuotaLimits
     from pitools.stage.verify import CheckTotals, FileFinding, check_versions
 
     root = _root_to_repair(path) if repair_sets else path
@@ -147,7 +147,7 @@ def _root_to_repair(path: Path) -> Path:
     from pitools.stage import repair
 
     root = repair.root_of(path)
-    _require_root(root)
+    _prepare_root(root)
     return root
 
 
@@ -166,7 +166,7 @@ def _repair(root: Path, damaged: dict[str, list[FileFinding]], readers: int, lim
 def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> None:
     from pitools.stage.cache import inventory, records
 
-    _require_root(root)
+    _prepare_root(root)
     with Output(form, _LIST_COLUMNS) as out:
         for version in inventory.find_versions(root, versions):
             records.set_pinned(root, version, pinned=pinned)
@@ -174,26 +174,24 @@ def _pin(versions: tuple[str, ...], root: Path, form: str, *, pinned: bool) -> N
 
 
 def _make_room(root: Path, needed: int, out: Callable[[Eviction], None], *, dry_run: bool) -> int:
-    from pitools.stage.cache import disk_quota
     from pitools.stage.cache import evict as evicting
+    from pitools.stage.cache import space
 
-    result = disk_quota.make_room(
-        root, lambda _: disk_quota.Shortfall(0, needed - disk_quota.available_bytes(root)), dry_run=dry_run
-    )
+    result = space.make_room(root, lambda _: space.Shortfall(0, needed - space.available_bytes(root)), dry_run=dry_run)
     for item, n_bytes in result.evicted:
         out(evicting.make_record(item, n_bytes, None, dry_run=dry_run))
     if not result.missing_bytes:
         return 0
-    message = f"{units.format_size(needed)} needed, {units.format_size(disk_quota.available_bytes(root))} free"
+    message = f"{units.format_size(needed)} needed, {units.format_size(space.available_bytes(root))} free"
     if not dry_run:
-        raise NoSpace(message, where=str(root), hint=disk_quota.no_space_hint(result.kept_reasons))
+        raise NoSpace(message, where=str(root), hint=space.no_space_hint(result.kept_reasons))
     click.echo(
-        f"pit-stage evict: {message}, and nothing would go: {disk_quota.no_space_hint(result.kept_reasons)}", err=True
+        f"pit-stage evict: {message}, and nothing would go: {space.no_space_hint(result.kept_reasons)}", err=True
     )
     return 1
 
 
-def _require_root(root: Path) -> None:
+def _prepare_root(root: Path) -> None:
     from pitools.stage.cache import inventory, layout
 
     inventory.require_root(root)

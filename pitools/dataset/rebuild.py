@@ -19,7 +19,7 @@ from pitools.dataset.ingest.work_dir import make_tmp_dir
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests
 from pitools.store.manifest import Manifest
-from pitools.store.publish import STAGING_DIR, publish_dir
+from pitools.store.publish import BUILD_DIR, publish_dir
 from pitools.store.version_list import is_version
 
 _LEASE_S = 2 * 86400
@@ -161,7 +161,7 @@ def _ingest(
 @contextmanager
 def _scratch_root(root: Path, name: str) -> Iterator[Path]:
     """Create a temporary root beside the datasets, on the same file system, so that files can be linked and renamed."""
-    folder = root / STAGING_DIR / f"rebuild.{name}.{os.urandom(4).hex()}"
+    folder = root / BUILD_DIR / f"rebuild.{name}.{os.urandom(4).hex()}"
     try:
         make_tmp_dir(root)
         folder.mkdir()

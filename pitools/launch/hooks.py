@@ -150,7 +150,7 @@ def _hook_event(event: run_folder.Event) -> HookEvent | None:
     """Return the name of an event for hooks; None if they do not get it."""
     if event.event == "decided" and event.detail.get("action") in ("retry", "resubmit"):
         return "retry"
-    if event.event in ("finished", "stopped") and event.detail.get("code") != "moving":
+    if event.event in ("succeeded", "stopped") and event.detail.get("code") != "moving":
         return "verdict"
     return "nan" if event.event == _LOSS_NAN else None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pitools.core import units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.on_demand.client import RemoteOpener
-from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.open import find_version_dir, is_url
 from pitools.store.reader.array_reader import CheckMode
 from pitools.store.reader.version_reader import RESIDENT_BYTES, VersionReader

@@ -11,9 +11,9 @@ import msgspec
 
 from pitools.core.errors import PitError, UsageError
 from pitools.core.record import Record, decode_json
-from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, Usages, make_room
 from pitools.stage.cache.inventory import matches_sizes, total_bytes
 from pitools.stage.cache.layout import OBJECTS, free_bytes, free_inodes, require_safe, set_path
+from pitools.stage.cache.space import QuotaLimits, Shortfall, Usages, make_room
 from pitools.stage.copy.resume import MissingFiles, find_missing
 from pitools.stage.request import StageRequest
 from pitools.stage.resolve import Selection, UnmanagedStore

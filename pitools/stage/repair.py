@@ -13,9 +13,9 @@ from msgspec import structs
 from pitools.core.errors import DataError, PitError, UsageError
 from pitools.core.record import Record
 from pitools.stage.cache import records
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.evict import quarantine_set
 from pitools.stage.cache.layout import OBJECTS, set_path
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.resolve import UnmanagedStore, resolve_source
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.open import load_dataset, source_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pitools.core.errors import UsageError
-from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.resolve import SELECT_ALL, Selection, UnmanagedStore, resolve_source
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource

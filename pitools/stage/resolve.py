@@ -118,7 +118,7 @@ def _list_url(url: str) -> tuple[Source, StoreListing] | None:
         remote.find_remote_version(url)  # before listing, which is slow for a large version
         return None
     objects = remote.list_objects(url)
-    if not store_listing.is_store({entry.path for entry in objects if "/" not in entry.path}):
+    if not store_listing.is_unmanaged({entry.path for entry in objects if "/" not in entry.path}):
         return None
     source = remote.pinned_source(url, objects)
     return source, store_listing.list_remote_store(source.url.rpartition("/")[2], objects, source.url)

@@ -19,7 +19,6 @@ from pitools.core.locks import LockOwner, ReportProgress
 from pitools.core.progress import Advance
 from pitools.core.record import Record
 from pitools.stage.cache import records
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
     create_root,
@@ -31,6 +30,7 @@ from pitools.stage.cache.layout import (
     version_lock,
 )
 from pitools.stage.cache.lease import try_lease
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
 from pitools.stage.copy.resume import (
     CopyTotals,
@@ -278,7 +278,7 @@ def _join_fanout(dataset: Dataset, root: Path, group: Group | None) -> Iterator[
     folders = [partial_path(root, dataset.version), set_path(root, dataset.version)]
     source = dataset.source
     if isinstance(source, LocalSource):
-        source = structs.replace(source, read_once=True)
+        source = structs.replace(source, drop_cache=True)
     with join(source, dataset.manifest.files, dataset.version, folders, group) as session:
         try:
             yield session

@@ -23,12 +23,12 @@ BLOCK_BYTES = 128 << 10
 class Hasher:
     """A running digest. `update` releases the GIL. Not cryptographic: the transport protects against forgery.
 
-    whole: without ranges for a large file, as in older manifests.
+    ranged: by ranges for a large file; older manifests have digests without them.
     """
 
-    def __init__(self, *, whole: bool = False) -> None:
+    def __init__(self, *, ranged: bool = True) -> None:
         self._state = xxhash.xxh3_128()
-        self._left = (1 << 63) if whole else RANGE_BYTES
+        self._left = RANGE_BYTES if ranged else 1 << 63
         self._ranges: list[bytes] = []
 
     def update(self, block: bytes | memoryview) -> None:
@@ -53,7 +53,7 @@ class Hasher:
 
 def hasher_for(digest: str) -> Hasher:
     """Return a hasher of the algorithm of `digest`; for "", of new manifests."""
-    return Hasher(whole=digest.startswith(f"{ALGORITHM}:"))
+    return Hasher(ranged=not digest.startswith(f"{ALGORITHM}:"))
 
 
 def digest_bytes(block: bytes | memoryview) -> str:

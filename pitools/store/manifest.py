@@ -81,7 +81,7 @@ class Subset(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     @property
-    def own_files(self) -> dict[str, bytes]:
+    def inline_files(self) -> dict[str, bytes]:
         """Return path → content of the files that differ from the parent's."""
         return {path: text.encode() for path, text in (self.metadata or {}).items()}
 
@@ -210,7 +210,7 @@ def _check_subset(manifest: Manifest, subset: Subset, where: str) -> None:
     if set(subset.arrays) != manifest.arrays.keys():
         raise DataError("the manifest's subset and its schema name different arrays", where=where)
     paths = {entry.path for entry in manifest.files if entry.path.endswith((V3, V2_CONSOLIDATED))}
-    for path in subset.own_files:
+    for path in subset.inline_files:
         folder, _, name = path.rpartition("/")
         if path not in paths or name not in (V3, V2_CONSOLIDATED) or folder in manifest.arrays:
             problem = f"the manifest's subset has the text of {path!r}, which is none of its groups' metadata"

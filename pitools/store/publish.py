@@ -10,7 +10,7 @@ from pathlib import Path
 from pitools.core.fs import from_os_error, fsync_dir
 
 _REMOVED_ERRNOS = (errno.ENOENT, errno.ESTALE)  # a removed folder; ESTALE: on NFS
-STAGING_DIR = ".tmp"
+BUILD_DIR = ".tmp"
 
 
 def publish_dir(temporary: Path, final: Path, *, synced: bool = False) -> bool:

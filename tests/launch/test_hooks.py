@@ -30,7 +30,7 @@ cat >> "$1"
 """
 EVENTS: dict[str, tuple[str, dict[str, object]]] = {
     "retry": ("decided", {"attempt": "0", "kind": "node", "action": "retry", "reason": "n1 is down"}),
-    "verdict": ("finished", {"kind": "finished", "code": "finished", "reason": ""}),
+    "verdict": ("succeeded", {"kind": "succeeded", "code": "succeeded", "reason": ""}),
     "nan": ("loss_nan", {"attempt": "1", "step": 7}),
     "stop": ("decided", {"attempt": "0", "kind": "program", "action": "stop", "reason": "a bug"}),
     "moving": ("stopped", {"kind": "cancelled", "code": "moving", "reason": ""}),
@@ -153,7 +153,7 @@ def test_a_run_from_start_to_end(pit: Pit, tmp_path: Path) -> None:
     events = [record["event"] for record in received(out)]
     assert [name for name in events if name != "nan"] == ["retry", "verdict"]
     assert events[0] == "nan"
-    assert [(record["event"], record["action"]) for record in received(own)] == [("verdict", "finished")]
+    assert [(record["event"], record["action"]) for record in received(own)] == [("verdict", "succeeded")]
 
 
 def test_tick_delivers_what_a_killed_job_did_not(pit: Pit, tmp_path: Path) -> None:

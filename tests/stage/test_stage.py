@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from pitools.core.errors import ClusterError, DataError, NoSpace
-from pitools.stage.cache import disk_quota, layout
-from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache import layout, space
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.open import find_source, load_dataset
@@ -177,7 +177,7 @@ def test_nodes_whose_locks_do_not_reach_each_other_copy_apart(
     make_dataset, root: Path, residue, once, monkeypatch: pytest.MonkeyPatch
 ):
     """On a shared root with flock of each node's own, a second stager leaves the published set as it is."""
-    for module in (layout, disk_quota):
+    for module in (layout, space):
         monkeypatch.setattr(module, "lock_within", lambda *_, **__: True)
     monkeypatch.setattr(layout, "fs_type", lambda _: "nfs")
     dataset = load_dataset(make_dataset({"a": os.urandom(4 << 20), **{f"c/{i}": bytes([i]) for i in range(9)}}))

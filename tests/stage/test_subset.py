@@ -79,7 +79,7 @@ def take(tmp_path: Path) -> Take:
         for entry in part.files:
             (to / entry.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / entry.path, to / entry.path)
-        for path, content in part.subset.own_files.items() if part.subset else ():
+        for path, content in part.subset.inline_files.items() if part.subset else ():
             (to / path).write_bytes(content)
         (to / MANIFEST_FILE).write_bytes(data)
         return to
@@ -161,7 +161,7 @@ def test_a_part_says_what_it_is(whole: Path) -> None:
     part = select(whole, arrays=["action"], steps="10:50")
     names = ("action", "episode_json", "episode_offsets")
     assert part.subset
-    assert part.subset.own_files.keys() == {"zarr.json"}
+    assert part.subset.inline_files.keys() == {"zarr.json"}
     assert structs.replace(part.subset, metadata=UNSET) == Subset(
         parent=manifest.version_of(data), arrays=names, steps=((10, 50),)
     )
@@ -437,7 +437,7 @@ def test_consolidated_metadata(tmp_path: Path, root: Path, zarr_format: int) -> 
         chosen = select_plain(folder, **choice)
         assert retained <= paths(chosen)
         assert chosen.subset
-        assert chosen.subset.own_files.keys() == changed
+        assert chosen.subset.inline_files.keys() == changed
 
 
 def test_a_plain_store_in_part(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pitools.core.errors import ClusterError, NoSpace
 from pitools.store import publish as publishing
-from pitools.store.publish import STAGING_DIR, publish_dir
+from pitools.store.publish import BUILD_DIR, publish_dir
 
 
 def below(root: Path) -> set[str]:
@@ -18,7 +18,7 @@ def below(root: Path) -> set[str]:
 @pytest.fixture
 def filled(tmp_path) -> Path:
     """A folder with a file in a folder, where unfinished work lies."""
-    folder = tmp_path / STAGING_DIR / "name.key"
+    folder = tmp_path / BUILD_DIR / "name.key"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "a").write_text("late")
     return folder
@@ -27,7 +27,7 @@ def filled(tmp_path) -> Path:
 def test_whole(tmp_path, filled) -> None:
     """A filled folder appears under its name, with all that is in it."""
     assert publish_dir(filled, tmp_path / "name" / "v1") is True
-    assert below(tmp_path) == {STAGING_DIR, "name", "name/v1", "name/v1/sub", "name/v1/sub/a"}
+    assert below(tmp_path) == {BUILD_DIR, "name", "name/v1", "name/v1/sub", "name/v1/sub/a"}
 
 
 def test_first_one_stands(tmp_path, filled) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pitools.core.fs import iter_tree, remove_tree
 from pitools.store import version_state
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 
 _TOO_DEEP = (errno.ENAMETOOLONG,)  # for an ingest to be at work there
 # An active ingest writes more often than this, whatever --grace is.
@@ -24,7 +24,7 @@ def remove_abandoned(root: Path, grace_s: int, moment: datetime, *, dry_run: boo
     """Remove folders in `<root>/.tmp/` not written to for `grace_s` seconds (at least IDLE_S); yield name and bytes of
     each."""
     limit = moment.timestamp() - max(grace_s, IDLE_S)
-    for path in () if (root / STAGING_DIR).is_symlink() else version_state.list_names(root / STAGING_DIR):
+    for path in () if (root / BUILD_DIR).is_symlink() else version_state.list_names(root / BUILD_DIR):
         size = _abandoned_bytes(path, limit) if _INGEST_DIR.fullmatch(path.name) else None
         if size is None:
             continue

@@ -27,7 +27,7 @@ import msgspec
 from pitools.core.errors import ClusterError
 from pitools.core.fs import fsync_dir, remove_tree
 from pitools.store.manifest import FileEntry
-from pitools.store.publish import STAGING_DIR, publish_dir
+from pitools.store.publish import BUILD_DIR, publish_dir
 from pitools.store.version_state import revalidate_nfs
 
 
@@ -115,7 +115,7 @@ class IngestWorkDir(msgspec.Struct, frozen=True, kw_only=True):
 def open_work_dir(root: Path, name: str, key: str) -> IngestWorkDir:
     """Create or open the working folder of an ingest. Raises OSError, ClusterError where others may write to it, or
     where this user may not publish."""
-    home = root / STAGING_DIR
+    home = root / BUILD_DIR
     path = home / f"{name}.{key}"
     if (root / name).is_dir() and not os.access(root / name, os.W_OK):
         hint = f"ask its owner for `chmod --reference {root} {root / name}`, or choose another --name"
@@ -138,7 +138,7 @@ def open_work_dir(root: Path, name: str, key: str) -> IngestWorkDir:
 def make_tmp_dir(root: Path) -> Path:
     """Create `<root>/.tmp` for all users who may write to the root; each can replace only their own folders in it.
     Raises OSError."""
-    home = root / STAGING_DIR
+    home = root / BUILD_DIR
     for folder in reversed([folder for folder in (root, *root.parents) if not folder.exists()]):
         folder.mkdir(exist_ok=True)
         fsync_dir(folder.parent)

@@ -17,8 +17,8 @@ from pathlib import Path
 from pitools.core.errors import DataError, PitError
 from pitools.core.fs import allocate, from_os_error, fs_type, remove_tree, sync_fs
 from pitools.stage.cache import records
-from pitools.stage.cache.disk_quota import QuotaLimits, reserve
 from pitools.stage.cache.layout import journal_path, needed_bytes, partial_path, set_path
+from pitools.stage.cache.space import QuotaLimits, reserve
 from pitools.stage.copy import journal
 from pitools.stage.copy.copy import is_durable
 from pitools.stage.copy.hardlink import link_shared

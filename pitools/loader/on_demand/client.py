@@ -19,10 +19,10 @@ from pitools.core.record import decode_json
 from pitools.loader.on_demand import ipc
 from pitools.loader.on_demand.ipc import Greeting
 from pitools.loader.on_demand.serve import MAX_LOCK_WAIT_S, FetchRequest
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import set_path
 from pitools.stage.cache.lease import acquire
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.object_store.client import parse_url
 from pitools.stage.sources.open import load_dataset
 from pitools.store.reader.array_reader import open_below

@@ -25,9 +25,9 @@ from pitools.core.record import decode_json
 from pitools.loader.on_demand import ipc
 from pitools.loader.on_demand.cache_filler import CacheFiller
 from pitools.loader.on_demand.ipc import Greeting
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import create_root, set_path, touch_lease, version_lock
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.open import find_source, load_dataset
 

@@ -68,7 +68,7 @@ KEPT_TEXT = {
 }
 
 
-class Evictable(NamedTuple):
+class RootEntry(NamedTuple):
     """A set, or an abandoned partial copy."""
 
     version: str
@@ -90,18 +90,18 @@ class Eviction(Record, frozen=True, kw_only=True, tag="pit.stage-eviction/1"):
     reason: KeptReason | None
 
 
-def eviction_order(root: Path) -> list[Evictable]:
+def eviction_order(root: Path) -> list[RootEntry]:
     """Return a root's contents in the order of eviction: partial copies, then sets by last use."""
-    partials = [Evictable(path.name.partition(".")[0], path) for path in partial_copies(root)]
+    partials = [RootEntry(path.name.partition(".")[0], path) for path in partial_copies(root)]
     try:
-        sets = [Evictable(path.name, path) for path in (root / OBJECTS).iterdir()]
+        sets = [RootEntry(path.name, path) for path in (root / OBJECTS).iterdir()]
     except OSError as error:
         raise from_os_error(error, root / OBJECTS) from error
     return partials + sorted(sets, key=lambda item: (lease.last_used(root, item.version), item.version))
 
 
 def evict_item(
-    root: Path, item: Evictable, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
+    root: Path, item: RootEntry, *, grace_s: float = GRACE_S, force: bool = False, dry_run: bool = False
 ) -> KeptReason | None:
     """Evict one set or partial copy; return None when it is evicted (or would be, with `dry_run`), else why it is kept.
 
@@ -113,7 +113,7 @@ def evict_item(
         return _use_reason(root, item) or _kept_reason(root, item, grace_s, force=force)
     with _lock_item(root, item) as lock_reason:
         if reason := lock_reason or _kept_reason(root, item, grace_s, force=force):
-            touch_last_use(root, item, reason)
+            mark_used_if_leased(root, item, reason)
             return reason
         if not os.path.lexists(item.path):
             return KeptReason.NOT_PRESENT
@@ -131,7 +131,7 @@ def evict_item(
     return None
 
 
-def touch_last_use(root: Path, item: Evictable, reason: KeptReason) -> None:
+def mark_used_if_leased(root: Path, item: RootEntry, reason: KeptReason) -> None:
     """Set the last use of a kept set to now when it is leased, as readers of a shared root cannot do so, or when it
     lies in the future because of a wrong clock: from now on the set ages.
     """
@@ -150,7 +150,7 @@ def evict_version(root: Path, version: str, *, force: bool = False, dry_run: boo
             )
 
 
-def make_record(item: Evictable, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
+def make_record(item: RootEntry, n_bytes: int, reason: KeptReason | None, *, dry_run: bool) -> Eviction:
     """Return the record of an eviction, or of why a set was kept."""
     state: Literal["evicted", "evictable", "kept"] = "kept" if reason else "evictable" if dry_run else "evicted"
     return Eviction(version=item.version, path=str(item.path), state=state, bytes=n_bytes, reason=reason)
@@ -159,7 +159,7 @@ def make_record(item: Evictable, n_bytes: int, reason: KeptReason | None, *, dry
 def evict_quarantined(root: Path, *, dry_run: bool = False) -> Iterator[Eviction]:
     """Remove the damaged sets of `.quarantine`. Raises ClusterError."""
     for path in sorted((root / QUARANTINE).glob("*")):
-        item, n_bytes = Evictable(path.name.partition(".")[0], path), total_bytes([disk_usage(path)])
+        item, n_bytes = RootEntry(path.name.partition(".")[0], path), total_bytes([disk_usage(path)])
         if not dry_run:
             trash(path, root)
         yield make_record(item, n_bytes, None, dry_run=dry_run)
@@ -169,7 +169,7 @@ def evict_quarantined(root: Path, *, dry_run: bool = False) -> Iterator[Eviction
 
 def quarantine_set(root: Path, version: str) -> Path:
     """Move a damaged set to `.quarantine`; return its new path. Raises TryLater, ClusterError."""
-    item = Evictable(version, set_path(root, version))
+    item = RootEntry(version, set_path(root, version))
     quarantined = root / QUARANTINE / f"{version}.{os.urandom(4).hex()}"
     with _lock_item(root, item) as lock_reason:
         if lock_reason:
@@ -183,7 +183,7 @@ def quarantine_set(root: Path, version: str) -> Path:
 
 
 @contextmanager
-def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
+def _lock_item(root: Path, item: RootEntry) -> Iterator[KeptReason | None]:
     """Lock a version, and of a set also its lease file; yield None, or why that failed."""
     with try_version_lock(root, item.version) as is_locked:
         if not is_locked or not item.is_complete:
@@ -200,7 +200,7 @@ def _lock_item(root: Path, item: Evictable) -> Iterator[KeptReason | None]:
             os.close(descriptor)
 
 
-def _use_reason(root: Path, item: Evictable) -> KeptReason | None:
+def _use_reason(root: Path, item: RootEntry) -> KeptReason | None:
     """Return what `_lock_item` would yield, without creating or writing a file. Raises ClusterError."""
     if _probe(root / LOCKS / item.version):
         return KeptReason.LOCKED
@@ -229,7 +229,7 @@ def _lease_reason(descriptor: int) -> KeptReason | None:
     return KeptReason.KEPT_FOR_JOB if is_kept else None
 
 
-def _kept_reason(root: Path, item: Evictable, grace_s: float, *, force: bool) -> KeptReason | None:
+def _kept_reason(root: Path, item: RootEntry, grace_s: float, *, force: bool) -> KeptReason | None:
     if not item.is_complete:
         return None
     record = records.read_stage_record(root, item.version)

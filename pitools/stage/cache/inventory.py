@@ -21,7 +21,7 @@ from pitools.stage.sources.base import Dataset
 from pitools.stage.sources.local import translate_errors
 from pitools.stage.sources.open import load_dataset
 from pitools.store.manifest import MANIFEST_FILE, Subset
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 from pitools.store.resolve import PREFIX_DIGITS
 
 State = Literal["whole", "damaged", "partial", "quarantined"]
@@ -208,7 +208,7 @@ def find_versions(root: Path, identifiers: Iterable[str]) -> list[str]:
 
 def partial_copies(root: Path) -> list[Path]:
     """Return the partial copies at a root, sorted."""
-    return [folder for folder in _subfolders(root / STAGING_DIR) if folder.suffix == ".partial"]
+    return [folder for folder in _subfolders(root / BUILD_DIR) if folder.suffix == ".partial"]
 
 
 def disk_usage(path: Path) -> DiskUsage:

@@ -41,13 +41,13 @@ from pitools.core.trust import other_writers
 from pitools.core.units import format_duration
 from pitools.stage.sources.local import OBJECTS as OBJECTS
 from pitools.store.manifest import FileEntry
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 
 LOCKS, LEASES, RECORDS, QUARANTINE = ".locks", ".leases", ".records", ".quarantine"
 # The folders of a shared root that other users may read. The others stay private: they hold partial and damaged data,
 # and lock files, which any user who can open them could lock to block the owner.
 _SHARED_DIRS = (OBJECTS, LEASES, RECORDS)
-_PRIVATE_DIRS = (STAGING_DIR, QUARANTINE, LOCKS)
+_PRIVATE_DIRS = (BUILD_DIR, QUARANTINE, LOCKS)
 # File systems of local disks and memory; others, such as nfs and lustre, are reached over a network.
 LOCAL_FILE_SYSTEMS = {"tmpfs", "ext4", "xfs", "btrfs", "overlay"}
 # For folders and the manifest, and to keep the disk from filling up completely.
@@ -65,7 +65,7 @@ def partial_path(root: Path, version: str) -> Path:
     """Return the folder of this node's partial copy of a version."""
     # Two nodes that each hold the version's lock must not write to one folder.
     node = "" if fs_type(root) in LOCAL_FILE_SYSTEMS else f".{os.uname().nodename}"
-    return root / STAGING_DIR / f"{version}{node}.partial"
+    return root / BUILD_DIR / f"{version}{node}.partial"
 
 
 def journal_path(root: Path, version: str) -> Path:
@@ -265,14 +265,14 @@ def replace_set(new: Path, final: Path, root: Path) -> bool:
 def _trash_path(path: Path, root: Path) -> Path:
     # Named as `store/publish.py` names its folders.
     name = f"{path.name}.old.{os.uname().nodename}.{os.getpid()}.{os.urandom(4).hex()}"
-    return root / STAGING_DIR / name
+    return root / BUILD_DIR / name
 
 
 def purge_trash(root: Path, version: str = "") -> None:
     """Remove trash, of one version or of all, except folders that another process is removing and replaced sets that
     are still leased.
     """
-    for path in (root / STAGING_DIR).glob(f"{version}*.old.*"):
+    for path in (root / BUILD_DIR).glob(f"{version}*.old.*"):
         with contextlib.suppress(OSError):
             if not stat.S_ISDIR(path.lstat().st_mode):
                 path.unlink()
@@ -285,7 +285,7 @@ def purge_trash(root: Path, version: str = "") -> None:
             finally:
                 os.close(descriptor)
     # A journal without a folder is left by a kill right after publishing: a new copy creates its folder first.
-    for journal in (root / STAGING_DIR).glob(f"{version}*.journal"):
+    for journal in (root / BUILD_DIR).glob(f"{version}*.journal"):
         if not journal.with_suffix(".partial").exists():
             with contextlib.suppress(OSError):
                 journal.unlink()

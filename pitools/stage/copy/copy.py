@@ -23,7 +23,7 @@ from pitools.stage.cache.layout import LOCAL_FILE_SYSTEMS
 from pitools.stage.copy.journal import CopyJournal, FinishedFiles, WrittenFiles, journal_line
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES, range_count, split_tasks
 from pitools.stage.copy.worker import CREATE_FLAGS, FILE_MODE, CopyJob, CopyWorker, RangeDigest, digest_error
-from pitools.stage.copy.write import EarlyFlusher
+from pitools.stage.copy.write import BackgroundSync
 from pitools.stage.sources.base import Dataset, Source
 from pitools.stage.sources.local import DirDescriptors, LocalSource
 from pitools.store import digest as digests
@@ -97,7 +97,7 @@ def copy_files(
     files, source = dataset.manifest.files, dataset.source
     if isinstance(source, LocalSource):
         # Dropping a tmpfs file from the page cache frees nothing.
-        source = structs.replace(source, read_once=fs_type(source.folder) != "tmpfs")
+        source = structs.replace(source, drop_cache=fs_type(source.folder) != "tmpfs")
     durable = is_durable(files)
     digest_by_file = {index: text for index, text in finished.files.items() if text}
     range_digests = {index: dict[int, bytes]() for index in finished.ranges}
@@ -138,7 +138,7 @@ def copy_files(
     if durable:
         forked_pool.run_tasks(tasks, partial(CopyWorker, job), handle_result, readers=options.readers, advance=advance)
         return digest_by_file
-    with EarlyFlusher(target) as flusher:
+    with BackgroundSync(target) as flusher:
 
         def count_bytes(count: int) -> None:
             flusher.add_bytes(count)

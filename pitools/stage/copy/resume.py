@@ -11,8 +11,8 @@ from typing import NamedTuple
 from pitools.core.errors import NoSpace
 from pitools.core.fs import remove_tree
 from pitools.core.progress import Advance
-from pitools.stage.cache.disk_quota import QuotaLimits, reserve
 from pitools.stage.cache.layout import free_inodes, journal_path, needed_bytes, partial_path
+from pitools.stage.cache.space import QuotaLimits, reserve
 from pitools.stage.copy import journal as journals
 from pitools.stage.copy.copy import CopyOptions, copies_by_ranges, copy_files, is_durable, write_file
 from pitools.stage.copy.hardlink import find_shared, link_shared
@@ -106,14 +106,14 @@ def fill_partial(
             advance(count)
 
         advance(linked_bytes + resumed_bytes + missing.range_bytes)
-        own_files = _write_own_files(dataset, folder, skip=finished.files.keys() | linked)
-        count_bytes(sum(files[index].bytes for index in own_files))
-        for index in own_files:
+        inline_files = _write_inline_files(dataset, folder, skip=finished.files.keys() | linked)
+        count_bytes(sum(files[index].bytes for index in inline_files))
+        for index in inline_files:
             options.on_file(index)
         journal = CopyJournal(path, version, durable=is_durable(files), append=bool(finished.files or finished.ranges))
         try:
             digests = copy_files(
-                dataset, folder, finished, journal, options, linked=linked | own_files, advance=count_bytes
+                dataset, folder, finished, journal, options, linked=linked | inline_files, advance=count_bytes
             )
         finally:
             journal.close()
@@ -129,9 +129,9 @@ def _written_range_bytes(files: Sequence[FileEntry], finished: FinishedFiles) ->
     )
 
 
-def _write_own_files(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[int]:
+def _write_inline_files(dataset: Dataset, folder: Path, *, skip: Set[int]) -> set[int]:
     """Write the files whose content is in the manifest; return their indexes. Raises DataError, NoSpace."""
-    contents = dataset.manifest.subset.own_files if dataset.manifest.subset else {}
+    contents = dataset.manifest.subset.inline_files if dataset.manifest.subset else {}
     written = set()
     for index, entry in enumerate(dataset.manifest.files if contents else ()):
         if index in skip or (data := contents.get(entry.path)) is None:

@@ -17,7 +17,7 @@ _FICLONE = 0x40049409
 _FLUSH_EVERY_BYTES = 128 << 20
 
 
-class EarlyFlusher:
+class BackgroundSync:
     """Start to sync a file system early, so that little is left at the end.
 
     The kernel starts only when a tenth of the memory is dirty. Leaving the block syncs the rest; raises NoSpace or
@@ -38,7 +38,7 @@ class EarlyFlusher:
             self._thread = threading.Thread(target=self._sync, daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> EarlyFlusher:
+    def __enter__(self) -> BackgroundSync:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

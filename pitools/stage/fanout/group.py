@@ -24,16 +24,16 @@ _STEP_HINT = "inside the job: srun --ntasks-per-node=1 pit-stage run … --fanou
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Time-outs in seconds, and the least rate of a peer, `min_bytes_per_s`.
 
-    answer_s: connecting, and each message of the handshake. hold_s: how long a server holds a request for a file that
-    is not done. stall_s: of a reply without a byte, or below `min_bytes_per_s`. startup_s: for a node never contacted
-    to start. peer_timeout_s: of a node below `min_bytes_per_s` that still reads the requested file. idle_s: how long
-    this node may receive nothing while it waits; then the next node of the chain is tried, and after half as long again
-    the source; well below the time-out of the copy workers. back_off_s: pause before a failed node is used again.
-    linger_s: how long a finished node serves the others.
+    answer_s: connecting, and each message of the handshake. long_poll_s: how long a server keeps a request for a file
+    that is not done. stall_s: of a reply without a byte, or below `min_bytes_per_s`. startup_s: for a node never
+    contacted to start. peer_timeout_s: of a node below `min_bytes_per_s` that still reads the requested file. idle_s:
+    how long this node may receive nothing while it waits; then the next node of the chain is tried, and after half as
+    long again the source; well below the time-out of the copy workers. back_off_s: pause before a failed node is used
+    again. linger_s: how long a finished node serves the others.
     """
 
     answer_s: float = 5.0
-    hold_s: float = 2.0
+    long_poll_s: float = 2.0
     stall_s: float = 10.0
     startup_s: float = 30.0
     peer_timeout_s: float = 30.0

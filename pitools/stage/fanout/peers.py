@@ -35,7 +35,7 @@ class PeerConnection:
 
     def request(self, request: protocol.PeerRequest) -> tuple[int, int]:
         """Send a request; return the kind and the number of the reply. Raises OSError, HandshakeRefused."""
-        within_s = self._timeouts.hold_s + self._timeouts.stall_s
+        within_s = self._timeouts.long_poll_s + self._timeouts.stall_s
         kind, number = protocol.send_request(self._socket, request, time.monotonic() + within_s)
         if request.kind == protocol.GET and kind == protocol.AVAILABLE:
             if number != request.length:

@@ -216,12 +216,12 @@ class FanoutServer:
         return 12 * self.timeouts.stall_s
 
     def _wait_for_file(self, index: int) -> bool:
-        """Wait up to `hold_s` for a file; return whether it is done."""
+        """Wait up to `long_poll_s` for a file; return whether it is done."""
         with self._lock:
             event, count = self._waiting_clients.get(index) or (threading.Event(), 0)
             self._waiting_clients[index] = event, count + 1
         # Read after registering: an earlier mark has not set this event.
-        is_done = bool(self.state.done[index]) or event.wait(self.timeouts.hold_s)
+        is_done = bool(self.state.done[index]) or event.wait(self.timeouts.long_poll_s)
         with self._lock:
             event, count = self._waiting_clients[index]
             if count > 1:

@@ -99,7 +99,7 @@ class FanoutSession:
         """
         deadline = max(time.monotonic() + _ANNOUNCE_TIMEOUT_S, self._state.started_at + _STARTUP_S)
         short_timeouts = msgspec.structs.replace(
-            self.source.timeouts, answer_s=_ANNOUNCE_ANSWER_S, hold_s=0.0, stall_s=_ANNOUNCE_ANSWER_S
+            self.source.timeouts, answer_s=_ANNOUNCE_ANSWER_S, long_poll_s=0.0, stall_s=_ANNOUNCE_ANSWER_S
         )
         peers = Peers(self._group, self.source.version, self._state, short_timeouts)
         rank, nodes = self._group.rank, len(self._group)

@@ -26,10 +26,10 @@ READ_BYTES = 128 << 10
 
 
 class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The files below a folder. read_once: drop them from the page cache after reading."""
+    """The files below a folder. drop_cache: drop them from the page cache after reading."""
 
     folder: Path
-    read_once: bool = False
+    drop_cache: bool = False
 
     @property
     def label(self) -> str:
@@ -43,7 +43,7 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True):
 
     def connect(self) -> LocalReader:
         """Open a reader, for one thread. Raises as `read_error`."""
-        return LocalReader(self.folder, read_once=self.read_once)
+        return LocalReader(self.folder, drop_cache=self.drop_cache)
 
 
 class DirDescriptors:
@@ -99,8 +99,8 @@ class DirDescriptors:
 class LocalReader:
     """Opens files below a folder."""
 
-    def __init__(self, folder: Path, *, read_once: bool = False) -> None:
-        self.folder, self._read_once = folder, read_once
+    def __init__(self, folder: Path, *, drop_cache: bool = False) -> None:
+        self.folder, self._drop_cache = folder, drop_cache
         with translate_errors(folder):
             self._dir_descriptors = DirDescriptors(folder)
 
@@ -118,7 +118,7 @@ class LocalReader:
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
             raise DataError("not a regular file", where=where, hint="a dataset holds plain files only")
-        return LocalFile(descriptor, status.st_size, where, read_once=self._read_once)
+        return LocalFile(descriptor, status.st_size, where, drop_cache=self._drop_cache)
 
     def close(self) -> None:
         """Close the folders."""
@@ -128,8 +128,8 @@ class LocalReader:
 class LocalFile:
     """One open file. size: bytes when it was opened."""
 
-    def __init__(self, descriptor: int, size: int, where: str, *, read_once: bool) -> None:
-        self.size, self._descriptor, self._where, self._read_once = size, descriptor, where, read_once
+    def __init__(self, descriptor: int, size: int, where: str, *, drop_cache: bool) -> None:
+        self.size, self._descriptor, self._where, self._drop_cache = size, descriptor, where, drop_cache
         self._start, self._end = size, 0  # of the bytes read
 
     def read_into(self, view: memoryview, offset: int) -> int:
@@ -147,7 +147,7 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._read_once and self._end > self._start:
+        if self._drop_cache and self._end > self._start:
             # No more than was read here: another worker may be reading ahead in the next range.
             os.posix_fadvise(self._descriptor, self._start, self._end - self._start, os.POSIX_FADV_DONTNEED)
         os.close(self._descriptor)

@@ -70,7 +70,7 @@ class StoreListing(NamedTuple):
         return f"sha256:{state.hexdigest()}"
 
 
-def is_store(names: Iterable[str]) -> bool:
+def is_unmanaged(names: Iterable[str]) -> bool:
     """Whether a folder with these names is a Zarr store without a manifest of ours."""
     name_set = set(names)
     return MANIFEST_FILE not in name_set and not name_set.isdisjoint(
@@ -94,7 +94,7 @@ def list_remote_store(name: str, files: Iterable[ListedFile], where: str) -> Sto
         if not _is_utf8(path):
             raise DataError(f"{path!r}: not a UTF-8 name", where=where, hint="rename it")
         entries.append(StoreFile(path, size, tag))
-    if not is_store(entry.path for entry in entries):
+    if not is_unmanaged(entry.path for entry in entries):
         hint = "give the folder that holds its zarr.json, .zgroup or .zarray"
         raise DataError("not a Zarr store", where=where, hint=hint)
     return StoreListing(_dataset_name(name), tuple(sorted(entries)), tuple(sorted(left_out)), where)

@@ -31,7 +31,7 @@ from pitools.core import hostlist, strict_toml, units
 from pitools.core.errors import ConfigError, UsageError
 from pitools.site.load import bundled_dir
 from pitools.site.template import expand_placeholders
-from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.open import is_url
 
 

@@ -28,7 +28,7 @@ from pitools.core.locks import describe_owner, lock_within, open_readable_lock_f
 from pitools.core.progress import progress_bar
 from pitools.core.record import Record, decode_json
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import Evictable, KeptReason, evict_item
+from pitools.stage.cache.evict import KeptReason, RootEntry, evict_item
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import LOCKS, RECORDS, create_root, free_bytes, set_path
 from pitools.stage.cache.lease import leased_set
@@ -221,7 +221,7 @@ class SyncRun:
             name, errors_before, is_present = _dataset_name(path), len(self.errors), os.path.lexists(path)
             with self._catch_errors(rule, path):
                 reason = (
-                    evict_item(root, Evictable(version, path), dry_run=self._dry_run)
+                    evict_item(root, RootEntry(version, path), dry_run=self._dry_run)
                     if is_present
                     else KeptReason.NOT_PRESENT
                 )

@@ -18,7 +18,6 @@ from pitools.core.fs import from_os_error
 from pitools.core.locks import LockOwner
 from pitools.core.progress import Advance
 from pitools.stage.cache import records
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import (
     OBJECTS,
@@ -28,6 +27,7 @@ from pitools.stage.cache.layout import (
     set_path,
     version_lock,
 )
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.copy.copy import CopyOptions, is_durable, readers_for
 from pitools.stage.copy.resume import (
     CopyTotals,
@@ -90,7 +90,7 @@ def stage_store(
                     bytes_per_s=bytes_per_s,
                     on_file=on_file,
                     inspect=checker,
-                    on_inspected=checker.checked_files.update if checker else lambda _: None,
+                    on_inspected=checker.results.update if checker else lambda _: None,
                 )
                 report_advance = reporting_advance(report_progress, store.manifest.total_bytes, advance)
                 try:

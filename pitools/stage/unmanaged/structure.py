@@ -54,8 +54,9 @@ class StructureNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StructureReport(NamedTuple):
-    """What is wrong with a store, by path, and what could not be decided, by array. checked_files: files that were
-    read."""
+    """The defects of a store, by path, and what could not be decided, by array. checked_files: number of files
+    read.
+    """
 
     defects: list[FileDefect]
     notes: list[StructureNote]
@@ -71,9 +72,9 @@ class ChunkFile(NamedTuple):
 
 
 class StructureChecker:
-    """What the files of a store should hold, by its metadata, to judge them while they are copied.
+    """Check the files of a store against its metadata while they are copied.
 
-    judged: what was found of files so far, by their place in the manifest; None where there is nothing to say.
+    results: of the files checked so far, by manifest index; None where there is nothing to report.
     """
 
     def __init__(self, source: Source, manifest: Manifest) -> None:
@@ -81,7 +82,7 @@ class StructureChecker:
         self.arrays = _read_arrays(source, manifest)
         self.counts: Counter[tuple[str, NoteKind]] = Counter()
         self.chunk_files = _chunk_files(manifest, self.arrays, self.counts)
-        self.checked_files: dict[int, VerifyResult | None] = {}
+        self.results: dict[int, VerifyResult | None] = {}
 
     def __call__(self, index: int, content: memoryview) -> VerifyResult | None:
         """Judge the content of the file at this place. Raises ToolMissing."""
@@ -111,7 +112,7 @@ def check_structure(
     if inspected and inspected.arrays != _read_arrays(source, manifest):
         raise changed_error(source.label)
     chunk_files, counts = checker.chunk_files, checker.counts
-    results = dict(checker.checked_files)
+    results = dict(checker.results)
     entries = manifest.files
     tasks = split_tasks(
         entries, [place for place in chunk_files if place not in results], {}, ranged=False, in_order=False

@@ -15,7 +15,7 @@ from pitools.dataset.ingest import append_policy, finalize
 from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.store import version_state
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 from pitools.store.resolve import unusable_reason
 from pitools.store.version_state import Quarantine
 
@@ -57,11 +57,11 @@ def test_accepted_it_is_not_made_again(first, drifted, tmp_path) -> None:
     root = tmp_path / "root"
     with pytest.raises(append_policy.DriftError):
         ingest([drifted], root=root, name="x", append=first, fail_on_drift=True)
-    (store,) = root.glob(f"{STAGING_DIR}/x.*/store")
+    (store,) = root.glob(f"{BUILD_DIR}/x.*/store")
     before = {name: (store / name).stat().st_ino for name in ("action/c/0/0", "obs/eye_image/c/0/0/0/0", "done/c/0")}
     version = ingest([drifted], root=root, name="x", append=first)
     assert {name: (Path(version.path) / name).stat().st_ino for name in before} == before
-    assert not (root / STAGING_DIR).exists()
+    assert not (root / BUILD_DIR).exists()
 
 
 def test_warnings_are_told(first, robomimic, tmp_path, capsys) -> None:

@@ -21,7 +21,7 @@ from pitools.dataset.ingest.ingest import ingest
 from pitools.dataset.reader import open_dataset
 from pitools.dataset.versions import check_complete
 from pitools.store import digest
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 from tests.dataset.conftest import write_robomimic
 
 PIT = str(Path(sys.executable).parent / "pit")
@@ -80,13 +80,13 @@ def start() -> Iterator[Start]:
 def shards(root: Path) -> dict[str, int]:
     """Inode of each shard of images that is done in an unfinished ingest."""
     actual = {}
-    for path in root.glob(f"{STAGING_DIR}/x.*/store/obs/eye_image/c/*/0/0/0"):
+    for path in root.glob(f"{BUILD_DIR}/x.*/store/obs/eye_image/c/*/0/0/0"):
         actual["/".join(path.parts[-7:])] = path.stat().st_ino
     return actual
 
 
 def journaled(root: Path) -> int:
-    return sum(path.read_text().count("\n") for path in root.glob(f"{STAGING_DIR}/x.*/journal/[!.]*"))
+    return sum(path.read_text().count("\n") for path in root.glob(f"{BUILD_DIR}/x.*/journal/[!.]*"))
 
 
 def writing(process: subprocess.Popen[str], root: Path, least: int = 1) -> None:
@@ -121,7 +121,7 @@ def test_interrupt_is_gone_on_from(start, large, tmp_path) -> None:
     _, talk = process.communicate(timeout=30)
     assert process.returncode == 130
     assert re.search(rf"[1-9]\d* of \d+ shards .*{re.escape(str(root / '.tmp'))}", talk)
-    assert list(root.iterdir()) == [root / STAGING_DIR]
+    assert list(root.iterdir()) == [root / BUILD_DIR]
     before = shards(root)
     version = ingest([large], root=root, name="x", codec="zstd")
     assert list(root.iterdir()) == [root / "x"]
@@ -143,14 +143,14 @@ def test_kill_shows_nothing(start, large, tmp_path, below) -> None:
         process.communicate()
         for path in root.glob("x/*"):
             open_dataset(path)
-        assert {name.split("/")[0] for name in below(root)} <= {STAGING_DIR, "x"}
+        assert {name.split("/")[0] for name in below(root)} <= {BUILD_DIR, "x"}
         if (root / "x").exists():
             break
         assert len(shards(root)) >= done
         done = len(shards(root))
     version = ingest([large], root=root, name="x", codec="zstd")
     assert open_dataset(Path(version.path)).manifest.steps == 1200
-    assert not (root / STAGING_DIR).exists()
+    assert not (root / BUILD_DIR).exists()
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -200,7 +200,7 @@ def test_kept_work_is_not_trusted(start, large, tmp_path) -> None:
     writing(process, root, 4)
     process.kill()
     process.communicate()
-    (journals,) = root.glob(f"{STAGING_DIR}/x.*/journal")
+    (journals,) = root.glob(f"{BUILD_DIR}/x.*/journal")
     lines = [json.loads(line) for path in journals.iterdir() for line in path.read_text().splitlines()]
     for line in lines:
         if not line["key"].startswith("#"):

@@ -19,7 +19,7 @@ from pitools.dataset.ingest.shard_worker import ShardWorker
 from pitools.dataset.ingest.work_dir import open_work_dir
 from pitools.dataset.versions import VersionInfo, check_complete
 from pitools.store import manifest as manifests
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_two_at_once_share_the_work(robomimic, tmp_path, small, monkeypatch) -> 
     assert (one.version, {one.new, other.new}) == (other.version, {True, False})
     assert len(set(created)) > 60
     assert len(created) < 1.4 * len(set(created))
-    assert not (tmp_path / "root" / STAGING_DIR).exists()
+    assert not (tmp_path / "root" / BUILD_DIR).exists()
 
 
 def test_a_plan_of_somebody_else(robomimic, tmp_path) -> None:
@@ -166,7 +166,7 @@ def test_a_folder_that_was_made_anew(robomimic, tmp_path, monkeypatch, again) ->
     version = ingest([robomimic(5)], root=tmp_path / "root", name="x")
     assert (version.new, version.episodes) == (True, 1)
     check_complete(Path(version.path), manifests.load_manifest(Path(version.path))[0])
-    assert not (tmp_path / "root" / STAGING_DIR).exists()
+    assert not (tmp_path / "root" / BUILD_DIR).exists()
 
 
 def test_other_libraries_do_not_share(robomimic, tmp_path, monkeypatch) -> None:

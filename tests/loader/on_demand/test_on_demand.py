@@ -28,10 +28,10 @@ from pitools.loader.loader import Loader
 from pitools.loader.open import open_version
 from pitools.loader.sampling.protocol import WindowSamples
 from pitools.loader.sampling.windows import Windows, WindowSpan
-from pitools.stage.cache.disk_quota import QuotaLimits
 from pitools.stage.cache.evict import KeptReason, evict_item, eviction_order
 from pitools.stage.cache.inventory import list_sets
 from pitools.stage.cache.layout import journal_path, partial_path, set_path
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 from pitools.stage.verify import FileFinding, check_versions

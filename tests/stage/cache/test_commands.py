@@ -17,7 +17,7 @@ from pitools import cli
 from pitools.commands import stage_cache
 from pitools.stage import repair
 from pitools.stage.cache import records
-from pitools.stage.cache.evict import Evictable, evict_item
+from pitools.stage.cache.evict import RootEntry, evict_item
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import journal_path, partial_path, version_lock
 from pitools.stage.cache.lease import leased_set
@@ -325,7 +325,7 @@ def test_a_set_that_was_evicted_while_it_was_read_is_not_brought_back(finals: li
     file_finding = FileFinding(
         dataset="pick0", version=version, path="a", problem="missing", expected="a file", got="missing"
     )
-    evict_item(root, Evictable(version, finals[0]), grace_s=0)
+    evict_item(root, RootEntry(version, finals[0]), grace_s=0)
     record = repair.repair_set(root, version, [file_finding])
     assert record.state == "failed"
     assert not finals[0].exists()

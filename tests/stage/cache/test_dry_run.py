@@ -7,7 +7,7 @@ import pytest
 
 from pitools.stage import verify
 from pitools.stage.cache import evict
-from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.evict import KeptReason, RootEntry
 from pitools.stage.cache.layout import is_leased, trash, version_lock
 from pitools.stage.cache.lease import leased_set
 from pitools.stage.sources.open import load_dataset
@@ -56,7 +56,7 @@ def test_what_says_that_it_changes_nothing_changes_nothing(
 
 def test_a_dry_run_sees_who_uses_a_set(finals: list[Path], root: Path):
     """The same reasons as of an eviction."""
-    item = Evictable(finals[0].name, finals[0])
+    item = RootEntry(finals[0].name, finals[0])
     with leased_set(finals[0], touch=False):
         assert evict.evict_item(root, item, dry_run=True) == KeptReason.LEASED
     with version_lock(root, item.version, timeout_s=0):
@@ -71,7 +71,7 @@ def test_a_set_is_leased_while_it_is_checked(finals: list[Path], root: Path, mon
         tried.append(
             (
                 is_leased(root, dataset.version),
-                evict.evict_item(root, Evictable(dataset.version, dataset.source.folder)),
+                evict.evict_item(root, RootEntry(dataset.version, dataset.source.folder)),
             )
         )
         return problems(dataset, **how)
@@ -92,7 +92,7 @@ def test_a_set_that_is_evicted_before_its_turn_is_no_finding(
     problems = verify.verify_files
 
     def read(dataset, **how):
-        assert evict.evict_item(root, Evictable(second.name, second)) is None
+        assert evict.evict_item(root, RootEntry(second.name, second)) is None
         return problems(dataset, **how)
 
     monkeypatch.setattr(verify, "verify_files", read)

@@ -16,7 +16,7 @@ import zarr
 from pitools.core.errors import ClusterError, DataError, TryLater
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as lease_module
-from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.evict import KeptReason, RootEntry
 from pitools.stage.cache.inventory import matches_sizes
 from pitools.stage.cache.layout import create_root, journal_path, partial_path, purge_trash, trash, version_lock
 from pitools.stage.cache.lease import last_used, leased_set
@@ -35,7 +35,7 @@ def final(small: Path, root: Path) -> Path:
 
 
 def take(root: Path, final: Path, **how: object) -> KeptReason | None:
-    return evict.evict_item(root, Evictable(final.name, final), **how)
+    return evict.evict_item(root, RootEntry(final.name, final), **how)
 
 
 def test_an_old_set_goes(final: Path, root: Path, residue):
@@ -135,7 +135,7 @@ def test_an_unfinished_copy_goes_unless_somebody_goes_on_with_it(root: Path, res
     partial.mkdir()
     (partial / "a").write_bytes(b"x")
     journal.write_text("done")
-    item = Evictable("v", partial)
+    item = RootEntry("v", partial)
     with version_lock(root, "v", timeout_s=0):
         assert evict.evict_item(root, item, force=True, grace_s=0) == KeptReason.LOCKED
     assert partial.exists()
@@ -258,7 +258,7 @@ def test_a_journal_goes_before_what_it_tells_of(root: Path, monkeypatch: pytest.
         return trash(path, home)
 
     monkeypatch.setattr(evict, "trash", move)
-    assert evict.evict_item(root, Evictable("v", partial_path(root, "v"))) is None
+    assert evict.evict_item(root, RootEntry("v", partial_path(root, "v"))) is None
 
 
 def test_a_pin_cannot_come_too_late(final: Path, root: Path, monkeypatch: pytest.MonkeyPatch):

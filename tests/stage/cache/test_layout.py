@@ -17,7 +17,7 @@ from pitools.core import locks, subprocesses
 from pitools.core.errors import ClusterError, DataError, NoSpace, PitError, TryLater
 from pitools.core.locks import LockOwner
 from pitools.stage.cache import evict, inventory, layout, lease, records
-from pitools.stage.cache.disk_quota import QuotaLimits, reserve
+from pitools.stage.cache.space import QuotaLimits, reserve
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 
@@ -401,7 +401,7 @@ def test_a_shared_root_is_leased_by_who_can_only_read(small: Path, commons: Path
         lease.acquire(final)
 
     pid = in_child(hold)
-    item = evict.Evictable(small.name, final)
+    item = evict.RootEntry(small.name, final)
     assert as_user(1000, lambda: evict.evict_item(root, item, grace_s=0)) == evict.KeptReason.LEASED
     assert (root / ".leases" / small.name).stat().st_mtime > before, "the evictor says it for them"
     assert as_user(65534, lambda: evict.evict_item(root, item, grace_s=0)) == "ClusterError"
@@ -447,7 +447,7 @@ def test_who_may_only_read_a_shared_root_cannot_hold_up_its_owner(small: Path, m
     pid = in_child(lock_all)
     try:
         assert stage_version(dataset, root, timeout_s=0, limits=QuotaLimits(quota_bytes=1 << 40)).state == "staged"
-        item = evict.Evictable(small.name, root / "objects" / small.name)
+        item = evict.RootEntry(small.name, root / "objects" / small.name)
         assert evict.evict_item(root, item, grace_s=0) == evict.KeptReason.LEASED
         with reserve(root, "v", 1, QuotaLimits(quota_bytes=1 << 40)):
             pass

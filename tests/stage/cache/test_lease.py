@@ -14,7 +14,7 @@ import pytest
 from pitools.core.errors import ClusterError, DataError, TryLater, UsageError
 from pitools.stage.cache import evict, records
 from pitools.stage.cache import lease as leases
-from pitools.stage.cache.evict import Evictable, KeptReason
+from pitools.stage.cache.evict import KeptReason, RootEntry
 from pitools.stage.cache.layout import version_lock
 from pitools.stage.cache.lease import acquire, is_leased, last_used, leased_set
 from pitools.stage.sources.open import load_dataset
@@ -29,7 +29,7 @@ def final(small: Path, root: Path) -> Path:
 
 def take(root: Path, final: Path) -> KeptReason | None:
     """Evict it now, if that is allowed at all."""
-    return evict.evict_item(root, Evictable(final.name, final), grace_s=0)
+    return evict.evict_item(root, RootEntry(final.name, final), grace_s=0)
 
 
 def test_a_leased_set_stays(final: Path, root: Path):

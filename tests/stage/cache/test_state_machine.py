@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from pitools.core.errors import ClusterError, DataError, NoSpace, TryLater
-from pitools.stage.cache import disk_quota, records
 from pitools.stage.cache import evict as evicting
-from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, reserve
-from pitools.stage.cache.evict import Evictable, KeptReason, evict_item
+from pitools.stage.cache import records, space
+from pitools.stage.cache.evict import KeptReason, RootEntry, evict_item
 from pitools.stage.cache.inventory import disk_usage, list_sets, partial_copies, total_bytes
 from pitools.stage.cache.layout import create_root, lock_owner, partial_path, version_lock
 from pitools.stage.cache.lease import acquire, is_leased, last_used
+from pitools.stage.cache.space import QuotaLimits, Shortfall, reserve
 
 KIB = 1 << 10
 NAMES = [letter * 32 for letter in "abcde"]
@@ -204,7 +204,7 @@ class Cache(RuleBasedStateMachine):
             return
         expected = self.why(version, grace_s, force=force)
         actual = evict_item(
-            self.root, Evictable(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
+            self.root, RootEntry(version, self.path(version)), grace_s=grace_s, force=force, dry_run=dry_run
         )
         assert actual == expected
         if not actual and not dry_run:
@@ -220,7 +220,7 @@ class Cache(RuleBasedStateMachine):
             total_bytes(disk_usage(path) for path in [*(self.root / "objects").iterdir(), *partial_copies(self.root)])
             - size
         )
-        goal = disk_quota.make_room(
+        goal = space.make_room(
             self.root, lambda usages: Shortfall(total_bytes(usages.values()) - left, 0), grace_s=grace_s
         )
         self.sets = {path.name for path in (self.root / "objects").iterdir()}
@@ -240,7 +240,7 @@ class Cache(RuleBasedStateMachine):
             assert (lock_owner(self.root, version) is not None) == (version in self.stagers)
             if version in self.sets:
                 assert records.read_stage_record(self.root, version).pinned == (version in self.pinned)
-        assert set(disk_quota.read_reservations(self.root)) == set(self.stagers)
+        assert set(space.read_reservations(self.root)) == set(self.stagers)
         assert not list((self.root / ".tmp").glob("*.old.*"))
         listed = {(record.version, record.state, record.locked) for record in list_sets(self.root)}
         assert {v for v, _, busy in listed if busy} <= set(self.stagers)

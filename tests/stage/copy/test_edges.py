@@ -26,7 +26,7 @@ def older(build, folder: Path, files: dict[str, bytes | int]) -> Path:
     new = build(folder, files)
     entries = []
     for path in sorted(files):
-        hasher = Hasher(whole=True)
+        hasher = Hasher(ranged=False)
         hasher.update((new / path).read_bytes())
         entries.append(FileEntry(path=path, bytes=(new / path).stat().st_size, digest=hasher.digest()))
     data = manifest.encode_manifest(Manifest(name="pick", episodes=1, steps=1, arrays={}, files=tuple(entries)))

@@ -105,7 +105,7 @@ def test_only_what_was_read_is_dropped_from_the_page_cache(disk):
     file = disk("ext4") / "a"
     file.write_bytes(os.urandom(8 << 20))
     os.sync()
-    reader = LocalReader(file.parent, read_once=True)
+    reader = LocalReader(file.parent, drop_cache=True)
     opened = reader.open("a")
     assert opened.read_into(memoryview(bytearray(4 << 20)), 4 << 20) == 4 << 20
     opened.close()

@@ -12,8 +12,8 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import DataError, NoSpace
-from pitools.stage.cache.disk_quota import reserve
 from pitools.stage.cache.layout import journal_path, partial_path
+from pitools.stage.cache.space import reserve
 from pitools.stage.copy import resume
 from pitools.stage.copy.tasks import SMALL_FILE_BYTES
 from pitools.stage.plan import plan_requests

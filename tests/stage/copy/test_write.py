@@ -9,7 +9,7 @@ import pytest
 
 from pitools.core.errors import NoSpace
 from pitools.stage.copy import write
-from pitools.stage.copy.write import EarlyFlusher
+from pitools.stage.copy.write import BackgroundSync
 
 
 def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -25,7 +25,7 @@ def test_what_was_written_goes_to_the_disk_early_and_at_the_end(tmp_path: Path, 
             assert may_end.wait(10)
 
     monkeypatch.setattr(write, "sync_fs", sync)
-    with EarlyFlusher(tmp_path) as flusher:
+    with BackgroundSync(tmp_path) as flusher:
         flusher.add_bytes(write._FLUSH_EVERY_BYTES - 1)
         assert syncs == []
         flusher.add_bytes(1)
@@ -45,7 +45,7 @@ def test_an_error_of_an_early_sync_is_not_lost(tmp_path: Path, monkeypatch: pyte
             raise answer
 
     monkeypatch.setattr(write, "sync_fs", sync)
-    with pytest.raises(NoSpace) as error, EarlyFlusher(tmp_path) as flusher:
+    with pytest.raises(NoSpace) as error, BackgroundSync(tmp_path) as flusher:
         flusher.add_bytes(write._FLUSH_EVERY_BYTES)
     assert error.value.where == str(tmp_path)
     assert answers == []

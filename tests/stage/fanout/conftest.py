@@ -23,7 +23,7 @@ NODE = Path(__file__).with_name("fanout_node.py")
 # Nodes of a test fail fast; the rates are of a machine that runs all of them on two cores.
 TIMEOUTS = {
     "answer_s": 1.0,
-    "hold_s": 0.2,
+    "long_poll_s": 0.2,
     "stall_s": 1.0,
     "startup_s": 3.0,
     "peer_timeout_s": 2.0,

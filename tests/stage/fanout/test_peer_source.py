@@ -22,7 +22,7 @@ SIZE = 600_000
 # Far more than a slow machine needs: where it is to end, the test lets the time pass.
 TIMEOUTS = Timeouts(
     answer_s=20.0,
-    hold_s=20.0,
+    long_poll_s=20.0,
     stall_s=20.0,
     startup_s=20.0,
     peer_timeout_s=20.0,

@@ -20,7 +20,7 @@ from pitools.stage.fanout.shared_state import SharedState
 from pitools.store.manifest import FileEntry
 
 CONTENT = bytes(range(256)) * 1000
-TIMEOUTS = Timeouts(answer_s=1.0, hold_s=0.2, stall_s=0.05)
+TIMEOUTS = Timeouts(answer_s=1.0, long_poll_s=0.2, stall_s=0.05)
 LIMIT = server.MAX_RANGE_BYTES
 
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_not_finished_is_not_given(served: Served):
     assert served.get(0) == (protocol.NOT_YET, 4711, b"")
 
 
-@pytest.mark.parametrize("served", [structs.replace(TIMEOUTS, hold_s=10)], indirect=True)
+@pytest.mark.parametrize("served", [structs.replace(TIMEOUTS, long_poll_s=10)], indirect=True)
 def test_who_waits_is_woken_when_the_file_is_finished(served: Served):
     """Not only at the end of the time that a request is held for."""
     with served.greeted() as connection:

@@ -19,7 +19,7 @@ from pitools.stage.sources.local import LocalSource
 from pitools.stage.sources.store_listing import (
     METADATA_BYTES,
     StoreListing,
-    is_store,
+    is_unmanaged,
     list_remote_store,
     list_store,
     make_manifest,
@@ -217,8 +217,8 @@ def test_what_is_refused(tmp_path: Path, plant: Callable[[Path], object], what: 
 def test_what_is_no_store(tmp_path: Path) -> None:
     """A folder of stores, an empty one, one that is not there: none of them is staged by mistake."""
     build(tmp_path / "data/one.zarr")
-    assert not is_store(os.listdir(tmp_path / "data"))
-    assert is_store(os.listdir(tmp_path / "data/one.zarr"))
+    assert not is_unmanaged(os.listdir(tmp_path / "data"))
+    assert is_unmanaged(os.listdir(tmp_path / "data/one.zarr"))
     with pytest.raises(DataError, match="not a Zarr store"):
         list_store(tmp_path / "data")
     with pytest.raises(DataError):

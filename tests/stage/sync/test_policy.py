@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pitools.core.errors import ConfigError, DataError, PitError
-from pitools.stage.cache.disk_quota import QuotaLimits
+from pitools.stage.cache.space import QuotaLimits
 from pitools.stage.sync import policy
 from pitools.stage.sync.policy import Rule, load_policy
 from pitools.stage.sync.versions import SourceVersion, fit_cap, newest_versions

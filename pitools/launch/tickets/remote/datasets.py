@@ -24,7 +24,7 @@ from pitools.site.schema import Site
 from pitools.slurm.errors import error_text
 from pitools.store import manifest
 from pitools.store.manifest import MANIFEST_FILE, FileEntry
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 
 BATCH_BYTES, BATCH_MAX_FILES = 256 << 20, 4096
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -67,7 +67,7 @@ def send_dataset(staged: StagedDataset, site: Site) -> DatasetTransfer:
     """
     final, began = dataset_dir(site, staged), time.monotonic()
     contents, raw = _read_manifest(staged)
-    batch_root = f"{paths.remote_datasets_dir(site)}/{STAGING_DIR}/{contents.name}.{staged.version}"
+    batch_root = f"{paths.remote_datasets_dir(site)}/{BUILD_DIR}/{contents.name}.{staged.version}"
     sent_bytes = 0
     try:
         sent_bytes = _send_batches(staged, site, batch_root, contents)

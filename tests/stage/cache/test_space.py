@@ -14,12 +14,12 @@ import pytest
 
 from pitools.core import subprocesses
 from pitools.core.errors import ClusterError, NoSpace, TryLater
-from pitools.stage.cache import disk_quota, records
-from pitools.stage.cache.disk_quota import QuotaLimits, Shortfall, make_room, reserve
+from pitools.stage.cache import records, space
 from pitools.stage.cache.evict import KEPT_TEXT, KeptReason
 from pitools.stage.cache.inventory import disk_usage, total_bytes
 from pitools.stage.cache.layout import create_root, free_bytes, journal_path, partial_path, version_lock
 from pitools.stage.cache.lease import leased_set
+from pitools.stage.cache.space import QuotaLimits, Shortfall, make_room, reserve
 from pitools.stage.sources.open import load_dataset
 from pitools.stage.stage import stage_version
 
@@ -186,10 +186,10 @@ def test_a_tmpfs_is_reserved_by_the_ledger_alone(tmpfs):
     n_free_bytes = free_bytes(root)
     pid = child(lambda: stager(root, "v", 60 * MIB, QuotaLimits()))
     assert near(n_free_bytes, free_bytes(root))
-    assert near(disk_quota.available_bytes(root), n_free_bytes - 60 * MIB)
+    assert near(space.available_bytes(root), n_free_bytes - 60 * MIB)
     partial_path(root, "v").mkdir()
     (partial_path(root, "v") / "a").write_bytes(bytes(20 * MIB))
-    assert near(disk_quota.available_bytes(root), n_free_bytes - 60 * MIB)  # landed bytes are not counted twice
+    assert near(space.available_bytes(root), n_free_bytes - 60 * MIB)  # landed bytes are not counted twice
     with pytest.raises(NoSpace, match=r"50\.0 MiB needed, 40\.0 MiB free"), reserve(root, "w", 50 * MIB, QuotaLimits()):
         pass
     assert partial_path(root, "v").exists()
@@ -223,7 +223,7 @@ def test_a_resumed_copy_is_promised_in_full(root: Path):
     parts.mkdir()
     (parts / "x").write_bytes(bytes(6 * MIB))
     pid = child(lambda: stager(root, "b", 6 * MIB, limits))
-    assert disk_quota.read_reservations(root)["b"].bytes >= 12 * MIB
+    assert space.read_reservations(root)["b"].bytes >= 12 * MIB
     for _ in range(2):
         with pytest.raises(NoSpace), reserve(root, "c", 9 * MIB, limits):
             pass
@@ -400,7 +400,7 @@ def test_a_stage_evicts_to_keep_its_quota(root: Path, make_dataset):
 def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
     """Whoever counts rooms locks each for a moment, and on a busy node may be put to sleep in it."""
     create_root(root)
-    path = root / ".locks/v.room"
+    path = root / ".locks/v.reservation"
     path.touch()
 
     def look() -> int:
@@ -418,7 +418,7 @@ def test_a_look_at_what_is_reserved_is_not_taken_for_a_stager(root: Path):
 def test_a_stager_that_makes_room_for_ever_is_named(root: Path):
     """Others of the root wait for it, and then say who it is."""
     create_root(root)
-    pid = child(lambda: enter(disk_quota._quota_lock(root, 0)))
+    pid = child(lambda: enter(space._quota_lock(root, 0)))
     try:
         with pytest.raises(TryLater) as error, reserve(root, "v", MIB, QuotaLimits(), timeout_s=0.1):
             pass

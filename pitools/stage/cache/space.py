@@ -1,8 +1,8 @@
 """Make room for a set before its first byte: check quota and free space, evict old sets, reserve the space.
 
 The reservation is an unnamed file (O_TMPFILE) with allocated blocks: every process and user sees that they are taken,
-and the kernel frees them when the process ends. The total that each stager will write is in `.locks/<version>.room`,
-which is valid while its flock is held.
+and the kernel frees them when the process ends. The total that each stager will write is in
+`.locks/<version>.reservation`, which is valid while its flock is held.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pitools.core.units import format_duration, format_size
 from pitools.stage.cache.evict import (
     GRACE_S,
     KEPT_TEXT,
-    Evictable,
     KeptReason,
+    RootEntry,
     evict_item,
     eviction_order,
-    touch_last_use,
+    mark_used_if_leased,
 )
 from pitools.stage.cache.inventory import DiskUsage, disk_usage, total_bytes
 from pitools.stage.cache.layout import LOCKS, QUARANTINE, free_bytes, partial_path, purge_trash
 from pitools.stage.cache.reservation import DiskReservation
-from pitools.store.publish import STAGING_DIR
+from pitools.store.publish import BUILD_DIR
 
 # Bytes being written must no longer be reserved, or they would count twice.
 _IN_FLIGHT_BYTES = 256 << 20
@@ -84,7 +84,7 @@ class Shortfall(NamedTuple):
 class EvictionResult(NamedTuple):
     """The result of making room. missing_bytes: still missing. kept_reasons: number of kept sets by reason."""
 
-    evicted: list[tuple[Evictable, int]]
+    evicted: list[tuple[RootEntry, int]]
     missing_bytes: int
     kept_reasons: Counter[KeptReason]
 
@@ -160,7 +160,7 @@ def make_room(
             reason = None if item.version == except_version else evict_item(root, item, grace_s=grace_s, dry_run=True)
         if reason:
             if not dry_run:
-                touch_last_use(root, item, reason)
+                mark_used_if_leased(root, item, reason)
             result.kept_reasons[reason] += 1
         elif item.version != except_version:
             candidates.append(item)
@@ -181,7 +181,7 @@ def make_room(
     return result._replace(missing_bytes=max(0, missing))
 
 
-def _choose_evictions(candidates: list[Evictable], usages: Usages, missing: int) -> list[Evictable]:
+def _choose_evictions(candidates: list[RootEntry], usages: Usages, missing: int) -> list[RootEntry]:
     """Return the first candidates that together free `missing` bytes; none when all of them do not."""
     total, remaining = total_bytes(usages.values()), dict(usages)
     for count, item in enumerate(candidates, start=1):
@@ -250,15 +250,15 @@ _NO_USAGE = DiskUsage(0, 0, {})
 def _usages(root: Path) -> Usages:
     paths = [item.path for item in eviction_order(root)]
     paths += (root / QUARANTINE).glob("*")
-    paths += (root / STAGING_DIR).glob("*.old.*")  # replaced sets that are still leased
+    paths += (root / BUILD_DIR).glob("*.old.*")  # replaced sets that are still leased
     return {path: disk_usage(path) for path in paths}
 
 
 def read_reservations(root: Path, *, except_version: str = "") -> dict[str, ReservedSpace]:
     """Return the reservations of running stagers, by version."""
     reservations = {}
-    for path in (root / LOCKS).glob("*.room"):
-        version = path.name.removesuffix(".room")
+    for path in (root / LOCKS).glob("*.reservation"):
+        version = path.name.removesuffix(".reservation")
         try:
             descriptor = os.open(path, _READ_FLAGS)
         except OSError:
@@ -276,7 +276,7 @@ def read_reservations(root: Path, *, except_version: str = "") -> dict[str, Rese
 @contextmanager
 def _reservation_file(root: Path, version: str) -> Iterator[int]:
     """Yield the descriptor of this version's reservation file, locked and empty."""
-    path = root / LOCKS / f"{version}.room"
+    path = root / LOCKS / f"{version}.reservation"
     try:
         descriptor = open_readable_lock_file(path)
     except OSError as error:
@@ -304,7 +304,7 @@ def _write_reservation(descriptor: int, reservation: ReservedSpace, root: Path) 
 @contextmanager
 def _quota_lock(root: Path, timeout_s: float) -> Iterator[None]:
     """Hold the root's lock: one stager at a time measures, evicts and reserves."""
-    path = root / LOCKS / ".root"
+    path = root / LOCKS / ".space"
     try:
         descriptor = open_readable_lock_file(path)
     except OSError as error:
