@@ -69,8 +69,7 @@ def submit_with_checkpoint(
     """Queue a plan, with a run's checkpoints, at a remote site; return (job id, remote folder). Safe to repeat.
 
     before_submit: called after the upload, just before the submission; an exception from it prevents the submission.
-
-    Raises DataError for a copy that differs, after its removal; and as `remote.submit_ticket`.
+    Raises DataError for a copy that differs, after its removal; and the errors of `remote.submit_ticket`.
     """
     exactly_once.require_cluster(site, client(site))
     remote_dir = paths.ticket_dir(site, name)

@@ -51,8 +51,10 @@ _QUERY_PAUSE_S, _LAST_QUERY_PAUSE_S = 10.0, 0.5
 
 
 class MoveResult(Record, frozen=True, kw_only=True, tag="pit.move-result/1"):
-    """A run that was moved. run_id, new_run_id: its id before and after. site, run_dir, job_id: the new run's. step: of
-    the checkpoint that it continues from."""
+    """A run that was moved. run_id, new_run_id: its id before and after. site, run_dir, job_id: of the new run.
+
+    step: of the checkpoint from which it continues, or the saved steps that its program reported.
+    """
 
     run_id: str
     new_run_id: str
@@ -67,8 +69,8 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
 
     stop_s: seconds for the run to save and end. Raises UsageError for a finished run, and for progress without a file
     in the checkpoint folder; ConfigError for a request that the target cannot run; DataError for changed code, data or
-    checkpoints; TryLater for a run that does not end in time; and as `submit_run`. The run then continues at `site`.
-    Raises OutcomeUnknown if it may have been submitted: repeat the call.
+    checkpoints; TryLater for a run that does not end in time; and the errors of `submit_run`. The run then continues at
+    `site`. Raises OutcomeUnknown if it may have been submitted: repeat the call.
     """
     run_folder.require_own_run(run_dir, group_above=site.paths.runs_access == "group")
     old_plan = load_plan(run_dir)
@@ -87,7 +89,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
                 remote.send_dataset(dataset, target_site)
         run_folder.write_record(run_dir / move_record.MOVE_FILE, intent, durable=True)
         try:
-            moving = _write_moving_verdict(run_dir, intent)
+            moving = _mark_moving(run_dir, intent)
             intent = _stop_with_checkpoint(run_dir, old_plan, site, intent, stop_s)
             step = program_checkpoints.step_to_resume(run_dir, old_plan)
             result = _start_at_target(
@@ -100,7 +102,7 @@ def move_run(run_dir: Path, site: Site, target_site: Site, *, stop_s: float = ST
             if _will_never_run(plan, target_site, intent, is_remote, error):
                 _reopen(run_dir, site, intent)
             raise
-        _write_moved_verdict(run_dir, result, moving)
+        _mark_moved(run_dir, result, moving)
         return result
 
 
@@ -123,8 +125,8 @@ def _record_intent(run_dir: Path, plan: Plan, target_site: Site) -> MoveIntent:
     return intent
 
 
-def _write_moving_verdict(run_dir: Path, intent: MoveIntent) -> Verdict:
-    """Write the verdict "moving", after which no job, requeue or cron continues the run. Raises ClusterError."""
+def _mark_moving(run_dir: Path, intent: MoveIntent) -> Verdict:
+    """Write the verdict "moving", with which no job, requeue or cron continues the run. Raises ClusterError."""
     with lock(run_dir / apply_decision.RUN_LOCK, f"run {run_dir.name}", timeout_s=20.0):
         if apply_decision.read_verdict(run_dir) is None and cancel_request.pending_cancel(run_dir):
             hint = f"to withdraw the cancel: pit launch resume {run_dir.name} --force"
@@ -223,7 +225,7 @@ def _start_at_target(
     is_remote: bool,
     check: Callable[[], None],
 ) -> MoveResult:
-    """Start the run at the target site, or find its job of an earlier call. Raises as `move_run`.
+    """Start the run at the target site, or find its job of an earlier call. Raises the errors of `move_run`.
 
     check: raises to prevent the start; called first, and again just before the submission.
     """
@@ -243,11 +245,11 @@ def _start_at_target(
             job_id = resume_run(new_run_dir, target_site).job_id
         else:
 
-            def seed(building: Path) -> None:
+            def populate(building: Path) -> None:
                 checkpoint_transfer.copy_checkpoint_for_run(run_dir, step, building, intent.new_run_id)
                 check()
 
-            submit.submit_run(plan, target_site, run_id=intent.new_run_id, populate=seed)
+            submit.submit_run(plan, target_site, run_id=intent.new_run_id, populate=populate)
             ref = run_folder.read_record(new_run_dir / "job.json", run_folder.JobRef)
             job_id = ref.job_id if ref else ""
             run_folder.append_event(new_run_dir, "moved-here", run=run_dir.name, site=plan.site, step=steps)
@@ -287,7 +289,8 @@ def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_remote
         return isinstance(error, PitError)
 
 
-def _write_moved_verdict(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
+def _mark_moved(run_dir: Path, result: MoveResult, moving: Verdict) -> None:
+    """Write the verdict "moved". Raises ClusterError for a run that was cancelled meanwhile."""
     reason = apply_decision.REASONS["moved"].format(site=result.site, run=result.new_run_id, steps=result.step)
     verdict = Verdict(
         state="stopped",

@@ -162,7 +162,7 @@ def require_saved(run_dir: Path, plan: Plan, *, is_stopped: bool = False) -> Non
 def step_to_resume(run_dir: Path, plan: Plan) -> int | None:
     """Return the step of a stopped run's newest good checkpoint; None for a program's own checkpoints, or no progress.
 
-    Raises DataError if all checkpoints are damaged; UsageError as `require_saved`.
+    Raises DataError if all checkpoints are damaged; UsageError of `require_saved`.
     """
     step = check_folder.newest_good_step(run_dir / CHECKPOINTS_DIR)
     if step is None and layout.listed_steps(run_dir / CHECKPOINTS_DIR) and not program_entries(run_dir):
