@@ -95,6 +95,8 @@ class _Decision:
                 break
         placed = {submit.job_id for submit in self.placed}
         for row in range(len(self.jobs)):
+            if not any(self._is_contested(pool) and self._has_room(pool) for pool in range(len(self.capacity.names))):
+                break
             if self._job(row).job_id not in placed:
                 self._queue_behind_others(row)
 
