@@ -85,8 +85,19 @@ def _external(name: str, path: str) -> click.Command:
     return run_it
 
 
+def _print_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """Print the help of every command, for a pager or grep, and end."""
+    if value and not ctx.resilient_parsing:
+        for path, context in lazy_group.walk_commands(ctx.command, None, "pit"):
+            click.echo(f"{path}\n{'=' * len(path)}\n{context.get_help()}\n")
+        ctx.exit()
+
+
 @click.command(cls=Umbrella, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="pit")
+@click.option(
+    "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_print_all, help="Help of all commands."
+)
 def group() -> None:
     """From a script and a dataset to a measured run on the right nodes of a Slurm cluster."""
 

@@ -20,3 +20,11 @@ def test_it_holds_every_command_and_every_record(repo: Path, tmp_path: Path) -> 
     assert "--max-age" in commands
     source = "".join(path.read_text() for path in (repo / "pitools").rglob("*.py"))
     assert set(re.findall(r'tag="(pit\.[\w.-]+/\d+)"', source)) <= set(re.findall(r"^## (.*)$", records, re.MULTILINE))
+
+
+def test_help_all_has_every_command() -> None:
+    """`pit --help-all` prints the help of each command below each noun."""
+    done = subprocess.run([sys.executable, "-m", "pitools", "--help-all"], capture_output=True, text=True, check=True)
+    titles = re.findall(r"^(pit.*)\n=+$", done.stdout, re.MULTILINE)
+    assert {f"pit {noun}" for noun in NOUNS} | {"pit launch prune", "pit launch sweep show"} <= set(titles)
+    assert "--keep-last" in done.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,21 @@ def complete_group(
 
     items = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(prefix)]
     return [*items, *click.Command.shell_complete(group, ctx, prefix)]
+
+
+def walk_commands(
+    command: click.Command, parent: click.Context | None, name: str, **settings: Any
+) -> Iterator[tuple[str, click.Context]]:
+    """Yield each command below this one with its full name, a group before its commands. Imports all of them.
+
+    settings: of the contexts, such as max_content_width.
+    """
+    context = click.Context(command, parent=parent, info_name=name, **{**command.context_settings, **settings})
+    yield context.command_path, context
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            if found := command.get_command(context, each):
+                yield from walk_commands(found, context, each, **settings)
 
 
 class LazyGroup(click.Group):

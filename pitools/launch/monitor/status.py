@@ -15,6 +15,7 @@ from pitools.core.fs import from_os_error
 from pitools.launch import slurm_cache
 from pitools.launch.diagnosis import explain, log_timestamps
 from pitools.launch.monitor.run_snapshot import RunSnapshot, last_step
+from pitools.launch.monitor.waiting import WaitingReport
 from pitools.launch.recovery import requeue_delay, slurm_query
 from pitools.launch.recovery.cancel_run import cancel_run
 from pitools.launch.recovery.resume import ResumeResult, resume_run
@@ -231,13 +232,15 @@ def wait_for_run(
 ) -> run_folder.RunRecord:
     """Wait until the run has its verdict, over as many jobs as that takes, or is lost, and return its record.
 
-    on_steps: gets the number of new steps. report: gets a line for each failed attempt, and for a full disk.
+    on_steps: gets the number of new steps. report: gets a line for each failed attempt, for a full disk, and
+    for what the run waits for before its first step.
 
     Continues an interrupted run, as `resume` does, and raises its errors except TryLater, which is retried. Raises
     ClusterError if Slurm holds the job until it is released.
     """
     poller, shown, last_known_at, checked_at = RunPoller(run_dir, site), 0, time.monotonic(), 0.0
     reported: set[str] = set()
+    waiting = WaitingReport(run_dir)
     last_state, started_at = ("", 0, ""), last_known_at
     while True:
         run = poller.poll()
@@ -246,6 +249,8 @@ def wait_for_run(
             shown = run.steps
         if run.is_over:
             return run
+        if line := waiting.changed_line(run):
+            report(line)
         run_state = (run.job_id, run.attempts, run.cause)
         if run_state != last_state:
             for line in explain.past_attempts(run_dir, reported):
