@@ -64,7 +64,7 @@ def train(module: str, data: Path, attempt: Path, world_size: int, until: int) -
         "PIT_DATA_DEMO": str(data),
         "PIT_CHECKPOINT_DIR": str(attempt.parent / "checkpoints"),
     }
-    call = f"from pitools.train.{module} import main; main(steps={until}, batch_size={BATCH})"
+    call = f"from pitools.train.{module} import main; main(steps={until}, global_batch_size={BATCH})"
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", call],
@@ -89,7 +89,7 @@ def same_batches(data: Path, count: int) -> bool:
 
 
 def _copies(data: Path, rank: int, world_size: int) -> Iterator[NumpyBatch]:
-    for batch in Loader(DemonstrationDataset(data), batch_size=BATCH, rank=rank, world_size=world_size):
+    for batch in Loader(DemonstrationDataset(data), global_batch_size=BATCH, rank=rank, world_size=world_size):
         yield batch._replace(samples=batch.samples.copy())
 
 

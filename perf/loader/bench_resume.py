@@ -97,7 +97,7 @@ class Ours:
     def _open(self) -> Loader:
         arrays = VersionReader(self._path, resident_bytes=0)
         windows = Windows(arrays.offsets, np.arange(len(arrays.offsets) - 1), {"action": WindowSpan(0, 16)}, pad=True)
-        return Loader(WindowSamples(arrays, windows, seed=SEED), batch_size=BATCH)
+        return Loader(WindowSamples(arrays, windows, seed=SEED), global_batch_size=BATCH)
 
     def _state(self) -> LoaderState:
         return LoaderState(identity=dict(self._loader.samples.identity), position=next(self._positions))
@@ -139,7 +139,7 @@ def streamings(samples: int) -> Callable[[], object]:
     shards, ids = np.full(samples // SHARD, SHARD, np.int64), np.arange(samples)
     stand_in = SimpleNamespace(
         num_canonical_nodes=1,
-        batch_size=BATCH,
+        global_batch_size=BATCH,
         partition_algo="relaxed",
         epoch_size=samples,
         initial_physical_nodes=1,

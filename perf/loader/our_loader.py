@@ -43,7 +43,7 @@ class OurLoader:
             arrays.offsets, np.arange(len(arrays.offsets) - 1), {array: WindowSpan(0, LENGTH)}, stride=stride
         )
         self.samples = WindowSamples(arrays, windows, seed=1)
-        self.loader = Loader(self.samples, batch_size=batch, threads=threads, prefetch=ahead)
+        self.loader = Loader(self.samples, global_batch_size=batch, threads=threads, prefetch=ahead)
         self.buffers, self._drawn = ahead + 1, 0
         if warm:
             for file in path.rglob("c/**/*"):

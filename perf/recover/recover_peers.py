@@ -57,7 +57,7 @@ def rank(run: str, data: str, steps: int, save_every: int, delay_s: float) -> No
     (pids / number).write_text(str(os.getpid()))
     from perf.recover import slow_loop
 
-    slow_loop.torch(steps=steps, batch_size=16, checkpoint_every=save_every, delay_s=delay_s)
+    slow_loop.torch(steps=steps, global_batch_size=16, checkpoint_every=save_every, delay_s=delay_s)
 
 
 class SubmititCallable:

@@ -79,7 +79,7 @@ class Trial:
         self._before = set(cluster.runs.glob(f"{self.name}-*"))
         arguments = {
             "steps": shape.steps,
-            "batch_size": 16,
+            "global_batch_size": 16,
             "checkpoint_every": shape.save_every,
             "delay_s": shape.delay_s,
             **(args or {}),

@@ -26,7 +26,7 @@ def load(
     dataset: str | Path,
     *,
     windows: Mapping[str, tuple[int, int]],
-    batch_size: int,
+    global_batch_size: int,
     seed: int = 0,
     framework: Framework = "numpy",
     device: Any = None,
@@ -43,11 +43,11 @@ def load(
     """Return an endless iterator of batches of windows around each step; it has `state_dict` and `load_state_dict`.
 
     dataset: a version's folder, ROOT/NAME, ROOT/NAME@TAG, or a URL with `cache`. windows: array → (before, after), the
-    steps [t - before, t + after) around step t. batch_size: samples of all ranks together. framework, device: NumPy
-    arrays; tensors on a torch device; or JAX arrays on a device or sharding. workers, transform: processes of torch's
-    DataLoader, which call `transform` with each batch. splits, tasks: only episodes of these; patterns for tasks. pad:
-    also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of this
-    process (PIT_RANK, RANK, or one rank).
+    steps [t - before, t + after) around step t. global_batch_size: samples of all ranks together. framework, device:
+    NumPy arrays; tensors on a torch device; or JAX arrays on a device or sharding. workers, transform: processes of
+    torch's DataLoader, which call `transform` with each batch. splits, tasks: only episodes of these; patterns for
+    tasks. pad: also windows beyond an episode's ends, masked in `batch.valid_mask`. rank, world_size: None for those of
+    this process (PIT_RANK, RANK, or one rank).
 
     A batch has `arrays`, `valid_mask` and `extras` by name: see `pitools.loader.loader.Batch`. Without workers, NumPy
     and CPU tensors are valid until the next batch. Raises UsageError, ConfigError, DataError.
@@ -62,7 +62,7 @@ def load(
         str(dataset),
         {name: WindowSpan(*span) for name, span in windows.items()},
         EpisodeFilters(splits=tuple(splits), tasks=tuple(tasks)),
-        batch_size,
+        global_batch_size,
         seed,
         shuffle,
         pad,
@@ -91,7 +91,7 @@ def _make_loader(
     dataset: str,
     spans: Mapping[str, WindowSpan],
     filters: EpisodeFilters,
-    batch_size: int,
+    global_batch_size: int,
     seed: int,
     shuffle: bool,
     pad: bool,
@@ -100,10 +100,10 @@ def _make_loader(
     cache: Path | None,
 ) -> Loader:
     """Return a loader; a function of a module, because torch's workers unpickle it."""
-    arrays = open_version(dataset, cache=cache)
-    windows = Windows(arrays.offsets, filter_episodes(arrays, filters), spans, pad=pad)
-    samples = WindowSamples(arrays, windows, seed=seed, shuffle=shuffle)
-    return Loader(samples, batch_size=batch_size, rank=rank, world_size=world_size)
+    reader = open_version(dataset, cache=cache)
+    windows = Windows(reader.offsets, filter_episodes(reader, filters), spans, pad=pad)
+    samples = WindowSamples(reader, windows, seed=seed, shuffle=shuffle)
+    return Loader(samples, global_batch_size=global_batch_size, rank=rank, world_size=world_size)
 
 
 def _ranks() -> tuple[int, int]:

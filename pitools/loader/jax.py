@@ -36,12 +36,12 @@ def jax_batches(loader: Loader, sharding: Any) -> DevicePrefetcher[JaxBatch]:
 
     def put(batch: NumpyBatch) -> JaxBatch:
         if is_global:
-            _check(sharding, loader, (batch.size, *next(iter(batch.arrays.values())).shape[1:]))
+            _check(sharding, loader, (batch.global_size, *next(iter(batch.arrays.values())).shape[1:]))
         parts = (batch.arrays, batch.valid_mask, batch.extras)
         arrays, valid_mask, extras = (
-            {name: to_device(array, batch.size) for name, array in part.items()} for part in parts
+            {name: to_device(array, batch.global_size) for name, array in part.items()} for part in parts
         )
-        keys = to_device(batch.keys.view(np.uint32).reshape(-1, 2), batch.size)
+        keys = to_device(batch.keys.view(np.uint32).reshape(-1, 2), batch.global_size)
         return batch._replace(
             arrays=arrays, valid_mask=valid_mask, extras=extras, samples=batch.samples.copy(), keys=keys
         )
@@ -58,7 +58,7 @@ def _check(sharding: Any, loader: Loader, shape: tuple[int, ...]) -> None:
     try:
         indices = sharding.addressable_devices_indices_map(shape).values()
     except ValueError as error:
-        raise ConfigError(str(error), where="sharding", hint="choose another batch_size") from error
+        raise ConfigError(str(error), where="sharding", hint="choose another global_batch_size") from error
     slices = {index[0].indices(size)[:2] for index in indices}
     low, high = min(start for start, _ in slices), max(stop for _, stop in slices)
     if (low, high) != rank_slice(size, loader.rank, loader.world_size) or sum(b - a for a, b in slices) != high - low:

@@ -41,14 +41,14 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 class Batch(NamedTuple, Generic[A]):
     """This rank's part of a global batch: b samples, in arrays of NumPy, torch or JAX.
 
-    step: number of the global batch. size: samples of the global batch. arrays: (b, length, *row) by name.
+    step: number of the global batch. global_size: its samples. arrays: (b, length, *row) by name.
     valid_mask: (b, length) by name, False at padded steps. extras: (b, …) by name; see `Samples.extras`.
     samples, keys: (b,), see `ShuffledOrder`. bytes_read: from files, for this part.
     waited_s: seconds that training waited for this batch.
     """
 
     step: int
-    size: int
+    global_size: int
     arrays: dict[str, A]
     valid_mask: dict[str, A]
     extras: dict[str, A]
@@ -122,7 +122,7 @@ class Loader(Stateful):
         self,
         samples: Samples,
         *,
-        batch_size: int = 0,
+        global_batch_size: int = 0,
         rank: int = 0,
         world_size: int = 1,
         threads: int = 2,
@@ -130,15 +130,15 @@ class Loader(Stateful):
         stalled_s: float = STALL_TIMEOUT_S,
         allocate: Allocate = allocate_aligned,
     ) -> None:
-        """batch_size: samples of a global batch; ignored where `samples` plans its batches. threads: of reading.
+        """global_batch_size: samples of a global batch; ignored where `samples` plans its batches. threads: of reading.
         prefetch: batches read in advance. stalled_s: time-out of a read, in seconds. allocate: allocates a buffer, for
         example of pinned memory. Raises ConfigError for a batch with no sample for some rank.
         """
         try:
-            rank_slice(samples.planned_batch_size or batch_size, rank, world_size)
+            rank_slice(samples.planned_batch_size or global_batch_size, rank, world_size)
         except ValueError as error:
-            raise ConfigError(str(error), where="batch_size") from error
-        self.samples, self.batch_size, self.rank, self.world_size = samples, batch_size, rank, world_size
+            raise ConfigError(str(error), where="global_batch_size") from error
+        self.samples, self.global_batch_size, self.rank, self.world_size = samples, global_batch_size, rank, world_size
         self.allocate = allocate
         self._threads, self._prefetch, self._stalled_s = max(1, threads), max(1, prefetch), stalled_s
         self._position = 0  # of the next batch to be returned
@@ -199,11 +199,15 @@ class Loader(Stateful):
         self._discard_pending()
         self._position = state.position
 
-    def restrict_to_worker(self, first: int, count: int) -> None:
-        """From here on return only batches `first`, `first + count`, …: the part of one of `count` workers."""
+    def skip(self, batches: int) -> None:
+        """Continue that many batches later, without reading the ones between."""
         self._discard_pending()
-        self._position = self._advance_position(self._position, first)
-        self._skipped_batches = count - 1
+        self._position = self._advance_position(self._position, batches)
+
+    def restrict_to_worker(self, number: int, workers: int) -> None:
+        """From here on return only batches `number`, `number + workers`, …: the part of one of several workers."""
+        self.skip(number)
+        self._skipped_batches = workers - 1
 
     def close(self) -> None:
         """Stop the threads, except one whose read hangs. The loader may be used again."""
@@ -242,13 +246,13 @@ class Loader(Stateful):
     def _advance_position(self, position: int, batches: int) -> int:
         """Return the position `batches` batches later."""
         for _ in range(batches):
-            position += self.samples.batch_at(position, self.batch_size)[1]
+            position += self.samples.batch_at(position, self.global_batch_size)[1]
         return position
 
     def _submit_batch(self, start: int) -> PendingBatch:
         """Submit the reads of the batch at a position."""
         assert self._readers
-        number, size = self.samples.batch_at(start, self.batch_size)
+        number, size = self.samples.batch_at(start, self.global_batch_size)
         low, high = rank_slice(size, self.rank, self.world_size)
         drawn = self.samples.draw(np.arange(start + low, start + high))
         count = high - low

@@ -48,17 +48,17 @@ def open_version(
         hint = "pass a folder on this node's disk: open_version(url, cache=Path(…))"
         raise UsageError("cache: missing (required for an object store)", where="cache", hint=hint)
     remote = RemoteOpener(str(location), cache, limits or _cache_limits())
-    arrays = VersionReader(remote.path, check_mode=check_mode, resident_bytes=resident_bytes, opener=remote)
+    reader = VersionReader(remote.path, check_mode=check_mode, resident_bytes=resident_bytes, opener=remote)
     if not remote.is_complete():
-        _prefetch_small_arrays(arrays, remote, resident_bytes)
-    return arrays
+        _prefetch_small_arrays(reader, remote, resident_bytes)
+    return reader
 
 
-def _prefetch_small_arrays(arrays: VersionReader, remote: RemoteOpener, resident_bytes: int) -> None:
+def _prefetch_small_arrays(reader: VersionReader, remote: RemoteOpener, resident_bytes: int) -> None:
     """Fetch concurrently the files that every job reads; one request after another takes longer."""
-    sizes = dict.fromkeys(arrays.manifest.arrays, 0)
-    files = {entry.path: _array_of_path(entry.path, sizes) for entry in arrays.manifest.files}
-    for entry in arrays.manifest.files:
+    sizes = dict.fromkeys(reader.manifest.arrays, 0)
+    files = {entry.path: _array_of_path(entry.path, sizes) for entry in reader.manifest.files}
+    for entry in reader.manifest.files:
         if name := files[entry.path]:
             sizes[name] += entry.bytes
     small = [

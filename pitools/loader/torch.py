@@ -117,7 +117,7 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
         # Counted on from the last call: opening the dataset and counting from the start would take longer each time.
         if self._counter and self._counter[0] <= wanted:
             counted, loader = self._counter
-            loader.restrict_to_worker(wanted - counted, 1)
+            loader.skip(wanted - counted)
         else:
             loader = self._loader(wanted)
         self._counter = (wanted, loader)
@@ -133,7 +133,7 @@ class BatchStream(IterableDataset):  # type: ignore[misc]  # torch's classes are
         loader = self._make()
         if self._start is not None:
             loader.load_state(self._start)
-        loader.restrict_to_worker(batches, 1)
+        loader.skip(batches)
         return loader
 
 

@@ -47,27 +47,27 @@ class DemonstrationDataset:
 
         Raises UsageError, ConfigError, and DataError for a dataset without observations or without actions.
         """
-        arrays = VersionReader(find_version(path) or Path(path))
-        schemas = arrays.manifest.arrays
+        reader = VersionReader(find_version(path) or Path(path))
+        schemas = reader.manifest.arrays
         observed = {name: schema for name, schema in sorted(schemas.items()) if name.startswith("obs/")}
         self.cameras = [name for name, s in observed.items() if s.dtype == "uint8" and len(s.shape) == 4]
         self.proprio = [name for name, s in observed.items() if "float" in s.dtype and len(s.shape) == 2]
         if "action" not in schemas or not (self.cameras or self.proprio):
             hint = f"it has {', '.join(name for name in schemas if not name.startswith('episode_'))}"
             raise DataError("it needs `action`, and images or float vectors in `obs/`", where=str(path), hint=hint)
-        train = EpisodeFilters(splits=("train",) if arrays.attributes.get("splits", {}).get("train") else ())
-        self._normalizers = {name: make_normalizer(arrays, name) for name in (*self.proprio, "action")}
+        train = EpisodeFilters(splits=("train",) if reader.attributes.get("splits", {}).get("train") else ())
+        self._normalizers = {name: make_normalizer(reader, name) for name in (*self.proprio, "action")}
         spans = dict.fromkeys((*self.cameras, *self._normalizers), SINGLE_STEP)
-        self._steps = WindowSamples(arrays, Windows(arrays.offsets, filter_episodes(arrays, train), spans), seed=seed)
+        self._steps = WindowSamples(reader, Windows(reader.offsets, filter_episodes(reader, train), spans), seed=seed)
         self.description, self.identity = self._steps.description, self._steps.identity
         self.fields = {name: Field(field.shape[1:], field.dtype) for name, field in self._steps.fields.items()}
         columns = sum(self.fields.pop(name).shape[0] for name in self.proprio)
         self.fields |= {"proprio": Field((columns,), np.dtype("float32"))}
         self.fields |= {"action": Field(self.fields["action"].shape, np.dtype("float32"))}
 
-    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
-        return self._steps.batch_at(position, batch_size)
+        return self._steps.batch_at(position, global_batch_size)
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`."""
@@ -94,27 +94,27 @@ class DemonstrationDataset:
         return {}
 
 
-def make_normalizer(arrays: VersionReader, name: str) -> Normalizer:
+def make_normalizer(reader: VersionReader, name: str) -> Normalizer:
     """Return the mean and deviation of a (steps, columns) array, from the manifest, else computed.
 
     A column that never changes has deviation 1.
     """
-    statistics = (arrays.manifest.statistics or {}).get(name)
+    statistics = (reader.manifest.statistics or {}).get(name)
     mean, deviation = (
-        (np.array(statistics.mean), np.array(statistics.deviation)) if statistics else compute_moments(arrays, name)
+        (np.array(statistics.mean), np.array(statistics.deviation)) if statistics else compute_moments(reader, name)
     )
     return Normalizer(mean, np.where(deviation < 1e-6, 1.0, deviation))
 
 
-def compute_moments(arrays: VersionReader, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def compute_moments(reader: VersionReader, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compute mean and deviation over the local steps, in two passes."""
-    runs = arrays.manifest.runs(name)
+    runs = reader.manifest.runs(name)
     blocks = [(low, min(low + BLOCK_ROWS, stop)) for start, stop in runs for low in range(start, stop, BLOCK_ROWS)]
-    steps, columns = sum(stop - start for start, stop in runs), arrays.metadata_of(name).shape[1]
+    steps, columns = sum(stop - start for start, stop in runs), reader.metadata_of(name).shape[1]
     mean, square = np.zeros(columns), np.zeros(columns)
     for start, stop in blocks:
-        mean += arrays.read(name, start, stop).sum(axis=0, dtype=np.float64) / steps
+        mean += reader.read(name, start, stop).sum(axis=0, dtype=np.float64) / steps
     # A second pass: the difference of two large sums would lose a small deviation about a large mean.
     for start, stop in blocks:
-        square += np.square(arrays.read(name, start, stop) - mean).sum(axis=0) / steps
+        square += np.square(reader.read(name, start, stop) - mean).sum(axis=0) / steps
     return mean, np.sqrt(square)

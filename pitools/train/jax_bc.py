@@ -79,17 +79,17 @@ def predict(params: Params, inputs: Inputs) -> Any:
     return x @ params["action/w"] + params["action/b"]
 
 
-def loss_of(params: Params, inputs: Inputs, batch_size: int) -> Any:
+def loss_of(params: Params, inputs: Inputs, global_batch_size: int) -> Any:
     """This rank's part of the global batch's mean squared error: the parts of all ranks sum to it."""
     error = predict(params, inputs) - inputs["action"]
-    return jnp.sum(jnp.mean(error**2, axis=1)) / batch_size
+    return jnp.sum(jnp.mean(error**2, axis=1)) / global_batch_size
 
 
-def make_compute(batch_size: int) -> Callable[[Params, Inputs, Any], Any]:
+def make_compute(global_batch_size: int) -> Callable[[Params, Inputs, Any], Any]:
     """Return compute(params, inputs, votes) → this rank's share of the sums over ranks, in one vector."""
 
     def compute(params: Params, inputs: Inputs, votes: Any) -> Any:
-        loss, gradients = jax.value_and_grad(loss_of)(params, inputs, batch_size)
+        loss, gradients = jax.value_and_grad(loss_of)(params, inputs, global_batch_size)
         return jnp.concatenate([loss[None], votes, ravel_pytree(gradients)[0]])[None]
 
     return jax.jit(compute)  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ def make_update(learning_rate: float) -> Callable[[Params, Params, Any], tuple[P
 def main(
     *,
     steps: int = 200,
-    batch_size: int = 64,
+    global_batch_size: int = 64,
     learning_rate: float = 0.02,
     seed: int = 0,
     checkpoint_every: int = 0,
@@ -135,8 +135,8 @@ def main(
 ) -> None:
     """Train up to step `steps`, from the newest checkpoint if there is one.
 
-    batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal) after
-    the checkpoint that SIGTERM or SIGUSR2 caused.
+    global_batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal)
+    after the checkpoint that SIGTERM or SIGUSR2 caused.
     """
     rank = ranks.read_rank_env()
     if threads := ranks.cpu_threads():
@@ -145,7 +145,7 @@ def main(
     jax.config.update("jax_default_matmul_precision", "highest")
     data = DemonstrationDataset(ranks.dataset_path(dataset), seed=seed)
     with join_jax(rank) as group:
-        stopped = train(rank, group, data, steps, batch_size, learning_rate, seed, checkpoint_every)
+        stopped = train(rank, group, data, steps, global_batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
@@ -155,7 +155,7 @@ def train(
     group: RankGroup,
     data: DemonstrationDataset,
     steps: int,
-    batch_size: int,
+    global_batch_size: int,
     learning_rate: float,
     seed: int,
     checkpoint_every: int,
@@ -166,7 +166,7 @@ def train(
         print(f"rank {rank.rank} leaves {len(idle)} devices idle: start one rank a device", flush=True)
     params = init(seed, data)
     momentum = jax.tree.map(np.zeros_like, params)
-    loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
+    loader = Loader(data, global_batch_size=global_batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = jax_batches(loader, device)
     require_same_order(group.broadcast, batches.state())
     checkpointer = make_checkpointer(rank, group, "jax")
@@ -176,7 +176,7 @@ def train(
         params, momentum = restored.state["params"], restored.state["momentum"]
         batches.load_state_dict(restored.loader)
     params, momentum = jax.device_put((params, momentum), device)
-    compute, all_reduce, update = make_compute(batch_size), make_all_reduce(), make_update(learning_rate)
+    compute, all_reduce, update = make_compute(global_batch_size), make_all_reduce(), make_update(learning_rate)
     log = StepLog(rank.attempt_dir / "steps", rank.rank) if rank.attempt_dir else None
     stopped = 0
     with StopSignal() as stop, closing(batches), checkpointer or nullcontext():

@@ -67,10 +67,10 @@ def frames(images: Any) -> Any:
     return images.permute(0, 3, 1, 2).float() / 255.0 - 0.5
 
 
-def compute(policy: Policy, inputs: dict[str, Any], batch_size: int, votes: list[float]) -> Any:
+def compute(policy: Policy, inputs: dict[str, Any], global_batch_size: int, votes: list[float]) -> Any:
     """This rank's part of all that is summed over ranks, in one vector: one message a step."""
     error = policy(inputs) - inputs["action"]
-    loss = error.square().mean(dim=1).sum() / batch_size
+    loss = error.square().mean(dim=1).sum() / global_batch_size
     gradients = torch.autograd.grad(loss, list(policy.parameters()))
     head = [loss.detach()[None], torch.tensor(votes, device=loss.device)]
     return torch.cat([*head, *(gradient.flatten() for gradient in gradients)])
@@ -92,7 +92,7 @@ def update(policy: Policy, momentum: dict[str, Any], vector: Any, learning_rate:
 def main(
     *,
     steps: int = 200,
-    batch_size: int = 64,
+    global_batch_size: int = 64,
     learning_rate: float = 0.02,
     seed: int = 0,
     checkpoint_every: int = 0,
@@ -100,8 +100,8 @@ def main(
 ) -> None:
     """Train up to step `steps`, from the newest checkpoint if there is one.
 
-    batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal) after
-    the checkpoint that SIGTERM or SIGUSR2 caused.
+    global_batch_size: over all ranks. checkpoint_every: in steps; 0: only at the end. Raises SystemExit(128 + signal)
+    after the checkpoint that SIGTERM or SIGUSR2 caused.
     """
     rank = ranks.read_rank_env()
     if threads := ranks.cpu_threads():
@@ -115,7 +115,7 @@ def main(
     if gpus:
         torch.cuda.set_device(device)
     with join_torch(rank, "nccl" if gpus else "gloo") as group:
-        stopped = train(rank, group, data, device, steps, batch_size, learning_rate, seed, checkpoint_every)
+        stopped = train(rank, group, data, device, steps, global_batch_size, learning_rate, seed, checkpoint_every)
     if stopped:
         raise SystemExit(128 + stopped)
 
@@ -126,7 +126,7 @@ def train(
     data: DemonstrationDataset,
     device: Any,
     steps: int,
-    batch_size: int,
+    global_batch_size: int,
     learning_rate: float,
     seed: int,
     checkpoint_every: int,
@@ -136,7 +136,7 @@ def train(
     policy = Policy(data).to(device)
     momentum = {name: torch.zeros_like(parameter) for name, parameter in policy.named_parameters()}
     state = as_state(policy, momentum)
-    loader = Loader(data, batch_size=batch_size, rank=rank.rank, world_size=rank.world_size)
+    loader = Loader(data, global_batch_size=global_batch_size, rank=rank.rank, world_size=rank.world_size)
     batches = torch_batches(loader, device)
     require_same_order(group.broadcast, batches.state())
     checkpointer = make_checkpointer(rank, group, "torch")
@@ -153,7 +153,7 @@ def train(
             began, watch = time.perf_counter(), Stopwatch()
             batch = next(batches)
             input_s = watch.lap()
-            vector = synchronized(compute(policy, batch.arrays, batch_size, stop.votes()))
+            vector = synchronized(compute(policy, batch.arrays, global_batch_size, stop.votes()))
             compute_s = watch.lap()
             if rank.world_size > 1:
                 dist.all_reduce(vector)

@@ -37,7 +37,7 @@ def test_no_file_stays_open(record: Record, close: bool):
         for _ in range(20):
             arrays = VersionReader(path, resident_bytes=0)
             windows = Windows(arrays.offsets, np.arange(2), {"obs/image": WindowSpan(0, 4), "action": WindowSpan(0, 8)})
-            batches = Loader(WindowSamples(arrays, windows), batch_size=8)
+            batches = Loader(WindowSamples(arrays, windows), global_batch_size=8)
             next(batches)
             assert open_files(path)
             if close:

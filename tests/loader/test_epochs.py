@@ -39,7 +39,7 @@ def make(path: Path, seed: int = 0) -> Loader:
     """A loader of a module, as workers import it."""
     arrays = VersionReader(path)
     windows = Windows(arrays.offsets, np.arange(5), {"action": WindowSpan(0, 8)}, pad=True)
-    return Loader(WindowSamples(arrays, windows, seed=seed), batch_size=16)
+    return Loader(WindowSamples(arrays, windows, seed=seed), global_batch_size=16)
 
 
 def steps(batches: Iterator[Any] | list[Any]) -> list[int]:

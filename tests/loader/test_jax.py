@@ -32,7 +32,7 @@ def loader(path=sys.argv[-1], **more):
     arrays = VersionReader(Path(path), resident_bytes=0)
     spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8), "obs/state": WindowSpan(1, 1)}
     windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
-    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
+    return Loader(WindowSamples(arrays, windows), **{"global_batch_size": 16, **more})
 """
 
 

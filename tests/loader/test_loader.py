@@ -59,7 +59,7 @@ def windowed(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: in
 
 
 def loader(path: Path, *, pad: bool = True, resident: int = 64 << 20, seed: int = 0, **more: Any) -> Loader:
-    return Loader(windowed(path, pad=pad, resident=resident, seed=seed), **{"batch_size": 16, **more})
+    return Loader(windowed(path, pad=pad, resident=resident, seed=seed), **{"global_batch_size": 16, **more})
 
 
 def naive(path: Path, samples: NDArray[np.int64], *, pad: bool) -> Mapping[str, NDArray[Any]]:
@@ -110,7 +110,7 @@ def test_batches_are_those_of_a_naive_reader(version: Path, pad: bool, resident:
 
 def test_padded_steps_are_told(raw: Path):
     """`inside` is False exactly where a window reaches over an end of its episode."""
-    batch = next(loader(raw, pad=True, batch_size=sum(LENGTHS)))
+    batch = next(loader(raw, pad=True, global_batch_size=sum(LENGTHS)))
     assert set(batch.valid_mask) == set(SPANS)
     assert batch.valid_mask["obs/image"].shape == (sum(LENGTHS), 2)
     outside = sum(
@@ -207,7 +207,7 @@ def test_an_error_is_that_of_its_batch_and_does_not_end_the_loader(raw: Path):
     arrays = VersionReader(raw)
     samples = Failing(arrays, Windows(arrays.offsets, np.arange(len(LENGTHS)), SPANS, pad=True))
     samples.fails = expected[3][5]
-    batches = Loader(samples, batch_size=16, prefetch=3)
+    batches = Loader(samples, global_batch_size=16, prefetch=3)
     assert numbers(batches, 3) == expected[:3]
     for _ in range(2):
         with pytest.raises(Unreachable, match="Input/output error"):
@@ -302,7 +302,7 @@ def test_a_late_read_fills_no_buffer_that_is_used_again(raw: Path, monkeypatch: 
 
     expected = [batch.arrays["action"].copy() for batch in islice(loader(raw), 3)]
     monkeypatch.setattr(WindowSamples, "read", slow)
-    batches = Loader(samples, batch_size=16)
+    batches = Loader(samples, global_batch_size=16)
     state = batches.state()
     next(batches)
     assert event.wait(20)
@@ -390,6 +390,6 @@ def test_what_cannot_be_loaded_is_said(raw: Path):
     with pytest.raises(ConfigError, match="windows: none"):
         WindowSamples(arrays, Windows(arrays.offsets, np.arange(5), {"action": WindowSpan(0, 99)}))
     with pytest.raises(ConfigError, match=r"batch of 2: .* rank 0 of 3"):
-        loader(raw, batch_size=2, rank=0, world_size=3)
+        loader(raw, global_batch_size=2, rank=0, world_size=3)
     with pytest.raises(ConfigError, match="batch of 0"):
         Loader(windowed(raw))

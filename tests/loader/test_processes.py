@@ -37,7 +37,7 @@ from pitools.loader.sampling.windows import Windows, WindowSpan
 def sums(arrays, queue):
     spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
     windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
-    loader = Loader(WindowSamples(arrays, windows), batch_size=16)
+    loader = Loader(WindowSamples(arrays, windows), global_batch_size=16)
     queue.put([int(next(loader).arrays["obs/image"].sum()) for _ in range(6)])
 """
 
@@ -52,7 +52,7 @@ def loader(arrays: VersionReader, **more: Any) -> Loader:
     windows = Windows(
         arrays.offsets, np.arange(5), {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}, pad=True
     )
-    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
+    return Loader(WindowSamples(arrays, windows), **{"global_batch_size": 16, **more})
 
 
 def sums(batches: Loader, count: int) -> list[int]:
@@ -124,7 +124,7 @@ def test_threads_read_out_of_one_version(arrays: VersionReader):
 
     def read(place: int) -> None:
         batches = loader(arrays, threads=3)
-        batches.restrict_to_worker(place, 1)
+        batches.skip(place)
         actual[place] = sums(batches, 10)
         batches.close()
 

@@ -39,7 +39,7 @@ def make(path, seed=0):
     arrays = VersionReader(Path(path), resident_bytes=0)
     spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
     windows = Windows(arrays.offsets, np.arange(5), spans, pad=True)
-    return Loader(WindowSamples(arrays, windows, seed=seed), batch_size=16)
+    return Loader(WindowSamples(arrays, windows, seed=seed), global_batch_size=16)
 
 def total(batch):
     return {"step": batch.step, "samples": batch.samples, "total": batch.arrays["obs/image"].sum(dtype=int)}
@@ -68,7 +68,7 @@ def loader(path: Path, **more: Any) -> Loader:
     arrays = VersionReader(path, resident_bytes=0)
     spans = {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}
     windows = Windows(arrays.offsets, np.arange(len(LENGTHS)), spans, pad=True)
-    return Loader(WindowSamples(arrays, windows), **{"batch_size": 16, **more})
+    return Loader(WindowSamples(arrays, windows), **{"global_batch_size": 16, **more})
 
 
 def test_tensors_are_views_of_the_batch(path: Path):

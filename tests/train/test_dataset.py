@@ -21,10 +21,10 @@ from pitools.train import dataset
 from pitools.train.dataset import DemonstrationDataset
 
 
-def epoch(data: DemonstrationDataset, samples: int, batch_size: int = 6) -> dict[str, Any]:
+def epoch(data: DemonstrationDataset, samples: int, global_batch_size: int = 6) -> dict[str, Any]:
     """All samples of an epoch, by array, in the dataset's order."""
-    loader = Loader(data, batch_size=batch_size)
-    read = [({**batch.arrays}, batch.samples) for batch in islice(copies(loader), samples // batch_size)]
+    loader = Loader(data, global_batch_size=global_batch_size)
+    read = [({**batch.arrays}, batch.samples) for batch in islice(copies(loader), samples // global_batch_size)]
     loader.close()
     order = np.argsort(np.concatenate([numbers for _, numbers in read]))
     return {name: np.concatenate([arrays[name] for arrays, _ in read])[order] for name in data.fields}
@@ -50,11 +50,16 @@ def test_an_epoch_is_the_split_to_train_on(small: Path) -> None:
 
 def test_ranks_share_a_batch(small: Path) -> None:
     """Parts of 2 ranks are the batch of one; with a seed, the order is another."""
-    full = next(Loader(DemonstrationDataset(small), batch_size=15))
-    parts = [next(Loader(DemonstrationDataset(small), batch_size=15, rank=rank, world_size=2)) for rank in range(2)]
+    full = next(Loader(DemonstrationDataset(small), global_batch_size=15))
+    parts = [
+        next(Loader(DemonstrationDataset(small), global_batch_size=15, rank=rank, world_size=2)) for rank in range(2)
+    ]
     for name, array in full.arrays.items():
         np.testing.assert_array_equal(np.concatenate([part.arrays[name] for part in parts]), array)
-    assert next(Loader(DemonstrationDataset(small, seed=1), batch_size=15)).samples.tolist() != full.samples.tolist()
+    assert (
+        next(Loader(DemonstrationDataset(small, seed=1), global_batch_size=15)).samples.tolist()
+        != full.samples.tolist()
+    )
 
 
 def test_columns_are_brought_to_one_scale(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

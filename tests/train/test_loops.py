@@ -46,14 +46,14 @@ def either() -> str:
 def alone(module: str, start: Callable[..., Any], small: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one process that nobody interrupts."""
     folder = tmp_path_factory.mktemp("alone") / "0"
-    return list(start(folder, module, small, steps=STEPS, batch_size=BATCH).ok().losses())
+    return list(start(folder, module, small, steps=STEPS, global_batch_size=BATCH).ok().losses())
 
 
 def test_two_ranks_learn_what_one_does(
     module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """Two ranks of unequal shares log one loss, at every step that of one process, in laps that make up the step."""
-    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=40, batch_size=BATCH, checkpoint_every=16).ok()
+    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=40, global_batch_size=BATCH, checkpoint_every=16).ok()
     np.testing.assert_allclose(job.losses(), alone[:40], atol=CLOSE, rtol=0)
     logs = [job.log(0), job.log(1)]
     for number, (first, second) in enumerate(zip(*logs, strict=True)):
@@ -79,17 +79,17 @@ def test_a_signal_to_one_rank_stops_all_and_loses_nothing(
     module: str, alone: list[float], start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """SIGTERM at rank 1 stops both after one step; a single rank goes on as if nothing had been, and then is done."""
-    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=STEPS, batch_size=BATCH)
+    job = start(tmp_path / "0", module, small, ["aa"] * 2, steps=STEPS, global_batch_size=BATCH)
     until(lambda: len(job.log(1)) > 2 or job.processes[1].poll() is not None)
     job.processes[1].send_signal(signal.SIGTERM)
     assert job.wait() == [128 + signal.SIGTERM] * 2, job.text()
     done = len(job.log(0))
     assert len(job.log(1)) == done < STEPS
     assert lookup.latest_step(tmp_path / "checkpoints") == done
-    resumed = start(tmp_path / "1", module, small, steps=STEPS, batch_size=BATCH).ok()
+    resumed = start(tmp_path / "1", module, small, steps=STEPS, global_batch_size=BATCH).ok()
     assert [step.step for step in resumed.log()] == list(range(done, STEPS))
     np.testing.assert_allclose(job.losses() + resumed.losses(), alone, atol=CLOSE, rtol=0)
-    assert start(tmp_path / "2", module, small, steps=STEPS, batch_size=BATCH).ok().log() == []
+    assert start(tmp_path / "2", module, small, steps=STEPS, global_batch_size=BATCH).ok().log() == []
 
 
 def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
@@ -99,7 +99,7 @@ def test_a_kill_in_the_middle_of_an_epoch_loses_no_bit(
     actual: list[float] = []
     kills = 2 if module == "jax_bc" else 1  # torch's imports take longer than its steps
     for attempt in range(kills + 1):
-        job = start(tmp_path / str(attempt), module, small, steps=60, batch_size=BATCH, checkpoint_every=7)
+        job = start(tmp_path / str(attempt), module, small, steps=60, global_batch_size=BATCH, checkpoint_every=7)
         done = len(actual)
         assert done * BATCH % 60 or not done
         if attempt < kills:
@@ -127,7 +127,7 @@ def test_the_last_save_is_no_hang(small: Path, tmp_path: Path, monkeypatch: pyte
         close(checkpointer)
 
     monkeypatch.setattr(Checkpointer, "close", timed_close)
-    pytest.importorskip("pitools.train.torch_bc", exc_type=ImportError).main(steps=2, batch_size=4)
+    pytest.importorskip("pitools.train.torch_bc", exc_type=ImportError).main(steps=2, global_batch_size=4)
     assert allowed[0] > HangLimits().min_s
 
 
@@ -135,8 +135,8 @@ def test_a_checkpoint_of_another_order_is_refused(
     either: str, start: Callable[..., Any], small: Path, tmp_path: Path
 ) -> None:
     """With another seed the samples to come are others: it is said, and no step is made."""
-    start(tmp_path / "0", either, small, steps=3, batch_size=6).ok()
-    job = start(tmp_path / "1", either, small, steps=9, batch_size=6, seed=1)
+    start(tmp_path / "0", either, small, steps=3, global_batch_size=6).ok()
+    job = start(tmp_path / "1", either, small, steps=9, global_batch_size=6, seed=1)
     assert job.wait() == [1]
     assert "seed differs (expected '1', got '0')" in job.text()
     assert job.log() == []
@@ -151,7 +151,7 @@ def test_ranks_that_would_draw_other_samples_are_refused(
     version_state.set_quarantine(
         copy, version_state.Quarantine(whole_version=False, set_at="", set_by="", episodes={1: ("frozen",)})
     )
-    job = start(tmp_path / "0", either, [small, copy], ["aa"] * 2, steps=5, batch_size=6)
+    job = start(tmp_path / "0", either, [small, copy], ["aa"] * 2, steps=5, global_batch_size=6)
     until(lambda: job.processes[1].poll() is not None)
     job.kill()  # rank 0 waits for the other's answer
     assert "ConfigError: dataset: this rank's samples is" in job.text(1)
@@ -163,7 +163,7 @@ def test_ranks_of_two_jobs_refuse_each_other(
 ) -> None:
     """A rank with another nonce ends both jobs before any step, and no nonce is printed."""
     ours, theirs = "5e1f00d5e1f00d5e", "0ddba110ddba1100"
-    job = start(tmp_path / "0", module, small, [ours, theirs], steps=5, batch_size=6)
+    job = start(tmp_path / "0", module, small, [ours, theirs], steps=5, global_batch_size=6)
     assert 0 not in job.wait()
     for rank, other in ((0, 1), (1, 0)):
         assert "WrongJob" in job.text(rank)

@@ -71,7 +71,7 @@ class StageRates(NamedTuple):
 class _BenchSetup(NamedTuple):
     """Arguments of the benchmark. large: arrays that are not resident. files: of the large arrays."""
 
-    arrays: VersionReader
+    reader: VersionReader
     names: tuple[str, ...]
     large: tuple[str, ...]
     files: tuple[Path, ...]
@@ -82,19 +82,19 @@ class _BenchSetup(NamedTuple):
 
     def loader(self) -> tuple[Loader, int]:
         """Return a new loader, with small arrays resident and no other chunk checked, and the batches of an epoch."""
-        arrays = VersionReader(self.arrays.path, resident_bytes=self.resident_bytes)
+        reader = VersionReader(self.reader.path, resident_bytes=self.resident_bytes)
         for name in self.names:
-            arrays.resident(name)
+            reader.resident(name)
         spans = dict.fromkeys(self.names, WindowSpan(0, self.length))
-        windows = Windows(arrays.offsets, filter_episodes(arrays), spans, stride=self.length, pad=True)
-        loader = Loader(WindowSamples(arrays, windows), batch_size=self.batch_size, threads=self.threads)
+        windows = Windows(reader.offsets, filter_episodes(reader), spans, stride=self.length, pad=True)
+        loader = Loader(WindowSamples(reader, windows), global_batch_size=self.batch_size, threads=self.threads)
         return loader, max(1, len(windows) // self.batch_size)
 
     def sample_bytes(self) -> int:
         """Return the bytes of a decoded sample, over all arrays."""
-        rows = (self.arrays.metadata_of(name).shape[1:] for name in self.names)
+        rows = (self.reader.metadata_of(name).shape[1:] for name in self.names)
         return sum(
-            self.length * math.prod(row) * self.arrays.dtype(name).itemsize
+            self.length * math.prod(row) * self.reader.dtype(name).itemsize
             for name, row in zip(self.names, rows, strict=True)
         )
 
@@ -116,12 +116,12 @@ def benchmark_loader(
     resident_bytes: as of `VersionReader`. Raises UsageError or ConfigError for arrays or windows that cannot be
     loaded, DataError for damaged files.
     """
-    arrays = VersionReader(path, resident_bytes=resident_bytes)
-    names = tuple(names) or tuple(name for name in arrays.manifest.arrays if arrays.manifest.along_steps(name))
-    large = tuple(name for name in names if arrays.resident(name) is None)
+    reader = VersionReader(path, resident_bytes=resident_bytes)
+    names = tuple(names) or tuple(name for name in reader.manifest.arrays if reader.manifest.along_steps(name))
+    large = tuple(name for name in names if reader.resident(name) is None)
     prefixes = tuple(f"{name}/c/" for name in large)
-    files = tuple(path / entry.path for entry in arrays.manifest.files if entry.path.startswith(prefixes))
-    setup = _BenchSetup(arrays, names, large, files, length, batch_size, threads, resident_bytes)
+    files = tuple(path / entry.path for entry in reader.manifest.files if entry.path.startswith(prefixes))
+    setup = _BenchSetup(reader, names, large, files, length, batch_size, threads, resident_bytes)
     cold, decode, transformed = _measure_batches(setup, transform, limit_s)
     stored = decode.bytes_read / (decode.operations * batch_size)
     stages = [
@@ -211,7 +211,7 @@ def _measure_reads(setup: _BenchSetup, stored: float, limit_s: float) -> list[tu
 def _combine_rates(setup: _BenchSetup, stages: Sequence[StageRate]) -> StageRates:
     rows = {(stage.stage, stage.cache): stage for stage in stages}
     disk, transform = rows.get(("read", "cold")), rows.get(("transform", "warm"))
-    layouts = (chunk_layout(setup.arrays.metadata_of(name)) for name in setup.large)
+    layouts = (chunk_layout(setup.reader.metadata_of(name)) for name in setup.large)
     stored_bytes = sum(file.stat().st_size for file in setup.files)
     return StageRates(
         decode=rows["decode", "warm"].samples_per_s,
@@ -248,8 +248,8 @@ def _make_stage(
     advice: str = "",
 ) -> StageRate:
     return StageRate(
-        dataset=setup.arrays.manifest.name,
-        version=setup.arrays.version,
+        dataset=setup.reader.manifest.name,
+        version=setup.reader.version,
         stage=stage,
         cache=cache,
         threads=setup.threads,

@@ -52,53 +52,53 @@ class BucketedSamples:
 
     def __init__(
         self,
-        arrays: VersionReader,
+        reader: VersionReader,
         names: Sequence[str],
         sequences: Sequences,
         edges: Sequence[int],
         *,
         max_batch_steps: int = 0,
-        batch_size: int = 0,
+        global_batch_size: int = 0,
         multiple: int = 8,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
         """edges: maximal lengths of the buckets, ascending; see `quantile_edges`. max_batch_steps: of a batch, with
-        padding; or batch_size: of all batches. multiple: divides every batch size, so that ranks get equal parts.
+        padding; or global_batch_size: of all batches. multiple: divides every batch, so that ranks get equal parts.
 
         Raises ConfigError for invalid edges or sizes, UsageError, DataError.
         """
         lengths = sequences.lengths
-        require_within_episodes(arrays, *sequences[:3])
-        _check(lengths, edges, max_batch_steps, batch_size, multiple)
-        self.description, self._arrays, self._sequences = str(arrays.path), arrays, sequences
-        self._instructions = InstructionTable(arrays)
+        require_within_episodes(reader, *sequences[:3])
+        _check(lengths, edges, max_batch_steps, global_batch_size, multiple)
+        self.description, self._reader, self._sequences = str(reader.path), reader, sequences
+        self._instructions = InstructionTable(reader)
         self.identity = {
-            "dataset": arrays.version,
+            "dataset": reader.version,
             "sequences": sequences.identity,
             "edges": " ".join(map(str, edges)),
             "max_batch_steps": str(max_batch_steps),
-            "batch_size": str(batch_size),
+            "global_batch_size": str(global_batch_size),
             "multiple": str(multiple),
             "seed": str(seed),
             "shuffle": str(shuffle),
         }
         bucket_of = np.searchsorted(np.asarray(edges), lengths)
-        self._order = ShuffledOrder(dataset=f"{arrays.version} buckets", samples=1, seed=seed, shuffle=shuffle)
+        self._order = ShuffledOrder(dataset=f"{reader.version} buckets", samples=1, seed=seed, shuffle=shuffle)
         self._buckets = [
             _Bucket(
                 edge,
-                batch_size or max_batch_steps // edge // multiple * multiple,
+                global_batch_size or max_batch_steps // edge // multiple * multiple,
                 members,
                 ShuffledOrder(
-                    dataset=f"{arrays.version} bucket {number}", samples=len(members), seed=seed, shuffle=shuffle
+                    dataset=f"{reader.version} bucket {number}", samples=len(members), seed=seed, shuffle=shuffle
                 ),
             )
             for number, edge in enumerate(edges)
             if len(members := np.flatnonzero(bucket_of == number))
         ]
         self.planned_batch_size = min(bucket.size for bucket in self._buckets)
-        self.fields = {name: make_field(arrays, name, self._buckets[-1].length) for name in names}
+        self.fields = {name: make_field(reader, name, self._buckets[-1].length) for name in names}
         self._rounds: dict[int, _Round] = {}
 
     @property
@@ -107,7 +107,7 @@ class BucketedSamples:
         padded = sum(len(bucket.sequences) * bucket.length for bucket in self._buckets)
         return float(self._sequences.lengths.sum()) / padded
 
-    def batch_at(self, position: int, batch_size: int = 0) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int = 0) -> tuple[int, int]:
         """As `Samples.batch_at`. Raises ConfigError for a position that is not the start of a batch."""
         round_, index = self._locate(position)
         if round_.first_positions[index] != position:
@@ -132,7 +132,7 @@ class BucketedSamples:
         for name in self.fields:
             for row, start, stop in zip(targets, starts, stops, strict=True):
                 out = buffers[name][row]
-                gather.gather_run(self._arrays, name, out[: stop - start], start)
+                gather.gather_run(self._reader, name, out[: stop - start], start)
                 out[stop - start :] = 0
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
@@ -202,7 +202,7 @@ def quantile_edges(lengths: Indices, buckets: int) -> list[int]:
     return [int(edge) for edge in np.unique(cuts)]
 
 
-def _check(lengths: Indices, edges: Sequence[int], max_batch_steps: int, batch_size: int, multiple: int) -> None:
+def _check(lengths: Indices, edges: Sequence[int], max_batch_steps: int, global_batch_size: int, multiple: int) -> None:
     if not lengths.size:
         raise ConfigError("sequences: none to put in buckets", where="episodes")
     if not edges or edges[0] < 1 or any(low >= high for low, high in pairwise(edges)):
@@ -210,10 +210,10 @@ def _check(lengths: Indices, edges: Sequence[int], max_batch_steps: int, batch_s
     if int(lengths.max()) > edges[-1]:
         message = f"sequence: longer than the last edge (expected at most {edges[-1]} steps, got {int(lengths.max())})"
         raise ConfigError(message, where="edges", hint="add an edge, or cut long episodes: see `cut_sequences`")
-    if multiple < 1 or bool(max_batch_steps) == bool(batch_size) or batch_size % multiple:
-        message = "batch size: expected max_batch_steps or batch_size, and a multiple of `multiple`, "
-        message += f"got max_batch_steps={max_batch_steps}, batch_size={batch_size}, multiple={multiple}"
-        raise ConfigError(message, where="batch_size")
+    if multiple < 1 or bool(max_batch_steps) == bool(global_batch_size) or global_batch_size % multiple:
+        message = "batch size: expected max_batch_steps or global_batch_size, and a multiple of `multiple`, "
+        message += f"got max_batch_steps={max_batch_steps}, global_batch_size={global_batch_size}, multiple={multiple}"
+        raise ConfigError(message, where="global_batch_size")
     if max_batch_steps and max_batch_steps < edges[-1] * multiple:
         message = f"max_batch_steps={max_batch_steps}: too few for {multiple} sequences of {edges[-1]} "
         message += f"(expected {edges[-1] * multiple})"

@@ -69,28 +69,28 @@ _NO_FILTERS = EpisodeFilters()
 
 
 def filter_episodes(
-    arrays: VersionReader, filters: EpisodeFilters = _NO_FILTERS, *, source_dir: Path | None = None
+    reader: VersionReader, filters: EpisodeFilters = _NO_FILTERS, *, source_dir: Path | None = None
 ) -> Indices:
     """Return the numbers of the episodes that pass all filters, ascending.
 
-    source_dir: the version's original folder, whose quarantine applies, if `arrays` is a copy; the default for a staged
+    source_dir: the version's original folder, whose quarantine applies, if `reader` is a copy; the default for a staged
     version is the folder it was staged from. Warns if the version is retired. Raises ConfigError if no episode passes,
     with the counts; UsageError for an unknown split or an invalid pattern; DataError.
     """
-    source_dir = source_dir or _source_dir(arrays.path)
+    source_dir = source_dir or _source_dir(reader.path)
     if reason := retirement.retirement_reason(source_dir):
         warnings.warn(f"{source_dir}: {reason}", stacklevel=2)
-    episodes = np.arange(len(arrays.offsets) - 1)
+    episodes = np.arange(len(reader.offsets) - 1)
     recorded: list[RecordedEpisode] = []
     if filters.tasks or filters.names or filters.success is not None:
-        recorded = read_episodes(arrays)
+        recorded = read_episodes(reader)
     counts = [f"{len(episodes)} episodes"]
-    for step in _active_filters(arrays, filters, recorded, source_dir):
+    for step in _active_filters(reader, filters, recorded, source_dir):
         candidates, episodes = episodes, episodes[step.keep(episodes)]
         counts.append(f"{len(episodes)} {step.text}")
         if not len(episodes):
-            hint = _describe_choices(arrays, recorded, step.kind, candidates)
-            raise ConfigError(f"filters: no episode passes: {', '.join(counts)}", where=str(arrays.path), hint=hint)
+            hint = _describe_choices(reader, recorded, step.kind, candidates)
+            raise ConfigError(f"filters: no episode passes: {', '.join(counts)}", where=str(reader.path), hint=hint)
     return episodes
 
 
@@ -103,14 +103,14 @@ def _source_dir(path: Path) -> Path:
     return path
 
 
-def read_episodes(arrays: VersionReader) -> list[RecordedEpisode]:
+def read_episodes(reader: VersionReader) -> list[RecordedEpisode]:
     """Return the metadata of each episode. Raises DataError if `episode_json` is missing or invalid."""
-    if EPISODE_JSON not in arrays.manifest.arrays:
-        raise DataError(f"{EPISODE_JSON}: missing from the version", where=str(arrays.path))
+    if EPISODE_JSON not in reader.manifest.arrays:
+        raise DataError(f"{EPISODE_JSON}: missing from the version", where=str(reader.path))
     try:
-        return msgspec.convert(arrays.episode_records(), list[RecordedEpisode])
+        return msgspec.convert(reader.episode_records(), list[RecordedEpisode])
     except msgspec.ValidationError as error:
-        raise DataError(f"{EPISODE_JSON}: {error}", where=str(arrays.path), hint="ingest the dataset again") from error
+        raise DataError(f"{EPISODE_JSON}: {error}", where=str(reader.path), hint="ingest the dataset again") from error
 
 
 FilterKind = Literal["present", "quarantine", "split", "task", "name", "length", "success"]
@@ -126,17 +126,17 @@ class ActiveFilter(NamedTuple):
 
 
 def _active_filters(
-    arrays: VersionReader, filters: EpisodeFilters, recorded: Sequence[RecordedEpisode], source_dir: Path
+    reader: VersionReader, filters: EpisodeFilters, recorded: Sequence[RecordedEpisode], source_dir: Path
 ) -> Iterable[ActiveFilter]:
-    if arrays.manifest.subset:
-        yield ActiveFilter("present", "staged here", lambda episodes: are_complete(arrays)[episodes])
+    if reader.manifest.subset:
+        yield ActiveFilter("present", "staged here", lambda episodes: are_complete(reader)[episodes])
     if not filters.quarantined and (quarantine := version_state.read_quarantine(source_dir)):
         all_quarantined, quarantined = quarantine.whole_version, list(quarantine.episodes)
         yield ActiveFilter(
             "quarantine", "not in quarantine", lambda episodes: ~np.isin(episodes, quarantined) & (not all_quarantined)
         )
     if filters.splits:
-        members = _of_splits(arrays, filters.splits)
+        members = _of_splits(reader, filters.splits)
         yield ActiveFilter(
             "split", f"of split {', '.join(filters.splits)}", lambda episodes: np.isin(episodes, members)
         )
@@ -147,7 +147,7 @@ def _active_filters(
         keep = _matching(filters.names, [episode.name for episode in recorded])
         yield ActiveFilter("name", f"of name {', '.join(filters.names)}", keep)
     if filters.min_steps > 0 or filters.max_steps is not None:
-        lengths, most = np.diff(arrays.offsets), filters.max_steps
+        lengths, most = np.diff(reader.offsets), filters.max_steps
         text = f"of at least {filters.min_steps} steps" if most is None else f"of {filters.min_steps} to {most} steps"
         yield ActiveFilter(
             "length",
@@ -157,13 +157,13 @@ def _active_filters(
     if filters.success is not None:
         text = "that succeeded" if filters.success else "that failed"
         yield ActiveFilter(
-            "success", text, lambda episodes: _success(arrays, filters, recorded, episodes) == filters.success
+            "success", text, lambda episodes: _success(reader, filters, recorded, episodes) == filters.success
         )
 
 
-def are_complete(arrays: VersionReader) -> NDArray[np.bool_]:
+def are_complete(reader: VersionReader) -> NDArray[np.bool_]:
     """Return an (episodes,) mask: all of the episode's steps are present in the staged subset."""
-    subset, offsets = arrays.manifest.subset, arrays.offsets
+    subset, offsets = reader.manifest.subset, reader.offsets
     if not subset:
         return np.ones(len(offsets) - 1, np.bool_)
     runs = np.array(subset.steps or ((0, 0),), np.int64)
@@ -172,12 +172,12 @@ def are_complete(arrays: VersionReader) -> NDArray[np.bool_]:
     return mask
 
 
-def _of_splits(arrays: VersionReader, names: Sequence[str]) -> list[int]:
-    splits = arrays.splits
+def _of_splits(reader: VersionReader, names: Sequence[str]) -> list[int]:
+    splits = reader.splits
     for name in names:
         if name not in splits:
             hint = suggest(name, splits) or "the dataset has no splits"
-            raise UsageError(f"split {name!r}: not found", where=str(arrays.path), hint=hint)
+            raise UsageError(f"split {name!r}: not found", where=str(reader.path), hint=hint)
     return [number for name in names for number in splits[name]]
 
 
@@ -199,7 +199,7 @@ def _make_matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _success(
-    arrays: VersionReader, filters: EpisodeFilters, recorded: Sequence[RecordedEpisode], episodes: Indices
+    reader: VersionReader, filters: EpisodeFilters, recorded: Sequence[RecordedEpisode], episodes: Indices
 ) -> NDArray[np.bool_]:
     """Return a mask of the successful ones among these episodes."""
     by, least = filters.success_by, filters.success_at
@@ -208,12 +208,12 @@ def _success(
             values = [recorded[number].attributes.get(name, False) for number in episodes.tolist()]
             return np.array([_is_success(value, least) for value in values], np.bool_)
     for name in (by,) if by else _ARRAYS:
-        if name in arrays.manifest.arrays and arrays.manifest.along_steps(name):
-            best = _max_per_episode(arrays, name, episodes)
+        if name in reader.manifest.arrays and reader.manifest.along_steps(name):
+            best = _max_per_episode(reader, name, episodes)
             return best > 0 if least is None else best >= least
     message = f"{by!r}: neither an episode attribute nor an array along steps" if by else "success: not recorded"
     hint = "name the attribute or the array: success_by"
-    raise UsageError(message, where=str(arrays.path), hint=hint)
+    raise UsageError(message, where=str(reader.path), hint=hint)
 
 
 def _is_success(value: object, least: float | None) -> bool:
@@ -235,20 +235,20 @@ def _number_of_word(word: str) -> float:
         raise UsageError(message, where="success", hint="name another attribute or an array: success_by") from error
 
 
-def _max_per_episode(arrays: VersionReader, name: str, episodes: Indices) -> NDArray[np.float64]:
+def _max_per_episode(reader: VersionReader, name: str, episodes: Indices) -> NDArray[np.float64]:
     """Return the maximum of an array in each of these episodes; -inf for an empty episode."""
-    row_bytes = max(1, int(np.prod(arrays.metadata_of(name).shape[1:])) * arrays.dtype(name).itemsize)
+    row_bytes = max(1, int(np.prod(reader.metadata_of(name).shape[1:])) * reader.dtype(name).itemsize)
     maxima = np.full(len(episodes), -np.inf)
     for index, number in enumerate(episodes.tolist()):
-        start, stop = arrays.offsets[number : number + 2].tolist()
+        start, stop = reader.offsets[number : number + 2].tolist()
         for low in range(start, stop, max(1, _BLOCK_BYTES // row_bytes)):
-            block = arrays.read(name, low, min(stop, low + max(1, _BLOCK_BYTES // row_bytes)))
+            block = reader.read(name, low, min(stop, low + max(1, _BLOCK_BYTES // row_bytes)))
             maxima[index] = max(maxima[index], float(block.max()))
     return maxima
 
 
 def _describe_choices(
-    arrays: VersionReader, recorded: Sequence[RecordedEpisode], kind: FilterKind, candidates: Indices
+    reader: VersionReader, recorded: Sequence[RecordedEpisode], kind: FilterKind, candidates: Indices
 ) -> str:
     """Return a hint on the values that a filter could have matched."""
     if kind == "task":
@@ -257,6 +257,6 @@ def _describe_choices(
     if kind == "name":
         return f"first name: {recorded[int(candidates[0])].name!r}"
     if kind == "length":
-        lengths = np.diff(arrays.offsets)[candidates]
+        lengths = np.diff(reader.offsets)[candidates]
         return f"lengths: {int(lengths.min())} to {int(lengths.max())} steps"
     return ""

@@ -13,7 +13,7 @@ from pitools.store.reader.version_reader import VersionReader
 
 
 def gather_windows(
-    arrays: VersionReader,
+    reader: VersionReader,
     name: str,
     out: NDArray[Any],
     rows: slice | Indices,
@@ -24,7 +24,7 @@ def gather_windows(
 
     Raises as `VersionReader.read_into`.
     """
-    if resident := arrays.resident_rows(name):
+    if resident := reader.resident_rows(name):
         steps = locations.anchor[:, None] + np.arange(-span.before, span.after)
         np.clip(steps, locations.start[:, None], locations.stop[:, None] - 1, out=steps)
         if isinstance(rows, slice):
@@ -40,17 +40,17 @@ def gather_windows(
     targets = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
     for row, skip, start, stop in zip(targets, skips.tolist(), low.tolist(), high.tolist(), strict=True):
         window, end = out[row], skip + stop - start
-        arrays.read_into(name, window[skip:end], start, stop)
+        reader.read_into(name, window[skip:end], start, stop)
         if skip:
             window[:skip] = window[skip]
         if end < span.length:
             window[end:] = window[end - 1]
 
 
-def gather_run(arrays: VersionReader, name: str, out: NDArray[Any], start: int) -> None:
+def gather_run(reader: VersionReader, name: str, out: NDArray[Any], start: int) -> None:
     """Read the steps from `start` on into `out`, (steps, *row). Raises as `VersionReader.read_into`."""
-    if resident := arrays.resident_rows(name):
+    if resident := reader.resident_rows(name):
         first, last = resident.row_indices(np.array([start, start + len(out) - 1])).tolist()
         out[:] = resident.rows[first : last + 1]
     else:
-        arrays.read_into(name, out, start, start + len(out))
+        reader.read_into(name, out, start, start + len(out))

@@ -14,9 +14,9 @@ from pitools.store.reader.version_reader import VersionReader
 class InstructionTable:
     """texts: the distinct instructions, sorted. `indices_of` maps episodes to indices into them."""
 
-    def __init__(self, arrays: VersionReader) -> None:
+    def __init__(self, reader: VersionReader) -> None:
         """Reads them now, not at the first batch, which a hanging read would delay. Raises DataError."""
-        recorded = read_episodes(arrays) if EPISODE_JSON in arrays.manifest.arrays else []
+        recorded = read_episodes(reader) if EPISODE_JSON in reader.manifest.arrays else []
         self.texts = tuple(sorted({episode.language for episode in recorded} - {""}))
         index_of = {text: index for index, text in enumerate(self.texts)}
         self._numbers = np.array([index_of.get(episode.language, -1) for episode in recorded], np.int32)

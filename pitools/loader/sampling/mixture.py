@@ -82,9 +82,9 @@ class MixtureSamples:
             dataset=f"mixture {digest}", samples=span, seed=seed, shuffle=turn_order == "shuffled"
         )
 
-    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
-        return position // batch_size, batch_size
+        return position // global_batch_size, global_batch_size
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`; `samples` are numbers within each dataset."""

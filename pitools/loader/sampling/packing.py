@@ -102,14 +102,14 @@ class PackingPlan:
 
 
 def packing_report(
-    arrays: VersionReader, episodes: Indices, length: int, *, window: int = 1, when_too_long: WhenTooLong = "split"
+    reader: VersionReader, episodes: Indices, length: int, *, window: int = 1, when_too_long: WhenTooLong = "split"
 ) -> PackingReport:
     """Summarise the plan for these episodes in rows of `length` steps. Raises as `cut_sequences` and `PackingPlan`."""
-    sequences = cut_sequences(arrays.offsets, episodes, length, window=window, when_too_long=when_too_long)
+    sequences = cut_sequences(reader.offsets, episodes, length, window=window, when_too_long=when_too_long)
     plan = PackingPlan(sequences, length)
     return PackingReport(
-        name=arrays.manifest.name,
-        version=arrays.version,
+        name=reader.manifest.name,
+        version=reader.version,
         length=length,
         window=window,
         when_too_long=when_too_long,
@@ -121,7 +121,7 @@ def packing_report(
         fill=round(plan.fill, 6),
         split=sequences.split,
         dropped=sequences.dropped,
-        longest=int((arrays.offsets[episodes + 1] - arrays.offsets[episodes]).max()),
+        longest=int((reader.offsets[episodes + 1] - reader.offsets[episodes]).max()),
     )
 
 
@@ -195,7 +195,7 @@ class PackedSamples:
 
     def __init__(
         self,
-        arrays: VersionReader,
+        reader: VersionReader,
         names: Sequence[str],
         packing: PackingPlan,
         *,
@@ -204,23 +204,23 @@ class PackedSamples:
         reassign: bool = True,
     ) -> None:
         """reassign: shuffle sequences of equal length among rows in each epoch. Raises UsageError, DataError."""
-        require_within_episodes(arrays, *packing.sequences[:3])
-        self.description, self.packing = str(arrays.path), packing
-        self._arrays, self._reassign, self._instructions = arrays, reassign, InstructionTable(arrays)
-        self.order = ShuffledOrder(dataset=arrays.version, samples=packing.rows, seed=seed, shuffle=shuffle)
+        require_within_episodes(reader, *packing.sequences[:3])
+        self.description, self.packing = str(reader.path), packing
+        self._reader, self._reassign, self._instructions = reader, reassign, InstructionTable(reader)
+        self.order = ShuffledOrder(dataset=reader.version, samples=packing.rows, seed=seed, shuffle=shuffle)
         self.identity = {
-            "dataset": arrays.version,
+            "dataset": reader.version,
             "sequences": packing.identity,
             "length": str(packing.length),
             "seed": str(seed),
             "shuffle": str(shuffle),
             "reassign": str(reassign),
         }
-        self.fields = {name: make_field(arrays, name, packing.length) for name in names}
+        self.fields = {name: make_field(reader, name, packing.length) for name in names}
 
-    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
-        return position // batch_size, batch_size
+        return position // global_batch_size, global_batch_size
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`; a sample is a row."""
@@ -253,7 +253,7 @@ class PackedSamples:
                 pieces = slice(packed.first_piece[number], packed.first_piece[number + 1])
                 for start, size, offset in zip(*(part[pieces].tolist() for part in packed[2:]), strict=True):
                     end = offset + size
-                    gather.gather_run(self._arrays, name, out[offset:end], start)
+                    gather.gather_run(self._reader, name, out[offset:end], start)
                 out[end:] = 0
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:

@@ -33,23 +33,23 @@ class Field(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def make_field(arrays: VersionReader, name: str, length: int) -> Field:
+def make_field(reader: VersionReader, name: str, length: int) -> Field:
     """Return the field of `length` steps of an array. Raises UsageError if it is missing or not along steps,
     DataError."""
-    metadata = arrays.metadata_of(name)
-    if not arrays.manifest.along_steps(name):
-        message = f"{name!r}: not along steps (expected shape ({arrays.manifest.steps}, …), got {metadata.shape})"
-        raise UsageError(message, where=str(arrays.path), hint="read the whole array: `VersionReader.read`")
-    return Field((length, *metadata.shape[1:]), arrays.dtype(name))
+    metadata = reader.metadata_of(name)
+    if not reader.manifest.along_steps(name):
+        message = f"{name!r}: not along steps (expected shape ({reader.manifest.steps}, …), got {metadata.shape})"
+        raise UsageError(message, where=str(reader.path), hint="read the whole array: `VersionReader.read`")
+    return Field((length, *metadata.shape[1:]), reader.dtype(name))
 
 
-def require_within_episodes(arrays: VersionReader, episode: Indices, start: Indices, stop: Indices) -> None:
+def require_within_episodes(reader: VersionReader, episode: Indices, start: Indices, stop: Indices) -> None:
     """Raise UsageError if a range of steps is outside its episode in this version. Raises DataError."""
-    offsets = arrays.offsets
+    offsets = reader.offsets
     in_range = not episode.size or (episode.min() >= 0 and episode.max() < len(offsets) - 1)
     if not in_range or (start < offsets[episode]).any() or (stop > offsets[episode + 1]).any():
         hint = "construct them from this version's `offsets`"
-        raise UsageError("windows or sequences: of another version", where=str(arrays.path), hint=hint)
+        raise UsageError("windows or sequences: of another version", where=str(reader.path), hint=hint)
 
 
 class DrawnSamples(NamedTuple):
@@ -87,10 +87,10 @@ class Samples(Protocol):
     def planned_batch_size(self) -> int:
         """Return the least size of a planned global batch (buckets); 0 where the loader chooses the size."""
 
-    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """Return the number and the size of the global batch that starts at a position.
 
-        batch_size: the loader's; ignored where batches are planned.
+        global_batch_size: the loader's; ignored where batches are planned.
         """
 
     def draw(self, positions: Indices) -> DrawnSamples:
@@ -119,29 +119,29 @@ class WindowSamples:
 
     planned_batch_size = 0
 
-    def __init__(self, arrays: VersionReader, windows: Windows, *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(self, reader: VersionReader, windows: Windows, *, seed: int = 0, shuffle: bool = True) -> None:
         """Raises ConfigError if no window fits, UsageError for missing arrays or another version's windows,
         DataError."""
-        self.description = str(arrays.path)
+        self.description = str(reader.path)
         if not len(windows):
             raise ConfigError("windows: none (every episode is shorter than a window)", where=self.description)
-        require_within_episodes(arrays, *windows.episodes)
-        self._arrays, self._windows, self._instructions = arrays, windows, InstructionTable(arrays)
-        self.order = ShuffledOrder(dataset=arrays.version, samples=len(windows), seed=seed, shuffle=shuffle)
+        require_within_episodes(reader, *windows.episodes)
+        self._reader, self._windows, self._instructions = reader, windows, InstructionTable(reader)
+        self.order = ShuffledOrder(dataset=reader.version, samples=len(windows), seed=seed, shuffle=shuffle)
         self.identity = {
-            "dataset": arrays.version,
+            "dataset": reader.version,
             "samples": str(len(windows)),
             "windows": windows.identity,
             "seed": str(seed),
             "shuffle": str(shuffle),
         }
         self.fields: dict[str, Field] = {
-            name: make_field(arrays, name, span.length) for name, span in windows.spans.items()
+            name: make_field(reader, name, span.length) for name, span in windows.spans.items()
         }
 
-    def batch_at(self, position: int, batch_size: int) -> tuple[int, int]:
+    def batch_at(self, position: int, global_batch_size: int) -> tuple[int, int]:
         """As `Samples.batch_at`."""
-        return position // batch_size, batch_size
+        return position // global_batch_size, global_batch_size
 
     def draw(self, positions: Indices) -> DrawnSamples:
         """As `Samples.draw`."""
@@ -153,7 +153,7 @@ class WindowSamples:
         part = WindowLocations(*(field[low:high] for field in drawn.locations))
         to = slice(low, high) if rows is None else rows[low:high]
         for name, span in self._windows.spans.items():
-            gather.gather_windows(self._arrays, name, buffers[name], to, part, span)
+            gather.gather_windows(self._reader, name, buffers[name], to, part, span)
 
     def valid_mask(self, drawn: DrawnSamples) -> dict[str, NDArray[np.bool_]]:
         """As `Samples.valid_mask`; empty for windows without padding."""

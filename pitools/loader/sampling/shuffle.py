@@ -86,15 +86,15 @@ def permute(places: Indices, size: int, round_keys: Keys) -> Indices:
     return numbers.astype(np.int64)
 
 
-def rank_slice(batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+def rank_slice(global_batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
     """Return this rank's part [start, stop) of a global batch. The sizes of parts differ by at most one.
 
     Raises ValueError if some rank has no sample.
     """
-    if not 0 <= rank < world_size <= batch_size:
-        message = f"batch of {batch_size}: no sample for every rank (expected rank < world_size <= batch size, "
+    if not 0 <= rank < world_size <= global_batch_size:
+        message = f"batch of {global_batch_size}: no sample for every rank (expected rank < world_size <= batch size, "
         raise ValueError(message + f"got rank {rank} of {world_size})")
-    return rank * batch_size // world_size, (rank + 1) * batch_size // world_size
+    return rank * global_batch_size // world_size, (rank + 1) * global_batch_size // world_size
 
 
 @lru_cache(maxsize=8)

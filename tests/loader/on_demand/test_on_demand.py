@@ -246,7 +246,7 @@ def test_batches_are_those_of_the_local_version(version: Path, url: str, root: P
         windows = Windows(
             arrays.offsets, np.arange(2), {"obs/image": WindowSpan(1, 1), "action": WindowSpan(0, 8)}, stride=10
         )
-        batches.append(Loader(WindowSamples(arrays, windows, seed=3), batch_size=8))
+        batches.append(Loader(WindowSamples(arrays, windows, seed=3), global_batch_size=8))
     local, remote = batches
     switch.set("drop")
     for _ in range(2):

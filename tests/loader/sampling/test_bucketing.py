@@ -157,8 +157,8 @@ def test_invalid_edges_and_sizes_are_refused(version: Path):
         ((16, 8), {"max_batch_steps": 64}, r"edges: .*\[16, 8\]"),
         ((8, 16), {"max_batch_steps": 256}, "at most 16 steps, got 30"),
         (EDGES, {"max_batch_steps": 64}, r"max_batch_steps=64: .* 8 sequences of 32 \(expected 256\)"),
-        (EDGES, {"batch_size": 12}, "batch_size=12"),
-        (EDGES, {}, "max_batch_steps=0, batch_size=0"),
+        (EDGES, {"global_batch_size": 12}, "global_batch_size=12"),
+        (EDGES, {}, "max_batch_steps=0, global_batch_size=0"),
     ):
         with pytest.raises(ConfigError, match=message):
             BucketedSamples(arrays, NAMES, sequences, edges, **more)

@@ -185,7 +185,7 @@ def test_windows_of_a_staged_subset_are_those_of_the_whole(version: Path, tmp_pa
     with pytest.raises(ConfigError, match="2 staged here, 0 of task stack"):
         filter_episodes(part, EpisodeFilters(tasks=("stack",)))
     spans = {"action": WindowSpan(0, 4), "obs/image": WindowSpan(1, 1)}
-    loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), batch_size=32)
+    loader = Loader(WindowSamples(part, Windows(part.offsets, episodes, spans, pad=True)), global_batch_size=32)
     for batch in islice(loader, 3):
         anchors = Windows(version_reader.offsets, episodes, spans, pad=True).locate(batch.samples)
         for row, (start, stop, anchor) in enumerate(zip(*(field.tolist() for field in anchors[1:]), strict=True)):

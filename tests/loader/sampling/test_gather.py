@@ -55,7 +55,7 @@ def test_what_is_not_along_steps_is_no_sample(version: Path):
     created: list[Callable[[], Samples]] = [
         lambda: WindowSamples(arrays, Windows(arrays.offsets, np.arange(4), spans, pad=True)),
         lambda: PackedSamples(arrays, names, PackingPlan(sequences, 8)),
-        lambda: BucketedSamples(arrays, names, sequences, [8], batch_size=8),
+        lambda: BucketedSamples(arrays, names, sequences, [8], global_batch_size=8),
     ]
     for make in created:
         with pytest.raises(UsageError, match="'episode_offsets': "):
@@ -70,7 +70,7 @@ def test_windows_of_another_version_are_refused(version: Path, record: Callable[
         lambda: WindowSamples(arrays, Windows(other.offsets, np.arange(4), spans)),
         lambda: WindowSamples(arrays, Windows(np.array([0, 1, 1, 1, 1, 2]), np.arange(5), spans)),
         lambda: PackedSamples(arrays, ["action"], PackingPlan(sequences, 8)),
-        lambda: BucketedSamples(arrays, ["action"], sequences, [8], batch_size=8),
+        lambda: BucketedSamples(arrays, ["action"], sequences, [8], global_batch_size=8),
     ]
     for make in created:
         with pytest.raises(UsageError, match="of another version"):

@@ -35,7 +35,7 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
 
     def bucketed(edges: Any = (8, 16), episodes: Any = everything, **more: Any) -> BucketedSamples:
         sequences = cut_sequences(first.offsets, episodes, 16)
-        return BucketedSamples(first, NAMES, sequences, edges, **{"batch_size": 2, "multiple": 1, **more})
+        return BucketedSamples(first, NAMES, sequences, edges, **{"global_batch_size": 2, "multiple": 1, **more})
 
     def mixture(weights: Any = (3, 1), members: Any = (first, two), seeds: Any = (0, 0), **more: Any) -> MixtureSamples:
         return MixtureSamples(
@@ -64,9 +64,9 @@ def test_whatever_changes_the_order_changes_the_identity(record: Callable[..., P
             bucketed(),
             bucketed((10, 16)),
             bucketed(episodes=less),
-            bucketed(batch_size=4),
+            bucketed(global_batch_size=4),
             bucketed(multiple=2),
-            bucketed(max_batch_steps=64, batch_size=0),
+            bucketed(max_batch_steps=64, global_batch_size=0),
             bucketed(seed=1),
             bucketed(shuffle=False),
         ],

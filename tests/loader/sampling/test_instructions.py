@@ -57,7 +57,7 @@ def test_windows(arrays: VersionReader):
         for episode, (start, stop) in enumerate(zip(arrays.offsets, arrays.offsets[1:], strict=False))
         for start in range(start, stop)
     }
-    batches = Loader(samples, batch_size=8)
+    batches = Loader(samples, global_batch_size=8)
     for batch in islice(batches, 8):
         assert batch.extras["episode"].tolist() == [starts[row[:1].tobytes()] for row in batch.arrays["action"]]
         assert texts(samples, batch.extras["instruction"]) == [TASKS[episode] for episode in batch.extras["episode"]]
@@ -67,11 +67,11 @@ def test_windows(arrays: VersionReader):
 def test_packs_and_buckets(arrays: VersionReader):
     """Of each step of a row, -1 where it is padding; of each sequence."""
     samples = packed(arrays)
-    aside = next(Loader(samples, batch_size=2)).extras
+    aside = next(Loader(samples, global_batch_size=2)).extras
     for episode, number in zip(aside["episode"].flat, aside["instruction"].flat, strict=True):
         assert texts(samples, [number]) == ["" if episode < 0 else TASKS[episode]]
     sequences = cut_sequences(arrays.offsets, np.arange(4), 12)
-    buckets = BucketedSamples(arrays, ["action"], sequences, [12], batch_size=4, multiple=1)
+    buckets = BucketedSamples(arrays, ["action"], sequences, [12], global_batch_size=4, multiple=1)
     aside = next(Loader(buckets)).extras
     assert texts(buckets, aside["instruction"]) == [TASKS[episode] for episode in aside["episode"]]
 
@@ -81,7 +81,7 @@ def test_mixtures(arrays: VersionReader, untold: VersionReader):
     members: list[Any] = [windowed(untold), windowed(arrays), windowed(arrays)]
     samples = MixtureSamples(members, [1, 1, 1])
     assert samples.instructions == ("close it", "open the drawer") * 2
-    aside = next(Loader(samples, batch_size=96)).extras
+    aside = next(Loader(samples, global_batch_size=96)).extras
     expected = [
         TASKS[episode] if dataset else "" for dataset, episode in zip(aside["dataset"], aside["episode"], strict=True)
     ]
@@ -89,7 +89,7 @@ def test_mixtures(arrays: VersionReader, untold: VersionReader):
     assert set(aside["instruction"].tolist()) == {-1, 0, 1, 2, 3}
     for order in ((0, 1), (1, 0)):
         pair = [windowed(arrays, length=12), packed(arrays)]
-        aside = next(Loader(MixtureSamples([pair[n] for n in order], [1, 1]), batch_size=4)).extras
+        aside = next(Loader(MixtureSamples([pair[n] for n in order], [1, 1]), global_batch_size=4)).extras
         assert aside["episode"].shape == aside["instruction"].shape == (4, 12)
         for dataset, row in zip(aside["dataset"], aside["episode"], strict=True):
             assert (len(set(row.tolist())) == 1) == (order[dataset] == 0) or -1 not in row
@@ -98,7 +98,10 @@ def test_mixtures(arrays: VersionReader, untold: VersionReader):
 def test_tensors(arrays: VersionReader):
     """As tensors."""
     torch_batches = pytest.importorskip("pitools.loader.torch", reason="torch is not installed").torch_batches
-    batches, plain = torch_batches(Loader(windowed(arrays), batch_size=8)), Loader(windowed(arrays), batch_size=8)
+    batches, plain = (
+        torch_batches(Loader(windowed(arrays), global_batch_size=8)),
+        Loader(windowed(arrays), global_batch_size=8),
+    )
     assert next(batches).extras["instruction"].tolist() == next(plain).extras["instruction"].tolist()
     batches.close()
     plain.close()

@@ -91,7 +91,7 @@ def test_batches_are_those_of_a_plain_loop(versions: list[Path], turn: str, resi
     """Each sample is the next of its own dataset's order, whoever's turn it is, to the bit; shares are the weights'."""
     samples = mixture(versions, resident=resident, turn_order=turn, pad=True)
     members, reader = [windowed(path) for path in versions], [VersionReader(path) for path in versions]
-    batches = Loader(samples, batch_size=32)
+    batches = Loader(samples, global_batch_size=32)
     used: list[list[int]] = [[], [], []]
     for batch in islice(batches, 10):
         for row, sample in enumerate(batch.samples.tolist()):
@@ -131,11 +131,11 @@ def test_shuffled_turns_take_each_of_a_datasets_positions_once(versions: list[Pa
 @pytest.mark.parametrize("turn", ["even", "shuffled"])
 def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions, world_size: int, turn: str):
     """Ranks' parts make the global batch, with the same keys; a state of one rank goes on as several."""
-    alone, first = (Loader(mixture(versions, turn_order=turn), batch_size=24) for _ in range(2))
+    alone, first = (Loader(mixture(versions, turn_order=turn), global_batch_size=24) for _ in range(2))
     expected = [(batch.arrays["obs/image"].copy(), batch.extras["dataset"], batch.keys) for batch in islice(alone, 7)]
     next(first), next(first)
     ranks = [
-        Loader(mixture(versions, turn_order=turn), batch_size=24, rank=rank, world_size=world_size, threads=1)
+        Loader(mixture(versions, turn_order=turn), global_batch_size=24, rank=rank, world_size=world_size, threads=1)
         for rank in range(world_size)
     ]
     for each in ranks:
@@ -151,12 +151,14 @@ def test_batches_are_the_same_for_any_world_size_and_resume_at_another(versions,
 
 def test_a_state_of_another_mixture_is_refused(versions: list[Path]):
     """Other weights, another order of one of the datasets."""
-    state = Loader(mixture(versions), batch_size=8).state()
+    state = Loader(mixture(versions), global_batch_size=8).state()
     members = [windowed(path) for path in versions]
     with pytest.raises(ConfigError, match=r"weights .* got '5 3 2'"):
-        Loader(MixtureSamples(members, [1, 1, 1]), batch_size=8).load_state(state)
+        Loader(MixtureSamples(members, [1, 1, 1]), global_batch_size=8).load_state(state)
     with pytest.raises(ConfigError, match="2 seed"):
-        Loader(MixtureSamples([*members[:2], windowed(versions[2], seed=1)], WEIGHTS), batch_size=8).load_state(state)
+        Loader(MixtureSamples([*members[:2], windowed(versions[2], seed=1)], WEIGHTS), global_batch_size=8).load_state(
+            state
+        )
 
 
 def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callable[..., Path]):
@@ -173,7 +175,7 @@ def test_datasets_that_differ_are_named_unless_renamed(versions, record: Callabl
     assert str(versions[0]) in str(error.value)
     assert str(version_reader.path) in str(error.value)
     mixed = MixtureSamples([first, second], [1, 1], rename={1: {"obs/joints": "obs/state"}})
-    batch = next(Loader(mixed, batch_size=4))
+    batch = next(Loader(mixed, global_batch_size=4))
     (row,) = np.flatnonzero(batch.extras["dataset"] == 1)[:1]
     anchor = int(Windows(version_reader.offsets, np.arange(2), spans).locate(batch.samples[[row]]).anchor[0])
     assert np.array_equal(batch.arrays["obs/state"][row], version_reader.read("obs/joints", anchor - 1, anchor + 1))
@@ -190,11 +192,13 @@ def test_another_process_is_given_the_same(versions: list[Path]):
     arrays = VersionReader(versions[0])
     sequences = cut_sequences(arrays.offsets, np.arange(3), 40)
     packs = PackedSamples(arrays, ["action"], PackingPlan(sequences, 40))
-    buckets = BucketedSamples(arrays, ["action"], sequences, [16, 40], batch_size=2, multiple=2)
+    buckets = BucketedSamples(arrays, ["action"], sequences, [16, 40], global_batch_size=2, multiple=2)
     for samples in (mixture(versions, turn_order="shuffled"), packs, buckets):
         record = pickle.loads(pickle.dumps(samples))
         assert record.identity == samples.identity
-        first, two = (next(Loader(each, batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record))
+        first, two = (
+            next(Loader(each, global_batch_size=0 if each.planned_batch_size else 4)) for each in (samples, record)
+        )
         assert np.array_equal(first.samples, two.samples)
         assert np.array_equal(first.arrays["action"], two.arrays["action"])
 
@@ -206,7 +210,7 @@ def test_packs_and_mixtures_can_be_mixed(versions: list[Path]):
         arrays = VersionReader(path)
         sequences = cut_sequences(arrays.offsets, np.arange(len(arrays.offsets) - 1), 40)
         packs.append(PackedSamples(arrays, ["action"], PackingPlan(sequences, 40)))
-    batch = next(Loader(MixtureSamples([MixtureSamples(packs, [1, 1]), packs[0]], [1, 1]), batch_size=8))
+    batch = next(Loader(MixtureSamples([MixtureSamples(packs, [1, 1]), packs[0]], [1, 1]), global_batch_size=8))
     for row, (number, sample) in enumerate(zip(batch.extras["dataset"], batch.samples, strict=True)):
         steps = int((batch.extras["segment"][row] > 0).sum())
         assert steps == int(batch.valid_mask["action"][row].sum()) > 0

@@ -136,7 +136,7 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
     """Over more than an epoch: arrays, segments, positions, episodes and mask, to the bit, of old buffers too."""
     samples = packed(version, resident=resident, reassign=reassign)
     plan, arrays = samples.packing, VersionReader(version)
-    batches = Loader(samples, batch_size=4)
+    batches = Loader(samples, global_batch_size=4)
     observed = []
     for batch in islice(batches, 6):
         for row, number in enumerate(batch.samples.tolist()):
@@ -164,11 +164,14 @@ def test_batches_are_those_of_a_plain_loop(version: Path, resident: int, reassig
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Path, world_size: int):
     """Ranks' parts make the global batch; a state of one rank goes on as several."""
-    alone = Loader(packed(version), batch_size=8)
+    alone = Loader(packed(version), global_batch_size=8)
     expected = [(batch.arrays["action"].copy(), batch.extras["segment"], batch.keys) for batch in islice(alone, 5)]
-    first = Loader(packed(version), batch_size=8)
+    first = Loader(packed(version), global_batch_size=8)
     next(first), next(first)
-    ranks = [Loader(packed(version), batch_size=8, rank=r, world_size=world_size, threads=1) for r in range(world_size)]
+    ranks = [
+        Loader(packed(version), global_batch_size=8, rank=r, world_size=world_size, threads=1)
+        for r in range(world_size)
+    ]
     for each in ranks:
         each.load_state(first.state())
     for action, segment, keys in expected[2:]:
@@ -177,7 +180,7 @@ def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Pat
         assert np.array_equal(np.concatenate([part.extras["segment"] for part in parts]), segment)
         assert np.array_equal(np.concatenate([part.keys for part in parts]), keys)
     with pytest.raises(ConfigError, match="reassign"):
-        Loader(packed(version, reassign=False), batch_size=8).load_state(first.state())
+        Loader(packed(version, reassign=False), global_batch_size=8).load_state(first.state())
     for each in (alone, first, *ranks):
         each.close()
 

@@ -56,6 +56,6 @@ def test_step_logs_tell_the_rate_and_the_work(made: Any, tmp_path: Path) -> None
     }
     write_run(tmp_path, 5, steps=2, job={"nodes": 2, "partition": "brief"})  # the first step of all compiles
     assert throughput.measured_throughput(request, site)["brief"].samples_per_node_s == 64.0
-    other = asks(entry="a:b", command="", args={"steps": 50, "batch_size": 1})
+    other = asks(entry="a:b", command="", args={"steps": 50, "global_batch_size": 1})
     assert throughput.measured_throughput(other, site)["gpu"].samples is None
     assert throughput.measured_throughput(request, made.site(paths=Paths(runs=str(tmp_path / "gone")))) == {}
