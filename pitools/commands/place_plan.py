@@ -11,12 +11,24 @@ PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_pe
 
 @click.command()
 @request_argument
-@click.option("--site", "names", metavar="NAME", multiple=True, help="Only these; without, every site with a Slurm.")
+@click.option(
+    "--site",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="Plan for this site; repeatable; by default every site with Slurm.",
+)
 @click.option("--data", metavar="NAME=PATH", multiple=True, help=DATA_HELP)
-@click.option("--explain", is_flag=True, help="Show also what does not fit, and why each was not chosen.")
-@click.option("--best", is_flag=True, help="Print the plan of the best alone, for `pit launch run -`.")
+@click.option("--explain", is_flag=True, help="Also show partitions that do not fit, and why each was not chosen.")
+@click.option("--best", is_flag=True, help="Print only the best candidate's plan, for `pit launch run -`.")
 @click.option("--max-age", default="30s", show_default=True, metavar="TIME", help="Maximum age of cached answers.")
-@click.option("--timeout", default="10s", show_default=True, metavar="TIME", help="For all sites together.")
+@click.option(
+    "--timeout",
+    default="10s",
+    show_default=True,
+    metavar="TIME",
+    help="Time limit for the queries of all sites together.",
+)
 @format_option
 @click.pass_context
 def plan(
@@ -30,7 +42,7 @@ def plan(
     timeout: str,
     form: str,
 ) -> None:
-    """Show where REQUEST (a TOML file) could run, the first results first; nothing is submitted.
+    """Show where REQUEST (a TOML file) could run, the earliest expected end first; nothing is submitted.
 
     Exit 1 where it fits nowhere; 75 where a site that it might fit did not answer; 3 or 4 where none did, but only for
     wrong site files or refusals of clusters.

@@ -30,19 +30,21 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--scenario", "file", type=_FILE, metavar="FILE", help="TOML file of pools, load and failures.")
 @click.option("--site", "names", multiple=True, metavar="NAME", help="Or simulate the partitions of these sites.")
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME", help="Without: ours and federation; a wrong name lists all."
+    "--policy", "policies", multiple=True, metavar="NAME", help="Policy; repeatable; by default ours and federation."
 )
 @click.option(
-    "--load", "load_factor", type=click.FloatRange(0, min_open=True), metavar="X", help="Arrivals this much faster."
+    "--load", "load_factor", type=click.FloatRange(0, min_open=True), metavar="X", help="Factor of the arrival rate."
 )
 @click.option(
     "--depth",
     type=click.IntRange(1),
     metavar="N",
-    help="Pending jobs that a scheduler considers; Slurm's default: 500.",
+    help="Pending jobs that a scheduler considers (bf_max_job_test); Slurm's default is 500.",
 )
 @click.option("--seed", type=int, metavar="N", help="Seed of limits, failures and tiers that the trace does not have.")
-@click.option("--tick", default="60s", show_default=True, metavar="TIME", help="How often ours decides; 0s: always.")
+@click.option(
+    "--tick", default="60s", show_default=True, metavar="TIME", help="Interval of our decisions; 0s: at each event."
+)
 @click.option(
     "--window",
     type=click.Choice(["all", "first-half", "second-half"]),
@@ -50,8 +52,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Summarize only the jobs submitted in it; all are replayed.",
 )
-@click.option("--skip-bad", is_flag=True, help="Leave out rows that are no jobs, and count them.")
-@click.option("--png", type=_FILE, metavar="FILE", help="Draw the results, too.")
+@click.option("--skip-bad", is_flag=True, help="Skip and count invalid rows.")
+@click.option("--png", type=_FILE, metavar="FILE", help="Draw the results into a PNG file.")
 @format_option
 def simulate(
     trace: Path,

@@ -32,7 +32,7 @@ _MAX_SCRIPT_BYTES = 4 << 20  # Slurm's own max_script_size
 @click.option(
     "--segment", type=click.IntRange(0), default=0, metavar="N", help="Choose multiples of N nodes in each leaf."
 )
-@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Most choices.")
+@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="Maximum number of choices.")
 @click.option(
     "--timeout", metavar="TIME", default="5m", show_default=True, help="Time limit of all tries: 90s, 5m, 1h."
 )
