@@ -73,6 +73,7 @@ def simulate(
 
     TRACE is a Helios CSV, Philly's cluster_job_log, SWF, or the output of `sacct -P`; - is stdin. Without --scenario
     and --site: three sites of 192, 384 and 448 GPUs, of speeds 2, 1 and 0.5. The same input gives the same result.
+    Policies: ours, slurm-m, slurm-m-space, federation, skypilot, most-free, soonest-end, round-robin, random.
 
     \b
       pit place simulate helios.csv --load 1.4 --policy ours --policy federation
