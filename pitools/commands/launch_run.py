@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pitools.run.run_folder import RunRecord
     from pitools.site.schema import Site
 
-PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
+PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs_dir")
 
 
 SET_HELP = "A key or parameter of the request; several values, `lr=1e-3,3e-4` or `seed=0..3` (3 too), make a sweep."

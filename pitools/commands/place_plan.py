@@ -6,7 +6,7 @@ import click
 
 from pitools.commands.options import DATA_HELP, format_option, parse_pairs, request_argument
 
-PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs")
+PLAN_COLUMNS = ("name", "site", "partition", "nodes", "ranks", "time", "bytes_per_node", "runs_dir")
 
 
 @click.command()

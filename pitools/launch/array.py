@@ -84,7 +84,7 @@ def run_array(
 
 def _executor(plan: planning.Plan, site: Site, slurm: Client) -> PitExecutor:
     """Create the executor of the array. The array is a run: `pit launch show` and `logs` take it."""
-    run_dir = Path(plan.runs) / run_folder.new_run_id(plan.name)
+    run_dir = Path(plan.runs_dir) / run_folder.new_run_id(plan.name)
     exactly_once.require_cluster(site, slurm)
     try:
         return PitExecutor(plan, site, run_dir, lambda script: slurm.submit(path=str(script)).job_id)

@@ -42,8 +42,8 @@ class UserHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     """A request resolved for a site. `pit launch run -` reads it from stdin.
 
-    first_job_flags: sbatch flags of the run's first job alone; a job that continues the run is submitted without them.
-    hooks: of the site, the user and the request.
+    runs_dir: the folder of runs. first_job_flags: sbatch flags of the run's first job alone; a job that continues the
+    run is submitted without them. hooks: of the site, the user and the request.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Plan(Record, frozen=True, kw_only=True, tag="pit.plan/1"):
     request: Request
     job: dialect.JobSpec
     data: tuple[StagedDataset, ...]
-    runs: str
+    runs_dir: str
     nvme: str
     python: str
     modules: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def make_plan(request: Request, site: Site, where: str, *, request_text: str = "
         request=request,
         job=job,
         data=tuple(_stage_dataset(name, source, site, where) for name, source in request.data.items()),
-        runs=str(Path(expand_placeholders(site.paths.runs)).absolute()),
+        runs_dir=str(Path(expand_placeholders(site.paths.runs)).absolute()),
         nvme=site.paths.nvme,
         python=request.python or site.paths.python or sys.executable,
         modules=(*site.modules, *request.modules),

@@ -163,7 +163,7 @@ class Runs:
         (run_dir / "attempts").mkdir(parents=True)
         request = Request(name="t", command="true", nodes=nodes, **asked)
         job = dialect.JobSpec(name="t", nodes=nodes, partition="p")
-        plan = Plan(name="t", site="s", request=request, job=job, data=(), runs=str(self.root), nvme="", python="p")
+        plan = Plan(name="t", site="s", request=request, job=job, data=(), runs_dir=str(self.root), nvme="", python="p")
         (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
         (run_dir / "script.sbatch").write_text("#!/bin/sh\n")
         run_folder.append_event(run_dir, "created", site="s")

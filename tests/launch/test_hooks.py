@@ -44,7 +44,7 @@ def make_run(root: Path, *run_hooks: Hook) -> Path:
     request = Request(name="t", command="true", workdir=str(root), params={"lr": 0.1})
     job = dialect.JobSpec(name="t", nodes=1, partition="p")
     plan = Plan(
-        name="t", site="s", request=request, job=job, data=(), runs=str(root), nvme="", python="p", hooks=run_hooks
+        name="t", site="s", request=request, job=job, data=(), runs_dir=str(root), nvme="", python="p", hooks=run_hooks
     )
     (run_dir / "plan.json").write_bytes(msgspec.json.encode(plan))
     run_folder.append_event(run_dir, "created", site="s")

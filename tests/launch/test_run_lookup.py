@@ -44,7 +44,7 @@ def run(make_plan: MakePlan, tmp_path: Path) -> Path:
     created = tmp_path / "theirs" / NAME
     created.mkdir(parents=True)
     (tmp_path / "other.toml").write_text(f'name = "other"\nscheduler = "none"\n[paths]\nruns = "{created.parent}"\n')
-    plan = msgspec.structs.replace(make_plan("local"), site="other", runs=str(created.parent))
+    plan = msgspec.structs.replace(make_plan("local"), site="other", runs_dir=str(created.parent))
     (created / "plan.json").write_bytes(msgspec.json.encode(plan))
     (created / "request.toml").write_text('name = "x"\ncommand = "true"\n')
     (created / "progress").write_text("20\n")

@@ -236,7 +236,7 @@ def _start_at_target(
             run_dir, plan, target_site, intent.new_run_id, step, before_submit=check
         )
     else:
-        new_run_dir = Path(plan.runs) / intent.new_run_id
+        new_run_dir = Path(plan.runs_dir) / intent.new_run_id
         if _was_never_submitted(new_run_dir):
             with lock(new_run_dir / apply_decision.RUN_LOCK, f"run {new_run_dir.name}"):  # not while `tick` submits it
                 if _was_never_submitted(new_run_dir):
@@ -278,7 +278,7 @@ def _was_never_submitted(run_dir: Path) -> bool:
 def _will_never_run(plan: Plan, target_site: Site, intent: MoveIntent, is_remote: bool, error: BaseException) -> bool:
     """Return whether certainly no job of the new run will ever run; then remove its files at the target site."""
     if not is_remote:
-        return not (Path(plan.runs) / intent.new_run_id).exists()
+        return not (Path(plan.runs_dir) / intent.new_run_id).exists()
     try:
         is_revoked = remote.revoke(target_site, [intent.new_run_id])[intent.new_run_id]
         if is_revoked:

@@ -145,7 +145,7 @@ def _record_code(
     plan: Plan, workdir: Path, parent: Provenance | None, building: Path
 ) -> tuple[code_copy.CodeListing | None, GitState]:
     """Copy the code, and return its listing and git state; no listing for snapshot = false, or an absent workdir."""
-    runs = Path(plan.runs).resolve()
+    runs = Path(plan.runs_dir).resolve()
     try:
         if parent:
             listing = code_copy.restore_code(workdir.parent, building / code_copy.CODE_DIR)
@@ -238,7 +238,7 @@ def require_no_copy(run_dir: Path, plan: Plan) -> None:
     unreadable.
     """
     record = read_provenance(run_dir)
-    home = Path(plan.runs) / (record.run if record else run_dir.name)
+    home = Path(plan.runs_dir) / (record.run if record else run_dir.name)
     if (run_dir / code_copy.CODE_DIR).is_dir():
         home = Path(plan.request.workdir).parent
     try:

@@ -81,7 +81,7 @@ def submit_array(array_dir: Path, plan: Plan, site: Site) -> JobRef:
 
     Raises as `next_job.submit_next_job` does.
     """
-    array = next_job.submit_next_job(array_dir, plan, site, number=0, retry_for_s=None, runs=Path(plan.runs))
+    array = next_job.submit_next_job(array_dir, plan, site, number=0, retry_for_s=None, runs=Path(plan.runs_dir))
     for task, run_dir in enumerate(array_runs(array_dir)):
         if run_dir.is_dir() and submissions.is_unresolved(run_dir, 0):
             job = msgspec.structs.replace(array, job_id=f"{array.job_id}_{task}")

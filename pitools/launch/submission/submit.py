@@ -65,7 +65,7 @@ def submit_run(plan: Plan, site: Site, *, run_id: str = "", populate: Callable[[
     `check_submittable`, `create_run_dir` and `start_job` do.
     """
     check_submittable(plan, site)
-    run_dir = Path(plan.runs) / (run_id or run_folder.new_run_id(plan.name))
+    run_dir = Path(plan.runs_dir) / (run_id or run_folder.new_run_id(plan.name))
     if site.connection.kind == "ssh" and not run_dir.parent.parent.is_dir():
         problem = f'no folder "{run_dir.parent.parent}" here (expected storage shared with site "{site.name}")'
         raise ClusterError(problem, where="paths.runs", hint="launch from a machine that mounts the folder")

@@ -83,7 +83,7 @@ def _number_points(planned: Sequence[PlannedPoint], by_id: Mapping[str, SweepPoi
         point = by_id.get(point_id(item.point))
         if point is None:
             name = item.plan.name
-            run_dir = Path(item.plan.runs) / run_folder.new_run_id(name)
+            run_dir = Path(item.plan.runs_dir) / run_folder.new_run_id(name)
             point = SweepPoint(index=first, point=item.point, name=name, site=item.site.name, run_dir=str(run_dir))
             first += 1
         points.append(point)

@@ -78,7 +78,7 @@ def query_start(candidate: Candidate, site_snapshot: Snapshot, timeout_s: float)
     """
     assert candidate.plan
     plan = candidate.plan
-    script = planning.render_script(plan, candidate.site, run_dir=f"{plan.runs}/{plan.name}", payload="true")
+    script = planning.render_script(plan, candidate.site, run_dir=f"{plan.runs_dir}/{plan.name}", payload="true")
     answer = Client(snapshot.make_transport(candidate.site, timeout_s)).test_only(script)
     where = f"sbatch --test-only on {candidate.site.name}"
     if answer.partition and answer.partition != candidate.partition:

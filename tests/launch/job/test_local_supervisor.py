@@ -273,7 +273,7 @@ def test_a_run_whose_submitter_was_killed_is_started(
 ) -> None:
     """A run folder without a supervisor is continued by a tick, after the time that its submitter may still need."""
     plan, site = make_plan("local", snapshot=False), load_site("local")
-    run_dir = Path(plan.runs) / "t-1"
+    run_dir = Path(plan.runs_dir) / "t-1"
     submit.create_run_dir(run_dir, plan, site, lambda _: None)
 
     def ticked() -> list[str]:
@@ -291,7 +291,7 @@ def test_a_run_whose_submitter_was_killed_is_started(
 def test_a_retry_waits_as_long_as_was_decided(make_plan: MakePlan, tmp_path: Path) -> None:
     """A supervisor with a wait begins no program before it is over, and hears a signal meanwhile."""
     plan, site = make_plan("local", snapshot=False, command="touch ran"), load_site("local")
-    run_dir = Path(plan.runs) / "t-1"
+    run_dir = Path(plan.runs_dir) / "t-1"
     submit.create_run_dir(run_dir, plan, site, lambda _: None)
     local_process.terminate_supervisor(local_process.start_job(run_dir, site, wait_s=3600.0))
     assert (end_of(run_dir).state, (tmp_path / "ran").exists()) == ("PREEMPTED", False)

@@ -163,7 +163,7 @@ def test_a_job_that_ends_before_slurm_ends_it_is_not_put_back_by_itself(
     request = Request(name="r", command="true", nodes=2)
     job_spec = dialect.JobSpec(name="r", nodes=2, partition="p")
     plan = Plan(
-        name="r", site="s", request=request, job=job_spec, data=(), runs=str(tmp_path), nvme="", python="python"
+        name="r", site="s", request=request, job=job_spec, data=(), runs_dir=str(tmp_path), nvme="", python="python"
     )
     monkeypatch.setattr(job_recovery, "load_plan", lambda _: plan)
     monkeypatch.setattr(job_recovery, "site_of_run", lambda *_: Site(name="s", recovery=Recovery(chain=chain)))  # type: ignore[arg-type]

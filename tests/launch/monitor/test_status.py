@@ -92,7 +92,7 @@ def run_dir(make_plan: MakePlan, tmp_path: Path) -> Path:
     """A run on its second job, whose first had an attempt that ended with 143."""
     folder = tmp_path / "r"
     folder.mkdir()
-    (folder / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs=str(tmp_path))))
+    (folder / "plan.json").write_bytes(msgspec.json.encode(replace(make_plan("alpha"), runs_dir=str(tmp_path))))
     for number, job_id in enumerate(("5", "6")):
         ref = run_folder.JobRef(job_id=job_id, site="alpha", submitted="2026-01-01T00:00:00Z", number=number)
         submissions.record_intent(folder, number, load_site("alpha"), ())

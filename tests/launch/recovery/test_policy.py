@@ -25,7 +25,7 @@ CONTINUED = ("retry", "resubmit", "leave")
 def plan(nodes: int = 4, **retry: int) -> Plan:
     request = Request(name="t", command="true", nodes=nodes, retry=RetryBudget(**retry))
     job = dialect.JobSpec(name="t", nodes=nodes, partition="train")
-    return Plan(name="t", site="s", request=request, job=job, data=(), runs="/r", nvme="", python="python")
+    return Plan(name="t", site="s", request=request, job=job, data=(), runs_dir="/r", nvme="", python="python")
 
 
 def cause(kind: CauseKind, at: int = 0, *, node: str = "", **more: Any) -> Cause:

@@ -29,7 +29,7 @@ def site(nodes: int = 40, **recover: object) -> Site:
 def plan(nodes: int = 2, **job: str) -> Plan:
     job_spec = dialect.JobSpec(name="t", nodes=nodes, partition="p", **job)  # type: ignore[arg-type]
     request = Request(name="t", command="true", nodes=nodes)
-    return Plan(name="t", site="s", request=request, job=job_spec, data=(), runs="/r", nvme="", python="python")
+    return Plan(name="t", site="s", request=request, job=job_spec, data=(), runs_dir="/r", nvme="", python="python")
 
 
 def cause(confidence: str = "certain") -> Cause:

@@ -28,12 +28,12 @@ class Killed(BaseException):
 @pytest.fixture
 def plan(make_plan: MakePlan, tmp_path: Path) -> planning.Plan:
     """A plan for the cluster alpha, with its runs in the test's own folder."""
-    return msgspec.structs.replace(make_plan("alpha", topology="none"), runs=str(tmp_path / "runs"))
+    return msgspec.structs.replace(make_plan("alpha", topology="none"), runs_dir=str(tmp_path / "runs"))
 
 
 def test_the_first_job_leaves_bad_nodes_out(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What other runs learnt about a node counts from the start; by then the folder has all that a tick needs."""
-    site, runs = load_site("alpha"), Path(plan.runs)
+    site, runs = load_site("alpha"), Path(plan.runs_dir)
     runs.mkdir()
     bad = Cause(attempt="0", kind="gpu", confidence="certain", reason="Xid 79")
     exclusions.exclude_nodes(runs, site, ["alpha07"], bad, "other-run")
@@ -55,7 +55,7 @@ def test_the_first_job_leaves_bad_nodes_out(plan: planning.Plan, monkeypatch: py
 
 def test_killed_before_there_is_a_script(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is known, no tick submits it while its maker may be alive, and a resume writes its script and submits."""
-    site, runs = load_site("alpha"), Path(plan.runs)
+    site, runs = load_site("alpha"), Path(plan.runs_dir)
 
     def killed(*_: Any) -> None:
         raise Killed

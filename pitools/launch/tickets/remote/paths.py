@@ -55,11 +55,11 @@ def is_remote(plan: Plan, site: Site) -> bool:
 
     Raises Unreachable.
     """
-    folder = Path(plan.runs)
+    folder = Path(plan.runs_dir)
     if site.connection.kind == "local":
         return False
     try:
-        if remote_runs_dir(site) != plan.runs or not folder.parent.is_dir():
+        if remote_runs_dir(site) != plan.runs_dir or not folder.parent.is_dir():
             return True
     except ConfigError:  # a relative path, which has a meaning only on this machine
         return False

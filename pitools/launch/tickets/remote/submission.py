@@ -162,7 +162,7 @@ def plan_with_remote_paths(plan: Plan, site: Site, remote_run_dir: str) -> Plan:
         plan,
         request=request,
         data=remote_data,
-        runs=paths.remote_runs_dir(site),
+        runs_dir=paths.remote_runs_dir(site),
         python=paths.remote_python(site),
         request_text="",
     )
