@@ -9,7 +9,7 @@ import click
 from pitools.commands.options import format_option, warnings_as_notes
 from pitools.core.output import Output
 
-COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_steps", "split", "dropped")
+COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_steps", "cut", "dropped")
 
 
 @click.command(name="plan-packing")
@@ -26,8 +26,8 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 @click.option(
     "--long",
     "when_too_long",
-    type=click.Choice(("split", "drop", "refuse")),
-    default="split",
+    type=click.Choice(("cut", "drop", "refuse")),
+    default="cut",
     show_default=True,
     help="Treatment of an episode longer than a row.",
 )
@@ -51,13 +51,13 @@ COLUMNS = ("name", "length", "episodes", "sequences", "rows", "fill", "padding_s
 def plan_packing(
     dataset: str,
     lengths: tuple[int, ...],
-    when_too_long: Literal["refuse", "split", "drop"],
+    when_too_long: Literal["refuse", "cut", "drop"],
     window: int,
     splits: tuple[str, ...],
     tasks: tuple[str, ...],
     form: str,
 ) -> None:
-    """Show how episodes pack into rows of --length steps: rows, fill, padding, split and dropped episodes.
+    """Show how episodes pack into rows of --length steps: rows, fill, padding, cut and dropped episodes.
 
     DATASET is ROOT/NAME/VERSION, ROOT/NAME for the newest, or ROOT/NAME@TAG. Episodes in quarantine are left out.
 

@@ -34,7 +34,7 @@ Group = tuple[tuple[tuple[int, int], ...], int]
 
 
 class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing-report/1"):
-    """Summary of a plan. episodes: selected. split, dropped: episodes longer than a row. sequences: packed.
+    """Summary of a plan. episodes: selected. cut, dropped: episodes longer than a row. sequences: packed.
 
     fill: fraction of the rows' steps that is not padding. longest: steps of the longest episode.
     """
@@ -50,7 +50,7 @@ class PackingReport(Record, frozen=True, kw_only=True, tag="pit.packing-report/1
     steps: int
     padding_steps: int
     fill: float
-    split: int
+    cut: int
     dropped: int
     longest: int
 
@@ -102,7 +102,7 @@ class PackingPlan:
 
 
 def packing_report(
-    reader: VersionReader, episodes: Indices, length: int, *, window: int = 1, when_too_long: WhenTooLong = "split"
+    reader: VersionReader, episodes: Indices, length: int, *, window: int = 1, when_too_long: WhenTooLong = "cut"
 ) -> PackingReport:
     """Summarise the plan for these episodes in rows of `length` steps. Raises as `cut_sequences` and `PackingPlan`."""
     sequences = cut_sequences(reader.offsets, episodes, length, window=window, when_too_long=when_too_long)
@@ -119,7 +119,7 @@ def packing_report(
         steps=plan.steps,
         padding_steps=plan.rows * length - plan.steps,
         fill=round(plan.fill, 6),
-        split=sequences.split,
+        cut=sequences.cut,
         dropped=sequences.dropped,
         longest=int((reader.offsets[episodes + 1] - reader.offsets[episodes]).max()),
     )

@@ -11,17 +11,17 @@ from pitools.core.errors import ConfigError, UsageError
 from pitools.loader.sampling.shuffle import Indices
 
 # The treatment of an episode that is too long.
-WhenTooLong = Literal["refuse", "split", "drop"]
+WhenTooLong = Literal["refuse", "cut", "drop"]
 
 
 class Sequences(NamedTuple):
-    """episode, start, stop: (n,) number of the episode and steps [start, stop). dropped, split: counts of episodes."""
+    """episode, start, stop: (n,) number of the episode and steps [start, stop). dropped, cut: counts of episodes."""
 
     episode: Indices
     start: Indices
     stop: Indices
     dropped: int = 0
-    split: int = 0
+    cut: int = 0
 
     @property
     def lengths(self) -> Indices:
@@ -39,8 +39,8 @@ def cut_sequences(
 ) -> Sequences:
     """Return the episodes as sequences of at most `longest` steps; empty episodes are omitted.
 
-    offsets: (all episodes + 1,) first steps. when_too_long: treatment of longer episodes; `split` cuts them into parts
-    of the largest multiple of `window` steps, so that no window of this length is cut. Raises UsageError for invalid
+    offsets: (all episodes + 1,) first steps. when_too_long: treatment of longer episodes; `cut` makes parts of the
+    largest multiple of `window` steps, so that no window of this length is divided. Raises UsageError for invalid
     lengths, ConfigError for an episode that is too long.
     """
     if not 1 <= window <= longest:
@@ -54,9 +54,9 @@ def cut_sequences(
         message = f"episodes: {int(over.sum())} too long (expected at most {longest} steps, got {lengths[index]} in "
         message += f"episode {numbers[index]})"
         raise ConfigError(
-            message, where="length", hint='increase the length, or use when_too_long="split" or when_too_long="drop"'
+            message, where="length", hint='increase the length, or use when_too_long="cut" or when_too_long="drop"'
         )
-    dropped, split = (int(over.sum()) if when_too_long == policy else 0 for policy in ("drop", "split"))
+    dropped, cut = (int(over.sum()) if when_too_long == policy else 0 for policy in ("drop", "cut"))
     if dropped:
         numbers, lengths, over = numbers[~over], lengths[~over], over[~over]
     part = np.where(over, longest // window * window, lengths)
@@ -65,4 +65,4 @@ def cut_sequences(
     part_number = np.arange(len(index_of)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = offsets[numbers][index_of] + part_number * part[index_of]
     stop = np.minimum(start + part[index_of], offsets[numbers + 1][index_of])
-    return Sequences(numbers[index_of], start, stop, dropped, split)
+    return Sequences(numbers[index_of], start, stop, dropped, cut)

@@ -47,7 +47,7 @@ def naive_best_fit(lengths: list[int], length: int) -> int:
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30),
     length=st.integers(1, 30),
     window=st.integers(1, 30),
-    when_too_long=st.sampled_from(["split", "drop"]),
+    when_too_long=st.sampled_from(["cut", "drop"]),
 )
 def test_every_step_is_a_sequences_once(lengths, length, window, when_too_long):
     """Any episodes: whole, cut at multiples of the window, or dropped; in order, none longer than is allowed."""
@@ -59,10 +59,10 @@ def test_every_step_is_a_sequences_once(lengths, length, window, when_too_long):
     sequences = cut_sequences(offsets, np.arange(len(lengths)), length, window=window, when_too_long=when_too_long)
     assert all(1 <= steps <= length for steps in sequences.lengths)
     steps = [(e, s) for e, low, high in zip(*sequences[:3], strict=True) for s in range(low, high)]
-    retained = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "split"]
+    retained = [e for e, size in enumerate(lengths) if size <= length or when_too_long == "cut"]
     assert steps == [(e, s) for e in retained for s in range(offsets[e], offsets[e + 1])]
     assert sequences.dropped == len(lengths) - len(retained)
-    assert sequences.split == (sum(size > length for size in lengths) if when_too_long == "split" else 0)
+    assert sequences.cut == (sum(size > length for size in lengths) if when_too_long == "cut" else 0)
     cuts = (sequences.start - offsets[sequences.episode]) % window
     assert not cuts.any()
 
@@ -126,7 +126,7 @@ def version(record: Callable[..., Path]) -> Path:
 
 def packed(version: Path, *, resident: int = 64 << 20, **more: object) -> PackedSamples:
     arrays = VersionReader(version, resident_bytes=resident)
-    sequences = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, when_too_long="split")
+    sequences = cut_sequences(arrays.offsets, np.arange(len(LENGTHS)), 48, window=8, when_too_long="cut")
     return PackedSamples(arrays, NAMES, PackingPlan(sequences, 48, seed=3), seed=3, **more)
 
 
@@ -186,18 +186,18 @@ def test_rows_are_the_same_for_any_world_size_and_resume_at_another(version: Pat
 
 
 def test_the_command_says_how_full_rows_would_be(record: Callable[..., Path]):
-    """A record for each length, with what is split or dropped; the numbers are those of the plan."""
+    """A record for each length, with what is cut or dropped; the numbers are those of the plan."""
     path = record(LENGTHS, name="pack", masks={"train": [0, 1, 2, 3]})
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--length", "80", "--split", "train"])
     assert run.exit_code == 0, run.output
     first, second = map(json.loads, run.stdout.splitlines())
     assert first["schema"] == "pit.packing-report/1"
-    assert (first["episodes"], first["sequences"], first["split"], first["dropped"]) == (4, 5, 1, 0)
+    assert (first["episodes"], first["sequences"], first["cut"], first["dropped"]) == (4, 5, 1, 0)
     assert (first["rows"], first["steps"], first["padding_steps"], first["longest"]) == (3, 128, 16, 60)
-    assert (second["rows"], second["fill"], second["split"]) == (2, 0.8, 0)
+    assert (second["rows"], second["fill"], second["cut"]) == (2, 0.8, 0)
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48", "--long", "drop", "--format", "table"])
     assert run.exit_code == 0, run.output
-    assert run.stdout.splitlines()[0].split()[-2:] == ["SPLIT", "DROPPED"]
+    assert run.stdout.splitlines()[0].split()[-2:] == ["CUT", "DROPPED"]
     assert run.stdout.splitlines()[1].split()[-2:] == ["0", "1"]
     retire_version(path, reason="blurred")
     run = CliRunner().invoke(plan_packing, [str(path), "--length", "48"])
