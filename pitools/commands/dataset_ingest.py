@@ -83,7 +83,7 @@ def ingest(
     ROOT/NAME/VERSION appears whole or not at all. The same command again changes nothing; after an interrupt it
     resumes.
     """
-    from pitools.dataset.ingest.append_policy import parent_dir
+    from pitools.dataset.ingest.append_checks import resolve_parent
     from pitools.dataset.ingest.ingest import ingest as run
     from pitools.store.resolve import unusable_reason
 
@@ -97,7 +97,7 @@ def ingest(
         codec=codec or "",
         skip=skip,
         transform=transform,
-        append=parent_dir(append) if append else None,
+        append=resolve_parent(append) if append else None,
         workers=workers or 0,
         skip_rejected=skip_rejected,
         fail_on_drift=not accept_drift,

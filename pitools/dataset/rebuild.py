@@ -14,7 +14,7 @@ from pitools.core.fs import from_os_error, fsync_dir, remove_tree
 from pitools.core.record import Record
 from pitools.dataset.catalog import compare
 from pitools.dataset.catalog.compare import VersionDifference
-from pitools.dataset.ingest.append_policy import inherit_quarantine
+from pitools.dataset.ingest.append_checks import inherit_quarantine
 from pitools.dataset.ingest.work_dir import make_tmp_dir
 from pitools.store import digest, version_state
 from pitools.store import manifest as manifests

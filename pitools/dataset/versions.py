@@ -13,9 +13,8 @@ from pitools.store.version_list import is_name, published_at
 
 
 class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset/1"):
-    """One version of a dataset. source_bytes: of its recordings. new: this command published it.
-
-    published: publication time, no part of the content.
+    """One version of a dataset. source_bytes: size of its recordings. published: time of publication, which is not part
+    of the content. new: whether this command published it.
     """
 
     name: str
@@ -31,9 +30,9 @@ class VersionInfo(Record, frozen=True, kw_only=True, tag="pit.dataset/1"):
 
 
 class ArrayInfo(Record, frozen=True, kw_only=True, tag="pit.array/1"):
-    """One array of a version. bytes, files: on disk, metadata not counted.
+    """One array of a version. bytes, files: of its shards on disk, without metadata.
 
-    minimum, maximum, non_finite: over all its columns, None where no statistics were kept; statistics: of each.
+    minimum, maximum, non_finite: over all columns; None for an array without statistics. statistics: by column.
     """
 
     array: str

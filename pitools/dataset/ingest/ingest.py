@@ -28,7 +28,7 @@ from pitools.core.progress import progress_bar
 from pitools.dataset.check.drift import check_drift
 from pitools.dataset.formats import transform_file
 from pitools.dataset.formats.model import EpisodeUnreadable
-from pitools.dataset.ingest import append_policy, chunking, execute, finalize, plan, scan, unreadable_episodes
+from pitools.dataset.ingest import append_checks, chunking, execute, finalize, plan, scan, unreadable_episodes
 from pitools.dataset.ingest.journal import FinishedJob, JournalReader
 from pitools.dataset.ingest.parent import ParentVersion
 from pitools.dataset.ingest.plan import HashJob, IngestPlan, RecordingFile, range_key
@@ -112,7 +112,7 @@ def ingest(
         submit_array=submit_array,
         fail_on_drift=fail_on_drift,
     )
-    with append_policy.parent_lease(append):
+    with append_checks.parent_lease(append):
         scanned = scan.scan_recordings(files, layout=layout, skip=skip, transform=rules, parent=parent, workers=workers)
         if report:
             scan.write_report(scanned, report)
@@ -212,7 +212,7 @@ def _make_version(request: IngestRequest, scanned: ScanResult, hashes: dict[str,
         )
         return _publish(request, work_dir, data)
     except (DataError, UsageError) as error:
-        if isinstance(error, append_policy.DriftError):  # --accept-drift then reuses the finished shards
+        if isinstance(error, append_checks.DriftError):  # --accept-drift then reuses the finished shards
             _report_leftovers(work_dir, ingest_plan)
         else:
             work_dir.remove()  # the same command would fail again
@@ -231,10 +231,10 @@ def _publish(request: IngestRequest, work_dir: IngestWorkDir, data: bytes) -> Ve
     manifest = manifests.decode_manifest(data, str(work_dir.store))
     final = request.root / request.name / manifests.version_of(data)
     if parent := request.parent:
-        append_policy.enforce_drift_policy(
+        append_checks.require_no_drift(
             check_drift(manifest, parent.manifest), parent.path, fail_on_drift=request.fail_on_drift
         )
-        append_policy.inherit_quarantine(parent.path, final)
+        append_checks.inherit_quarantine(parent.path, final)
     if not work_dir.has_files(manifest.files):
         return None
     return describe_version(final, new=work_dir.publish(final))[0]

@@ -13,16 +13,16 @@ from pitools.store import version_state
 from pitools.store.resolve import resolve_version, unusable_reason
 
 PARENT_LEASE_S = 7 * 86400.0  # at most: a killed ingest keeps `gc` from the parent for so long
-# The most frequent cause of each kind of drift, as a question.
+# What to compare with the parent's recordings: the most frequent cause of each kind of drift.
 _DRIFT_HINTS = {
-    "mean": "same units, joint order and calibration?",
-    "deviation": "same units, and the same kind of motion?",
-    "range": "same units, and no spikes?",
-    "brightness": "same exposure and light, and nothing before the camera?",
-    "constant": "is that joint or sensor connected?",
-    "nan": "did a sensor drop out?",
-    "length": "same rate, and episodes cut at the same events?",
-    "task": "are instructions spelled as before?",
+    "mean": "check units, joint order and calibration",
+    "deviation": "check units, and the kind of motion",
+    "range": "check units, and spikes",
+    "brightness": "check exposure, light and the view of the camera",
+    "constant": "check that the joint or sensor is connected",
+    "nan": "check for a sensor that dropped out",
+    "length": "check the rate, and the events at which episodes are cut",
+    "task": "check the spelling of instructions",
     "schema": "--transform FILE renames, casts and resizes",
 }
 
@@ -31,12 +31,12 @@ class DriftError(DataError):
     """The added episodes drift from the parent's."""
 
 
-def parent_dir(text: str) -> Path:
+def resolve_parent(text: str) -> Path:
     """Return the folder of the named version. Raises UsageError for a retired or quarantined one, and as
     `resolve_version`."""
     path = resolve_version(text)
     if reason := unusable_reason(path):
-        raise UsageError(f"it is {reason}", where=str(path), hint="append to another version, or take that back")
+        raise UsageError(f"parent: {reason}", where=str(path), hint="append to another version, or undo that")
     return path
 
 
@@ -54,12 +54,12 @@ def parent_lease(parent: Path | None) -> Iterator[None]:
         yield
 
 
-def enforce_drift_policy(findings: Sequence[Finding], parent: Path, *, fail_on_drift: bool) -> None:
+def require_no_drift(findings: Sequence[Finding], parent: Path, *, fail_on_drift: bool) -> None:
     """Print the drift from the parent. Raises DriftError for faults with `fail_on_drift`."""
     for finding in findings:
-        ask = _DRIFT_HINTS.get(finding.check.removesuffix("-drift"), "")
+        hint = _DRIFT_HINTS.get(finding.check.removesuffix("-drift"), "")
         numbers = f": {finding.got}; expected: {finding.expected}" if finding.got else ""
-        print(f"pit: {finding.level}: {finding.reason}{numbers}; {ask}", file=sys.stderr)
+        print(f"pit: {finding.level}: {finding.reason}{numbers}; {hint}", file=sys.stderr)
     faults = [finding for finding in findings if finding.level == "fault"]
     if faults and fail_on_drift:
         raise DriftError(
